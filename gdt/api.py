@@ -44,7 +44,7 @@ from gdt.train.checkpoint import Trained, load_model, load_trained
 from gdt.train.launch import require_gpus
 from gdt.train.loss import gdt_loss
 from gdt.train.models.gdt import GDT, any_device
-from gdt.train.settings import METRICS, SIZES, Pretrain
+from gdt.train.settings import METRICS, SIZES, TWO_COMPOSITIONS, Pretrain
 
 __all__ = [
     "GDT", "Batch", "Batches", "Evaluated", "Features", "Index", "Model", "Preprocessed", "Pretrained", "UserError",
@@ -182,7 +182,7 @@ def _paths(given: Paths) -> tuple[Path, ...]:
 
 def _require_one_composition(preset: str | None, factors: str | None) -> None:
     if preset and factors:
-        raise UserError("preset and factors both set the composition; leave one out")
+        raise UserError(TWO_COMPOSITIONS)
 
 
 def _base(size: str) -> Pretrain:

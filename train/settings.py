@@ -34,7 +34,7 @@ SETTINGS, METRICS, PROBES = "settings.json", "metrics.jsonl", "probe.jsonl"
 """Files of a run: its settings, a line per step, and a line per probe."""
 _MAX_NAME = 24
 """Characters of an abbreviated composition, before its checksum."""
-_TWO_COMPOSITIONS = "--preset and --factors both set the composition; leave one of them out"
+TWO_COMPOSITIONS = "--preset and --factors both set the composition; leave one of them out"
 
 
 def _require(condition: bool, message: str) -> None:
@@ -140,7 +140,7 @@ class Pretrain:
     written; 0: a real run."""
 
     def __post_init__(self) -> None:
-        _require(not self.factors or self.preset == "l", _TWO_COMPOSITIONS)
+        _require(not self.factors or self.preset == "l", TWO_COMPOSITIONS)
         _require(
             bool(self.factors) or not self.factors_from,
             "--factors-from has no effect without --factors; set --factors, or leave it out",
@@ -350,7 +350,7 @@ def from_file(text: str, source: str) -> Pretrain:
 
 def require_one_composition(arguments: Sequence[str]) -> None:
     """Raise UserError if a command line has --preset and --factors."""
-    _require(not {"--preset", "--factors"} <= {argument.split("=")[0] for argument in arguments}, _TWO_COMPOSITIONS)
+    _require(not {"--preset", "--factors"} <= {argument.split("=")[0] for argument in arguments}, TWO_COMPOSITIONS)
 
 
 def decisive_options(settings: Pretrain) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from gdt.common.errors import UserError, plural
-from gdt.eval.ablation.settings import Ablation
+from gdt.eval.ablation.settings import CLIPS_PER_STEP, Ablation
 from gdt.pipeline.groups import check_groups
 from gdt.pipeline.shards.index import Index
 from gdt.train.cost import step_flops
@@ -16,7 +16,6 @@ from gdt.train.settings import Pretrain
 
 REFERENCE = "l"
 """The row whose FLOPs every row gets with --equal compute: the paper's best."""
-_CLIPS_PER_STEP = 64
 
 
 class Equal(NamedTuple):
@@ -37,7 +36,7 @@ def equalise(settings: Ablation, rows: Mapping[str, Pretrain], index: Index) -> 
     usable = {row: len(replace(run, batch_size=2).tree(index).source.videos) for row, run in rows.items()}
     if settings.equal == "clips":
         per_video = {row: run.composition.clips_per_video for row, run in rows.items()}
-        clips, lowered = _per_step("clips_per_step", settings.clips_per_step, _CLIPS_PER_STEP, per_video, usable)
+        clips, lowered = _per_step("clips_per_step", settings.clips_per_step, CLIPS_PER_STEP, per_video, usable)
         own = {row: _with_videos(run, clips // per_video[row]) for row, run in rows.items()}
         return Equal(own, f"clips: {clips} video clips per step, {length}", lowered)
     videos, lowered = _per_step(

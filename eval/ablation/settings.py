@@ -12,6 +12,9 @@ from gdt.eval.search.settings import RECALL
 from gdt.pipeline import notation, presets
 from gdt.pipeline.composition import Composition
 
+CLIPS_PER_STEP = 64
+"""Video clips per step if neither the option nor few videos decide."""
+
 
 @dataclass(frozen=True)
 class Ablation:

@@ -12,6 +12,7 @@ from pathlib import Path
 from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
 
 from gdt.common.errors import UserError
+from gdt.eval.ablation.settings import CLIPS_PER_STEP
 from gdt.eval.search.settings import Search
 from gdt.pipeline import notation, presets
 from gdt.pipeline.composition import Composition, Contrast, Factor, Weight
@@ -21,7 +22,6 @@ from gdt.train.settings import SIZES, Pretrain
 POSITION = "position of "
 """Prefix of the parameters that order the factors, the lowest first."""
 RUNS = "runs"
-_CLIPS_PER_STEP = 64
 _AUGMENTATIONS = ("augmentation:i:1", "augmentation:i:2")
 """Compositions of one modality need the second."""
 
@@ -38,7 +38,7 @@ class Space:
 
     def with_clips(self) -> Space:
         """With the default of --clips-per-step filled in, lowered if the baseline can use too few videos for it."""
-        settings, clips = self.settings, _CLIPS_PER_STEP
+        settings, clips = self.settings, CLIPS_PER_STEP
         if settings.clips_per_step or settings.batch_size:
             return self
         with contextlib.suppress(UserError):  # later checks explain unusable videos
@@ -148,12 +148,15 @@ class Space:
         settings, clips = self.settings, self._parse(text).clips_per_video
         videos = settings.batch_size or self._videos(clips)
         run = self._run(text, videos)
-        if not settings.batch_size and videos > (usable := self._usable(text)):
+        try:
+            run.tree(self.index)
+        except UserError as error:
+            if settings.batch_size or videos <= (usable := self._usable(text)):
+                raise
             raise UserError(
                 f"a batch takes {videos} videos but only {usable} can be used; set --clips-per-step to "
                 f"{usable * clips} or less"
-            )
-        run.tree(self.index)
+            ) from error
         if len(run.composition.modalities) < 2 and not settings.label:
             raise UserError("it has one modality, and recall between modalities needs two")
         return run
