@@ -28,7 +28,7 @@ class Augmentation:
     saturation: float = 0.4
     """Saturation is multiplied by 1 - x to 1 + x; 0.4 in the published release."""
     hue: float = 0.0
-    """Hue is rotated by -x to x of a full turn; 0 in the paper and in the published release."""
+    """Hue is rotated by -x to x of a full turn; 0 in the published release."""
     volume: float = 0.1
     """The waveform is multiplied by 1 - x to 1 + x."""
     frequency_mask: int = 3
