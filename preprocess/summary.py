@@ -211,9 +211,10 @@ def _no_test_split(summary: Summary) -> str:
 
 
 def _describe_without_file(summary: Summary) -> str:
-    names = set(summary.without_file)
+    lost = {name.casefold() for name in summary.without_file}
+    similar = (p for p in map(PurePath, summary.index.id) if lost & {n.casefold() for n in (str(p), p.name, p.stem)})
     more = ", …" if summary.reasons.get(NO_FILE, 0) > _NAMED else ""
-    if meant := next((path for path in map(PurePath, summary.index.id) if {path.name, path.stem} & names), None):
+    if meant := next(similar, None):
         more += f" (did you mean {meant}? Names are paths below the source)"
     return f"{NO_FILE}: {', '.join(summary.without_file)}{more}"
 

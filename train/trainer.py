@@ -8,11 +8,11 @@ import sys
 import textwrap
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -107,7 +107,7 @@ class Trainer:
         self.settings, self.fit, self.kernels = plan.settings, plan.fit, plan.kernels
         self.learner = Learner(self.settings, self.tree, self.data, device, world, plan.kernels, self.fit.recomputed)
         self.steps, self.path = self.learner.schedule.steps, self.learner.path
-        self.weights = self.initialise(start) if state is None else ""
+        self.weights = self.initialise(start) if state is None else self.describe_resumed(state)
         name = checkpoint.PREVIOUS if damage else checkpoint.NAME
         self.first = 0 if state is None else self.learner.resume(state, name)
         require_equal(
@@ -134,6 +134,12 @@ class Trainer:
         fresh = start.foreign.fresh if start.foreign else ()
         copied = start_from(self.learner.model, start.model, str(self.settings.init), fresh)
         return f"starting from {self.settings.init}: {copied}"
+
+    def describe_resumed(self, state: Mapping[str, Any]) -> str:
+        """The step that the run resumes from, and its earlier length if that was another."""
+        before = state.get("steps") or self.steps  # unknown for older checkpoints
+        longer = "" if before == self.steps else f" of {before}; the run now has {plural(self.steps, 'step')}"
+        return f"resume from step {state['step']}{longer}"
 
     def train(self) -> None:
         """Train for the remaining steps.
@@ -261,7 +267,6 @@ class Trainer:
         s, composition, schedule = self.settings, self.tree.composition, self.learner.schedule
         clips = composition.batch_size * composition.clips_per_video
         parameters = sum(weight.numel() for weight in self.learner.model.parameters())
-        resumed = f"resume from step {self.first}" if self.first else self.weights
         epochs = f"{self.steps / schedule.batches_per_epoch:.4g} epochs of {plural(schedule.batches_per_epoch, 'step')}"
         falling = f", falls to 0 over the last {100 * s.optimization.lr_decay:.0f} %" if s.optimization.lr_decay else ""
         rates = f"{s.optimization.optimizer}, lr {schedule.peak:.3g}{falling}"
@@ -273,7 +278,7 @@ class Trainer:
                 "every clip starts at the first frame of its video, since the composition has no time_shift; "
                 "time_shift:i:1 draws one random start per video",
             )
-        self.describe("network", f"{s.network.backbone}, {parameters / 1e6:.1f} M parameters, {resumed}")
+        self.describe("network", f"{s.network.backbone}, {parameters / 1e6:.1f} M parameters, {self.weights}")
         self.describe("batch", f"{self.batch}; {clips} clips per modality; {self.fit.batch}")
         self.describe("memory", self.fit.memory)
         self.describe("device", f"{self.provenance.device}; {self.kernels}{ranks}")

@@ -138,9 +138,10 @@ def test_labels_csv_relabels_and_adds_columns(pets: Preprocess) -> None:
     path.unlink()
     assert counts(run(pets)) == (0, 2)
     assert shards(pets) == before and (pets.shard_folder / "index.h5").read_bytes() == index
-    path.write_text("path\n0.mp4\n")
-    text = " ".join(describe(run(pets)).split())
-    assert ": 0.mp4 (did you mean cats/0.mp4? Names are paths below the source)" in text
+    for name in ("0.mp4", "Cats/0.MP4"):
+        path.write_text(f"path\n{name}\n")
+        text = " ".join(describe(run(pets)).split())
+        assert f": {name} (did you mean cats/0.mp4? Names are paths below the source)" in text
 
 
 def test_lost_or_damaged_index_is_rebuilt_with_current_labels(pets: Preprocess) -> None:

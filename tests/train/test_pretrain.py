@@ -178,7 +178,8 @@ def test_a_default_batch_size_is_lowered_to_the_number_of_videos(
     done = command(*run, "--steps", 1)
     assert "batch_size 6 (default 16, but only 6 videos can be used)" in done.stdout, done.stderr
     assert json.loads((tmp_path / "run" / "settings.json").read_text())["batch_size"] == 6
-    assert command(*run, "--steps", 2).returncode == 0  # resumes
+    longer = " ".join(command(*run, "--steps", 2).stdout.split())
+    assert "resume from step 1 of 1; the run now has 2 steps" in longer
     assert "batch_size was 6, now 5" in command(*run, "--steps", 2, "--batch-size", 5).stderr
     assert "a batch takes 7 videos but only 6 can be used" in command(*run, "--batch-size", 7).stderr
     small = replace(TINY, split="val")
