@@ -26,7 +26,7 @@ goals := $(or $(MAKECMDGOALS),help)
 gdt = @GDT_GOALS=$(call quote,$(goals)) GDT_TYPED=$(call quote,$(filter-out $(1),$(typed))) \
   GDT_SET="$(filter-out $(1),$(inherited))" $(PYTHON) -m gdt
 
-# Targets that run no single gdt command refuse other variables than these, before anything is installed.
+# Targets that do not wrap a single gdt command take these variables only; others are refused before anything is installed.
 takes.bench := SOURCE
 takes.bench-gpu := ARGS
 ifeq ($(filter-out help setup demo test lint clean bench bench-gpu,$(goals)),)
@@ -36,7 +36,7 @@ endif
 source = $(if $(SOURCE),--source "$${SOURCE/#\~\//$$HOME/}")
 # the checkpoint of `make pretrain` with the same DATASET, PRESET, FACTORS and SEED; gdt/command.py finds its path
 checkpoint = make:$(call quote,$(or $(1),$(DATASET),synthetic))
-# which these variables name; with CKPT, SEED is that of the evaluation
+# variables that select that checkpoint, which are no options of the command; with CKPT, SEED is the evaluation's own
 of_run = PRESET FACTORS $(if $(CKPT),,SEED)
 generated = $(call quote,$(or $(DATASET),synthetic-moments))
 official = $(call gdt,$(of_run)) eval downstream --ckpt $(call checkpoint,kinetics) --protocols finetune retrieval few-shot linear

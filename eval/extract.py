@@ -96,7 +96,8 @@ def published_features(
     sides in `scale`. Without, for queries, clip k of n starts at k/n; its short side is the size of the clip, and, as
     in that code, only its left or top square is used.
     """
-    require_network(trained, "video")
+    if "video" not in trained.model.modalities:
+        raise UserError("the model was trained without video, which retrieval-published needs; set --ckpt to another")
     trunk: Backbone = trained.model.video_network.base.to(device)
     index = trained.normalise(index)
     plans = uniform_plans(

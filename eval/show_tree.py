@@ -68,7 +68,8 @@ def show_tree(settings: ShowTree) -> tuple[str, Path]:
     first, *others = batch.factors
     drawing = TreeDrawing(Composition((replace(first, k=settings.videos), *others)))
     if drawing.n > _MAX_LEAVES:
-        raise UserError(f"the picture would have {drawing.n} leaves, more than {_MAX_LEAVES}; lower --videos")
+        lower = "--videos" if 2 * drawing.n <= settings.videos * _MAX_LEAVES else "a K"
+        raise UserError(f"the picture would have {drawing.n} leaves, more than {_MAX_LEAVES}; lower {lower}")
     title = "your factors" if settings.factors else f"preset {settings.preset}"
     path = settings.out or Path("runs") / f"tree-{train.name}.png"
     save(drawing.picture(f"{title}: {settings.videos} of {batch.batch_size} videos of a batch"), path, dpi=130)

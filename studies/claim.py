@@ -96,7 +96,7 @@ def claim(settings: Claim) -> str:
             records = [row for row in record.read(planned.out / "results.json") if row.preset in {RANDOM, *kept}]
             results += records
             measured = planned.out / "factors.json"
-            has_factors = any(run.factors for run in planned.runs)  # else a file there is of earlier runs
+            has_factors = any(run.factors for run in planned.runs)  # otherwise such a file comes from earlier runs
             factors = record.read(measured) if has_factors else []
             values += values_of(one.name, equal, records, (row for row in factors if row.preset in kept))
             texts.append(f"{one.name}\n{compare_rows(records, planned.labels).text}")

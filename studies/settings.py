@@ -76,7 +76,7 @@ class ClaimPredictions:
     """Check docs/claim_predictions.md against results of 'gdt study claim'."""
 
     values: tuple[Path, ...] = (Path("docs/claim.csv"),)
-    """Files values.csv of the study; default: the published ones."""
+    """values.csv of 'gdt study claim'; default: the published ones."""
     picture: Path | None = None
     """Write this PNG: every row over the strength of the identity (part A)."""
 

@@ -55,11 +55,11 @@ class _Folded(nn.Conv3d):
 WAYS: dict[str, Callable[[GDT], object]] = {"plain": lambda model: None, "folded": fold_convolutions,
                                             "padded": pad_widths}  # fmt: skip
 Ways = Mapping[str, tuple[nn.Conv3d, torch.Size]]
-"""A convolution on the meta device and the shape of its input, by its way."""
+"""For each of `WAYS`, the convolution on the meta device and the shape of its input."""
 
 
 def trunk_convolutions(size: Size) -> dict[str, list[Ways]]:
-    """The convolutions of the video trunk, by their shapes; one that folding or padding leaves alone lacks that way."""
+    """The convolutions of the video trunk, by their shapes; without a way that does not change them."""
     found: dict[str, dict[str, tuple[nn.Conv3d, torch.Size]]] = defaultdict(dict)
 
     def keep(name: str, way: str, conv: nn.Conv3d, shape: torch.Size) -> None:
@@ -97,9 +97,9 @@ def measure(ways: Ways, times: int, size: Size, device: torch.device) -> Values:
     """
     conv, shape = ways["plain"]
     torch.manual_seed(0)
-    x = random_leaves(device, size.leaves_of_ideas, *shape[1:])
-    w = random_leaves(device, *conv.weight.shape) * prod(conv.weight.shape[1:]) ** -0.5
-    g = random_leaves(device, *functional_call(conv, {"weight": w.to("meta")}, (x.to("meta"),)).shape)
+    x = random_channels_last(device, size.leaves_of_ideas, *shape[1:])
+    w = random_channels_last(device, *conv.weight.shape) * prod(conv.weight.shape[1:]) ** -0.5
+    g = random_channels_last(device, *functional_call(conv, {"weight": w.to("meta")}, (x.to("meta"),)).shape)
     work = 2 * g.numel() * prod(w.shape[1:])
     with cudnn_settings(benchmark=False, exact=True):
         right = {name: run() for name, run in _passes(conv, x.float(), w.float(), g.float()).items()}
@@ -136,7 +136,7 @@ def difference(found: Tensor, right: Tensor) -> float:
     return float((found.float() - right.float()).norm() / right.float().norm())
 
 
-def random_leaves(device: torch.device, n: int, channels: int, *rest: int) -> Tensor:
+def random_channels_last(device: torch.device, n: int, channels: int, *rest: int) -> Tensor:
     """[n, channels, ...], channels last; float32 on a CPU, where some gradients are wrong in bfloat16."""
     dtype = torch.bfloat16 if on_gpu(device) else torch.float32
     return torch.randn(n, *rest, channels, device=device, dtype=dtype).movedim(-1, 1)

@@ -121,9 +121,9 @@ class Size:
     """Sizes of the measurements; by default the paper's."""
 
     videos: int = 512
-    """Drawn videos, and videos per batch in whole training."""
+    """Synthetic videos; also the batch size of whole training."""
     frames: int = 48
-    """Frames per drawn video."""
+    """Frames per synthetic video."""
     shorter_side: int = 160
     """Pixels."""
     leaves: tuple[int, ...] = (16, 32, 64, 128, 256)
@@ -173,7 +173,7 @@ class Settings:
 
     @property
     def shards(self) -> Path:
-        """Folder of the drawn videos."""
+        """Folder of the synthetic videos."""
         return self.out / f"shards-{self.size.videos}x{self.size.frames}x{self.size.shorter_side}"
 
 

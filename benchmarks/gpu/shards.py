@@ -1,4 +1,4 @@
-"""Shards of drawn videos, without ffmpeg or data; frames have about the size of real ones."""
+"""Shards of synthetic videos, without ffmpeg or data; frames have about the size of real ones."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ _BANDS = 40
 def shards(settings: Settings, rows: Rows) -> None:
     def measure() -> Values:
         size, folder = settings.size, settings.shards
-        draw(settings)
+        generate(settings)
         held = sum(path.stat().st_size for path in folder.glob("shard-*.h5"))
         return {"videos": size.videos, "frames": size.frames, "MB": held / 1e6,
                 "kB/frame": held / 1e3 / size.videos / size.frames}  # fmt: skip
 
-    rows("drawn", measure)
+    rows("generated", measure)
 
 
-def draw(settings: Settings) -> None:
+def generate(settings: Settings) -> None:
     """Write shards of different videos, unless they exist."""
     size, folder = settings.size, settings.shards
     if (folder / INDEX).is_file():

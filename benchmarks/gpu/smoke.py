@@ -16,12 +16,12 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.gpu import convolutions
-from benchmarks.gpu.convolutions import WRONG, random_leaves
+from benchmarks.gpu.convolutions import WRONG, random_channels_last
 from benchmarks.gpu.device import cudnn_settings, on_gpu, seconds
 from benchmarks.gpu.loading import CHOICES, rate
 from benchmarks.gpu.ranks import synchronised
 from benchmarks.gpu.settings import PREDICTED, Settings, Way
-from benchmarks.gpu.shards import draw, draw_frames, encode
+from benchmarks.gpu.shards import draw_frames, encode, generate
 from benchmarks.gpu.step import BANDS, measure
 from benchmarks.gpu.table import STARTED, Row, Rows, Values, read
 from gdt.common import gpu
@@ -173,7 +173,7 @@ def step(settings: Settings, device: torch.device, what: str, way: Way) -> Value
 
 def pixels(settings: Settings, device: torch.device) -> Values:
     """Raises UserError if any of the GPU's decoders makes wrong pixels."""
-    draw(settings)
+    generate(settings)
     found = decoders.check(decoders.sample(Index.open(settings.shards), settings.size.clip), device)
     if any(found.values()):
         raise UserError("; ".join(f"{name}: {wrong or 'right'}" for name, wrong in found.items()))
@@ -182,7 +182,7 @@ def pixels(settings: Settings, device: torch.device) -> Values:
 
 def decoding(settings: Settings, device: torch.device, choice: Loading) -> Values:
     """Frames/s of a decoder, and the frames/s that row e is predicted to need in training."""
-    draw(settings)
+    generate(settings)
     return {**rate(settings, device, "a", choice), "needed frames/s": PREDICTED["frames/s"]}
 
 
@@ -195,7 +195,7 @@ def one_pass(settings: Settings, device: torch.device, leaves: int) -> Values:
     channels, middle = network.widths[0], middle_channels(network.stem, network.widths[0])
     shape = (clip.frames, clip.size // 2, clip.size // 2)
     torch.manual_seed(0)
-    x, g = (random_leaves(device, leaves, width, *shape) for width in (network.stem, channels))
+    x, g = (random_channels_last(device, leaves, width, *shape) for width in (network.stem, channels))
     block = factorised(network.stem, channels, middle).to(device, x.dtype).eval()
     block.to(memory_format=torch.channels_last_3d)  # type: ignore[call-overload]
 

@@ -124,7 +124,7 @@ class Step:
         return float(losses[0])
 
     def trunk_times(self) -> tuple[float, float]:
-        """Milliseconds of the video trunk's forward pass, and from the start of its backward pass to the end of all."""
+        """Milliseconds of the video trunk's forward pass, and from the start of its backward pass to the step's end."""
         marks: list[Any] = []
 
         def note(*given: Any) -> None:
@@ -147,7 +147,7 @@ class Step:
 
 
 def _raise(text: str) -> None:
-    """Fail; training would halve its chunks, which would measure another way."""
+    """Fail; training would halve its micro-batches instead, and another configuration would be timed."""
     raise MemoryError(text)
 
 
@@ -226,7 +226,7 @@ def kernels(settings: Settings, rows: Rows, device: torch.device) -> None:
                 "compiled": found.compiled, "padded": found.padded}  # fmt: skip
         return {name: "yes" if value else "no" for name, value in kept.items()} | {"is": "; ".join(notes)}
 
-    rows("the first that are right", choose)
+    rows("chosen: the first with correct results", choose)
 
 
 def best_way(settings: Settings, rows: Rows) -> Way:

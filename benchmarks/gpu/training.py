@@ -42,7 +42,7 @@ def share(settings: Settings, row: str, videos: int) -> Values:
 
 
 def whole(settings: Settings, row: str, videos: int) -> Values:
-    """Some steps of pretraining on the drawn videos; the first third is warm-up."""
+    """Some steps of pretraining on the synthetic videos; the first third is warm-up."""
     base = run_settings(settings, row, 4 * videos)
     out = settings.out / f"run-{row}-{videos}"
     shutil.rmtree(out, ignore_errors=True)

@@ -156,7 +156,7 @@ def verdict_sign(factor: FactorResult) -> str:
 
 
 def _too_few(records: Sequence[Record], needed: int) -> str:
-    """How many videos there are and are needed. If the split had fewer than --videos, more of them are no advice."""
+    """How many videos there are and are needed. Raising --videos is no use if the split has fewer than that."""
     queries = [record.queries for record in records]
     split_is_used_up = min(queries) < records[0].settings["videos"]
     advice = "raise --videos"

@@ -57,6 +57,8 @@ class Space:
         for entry in self.settings.factors:
             name, _, typed = entry.partition(":")
             ks = [int(k) if k.isdecimal() else 0 for k in typed.split(",")] if typed else []
+            if entry == "video" or name == "augmentation":
+                raise UserError(f"--factors: leave out '{name}', which is part of every composition that is tried")
             if name == "video" or min(ks, default=2) < 2:
                 raise UserError(
                     f"--factors: cannot read '{entry}'; list factors, each with the K to try (2 or more), as in "

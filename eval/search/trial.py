@@ -110,7 +110,7 @@ class Trainer:
                     seen = newest
                     try:
                         trained = load_model(path)
-                    except NotFiniteError as error:  # the loss is of before the last update
+                    except NotFiniteError as error:  # its loss was finite: it was computed before the last update
                         raise DivergedError from error
                     if trained.step in left:
                         left.remove(trained.step)

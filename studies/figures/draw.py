@@ -176,7 +176,7 @@ def _describe(settings: Figures, index: Index, videos: Chosen, clips: Sequence[C
     overlap = ", so neighbours overlap" if videos.apart < lasts else ""
     skipped = {pictures.SKIPPED: str(videos.too_short)} if videos.too_short else {}
     return {
-        pictures.KIND: "features of the trunk" if settings.kind == "features" else "embeddings",
+        pictures.KIND: "trunk features" if settings.kind == "features" else "embeddings",
         pictures.ON_PLANES: videos.describe_shown(index),
         "shown": ", ".join(map(str, index.id[videos.shown])),
         pictures.IN_TIME: f"last {lasts:.2g} s and start {videos.apart:.2g} s apart (median over videos){overlap}",

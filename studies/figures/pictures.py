@@ -25,7 +25,7 @@ _PLAIN_TEXT: Any = {"text.parse_math": False}
 
 @rc_context(_PLAIN_TEXT)
 def deviation(records: Sequence[Record]) -> Figure:
-    """The paper's histogram of deviations, and one of relative distances, which compares between models."""
+    """The paper's histogram of deviations, and one of relative distances, which is comparable across models."""
     first, styles = records[0], marks(records)
     figure = Figure(figsize=(10, 4.1 + 0.16 * len(records)), layout="constrained")
     for axes, (name, title) in zip(figure.subplots(1, 2), TITLES.items(), strict=True):
@@ -82,13 +82,13 @@ def report(records: Sequence[Record]) -> str:
     first, details = records[0], records[0].details
     dims = format_range(int(record.details[NUMBERS]) for record in records)
     notes = [
-        f"{first.dataset}, {first.query_split}: {first.queries} videos, {first.clips} clips each; {details[KIND]} of "
-        f"the video, {dims}-d,",
+        f"{first.dataset}, {first.query_split}: {first.queries} videos, {first.clips} clips each; video "
+        f"{details[KIND]}, {dims}-d,",
         "L2-normalised; brackets: 95 % intervals over videos",
         f"deviation: standard deviation over the clips of a video, mean over {dims} dimensions, as in the paper;",
-        "median over videos; small where all videos lie close together, so it does not compare between models",
+        "median over videos; small where all videos lie close together, so it is not comparable across models",
         "ratio: distance between clips of a video / between clips of two videos, root mean square;",
-        "compares between models",
+        "comparable across models",
         "nearest: how often the nearest other clip, by cosine, is of the same video;",
         details[ON_PLANES],
         f"clips {details[IN_TIME]}",

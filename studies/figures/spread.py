@@ -60,7 +60,7 @@ def ratio(own: Distances, other: Distances | None = None) -> Metric:
     """Distance between clips of a video over that between clips of two videos, root mean square; jackknife interval.
 
     0 where all clips of a video have one feature, 1 where they lie as far apart as those of other videos; unlike
-    `deviations` it compares between models. With `other`, of the same videos, the difference to its ratio.
+    `deviations` it is comparable across models. With `other`, of the same videos, the difference to its ratio.
     """
     whole, without = _ratio(own)
     if other is None:

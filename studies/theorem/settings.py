@@ -68,7 +68,7 @@ class Theorem:
             )
         if not 0.01 <= self.temperature < float("inf"):
             raise UserError(f"--temperature is {self.temperature}; it must be 0.01 or more")
-        require_positive(self, "", "batches", least=100, why="otherwise there are no intervals")
+        require_positive(self, "", "batches", least=100, why="otherwise the intervals are unreliable")
         if not self.presets:
             raise UserError("--presets is empty; name one or more")
         for preset in self.presets:

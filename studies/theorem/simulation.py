@@ -53,7 +53,7 @@ def random_population(strata: int, values: int, temperature: float, rng: np.rand
 
 
 def fixed(population: Population, k_v: int, k_i: int) -> np.ndarray:
-    """Loss with the mean denominator of a batch, a constant of T; pairs of two strata have c = 0, so no loss."""
+    """Loss with the denominator replaced by its mean Z(T), given T; pairs from two strata have c = 0, so no loss."""
     same, logits, denominator = _terms(population, k_v, k_i)
     return np.where(same, np.log(denominator) - logits, 0.0)
 
@@ -143,7 +143,7 @@ def shared(loss: np.ndarray, k_v: int, k_i: int, batches: int, rng: np.random.Ge
 
 
 def equation_1(population: Population, k_v: int, k_i: int, batches: int, rng: np.random.Generator) -> np.ndarray:
-    """Equation 1 of batches drawn as in `shared`: its mean over positive pairs, over K_V: float64 [batches]."""
+    """Equation 1 of batches drawn as in `shared`: its mean over positive pairs, divided by K_V: float64 [batches]."""
     strata, samples = population.strata, population.values
     flat = population.similarity.reshape(strata * samples, -1) / population.temperature
     positive = np.where(np.kron(np.eye(k_v), np.ones((k_i, k_i))) > 0, _weights(k_v, k_i), 0.0)

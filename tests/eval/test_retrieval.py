@@ -191,3 +191,6 @@ def test_the_published_retrieval_has_9216_numbers(index: Index) -> None:
     trained = Trained(GDT(settings.network, ["video"]).eval(), settings, 1, KINETICS)
     found = published_features(trained, index, np.array([3]), 1, Clip(frames=32), CPU, (128, 160))
     assert found.shape == (1, 9216) and np.linalg.norm(found) == pytest.approx(1, abs=1e-5)
+    sound = replace(trained, model=GDT(settings.network, ["audio"]))
+    with pytest.raises(UserError, match="without video, which retrieval-published needs; set --ckpt to another$"):
+        published_features(sound, index, np.array([3]), 1, Clip(frames=32), CPU, (128, 160))

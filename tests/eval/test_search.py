@@ -409,6 +409,8 @@ def test_videos_without_sound_are_searched_by_label(command: Run, silent: Path, 
         (("--factors", "time_shift", "warp"), "unknown factor 'warp'; available:\n  video, time_shift"),
         (("--factors", "time_shift:1"), "--factors: cannot read 'time_shift:1'; list factors, each with the K to"),
         (("--factors", "video:d", "modality:i:2"), "--factors: cannot read 'video:d'; list factors, each with the K"),
+        (("--factors", "video"), "--factors: leave out 'video', which is part of every composition that is tried"),
+        (("--factors", "modality", "augmentation:2"), "--factors: leave out 'augmentation', which is part of every"),
         (("--factors", "time_shift:d:2"), "--factors: cannot read 'time_shift:d:2'; list factors, each with the K"),
         (
             ("--factors", "modality", "speed:3"),

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from gdt.common.errors import UserError
 from gdt.eval.show_tree import IGNORED, NEGATIVE, POSITIVE, ShowTree, TreeDrawing, partners, show_tree, toy
 from gdt.pipeline import presets
 from gdt.pipeline.composition import counts
@@ -17,6 +18,15 @@ from tests.pipeline.test_notation import FREEZE
 def test_clips_of_the_example_end_within_its_videos() -> None:
     drawn = toy(presets.composition("l", 512)).plan(0, 0).columns["time_shift"]
     assert drawn.min() >= 0 and 250 < drawn.max() <= 270  # 30 frames of 300
+
+
+def test_a_tree_too_large_to_draw_says_what_to_lower(tmp_path: Path) -> None:
+    """A K if two videos, the least, are too many already."""
+    for k, videos, lower in ((16, 9, "--videos"), (65, 3, "a K")):
+        factors = f"video:d time_shift:d:{k} modality:i:2 augmentation:i:1"
+        tree = ShowTree(factors=factors, videos=videos, batch_size=16, out=tmp_path / "tree.png")
+        with pytest.raises(UserError, match=f"{2 * k * videos} leaves, more than 256; lower {lower}$"):
+            show_tree(tree)
 
 
 def test_the_tree_of_a_cross_modal_row_is_printed(tmp_path: Path) -> None:

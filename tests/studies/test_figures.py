@@ -286,7 +286,7 @@ def test_unusable_input_is_one_sentence(
 def test_many_models_and_the_fewest_videos_and_clips(checkpoint: Path, tmp_path: Path) -> None:
     settings = Figures((checkpoint,), kind="embeddings", videos=3, clips=2, shown=2, out=tmp_path)
     text, found = run(settings)
-    assert "embeddings of the video" in text
+    assert "video embeddings, " in text
     random, model = found
     assert re.search(r"clips last [.\d]+ s and start [.\d]+ s apart \(median over videos\)", text)
     many = [replace(model, model=f"{name}<&>$\\x$", trained_on="these") for name in "_abcdefghijk"]
