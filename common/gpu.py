@@ -54,7 +54,7 @@ def require_no_gpu() -> None:
 
 
 def default_size(arguments: Sequence[str] = ()) -> str:
-    """The default preset size: `paper` with a GPU, unless the arguments ask for the CPU, else `tiny`.
+    """The default size: `paper` with a GPU, unless the arguments ask for the CPU, else `tiny`.
 
     Raises UserError like `has_gpu`.
     """

@@ -22,7 +22,7 @@ class Stream(StrEnum):
     PROBE = auto()
     """Held-out videos that are probed while training."""
     FINETUNING = auto()
-    """Initial weights of the classifier: seed, fold, 2**20."""
+    """Initial weights of the classifier: seed, fold, and the constant 2**20."""
     FINETUNING_CLIPS = auto()
     """Clips of an epoch: seed, fold, epoch."""
     FINETUNING_TEST = auto()

@@ -173,6 +173,6 @@ def _unknown_variable(goals: Sequence[str], name: str, known: Variables, elsewhe
     if similar := difflib.get_close_matches(typed, names, 1, _SIMILAR) or longer:
         return f"{message}; did you mean {' or '.join(similar)}?"
     if elsewhere:
-        why = "; the checkpoint holds what it needs" if "CKPT" in known else ""
+        why = "; this command takes such settings from the checkpoint" if "CKPT" in known else ""
         return f"{message}, which other targets or data sets take; remove it{why}"
     return f"{message}; 'make help' lists the variables of every target"

@@ -247,11 +247,11 @@ def _has_pairs(model: Model, settings: Downstream, data: Data) -> bool:
 
 def _require_unseen(model: Model, data: Data, parts: Sequence[Fold]) -> None:
     """Raise UserError if a model was finetuned on labels of query videos."""
-    learned = model.trained.foreign.learned if model.trained.foreign and not model.random else None
-    if learned and learned[0] == data.fingerprint and (others := [f.number for f in parts if f.number != learned[1]]):
+    known = model.trained.foreign.finetuned_on if model.trained.foreign and not model.random else None
+    if known and known[0] == data.fingerprint and (others := [f.number for f in parts if f.number != known[1]]):
         raise UserError(
-            f"{model.path} was finetuned on fold {learned[1]} of these videos, so it knows test labels of fold "
-            f"{others[0]}; set --folds {learned[1]}"
+            f"{model.path} was finetuned on fold {known[1]} of these videos, so it knows test labels of fold "
+            f"{others[0]}; set --folds {known[1]}"
         )
 
 

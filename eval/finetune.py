@@ -32,7 +32,7 @@ from gdt.pipeline.transformations.augmentation import Augmentation, centred
 from gdt.pipeline.tree import BatchPlan
 from gdt.train.checkpoint import Damaged, Trained, load_checked
 from gdt.train.models.gdt import autocast
-from gdt.train.weights import LEARNED, inputs_of
+from gdt.train.weights import FINETUNED_ON, inputs_of
 
 if TYPE_CHECKING:
     from gdt.eval.settings import Downstream
@@ -211,7 +211,7 @@ class Finetuning:
                 "the model was trained without video, so it cannot be finetuned; set --ckpt to one with a video network"
             )
         self.recipe, self.task, self.device, self.folder = recipe, task, device, folder
-        self._metadata = inputs_of(trained) | {"classes": list(task.classes), LEARNED: [task.data, fold]}
+        self._metadata = inputs_of(trained) | {"classes": list(task.classes), FINETUNED_ON: [task.data, fold]}
         self._seeds = (seed, fold)
         self._training = ClipSampling(
             recipe.clips, recipe.batch, recipe.augmentation, recipe.resized, recipe.jittered, recipe.late_jitter

@@ -160,7 +160,7 @@ def augmented(
 ) -> Iterator[BatchPlan]:  # fmt: skip
     """Plans of `uniform_plans` with the draws of `sampling`.
 
-    Start frames and crop positions stay; with `moved`, the size of the clips, both are random.
+    Start frames and crop positions stay, unless `moved` gives the length and stride of the clips: then both are random.
     """
     for plan in plans:
         leaves = plan.leaves

@@ -52,7 +52,7 @@ class Choice:
     """The decoder of a process."""
 
     loading: Loading
-    """The settings with decoder cpu or gpu, and with jpeg_hardware only if its pixels are right."""
+    """With a GPU, the settings with decoder cpu or gpu, and with jpeg_hardware only if its pixels are right."""
     why: str
     """Reason for the choice; empty without a GPU, where there is none."""
 

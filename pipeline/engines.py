@@ -32,7 +32,7 @@ class Run:
     rows: np.ndarray
     """Rows of the leaves in the batch's crops: int64 [clips, branches]."""
     leaves: int
-    """Rows of the batch's crops."""
+    """Number of leaves of the whole batch."""
     jpegs: list[list[np.ndarray]]
     """JPEG bytes of each frame of each clip; repeated frames are the same object."""
     sizes: np.ndarray

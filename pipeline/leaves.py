@@ -42,14 +42,15 @@ class Clip:
 
 
 INPUT_FIELDS = {"video": ("start", "frames", "turns", "crop_scale"), "audio": ("start", "mel_frames")}
-"""Fields of `Leaves`, besides `draws`, that determine the input of each network; `gdt eval factors` compares them."""
+"""Fields of `Leaves`, besides `draws`, that determine the inputs of the video and the audio network; `gdt eval factors`
+compares them."""
 
 
 @dataclass
 class Leaves:
     """What to load for each of n leaves. Transformations write these fields in turn; the loader reads them.
 
-    A new field must also be added to `INPUT_FIELDS`.
+    A new field that changes video or audio must also be added to `INPUT_FIELDS`.
     """
 
     video: np.ndarray

@@ -18,7 +18,7 @@ import numpy as np
 from gdt.preprocess.logmel import SAMPLE_RATE
 
 _TOLERANCE = SAMPLE_RATE * 15 // 1000
-"""Tolerated offset between sound and stamps, samples: half a frame; codecs and containers may add the other half."""
+"""Tolerated offset between sound and stamps, samples: half a video frame, as codecs and containers may add another."""
 _LASTING = SAMPLE_RATE // 2
 """Duration from which an offset counts as a gap, samples."""
 _MIN_STAMPS, _MAX_STAMPS = 4, 50

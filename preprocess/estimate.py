@@ -58,7 +58,7 @@ def estimate(settings: Preprocess) -> str:
             raise UserError(f"there are no videos in {settings.source_folder}")
         tasks = _tasks(videos, scratch, settings)
         report_changed_shares(settings, videos.shares)
-        print(f"decoding some of {plural(len(videos), 'video')}, for a minute at most", flush=True)
+        print(f"decoding some of {plural(len(videos), 'video')}, for a minute, or more if they are long", flush=True)
         # on this machine, even if the run is to use a cluster
         workers = min(settings.workers, cluster.one_per_core())
         stack.enter_context(dask.config.set({"temporary-directory": str(scratch)}))

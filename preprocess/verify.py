@@ -29,7 +29,7 @@ from gdt.common.errors import UserError, first_line, plural
 from gdt.common.files import kind
 from gdt.common.lock import is_locked, locked
 from gdt.common.variables import Variables, options_of
-from gdt.pipeline.shards.index import Index, contents, gather, is_annotation, with_annotations
+from gdt.pipeline.shards.index import DIGEST, Index, contents, gather, is_annotation, with_annotations
 from gdt.pipeline.shards.layout import INDEX, LABELS, ROWS, SHARD, WORDS, remove_command, shard_folder, words_checksum
 from gdt.pipeline.shards.seal import Damaged, OtherSchema, open_sealed, read_seal
 from gdt.preprocess import cluster
@@ -265,7 +265,7 @@ def _compare_index(folder: Path, seals: dict[str, int]) -> Finding:
     try:
         datasets, attributes = contents(folder)
         expected, expected_attributes = gather([folder / name for name in seals], {"settings": attributes["settings"]})
-        if "said" in attributes:  # the labels of the last run: only their hash is recorded
+        if DIGEST in attributes:  # the labels of the last run: only their hash is recorded
             shape = expected["video/id"].shape
             labels = {
                 name: values
@@ -336,9 +336,9 @@ def _advice(settings: Verify, state: State) -> str:
     return {
         "damaged": f"damaged and removed: {rebuild} what was removed" if settings.remove else f"damaged: {remove}",
         "missing": f"missing: {rebuild} what is missing",
-        "stray": f"not in the index: {rebuild} the index",
+        "stray": f"that do not match the index: {rebuild} the index",
         "foreign": "made by another version: rebuild the shards in another folder, or delete files of that version",
-        "not a file": "not regular: move what is not a file away, or fix the links",
+        "not a file": "not regular: move them to another folder, or fix the links",
         "unchecked": "not checked, and kept: check the disk, its free space and the permissions, then run the same "
         "command again",
     }[state]

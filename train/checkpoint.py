@@ -9,6 +9,7 @@ import threading
 import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from errno import EDQUOT, ENOSPC
 from pathlib import Path
 from typing import Any
 
@@ -61,9 +62,10 @@ def write(path: Path, state: Mapping[str, Any]) -> None:
             if path.is_file():
                 _keep_previous(path)
     except OSError as error:
+        advice = "free some space" if error.errno in (ENOSPC, EDQUOT) else "check the disk and the permissions"
         raise UserError(
-            f"the checkpoint of step {state['step']} cannot be written to {path.parent} ({error.strerror}); free some "
-            "space, then run again to resume from the previous checkpoint, if any"
+            f"the checkpoint of step {state['step']} cannot be written to {path.parent} ({error.strerror}); {advice}, "
+            "then run again to resume from the previous checkpoint, if any"
         ) from error
 
 

@@ -34,7 +34,7 @@ def write(path: Path, trained: Trained) -> None:
         "settings": to_json(trained.settings),
     }  # fmt: skip
     if (foreign := trained.foreign) is not None:
-        names = {"dropped": foreign.dropped, "fresh": foreign.fresh, "learned": foreign.learned}
+        names = {"dropped": foreign.dropped, "fresh": foreign.fresh, "learned": foreign.finetuned_on}
         texts |= {"kind": foreign.kind} | {name: json.dumps(value) for name, value in names.items()}
     tensors.write(path, trained.model.state_dict(), texts)
 
@@ -58,8 +58,8 @@ def read(path: Path) -> Trained | None:
         load_weights(model, weights, str(path))
         foreign = None
         if "kind" in texts:
-            dropped, fresh, learned = (json.loads(texts[name]) for name in ("dropped", "fresh", "learned"))
-            foreign = Foreign.of(model, texts["kind"], dropped, fresh, tuple(learned) if learned else None)
+            dropped, fresh, finetuned_on = (json.loads(texts[name]) for name in ("dropped", "fresh", "learned"))
+            foreign = Foreign.of(model, texts["kind"], dropped, fresh, tuple(finetuned_on) if finetuned_on else None)
         statistics = Statistics.from_numbers(json.loads(texts["statistics"]), str(path))
         return Trained(model, settings, int(texts["step"]), statistics, foreign, texts["data"])
     except (ValueError, KeyError, TypeError, IndexError) as error:

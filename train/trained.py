@@ -27,16 +27,16 @@ class Foreign:
     """Parts of the file that the model does not have."""
     fresh: tuple[str, ...]
     """Parts of the model that the file does not have; their weights are random."""
-    learned: tuple[str, int] | None = None
+    finetuned_on: tuple[str, int] | None = None
     """Fingerprint of the shards and fold that the weights were finetuned on; None if unknown."""
 
     @staticmethod
     def of(
-        model: GDT, kind: str, dropped: Sequence[str], fresh: Sequence[str], learned: tuple[str, int] | None = None
+        model: GDT, kind: str, dropped: Sequence[str], fresh: Sequence[str], finetuned_on: tuple[str, int] | None = None
     ) -> Foreign:
         """Origin of the weights of `model`."""
         loaded = tuple(name for name, _ in model.named_children() if name not in fresh)
-        return Foreign(kind, loaded, tuple(dropped), tuple(fresh), learned)
+        return Foreign(kind, loaded, tuple(dropped), tuple(fresh), finetuned_on)
 
     def __str__(self) -> str:
         parts = [f"{self.kind}: loaded {', '.join(self.loaded)}"]

@@ -42,7 +42,7 @@ HOWTO100M = Statistics(np.zeros(3), np.full(3, 255.0), RELEASE.mel_mean, RELEASE
 """Pixels from 0 to 1, as the release's script for HowTo100M feeds them."""
 INPUTS: dict[str, tuple[Statistics, Clip, Augmentation]] = {
     "kinetics": (RELEASE, Clip(), Augmentation()),
-    # its 16 frames per second are every second stored frame, and its square is not cropped further
+    # 16 frames per second: every second stored frame is the closest; whole squares: the shorter side is the crop's size
     "howto100m": (HOWTO100M, Clip(stride=2, words=20), Augmentation(scale=(112, 112))),
 }
 """Inputs of the release's pretraining scripts. We are about 70 % sure that its HowTo100M weights were
@@ -51,7 +51,7 @@ STATISTICS = "statistics"
 """Key of the normalisation in exported files and finetuned weights: `Statistics.to_numbers`."""
 SETTINGS = "settings"
 """Key of the pretraining settings in such files, with the sizes of networks and clips: `train.settings.to_json`."""
-LEARNED = "learned"
+FINETUNED_ON = "learned"
 """Key of the finetuning data in finetuned weights: fingerprint of the shards, and fold."""
 _LINEAR_HEADS = tuple(f"mlp_{modality[0]}.{name}" for modality in MODALITIES for name in ("weight", "bias"))
 """Linear heads, which the release has without `use_mlp`; this model has none."""
@@ -70,13 +70,13 @@ def read_foreign(path: Path) -> Trained | None:
     found = _load(path) if _is_intact(path) else None
     if not isinstance(found, Mapping) or "format" in found:
         return None
-    weights, learned = _parameters(found), found.get(LEARNED)
+    weights, finetuned_on = _parameters(found), found.get(FINETUNED_ON)
     stated, own = _metadata(found, path)
     settings = own or Pretrain()
     # finetuned weights: ours have settings and maybe another network; those of the release are R(2+1)D-18
     if "base.stem.0.weight" in weights or (own and any(name.startswith("base.") for name in weights)):
         kind = "finetuned weights" if stated else "published GDT weights, finetuned"
-        known = tuple(learned) if isinstance(learned, list) and len(learned) == 2 else None
+        known = tuple(finetuned_on) if isinstance(finetuned_on, list) and len(finetuned_on) == 2 else None
         return _build_trunk(weights, "base.", ("classifier.", "fc."), kind, stated or RELEASE, path, settings, known)
     if modalities_of(weights):
         return _build_published(weights, stated, path, settings)
@@ -214,7 +214,7 @@ def with_inputs(trained: Trained, name: str) -> Trained:
 
 def _build_trunk(
     weights: dict[str, Tensor], prefix: str, unused: tuple[str, ...], kind: str, statistics: Statistics, path: Path,
-    settings: Pretrain, learned: tuple[str, int] | None = None,
+    settings: Pretrain, finetuned_on: tuple[str, int] | None = None,
 ) -> Trained:  # fmt: skip
     """A video trunk whose parameter names start with `prefix`, without the parts in `unused`."""
     kept, dropped = _drop_parts(weights, unused)
@@ -222,7 +222,7 @@ def _build_trunk(
     load_weights(
         model.video_network.base, {name.removeprefix(prefix): value for name, value in kept.items()}, str(path)
     )
-    return Trained(model, settings, 0, statistics, Foreign.of(model, kind, dropped, ("mlp_v",), learned))
+    return Trained(model, settings, 0, statistics, Foreign.of(model, kind, dropped, ("mlp_v",), finetuned_on))
 
 
 def _drop_parts(weights: dict[str, Tensor], prefixes: tuple[str, ...]) -> tuple[dict[str, Tensor], tuple[str, ...]]:

@@ -34,6 +34,8 @@ from gdt.pipeline.shards.seal import SCHEMA, Damaged, OtherSchema, open_sealed, 
 MEL_ONE = 1 << 16
 """1.0 in the fixed-point sums of log-mel values."""
 _COLUMN = "column/"
+DIGEST = "said"
+"""Attribute of an index: `annotations_digest`."""
 
 Annotations = dict[str, np.ndarray]
 """LABELS and extra columns as datasets of an index; they can be rewritten without reading the shards."""
@@ -157,7 +159,7 @@ def with_annotations(
     """Replace the annotations in the datasets and attributes of an index."""
     datasets = {name: values for name, values in datasets.items() if not is_annotation(name)} | annotations
     datasets["classes"] = classes_of(annotations["video/label"])
-    return datasets, {**attributes, "said": annotations_digest(datasets)}
+    return datasets, {**attributes, DIGEST: annotations_digest(datasets)}
 
 
 def gather(shards: Sequence[Path], attributes: Mapping[str, Any]) -> tuple[dict[str, np.ndarray], dict[str, Any]]:

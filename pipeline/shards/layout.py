@@ -55,7 +55,7 @@ class VideoTable:
     silence: Annotated[np.ndarray, Stored(np.float32, "silent seconds of the sound", 0.0)]
     id: Annotated[np.ndarray, Stored(str, "name of the video; the index is sorted by it")]
     label: Annotated[np.ndarray, Stored(str, "name of the class, or empty", "")]
-    split: Annotated[np.ndarray, Stored(str, "train, val or test", "")]
+    split: Annotated[np.ndarray, Stored(str, "train, val, test or unused", "")]
     folds: Annotated[np.ndarray, Stored(str, "the split in each official fold, as in train,test,unused; or empty", "")]
     note: Annotated[np.ndarray, Stored(str, "decoder warnings, or empty", "")]
 

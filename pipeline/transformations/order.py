@@ -18,7 +18,7 @@ class Order(Choice):
 
     name = "order"
     segments: int = 3
-    """Number of segments, 2 to 5; of the segments! orders, the first is the original."""
+    """Number of segments, 2 to 5; the values are all orders of them (6 for 3 segments), the original first."""
 
     def __post_init__(self) -> None:
         if not 2 <= self.segments <= 5:

@@ -117,7 +117,7 @@ class Labels:
             raise self._error(1, f"there are two columns '{duplicate}'")
 
     def _duplicate(self, name: str, first: int, second: int) -> UserError:
-        return self._error(second, f"'{name}' also has line {first}; remove one of the two")
+        return self._error(second, f"'{name}' is already on line {first}; remove one of the two")
 
     def _error(self, line: int, what: str) -> UserError:
         return UserError(f"line {line} of {self._path}: {what}")

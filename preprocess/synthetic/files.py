@@ -182,8 +182,8 @@ def claim(destination: Path, settings: GeneratedSet) -> bool:
         if taken := [name for name in there if not name.startswith(".")]:
             more = f" and {len(taken) - 1} more" if len(taken) > 1 else ""
             raise UserError(
-                f"{destination} holds {taken[0]}{more}, but no {settings.marker}, so it is not {settings.name}; set "
-                "--destination to another folder"
+                f"{destination} holds {taken[0]}{more}, but no {settings.marker}, so it is not {settings.name}; move "
+                "these files elsewhere, or generate the set in another folder with 'gdt generate'"
             )
         destination.mkdir(parents=True, exist_ok=True)
         unfinished.write_text(json.dumps(expected, indent=2) + "\n")

@@ -115,8 +115,8 @@ class Synthetic(GeneratedSet):
     classes: int = 10
     """Number of classes, 1 to 10."""
     nuisance: float = 0.3
-    """Probability that pitch follows size (likewise timbre hue, ambience background); above
-    0.7, they hide the action."""
+    """Probability that pitch follows size, timbre follows hue, and ambience follows the
+    background, each drawn on its own; above 0.7, they hide the action."""
 
     @property
     def actions(self) -> tuple[str, ...]:

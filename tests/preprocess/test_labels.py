@@ -144,7 +144,7 @@ def test_absolute_paths_names_without_suffix_and_a_column_class(tmp_path: Path) 
     write(tmp_path, "path,labels\n2,x\n")
     assert (videos(tmp_path)["2.mp4"].label, videos(tmp_path)["2.mp4"].columns) == ("x", ())
     write(tmp_path, "path,label\n2,x\n2.mp4,y\n")
-    with pytest.raises(UserError, match="'2.mp4' also has line 2; remove one of the two"):
+    with pytest.raises(UserError, match="'2.mp4' is already on line 2; remove one of the two"):
         videos(tmp_path)
 
 
@@ -187,8 +187,8 @@ def test_rows_without_a_video_are_reported(tmp_path: Path) -> None:
             b"path,split\na.mp4,train\nb.mp4,holdout\n",
             "line 3 of .*: unknown split 'holdout'; available: train, training, val",
         ),
-        (b'path,x\na.mp4,"1\n2"\nb.mp4,1\na.mp4,2\n', "line 5 of .*: 'a.mp4' also has line 3; remove one"),
-        (b"path,label\ntest/a.mp4,1\na.mp4,2\n", "line 3 of .*: 'test/a.mp4' also has line 2; remove one"),
+        (b'path,x\na.mp4,"1\n2"\nb.mp4,1\na.mp4,2\n', "line 5 of .*: 'a.mp4' is already on line 3; remove one"),
+        (b"path,label\ntest/a.mp4,1\na.mp4,2\n", "line 3 of .*: 'test/a.mp4' is already on line 2; remove one"),
         (b"path,label\n ,cat\n", "line 2 of .*: the name of the video is empty"),
         (b"path,label\na.mp4,cat\nb.mp4,caf\xe9\n", "line 3 of .*: not UTF-8 .*; save the table as UTF-8"),
         ("path,label\n".encode("utf-16"), "line 1 of .*: not UTF-8"),

@@ -119,7 +119,7 @@ def test_other_settings_are_refused(made: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="seed was 0, now 1"):
         generate(made, replace(SMALL, seed=1), progress=False)
     (tmp_path / "train").mkdir()
-    with pytest.raises(UserError, match="so it is not synthetic; set --destination"):
+    with pytest.raises(UserError, match="so it is not synthetic; move these files elsewhere, or generate"):
         generate(tmp_path, SMALL, progress=False)
 
 

@@ -19,7 +19,7 @@ from gdt.train.models.gdt import GDT, load_weights
 from gdt.train.models.network import BACKBONES, Network
 from gdt.train.pretrain import pretrain
 from gdt.train.settings import SIZES, to_json
-from gdt.train.weights import LEARNED, SETTINGS, STATISTICS
+from gdt.train.weights import FINETUNED_ON, SETTINGS, STATISTICS
 
 TINY = SIZES["tiny"][1]
 
@@ -64,7 +64,7 @@ def test_a_custom_video_network_is_a_class_and_a_line(
     # as finetuning writes it, with the parameter names of this network
     state = {f"base.{name}": value for name, value in trained.model.video_network.base.state_dict().items()}
     state |= {"classifier.weight": torch.zeros(3, 6), "classifier.bias": torch.zeros(3)}
-    more = {STATISTICS: trained.statistics.to_numbers(), SETTINGS: to_json(trained.settings), LEARNED: ["x", 1]}
+    more = {STATISTICS: trained.statistics.to_numbers(), SETTINGS: to_json(trained.settings), FINETUNED_ON: ["x", 1]}
     torch.save({"state_dict": state} | more, tmp_path / "finetuned.pt")
     for found in map(load_model, (tmp_path / "x.safetensors", tmp_path / "finetuned.pt", trained_path)):
         assert isinstance(found.model.video_network.base, Flat)
