@@ -122,6 +122,17 @@ def test_the_page_says_what_the_runs_with_more_compute_say() -> None:
             assert (cell, int(seeds)) == (f"{sum(of) / len(of):.1f}{more}", len(of)), (row, compute, label, metric)
 
 
+def test_the_page_says_what_the_runs_on_the_second_set_say() -> None:
+    written, values = (ROOT / "docs" / "claim.md").read_text(), read([ROOT / "docs" / "claim_second_set.csv"])
+    for row in "ej":
+        cells = [f"{row}, second set", "15.0", "10"]
+        for label, metric in (("", LINEAR), ("", "R@1"), ("identity", "R@1")):
+            of = [each.value for each in values if (each.row, each.label, each.metric) == (row, label, metric)]
+            assert len(of) == 10
+            cells.append(f"{sum(of) / len(of):.1f} ({min(of):.1f}–{max(of):.1f})")
+        assert f"| {' | '.join(cells)} |" in written
+
+
 def test_the_page_says_what_the_runs_with_hue_jitter_say() -> None:
     written = (ROOT / "docs" / "claim_variations.md").read_text()
     runs: dict[tuple[str, ...], list[float]] = {}
