@@ -36,7 +36,7 @@ endif
 source = $(if $(SOURCE),--source "$${SOURCE/#\~\//$$HOME/}")
 # the checkpoint of `make pretrain` with the same DATASET, PRESET, FACTORS and SEED; gdt/command.py finds its path
 checkpoint = make:$(call quote,$(or $(1),$(DATASET),synthetic))
-# variables that select that checkpoint, which are no options of the command; with CKPT, SEED is the evaluation's own
+# variables that select that checkpoint, not options of the command; with CKPT, SEED is the evaluation's own
 of_run = PRESET FACTORS $(if $(CKPT),,SEED)
 generated = $(call quote,$(or $(DATASET),synthetic-moments))
 official = $(call gdt,$(of_run)) eval downstream --ckpt $(call checkpoint,kinetics) --protocols finetune retrieval few-shot linear

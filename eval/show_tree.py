@@ -68,7 +68,7 @@ def show_tree(settings: ShowTree) -> tuple[str, Path]:
     first, *others = batch.factors
     drawing = TreeDrawing(Composition((replace(first, k=settings.videos), *others)))
     if drawing.n > _MAX_LEAVES:
-        lower = "--videos" if 2 * drawing.n <= settings.videos * _MAX_LEAVES else "a K"
+        lower = "--videos" if 2 * drawing.n // settings.videos <= _MAX_LEAVES else "a K"  # two are the least
         raise UserError(f"the picture would have {drawing.n} leaves, more than {_MAX_LEAVES}; lower {lower}")
     title = "your factors" if settings.factors else f"preset {settings.preset}"
     path = settings.out or Path("runs") / f"tree-{train.name}.png"

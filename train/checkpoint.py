@@ -9,14 +9,13 @@ import threading
 import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from errno import EDQUOT, ENOSPC
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from gdt.common.errors import UserError, first_line
-from gdt.common.files import require_readable, writing
+from gdt.common.files import is_disk_full, require_readable, writing
 from gdt.pipeline.shards.index import Statistics
 from gdt.train import portable
 from gdt.train.locate import PREVIOUS, require_checkpoint, suggest_other
@@ -62,7 +61,7 @@ def write(path: Path, state: Mapping[str, Any]) -> None:
             if path.is_file():
                 _keep_previous(path)
     except OSError as error:
-        advice = "free some space" if error.errno in (ENOSPC, EDQUOT) else "check the disk and the permissions"
+        advice = "free some space" if is_disk_full(error) else "check the disk and the permissions"
         raise UserError(
             f"the checkpoint of step {state['step']} cannot be written to {path.parent} ({error.strerror}); {advice}, "
             "then run again to resume from the previous checkpoint, if any"

@@ -85,6 +85,12 @@ def test_values_are_those_of_the_records() -> None:
     )
 
 
+def cell(values: list[float]) -> str:
+    """Values of several seeds in a table: mean (lowest–highest)."""
+    spread = f" ({min(values):.1f}–{max(values):.1f})" if len(values) > 1 else ""
+    return f"{sum(values) / len(values):.1f}{spread}"
+
+
 def test_the_page_says_what_the_published_values_say() -> None:
     lines = claim_predictions(ClaimPredictions((ROOT / "docs" / "claim.csv",))).splitlines()
     judged = {line.split()[0]: line.split()[-1] for line in lines if re.match(r"\d+ .*(held|failed|undecided)$", line)}
@@ -100,7 +106,7 @@ def test_the_page_says_what_the_published_values_say() -> None:
         if (each.label, each.metric) in (("", LINEAR), ("", "R@1"), ("identity", "R@1")):
             same = each.equal if each.row in "aegj" else ""  # random weights and row l are the same at equal compute
             runs.setdefault((each.dataset, same, each.row, each.label, each.metric), []).append(each.value)
-    cells = [f"{sum(of) / len(of):.1f} ({min(of):.1f}–{max(of):.1f})" for of in runs.values()]
+    cells = list(map(cell, runs.values()))
     written = (ROOT / "docs" / "claim.md").read_text()
     assert len(cells) > 90 and [cell for cell in cells if cell not in written] == []
 
@@ -114,12 +120,11 @@ def test_the_page_says_what_the_runs_with_more_compute_say() -> None:
     lines = re.findall(r"^\| ([ejl]) \| [\d,]+ \| ([\d.]+) \| (\d+) \| (.*) \| (.*) \| (.*) \|$", written, re.M)
     assert len(lines) * 3 == len(runs)
     for row, compute, seeds, *cells in lines:
-        for cell, (label, metric) in zip(
+        for found, (label, metric) in zip(
             cells, (("action", LINEAR), ("action", "R@1"), ("identity", "R@1")), strict=True
         ):
             of = runs[row, compute, label, metric]
-            more = f" ({min(of):.1f}–{max(of):.1f})" if len(of) > 1 else ""
-            assert (cell, int(seeds)) == (f"{sum(of) / len(of):.1f}{more}", len(of)), (row, compute, label, metric)
+            assert (found, int(seeds)) == (cell(of), len(of)), (row, compute, label, metric)
 
 
 def test_the_page_says_what_the_runs_on_the_second_set_say() -> None:
@@ -129,7 +134,7 @@ def test_the_page_says_what_the_runs_on_the_second_set_say() -> None:
         for label, metric in (("", LINEAR), ("", "R@1"), ("identity", "R@1")):
             of = [each.value for each in values if (each.row, each.label, each.metric) == (row, label, metric)]
             assert len(of) == 10
-            cells.append(f"{sum(of) / len(of):.1f} ({min(of):.1f}–{max(of):.1f})")
+            cells.append(cell(of))
         assert f"| {' | '.join(cells)} |" in written
 
 
@@ -140,4 +145,4 @@ def test_the_page_says_what_the_runs_with_hue_jitter_say() -> None:
         if (each.label, each.metric) in (("", LINEAR), ("", "R@1"), ("identity", "R@1")):
             runs.setdefault((each.equal, each.row, each.label, each.metric), []).append(each.value)
     assert len(runs) == 12 and {len(of) for of in runs.values()} == {10}
-    assert all(f"{sum(of) / len(of):.1f} ({min(of):.1f}–{max(of):.1f})" in written for of in runs.values())
+    assert all(cell(of) in written for of in runs.values())
