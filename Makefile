@@ -34,7 +34,7 @@ takes := $(strip $(foreach goal,$(goals),$(takes.$(goal))))
 $(if $(filter-out $(takes),$(typed)),$(error 'make $(goals)' takes $(if $(takes),only $(takes),no variables); remove $(filter-out $(takes),$(typed))))
 endif
 source = $(if $(SOURCE),--source "$${SOURCE/#\~\//$$HOME/}")
-# the checkpoint of `make pretrain` with the same DATASET, PRESET, FACTORS and SEED; gdt/command.py finds its path
+# the checkpoint of `make pretrain` with the same DATASET, PRESET, FACTORS and SEED; src/gdt/cli.py finds its path
 checkpoint = make:$(call quote,$(or $(1),$(DATASET),synthetic))
 # variables that select that checkpoint, not options of the command; with CKPT, SEED is the evaluation's own
 of_run = PRESET FACTORS $(if $(CKPT),,SEED)

@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gdt.command import console
+from gdt.cli import console
 from gdt.eval.command import COMMANDS as EVAL
 from gdt.studies.command import COMMANDS as STUDIES
 from tests.conftest import without_workers

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import tyro
 
-from gdt.command import COMMANDS
+from gdt.cli import COMMANDS
 from gdt.eval import command as evaluation
 from gdt.eval.show_tree import partners
 from gdt.pipeline import presets

@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 import torch
 
-from gdt.command import add_make_variables
+from gdt.cli import add_make_variables
 from gdt.common.errors import UserError, as_keywords, as_typed, exit_with_message, explain_out_of_memory
 from gdt.common.lock import locked, locked_file
 from gdt.common.variables import options_of, with_variables

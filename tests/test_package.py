@@ -22,8 +22,8 @@ OURS = [path for name in (*FOLDERS, "benchmarks", "tests") for path in (ROOT / n
 
 
 def test_every_folder_with_code_is_a_link_in_the_package() -> None:
-    links = {path.name: path.readlink() for path in (ROOT / "gdt").iterdir() if path.is_symlink()}
-    assert links == {name: Path("..") / name for name in FOLDERS}
+    links = {path.name: path.readlink() for path in (ROOT / "src" / "gdt").iterdir() if path.is_symlink()}
+    assert links == {name: Path("../..") / name for name in FOLDERS}
 
 
 def test_no_module_is_imported_by_its_folder_alone() -> None:
@@ -75,7 +75,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def install(source: Path, environment: Path, *options: str) -> Path:
     """Copy the package to `source` and install it from there; returns the folder of the environment's commands."""
-    for name in ("gdt", "src", *FOLDERS):
+    for name in ("src", *FOLDERS):
         shutil.copytree(ROOT / name, source / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)

@@ -51,7 +51,7 @@ def test_command_lines_import_nothing_slow(stage: str) -> None:
     ],
 )
 def test_mistakes_are_refused_before_slow_imports(shards: Path, tmp_path: Path, command: str, message: str) -> None:
-    code = "import sys\nfrom gdt.command import _run\nfrom gdt.common.errors import exit_with_message as end\n"
+    code = "import sys\nfrom gdt.cli import _run\nfrom gdt.common.errors import exit_with_message as end\n"
     code += "try:\n end(lambda: _run(sys.argv[1], sys.argv[2:]))\nfinally:\n print(*sys.modules)"
     words = command.format(shards=shards).split()
     environment = os.environ | {"PYTHONPATH": str(ROOT)}

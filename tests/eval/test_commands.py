@@ -270,7 +270,7 @@ def test_mistakes_are_reported_before_torch_is_imported(tmp_path: Path) -> None:
     """In one process, as each costs an interpreter."""
     (tmp_path / "text.pt").write_text("it is a text")
     code = (
-        "import sys\nfrom gdt.command import _run\nfrom gdt.common.errors import UserError\n"
+        "import sys\nfrom gdt.cli import _run\nfrom gdt.common.errors import UserError\n"
         "for line in sys.argv[1:]:\n    try:\n        _run('eval', line.split())\n    except UserError as error:\n"
         "        print(str(error).splitlines()[0])\n"
         "assert 'sklearn' not in sys.modules and 'torch' not in sys.modules\n"

@@ -54,7 +54,7 @@ def undisturbed(server: subprocess.Popen[str], shards: Path, tmp_path_factory: p
 
 def test_a_run_on_the_cores_needs_no_dali(shards: Path, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules['nvidia.dali'] = None")
-    code = ("-c", "from gdt.command import console; console()")
+    code = ("-c", "from gdt.cli import console; console()")
     environment = os.environ | {"PYTHONPATH": f"{tmp_path}:{ROOT}"}
     command = [sys.executable, *code, *arguments(shards, tmp_path / "run", "--steps", 2)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)

@@ -1,6 +1,6 @@
 """Entry point of `python -m gdt`."""
 
-from gdt.command import console
+from gdt.cli import console
 
 if __name__ == "__main__":
     console()
