@@ -10,12 +10,25 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import simplejpeg
+import torch
 
+from gdt.eval.downstream import downstream
+from gdt.eval.record import read
+from gdt.eval.settings import Downstream
 from gdt.pipeline.presets import PRESETS
 from gdt.pipeline.shards.index import Index
+from gdt.pipeline.shards.layout import read_rejected
+from gdt.pipeline.shards.reader import ShardReader
+from gdt.pipeline.sources.text import Words
+from gdt.preprocess.stage import Preprocess
+from gdt.preprocess.synthetic import generate
+from gdt.preprocess.synthetic.moments import SyntheticMoments
 from gdt.train.checkpoint import load_model
 from gdt.train.pretrain import pretrain
 from gdt.train.settings import SIZES, Optimization, Pretrain
+from tests.conftest import preprocess, write_word2vec
+from tests.train.test_weights import BANKS, CLIPS, Release, random, saved
 
 MORE = "video:d time_shift:i:1 speed(1,2):i:2 order(2):i:2 modality:i:2:differs rotation:i:2 augmentation:i:1"
 """The factors that no preset has."""
@@ -65,4 +78,77 @@ def planned(name: str, shards: Path) -> dict[str, str]:
         plan = settings(name, shards, batch_size=5, seed=seed).tree(index).plan(epoch, batch)
         arrays = {"columns": plan.columns, "leaves": plan.leaves.arrays(), "draws": plan.leaves.draws}
         found[f"{seed} {epoch} {batch}"] = " ".join(map(digest, arrays.values()))
+    return found
+
+
+def generated(folder: Path, **settings: Any) -> Path:
+    """Shards of a generated set."""
+    made = SyntheticMoments(train=1, val=0, test=1, seconds=2.0, **settings)
+    generate(folder / "videos", made, workers=1, progress=False)
+    preprocess(Preprocess(made.name, folder / "videos", folder / "shards"))
+    return folder / "shards"
+
+
+def captioned(folder: Path, videos: Path, captions: dict[str, Any]) -> Path:
+    """Shards of a tree of videos with captions, {id: {start, end, text}}."""
+    (videos / "captions.json").write_text(json.dumps(captions))
+    write_word2vec(folder / "vectors.txt", (text for said in captions.values() for text in said["text"]), 4)
+    preprocess(Preprocess("folder", videos, folder / "shards", word2vec=folder / "vectors.txt"))
+    return folder / "shards"
+
+
+def stored(shards: Path) -> dict[str, dict[str, Any]]:
+    """What shards hold of each video, as read back; words from every half second on."""
+    index, found = Index.open(shards), {}
+    reader = ShardReader(index)
+    for video, name in enumerate(index.id):
+        count, rows = int(index.frame_count[video]), int(index.mel_count[video])
+        frames = np.stack([simplejpeg.decode_jpeg(jpeg) for jpeg in reader.frames(video, np.arange(count))])
+        bank = reader.logmel(video, 0, rows) if rows else np.zeros((0, index.bands), np.float32)
+        words = (
+            [reader.tokens(video, start / 2).tolist() for start in range(count // 15)]
+            if index.text_count[video]
+            else []
+        )
+        labels = [index.label[video], index.split[video], *(values[video] for values in index.columns.values())]
+        means = [round(float(mean), 2) for mean in (*frames.mean((0, 1, 2)), bank.mean() if rows else 0)]
+        found[name] = {
+            "shapes": [*frames.shape, *bank.shape], "labels": labels, "words": words, "means": means,
+            "hash": digest({"frames": frames, "logmel": bank}),
+        }  # fmt: skip
+    return found | {"rejected": sorted(row["id"] for row in read_rejected(shards))}
+
+
+def released(path: Path, text: bool) -> dict[str, Any]:
+    """Embeddings by weights in the form of the published release."""
+    torch.manual_seed(0)
+    trained = load_model(saved(random(Release(text)), path, "module."))
+    mask = torch.arange(20) < torch.tensor([[3], [20], [1]])
+    vectors = torch.randn(3, 20, 300, generator=torch.Generator().manual_seed(3)).half() * mask[..., None]
+    inputs = {"video": CLIPS, "audio": BANKS, "text": Words(vectors, mask, np.zeros((3, 20), np.int64))}
+    with torch.no_grad():
+        embedded = {name: trained.model.embed(name, inputs[name]).numpy() for name in trained.model.modalities}
+    numbers = {name: values[:, ::64].flatten().tolist() for name, values in embedded.items()}
+    return {"embeddings": numbers, "statistics": trained.statistics.to_numbers(), "hash": digest(embedded)}
+
+
+def evaluate(
+    checkpoint: Path, shards: Path, out: Path, protocols: tuple[str, ...], **options: Any
+) -> dict[str, dict[str, list[float]]]:
+    """Metrics of protocols as value, interval, chance and answers, by model and protocol."""
+    asked = Downstream((checkpoint,), "drawn", shards, protocols, clips=2, threads=1, jobs=1, out=out, **options)
+    downstream(asked)
+    found = {}
+    for record in read(out / "results.json"):
+        metrics = {name: [m.value, m.low, m.high, m.chance, m.answers] for name, m in record.metrics.items()}
+        found[f"{record.model}, {record.protocol}, fold {record.fold}"] = metrics
+    return found
+
+
+def finetuned(out: Path) -> dict[str, list[list[float]]]:
+    """Loss and accuracy of every epoch of the finetuning of an evaluation, by its fold."""
+    found = {}
+    for path in sorted(out.rglob("finetune.jsonl")):
+        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        found[path.parent.name.rsplit("-", 1)[0]] = [[row["loss"], row["top-1"]] for row in rows]
     return found
