@@ -5,6 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import pickle
+import socket
+import subprocess
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,8 +18,10 @@ import simplejpeg
 import torch
 
 from gdt.eval.downstream import downstream
+from gdt.eval.embed import Embed, features
 from gdt.eval.record import read
 from gdt.eval.settings import Downstream
+from gdt.pipeline.leaves import Clip
 from gdt.pipeline.presets import PRESETS
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.shards.layout import read_rejected
@@ -28,6 +34,7 @@ from gdt.train.checkpoint import load_model
 from gdt.train.pretrain import pretrain
 from gdt.train.settings import SIZES, Optimization, Pretrain
 from tests.conftest import preprocess, write_word2vec
+from tests.train.runs import Forked
 from tests.train.test_weights import BANKS, CLIPS, Release, random, saved
 
 MORE = "video:d time_shift:i:1 speed(1,2):i:2 order(2):i:2 modality:i:2:differs rotation:i:2 augmentation:i:1"
@@ -56,17 +63,55 @@ def settings(name: str, shards: Path, words: Path | None = None, dropout: float 
     return replace(short, **changes)
 
 
+def in_float64(name: str, shards: Path, words: Path | None = None, **changes: Any) -> Pretrain:
+    """A short run of smaller networks, whose results differ between processors and ranks by rounding only."""
+    base = settings(name, shards, words, steps=3, precision="float64")
+    network = replace(
+        base.network, stem=4, stem_middle=4, widths=(4, 8), audio_stem=4, audio_widths=(4, 8), hidden=32, embedding=16
+    )
+    sizes = {"clip": Clip(frames=4, stride=6, size=16), "augmentation": replace(base.augmentation, scale=(20, 28))}
+    optimization = replace(base.optimization, lr=1e-3)
+    return replace(base, network=network, optimization=optimization, **sizes, **changes)
+
+
 def train(settings: Pretrain) -> dict[str, Any]:
     """Pretrain; the loss of every step, and the norm of the change of the weights."""
-    trained = load_model(pretrain(settings))
-    before, after = (dict(which.model.named_parameters()) for which in (trained.untrained(), trained))
-    moved = [(after[key].double() - before[key].double()).norm().item() ** 2 for key in before]
-    return {"losses": losses(settings.run_folder), "moved": math.sqrt(math.fsum(moved))}
+    return trained(pretrain(settings))
 
 
-def losses(run: Path) -> list[float]:
-    """The loss of every step of a run."""
-    return [json.loads(line)["loss"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+def trained(checkpoint: Path) -> dict[str, Any]:
+    """What `train` returns, of a finished run."""
+    before = dict(load_model(checkpoint).untrained().model.named_parameters())
+    after = torch.load(checkpoint, weights_only=True)["model"]  # in float64 if it was trained so
+    moved = [(after[key].double() - weight.double()).norm().item() ** 2 for key, weight in before.items()]
+    rows = [json.loads(line) for line in checkpoint.with_name("metrics.jsonl").read_text().splitlines()]
+    return {"losses": [row["loss"] for row in rows], "moved": math.sqrt(math.fsum(moved))}
+
+
+_RANK = """
+import pathlib, pickle
+from gdt.train.pretrain import pretrain
+for run in pickle.loads(pathlib.Path("runs").read_bytes()):
+    pretrain(run)
+"""
+
+
+def train_on_ranks(server: subprocess.Popen[str], runs: Sequence[Pretrain], folder: Path, world: int) -> None:
+    """Pretrain on several ranks, with the environment that torchrun gives them."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    numbers = {"WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world, "MASTER_PORT": port}
+    common = {name: str(number) for name, number in numbers.items()} | {"MASTER_ADDR": "127.0.0.1"}
+    (folder / "runs").write_bytes(pickle.dumps(runs))
+    (folder / "ranks.py").write_text(_RANK)
+    ranks = [
+        Forked(server, folder, ["ranks.py"], common | {"RANK": str(rank), "LOCAL_RANK": str(rank)})
+        for rank in range(world)
+    ]
+    for rank in ranks:
+        _, errors = rank.communicate()
+        assert rank.returncode == 0, errors
 
 
 def planned(name: str, shards: Path) -> dict[str, str]:
@@ -140,9 +185,19 @@ def evaluate(
     downstream(asked)
     found = {}
     for record in read(out / "results.json"):
-        metrics = {name: [m.value, m.low, m.high, m.chance, m.answers] for name, m in record.metrics.items()}
+        metrics = {
+            name: [round(x, 6) for x in (m.value, m.low, m.high, m.chance, m.answers)]
+            for name, m in record.metrics.items()
+        }
         found[f"{record.model}, {record.protocol}, fold {record.fold}"] = metrics
     return found
+
+
+def embedded(checkpoint: Path, shards: Path) -> dict[str, Any]:
+    """Embeddings of the videos of shards."""
+    rows = features(Embed(checkpoint, shards=shards, clips=2))
+    numbers = {name: values[::12, ::32].flatten().tolist() for name, values in rows.features.items()}
+    return {"embeddings": numbers, "hash": digest(rows.features)}
 
 
 def finetuned(out: Path) -> dict[str, list[list[float]]]:

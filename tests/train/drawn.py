@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -18,8 +19,11 @@ WORDS = ["left right up down slowly quickly"]
 FRAMES, ROWS, SIZE = 75, 250, 48
 
 
-def draw(folder: Path, videos: int) -> tuple[Path, Path]:
-    """Shards of `videos` videos (moving blobs with a hum of the same pace), and word vectors for their captions."""
+def draw(folder: Path, videos: int, splits: Sequence[str] = ("train",)) -> tuple[Path, Path]:
+    """Shards of `videos` videos (moving blobs with a hum of the same pace), and word vectors for their captions.
+
+    Video n is in split n modulo their number; its label is its pace, and its folds are its split and the next one.
+    """
     words = folder / "vectors.txt"
     write_word2vec(words, WORDS, 10)
     (folder / "scratch").mkdir()
@@ -47,10 +51,14 @@ def draw(folder: Path, videos: int) -> tuple[Path, Path]:
         (folder / f"{n}.jpeg").write_bytes(b"".join(jpegs))
         bank.tofile(folder / f"{n}.rows")
         spoken = np.arange(0, 2.4, 0.3)
+        split, other = (splits[k % len(splits)] for k in (n, n + 1))
+        columns = {"id": f"v{n:02}", "label": f"pace {pace}", "split": split, "height": SIZE, "width": SIZE}
+        if len(splits) > 1:
+            columns["folds"] = f"{split},{other}"
         records.append(
             VideoRecord(
-                {"id": f"v{n:02}", "split": "train", "height": SIZE, "width": SIZE}, folder / f"{n}.jpeg",
-                np.array(list(map(len, jpegs))), folder / f"{n}.rows", ((np.arange(8) + n) % 6, spoken, spoken + 0.2),
+                columns, folder / f"{n}.jpeg", np.array(list(map(len, jpegs))), folder / f"{n}.rows",
+                ((np.arange(8) + n) % 6, spoken, spoken + 0.2),
             )
         )  # fmt: skip
     shards = folder / "shards"
