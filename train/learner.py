@@ -51,7 +51,7 @@ class Learner:
         shapes = (kernels or Kernels(dtype)).apply(model)
         config = StepConfig(
             tree.composition.factors, settings.temperature, settings.seed, dtype, settings.bn_group_size or 0,
-            settings.micro_batch_size, settings.loss,
+            settings.micro_batch_size,
         )  # fmt: skip
         self.gradient = Gradient(model, config, world, tqdm.write)
         self.optimizer = _optimizer(settings.optimization, model, device)

@@ -1,4 +1,4 @@
-"""Equation 1, or the loss of the published release, on one or several ranks."""
+"""Equation 1 on one or several ranks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from gdt.pipeline.composition import Factor, contrast, weight
-from gdt.train import published
 from gdt.train.norm import gather
 
 
@@ -25,27 +24,25 @@ class Outcome(NamedTuple):
 
 def gdt_loss(
     embeddings: Tensor, table: Mapping[str, Tensor], factors: Sequence[Factor], temperature: float,
-    joined: Mapping[str, Tensor] | None = None, loss: str = "paper",
+    joined: Mapping[str, Tensor] | None = None,
 ) -> Tensor:  # fmt: skip
     """Equation 1 as the mean over the positive pairs (c w = 1) of the whole batch: a scalar, equal on every rank.
 
     `embeddings` [n, d] of length 1 and `table` (factor name and `leaf` -> int64 [n]) are this rank's leaves, equally
     many on all ranks. The gradient, averaged over ranks as in DDP, is that of the whole batch. Computed in float32, or
     float64 if the embeddings are. Ignores leaves whose `usable` in the table is 0; the loss is 0 if no positive pair is
-    left. `joined`: the table of all ranks without `usable`; gathered if None. `loss` "published": the mean over the
-    comparisons of the published release, without gradient for the compared leaves; raises UserError if the release has
-    no loss for these factors.
+    left. `joined`: the table of all ranks without `usable`; gathered if None.
     """
-    return outcome(embeddings, table, factors, temperature, joined, loss).loss
+    return outcome(embeddings, table, factors, temperature, joined).loss
 
 
 def outcome(
     embeddings: Tensor, table: Mapping[str, Tensor], factors: Sequence[Factor], temperature: float,
-    joined: Mapping[str, Tensor] | None = None, loss: str = "paper",
+    joined: Mapping[str, Tensor] | None = None,
 ) -> Outcome:  # fmt: skip
     """`gdt_loss` and the top-1 accuracy; does not wait for the device."""
     world = dist.get_world_size() if dist.is_initialized() else 1
-    columns, gathered = dict(table), embeddings.detach() if loss == "published" else embeddings
+    columns, gathered = dict(table), embeddings
     if world > 1:
         gathered = _GatherWithGradient.apply(gathered)
         known = {} if joined is None else joined
@@ -60,11 +57,8 @@ def outcome(
     positive &= w
     # leave rows without any weight unmasked: all -inf would make the gradient NaN, and they have no positives
     masked = similarity.masked_fill(~w & w.any(1, keepdim=True), -torch.inf)
-    if loss == "published":
-        total, terms = _published_terms(similarity, w, table, columns, factors)
-    else:
-        log_p = similarity - torch.logsumexp(masked, dim=1, keepdim=True)
-        total, terms = -log_p.where(positive, 0).sum(), positive.sum()
+    log_p = similarity - torch.logsumexp(masked, dim=1, keepdim=True)
+    total, terms = -log_p.where(positive, 0).sum(), positive.sum()
     with torch.no_grad():
         hits = positive.gather(1, masked.argmax(1, keepdim=True)).sum()
         counts = torch.stack([total.detach(), terms.to(dtype), hits.to(dtype), positive.any(1).sum().to(dtype)])
@@ -75,25 +69,6 @@ def outcome(
     # times `world`, since gradients are averaged over ranks, not summed
     share = total * world / terms
     return Outcome(value / terms + (share - share.detach()) if world > 1 else share, hits / rows)
-
-
-def _published_terms(
-    similarity: Tensor, w: Tensor, rows: Mapping[str, Tensor], columns: Mapping[str, Tensor], factors: Sequence[Factor]
-) -> tuple[Tensor, Tensor]:
-    """Sum and number of the terms of the published loss, without those whose leaf or key is unusable."""
-    own, other = published.positions(factors, rows), published.positions(factors, columns)
-    same_video = own.video[:, None] == other.video
-    per_gpu = published.videos_per_gpu(factors)
-    same_gpu = own.video[:, None] // per_gpu == other.video // per_gpu
-    total, terms = similarity.new_zeros(2)
-    for branch, key, *counts in published.comparisons(factors):
-        near, far = (sum(n * (other.branch == one) for one, n in times.items()) for times in counts)
-        keys = same_video & w & (other.branch == key) & (own.branch == branch)[:, None]
-        # rows without a key would have an empty denominator, whose gradient is NaN
-        times = (w * torch.where(same_gpu, near, far)).where(keys.any(1, keepdim=True), 1)
-        log_p = similarity - torch.logsumexp(similarity + times.to(similarity.dtype).log(), dim=1, keepdim=True)
-        total, terms = total - log_p.where(keys, 0).sum(), terms + keys.sum()
-    return total, terms
 
 
 class _GatherWithGradient(torch.autograd.Function):

@@ -25,7 +25,6 @@ from gdt.pipeline.sources.loading import Loading
 from gdt.pipeline.transformations.augmentation import Augmentation
 from gdt.pipeline.tree import Tree, sampling_tree
 from gdt.pipeline.word2vec import WordVectors
-from gdt.train import published
 from gdt.train.models.network import Network
 from gdt.train.schedule import Optimization, Schedule
 
@@ -51,7 +50,7 @@ class Pretrain:
         "optimization": (),
         "data": ("shards", "split", "word2vec", "init", "factors_from", "shuffle_shards"),
         "probe": ("probe_every", "probe_videos", "probe_split"),
-        "advanced": ("loss", "temperature", "bn_group_size", "micro_batch_size", "device", "precision", "compile",
+        "advanced": ("temperature", "bn_group_size", "micro_batch_size", "device", "precision", "compile",
                      "threads", "checkpoint_minutes", "checkpoint_steps", "wandb", "profile", "cached_batches",
                      "default_batch_size", "factors_digest"),
     }  # fmt: skip
@@ -88,8 +87,6 @@ class Pretrain:
     """Passes over the videos; 0: --steps sets the length. Give one of the two."""
     steps: int = 0
     """Batches to train for; 0: --epochs sets the length."""
-    loss: Literal["paper", "published"] = "paper"
-    """paper: equation 1. published: the release's own loss, for presets e to m, text-b to text-g and 1 to 9."""
     temperature: float = 0.07
     """rho of equation 1."""
     seed: int = 0
@@ -187,10 +184,7 @@ class Pretrain:
         """The factors of a batch."""
         factors = self.factors or presets.preset(self.preset).factors
         batch_size = self.batch_size or self.default_batch_size
-        composition = notation.parse(factors, batch_size, self.augmentation, self.transformations)
-        if self.loss == "published":
-            published.comparisons(composition.factors)  # raises UserError if there are none
-        return composition
+        return notation.parse(factors, batch_size, self.augmentation, self.transformations)
 
     @property
     def transformations(self) -> notation.Transformations:
@@ -246,9 +240,8 @@ class Pretrain:
     @property
     def run_folder(self) -> Path:
         seed = f"-seed{self.seed}" if self.seed else ""
-        loss = "-published-loss" if self.loss == "published" else ""
         cached = f"-cached{self.cached_batches}" if self.cached_batches else ""
-        return self.out or Path("runs") / f"{self.dataset}-{self.name}{loss}{seed}{cached}"
+        return self.out or Path("runs") / f"{self.dataset}-{self.name}{seed}{cached}"
 
 
 def _abbreviate(factors: str) -> str:

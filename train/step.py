@@ -43,8 +43,6 @@ class StepConfig:
     """Leaves of one modality that share batch-norm statistics; 0 for the whole batch."""
     micro_batch_size: int = 0
     """Leaves of one modality per backward pass, a multiple of `bn_group_size`; 0 for all of a rank."""
-    loss: str = "paper"
-    """As in `gdt_loss`."""
 
 
 class _Group(NamedTuple):
@@ -84,7 +82,7 @@ class Gradient:
         with self._statistics.step(shared=config.bn_group_size > 0):
             embedded = [self._retry(groups, lambda: self._embed_all(groups))]
             embeddings = embedded[0].detach().requires_grad_()
-            result = outcome(embeddings, batch.table, config.factors, config.temperature, batch.joined, config.loss)
+            result = outcome(embeddings, batch.table, config.factors, config.temperature, batch.joined)
             result.loss.backward()
             assert embeddings.grad is not None
             gradient = embeddings.grad

@@ -67,11 +67,10 @@ class Trained:
 
     @property
     def name(self) -> str:
-        """Composition and loss, or kind of external weights."""
+        """Composition, or kind of external weights."""
         if self.foreign:
             return self.foreign.kind
-        loss = ", published loss" if self.settings.loss == "published" else ""
-        return (self.settings.factors or self.settings.preset) + loss
+        return self.settings.factors or self.settings.preset
 
     @property
     def without_head(self) -> tuple[str, ...]:

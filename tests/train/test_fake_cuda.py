@@ -180,7 +180,6 @@ STEPS: dict[str, tuple[str, dict[str, Any]]] = {
     "row l, paper": ("l", {"size": "paper"}),
     **{f"row {row}, micro-batches, unusable clips": (row, MICRO) for row in ("a", "l", "text-f")},
     "groups, AdamW, recomputed": ("e", {"bn_group_size": 2, "optimizer": "adamw", "recomputed": 3}),
-    "published loss": ("e", {"loss": "published"}),
     "padded": ("a", {"kernels": Kernels(torch.bfloat16, padded=True)}),
     "two ranks": ("e", {"world": 2}),
     "two ranks, unusable clips": ("e", {"world": 2, "damaged": "skip"}),
@@ -195,7 +194,7 @@ def test_a_step_stays_on_the_gpu(drawn: tuple[Path, Path], name: str) -> None:
         base, preset=row, batch_size=4, steps=2, epochs=0, device="cuda", precision="bfloat16",
         word2vec=drawn[1] if "text" in row else None, network=replace(base.network, dropout=0.3, word_dimensions=10),
         optimization=replace(base.optimization, optimizer=how.get("optimizer", "sgd")),
-        loading=replace(base.loading, damaged=how.get("damaged", "stop")), loss=how.get("loss", "paper"),
+        loading=replace(base.loading, damaged=how.get("damaged", "stop")),
         bn_group_size=how.get("bn_group_size", 0), micro_batch_size=how.get("micro_batch_size", 0),
     )  # fmt: skip
     batch = load(asked, index, world)

@@ -1,4 +1,4 @@
-"""Equation 1 and the release's loss against loops in float64, forward and gradient; and across ranks."""
+"""Equation 1 against a loop in float64, forward and gradient; and across ranks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch.nn import functional
 
-from gdt.common.errors import UserError
 from gdt.pipeline import presets
 from gdt.pipeline.composition import Contrast, Factor, contrast, weight
 from gdt.pipeline.groups import take_rank
@@ -23,7 +22,6 @@ from gdt.pipeline.transformations.base import Source
 from gdt.pipeline.tree import BatchPlan, Tree
 from gdt.train.distributed import leave_without_teardown
 from gdt.train.loss import gdt_loss
-from gdt.train.settings import Pretrain
 
 RHO = 0.07
 
@@ -69,73 +67,6 @@ def test_equals_the_triple_loop_forward_and_backward(preset: str, videos: int) -
     assert torch.allclose(z.grad, y.grad, rtol=1e-9, atol=1e-12)
 
 
-RELEASE = {
-    "1": ["same 0 0"], "2": ["hard 02 02"], "3": ["same 02 02", "other 02 202"],
-    "4": ["hard 01 01"], "5": ["same 01 01", "other 01 101"],
-    "6": ["hard 02 02", "hard 13 13", "hard 01 0213", "hard 23 23"],
-    "7": ["same 02 02", "other 02 202", "other 13 31", "hard 01 021", "hard 23 20231"],
-    "8": ["same 01 01", "hard 02 012", "hard 13 13", "other 01 13012", "other 23 32"],
-    "9": ["same 02 02", "same 01 021", "other 02 2021", "other 13 31", "other 01 1021", "other 23 312021"],
-}  # fmt: skip
-"""Passes of each hypothesis, counted by hand in the release's script: "same" if a leaf's key is of its own branch,
-"other" if of the second of the two branches that follow, "hard" if that one of the same GPU is in the denominator too;
-then the branches of other GPUs in the denominator. Branches 0 and 1 are the two shifts, 2 and 3 the same reversed."""
-
-
-TEXT = {"text-e": "8", "text-f": "7"}
-"""The same compositions with text."""
-
-
-@pytest.mark.parametrize("hypothesis", [*RELEASE, *TEXT])
-def test_the_published_loss_equals_the_terms_of_the_release(hypothesis: str) -> None:
-    per_gpu, count = (12, 14) if hypothesis in TEXT else (8, 10)  # two GPUs, the second with 2 videos
-    factors, plan = planned(hypothesis, count)
-    hypothesis = TEXT.get(hypothesis, hypothesis)
-    columns = plan.columns
-    videos, leaves = list(dict.fromkeys(columns["video"].tolist())), {}
-    for n, video in enumerate(columns["video"].tolist()):
-        shifts = list(dict.fromkeys(columns["time_shift"][columns["video"] == video].tolist()))
-        branch = shifts.index(columns["time_shift"][n]) + 2 * columns["time_reversal"][n]
-        leaves[videos.index(video), branch, columns["modality"][n]] = n
-    z, y = embed(len(plan)), embed(len(plan))
-    total = []
-    for kind, pair, far in map(str.split, RELEASE[hypothesis]):
-        for branch, other in zip(map(int, pair), map(int, reversed(pair)), strict=True):
-            key = other if kind == "other" else branch
-            for modality, i in itertools.product(range(2), range(count)):
-                gpu = range(per_gpu) if i < per_gpu else range(per_gpu, count)
-                compared = [leaves[i, key, 1 - modality]]
-                compared += [leaves[j, key, 1 - modality] for j in gpu if j != i]
-                compared += [leaves[j, other, 1 - modality] for j in gpu if kind == "hard"]
-                compared += [leaves[j, int(b), 1 - modality] for j in range(count) if j not in gpu for b in far]
-                logits = z.detach()[compared] @ z[leaves[i, branch, modality]] / RHO
-                total.append(torch.logsumexp(logits, 0) - logits[0])
-    slow, fast = torch.stack(total).mean(), gdt_loss(y, tensors(plan), factors, RHO, loss="published")
-    slow.backward()
-    fast.backward()
-    assert math.isclose(slow.item(), fast.item(), rel_tol=1e-12)
-    assert torch.allclose(z.grad, y.grad, rtol=1e-9, atol=1e-12)
-    paper = gdt_loss(y, tensors(plan), factors, RHO).item()
-    assert math.isclose(fast.item(), paper, rel_tol=1e-12) == (hypothesis in "124")
-
-
-@pytest.mark.parametrize(
-    "factors",
-    [
-        "video:d modality:i:2:differs time_shift:i:2 augmentation:i:1",
-        "video:d modality(video,audio,text):i:3:differs augmentation:i:1",
-        "video:d time_shift:i:2 augmentation:i:1",
-        "video:d speed(1,2):i:2 modality:i:2:differs augmentation:i:1",
-        "video:d time_shift:d:3 modality:i:2:differs augmentation:i:1",
-        "video:d modality:i:2:differs augmentation:i:2",
-    ],
-)
-def test_the_published_loss_is_refused_for_other_compositions(factors: str) -> None:
-    assert Pretrain(factors=factors).composition
-    with pytest.raises(UserError, match="--loss published: the release has no loss for 'video:d:512 .* presets 1 to 9"):
-        assert Pretrain(factors=factors, loss="published").composition
-
-
 @pytest.mark.parametrize("videos", [2, 5, 11])
 def test_simclr_equals_nt_xent(videos: int) -> None:
     factors, plan = planned("a", videos)
@@ -156,24 +87,22 @@ def test_the_order_of_the_leaves_does_not_matter() -> None:
     assert math.isclose(one.item(), other.item(), rel_tol=1e-12)
 
 
-@pytest.mark.parametrize(
-    ("preset", "loss"), [("a", "paper"), ("e", "paper"), ("l", "paper"), ("l", "published"), ("h", "published")]
-)
-def test_unusable_leaves_are_ignored(preset: str, loss: str) -> None:
-    factors, plan = planned(preset, 4 if loss == "paper" else 10)
+@pytest.mark.parametrize("preset", ["a", "e", "l"])
+def test_unusable_leaves_are_ignored(preset: str) -> None:
+    factors, plan = planned(preset, 4)
     usable = np.random.default_rng(0).random(len(plan)) > 0.3
     z, y = embed(len(plan)), embed(len(plan))
     table = tensors(plan)
-    without = gdt_loss(z[usable], {name: values[usable] for name, values in table.items()}, factors, RHO, loss=loss)
-    masked = gdt_loss(y, table | {"usable": torch.from_numpy(usable.astype(np.int64))}, factors, RHO, loss=loss)
+    without = gdt_loss(z[usable], {name: values[usable] for name, values in table.items()}, factors, RHO)
+    masked = gdt_loss(y, table | {"usable": torch.from_numpy(usable.astype(np.int64))}, factors, RHO)
     without.backward()
     masked.backward()
     assert math.isclose(without.item(), masked.item(), rel_tol=1e-12)
     assert torch.allclose(z.grad, y.grad, rtol=1e-9, atol=1e-13) and not y.grad[~usable].any()
-    everything = gdt_loss(y, table | {"usable": torch.ones(len(plan), dtype=torch.int64)}, factors, RHO, loss=loss)
-    assert everything.item() == gdt_loss(y, table, factors, RHO, loss=loss).item()
+    everything = gdt_loss(y, table | {"usable": torch.ones(len(plan), dtype=torch.int64)}, factors, RHO)
+    assert everything.item() == gdt_loss(y, table, factors, RHO).item()
     y.grad = None
-    nothing = gdt_loss(y, table | {"usable": torch.zeros(len(plan), dtype=torch.int64)}, factors, RHO, loss=loss)
+    nothing = gdt_loss(y, table | {"usable": torch.zeros(len(plan), dtype=torch.int64)}, factors, RHO)
     nothing.backward()
     assert nothing.item() == 0 and not y.grad.any()
 
@@ -208,9 +137,8 @@ def _rank(rank: int, world: int, folder: str, names: tuple[str, ...]) -> None:
 
 
 def _shared(rank: int, world: int, preset: str) -> dict[str, torch.Tensor]:
-    """Losses and gradient of one rank's share of a batch; of the published loss for a hypothesis."""
+    """Losses and gradient of one rank's share of a batch."""
     factors, plan = planned(preset, 10)
-    kind = "published" if preset in RELEASE else "paper"
     share = take_rank(plan, rank, world)
     layer = torch.nn.Linear(5, 7, bias=False, dtype=torch.float64)
     torch.nn.init.constant_(layer.weight, 0.1)
@@ -218,17 +146,17 @@ def _shared(rank: int, world: int, preset: str) -> dict[str, torch.Tensor]:
     replica = torch.nn.parallel.DistributedDataParallel(layer) if world > 1 else layer
     inputs = torch.randn(len(plan), 5, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
     z = functional.normalize(replica(inputs[share.columns["leaf"]]), dim=1)
-    loss = gdt_loss(z, tensors(share), factors, RHO, loss=kind)
+    loss = gdt_loss(z, tensors(share), factors, RHO)
     loss.backward()
     table = tensors(share)
     usable = table["leaf"] % 5 > 0
     with torch.no_grad():
-        without = gdt_loss(z, table | {"usable": usable.long()}, factors, RHO, loss=kind)
+        without = gdt_loss(z, table | {"usable": usable.long()}, factors, RHO)
     return {"loss": loss.detach(), "gradient": layer.weight.grad, "without": without}
 
 
 def test_two_ranks_equal_one_process_with_the_joined_batch(tmp_path: Path) -> None:
-    names = ("a", "e", "l", "7")
+    names = ("a", "e", "l")
     mp.spawn(_rank, (2, str(tmp_path), names), nprocs=2)
     for rank, preset in itertools.product(range(2), names):
         one, part = _shared(0, 1, preset), torch.load(tmp_path / f"2-{rank}.pt", weights_only=True)[preset]

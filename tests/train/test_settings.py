@@ -28,7 +28,7 @@ OTHER = Pretrain(
     loading=Loading(3, "cpu", True, 2, 9, 7, 5, "skip"),
     device="cuda", precision="bfloat16", threads=2, checkpoint_minutes=0.1, checkpoint_steps=11, bn_group_size=3,
     micro_batch_size=6, probe_every=3, probe_videos=40, probe_split="test", wandb="mine", profile=4, cached_batches=3,
-    compile="on", loss="published",
+    compile="on",
 )  # fmt: skip
 """No value is a default. The file of factors does not exist; most machines do not have the GPU, either."""
 MINE = "video:d time_shift:d:2 modality:i:2:differs time_reversal:i:2 augmentation:i:1"
@@ -58,7 +58,6 @@ def test_no_value_of_other_is_a_default() -> None:
     [
         ({}, "runs/folder-l"),
         ({"preset": "text-b", "seed": 3}, "runs/folder-text-b-seed3"),
-        ({"loss": "published"}, "runs/folder-l-published-loss"),
         ({"factors": MINE}, "runs/folder-tsd2-mi2x-tri2"),
         ({"factors": f" {MINE.replace('video:d', 'video:d:16')} ", "seed": 1}, "runs/folder-tsd2-mi2x-tri2-seed1"),
         ({"factors": "video:d freeze:d:2 augmentation:i:2"}, "runs/folder-freezed2-ai2"),
