@@ -1,4 +1,4 @@
-"""Named compositions: the rows of the paper's tables 1 and 2, the published release's hypotheses, special cases."""
+"""Named compositions: the rows of the paper's tables 1 and 2, and special cases."""
 
 from __future__ import annotations
 
@@ -51,15 +51,9 @@ _TABLE_2: dict[str, tuple[Role, Role, str]] = {
 }  # fmt: skip
 TABLE_1 = {row: _row(f"table 1, row {row}", roles) for row, roles in _TABLE_1.items()}
 TABLE_2 = {f"text-{row}": _row(f"table 2, row {row}", roles) for row, roles in _TABLE_2.items()}
-HYPOTHESES = dict(zip("123456789", "eifjgmlkh", strict=True))
-"""Numbers of the published release's hypotheses -> rows of table 1."""
 PRESETS = {
     **TABLE_1,
     **TABLE_2,
-    **{
-        number: TABLE_1[row]._replace(source=f"hypothesis {number} of the published release, row {row}")
-        for number, row in HYPOTHESES.items()
-    },
     "within-modal": TABLE_1["d"]._replace(source="appendix, within-modal: table 1, row d"),
     "cross-modal": TABLE_1["e"]._replace(source="appendix, cross-modal: table 1, row e"),
     "three": _row("all pairs of video, audio and text", ("i", "d", "VAT")),
