@@ -31,8 +31,6 @@ class Stream(StrEnum):
     """Subset of the training videos: seed, fold."""
     GALLERY = auto()
     """Videos per class: seed."""
-    GALLERY_CLIPS = auto()
-    """Clips of gallery videos in the published retrieval: seed, fold."""
     SHOTS = auto()
     """Few-shot galleries: seed."""
     FACTOR_VIDEOS = auto()

@@ -3,27 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional
 from tqdm import tqdm
 
 from gdt.common.errors import UserError
 from gdt.common.files import DAMAGE, writing
-from gdt.pipeline.clips import ClipSampling, augmented, uniform_plans
+from gdt.pipeline.clips import uniform_plans
 from gdt.pipeline.leaves import Clip
 from gdt.pipeline.loader import Batch, Loader
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.sources.loading import Loading
-from gdt.pipeline.transformations.augmentation import EVALUATION, centred
+from gdt.pipeline.transformations.augmentation import centred
 from gdt.pipeline.tree import BatchPlan
 from gdt.train.checkpoint import Trained
-from gdt.train.models.backbone import Backbone
 from gdt.train.models.gdt import autocast
 
 
@@ -83,47 +81,6 @@ def extract(
 
     bar = tqdm(total=len(videos), unit="video", desc="features", mininterval=1.0, leave=False)
     return PooledFeatures(videos, *outputs(index, plans, clip, device, pooled, bar, clips))
-
-
-def published_features(
-    trained: Trained, index: Index, videos: np.ndarray, clips: int, clip: Clip, device: torch.device,
-    scale: tuple[int, int], rng: np.random.Generator | None = None, clips_per_batch: int = 64,
-) -> np.ndarray:  # fmt: skip
-    """Features for retrieval as the authors' code for SeLaVi computes them: float32 [n, dim].
-
-    The map after the last block is max-pooled by 2x2x2, flattened and scaled to length 1 (9,216 numbers for 32 frames
-    of 112x112), then averaged over the clips. With `rng`, for the gallery, clips, crops and flips are random, at short
-    sides in `scale`. Without, for queries, clip k of n starts at k/n; its short side is the size of the clip, and, as
-    in that code, only its left or top square is used.
-    """
-    if "video" not in trained.model.modalities:
-        raise UserError("the model was trained without video, which retrieval-published needs; set --ckpt to another")
-    trunk: Backbone = trained.model.video_network.base.to(device)
-    index = trained.normalise(index)
-    plans = uniform_plans(
-        index, videos, clips, clip, centred(clip.size), to_the_end=False, crops_per_plan=clips_per_batch
-    )
-    if rng:
-        sampling = ClipSampling(clips, 0, replace(EVALUATION, scale=scale, center_crop=False, flip=0.5))
-        plans = augmented(index, plans, sampling, rng, moved=clip)
-    else:
-        plans = (_at_the_left(plan) for plan in plans)
-
-    def flattened(batch: Batch) -> list[Tensor]:
-        maps: Tensor = trunk.maps(batch.inputs["video"].floats()).float()
-        flat = functional.max_pool3d(maps, [min(2, length) for length in maps.shape[2:]]).flatten(1)
-        return [functional.normalize(flat).unflatten(0, (-1, clips)).mean(1)]
-
-    bar = tqdm(total=len(videos), unit="video", desc="features", mininterval=1.0, leave=False)
-    (features,) = outputs(index, plans, clip, device, flattened, bar, clips)
-    return features
-
-
-def _at_the_left(plan: BatchPlan) -> BatchPlan:
-    """The plan with crops at the left or top."""
-    zeros = np.zeros(len(plan.leaves), np.float32)
-    plan.leaves.draws |= {"top": zeros, "left": zeros}
-    return plan
 
 
 def require_network(trained: Trained, modality: str) -> None:

@@ -12,7 +12,6 @@ Reported = dict[str, dict[str, float]]
 PAPER: dict[str, dict[str, Reported]] = {
     "ucf101": {
         "retrieval": {"paper: GDT, K-400 (split 1)": {"R@1": 62.8, "R@5": 79.0}},
-        "retrieval-published": {"paper: GDT, K-400 (split 1)": {"SeLaVi R@1": 62.8, "SeLaVi R@5": 79.0}},
         "few-shot": {
             "paper: GDT, K-400 (split 1)": {"1-shot": 26.7, "5-shot": 44.6},
             "paper: random weights": {"1-shot": 2.3, "5-shot": 4.6},
@@ -28,7 +27,6 @@ PAPER: dict[str, dict[str, Reported]] = {
     },
     "hmdb51": {
         "retrieval": {"paper: GDT, K-400 (split 1)": {"R@1": 26.1, "R@5": 51.7}},
-        "retrieval-published": {"paper: GDT, K-400 (split 1)": {"SeLaVi R@1": 26.1, "SeLaVi R@5": 51.7}},
         "few-shot": {
             "paper: GDT, K-400 (split 1)": {"1-shot": 14.3, "5-shot": 15.4},
             "paper: random weights": {"1-shot": 3.0, "5-shot": 3.5},

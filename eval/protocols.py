@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from gdt.common.errors import UserError
-from gdt.common.streams import Stream, generator
 
 if TYPE_CHECKING:
     import torch
@@ -160,28 +159,6 @@ def _retrieval(evaluator: Evaluator, model: Model, fold: Fold, _: Path) -> Outco
     return evaluator.frozen(model, {f"R@{k}": metric for k, metric in metrics.items()}, fold, pooling="maximum")
 
 
-def _published_retrieval(evaluator: Evaluator, model: Model, fold: Fold, _: Path) -> Outcome:
-    from gdt.eval.extract import published_features
-    from gdt.eval.retrieval import recall
-    from gdt.pipeline.leaves import Clip
-    from gdt.pipeline.transformations.augmentation import Augmentation
-
-    settings, trained = evaluator.settings, model.trained
-    tiny = settings.size == "tiny"
-    clip = trained.settings.clip if tiny else Clip(frames=32)
-    scale = (trained.settings.augmentation if tiny else Augmentation()).scale
-    arguments = (settings.clips, clip, evaluator.device, scale)
-    rng = generator(Stream.GALLERY_CLIPS, settings.seed, fold.number)
-    gallery = published_features(trained, evaluator.index, fold.gallery, *arguments, rng)
-    query = published_features(trained, evaluator.index, fold.queries, *arguments)
-    found = recall(query, fold.query_label, gallery, fold.gallery_label, KS, cosine=False)
-    details = {
-        "clips": f"{settings.clips} of {clip}, gallery at random, seed {settings.seed}, queries uniform",
-        "pooling": f"maximum over 2x2x2, {query.shape[1]} numbers of length 1 per clip", "distance": "Euclidean",
-    }  # fmt: skip
-    return Outcome({f"SeLaVi R@{k}": metric for k, metric in found.items()}, details, fold, clip)
-
-
 def _few_shot(evaluator: Evaluator, model: Model, fold: Fold, _: Path) -> Outcome:
     from gdt.eval.retrieval import few_shot
 
@@ -298,7 +275,6 @@ PROTOCOLS = {
     for protocol in (
         Protocol("cross-modal", _cross_modal, ("word2vec",), "cross-modal", default=True, labels=False, pairs=True),
         Protocol("retrieval", _retrieval, _FROZEN, "neighbours", default=True, draws_for=("gallery_per_class",)),
-        Protocol("retrieval-published", _published_retrieval, (*_LABELS, "size"), "SeLaVi"),
         Protocol("few-shot", _few_shot, _FROZEN, "neighbours", default=True),
         Protocol(
             "linear",

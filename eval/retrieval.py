@@ -16,27 +16,25 @@ from gdt.common.streams import Stream, generator
 from gdt.eval.metrics import Metric, share
 
 
-def nearest(query: np.ndarray, gallery: np.ndarray, k: int, cosine: bool = True) -> np.ndarray:
-    """Indices of the k nearest rows of the gallery [g, dim], nearest first: int64 [q, min(k, g)], in bounded memory.
+def nearest(query: np.ndarray, gallery: np.ndarray, k: int) -> np.ndarray:
+    """Indices of the k rows of the gallery [g, dim] nearest by cosine, nearest first: int64 [q, min(k, g)].
 
-    By cosine, or else by Euclidean distance.
+    In bounded memory.
     """
     # distances of unit vectors have the order of their cosines, and scikit-learn is faster with distances
-    prepare = unit if cosine else require_finite
-    neighbours = NearestNeighbors(n_neighbors=min(k, len(gallery)), algorithm="brute").fit(prepare(gallery))
-    found: np.ndarray = neighbours.kneighbors(prepare(query), return_distance=False)
+    neighbours = NearestNeighbors(n_neighbors=min(k, len(gallery)), algorithm="brute").fit(unit(gallery))
+    found: np.ndarray = neighbours.kneighbors(unit(query), return_distance=False)
     return found
 
 
 def recall(
-    query: np.ndarray, query_label: np.ndarray, gallery: np.ndarray, gallery_label: np.ndarray, ks: Sequence[int],
-    cosine: bool = True,
-) -> dict[int, Metric]:  # fmt: skip
+    query: np.ndarray, query_label: np.ndarray, gallery: np.ndarray, gallery_label: np.ndarray, ks: Sequence[int]
+) -> dict[int, Metric]:
     """R@k: share of queries [q, dim] with their class among the k nearest of the gallery [g, dim]; see `nearest`.
 
     Labels are arrays [q] and [g].
     """
-    hits = gallery_label[nearest(query, gallery, max(ks), cosine)] == query_label[:, None]
+    hits = gallery_label[nearest(query, gallery, max(ks))] == query_label[:, None]
     random = chance(query_label, gallery_label, ks)
     return {k: share(hits[:, :k].any(1), random[k]) for k in ks}
 
@@ -114,15 +112,10 @@ def chance(query_label: np.ndarray, gallery_label: np.ndarray, ks: Sequence[int]
 
 def unit(features: np.ndarray) -> np.ndarray:
     """Features scaled to length 1. Raises UserError if some are NaN or infinite."""
-    scaled: np.ndarray = require_finite(features) / np.maximum(np.linalg.norm(features, axis=1, keepdims=True), 1e-12)
-    return scaled
-
-
-def require_finite(features: np.ndarray) -> np.ndarray:
-    """Return the features. Raises UserError if some are NaN or infinite."""
     if not np.isfinite(features).all():
         raise UserError(
             "the features contain NaN or infinity: the weights are damaged, or training diverged; use another "
             "checkpoint"
         )
-    return features
+    scaled: np.ndarray = features / np.maximum(np.linalg.norm(features, axis=1, keepdims=True), 1e-12)
+    return scaled

@@ -61,7 +61,7 @@ class Downstream:
     recipe: Literal["paper", "published"] = "paper"
     """Recipe of finetuning: the paper's or that of its published code."""
     size: Literal["paper", "tiny"] = "paper"
-    """Clips of finetune and retrieval-published; tiny: the checkpoint's."""
+    """Clips of finetune; tiny: the checkpoint's."""
     epochs: int = 0
     """Epochs of finetuning; the schedule is scaled to them; 0: the recipe's."""
     lr: float = 0.0
@@ -96,11 +96,10 @@ class Downstream:
         if len(set(self.modalities)) != max(1, len(self.modalities)):
             raise UserError(f"--modalities is '{' '.join(self.modalities)}'; set it to video, audio, or video audio")
         object.__setattr__(self, "modalities", tuple(sorted(self.modalities, reverse=True)))  # video first
-        video_only = [name for name in ("finetune", "retrieval-published") if name in self.protocols]
-        if self.modalities != ("video",) and video_only:
+        if self.modalities != ("video",) and "finetune" in self.protocols:
             raise UserError(
-                f"--modalities is {' '.join(self.modalities)}, but {video_only[0]} uses the video network only; leave "
-                f"{video_only[0]} out of --protocols"
+                f"--modalities is {' '.join(self.modalities)}, but finetune uses the video network only; leave "
+                "finetune out of --protocols"
             )
         if self.protocols:
             self._require_effect()

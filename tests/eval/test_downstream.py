@@ -242,20 +242,6 @@ def test_tables_include_models_of_earlier_calls_with_the_same_settings(on_ucf: D
     assert sorted(earlier.split(", ")) == ["random weights", "synthetic-e"]
 
 
-def test_published_retrieval_has_its_own_table_next_to_the_papers_numbers(on_ucf: Downstream, tmp_path: Path) -> None:
-    both = replace(on_ucf, protocols=("retrieval", "retrieval-published"), size="tiny")
-    text = downstream(both)
-    ours, release = results(tmp_path)
-    assert (ours.protocol, [*ours.metrics]) == ("retrieval", ["R@1", "R@5", "R@20"])
-    assert [*release.metrics] == ["SeLaVi R@1", "SeLaVi R@5", "SeLaVi R@20"] and release.queries == 12
-    assert release.metrics["SeLaVi R@1"].chance == ours.metrics["R@1"].chance
-    details = (tmp_path / "table.txt").read_text().split()
-    assert "maximum over 2x2x2, 128 numbers of length 1 per clip; distance Euclidean" in " ".join(details)
-    assert len(re.findall(r"paper: GDT, K-400 \(split 1\) +62.8 +79.0", text)) == 2
-    downstream(replace(both, seed=1))  # the gallery's clips are random
-    assert len([*tmp_path.glob("*/retrieval-published-*.json")]) == 2
-
-
 def test_a_model_with_fewer_folds_is_compared_on_its_folds(on_ucf: Downstream, tmp_path: Path) -> None:
     downstream(on_ucf)
     text = downstream(replace(on_ucf, folds=(1, 2, 1), random_weights="only"))

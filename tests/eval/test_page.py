@@ -380,7 +380,7 @@ def test_a_model_without_stored_features_is_searched_by_audio(runs: Path, tmp_pa
     for path in (folder / "eval").rglob("*.json"):
         rows = [replace(row, checkpoint=folder / "e <b>$1$") for row in read(path)]
         labelled = ("few-shot", "linear", "retrieval")
-        write(path, [replace(row, protocol="retrieval-published") if row.protocol in labelled else row for row in rows])
+        write(path, [replace(row, protocol="finetune") if row.protocol in labelled else row for row in rows])
     page = Page(report(Report(folder, models=1)).read_text(encoding="utf-8"))
     assert "has lost the features" not in page.text and "audio-to-video R@1" in page.text
 

@@ -2,28 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from gdt.common.errors import UserError
 from gdt.common.streams import Stream, generator
 from gdt.eval import extract
-from gdt.eval.extract import published_features
 from gdt.eval.retrieval import chance, few_shot, linear_probe, nearest, recall, targets, top_k
-from gdt.pipeline.leaves import Clip
-from gdt.pipeline.loader import Loader
-from gdt.pipeline.shards.index import Index
-from gdt.pipeline.sources.video import regions
-from gdt.train.checkpoint import Trained
-from gdt.train.models.gdt import GDT
 from gdt.train.settings import SIZES
-from gdt.train.weights import KINETICS
-from tests.pipeline.test_loader import CPU
 
 TINY = SIZES["tiny"][1]
 
@@ -101,10 +89,8 @@ def test_more_shots_than_videos_are_refused() -> None:
         few_shot(query, query_label, train, train_label, shots=7, draws=1)
 
 
-def test_nearest_is_ordered_by_cosine_or_by_distance() -> None:
+def test_nearest_is_ordered_by_cosine() -> None:
     query, _, gallery, _ = features()
-    distance = np.linalg.norm(query[:, None] - gallery, axis=2)
-    assert np.array_equal(nearest(query, gallery, 24, cosine=False), np.argsort(distance, axis=1))
     cosine = (query / np.linalg.norm(query, axis=1)[:, None]) @ (gallery / np.linalg.norm(gallery, axis=1)[:, None]).T
     assert np.array_equal(nearest(query, 3 * gallery, 24), np.argsort(-cosine, axis=1))
     assert nearest(query, gallery[:5], 20).shape == (24, 5)
@@ -144,53 +130,3 @@ def test_unknown_classes_are_never_right() -> None:
     found = linear_probe(query, query_label, train[kept], train_label[kept], 1.0, (1,))[1]
     assert found.value <= 75 and found.chance == pytest.approx(25.0)
     assert few_shot(query, query_label, train[kept], train_label[kept], 2, 3).chance == pytest.approx(25.0)
-
-
-def test_features_of_the_published_retrieval(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Queries: left squares at 0 and 1/2; gallery: random clips, scales, crops and flips, by seed."""
-    torch.manual_seed(0)
-    trained = Trained(GDT(TINY.network, ["video"]).eval(), TINY, 600, KINETICS)
-    normalised, videos, clip = trained.normalise(index), np.array([3, 8, 20]), Clip(frames=16, size=64)
-    longish = replace(index, width=index.width * 2)  # the crop is a square of the left half
-    seen: list[Any] = []
-
-    def loader(index: Index, plans: Any, *rest: Any) -> Loader:
-        plans = list(plans)
-        seen.extend(plans)
-        return Loader(normalised, plans, *rest)
-
-    monkeypatch.setattr(extract, "Loader", loader)
-    scale = (36, 46)
-    query = published_features(trained, index, videos, 2, clip, CPU, scale)
-    (plan,) = seen
-    first = [int(0.5 * (index.frame_count[video] - 16) + 0.5) for video in videos]
-    assert plan.leaves.start.tolist() == [start for half in first for start in (0, half)]
-    assert set(plan.leaves.draws["scale"].tolist()) == {64.0} and "late_jitter" not in plan.leaves.draws
-    begin, _ = regions(longish, plan.leaves, 64)
-    assert (begin == 0).all()
-    with Loader(normalised, [plan], clip, CPU) as real, torch.inference_mode():
-        (maps,) = (trained.model.video_network.base.maps(batch.inputs["video"].floats()) for batch in real)
-    assert maps.shape == (6, 128, 2, 4, 4)
-    flat = maps.reshape(6, 128, 1, 2, 2, 2, 2, 2).amax((3, 5, 7)).reshape(6, -1).double().numpy()
-    flat /= np.linalg.norm(flat, axis=1, keepdims=True)
-    assert np.abs(query - flat.reshape(3, 2, -1).mean(1)).max() < 1e-6
-    assert (np.linalg.norm(query, axis=1) < 1 - 1e-4).all()  # the mean of unit vectors
-    seen.clear()
-    alone = (trained, index, videos[:1], 24, TINY.clip, CPU, scale)
-    one, same, other = (published_features(*alone, np.random.default_rng(seed)) for seed in (0, 0, 1))
-    assert np.array_equal(one, same) and not np.array_equal(one, other)
-    leaves = seen[0].leaves
-    assert leaves.video.tolist() == [3] * 24 and 0 < leaves.draws["flip"].sum() < 24
-    assert len(set(leaves.start)) > 10 and len(set(leaves.draws["left"])) == 24
-    assert (leaves.draws["brightness"] == 1).all() and set(leaves.draws["scale"]) <= set(range(36, 47))
-
-
-def test_the_published_retrieval_has_9216_numbers(index: Index) -> None:
-    """R(2+1)D-18, 32 frames of 112x112: 512 channels x 2 x 3 x 3."""
-    settings = SIZES["paper"][1]
-    trained = Trained(GDT(settings.network, ["video"]).eval(), settings, 1, KINETICS)
-    found = published_features(trained, index, np.array([3]), 1, Clip(frames=32), CPU, (128, 160))
-    assert found.shape == (1, 9216) and np.linalg.norm(found) == pytest.approx(1, abs=1e-5)
-    sound = replace(trained, model=GDT(settings.network, ["audio"]))
-    with pytest.raises(UserError, match="without video, which retrieval-published needs; set --ckpt to another$"):
-        published_features(sound, index, np.array([3]), 1, Clip(frames=32), CPU, (128, 160))
