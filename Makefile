@@ -77,7 +77,7 @@ pretrain: $(STAMP) ## pretrain a model on shards; run again to resume | [DATASET
 eval: $(STAMP) ## evaluate by the paper's protocols on any data set | [CKPT=] [DATASET=synthetic] | [PROTOCOLS="retrieval few-shot linear finetune cross-modal"]
 	$(call gdt,$(of_run)) eval downstream --ckpt $(checkpoint)
 
-eval-ucf: $(STAMP) ## evaluate on UCF-101, all folds | [CKPT=] [FOLDS="1 2 3"] [RECIPE=paper|published] [PROTOCOLS=] [GPUS=]
+eval-ucf: $(STAMP) ## evaluate on UCF-101, all folds | [CKPT=] [FOLDS="1 2 3"] [PROTOCOLS=] [GPUS=]
 	$(official) --dataset ucf101
 
 eval-hmdb: $(STAMP) ## the same for HMDB-51

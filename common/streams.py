@@ -25,8 +25,6 @@ class Stream(StrEnum):
     """Initial weights of the classifier: seed, fold, and the constant 2**20."""
     FINETUNING_CLIPS = auto()
     """Clips of an epoch: seed, fold, epoch."""
-    FINETUNING_TEST = auto()
-    """Scales and jitter of test clips: seed, fold."""
     FINETUNING_VIDEOS = auto()
     """Subset of the training videos: seed, fold."""
     GALLERY = auto()

@@ -26,7 +26,7 @@ from gdt.common.files import write_text
 from gdt.common.lock import locked
 from gdt.eval import record
 from gdt.eval.extract import require_network
-from gdt.eval.finetune import METRICS, STATE, build_recipe, short_side_note
+from gdt.eval.finetune import METRICS, STATE, build_recipe
 from gdt.eval.processes import job_limit, run_command, run_parallel
 from gdt.eval.protocols import (
     FORMAT,
@@ -328,9 +328,6 @@ def _finetune_all(evaluation: Evaluation, jobs: Sequence[Job]) -> None:
 
     Thus the number of threads, which affects the last digits, does not depend on the number of remaining jobs.
     """
-    recipe = build_recipe(evaluation.evaluator.settings, jobs[0].model.trained)
-    if note := short_side_note(recipe, evaluation.data.index):
-        print(note)
     limit = job_limit(evaluation.evaluator.settings.jobs)
     if limit == 1:
         for job in jobs:
@@ -347,7 +344,7 @@ def _finetune_all(evaluation: Evaluation, jobs: Sequence[Job]) -> None:
         return sum(len(log.read_bytes().splitlines()) for log in logs if log.is_file())
 
     print(f"{len(jobs)} finetuning runs, {limit} in parallel; logs are next to the results")
-    total = recipe.epochs * len(jobs)
+    total = build_recipe(evaluation.evaluator.settings, jobs[0].model.trained).epochs * len(jobs)
     with tqdm(total=total, initial=finished_epochs(), unit="epoch", desc="finetune", mininterval=1.0) as bar:
         for job in run_parallel(jobs, run, limit, lambda: bar.update(finished_epochs() - bar.n)):
             (result,) = record.read_or_warn(job.path)

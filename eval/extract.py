@@ -69,7 +69,7 @@ def extract(
     clip, augmentation = trained.settings.clip, centred(trained.settings.augmentation.scale[0])
     index = trained.normalise(index)
     plans = uniform_plans(
-        index, videos, clips, clip, augmentation, modalities=[modality], crops_per_plan=clips_per_batch
+        index, videos, clips, clip, augmentation, modalities=[modality], clips_per_plan=clips_per_batch
     )
     trunk: Any = trained.model.get_submodule(f"{modality}_network").base.to(device)
 

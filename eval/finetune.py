@@ -1,4 +1,4 @@
-"""Finetuning of a video network on labels (table 4, section A.3.6), with the recipe of the paper or of its code."""
+"""Finetuning of a video network on labels (table 4, section A.3.6)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -19,11 +19,11 @@ from tqdm import tqdm
 from gdt.common import serialization
 from gdt.common.errors import UserError
 from gdt.common.files import write_lines, writing
-from gdt.common.streams import Stream, generator, seed_sequence
+from gdt.common.streams import Stream, seed_sequence
 from gdt.eval.extract import outputs
 from gdt.eval.metrics import Metric
 from gdt.eval.retrieval import top_k
-from gdt.pipeline.clips import ClipSampling, ResizedCrop, augmented, random_clips, uniform_plans
+from gdt.pipeline.clips import ClipSampling, random_clips, uniform_plans
 from gdt.pipeline.leaves import Clip
 from gdt.pipeline.loader import Batch, Loader
 from gdt.pipeline.shards.index import Index
@@ -43,18 +43,13 @@ STATE, WEIGHTS, METRICS = "finetune.pt", "finetuned.pt", "finetune.jsonl"
 
 @dataclass(frozen=True)
 class Recipe:
-    """How to finetune and test."""
+    """How to finetune and test: one learning rate for the whole network, softmax averaged over the clips of a video."""
 
     epochs: int = 12
     warmup: float = 2.0
     """Epochs over which the learning rate rises linearly from `first_lr` to `lr`."""
-    warmup_by_epoch: bool = False
-    """Whether the learning rate rises once per epoch; else with every batch."""
     first_lr: float = 0.0025
     lr: float = 0.02
-    """Learning rate of the classifier."""
-    trunk_share: float = 1.0
-    """Learning rate of the trunk relative to the classifier's."""
     drops: tuple[float, ...] = (6.0, 10.0)
     """Epochs, from 0, at which the learning rate is multiplied by `drop`."""
     drop: float = 0.05
@@ -66,55 +61,30 @@ class Recipe:
     """Random clips per training video and epoch."""
     clip: Clip = field(default_factory=lambda: Clip(frames=32))
     augmentation: Augmentation = field(default_factory=Augmentation)
-    resized: ResizedCrop | None = None
-    jittered: float = 1.0
-    """Share of clips with colour jitter."""
-    late_jitter: bool = False
-    """Colour jitter after normalisation."""
-    short_side: int = 160
-    """Short side of stored frames that the recipe is meant for, pixels; 0: any."""
     test_clips: int = 10
-    """Uniform clips per test video."""
-    test_crops: int = 1
-    """Crops per test clip, spread along its longer side."""
-    augmented_test: bool = False
-    """Whether test crops have a random scale and colour jitter; else the smallest scale without jitter."""
-    to_the_end: bool = True
-    """Whether the last test clip ends with the video; else clip k of n starts at k/n of the possible starts."""
-    averaged: Literal["softmax", "logits"] = "softmax"
-    """Scores that are averaged over the clips of a video."""
+    """Uniform clips per test video, centre crops at the smallest scale."""
 
     def lr_at(self, epoch: float) -> float:
-        """Learning rate of the classifier at an epoch, which may be fractional (section A.3.6)."""
-        passed = int(epoch) if self.warmup_by_epoch else epoch
-        risen = min(1.0, passed / self.warmup) if self.warmup else 1.0
+        """Learning rate at an epoch, which may be fractional (section A.3.6)."""
+        risen = min(1.0, epoch / self.warmup) if self.warmup else 1.0
         fallen = self.drop ** sum(epoch >= start for start in self.drops)
         return (self.first_lr + (self.lr - self.first_lr) * risen) * fallen
 
     def describe(self) -> dict[str, str]:
         """Everything that could change a number, as text for logs and records."""
         a, low, high = self.augmentation, *self.augmentation.scale
-        shape = f"random crops of frames of {low} to {high} pixels"
-        if self.resized:
-            areas, ratios = (f"{x:.3g} to {y:.3g}" for x, y in (self.resized.area, self.resized.ratio))
-            shape = f"random-resized crops of area {areas} and ratio {ratios}"
         drops = " and ".join(f"{epoch:g}" for epoch in self.drops)
-        starts = "to the end" if self.to_the_end else "at 0, 1/n, 2/n ..."
-        rise = ", once per epoch" if self.warmup_by_epoch else ""
-        tested = f"{low} to {high} pixels, with jitter" if self.augmented_test else f"{low} pixels, no jitter"
         return {
             "epochs": f"{self.epochs} (the last is tested)",
-            "lr": f"{self.first_lr:g} to {self.lr:g} over {self.warmup:g} epochs{rise}, x {self.drop:g} at epochs "
-            f"{drops}",
-            "trunk": f"lr x {self.trunk_share:g}",
+            "lr": f"{self.first_lr:g} to {self.lr:g} over {self.warmup:g} epochs, x {self.drop:g} at epochs {drops}",
             "batch": f"{self.batch} clips, incomplete batches dropped",
             "optimizer": f"SGD, momentum {self.momentum:g}, weight decay {self.weight_decay:g}",
-            "clips": f"{self.clips} random per video and epoch, {self.clip}, {shape}",
+            "clips": f"{self.clips} random per video and epoch, {self.clip}, random crops of frames of {low} to {high} "
+            "pixels",
             "flip": f"{a.flip:g}",
             "colour": f"brightness {a.brightness:g}, contrast {a.contrast:g}, saturation {a.saturation:g}, "
-            f"hue {a.hue:g} in {self.jittered:.0%} of the clips{', after normalisation' if self.late_jitter else ''}",
-            "test": f"{self.test_clips} clips {starts} x {self.test_crops} crops of frames of {tested}, average of "
-            f"{self.averaged}",
+            f"hue {a.hue:g}",
+            "test": f"{self.test_clips} uniform clips, centre crops of frames of {low} pixels, average of softmax",
         }
 
     def spread_over(self, epochs: int) -> Recipe:
@@ -123,48 +93,21 @@ class Recipe:
         return replace(self, epochs=epochs, warmup=self.warmup * scale, drops=tuple(d * scale for d in self.drops))
 
 
-PAPER = Recipe()
-"""Section A.3.6: one learning rate for the whole network, 32 frames of 112x112, softmax averaged over ten clips."""
-PUBLISHED = Recipe(
-    warmup_by_epoch=True, trunk_share=0.1, drops=(7.0, 11.0), clip=Clip(frames=32, size=128), resized=ResizedCrop(),
-    jittered=0.8, late_jitter=True, short_side=240, test_crops=3, augmented_test=True, to_the_end=False,
-    averaged="logits",
-)  # fmt: skip
-"""The published script, with its mistakes: jitter after normalisation, and jitter and random scales in the test."""
-RECIPES = {"paper": PAPER, "published": PUBLISHED}
-
-
-def tiny(recipe: Recipe, trained: Trained) -> Recipe:
-    """A recipe for small networks without a GPU: clips as in pretraining, 4 per video and epoch."""
+def tiny(trained: Trained) -> Recipe:
+    """The recipe for small networks without a GPU: clips as in pretraining, 4 per video and epoch."""
     settings = trained.settings
-    hue = 0.0 if recipe.late_jitter else settings.augmentation.hue  # late jitter ignores the hue
-    augmentation = replace(recipe.augmentation, scale=settings.augmentation.scale, hue=hue)
-    return replace(recipe, clip=settings.clip, augmentation=augmentation, clips=4, short_side=0)
+    augmentation = Augmentation(scale=settings.augmentation.scale, hue=settings.augmentation.hue)
+    return Recipe(clip=settings.clip, augmentation=augmentation, clips=4)
 
 
 def build_recipe(settings: Downstream, trained: Trained) -> Recipe:
     """The recipe that a model is finetuned with."""
-    recipe = RECIPES[settings.recipe]
-    if settings.size == "tiny":
-        recipe = tiny(recipe, trained)
+    recipe = tiny(trained) if settings.size == "tiny" else Recipe()
     if settings.epochs:
         recipe = recipe.spread_over(settings.epochs)
     if settings.lr:
         recipe = replace(recipe, lr=settings.lr, first_lr=recipe.first_lr * settings.lr / recipe.lr)
     return replace(recipe, clips=settings.clips_per_epoch or recipe.clips, test_clips=settings.clips)
-
-
-def short_side_note(recipe: Recipe, index: Index) -> str:
-    """A note if the stored frames were shrunk below the short side that the recipe is meant for; otherwise empty."""
-    stored = int(index.settings.get("short_side", recipe.short_side))
-    largest = int(np.minimum(index.height, index.width).max(initial=0))
-    if stored >= recipe.short_side or largest < stored - 1:  # the videos themselves may be smaller
-        return ""
-    return (
-        f"note: {index.folder} has frames with a short side of {stored} pixels; the recipe is meant for "
-        f"{recipe.short_side}, so more of its crops are enlarged; 'make preprocess' with "
-        f'ARGS="--short-side {recipe.short_side}" into a new folder avoids that'
-    )
 
 
 class Classifier(nn.Module):
@@ -213,9 +156,7 @@ class Finetuning:
         self.recipe, self.task, self.device, self.folder = recipe, task, device, folder
         self._metadata = inputs_of(trained) | {"classes": list(task.classes), FINETUNED_ON: [task.data, fold]}
         self._seeds = (seed, fold)
-        self._training = ClipSampling(
-            recipe.clips, recipe.batch, recipe.augmentation, recipe.resized, recipe.jittered, recipe.late_jitter
-        )
+        self._training = ClipSampling(recipe.clips, recipe.batch, recipe.augmentation)
         self.batches = self._training.batches(len(task.train))
         if not self.batches:
             raise UserError(
@@ -226,11 +167,9 @@ class Finetuning:
         base = copy.deepcopy(trained.model.video_network.base)  # other folds start from the same weights
         model = Classifier(base, base.dim, len(task.classes)).to(device)
         self.model = model.to(memory_format=torch.channels_last_3d)  # type: ignore[call-overload]
-        groups = [
-            {"params": list(model.classifier.parameters()), "share": 1.0},
-            {"params": list(model.base.parameters()), "share": recipe.trunk_share},
-        ]
-        self.optimizer = torch.optim.SGD(groups, recipe.first_lr, recipe.momentum, weight_decay=recipe.weight_decay)
+        self.optimizer = torch.optim.SGD(
+            self.model.parameters(), recipe.first_lr, recipe.momentum, weight_decay=recipe.weight_decay
+        )
 
     def run(self, name: str) -> dict[str, Metric]:
         """Train to the last epoch, save the weights, and return the metrics of `test`."""
@@ -257,17 +196,16 @@ class Finetuning:
     def test(self, name: str) -> dict[str, Metric]:
         """Top-1 and top-5 accuracy of videos, whose clips are averaged, and of clips."""
         recipe, task = self.recipe, self.task
-        per_video = recipe.test_clips * recipe.test_crops
 
         def scored(batch: Batch) -> list[Tensor]:
-            scores = self._scores(batch.inputs).unflatten(0, (-1, per_video))
-            return [(scores.softmax(2) if recipe.averaged == "softmax" else scores).mean(1), scores.flatten(0, 1)]
+            scores = self._scores(batch.inputs).unflatten(0, (-1, recipe.test_clips))
+            return [scores.softmax(2).mean(1), scores.flatten(0, 1)]
 
         self.model.eval()
         bar = tqdm(total=len(task.test), unit="video", desc=f"{name}, test", mininterval=0.5, leave=False)
-        videos, clips = outputs(task.index, self.test_plans(), recipe.clip, self.device, scored, bar, per_video)
+        videos, clips = outputs(task.index, self.test_plans(), recipe.clip, self.device, scored, bar, recipe.test_clips)
         of_videos = top_k(videos, task.test_target, (1, 5))
-        of_clips = top_k(clips, np.repeat(task.test_target, per_video), (1, 5))
+        of_clips = top_k(clips, np.repeat(task.test_target, recipe.test_clips), (1, 5))
         # the clips of a video are not independent: they count as one answer in the interval
         clip_wise = {f"clip top-{k}": m._replace(answers=len(task.test)) for k, m in of_clips.items()}
         return {f"finetune top-{k}": metric for k, metric in of_videos.items()} | clip_wise
@@ -280,21 +218,16 @@ class Finetuning:
             yield from random_clips(task.index, task.train, task.train_target, recipe.clip, self._training, seeds)
 
     def test_plans(self) -> Iterator[BatchPlan]:
-        """Test clips, at the smallest training scale without jitter, unless the recipe augments them."""
+        """Test clips."""
         task, recipe = self.task, self.recipe
-        plans = uniform_plans(
+        return uniform_plans(
             task.index, task.test, recipe.test_clips, recipe.clip, centred(recipe.augmentation.scale[0]),
-            recipe.test_crops, recipe.to_the_end, crops_per_plan=2 * recipe.batch,
+            clips_per_plan=2 * recipe.batch,
         )  # fmt: skip
-        if not recipe.augmented_test:
-            return plans
-        drawn = replace(self._training, augmentation=replace(recipe.augmentation, flip=0.0), resized=None)
-        return augmented(task.index, plans, drawn, generator(Stream.FINETUNING_TEST, *self._seeds))
 
     def _step(self, epoch: float, inputs: Mapping[str, Any], target: Tensor) -> tuple[float, int]:
-        lr = self.recipe.lr_at(epoch)
         for group in self.optimizer.param_groups:
-            group["lr"] = lr * group["share"]
+            group["lr"] = self.recipe.lr_at(epoch)
         self.model.train()
         self.optimizer.zero_grad(set_to_none=True)
         scores = self._scores(inputs)

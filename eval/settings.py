@@ -27,7 +27,7 @@ class Downstream:
     headings: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "main": ("ckpt", "dataset", "protocols", "modalities", "out", "random_weights"),
         "data": ("shards", "label", "folds", "gallery_split", "query_split", "gallery_per_class", "word2vec"),
-        "finetuning": ("recipe", "size", "epochs", "lr", "clips_per_epoch"),
+        "finetuning": ("size", "epochs", "lr", "clips_per_epoch"),
         "advanced": ("clips", "train_samples", "linear_c", "seed", "jobs", "threads", "tables"),
     }
     """Groups of options in `--help`."""
@@ -58,16 +58,14 @@ class Downstream:
     """Random weights as a baseline: include, only these rows, or exclude."""
     modalities: tuple[Modality, ...] = ("video",)
     """Networks to take features from; both: L2-normalised and concatenated."""
-    recipe: Literal["paper", "published"] = "paper"
-    """Recipe of finetuning: the paper's or that of its published code."""
     size: Literal["paper", "tiny"] = "paper"
     """Clips of finetune; tiny: the checkpoint's."""
     epochs: int = 0
-    """Epochs of finetuning; the schedule is scaled to them; 0: the recipe's."""
+    """Epochs of finetuning; the schedule is scaled to them; 0: 12."""
     lr: float = 0.0
-    """Peak learning rate of finetuning; 0: the recipe's."""
+    """Peak learning rate of finetuning; 0: 0.02."""
     clips_per_epoch: int = 0
-    """Random clips per training video and epoch; 0: the recipe's (tiny: 4)."""
+    """Random clips per training video and epoch; 0: 10 (tiny: 4)."""
     train_samples: int = 0
     """Random training videos of finetune and linear; 0: all."""
     linear_c: float = 1.0

@@ -2,7 +2,7 @@
 
 As in DALI's color_twist, hue rotates and saturation scales the chroma of YIQ, contrast acts about mid-grey (128), then
 brightness scales; then (x - mean) / std per channel. One map costs a fraction of the separate steps
-(benchmarks/loader.py) and avoids their rounding. `late_affine` is the published release's jitter, after normalisation.
+(benchmarks/loader.py) and avoids their rounding.
 """
 
 from __future__ import annotations
@@ -19,8 +19,6 @@ from gdt.pipeline.compiled import affine_map
 _TO_YIQ = np.array([[0.299, 0.587, 0.114], [0.596, -0.274, -0.321], [0.211, -0.523, 0.311]])
 _FROM_YIQ = np.linalg.inv(_TO_YIQ)
 _MID_GREY = 128.0
-_BGR_GREY = np.array([0.114, 0.587, 0.299])
-"""Weights of R, G and B in the release's grey; it mistakes RGB for BGR."""
 
 
 def affine(draws: Mapping[str, np.ndarray], mean: np.ndarray, std: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
@@ -39,25 +37,6 @@ def affine(draws: Mapping[str, np.ndarray], mean: np.ndarray, std: np.ndarray) -
     return torch.from_numpy((matrix / std[:, None]).astype(np.float32)), torch.from_numpy(offset.astype(np.float32))
 
 
-def late_affine(
-    draws: Mapping[str, np.ndarray], mean: np.ndarray, std: np.ndarray
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """A and b as in `affine`, and B [n, 3, 3] for the mean colour m of each frame: y = A x + B m + b.
-
-    All three change normalised pixels: brightness scales them, contrast acts about the mean grey of their frame,
-    saturation about their own grey. They commute, so the random order of the release changes nothing. Hue is ignored.
-    """
-    names = ("brightness", "contrast", "saturation")
-    brightness, contrast, saturation = (draws[name].astype(np.float64)[:, None, None] for name in names)
-    grey = np.broadcast_to(_BGR_GREY, (3, 3))
-    matrix = brightness * contrast * (saturation * np.eye(3) + (1 - saturation) * grey)
-    mean_matrix = brightness * (1 - contrast) * grey
-    offset = -(matrix + mean_matrix) @ (mean / std)
-    maps = (matrix / std, offset, mean_matrix / std)
-    a, b, mean_a = (torch.from_numpy(values.astype(np.float32)) for values in maps)
-    return a, b, mean_a
-
-
 @dataclass(frozen=True)
 class Pixels:
     """Crops of n leaves as bytes, a quarter of the memory of floats, and the colour map of each leaf."""
@@ -70,8 +49,6 @@ class Pixels:
     """b of every leaf: float32 [n, 3]."""
     buffers: dict[torch.dtype, torch.Tensor] = field(default_factory=dict)
     """Output buffers on a CPU, reused by all batches: allocating one takes longer than filling it."""
-    mean_matrix: torch.Tensor | None = None
-    """B of every leaf, for `late_affine`: float32 [n, 3, 3]."""
 
     def __len__(self) -> int:
         return len(self.crops)
@@ -79,8 +56,7 @@ class Pixels:
     def part(self, first: int, count: int = 1) -> Pixels:
         """The pixels of some leaves."""
         chosen = slice(first, first + count)
-        mean_matrix = None if self.mean_matrix is None else self.mean_matrix[chosen]
-        return Pixels(self.crops[chosen], self.matrix[chosen], self.offset[chosen], mean_matrix=mean_matrix)
+        return Pixels(self.crops[chosen], self.matrix[chosen], self.offset[chosen])
 
     def floats(self, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         """Normalised clips for the encoder: [n, 3, frames, size, size], channels-last in memory, on the crops' device.
@@ -89,17 +65,8 @@ class Pixels:
         loader is converted.
         """
         out = self._memory(dtype)
-        pixels = self if self.mean_matrix is None else self._by_frame(self.mean_matrix)
-        (_on_cpu if self.crops.device.type == "cpu" else _on_any_device)(pixels, out)
+        (_on_cpu if self.crops.device.type == "cpu" else _on_any_device)(self, out)
         return out.permute(0, 4, 1, 2, 3)
-
-    def _by_frame(self, mean_matrix: torch.Tensor) -> Pixels:
-        """Every frame as a clip of its own, with B m added to its offset."""
-        means = torch.stack([crop.mean((1, 2), dtype=torch.float32) for crop in self.crops])  # [n, frames, 3]
-        # not a matrix product, which autocast would round
-        offset = self.offset[:, None] + (mean_matrix[:, None] * means[:, :, None]).sum(3)
-        matrix = self.matrix.repeat_interleave(means.shape[1], 0)
-        return Pixels(self.crops.flatten(0, 1)[:, None], matrix, offset.flatten(0, 1))
 
     def _memory(self, dtype: torch.dtype) -> torch.Tensor:
         if self.crops.device.type != "cpu":  # torch caches GPU memory

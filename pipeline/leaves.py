@@ -76,8 +76,7 @@ class Leaves:
     """Mel bands."""
     draws: dict[str, np.ndarray]
     """Parameters of crop, colour, loudness and masks: float32 [n] each, see Augmentation.draw. Empty until the
-    augmentation is applied, which replaces all of them. `height` and `width`, shares of the frame's size, override
-    `scale`; with `late_jitter`, colour jitter follows normalisation."""
+    augmentation is applied, which replaces all of them."""
 
     @classmethod
     def plain(cls, n: int, clip: Clip, bands: int) -> Leaves:

@@ -17,7 +17,7 @@ import torch
 from PIL import Image, UnidentifiedImageError
 
 from gdt.common.errors import UserError, first_line
-from gdt.pipeline.colour import Pixels, affine, late_affine
+from gdt.pipeline.colour import Pixels, affine
 from gdt.pipeline.engines import Run, engine, failure
 from gdt.pipeline.leaves import Leaves
 from gdt.pipeline.shards.index import Index
@@ -77,15 +77,9 @@ class VideoSource(InputSource):
             pixels = crops(len(work.leaves))
             for leaf in np.flatnonzero(work.leaves.turns):
                 pixels[leaf] = torch.rot90(pixels[leaf], int(work.leaves.turns[leaf]), (1, 2))
-            draws = work.leaves.draws
-            maps = (late_affine if "late_jitter" in draws else affine)(
-                draws, statistics.pixel_mean, statistics.pixel_std
-            )
-            colours = {
-                name: memory().store(name, values)
-                for name, values in zip(("matrix", "offset", "mean_matrix"), maps, strict=False)
-            }
-            yield Part(Pixels(pixels, buffers=self._floats, **colours), work.intact, work.damaged)
+            matrix, offset = affine(work.leaves.draws, statistics.pixel_mean, statistics.pixel_std)
+            colours = memory().store("matrix", matrix), memory().store("offset", offset)
+            yield Part(Pixels(pixels, *colours, self._floats), work.intact, work.damaged)
 
     def close(self) -> None:
         super().close()
@@ -166,11 +160,8 @@ def regions(index: Index, leaves: Leaves, size: int) -> tuple[np.ndarray, np.nda
     """
     video, draws = leaves.video, leaves.draws
     shape = np.stack([index.height[video], index.width[video]], 1).astype(np.float64)
-    if "height" in draws:
-        extent = np.minimum(np.stack([draws["height"], draws["width"]], 1) * leaves.crop_scale[:, None], 1) * shape
-    else:
-        side = size * shape.min(1) / draws["scale"] * leaves.crop_scale
-        extent = np.minimum(side, shape.min(1))[:, None]
+    side = size * shape.min(1) / draws["scale"] * leaves.crop_scale
+    extent = np.minimum(side, shape.min(1))[:, None]
     begin = np.stack([draws["top"], draws["left"]], 1) * (shape - extent)
     end = begin + extent
     flip = draws["flip"] > 0

@@ -15,7 +15,7 @@ import torch
 
 from gdt.common.errors import UserError
 from gdt.pipeline import engines, graphs, presets
-from gdt.pipeline.clips import ClipSampling, ResizedCrop, random_clips, uniform_clips
+from gdt.pipeline.clips import uniform_clips
 from gdt.pipeline.colour import Pixels, _on_any_device
 from gdt.pipeline.device import DaliDevice, Device, Gpu
 from gdt.pipeline.engines import DaliEngine, DecodeError, decode, taps
@@ -38,7 +38,6 @@ MORE = "video:d time_shift:d:2 speed(1,2,0.5):d:2 order:i:2 time_reversal:i:2 ro
 
 def compositions(index: Index) -> dict[str, list[BatchPlan]]:
     """Plans of all kinds that engines distinguish."""
-    shapes = ClipSampling(clips=2, batch=6, augmentation=Augmentation(scale=(44, 60)), resized=ResizedCrop())
     videos = np.array([3, 8, 20])
     short = replace(index, frame_count=np.minimum(index.frame_count, 10))  # they repeat their last frame
     whole = replace(NO_COLOUR, scale=(CLIP.size,) * 2, center_crop=True)
@@ -47,12 +46,11 @@ def compositions(index: Index) -> dict[str, list[BatchPlan]]:
         "e": [tree(index, "e").plan(0, k) for k in range(3)],
         "l": [tree(index, "l").plan(0, k) for k in range(3)],
         "more": [more.plan(0, 0)],
-        "free shapes": list(random_clips(index, videos, np.zeros(3, np.int64), CLIP, shapes, (0,))),
-        "whole frames": [uniform_clips(which, videos, 2, CLIP, whole, 3) for which in (index, short, index)],
+        "whole frames": [uniform_clips(which, videos, 2, CLIP, whole) for which in (index, short, index)],
     }
 
 
-@pytest.mark.parametrize("name", ["e", "l", "more", "free shapes", "whole frames"])
+@pytest.mark.parametrize("name", ["e", "l", "more", "whole frames"])
 def test_cores_and_dali_make_the_same_crops_within_one_grey_level(
     index: Index, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
@@ -66,30 +64,6 @@ def test_cores_and_dali_make_the_same_crops_within_one_grey_level(
         difference = np.abs(cores - dali)
         # ties of rounding, which are frequent if whole frames are resized
         assert difference.max() <= 1 and difference.mean() < (0.02 if name == "whole frames" else 1e-3)
-
-
-@pytest.mark.parametrize("engine", [engines.CpuEngine, DaliEngine])
-def test_jitter_after_normalisation_equals_its_steps_in_any_order(
-    index: Index, monkeypatch: pytest.MonkeyPatch, engine: Any
-) -> None:
-    """As in the published release: about 0, about the mean grey of each frame, and about a grey of swapped R and B."""
-    monkeypatch.setattr(video_source, "engine", engine)
-    late = ClipSampling(clips=2, batch=6, augmentation=Augmentation(scale=(44, 60)), jittered=0.8, late_jitter=True)
-    (plan,) = random_clips(index, np.array([3, 8, 20]), np.zeros(3, np.int64), CLIP, late, (0,))
-    with Loader(index, [plan], CLIP, CPU, Loading()) as loader:
-        (pixels,) = (batch.inputs["video"] for batch in loader)
-        crops, found = pixels.crops.numpy(), pixels.floats().permute(0, 2, 3, 4, 1).numpy().copy()
-        assert np.array_equal(pixels.part(4, 2).floats().permute(0, 2, 3, 4, 1).numpy(), found[4:6])
-    rng, draws = np.random.default_rng(0), plan.leaves.draws
-    for leaf, crop in enumerate(crops):
-        x = (crop - index.statistics.pixel_mean) / index.statistics.pixel_std
-        for step in rng.permutation(["brightness", "contrast", "saturation"]):
-            grey = x @ [0.114, 0.587, 0.299]
-            about = {"brightness": 0, "contrast": grey.mean((1, 2))[:, None, None, None], "saturation": grey[..., None]}
-            x = draws[step][leaf] * x + (1 - draws[step][leaf]) * about[step]
-        assert np.abs(found[leaf] - x).max() < 1e-4
-    plain = draws["brightness"] == 1
-    assert 0 < plain.sum() < 6 and np.abs(draws["contrast"][~plain] - 1).min() > 1e-3
 
 
 @pytest.mark.parametrize(("begin", "end"), [(0.0, 9.0), (2.3, 7.9), (7.9, 2.3), (-0.4, 9.3), (4.0, 4.5)])
@@ -116,15 +90,13 @@ def test_invalid_frames_raise_decode_errors(index: Index) -> None:
             decode(frame, np.empty(other, np.uint8))
 
 
-@pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_floats_are_the_same_on_any_device(dtype: torch.dtype, late: bool) -> None:
+def test_floats_are_the_same_on_any_device(dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(0)
     crops = torch.randint(0, 256, (5, 3, 9, 9, 3), dtype=torch.uint8, generator=generator)
-    matrix, offset, mean_matrix = (torch.randn(5, *shape, generator=generator) for shape in ((3, 3), (3,), (3, 3)))
-    pixels = Pixels(crops, matrix, offset, mean_matrix=mean_matrix if late else None)
+    pixels = Pixels(crops, torch.randn(5, 3, 3, generator=generator), torch.randn(5, 3, generator=generator))
     out = torch.empty(crops.shape, dtype=dtype)
-    _on_any_device(pixels._by_frame(mean_matrix) if late else pixels, out)
+    _on_any_device(pixels, out)
     assert torch.allclose(out.permute(0, 4, 1, 2, 3), pixels.floats(dtype), atol=1e-3, rtol=1e-2)
 
 

@@ -162,12 +162,10 @@ def test_a_custom_transformation_may_scale_the_crop(tmp_path: Path) -> None:
     composition = parse("video:d later:i:2 augmentation:i:2", 3, known=load_factors(path))
     leaves = Tree(composition, Source(np.arange(5), np.full(5, 50), 30), Clip(), 40).plan(0, 0).leaves
     frames = SimpleNamespace(height=np.full(5, 240), width=np.full(5, 320))
-    for draws in (leaves.draws, leaves.draws | {"height": np.full(12, 0.5), "width": np.full(12, 0.9)}):
-        drawn = replace(leaves, draws=draws)
-        begin, end = regions(frames, drawn, 112)
-        plain = np.subtract(*regions(frames, replace(drawn, crop_scale=np.ones(12)), 112))
-        np.testing.assert_allclose(begin - end, plain * leaves.crop_scale[:, None], rtol=1e-5)
-        assert (np.minimum(begin, end) >= 0).all() and (np.maximum(begin, end) <= [240, 320]).all()
+    begin, end = regions(frames, leaves, 112)
+    plain = np.subtract(*regions(frames, replace(leaves, crop_scale=np.ones(12)), 112))
+    np.testing.assert_allclose(begin - end, plain * leaves.crop_scale[:, None], rtol=1e-5)
+    assert (np.minimum(begin, end) >= 0).all() and (np.maximum(begin, end) <= [240, 320]).all()
     wide = replace(leaves, crop_scale=np.full(12, 9.0))  # no crop exceeds the frame
     np.testing.assert_allclose(np.abs(np.subtract(*regions(frames, wide, 112))), 240, rtol=1e-5)
 
