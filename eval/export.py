@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -10,20 +9,10 @@ from typing import TYPE_CHECKING, Any, Literal
 from gdt.common.errors import UserError
 from gdt.common.files import require_new_file, writing
 from gdt.common.lock import locked_file
-from gdt.train.models.network import Network
+from gdt.train.models.network import VIDEO_OPTIONS, Network
 
 if TYPE_CHECKING:  # slow to import, and --help needs only the settings
     from gdt.train.checkpoint import Trained
-
-_SIZES = {
-    "video": ("backbone", "stem", "stem_middle", "widths", "depth", "slim"),
-    "audio": ("audio_stem", "audio_widths"),
-    "text": ("word_dimensions", "text_width"),
-}
-"""Settings that decide the size of each modality's trunk."""
-_HEADS = ("hidden", "embedding")
-"""Settings that decide the size of the heads."""
-_PUBLISHED = Network(word_dimensions=300)
 
 
 @dataclass(frozen=True)
@@ -34,10 +23,8 @@ class Export:
     """Checkpoint of a pretrained model, or external weights."""
     out: Path
     """File to write."""
-    format: Literal["safetensors", "published", "torchvision"] = "safetensors"
-    """File type; all but safetensors need the paper's network sizes."""
-    inputs: Literal["stated", "kinetics", "howto100m"] = "stated"
-    """Normalisation and clips to record; stated: as in --ckpt."""
+    format: Literal["safetensors", "torchvision"] = "safetensors"
+    """File type; torchvision needs the paper's network sizes."""
     overwrite: bool = False
     """Replace an existing file."""
 
@@ -59,19 +46,15 @@ def _write(settings: Export) -> str:
 
     from gdt.train import portable
     from gdt.train.checkpoint import load_trained
-    from gdt.train.weights import with_inputs
 
     out = settings.out
     trained = load_trained(settings.ckpt)
-    if settings.inputs != "stated":
-        trained = with_inputs(trained, settings.inputs)
     try:
         if settings.format == "safetensors":
             portable.write(out, trained)
         else:
-            state = _published(trained) if settings.format == "published" else _torchvision(trained)
             with writing(out) as file:
-                torch.save(state, file)
+                torch.save(_torchvision(trained), file)
     except OSError as error:
         raise UserError(
             f"{out} cannot be written ({error.strerror}); check the free disk space and your permissions, or set --out "
@@ -82,47 +65,31 @@ def _write(settings: Export) -> str:
     return f"{out} holds {', '.join(exported)}\n{_expected_inputs(trained)}"
 
 
-def _published(trained: Trained) -> dict[str, Any]:
-    """A checkpoint for the published code."""
-    from gdt.train.weights import inputs_of
-
-    _require_published_sizes(trained, "published", trained.model.modalities, _HEADS)
-    if trained.foreign is not None and trained.foreign.fresh:
-        parts = ", ".join(trained.foreign.fresh)
-        raise UserError(
-            f"--format published needs {parts}, but these weights are only a trunk; set --format torchvision"
-        )
-    # the published code only prints the epoch, and ignores what it does not know
-    return {"model": trained.model.state_dict(), "epoch": 0, "step": trained.step} | inputs_of(trained)
-
-
 def _torchvision(trained: Trained) -> dict[str, Any]:
     """The state of torchvision's r2plus1d_18."""
     from gdt.train.weights import inputs_of
 
     if "video" not in trained.model.modalities:
         raise UserError("--format torchvision needs a video network, but the model has none; set --format safetensors")
-    _require_published_sizes(trained, "torchvision", ("video",), ())
+    _require_sizes_of_the_paper(trained)
     state: Any = trained.model.video_network.base.state_dict()
     # torch saves this metadata with the state, and other programs ignore it
     state._metadata[""].update(inputs_of(trained))
     return state
 
 
-def _require_published_sizes(trained: Trained, kind: str, modalities: Sequence[str], heads: Sequence[str]) -> None:
-    """Raise UserError if the networks differ from the published ones."""
-    own, published = asdict(trained.model.network), asdict(_PUBLISHED)
-    own["word_dimensions"] = own["word_dimensions"] or published["word_dimensions"]
-    names = [*(name for modality in modalities for name in _SIZES[modality]), *heads]
+def _require_sizes_of_the_paper(trained: Trained) -> None:
+    """Raise UserError if the video network differs from the paper's."""
+    own, paper = asdict(trained.model.network), asdict(Network())
     differ = [
-        f"{name.replace('_', '-')} is {own[name]} instead of {published[name]}"
-        for name in names
-        if own[name] != published[name]
+        f"{name.replace('_', '-')} is {own[name]} instead of {paper[name]}"
+        for name in ("backbone", *VIDEO_OPTIONS)
+        if own[name] != paper[name]
     ]
     if differ:
         more = f" and {len(differ) - 1} more" if len(differ) > 1 else ""
         raise UserError(
-            f"--format {kind} needs networks of the published sizes, but {differ[0]}{more}; set --format safetensors"
+            f"--format torchvision needs a network of the paper's size, but {differ[0]}{more}; set --format safetensors"
         )
 
 

@@ -12,7 +12,6 @@ import re
 import sys
 import zipfile
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +26,7 @@ from gdt.pipeline.shards.index import Statistics
 from gdt.pipeline.transformations.augmentation import Augmentation
 from gdt.train import tensors
 from gdt.train.models.gdt import GDT, load_weights, modalities_of
+from gdt.train.models.network import Network
 from gdt.train.settings import Pretrain, from_json, to_json
 from gdt.train.trained import Foreign, Trained
 
@@ -40,13 +40,6 @@ KINETICS = Statistics(
 """Normalisation of torchvision's video networks, which have no audio."""
 HOWTO100M = Statistics(np.zeros(3), np.full(3, 255.0), RELEASE.mel_mean, RELEASE.mel_std)
 """Pixels from 0 to 1, as the release's script for HowTo100M feeds them."""
-INPUTS: dict[str, tuple[Statistics, Clip, Augmentation]] = {
-    "kinetics": (RELEASE, Clip(), Augmentation()),
-    # 16 frames per second: every second stored frame is the closest; whole squares: the shorter side is the crop's size
-    "howto100m": (HOWTO100M, Clip(stride=2, words=20), Augmentation(scale=(112, 112))),
-}
-"""Inputs of the release's pretraining scripts. We are about 70 % sure that its HowTo100M weights were
-trained with them."""
 STATISTICS = "statistics"
 """Key of the normalisation in exported files and finetuned weights: `Statistics.to_numbers`."""
 SETTINGS = "settings"
@@ -79,7 +72,7 @@ def read_foreign(path: Path) -> Trained | None:
         known = tuple(finetuned_on) if isinstance(finetuned_on, list) and len(finetuned_on) == 2 else None
         return _build_trunk(weights, "base.", ("classifier.", "fc."), kind, stated or RELEASE, path, settings, known)
     if modalities_of(weights):
-        return _build_published(weights, stated, path, settings)
+        return _build_release(weights, path)
     if "stem.0.weight" in weights and "stem.3.weight" not in weights:
         raise UserError(f"{path} holds a video network other than R(2+1)D, such as r3d_18 or mc3_18; use r2plus1d_18")
     if "stem.0.weight" in weights:
@@ -179,37 +172,27 @@ def _parameters(found: Mapping[Any, Any]) -> dict[str, Tensor]:
     return {str(name).removeprefix("module."): value for name, value in found.items() if isinstance(value, Tensor)}
 
 
-def _build_published(weights: dict[str, Tensor], stated: Statistics | None, path: Path, settings: Pretrain) -> Trained:
+def _build_release(weights: dict[str, Tensor], path: Path) -> Trained:
     kept, dropped = _drop_parts(weights, ("audio_network.base.fc.", "text_network.word_embd.", *_LINEAR_HEADS))
     words = kept.get("text_network.fc1.weight")
     width, dimensions = words.shape if words is not None and words.dim() == 2 else (2048, 300)
-    network = replace(settings.network, word_dimensions=dimensions, text_width=width)
-    if words is not None and not stated:
-        network = replace(network, text_padding=True)
-        settings = replace(settings, network=replace(settings.network, text_padding=True))
+    network = Network(word_dimensions=dimensions, text_width=width, text_padding=words is not None)
     model = GDT(network, modalities_of(kept)).eval()
     fresh = [name for name, _ in model.named_children() if not any(key.startswith(f"{name}.") for key in kept)]
     random = {name: value for name, value in model.state_dict().items() if name.split(".")[0] in fresh}
     load_weights(model, random | kept, str(path))
-    kind = "weights exported as the published ones" if stated else "published GDT weights"
-    found = Trained(model, settings, 0, stated or RELEASE, Foreign.of(model, kind, dropped, fresh))
-    if words is None or stated:
-        return found
+    foreign = Foreign.of(model, "published GDT weights", dropped, fresh)
+    if words is None:
+        return Trained(model, Pretrain(), 0, RELEASE, foreign)
     print(
         f"{path}: the published HowTo100M weights do not record their inputs; assuming those of the release's script: "
-        "30 frames at 15 fps (the script uses 16), pixels from 0 to 1, 20 words. To choose others: gdt eval export "
-        "--inputs",
+        "30 frames at 15 fps (the script uses 16), pixels from 0 to 1, 20 words",
         file=sys.stderr,
     )
-    return with_inputs(found, "howto100m")
-
-
-def with_inputs(trained: Trained, name: str) -> Trained:
-    """The model with the inputs of one of the release's pretraining scripts, a name of `INPUTS`."""
-    statistics, clip, augmentation = INPUTS[name]
-    return replace(
-        trained, statistics=statistics, settings=replace(trained.settings, clip=clip, augmentation=augmentation)
-    )
+    # we are about 70 % sure that these are their inputs. 16 frames per second: every second stored frame is the
+    # closest; whole squares: the shorter side is the crop's size
+    settings = Pretrain(clip=Clip(stride=2, words=20), augmentation=Augmentation(scale=(112, 112)))
+    return Trained(model, settings, 0, HOWTO100M, foreign)
 
 
 def _build_trunk(

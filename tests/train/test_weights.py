@@ -22,7 +22,7 @@ from gdt.eval.record import read
 from gdt.eval.settings import Downstream
 from gdt.pipeline.shards.index import Index, fingerprint
 from gdt.pipeline.sources.text import Words
-from gdt.train import checkpoint
+from gdt.train import checkpoint, portable
 from gdt.train.checkpoint import load_model
 from gdt.train.learner import start_from
 from gdt.train.models.gdt import GDT
@@ -224,7 +224,8 @@ def test_published_text_and_finetuned_models_load(tmp_path: Path, capsys: pytest
     clip, statistics = trained.settings.clip, trained.statistics
     assert (clip.frames, clip.stride, clip.size, clip.words) == (30, 2, 112, 20) and "HowTo100M" in message
     assert statistics.pixel_mean.tolist() == [0] * 3 and statistics.pixel_std.tolist() == [255] * 3
-    assert trained.settings.network.text_padding  # exported files keep it
+    portable.write(tmp_path / "x.safetensors", trained)
+    assert load_model(tmp_path / "x.safetensors").model.text_network.padding
     tuned = nn.Module()
     tuned.base, tuned.classifier = release.video_network.base, nn.Linear(512, 101)
     trained = load_model(saved(tuned, tmp_path / "tuned.pth", "module."))
