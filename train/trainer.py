@@ -83,12 +83,7 @@ class Trainer:
             words_checksum = self.words.checksum(self.index)
             network = replace(settings.network, word_dimensions=self.words.dimensions)
             if start is not None and "text" in start.model.modalities:
-                padding = start.model.network.text_padding
-                if network.text_padding and not padding:
-                    raise UserError(
-                        f"--network.text-padding: {settings.init} was trained without padding; leave the option out"
-                    )
-                network = replace(network, text_padding=padding)
+                network = replace(network, text_padding=start.model.network.text_padding)
             settings = replace(settings, network=network)
         self.data = Data(shards, self.index.statistics, words_checksum)
         require_equal(

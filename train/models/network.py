@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
+
+import tyro
 
 from gdt.common.errors import UserError, require_positive, unknown
 
@@ -37,9 +40,8 @@ class Network:
     """Dimensions of the word vectors; 0: those of the word2vec file."""
     text_width: int = 2048
     """Feature size of a text clip."""
-    text_padding: bool = False
-    """Include padding in the maximum over words; set automatically with --init weights that were trained that way, such
-    as the published ones."""
+    text_padding: Annotated[bool, tyro.conf.Suppress] = False
+    """Include padding in the maximum over words, as the published weights do; set by the weights, not by an option."""
     hidden: int = 512
     """Hidden units of the projection heads."""
     embedding: int = 256
