@@ -261,7 +261,7 @@ def test_the_tree_in_design_lists_files_that_exist() -> None:
 
 def test_every_line_of_the_parity_tables_names_its_test() -> None:
     rows = [line for line in TEXT["docs/parity.md"].splitlines() if re.match(r"\| [a-z]", line)]
-    assert len(rows) > 20
+    assert len(rows) > 15
     for row in rows:
         *_, found = row.strip("| ").split(" | ")
         if match := re.fullmatch(r"`(tests/[\w/]+\.py)::(test_\w+)`", found):
