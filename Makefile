@@ -71,8 +71,13 @@ preprocess: $(STAMP) ## turn videos into shards; run again to resume | [DATASET=
 verify: $(STAMP) ## check shards for damage | [DATASET=synthetic] [FULL=1 to decode every frame]
 	$(gdt) verify --dataset synthetic
 
-pretrain: $(STAMP) ## pretrain a model on shards; run again to resume | [DATASET=synthetic] [PRESET=l|help] [FACTORS="..."] [WORD2VEC=] [INIT=] | [SIZE=tiny|paper|paper-ablation|paper-howto100m|paper-text-ablation] [GPUS=1] | [NODES=4 SCHEDULER=slurm [SBATCH="--partition=gpu ..."]]
-	$(gdt) pretrain --dataset synthetic
+pretrain: $(STAMP) ## pretrain a model on shards; run again to resume | [DATASET=synthetic] [PRESET=l|help] [FACTORS="..."] [WORD2VEC=] [INIT=] | [SIZE=tiny|paper|paper-ablation|paper-howto100m|paper-text-ablation] [GPUS=1]
+	$(subst $(PYTHON) -m gdt,$(python) -m gdt,$(call gdt,GPUS)) pretrain --dataset synthetic
+
+# one process per GPU; by itself, torchrun ends them without a checkpoint on SIGUSR1, and 30 s after any signal
+comma := ,
+python := $(if $(filter-out 1,$(GPUS)),PET_SIGNALS_TO_HANDLE=SIGTERM$(comma)SIGINT$(comma)SIGUSR1 PET_SHUTDOWN_TIMEOUT=600 \
+  $(PYTHON) -m torch.distributed.run --standalone --nproc-per-node $(GPUS),$(PYTHON))
 
 eval: $(STAMP) ## evaluate by the paper's protocols on any data set | [CKPT=] [DATASET=synthetic] | [PROTOCOLS="retrieval few-shot linear finetune cross-modal"]
 	$(call gdt,$(of_run)) eval downstream --ckpt $(checkpoint)

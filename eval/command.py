@@ -28,8 +28,7 @@ from gdt.eval.show_tree import ShowTree
 from gdt.pipeline import notation, presets
 from gdt.pipeline.shards.index import require_index
 from gdt.pipeline.shards.layout import shard_folder
-from gdt.train.locate import require_checkpoint
-from gdt.train.settings import require_one_composition
+from gdt.train.settings import require_checkpoint, require_one_composition
 
 
 class Command(NamedTuple):

@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -55,7 +56,7 @@ from gdt.eval.tables import report, to_csv
 from gdt.pipeline.word2vec import WordVectors
 from gdt.train.checkpoint import NAME, Trained, load_trained
 from gdt.train.models.gdt import any_device
-from gdt.train.provenance import Provenance
+from gdt.train.provenance import provenance_of
 
 _SHOWN = 3
 """Maximum number of classes that a warning names."""
@@ -109,7 +110,7 @@ class Evaluation:
     files: list[tuple[str, Fold, str]]
     """A protocol, a fold, and the name of its record's file."""
     evaluator: Evaluator
-    provenance: Provenance
+    provenance: dict[str, Any]
 
     def jobs(self) -> Iterator[Job]:
         """All jobs, finetuning last."""
@@ -161,7 +162,7 @@ def _plan(
         for protocol in protocols
         for fold in (labelled if PROTOCOLS[protocol].labels else unlabelled)
     ]
-    return Evaluation(data, compared, files, evaluator, Provenance.of(device))
+    return Evaluation(data, compared, files, evaluator, provenance_of(device))
 
 
 def _protocols(settings: Downstream, gallery: str, data: Data, compared: Sequence[Model]) -> list[str]:

@@ -24,7 +24,6 @@ import h5py
 import numpy as np
 from tqdm import tqdm
 
-from gdt.common import serialization
 from gdt.common.commandline import expand_home, gdt_command, pip_command
 from gdt.common.errors import UserError, first_line, plural, require_positive, with_list
 from gdt.common.files import DAMAGE, require_new_file, require_readable, writing
@@ -36,7 +35,7 @@ from gdt.pipeline.shards.layout import read_rejected, shard_folder
 from gdt.pipeline.shards.seal import Damaged, OtherSchema, open_sealed, write_strings, writing_sealed
 from gdt.pipeline.sources.loading import Loading
 from gdt.pipeline.transformations.augmentation import centred
-from gdt.train.provenance import Provenance
+from gdt.train.provenance import provenance_of
 
 if TYPE_CHECKING:
     import torch
@@ -226,7 +225,7 @@ def _open_videos(settings: Embed, stack: contextlib.ExitStack) -> tuple[Index, d
 
     parent = settings.out.absolute().parent
     for left in parent.glob(f"{_SCRATCH}*"):  # by killed runs
-        if is_locked(left) is False:
+        if not is_locked(left):
             shutil.rmtree(left, ignore_errors=True)
     scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=_SCRATCH, dir=parent)))
     stack.enter_context(locked(scratch))
@@ -315,7 +314,7 @@ def features_of(
         )
     metadata = {
         "format": FORMAT, "kind": kind, "per": per, "clips": str(clips), "clip": str(clip),
-        "weights": weights, "provenance": serialization.to_json(Provenance.of(device)),
+        "weights": weights, "provenance": json.dumps(provenance_of(device)),
     }  # fmt: skip
     if per == "video":
         return Features(index.id, np.full(len(index), "", object), np.zeros(len(index), np.float32), found, metadata)

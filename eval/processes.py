@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
+import signal
 import subprocess
 import sys
 import threading
@@ -16,7 +17,6 @@ from typing import Any, TypeVar
 import torch
 
 from gdt.common.errors import UserError, plural
-from gdt.common.supervise import PARENT_PID
 
 T = TypeVar("T")
 
@@ -43,6 +43,8 @@ def run_parallel(
     when the running ones have ended. Any other error and an interrupt set `stop`, which jobs must obey soon.
     """
     stop = threading.Event()
+    if threading.current_thread() is threading.main_thread():  # only it can set signal handlers
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # else the jobs would go on
     gpus: queue.Queue[str] = queue.Queue()
     for gpu in visible_gpus() or [""] * limit:
         gpus.put(gpu)
@@ -106,8 +108,8 @@ def interrupted(stop: threading.Event) -> bool:
 
 
 def start(command: Sequence[str], log: Path, gpu: str) -> subprocess.Popen[bytes]:
-    """Start `gdt command` on one GPU, or with one thread. It ends when this process or the calling thread ends."""
-    environment = os.environ | {PARENT_PID: str(os.getpid())}
+    """Start `gdt command` on one GPU, or with one thread."""
+    environment = dict(os.environ)
     if gpu:
         environment["CUDA_VISIBLE_DEVICES"] = gpu
     else:

@@ -18,7 +18,6 @@ from gdt.common.errors import UserError, first_line
 from gdt.common.files import write_text
 from gdt.eval.metrics import Metric
 from gdt.eval.protocols import PROTOCOLS, decisive_names
-from gdt.train.provenance import Provenance
 from gdt.train.settings import LENGTH, Pretrain, decisive_options
 
 T = TypeVar("T")
@@ -85,7 +84,8 @@ class Record:
     """By name, which is also the heading of its column in tables."""
     settings: dict[str, Any]
     """Settings of the command as JSON, see `settings_as`; those that do not affect a protocol are at their defaults."""
-    provenance: Provenance
+    provenance: dict[str, Any]
+    """As from `train.provenance`."""
     label: str = ""
     """Column of labels; empty for the classes of the data set."""
     labels: str = ""
@@ -214,7 +214,7 @@ def rows(records: Iterable[Record]) -> Iterator[dict[str, Any]]:
             yield own | {
                 "metric": name, "value": metric.value, "low": metric.low, "high": metric.high,
                 "chance": metric.chance, "spread": metric.spread, "n": metric.answers,
-                "details": format_details(record.details), "commit": record.provenance.commit,
+                "details": format_details(record.details), "commit": record.provenance["commit"],
             }  # fmt: skip
 
 

@@ -96,8 +96,6 @@ os.rename checkpoint.pt 1 0
 open checkpoint.pt.partial 3 0.004
 os.rename checkpoint.pt 3 0
 os.rename checkpoint.pt 2 0.001
-os.link checkpoint.previous.pt.partial 2 0
-os.rename checkpoint.previous.pt 2 0
 os.rename settings.json 1 0
 os.rename metrics.jsonl 1 0
 open metrics.jsonl 2 0

@@ -9,7 +9,6 @@ import os
 import re
 import shlex
 import shutil
-import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -44,25 +43,11 @@ def sentence(done: object) -> str:
     return line.removeprefix("error: ")
 
 
-@pytest.mark.parametrize(
-    ("run", "advice"),
-    [
-        ("synthetic-b", "make it with 'make pretrain DATASET=synthetic PRESET=b', or give the path of yours"),
-        ("my-videos-text-b", "'make pretrain DATASET=my-videos PRESET=text-b WORD2VEC=<file of word vectors>'"),
-        ("kinetics-tsd2-mi2x-tri2", """'make pretrain DATASET=kinetics FACTORS="<its factors>"'"""),
-        ("kinetics-l-seed3", "'make pretrain DATASET=kinetics PRESET=l SEED=3'"),
-        ("synthetic-z", "; make runs/<dataset>-<preset> with 'make pretrain', or give the path of yours"),
-    ],
-)
-def test_a_missing_checkpoint_is_reported_with_the_command_that_trains_it(
-    command: Run, run: str, advice: str, tmp_path: Path
-) -> None:
-    path = f"runs/{run}/checkpoint.pt"
-    said = sentence(command("eval", "downstream", "--ckpt", path))
-    assert said.startswith(f"there is no checkpoint {path}; ") and advice in said
-    if run == "synthetic-b":
-        assert sentence(command("eval", "embed", "--ckpt", path, "--dataset", "synthetic")) == said
-        assert sentence(command("eval", "export", "--ckpt", path, "--out", "x.safetensors")) == said
+def test_a_missing_checkpoint_is_reported(command: Run) -> None:
+    path = "runs/synthetic-b/checkpoint.pt"
+    for words in (("downstream",), ("embed", "--dataset", "synthetic"), ("export", "--out", "x.safetensors")):
+        said = sentence(command("eval", *words, "--ckpt", path))
+        assert said == f"there is no checkpoint {path}; make one with 'gdt pretrain', or give the path of yours"
 
 
 @pytest.mark.parametrize(
@@ -77,7 +62,7 @@ def test_a_missing_checkpoint_is_reported_with_the_command_that_trains_it(
 def test_only_one_run_writes_to_a_folder_or_file(
     command: Run, checkpoint: Path, shards: Path, tmp_path: Path, arguments: str, lock: Lock
 ) -> None:
-    """Refused while this process holds it, naming this process; nothing is written."""
+    """Refused while this process holds it; nothing is written."""
     words = arguments.format(run=checkpoint.parent).split()
     out = "out" if lock is locked else "out.html" if "report" in words else "out.npz"
     options = () if "report" in words or "export" in words else ("--shards", shards)
@@ -85,9 +70,8 @@ def test_only_one_run_writes_to_a_folder_or_file(
         before = sorted(tmp_path.rglob("*"))
         said = sentence(command(*words, *options, "--out", out))
         assert sorted(tmp_path.rglob("*")) == before
-    holder = f"process {os.getpid()} on {socket.gethostname()}"
     what = "folder" if lock is locked else "file"
-    assert said == f"another run is writing to {out} ({holder}); wait for it, or set --out to another {what}"
+    assert said == f"another run is writing to {out}; wait for it, or set --out to another {what}"
     assert not list(tmp_path.iterdir())
 
 
@@ -189,7 +173,6 @@ def print_command(module: str, arguments: list[str]) -> None:
         ("preprocess DATA=folder", "no variable DATA; did you mean DATASET"),
         ("pretrain PRESETS=b", r"'make pretrain' has no variable PRESETS; did you mean PRESET\?$"),
         ("eval SPLIT=val", r"'make eval' has no variable SPLIT; did you mean GALLERY_SPLIT or QUERY_SPLIT\?$"),
-        ("pretrain GPU=2", r"'make pretrain' has no variable GPU; did you mean GPUS\?$"),
         (
             "preprocess CKPT=x",
             "'make preprocess' has no variable CKPT, which other targets or data sets take; remove it$",
@@ -199,7 +182,6 @@ def print_command(module: str, arguments: list[str]) -> None:
         ("preprocess pretrain DATSET=x", r"'make preprocess pretrain' has no variable DATSET; did you mean DATASET\?$"),
         ("pretrain FACTORS_DIGEST=x", "has no variable FACTORS_DIGEST; "),
         ("pretrain NONSENSE=1", "has no variable NONSENSE; 'make help' lists the variables of every target$"),
-        ("pretrain GPUS=0", "GPUS is '0'; it must be 1 or more"),
         ("eval GPUS=x", "GPUS is 'x'; it must be 1 or more"),
         ("verify FULL=maybe", "FULL is 'maybe'; it must be 1 or 0"),
         ("eval SIZE=tiny PRESET=lx", r"unknown preset 'lx'; did you mean 'l'\? PRESET=help lists them$"),
@@ -420,10 +402,6 @@ def test_a_run_with_a_decayed_rate_cannot_be_extended(command: Run, shards: Path
         f"extended. Start one from its weights: --init {run}/checkpoint.pt and another --out; or "
         f"start over: delete {run}"
     )
-    (run / "checkpoint.previous.pt").write_bytes((run / "checkpoint.pt").read_bytes())
-    with (run / "checkpoint.pt").open("r+b") as file:
-        file.truncate(1000)
-    assert f"--init {run}/checkpoint.previous.pt" in sentence(command(*tiny(shards, run, *falling, "--steps", 6)))
     both = sentence(command(*tiny(shards, run, *falling, "--steps", 8, "--temperature", 0.1)))
     assert "holds a run with different settings (temperature was 0.07, now 0.1)" in both
 
@@ -472,20 +450,6 @@ def test_a_missing_data_set_is_reported_with_the_available_ones(command: Run, sh
     assert said == "unknown preset 'L'; did you mean 'l'? --preset help lists them"
     said = sentence(command("pretrain", "tiny", "--dataset", "mine", "--batch-size", "4", "--out", "videos/a.mp4"))
     assert said == "cannot write to videos/a.mp4: it is a file, not a folder; set --out to another folder"
-    (tmp_path / "runs" / "mine-l").mkdir(parents=True)
-    (tmp_path / "runs" / "mine-l" / "checkpoint.pt").touch()
-    for name in ("runs/mien-l/checkpoint.pt", "mine-l", "mine-1.pt"):
-        said = sentence(command("eval", "downstream", "--ckpt", name))
-        assert said.startswith(f"there is no checkpoint {name}; did you mean runs/mine-l/checkpoint.pt? Otherwise m")
-    for run in ("demo/l-0", *"pqr"):
-        (tmp_path / "runs" / run).mkdir(parents=True)
-        (tmp_path / "runs" / run / "checkpoint.pt").touch()
-    said = sentence(command("eval", "downstream", "--ckpt", "runs/nowhere/checkpoint.pt"))
-    assert "available: runs/mine-l/checkpoint.pt, runs/p/checkpoint.pt, runs/q/checkpoint.pt and 2 more; " in said
-    for run in ("mine-l", *"pqr"):
-        (tmp_path / "runs" / run / "checkpoint.pt").unlink()
-    said = sentence(command("eval", "downstream", "--ckpt", "runs/synthetic-l/checkpoint.pt"))
-    assert "; available: runs/demo/l-0/checkpoint.pt; make it with " in said
 
 
 @pytest.mark.parametrize(

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import re
 import sys
-import threading
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,14 +16,12 @@ from gdt.common.errors import UserError, first_line
 from gdt.common.files import is_disk_full, require_readable, writing
 from gdt.pipeline.shards.index import Statistics
 from gdt.train import portable
-from gdt.train.locate import PREVIOUS, require_checkpoint, suggest_other
 from gdt.train.models.gdt import GDT, load_weights, modalities_of
-from gdt.train.settings import CHECKPOINT, LENGTH, Pretrain, differences, from_json, to_json
+from gdt.train.settings import CHECKPOINT, LENGTH, Pretrain, differences, from_json, require_checkpoint, to_json
 from gdt.train.trained import Trained
 from gdt.train.weights import damaged_part, read_foreign
 
 NAME = CHECKPOINT
-DAMAGED = "checkpoint.damaged.pt"
 FORMAT = "gdt-pretrain-2"
 
 
@@ -53,13 +49,10 @@ def make_state(
 
 
 def write(path: Path, state: Mapping[str, Any]) -> None:
-    """Write a state atomically, keeping the previous checkpoint as PREVIOUS. Raises UserError if that fails."""
+    """Write a state; the file is replaced when the new one is complete. Raises UserError if that fails."""
     try:
         with writing(path) as file:
             torch.save(dict(state), file)
-            file.flush()
-            if path.is_file():
-                _keep_previous(path)
     except OSError as error:
         advice = "free some space" if is_disk_full(error) else "check the disk and the permissions"
         raise UserError(
@@ -68,40 +61,17 @@ def write(path: Path, state: Mapping[str, Any]) -> None:
         ) from error
 
 
-def _keep_previous(path: Path) -> None:
-    """Rename the newest checkpoint to PREVIOUS, so that there is a checkpoint at every moment."""
-    link = path.with_name(PREVIOUS + ".partial")
+def read_run(folder: Path) -> dict[str, Any] | None:
+    """The state in the checkpoint of a run; None if there is none. Raises UserError if it is damaged."""
+    path = folder / NAME
+    if not path.is_file():
+        return None
     try:
-        link.unlink(missing_ok=True)
-        os.link(path, link)
-        link.rename(path.with_name(PREVIOUS))
-    except OSError:  # a file system without hard links
-        path.rename(path.with_name(PREVIOUS))
-
-
-def read_newest(folder: Path) -> tuple[dict[str, Any] | None, str]:
-    """The newest intact checkpoint of a run, or None; and a message if a newer one is damaged, or an empty text.
-
-    Raises UserError if all checkpoints are damaged.
-    """
-    problems = ""
-    for name in (NAME, PREVIOUS):
-        if not (folder / name).is_file():
-            continue
-        try:
-            return read(folder / name), problems
-        except Damaged as damage:
-            problems += f"{folder / name} cannot be read as a checkpoint: {damage}; "
-    if problems:
-        them = "them" if problems.count("cannot be read") > 1 else "it"
-        raise UserError(f"{problems}delete {them} to start again, or set --out to another folder")
-    return None, ""
-
-
-def set_aside(folder: Path) -> None:
-    """Rename a damaged newest checkpoint, so that it does not become PREVIOUS."""
-    if (folder / NAME).is_file():
-        (folder / NAME).rename(folder / DAMAGED)
+        return read(path)
+    except Damaged as damage:
+        raise UserError(
+            f"{path} cannot be read as a checkpoint: {damage}; delete it to start again, or set --out to another folder"
+        ) from damage
 
 
 class Damaged(Exception):
@@ -150,7 +120,10 @@ def load_model(path: Path) -> Trained:
     except Damaged as damage:
         if (other := portable.read(path)) is not None or (other := read_foreign(path)) is not None:
             return other
-        raise UserError(f"{path} cannot be read as a checkpoint: {damage}; {suggest_other(path)}") from damage
+        raise UserError(
+            f"{path} cannot be read as a checkpoint: {damage}; use the checkpoint.pt of a run, or external weights "
+            "(.pt, .pth, .safetensors)"
+        ) from damage
     settings = from_json(state["settings"], str(path))
     model = GDT(settings.network, modalities_of(state["model"]))
     load_weights(model, state["model"], str(path))
@@ -171,60 +144,6 @@ def load_trained(path: Path) -> Trained:
             file=sys.stderr,
         )
     return trained
-
-
-class Saver:
-    """Writes checkpoints in the background, one at a time; a context manager that waits for the last."""
-
-    def __init__(self, write: Callable[[Any], None]) -> None:
-        self._write = write
-        self._thread: threading.Thread | None = None
-        self._error: BaseException | None = None
-
-    def __enter__(self) -> Saver:
-        return self
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if error is None:
-            self.wait()
-        elif self._thread is not None:
-            self._thread.join()
-
-    def start(self, state: Any) -> None:
-        """Write a copy of the state once the previous write is done. Raises the error of a failed write."""
-        self.wait()
-        self._thread = threading.Thread(target=self._run, args=(copy_to_cpu(state),), name="checkpoint")
-        self._thread.start()
-
-    def _run(self, state: Any) -> None:
-        try:
-            self._write(state)
-        except BaseException as error:
-            self._error = error
-
-    def check(self) -> None:
-        """Raise the error of a failed write."""
-        if self._error is not None:
-            error, self._error = self._error, None
-            raise error
-
-    def wait(self) -> None:
-        """Wait until the newest checkpoint is written. Raises the error of a failed write."""
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
-        self.check()
-
-
-def copy_to_cpu(state: Any) -> Any:
-    """A copy of the state with all tensors in CPU memory."""
-    if isinstance(state, torch.Tensor):
-        return state.detach().to("cpu", copy=True)
-    if isinstance(state, dict):
-        return {key: copy_to_cpu(value) for key, value in state.items()}
-    if isinstance(state, list | tuple):
-        return type(state)(copy_to_cpu(value) for value in state)
-    return state
 
 
 def require_same_shards(state: Mapping[str, Any], fingerprint: str, run: Path) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import sys
+import time
 from collections.abc import Collection, Sequence
 from dataclasses import field, make_dataclass, replace
 from pkgutil import resolve_name
-from types import SimpleNamespace
 from typing import Annotated, Any, get_type_hints
 
 import tyro
@@ -18,8 +20,6 @@ from gdt.common.gpu import default_size, driver
 from gdt.common.variables import Option, Variables, options_of
 from gdt.pipeline import notation, presets
 from gdt.pipeline.shards.index import Index
-from gdt.train import launch, submit
-from gdt.train.launch import rank_variables, require_master_address
 from gdt.train.models.network import BACKBONES, VIDEO_OPTIONS, Network
 from gdt.train.settings import SIZES, Pretrain, require_one_composition
 
@@ -27,11 +27,10 @@ COMMANDS = SIZES
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Pretrain, in this process or in the processes of the job."""
-    job, arguments = submit.parse_job(arguments)
+    """Pretrain, as one process or as a rank that torchrun started."""
     status: Any = 0
     try:
-        exit_with_message(lambda: _start(job, arguments))
+        exit_with_message(lambda: _start(arguments))
     except SystemExit as end:
         status = end.code
     if "torch" in sys.modules:  # --help does not import it
@@ -45,34 +44,29 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def options(_: Sequence[str]) -> Variables:
-    return options_of(Pretrain) | options_of(submit.Job) | {"SIZE": Option("", str)}
+    return options_of(Pretrain) | {"SIZE": Option("", str)}
 
 
-def _start(job: submit.Job, arguments: Sequence[str]) -> None:
-    arguments = with_size(arguments)
-    if job == submit.Job():
-        os.environ.update(rank_variables(os.environ))
-    with launch.silence_other_ranks():
-        settings = settings_of(arguments)
-        require_master_address(os.environ)
-        submitted = job.nodes > 1 or bool(job.scheduler or job.sbatch)  # `submit` checks the data after its options
-        if settings is not None and "RANK" not in os.environ and not submitted:
-            _require_data(settings)
-    if settings is None:
-        return
-    if submitted:
-        submit.submit(job, settings, arguments)
-    elif job.gpus > 1:
-        launch.launch(job.gpus, settings, arguments)
-    else:
-        from gdt.train.pretrain import pretrain
+def _start(arguments: Sequence[str]) -> None:
+    """Pretrain; rank 0 reports an error that all ranks have: torchrun ends the others while they wait."""
+    first = os.environ.get("RANK", "0") == "0"
+    try:
+        with contextlib.nullcontext() if first else contextlib.redirect_stderr(io.StringIO()):  # tyro prints its errors
+            settings = settings_of(with_size(arguments))
+            if settings is not None and "RANK" not in os.environ:
+                _require_data(settings)
+        if settings is not None:
+            from gdt.train.pretrain import pretrain
 
-        try:
             pretrain(settings)
-        except KeyboardInterrupt:
-            if os.environ.get("RANK", "0") != "0":  # rank 0 prints it
-                sys.exit(130)
-            raise
+    except (UserError, SystemExit) as error:
+        if not first and getattr(error, "code", 2) == 2:
+            time.sleep(10.0)
+        raise
+    except KeyboardInterrupt:
+        if not first:
+            sys.exit(130)
+        raise
 
 
 def _require_data(settings: Pretrain) -> None:
@@ -109,10 +103,10 @@ def settings_of(arguments: Sequence[str]) -> Pretrain | None:
     texts = {name: text + more for name, (text, _) in SIZES.items()}
     size = tyro.extras.subcommand_type_from_defaults(sizes, texts)
     default = field(default=sizes["paper" if driver() else "tiny"])  # only --help comes without a size
-    whole = make_dataclass("Command", [_JOB, ("size", Annotated[size, tyro.conf.arg(name="")], default)], kw_only=True)
+    whole = make_dataclass("Command", [("size", Annotated[size, tyro.conf.arg(name="")], default)], kw_only=True)
     arguments = ["--help" if word == HELP_ALL else word for word in arguments]
     parsed: Any = tyro.cli(whole, prog="gdt pretrain", description=_DESCRIPTION, args=arguments)
-    settings = options.settings(SimpleNamespace(**{k: v for k, v in vars(parsed.size).items() if k != "job"}))
+    settings = options.settings(parsed.size)
     if settings.preset == "help" or settings.factors == "help":
         print(presets.listing() if settings.preset == "help" else notation.listing(settings.transformations))
         return None
@@ -120,9 +114,6 @@ def settings_of(arguments: Sequence[str]) -> Pretrain | None:
     return settings
 
 
-# for --help only, since `submit.parse_job` has removed the options of the job from the arguments
-_MACHINES = Options(submit.Job).type
-_JOB = ("job", Annotated[_MACHINES, tyro.conf.arg(name="")], field(default_factory=_MACHINES))
 HELP_ALL = "--help-all"
 _DESCRIPTION = (
     "Pretrain a model on shards. Without a size: paper if there is a GPU, else tiny.\n"
@@ -133,14 +124,14 @@ _COMMON = ("main", "optimization", "data", "probe")
 
 
 def _for_help(defaults: Any, shown: Collection[str] | None) -> Any:
-    """Insert the options of the job after the first group, and hide the groups that are not in `shown`."""
+    """Hide the groups of options that are not in `shown`."""
     types = get_type_hints(type(defaults), include_extras=True)
     members: list[Any] = [
         (name, types[name] if shown is None or name in shown else Annotated[types[name], tyro.conf.Suppress],
          field(default=value))
         for name, value in vars(defaults).items()
     ]  # fmt: skip
-    return make_dataclass("Size", [members[0], _JOB, *members[1:]], frozen=True, kw_only=True)()
+    return make_dataclass("Size", members, frozen=True, kw_only=True)()
 
 
 def _require_network_options_used(network: Network, arguments: Sequence[str]) -> None:

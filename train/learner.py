@@ -70,11 +70,10 @@ class Learner:
         settings, steps = to_json(self.settings), self.schedule.steps
         return checkpoint.make_state(self.model, self.optimizer, done, settings, self._data, steps)
 
-    def resume(self, state: Mapping[str, Any], name: str = checkpoint.NAME) -> int:
-        """Load the state of the checkpoint `name`; returns the next step. Raises UserError as `require_same_run`."""
-        path = self.path.with_name(name)
-        require_same_run(state, self.settings, self._data, self.schedule.batches_per_epoch, path)
-        load_weights(self.model, state["model"], str(path))
+    def resume(self, state: Mapping[str, Any]) -> int:
+        """Load the state of a checkpoint; returns the next step. Raises UserError as `require_same_run`."""
+        require_same_run(state, self.settings, self._data, self.schedule.batches_per_epoch, self.path)
+        load_weights(self.model, state["model"], str(self.path))
         self.optimizer.load_state_dict(dict(state["optimizer"]))
         return int(state["step"])
 

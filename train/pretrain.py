@@ -12,7 +12,7 @@ from gdt.common.commandline import gdt_command
 from gdt.common.errors import UserError, first_line, is_out_of_memory
 from gdt.common.files import is_disk_full
 from gdt.common.lock import locked
-from gdt.train.distributed import barrier, join_ranks, watch_ranks
+from gdt.train.distributed import barrier, join_ranks
 from gdt.train.settings import Pretrain
 from gdt.train.trainer import Trainer
 
@@ -24,7 +24,7 @@ def pretrain(settings: Pretrain) -> Path:
     Raises UserError on bad input; exits with 128 + n after a signal n.
     """
     rank, world, device = join_ranks(settings.device, settings.threads)
-    with contextlib.ExitStack() as lock, watch_ranks(device, lock.close), report_shortage(settings):
+    with contextlib.ExitStack() as lock, report_shortage(settings):
         if rank == 0:
             _require_utf_8(settings.run_folder)
             lock.enter_context(locked(settings.run_folder, "set --out to another folder"))
@@ -80,8 +80,6 @@ def report_shortage(settings: Pretrain) -> Iterator[None]:
 
 def _next_steps(settings: Pretrain, path: Path) -> str:
     """Where the trained model is, and the commands that use it."""
-    if settings.cached_batches:
-        return "no model was written: a run with --cached-batches only measures speed"
     # the report finds evaluations below its folder only
     runs = settings.run_folder if settings.out else settings.run_folder.parent
     results = ("--out", settings.run_folder / "eval") if settings.out else ()

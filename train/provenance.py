@@ -1,4 +1,4 @@
-"""Provenance of results: code, versions, device and command."""
+"""Where results come from: command, commit, versions and device, as one dictionary."""
 
 from __future__ import annotations
 
@@ -9,100 +9,45 @@ import platform
 import shlex
 import subprocess
 import sys
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from gdt.common import serialization
 from gdt.common.files import write_text
+from gdt.common.serialization import add_checksum, require_checksum
 
 if TYPE_CHECKING:  # command lines read provenances without importing torch
     import torch
 
 NAME = "run.json"
-DAMAGED = "run.damaged.json"
+_PACKAGES = ("gdt", "numpy", "torch", "scikit-learn", "nvidia-dali-cuda130")
+"""Packages that results depend on."""
 
 
-@dataclass(frozen=True)
-class Provenance:
-    """Provenance of one process; empty text is unknown."""
-
-    command: str
-    """Command line for a shell, after RANK and WORLD_SIZE if there are several ranks."""
-    commit: str
-    """Git commit of the code, as from `git_commit`."""
-    versions: dict[str, str]
-    """Versions of Python and of the packages that results depend on."""
-    device: str
-    """Name of the GPU or the CPU."""
-    started: str
-    """UTC time in ISO 8601."""
-
-    @staticmethod
-    def of(device: torch.device) -> Provenance:
-        """Provenance of this process, which starts now."""
-        started = datetime.now(UTC).isoformat(timespec="seconds")
-        return Provenance(command_line(), git_commit(), versions(), device_name(device), started)
-
-
-@dataclass(frozen=True)
-class Start:
-    """One start of a run; a resumed run has several."""
-
-    step: int
-    """First step."""
-    data: str
-    """Fingerprint of the shards."""
-    provenance: Provenance
-    ranks: int = 1
-    """Number of ranks, which affects results only by rounding."""
-
-
-def record(folder: Path, start: Start) -> None:
-    """Add a start to the list in NAME; an unreadable list is kept as DAMAGED."""
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / NAME
-    starts: list[Start] = []
-    if path.is_file():
-        with contextlib.suppress(ValueError, RecursionError):
-            starts = read(path.read_text(encoding="utf-8"))
-        if not starts:
-            print(f"warning: {path} is damaged; it is kept as {DAMAGED}", file=sys.stderr)
-            path.rename(folder / DAMAGED)
-            starts = []
-    rows = json.loads(serialization.to_json([*starts, start]))
-    write_text(path, json.dumps([*map(serialization.add_checksum, rows)], indent=2) + "\n")
-
-
-def read(text: str) -> list[Start]:
-    """The starts in the text of NAME, at least one. Raises ValueError or RecursionError if it is damaged."""
-    rows = json.loads(text)
-    if not isinstance(rows, list) or not rows:
-        raise ValueError("no list of starts")
-    return [serialization.from_dict(Start, serialization.require_checksum(row)) for row in rows]
-
-
-def command_line() -> str:
-    """Command line of this process, for a shell."""
-    ranks = [f"{name}={os.environ[name]}" for name in ("RANK", "WORLD_SIZE") if name in os.environ]
-    return " ".join([*ranks, shlex.join(sys.orig_argv)])
-
-
-def versions() -> dict[str, str]:
-    """Versions of Python and of those packages that results depend on and that are installed."""
-    import numpy as np
-    import torch
-
-    found = {
-        "python": platform.python_version(), "numpy": np.__version__, "torch": str(torch.__version__),
-        "scikit-learn": metadata.version("scikit-learn"),
-    }  # fmt: skip
-    for name, package in (("nvidia-dali", "nvidia-dali-cuda130"), ("gdt", "gdt")):
+def provenance_of(device: torch.device) -> dict[str, Any]:
+    """Provenance of what this process computes, which starts now; empty text is unknown."""
+    versions = {"python": platform.python_version()}
+    for name in _PACKAGES:
         with contextlib.suppress(metadata.PackageNotFoundError):
-            found[name] = metadata.version(package)
-    return found
+            versions[name] = metadata.version(name)
+    return {
+        "command": shlex.join(sys.orig_argv), "commit": git_commit(), "versions": versions,
+        "device": device_name(device), "ranks": int(os.environ.get("WORLD_SIZE", "1")),
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+    }  # fmt: skip
+
+
+def record(folder: Path, device: torch.device, step: int, data: str) -> None:
+    """Write the provenance of a run that starts at `step` on shards of fingerprint `data` to NAME."""
+    folder.mkdir(parents=True, exist_ok=True)
+    values = provenance_of(device) | {"step": step, "data": data}
+    write_text(folder / NAME, json.dumps(add_checksum(values), indent=2) + "\n")
+
+
+def read(text: str) -> dict[str, Any]:
+    """The dictionary in the text of NAME. Raises ValueError or RecursionError if it is damaged."""
+    return require_checksum(json.loads(text))
 
 
 def device_name(device: torch.device) -> str:
@@ -118,22 +63,16 @@ def device_name(device: torch.device) -> str:
     return platform.machine()
 
 
-def git_commit(file: Path = Path(__file__)) -> str:
-    """Commit of the checkout that tracks a file, with `-dirty` if tracked files were changed.
-
-    Empty if there is no such checkout, or git is missing or fails.
-    """
-    elsewhere = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE")  # variables that select another repository
-    environment = {name: value for name, value in os.environ.items() if name not in elsewhere}
+def git_commit() -> str:
+    """Commit of the checkout that tracks this file, with `-dirty` if tracked files were changed; empty if unknown."""
 
     def git(*arguments: str) -> str:
-        return subprocess.run(
-            ["git", "--no-optional-locks", *arguments], cwd=file.resolve().parent, env=environment, check=True,
-            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, timeout=30,
-        ).stdout.strip()  # fmt: skip
+        command = ["git", "--no-optional-locks", *arguments]
+        done = subprocess.run(command, cwd=Path(__file__).resolve().parent, check=True, capture_output=True, timeout=30)
+        return done.stdout.decode().strip()
 
     try:
-        git("ls-files", "--error-unmatch", file.name)  # fails if the package is installed inside another project
+        git("ls-files", "--error-unmatch", Path(__file__).name)  # fails if the package is inside another project
         return git("describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
     except (OSError, subprocess.SubprocessError):
         return ""

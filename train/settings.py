@@ -51,8 +51,8 @@ class Pretrain:
         "data": ("shards", "split", "word2vec", "init", "factors_from", "shuffle_shards"),
         "probe": ("probe_every", "probe_videos", "probe_split"),
         "advanced": ("temperature", "bn_group_size", "micro_batch_size", "device", "precision", "compile",
-                     "threads", "checkpoint_minutes", "checkpoint_steps", "wandb", "profile", "cached_batches",
-                     "default_batch_size", "factors_digest"),
+                     "threads", "checkpoint_minutes", "checkpoint_steps", "wandb", "profile", "default_batch_size",
+                     "factors_digest"),
     }  # fmt: skip
     """Groups of options in `--help`, in order; an empty group stands for the dataclass of that name."""
 
@@ -132,9 +132,6 @@ class Pretrain:
     """Weights & Biases project to send the metrics to; needs the package wandb."""
     profile: int = 0
     """Steps to trace with torch's profiler, after the first six; 0: none."""
-    cached_batches: int = 0
-    """Train on the first N batches only, held in memory, to compare clips/s with and without loading. No checkpoint is
-    written; 0: a real run."""
 
     def __post_init__(self) -> None:
         _require(not self.factors or self.preset == "l", TWO_COMPOSITIONS)
@@ -155,7 +152,7 @@ class Pretrain:
             not (self.epochs and self.steps),
             f"--epochs is {self.epochs} and --steps is {self.steps}; set one of them to 0",
         )
-        require_positive(self, "", "shuffle_shards", "probe_every", "profile", "cached_batches", "seed", least=0)
+        require_positive(self, "", "shuffle_shards", "probe_every", "profile", "seed", least=0)
         require_positive(self, "", "probe_videos", least=2)
         group, micro_batch = self.bn_group_size, self.micro_batch_size
         _require((group or 2) >= 2, f"--bn-group-size is {group}; it must be 0, for the whole batch, or 2 or more")
@@ -240,8 +237,7 @@ class Pretrain:
     @property
     def run_folder(self) -> Path:
         seed = f"-seed{self.seed}" if self.seed else ""
-        cached = f"-cached{self.cached_batches}" if self.cached_batches else ""
-        return self.out or Path("runs") / f"{self.dataset}-{self.name}{seed}{cached}"
+        return self.out or Path("runs") / f"{self.dataset}-{self.name}{seed}"
 
 
 def _abbreviate(factors: str) -> str:
@@ -272,6 +268,14 @@ def checkpoint_of(dataset: str, variables: Mapping[str, str]) -> Path:
     if factors and names <= notation.TRANSFORMATIONS.keys():  # custom transformations are in an unknown file
         notation.parse(factors, 2)  # raises UserError
     return run.run_folder / CHECKPOINT
+
+
+def require_checkpoint(path: Path) -> Path:
+    """The checkpoint at a path, which may be its folder. Raises UserError if there is none."""
+    path = path / CHECKPOINT if path.is_dir() else path
+    if not path.is_file():
+        raise UserError(f"there is no checkpoint {path}; make one with 'gdt pretrain', or give the path of yours")
+    return path
 
 
 SIZES: dict[str, tuple[str, Pretrain]] = {

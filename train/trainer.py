@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import shlex
 import sys
 import textwrap
@@ -27,7 +26,7 @@ from gdt.pipeline.shards.index import Index, fingerprint
 from gdt.pipeline.shards.reader import DamagedVideo
 from gdt.pipeline.tree import Tree
 from gdt.train import checkpoint
-from gdt.train.checkpoint import Data, Saver, load_model
+from gdt.train.checkpoint import Data, load_model
 from gdt.train.cost import predicted_clips
 from gdt.train.crossmodal import Probe
 from gdt.train.distributed import StopSignal, barrier, require_equal
@@ -36,7 +35,7 @@ from gdt.train.learner import Learner, start_from
 from gdt.train.log import Log
 from gdt.train.memory import plan_run
 from gdt.train.metrics import Report, Reports, trace_steps
-from gdt.train.provenance import Provenance, Start, record
+from gdt.train.provenance import device_name, record
 from gdt.train.settings import Pretrain, decisive_options, from_json
 from gdt.train.trained import Trained
 
@@ -49,18 +48,13 @@ class Trainer:
     def __init__(self, settings: Pretrain, rank: int, world: int, device: torch.device) -> None:
         """Prepare a new run, or resume from its newest checkpoint. Raises UserError on bad input."""
         self.rank, self.world, self.device = rank, world, device
-        self.provenance = Provenance.of(device)
         folder, auto_precision = settings.run_folder, settings.precision == "auto"
         self.index = Index.open(settings.shard_folder)
         shards = fingerprint(self.index)
-        state, damage = checkpoint.read_newest(folder)
+        state = checkpoint.read_run(folder)
         earlier = from_json(state["settings"], str(folder / checkpoint.NAME)) if state else None
         if state:
             checkpoint.require_same_shards(state, shards, folder)
-        if state and settings.cached_batches:
-            raise UserError(
-                f"{folder} holds a run; --cached-batches only measures speed, so set --out to another folder"
-            )
         # resolve device, precision and batch size before storing the settings, since resuming needs the same ones
         settings = replace(
             settings.resolved(),
@@ -103,15 +97,11 @@ class Trainer:
         self.learner = Learner(self.settings, self.tree, self.data, device, world, plan.kernels, self.fit.recomputed)
         self.steps, self.path = self.learner.schedule.steps, self.learner.path
         self.weights = self.initialise(start) if state is None else self.describe_resumed(state)
-        name = checkpoint.PREVIOUS if damage else checkpoint.NAME
-        self.first = 0 if state is None else self.learner.resume(state, name)
+        self.first = 0 if state is None else self.learner.resume(state)
         require_equal(
             {"step": str(self.first), "state of the model": self.learner.digest() if world > 1 else ""},
             f"the folder {folder} must be on a disk that all ranks share",
         )
-        if damage and rank == 0:
-            print(f"warning: {damage}resuming from {checkpoint.PREVIOUS}, step {self.first}", file=sys.stderr)
-            checkpoint.set_aside(folder)
 
     def choose_decoder(self, settings: Pretrain) -> Choice:
         """Where this rank decodes."""
@@ -146,9 +136,8 @@ class Trainer:
         probe = replace(s, loading=self.decoder.loading)
         self.probe = Probe(probe, self.index, self.device, self.words) if s.probe_every and self.rank == 0 else None
         if self.rank == 0:
-            record(s.run_folder, Start(self.first, self.data.fingerprint, self.provenance, self.world))
+            record(s.run_folder, self.device, self.first, self.data.fingerprint)
         with (
-            Saver(partial(checkpoint.write, self.path)) as self.saver,
             self.open_loader() as loader,
             self.open_log() as self.log,
             report_skipped() as self.skipped,
@@ -174,7 +163,6 @@ class Trainer:
                     self.run_probe(done)
                 if saving:
                     self.save(done)
-                self.saver.check()
                 if signal:
                     self.exit_on_signal(done, signal)
                 trace_step()
@@ -182,16 +170,12 @@ class Trainer:
 
     def open_loader(self) -> Loader:
         """Loads this rank's share of each batch."""
-        plans = self.tree.plans(self.first, min(self.steps, self.settings.cached_batches or self.steps))
+        plans = self.tree.plans(self.first, self.steps)
         shares = (take_rank(plan, self.rank, self.world, self.fit.bn_group_size) for plan in plans)
         return Loader(self.index, shares, self.settings.clip, self.device, self.decoder.loading, self.words)
 
     def batches(self, loader: Loader) -> Iterator[Batch]:
         """Batches of the loader; if a damaged clip ends the run, saves a checkpoint first."""
-        if self.settings.cached_batches:
-            cached = [copy.deepcopy(batch) for batch in loader]
-            yield from (cached[step % len(cached)] for step in range(self.steps))
-            return
         done = self.first
         try:
             for batch in loader:
@@ -201,7 +185,6 @@ class Trainer:
             self.log_step(self.reports.last())
             if done > self.first:
                 self.save(done)
-                self.saver.wait()
             raise UserError(f"{damage}; to skip such clips, set --loading.damaged skip") from damage
 
     def open_log(self) -> AbstractContextManager[Log | None]:
@@ -244,14 +227,13 @@ class Trainer:
         return late or done == self.steps or (every > 0 and done % every == 0)
 
     def save(self, done: int) -> None:
-        """Start writing the checkpoint after `done` steps, on rank 0."""
-        if self.rank == 0 and not self.settings.cached_batches:
-            self.saver.start(self.learner.state(done))
+        """Write the checkpoint after `done` steps, on rank 0."""
+        if self.rank == 0:
+            checkpoint.write(self.path, self.learner.state(done))
             self.saved_at = time.monotonic()
 
     def exit_on_signal(self, done: int, signal: int) -> NoReturn:
         """Exit after `done` steps because of a signal."""
-        self.saver.wait()
         barrier()  # a rank that exits ends the others, so wait until rank 0 has written the checkpoint
         if self.rank == 0:
             tqdm.write(f"stopped after step {done} of {self.steps}; run the same command to resume", file=sys.stdout)
@@ -276,17 +258,11 @@ class Trainer:
         self.describe("network", f"{s.network.backbone}, {parameters / 1e6:.1f} M parameters, {self.weights}")
         self.describe("batch", f"{self.batch}; {clips} clips per modality; {self.fit.batch}")
         self.describe("memory", self.fit.memory)
-        self.describe("device", f"{self.provenance.device}; {self.kernels}{ranks}")
+        self.describe("device", f"{device_name(self.device)}; {self.kernels}{ranks}")
         if self.decoder.why:
             self.describe("loader", f"decodes {self.decoder.why}")
         self.describe("schedule", f"{plural(self.steps, 'step')} ({epochs}), {rates}")
         self.describe("folder", str(s.run_folder))
-        if s.cached_batches:
-            self.describe(
-                "warning",
-                f"trains on the first {plural(s.cached_batches, 'batch', 'batches')} only, to measure speed; "
-                "no checkpoint is written",
-            )
 
     def describe(self, name: str, text: str) -> None:
         """Print a line of the settings, wrapped at 100 columns."""

@@ -43,7 +43,6 @@ from gdt.pipeline.shards.layout import shard_folder
 from gdt.train import provenance
 from gdt.train.checkpoint import require_same_rates
 from gdt.train.cost import step_flops
-from gdt.train.locate import PREVIOUS
 from gdt.train.settings import (
     CHECKPOINT,
     LENGTH,
@@ -92,7 +91,7 @@ class Run:
         """Records of these protocols; empty before the evaluation."""
         every = record.read(self.results) if self.results.is_file() else []
         records = [each for each in every if each.protocol in protocols]
-        records.sort(key=lambda each: each.provenance.started)
+        records.sort(key=lambda each: each.provenance["started"])
         # the file may also have records of earlier weights, and of folds that `_evaluation` does not choose
         latest = {(each.preset, each.protocol, each.label): each for each in records if each.fold < 2}.values()
         return [replace(each, equal=self.equal, tflop=self._tflop(each)) for each in latest]
@@ -307,11 +306,11 @@ def _require_resumable(runs: Sequence[Run], data: str) -> None:
 def _changed(run: Run, data: str) -> str:
     """What differs between a run and the one whose checkpoint is in its folder; empty if it can be resumed."""
     folder, now = run.folder, run.pretraining.resolved()
-    if not any((folder / name).is_file() for name in (CHECKPOINT, PREVIOUS)):
+    if not (folder / CHECKPOINT).is_file():
         return ""
     try:
         before = from_file((folder / SETTINGS).read_text(), str(folder / SETTINGS))
-        if provenance.read((folder / provenance.NAME).read_text())[-1].data != data:
+        if provenance.read((folder / provenance.NAME).read_text())["data"] != data:
             return "shards"
     except (OSError, ValueError, RecursionError):
         return ""  # pretraining compares with the checkpoint

@@ -55,7 +55,7 @@ from gdt.pipeline.transformations.modality import Modality
 from gdt.pipeline.transformations.video import Video
 from gdt.train.checkpoint import Trained, load_trained
 from gdt.train.models.gdt import GDT, any_device, modalities_of
-from gdt.train.provenance import Provenance
+from gdt.train.provenance import provenance_of
 
 NAME = "factors.json"
 _NETWORKS = ("video", "audio")
@@ -116,7 +116,7 @@ def evaluate(settings: Factors, first: Trained, data: Data) -> list[Record]:
     """The records of all checkpoints, in their order; `first` is the first of them."""
     order = generator(Stream.FACTOR_VIDEOS, settings.seed).permutation(held_out(data.index, data.split).queries)
     device = any_device()
-    provenance = Provenance.of(device)
+    provenance = provenance_of(device)
     records = []
     for number, model in enumerate(checkpoints(first, settings.ckpt), start=1):
         if len(settings.ckpt) > 1:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -17,7 +17,6 @@ from gdt.eval.record import RANDOM, Record, parse
 from gdt.eval.search.settings import SEARCH
 from gdt.eval.subjects import folder_name
 from gdt.train import checkpoint, provenance
-from gdt.train.provenance import Start
 from gdt.train.settings import METRICS, PROBES, SETTINGS, Pretrain, from_file
 
 T = TypeVar("T")
@@ -41,7 +40,7 @@ class Run:
     name: str
     """Its folder, relative to the folder of all runs."""
     settings: Pretrain | None
-    starts: tuple[Start, ...]
+    start: dict[str, Any]
     metrics: dict[str, np.ndarray]
     """Per step, float64 [steps] by name: step, loss, clips_per_second, data_wait."""
     probes: dict[str, np.ndarray]
@@ -130,10 +129,10 @@ def _files(folder: Path, name: str) -> list[Path]:
 def _run(folder: Path, root: Path, unread: list[Unread]) -> Run:
     path = folder / SETTINGS
     settings = _read(path, unread, lambda text: from_file(text, str(path)))
-    starts = _read(folder / provenance.NAME, unread, provenance.read)
+    start = _read(folder / provenance.NAME, unread, provenance.read)
     name = str(folder.relative_to(root)) if folder != root else folder.resolve().name
     metrics, probes = _rows(folder / METRICS, unread, _COLUMNS), _rows(folder / PROBES, unread, ("step",))
-    return Run(folder, name, settings, tuple(starts or ()), _columns(metrics, _COLUMNS), _columns(probes))
+    return Run(folder, name, settings, start or {}, _columns(metrics, _COLUMNS), _columns(probes))
 
 
 def _columns(rows: Sequence[dict[str, float]], names: Sequence[str] = ()) -> dict[str, np.ndarray]:
@@ -237,7 +236,7 @@ def subjects(collected: Collected) -> list[Subject]:
 
 
 def _latest_first(results: list[Result]) -> tuple[Result, ...]:
-    return tuple(sorted(results, key=lambda each: each.record.provenance.started, reverse=True))
+    return tuple(sorted(results, key=lambda each: each.record.provenance["started"], reverse=True))
 
 
 def choose(models: Sequence[Subject], names: Sequence[str], most: int) -> list[Subject]:

@@ -189,8 +189,8 @@ def _weights(subject: Subject, trained: Trained) -> tuple[str, str]:
     assert path is not None
     file = path / NAME if path.is_dir() else path
     when = datetime.fromtimestamp(file.stat().st_mtime, UTC).isoformat(timespec="seconds")
-    starts = subject.run.starts if subject.run else ()
-    commit = f", commit {short_commit(starts[-1].provenance.commit)}" if starts else ""
+    start = subject.run.start if subject.run else {}
+    commit = f", commit {short_commit(start['commit'])}" if start else ""
     digest = Model(subject.name, path, trained, False).digest
     return digest, f"{path}, {trained.name}, {trained.step} steps, weights {digest[:8]}{commit}, written {when}"
 
@@ -236,7 +236,7 @@ def search_features(result: Result, index: Index, settings: Report, key: str) ->
     for q in spread(fold.query_label, settings.queries, settings.seed):
         near = [(fold.gallery[g], fold.gallery_label[g] == fold.query_label[q]) for g in neighbours[q]]
         shown.append(thumbnails.query(fold.queries[q], near))
-    source = f"{path}, weights {row.weights[:8]}, evaluated {row.provenance.started}"
+    source = f"{path}, weights {row.weights[:8]}, evaluated {row.provenance['started']}"
     source += f", fold {fold.number}" if fold.number else ""
     average = features.average[features.positions(fold.queries)]
     return Neighbours(

@@ -201,13 +201,13 @@ def _conditions(table: Table) -> tuple[list[tuple[str, str]], Lines]:
     lines = [heads]
     for name, records in table.groups.items():
         for row in records:
-            versions = ", ".join(f"{package} {version}" for package, version in row.provenance.versions.items())
+            versions = ", ".join(f"{package} {version}" for package, version in row.provenance["versions"].items())
             lines.append([
                 name, row.protocol, str(row.fold or "-"), str(row.seed), str(row.step), row.weights[:8], row.dataset,
                 row.data[:8], row.labels[:8], row.query_split, str(row.queries), str(row.gallery or row.queries),
                 row.equal or "-", format_details(row.details),
-                "-" if row.model == RANDOM else _TRAINED[row.trained_on], row.provenance.device, versions,
-                short_commit(row.provenance.commit), row.provenance.started,
+                "-" if row.model == RANDOM else _TRAINED[row.trained_on], row.provenance["device"], versions,
+                short_commit(row.provenance["commit"]), row.provenance["started"],
             ])  # fmt: skip
     shared, kept = _split_common(lines)
     return shared, kept if len(kept[0]) > 1 else []
@@ -230,7 +230,6 @@ def runs_table(runs: Sequence[Run]) -> tuple[list[tuple[str, str]], Lines]:
               "commit", "started"]]  # fmt: skip
     for run in runs:
         settings, metrics = run.settings, run.metrics
-        last = run.starts[-1].provenance if run.starts else None
         composition, seed, planned = "", "", ""
         if settings:
             composition, seed = settings.factors or settings.preset, str(settings.seed)
@@ -241,8 +240,11 @@ def runs_table(runs: Sequence[Run]) -> tuple[list[tuple[str, str]], Lines]:
             loss = f"{smooth(metrics['loss'], _SMOOTHING)[-1]:.3f}"
             speed = f"{median(metrics['clips_per_second']):.0f}"
             waiting = f"{100 * median(metrics['data_wait']):.0f} %"
-        start = [last.device, short_commit(last.commit), last.started] if last else ["", "", ""]
-        lines.append([run.name, run.dataset, composition, steps, seed, loss, speed, waiting, *start])
+        start = run.start or dict.fromkeys(("device", "commit", "started"), "")
+        lines.append([
+            run.name, run.dataset, composition, steps, seed, loss, speed, waiting, start["device"],
+            short_commit(start["commit"]), start["started"],
+        ])  # fmt: skip
     return _split_common(lines, ["final loss", "clips/s", "data wait", "started"]) if len(runs) > 1 else ([], lines)
 
 
@@ -259,7 +261,7 @@ def curves(
     chosen = {model.run.name for model in models if model.run}
 
     def rank(run: Run) -> tuple[bool, str]:
-        return run.name in chosen, run.starts[-1].provenance.started if run.starts else ""
+        return run.name in chosen, run.start.get("started", "")
 
     most = max(_CURVES_MOST, sum(run.name in chosen for run in logged))
     drawn = {run.name for run in sorted(logged, key=rank, reverse=True)[:most]}
@@ -337,10 +339,8 @@ def _missing(settings: Report, models: Sequence[Subject], shown: Sequence[Subjec
 
     for model in models:
         run = model.run
-        if run is not None and run.settings and run.settings.cached_batches:
-            continue  # it only measured speed
-        if model.checkpoint is None and run is not None and run.starts:
-            missing.append((f"{model.name} has no checkpoint", run.starts[-1].provenance.command))
+        if model.checkpoint is None and run is not None and run.start:
+            missing.append((f"{model.name} has no checkpoint", run.start["command"]))
         elif model.checkpoint is None and run is not None:
             preset = {"PRESET": run.settings.preset} if run.settings and not run.settings.factors else {}
             add(f"{model.name} has no checkpoint", "make pretrain", DATASET=run.dataset, **preset)

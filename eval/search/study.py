@@ -11,7 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import closing
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -47,7 +47,7 @@ from gdt.pipeline.notation import read_factors
 from gdt.pipeline.shards.index import Index, fingerprint
 from gdt.pipeline.shards.layout import shard_folder
 from gdt.train.models.gdt import any_device
-from gdt.train.provenance import Provenance
+from gdt.train.provenance import provenance_of
 from gdt.train.settings import differences
 
 _JOURNAL, _TEST, _PICTURE = "journal.jsonl", "test.json", "importance.png"
@@ -275,7 +275,7 @@ class Study:
             except UserError as error:
                 return [f"not tested: {error}"]
             record = {"compositions": compositions, "metrics": dict(zip(("best", "baseline", RANDOM), metrics,
-                      strict=True)), "provenance": asdict(Provenance.of(any_device()))}  # fmt: skip
+                      strict=True)), "provenance": provenance_of(any_device())}  # fmt: skip
             _write(path, record)
         values = ", ".join(f"{name} {metric.text()}" for name, metric in zip(names, metrics, strict=True))
         return [

@@ -41,7 +41,7 @@ from gdt.pipeline.loader import Batch, Loader
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.shards.layout import INDEX
 from gdt.train.checkpoint import Trained, load_model, load_trained
-from gdt.train.launch import require_gpus
+from gdt.train.distributed import require_gpus
 from gdt.train.loss import gdt_loss
 from gdt.train.models.gdt import GDT, any_device
 from gdt.train.settings import METRICS, SIZES, TWO_COMPOSITIONS, Pretrain
@@ -118,8 +118,6 @@ def pretrain(shards: str | Path, size: Size = "paper", **settings: Any) -> Pretr
     """
     from gdt.train.pretrain import pretrain as train
 
-    if settings.get("cached_batches"):
-        raise UserError("cached_batches only measures speed; use 'gdt pretrain --cached-batches'")
     lengths = {"epochs": 0, "steps": 0} if {"epochs", "steps"} & settings.keys() else {}
     _require_one_composition(settings.get("preset"), settings.get("factors"))
     given = {"dataset": Path(shards).name, "shards": shards} | lengths | settings

@@ -5,6 +5,7 @@ A command's module is imported only when the command runs, and torch and DALI on
 
 from __future__ import annotations
 
+import faulthandler
 import importlib
 import importlib.metadata
 import os
@@ -12,7 +13,6 @@ import sys
 from typing import NamedTuple
 
 from gdt.common.errors import UserError, exit_with_message, unknown
-from gdt.common.supervise import supervise
 
 
 class Command(NamedTuple):
@@ -20,30 +20,25 @@ class Command(NamedTuple):
 
     module: str
     help: str
-    after_crash: str = ""
-    """Advice printed after a crash of compiled code. Commands with such advice run in a child process."""
     first: str = ""
     """What the first argument is called in errors, if it must be one of `COMMANDS` in the module."""
 
 
 _CHECKPOINT_OF = "make:"
 """The Makefile passes `make:<dataset>` for the checkpoint that `make pretrain` writes with the same variables."""
-_AGAIN = "run the same command again"
 COMMANDS = {
     "preprocess": Command("gdt.preprocess.command", "turn videos into shards"),
     "verify": Command("gdt.preprocess.verify", "check shards for damage"),
     "generate": Command("gdt.preprocess.synthetic.command", "generate a synthetic data set", first="data set"),
-    "pretrain": Command("gdt.train.command", "pretrain a model on shards", f"{_AGAIN} to resume", "size"),
+    "pretrain": Command("gdt.train.command", "pretrain a model on shards", "size"),
     "eval": Command(
         "gdt.eval.command",
         "evaluate, compare and search compositions, extract features, draw batches",
-        _AGAIN,
         "command",
     ),
     "study": Command(
         "gdt.studies.command",
         "study the paper's theorem, figures and claim, check predictions, prepare the GRID corpus",
-        _AGAIN,
         "command",
     ),
 }
@@ -56,6 +51,7 @@ _HELP = "\n".join([
 
 def console() -> None:
     """Run the command line."""
+    faulthandler.enable()  # says where compiled code crashes
     exit_with_message(_main)
 
 
@@ -72,10 +68,7 @@ def _main() -> None:
             if name in importlib.import_module(COMMANDS[group].module).COMMANDS:
                 raise UserError(f"unknown command '{name}'; did you mean 'gdt {group} {name}'?")
         raise unknown("command", name, COMMANDS)
-    if advice := COMMANDS[name].after_crash:
-        supervise(lambda: _run(name, arguments), advice)
-    else:
-        _run(name, arguments)
+    _run(name, arguments)
 
 
 def _run(name: str, arguments: list[str]) -> None:

@@ -35,7 +35,7 @@ from gdt.studies.figures.settings import Figures
 from gdt.studies.figures.spread import Distances, deviations, distances, nearest_share, ratio
 from gdt.train.checkpoint import load_trained
 from gdt.train.models.gdt import any_device, modalities_of
-from gdt.train.provenance import Provenance
+from gdt.train.provenance import provenance_of
 
 NAME = "figures.json"
 _MIN_VIDEOS = 3
@@ -144,7 +144,7 @@ def measure(settings: Figures) -> tuple[list[Record], list[Planes]]:
     videos = choose_videos(index, data.split, clips, settings)
     details = _describe(settings, index, videos, clips)
     device = any_device()
-    provenance = Provenance.of(device)
+    provenance = provenance_of(device)
     measured = _measure_models(models, index, videos, settings, device)
     records = []
     for model, each in zip(models, measured, strict=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -19,7 +20,7 @@ from gdt.studies.theorem import exact, simulation
 from gdt.studies.theorem.contrasts import Contrasts, mean_contrasts
 from gdt.studies.theorem.settings import Theorem
 from gdt.studies.theorem.simulation import LOSSES, OWN, Interval, Population, first_order, random_population
-from gdt.train.provenance import command_line, git_commit
+from gdt.train.provenance import git_commit
 
 DIRECT, STRATIFIED, SHARED, DRAWN = "direct", "independent pairs", "shared samples", "drawn strata"
 SAMPLINGS = {
@@ -118,7 +119,7 @@ def simulate(settings: Theorem) -> Findings:
         for name in settings.presets
         for one in mean_contrasts(name, presets.composition(name, settings.batch_size), settings.seed)
     ]
-    return Findings(settings, command_line(), git_commit(), z, estimates, contrasts)
+    return Findings(settings, " ".join(sys.orig_argv), git_commit(), z, estimates, contrasts)
 
 
 def _estimates(population: Population, k_v: int, k_i: int, settings: Theorem, z: float) -> Iterator[Estimate]:

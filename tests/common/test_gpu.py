@@ -13,7 +13,7 @@ import torch
 from gdt.common import gpu
 from gdt.common.errors import UserError
 from gdt.train.command import settings_of, with_size
-from gdt.train.launch import require_gpus
+from gdt.train.distributed import require_gpus
 from tests.test_mistakes import make, sentence
 
 OLD = "torch cannot use the GPU: its driver is 550.54.15, and CUDA 13 needs 580 or newer; "

@@ -131,7 +131,12 @@ def test_all_protocols_on_three_folds(command: Run, checkpoint: Path, ucf: Path,
             fold = index.fold(record.fold)
             sizes = [int((fold.split == split).sum()) for split in ("train", "test")]
             assert [record.gallery, record.queries] == sizes == [24, 12]
-        assert record.provenance.command and record.provenance.device and record.short == 0 and len(record.data) == 64
+        assert (
+            record.provenance["command"]
+            and record.provenance["device"]
+            and record.short == 0
+            and len(record.data) == 64
+        )
         assert record.details["precision"] == "float32" and record.pretraining.preset == "e" and record.clips == 2
     whole = " ".join((out / "table.txt").read_text().split())
     for text in ("paper: GDT, K-400", "62.8", "90.9", "SEVERE: GDT, K-400", "chance", "clip top-1", "random weights",

@@ -17,13 +17,13 @@ from gdt.eval.metrics import Metric
 from gdt.eval.record import RANDOM, FactorResult, Record, read, settings_of, write
 from gdt.eval.settings import Downstream
 from gdt.eval.tables import build_tables, by_direction, few_videos, layout, table_lines, to_csv, to_latex, verdicts
-from gdt.train.provenance import Provenance
 from gdt.train.settings import SIZES, Pretrain
 from tests.tamper import edit_json, flip
 
-PROVENANCE = Provenance(
-    command="gdt eval downstream", commit="2c3d-dirty", versions={"torch": "2"}, device="cpu", started="2026"
-)
+PROVENANCE = {
+    "command": "gdt eval downstream", "commit": "2c3d-dirty", "versions": {"torch": "2"}, "device": "cpu",
+    "ranks": 1, "started": "2026",
+}  # fmt: skip
 ROW = Record(
     protocol="retrieval", model="mine", weights="ab12", checkpoint=Path("runs/a b/checkpoint.pt"), preset="e", step=600,
     seed=2, trained_on="unknown", pretraining=replace(SIZES["tiny"][1], preset="e", seed=2, shards=Path("s")),

@@ -22,10 +22,6 @@ def losses(run: Path) -> list[float]:
     return [row["loss"] for row in rows]
 
 
-def starts(run: Path) -> list[dict]:
-    return json.loads((run / "run.json").read_text())
-
-
 def wait_until(condition: Callable[[], object]) -> None:
     deadline = time.monotonic() + 120
     while not condition():

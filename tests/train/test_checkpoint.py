@@ -1,14 +1,15 @@
-"""Checkpoints: intact or rejected, with the previous one kept for resuming."""
+"""Checkpoints: whole or not at all, intact or rejected."""
 
 from __future__ import annotations
 
-import errno
 import os
 import random
+import signal
 import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 import pytest
@@ -71,39 +72,42 @@ def test_no_flipped_bit_goes_unnoticed(tmp_path: Path) -> None:
     assert refused > 150  # the other flips hit padding between the parts of the file
 
 
-def test_the_previous_checkpoint_is_used_if_the_newest_is_damaged(tmp_path: Path) -> None:
-    path, previous = tmp_path / checkpoint.NAME, tmp_path / checkpoint.PREVIOUS
-    assert checkpoint.read_newest(tmp_path) == (None, "")
-    for step in (1, 2, 3):
-        save(path, step)
-    assert same(torch.load(path, weights_only=True), 3) and same(torch.load(previous, weights_only=True), 2)
+def test_a_damaged_checkpoint_gives_one_sentence(tmp_path: Path) -> None:
+    path = tmp_path / checkpoint.NAME
+    assert checkpoint.read_run(tmp_path) is None
+    save(path, 3)
+    state = checkpoint.read_run(tmp_path)
+    assert state is not None and same(state, 3)
     path.write_bytes(path.read_bytes()[:-500])
-    state, wrong = checkpoint.read_newest(tmp_path)
-    assert same(state, 2) and str(path) in wrong and "damaged" in wrong
-    with pytest.raises(UserError, match=f"cannot be read as a checkpoint: .*use the previous one, {previous}"):
+    why = f"^{path} cannot be read as a checkpoint: it is damaged.*; "
+    with pytest.raises(UserError, match=f"{why}delete it to start again"):
+        checkpoint.read_run(tmp_path)
+    with pytest.raises(UserError, match=f"{why}use the checkpoint.pt of a run"):
         checkpoint.load_model(path)
-    checkpoint.set_aside(tmp_path)
-    save(path, 4)  # the damaged one does not replace an intact one
-    assert same(torch.load(previous, weights_only=True), 2) and (tmp_path / checkpoint.DAMAGED).is_file()
-    path.unlink()  # as if the machine had crashed between two renames
-    state, wrong = checkpoint.read_newest(tmp_path)
-    assert same(state, 2) and wrong == ""
-    path.write_bytes(b"nonsense")
-    previous.write_bytes(b"nonsense")
-    with pytest.raises(UserError, match="checkpoint.pt cannot .*previous.pt cannot .*delete them to start again"):
-        checkpoint.read_newest(tmp_path)
 
 
-def test_the_previous_checkpoint_is_kept_without_hard_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(*arguments: object) -> None:
-        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+@pytest.mark.parametrize("moment", ["half of the file is written", "before it is renamed"])
+def test_a_kill_while_a_checkpoint_is_written_leaves_the_older_one(tmp_path: Path, moment: str) -> None:
+    path = tmp_path / checkpoint.NAME
+    save(path, 1)
+    if (child := os.fork()) == 0:
+        whole = torch.save
 
-    monkeypatch.setattr("os.link", refused)
-    for step in (1, 2):
-        save(tmp_path / checkpoint.NAME, step)
-    assert same(checkpoint.read(tmp_path / checkpoint.NAME), 2) and same(
-        checkpoint.read(tmp_path / checkpoint.PREVIOUS), 1
-    )
+        def half(state: object, file: BinaryIO) -> None:
+            whole(state, file)
+            file.flush()
+            if moment.startswith("half"):
+                os.ftruncate(file.fileno(), file.tell() // 2)
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        torch.save = half
+        os.fsync = lambda _: os.kill(os.getpid(), signal.SIGKILL)
+        save(path, 2)
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    assert same(checkpoint.read(path), 1)
+    save(path, 3)
+    assert same(checkpoint.read(path), 3) and [*tmp_path.iterdir()] == [path]
 
 
 @pytest.fixture

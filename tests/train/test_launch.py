@@ -1,138 +1,126 @@
-"""Several ranks started by one command: checked first, ended together, with errors printed once."""
+"""Runs that torchrun starts, and runs that signals stop."""
 
 from __future__ import annotations
 
-import contextlib
+import json
 import os
-import pty
 import signal
+import subprocess
 import sys
+import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
-from gdt.eval import processes
-from tests.conftest import ROOT, Run
-from tests.test_mistakes import make, sentence, tiny
-from tests.train.runs import wait_for
+from tests.conftest import ROOT, Run, commands_in
+from tests.train.drawn import draw
+from tests.train.runs import Forked, losses, wait_for
+
+STEPS = 20
+SIGNALS = [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1]
 
 
-class Terminal:
-    """A command in the foreground of its own terminal, so that Ctrl-C reaches all its processes."""
-
-    def __init__(self, *command: object, folder: Path) -> None:
-        self.pid, self._file = pty.fork()
-        if not self.pid:
-            os.chdir(folder)
-            environment = os.environ | {"PYTHONPATH": str(ROOT)}
-            os.execve(sys.executable, [sys.executable, *map(str, command)], environment)
-
-    def interrupt(self) -> None:
-        os.write(self._file, b"\x03")
-
-    def ended(self) -> tuple[int, str]:
-        """Exit status and output."""
-        said = b""
-        with contextlib.suppress(OSError):  # a closed terminal raises it
-            while True:
-                said += os.read(self._file, 1 << 16)
-        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1]), said.decode()
+@pytest.fixture(scope="module")
+def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return draw(tmp_path_factory.mktemp("drawn"), 16)[0]
 
 
-def launch(shards: Path, run: Path, *more: object) -> tuple[object, ...]:
-    """Arguments that start two ranks."""
-    return (*tiny(shards, run, "--device", "cpu", *more), "--gpus", 2)
+def arguments(shards: Path, run: Path, *more: object) -> list[str]:
+    # in float32, rounding differences between numbers of ranks grow within a few steps
+    options = [
+        "--shards", shards, "--out", run, "--device", "cpu", "--threads", 1, "--preset", "e", "--batch-size", 8,
+        "--steps", STEPS, "--network.dropout", 0.3, "--optimization.lr-decay", 0, "--precision", "float64", *more,
+    ]  # fmt: skip
+    return ["pretrain", "tiny", *map(str, options)]
 
 
-def test_more_ranks_than_gpus_are_refused_before_the_start(command: Run, shards: Path, tmp_path: Path) -> None:
-    for number, device in ((2, "auto"), (8, "cuda")):
-        arguments = ("pretrain", "--gpus", number, *tiny(shards, tmp_path / "run", "--device", device)[1:])
-        said = sentence(command(*arguments, CUDA_VISIBLE_DEVICES=""))
-        assert said == (
-            f"--gpus is {number}, but torch finds no GPU; leave --gpus out, or train on the CPU with --device cpu"
-        )
-    assert sentence(command("pretrain", "--gpus", 0, "tiny")) == "--gpus is 0; it must be 1 or more"
-    assert "--gpus=2" in make("pretrain", "GPUS=2", stamp=tmp_path / "stamp").stdout
+GROUPS = ("--bn-group-size", 4)
 
 
-def test_errors_of_several_ranks_are_printed_once(
-    command: Run, shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Next to a gdt.py, which ranks and other child processes ignore."""
-    (tmp_path / "gdt.py").write_text("raise SystemExit('the wrong gdt')")
-    for more, message in (
-        (("--preset", "z"), "unknown preset 'z'; --preset help lists them"),  # found before the ranks start
-        (("--batch-size", 5), "5 videos per batch cannot be split over 2 GPUs"),  # found by all ranks
-    ):
-        assert message in sentence(command(*launch(shards, tmp_path / "run", *more)))
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    assert processes.start(["--help"], tmp_path / "log.txt", "").wait() == 0
-    assert (tmp_path / "log.txt").read_text().startswith("usage: gdt ")
-
-
-@pytest.mark.slow  # tests/train/test_ranks.py sends a signal to one of two
-def test_one_ctrl_c_stops_all_ranks_and_they_resume(command: Run, shards: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    constant = ("--device", "cpu", "--optimization.lr-decay", 0)
-    ranks = Terminal("-m", "gdt", *launch(shards, run, "--steps", 200, *constant), folder=tmp_path)
-    wait_for(run / "metrics.jsonl")
-    ranks.interrupt()
-    status, said = ranks.ended()
-    assert status == 130 and said.count("stopped after step") == 1
-    assert "rror" not in said and "Traceback" not in said and "interrupted" not in said
-    step = torch.load(run / "checkpoint.pt", weights_only=True)["step"]
-    assert 0 < step < 200
-    done = command(*tiny(shards, run, "--steps", step + 2, *constant))
+@pytest.fixture(scope="module")
+def whole(drawn: Path, server: subprocess.Popen[str], tmp_path_factory: pytest.TempPathFactory) -> list[float]:
+    """Losses of one process that nothing stops."""
+    folder = tmp_path_factory.mktemp("whole")
+    done = commands_in(folder, server)(*arguments(drawn, folder / "run", *GROUPS))
     assert done.returncode == 0, done.stderr
-    assert torch.load(run / "checkpoint.pt", weights_only=True)["step"] == step + 2
+    return losses(folder / "run")
 
 
-RANKS = "import sys; from gdt.train.launch import run_ranks; sys.exit(run_ranks([sys.executable, 'rank.py'], 2, 0.5))"
-RANK = """
-import os, signal, sys, time
-rank = int(os.environ["RANK"])
-def wait():
-    [time.sleep(0.05) for _ in range(1200)]
-def tell(number, frame):
-    os.write(1, f"rank {rank}: {number}\\n".encode())
-    sys.exit(128 + number)
-for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
-    signal.signal(number, tell)
-open(f"ready{rank}", "w").write("x")
-while not os.path.exists(f"ready{1 - rank}"):
-    time.sleep(0.01)
-"""
+def torchrun(arguments: list[str], folder: Path) -> subprocess.Popen[str]:
+    """Start two ranks as `make pretrain GPUS=2` does, in a new session."""
+    stopping = {"PET_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGUSR1", "PET_SHUTDOWN_TIMEOUT": "600"}
+    ranks = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    return subprocess.Popen(
+        [sys.executable, "-m", *ranks, "-m", "gdt", *arguments], text=True, start_new_session=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        env=os.environ | {"PYTHONPATH": str(ROOT / "src")} | stopping,
+    )  # fmt: skip
+
+
+def stopped_at(run: Path) -> int:
+    """The step of the checkpoint, which is that of the log."""
+    step = torch.load(run / "checkpoint.pt", weights_only=True)["step"]
+    assert step == len(losses(run)) < STEPS
+    return int(step)
 
 
 @pytest.mark.parametrize(
-    ("body", "status", "said"),
-    [
-        ("pass", 0, []),
-        ("sys.exit(2) if rank else wait()", 2, ["rank 0: 15"]),  # the other rank gets a signal
-        ("os.kill(os.getpid(), 9) if rank == 0 else wait()", 137, ["rank 1: 15"]),
-        ("signal.signal(15, signal.SIG_IGN); sys.exit(3) if rank else wait()", 3, []),  # or is killed
-        ("time.sleep(0.2 * rank); sys.exit(7 * rank)", 7, []),  # the launcher waits for all
-    ],
+    "number",
+    [signal.SIGINT, *(pytest.param(each, marks=pytest.mark.slow) for each in SIGNALS if each != signal.SIGINT)],
 )
-def test_the_status_is_that_of_the_first_rank_that_fails(
-    tmp_path: Path, body: str, status: int, said: list[str]
+def test_a_signal_stops_the_ranks_of_torchrun_and_one_process_goes_on_with_the_same_numbers(
+    command: Run, drawn: Path, whole: list[float], tmp_path: Path, number: signal.Signals
 ) -> None:
-    (tmp_path / "rank.py").write_text(RANK + body)
-    ended, text = Terminal("-c", RANKS, folder=tmp_path).ended()
-    assert (ended, text.splitlines()) == (status, said)
+    run = tmp_path / "run"
+    process = torchrun(arguments(drawn, run, *GROUPS), tmp_path)
+    wait_for(run / "metrics.jsonl", 2)
+    if (
+        number == signal.SIGINT
+    ):  # as a terminal sends it, to torchrun and to the ranks, to which torchrun sends it again
+        os.killpg(process.pid, number)
+    else:
+        process.send_signal(number)
+    said, errors = process.communicate(timeout=120)
+    assert process.returncode not in (0, -number), errors
+    assert said.count("stopped after step") == 1 and "interrupted" not in errors
+    step = stopped_at(run)
+    assert json.loads((run / "run.json").read_text())["ranks"] == 2
+    done = command(*arguments(drawn, run))  # without --bn-group-size: the run's is kept
+    assert done.returncode == 0, done.stderr
+    assert len(losses(run)) == STEPS and np.abs(np.subtract(losses(run), whole)).max() < 1e-6
+    start = json.loads((run / "run.json").read_text())
+    assert (start["ranks"], start["step"]) == (1, step)
 
 
-def test_a_signal_reaches_every_rank_once(tmp_path: Path) -> None:
-    (tmp_path / "rank.py").write_text(RANK + "wait()")
-    for interrupt, number in ((True, signal.SIGINT), (False, signal.SIGINT), (False, signal.SIGUSR1)):
-        for path in tmp_path.glob("ready?"):
-            path.unlink()
-        ranks = Terminal("-c", RANKS, folder=tmp_path)
-        for rank in (0, 1):
-            wait_for(tmp_path / f"ready{rank}")
-        ranks.interrupt() if interrupt else os.kill(ranks.pid, number)
-        status, text = ranks.ended()
-        assert status == 128 + number
-        assert sorted(text.removeprefix("^C").splitlines()) == [f"rank {rank}: {int(number)}" for rank in (0, 1)]
+@pytest.mark.slow
+def test_an_error_of_all_ranks_is_printed_once(drawn: Path, tmp_path: Path) -> None:
+    for more, message in (
+        (("--batch-size", 5), "error: 5 videos per batch cannot be split over 2 GPUs"),
+        (("--preset", "z"), "error: unknown preset 'z'"),
+        (("--stepz", 3), "--stepz"),
+    ):
+        said = torchrun(arguments(drawn, tmp_path / "run", *more), tmp_path).communicate(timeout=120)[1]
+        assert said.count(message) == 1, said
+    assert not (tmp_path / "run" / "checkpoint.pt").exists()
+
+
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, *(pytest.param(each, marks=pytest.mark.slow) for each in SIGNALS[1:])]
+)
+def test_a_signal_stops_a_run_cleanly_and_the_same_command_resumes(
+    command: Run, server: subprocess.Popen[str], drawn: Path, whole: list[float], tmp_path: Path, number: signal.Signals
+) -> None:
+    run = tmp_path / "run"
+    process = Forked(server, tmp_path, arguments(drawn, run, *GROUPS), {})
+    wait_for(run / "metrics.jsonl", 2)
+    for _ in range(1 + (number == signal.SIGINT)):  # a repeated SIGINT counts once
+        process.send_signal(number)
+        time.sleep(0.01)
+    said, errors = process.communicate()
+    assert process.returncode == 128 + number, errors
+    assert said.count("run the same command to resume") == 1
+    stopped_at(run)
+    assert command(*arguments(drawn, run)).returncode == 0
+    assert losses(run) == whole

@@ -27,7 +27,7 @@ OTHER = Pretrain(
     optimization=Optimization("adamw", 1e-7, 3, 0.8, 0.0, 0.5, 0.75),
     loading=Loading(3, "cpu", True, 2, 9, 7, 5, "skip"),
     device="cuda", precision="bfloat16", threads=2, checkpoint_minutes=0.1, checkpoint_steps=11, bn_group_size=3,
-    micro_batch_size=6, probe_every=3, probe_videos=40, probe_split="test", wandb="mine", profile=4, cached_batches=3,
+    micro_batch_size=6, probe_every=3, probe_videos=40, probe_split="test", wandb="mine", profile=4,
     compile="on",
 )  # fmt: skip
 """No value is a default. The file of factors does not exist; most machines do not have the GPU, either."""
