@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 from gdt.common.errors import UserError, is_make, unknown
@@ -94,11 +93,6 @@ def preset(name: str, is_option: bool = True) -> Preset:
 def composition(name: str, batch_size: int, augmentation: Augmentation = Augmentation()) -> Composition:
     """The composition of a preset. Raises UserError for an unknown one."""
     return parse(preset(name).factors, batch_size, augmentation)
-
-
-def modalities(name: str) -> Sequence[str]:
-    """The modalities of a preset. Raises UserError for an unknown one."""
-    return composition(name, batch_size=2).modalities
 
 
 def listing() -> str:

@@ -22,7 +22,6 @@ from gdt.pipeline import presets
 from gdt.preprocess.stage import Preprocess
 from gdt.studies import command as studies
 from gdt.train import command as training
-from gdt.train import submit
 from tests.conftest import ROOT, Run, commands_in
 from tests.test_mistakes import make
 
@@ -37,9 +36,8 @@ GUIDES = tuple(name for name in PAGES if name not in STUDIES)
 PARSED = {
     r"^make (demo|test|setup)$": "all of this, and minutes",
     r"^make bench": "minutes",
-    r"GPUS=|NODES=": "needs GPUs",
-    r"SCHEDULER=": "needs other machines; tests/preprocess/test_cluster.py, tests/train/test_submit.py",
-    r"^(torchrun|srun|mpirun) ": "needs other machines; tests/train/test_launch.py",
+    r"GPUS=": "needs GPUs",
+    r"SCHEDULER=": "needs other machines; tests/preprocess/test_cluster.py",
     r"DATASET=(kinetics|howto100m|ucf101|hmdb51)|^make eval-(ucf|hmdb)": "needs the data set; tests of its area",
     r"^make ablation |^gdt eval ablation ": "trains many times; tests/eval/test_ablation.py",
     r"^gdt eval search": "trains 30 times; tests/eval/test_search.py",
@@ -83,8 +81,6 @@ def parsed_only(line: str) -> bool:
 @cache
 def gdt_commands(line: str, stamp: Path) -> list[list[str]]:
     """The commands of gdt and benchmarks that a line starts: a make target's, or its own."""
-    if line.startswith(("torchrun ", "srun ", "mpirun ")):
-        return [shlex.split(line.split(" gdt ", 1)[1])]
     line = re.sub(r"^([A-Z_]+=\S+ )+", "", line)
     if line.startswith(("gdt ", "python -m ")):
         return [shlex.split(line.removeprefix("gdt ").removeprefix("python -m "))]
@@ -102,7 +98,7 @@ def parse(command: list[str]) -> None:
     if "--help" in arguments:
         return
     if name == "pretrain":
-        training.settings_of(training.with_size(submit.parse_job(arguments)[1]))
+        training.settings_of(training.with_size(arguments))
     elif name == "eval":
         evaluation.settings_of(arguments)
     elif name == "study":
@@ -241,7 +237,7 @@ def slug(heading: str) -> str:
 def test_options_and_variables_in_prose_exist(page: str) -> None:
     modules = [importlib.import_module(one.module) for one in COMMANDS.values()]
     known = {name: option for module in modules for name, option in module.options([]).items()}
-    options = {option.name for option in known.values()} | {"--help", "--node-rank", "--protocol"}
+    options = {option.name for option in known.values()} | {"--help", "--protocol"}
     inline = " ".join(re.findall(r"`[^`]+`", prose(page)))
     for name in re.findall(r"(?<![\w-])(--[a-z][\w.-]*)", inline):
         assert name in options or name.replace("--no-", "--") in options, (page, name)

@@ -90,6 +90,7 @@ def test_a_damaged_checkpoint_gives_one_sentence(tmp_path: Path) -> None:
 def test_a_kill_while_a_checkpoint_is_written_leaves_the_older_one(tmp_path: Path, moment: str) -> None:
     path = tmp_path / checkpoint.NAME
     save(path, 1)
+    state = checkpoint.make_state(*model_at(2), 2, "{}", DATA)  # not in the child, which has none of torch's threads
     if (child := os.fork()) == 0:
         whole = torch.save
 
@@ -102,7 +103,7 @@ def test_a_kill_while_a_checkpoint_is_written_leaves_the_older_one(tmp_path: Pat
 
         torch.save = half
         os.fsync = lambda _: os.kill(os.getpid(), signal.SIGKILL)
-        save(path, 2)
+        checkpoint.write(path, state)
         os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
     assert same(checkpoint.read(path), 1)

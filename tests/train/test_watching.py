@@ -119,10 +119,10 @@ def test_a_trace_of_some_steps_is_written(settings: Pretrain, tmp_path: Path) ->
 
 
 def test_a_full_disk_ends_the_run_with_one_sentence(command: Run, shards: Path, tmp_path: Path) -> None:
-    """The disk has 12 kB; TensorBoard's thread fails, too."""
+    """The disk has 8 kB; TensorBoard's thread fails, too."""
     disk = tmp_path / "disk"
     disk.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=12k", "tmpfs", disk], capture_output=True).returncode:
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8k", "tmpfs", disk], capture_output=True).returncode:
         pytest.skip("a small disk cannot be mounted here (root is needed)")
     try:
         done = command("pretrain", "tiny", "--shards", shards, "--out", disk / "run", "--batch-size", 4, "--steps", 2)
