@@ -32,7 +32,7 @@ SCRIPT = """
 import gdt
 import numpy as np
 
-made = gdt.preprocess("mine", "shards/mine", test=0.3, workers=1)
+made = gdt.make_shards("mine", "shards/mine", test=0.3, workers=1)
 print(made.shards, made.videos, made.kept, sum(made.skipped.values()))
 assert len(gdt.Index.open("shards/mine")) == made.kept
 run = gdt.pretrain("shards/mine", "tiny", preset="e", batch_size=2, steps=2, out="runs/e")
@@ -87,19 +87,18 @@ def test_a_script_preprocesses_trains_evaluates_and_searches(synthetic: Path, tm
     assert {path.name for path in tmp_path.iterdir()} == {"mine", "shards", "runs", "script.py", *own}
 
 
-@pytest.mark.parametrize("name", ["preprocess", "pretrain", "evaluate", "load"])
+@pytest.mark.parametrize("name", ["make_shards", "pretrain", "evaluate", "load"])
 def test_help_shows_signature_and_docstring(name: str) -> None:
     text, function = pydoc.plain(pydoc.render_doc(getattr(gdt, name))), getattr(gdt.api, name)
     assert f"{name}{inspect.signature(function)}" in text and str(function.__doc__).splitlines()[0] in text
 
 
 @pytest.mark.slow  # mypy reads all of torch
-def test_type_checkers_see_preprocess_as_a_function_and_a_package(tmp_path: Path) -> None:
-    assert callable(gdt.preprocess) and gdt.preprocess.stage.run is gdt.preprocess.stage.run
+def test_type_checkers_see_functions_and_modules(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
-        "import gdt\nimport gdt.preprocess.stage as stage\nfrom gdt.preprocess.stage import Preprocess\n"
-        'kept: int = gdt.preprocess("a", "b").kept\nstage.run(Preprocess())\ngdt.pretrain(1)\n'
+        "import gdt\nfrom gdt.preprocess import stage\nfrom gdt.preprocess.stage import Preprocess\n"
+        'kept: int = gdt.make_shards("a", "b").kept\nstage.run(Preprocess())\ngdt.pretrain(1)\n'
     )
     command = [sys.executable, "-m", "mypy", "--config-file", "pyproject.toml", "--follow-imports=silent", script]
     said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False).stdout
@@ -190,8 +189,8 @@ def refused(model: gdt.Model, shards: Path) -> dict[str, Any]:
         (lambda r: r["model"].embed("/nowhere"), "^no file or folder /nowhere; set videos to files or folders of"),
         (lambda r: r["model"].embed(r["shards"], per="clips"), "^per is 'clips'; it must be video or clip"),
         (lambda r: r["model"].embed(r["empty"]), "there are no videos in .*expected:\\n"),
-        (lambda r: gdt.preprocess(r["empty"], r["empty"] / "out"), "there are no videos in .*expected:\\n"),
-        (lambda r: gdt.preprocess(r["shards"], r["empty"], dry_run=True), "use 'gdt preprocess --dry-run'"),
+        (lambda r: gdt.make_shards(r["empty"], r["empty"] / "out"), "there are no videos in .*expected:\\n"),
+        (lambda r: gdt.make_shards(r["shards"], r["empty"], dry_run=True), "use 'gdt preprocess --dry-run'"),
         (lambda r: gdt.batches(r["shards"], size="small"), "unknown size 'small'; available:\n  paper, tiny"),
         (lambda r: gdt.pretrain(r["shards"], "small"), "unknown size 'small'; available:\n  paper, tiny"),
         (lambda r: gdt.pretrain(r["shards"], step=3), "unknown setting 'step'; did you mean 'steps'?"),
@@ -247,7 +246,7 @@ def test_home_is_expanded_in_paths(
     monkeypatch.chdir(tmp_path)
     for name, target in (("videos", synthetic / "val" / "spin"), ("shards", shards), ("e.pt", checkpoint)):
         (tmp_path / name).symlink_to(target)
-    assert gdt.preprocess("~/videos", "~/mine", workers=1).shards == tmp_path / "mine"
+    assert gdt.make_shards("~/videos", "~/mine", workers=1).shards == tmp_path / "mine"
     model = gdt.load("~/e.pt")
     assert len(model.embed("~/shards", clips=1).id) == len(gdt.Index.open("~/shards"))
     with pytest.raises(gdt.UserError, match=f"no features file {tmp_path}/x.npz"):

@@ -1,30 +1,22 @@
-"""Python interface of GDT; see `gdt.api`. Names are imported on first use, since importing torch and DALI takes
-seconds.
+"""Python interface of GDT; see `gdt.api`. Names are imported on first use: torch and DALI take seconds."""
 
-`gdt.preprocess` is both a function and a package. Type checkers see the function, so import its modules explicitly
-(`import gdt.preprocess.stage`) instead of accessing them as attributes.
-"""
+# ruff: noqa: F405
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from gdt.api import *  # noqa: F403
 
-_NAMES = {
+__all__ = [
     "GDT", "Batch", "Batches", "Evaluated", "Features", "Index", "Model", "Preprocessed", "Pretrained", "UserError",
-    "batches", "evaluate", "gdt_loss", "load", "nearest", "preprocess", "pretrain", "read_features",
-}  # fmt: skip
+    "batches", "evaluate", "gdt_loss", "load", "make_shards", "nearest", "pretrain", "read_features",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
-    if name == "__all__":
-        return sorted(_NAMES)
-    if name == "preprocess":  # the package, which is callable
-        return importlib.import_module("gdt.preprocess")
-    if name in _NAMES:
+    if name in __all__:
         from gdt import api
 
         return getattr(api, name)
@@ -32,4 +24,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_NAMES})
+    return __all__

@@ -2,7 +2,7 @@
 
     import gdt
 
-    made = gdt.preprocess("/my/videos", "data/shards/mine", test=0.1)
+    made = gdt.make_shards("/my/videos", "data/shards/mine", test=0.1)
     run = gdt.pretrain(made.shards, size="tiny", preset="l", steps=500, out="runs/mine")
     print(run.loss, gdt.evaluate(run.checkpoint, made.shards).rows)
 
@@ -48,7 +48,7 @@ from gdt.train.settings import METRICS, SIZES, TWO_COMPOSITIONS, Pretrain
 
 __all__ = [
     "GDT", "Batch", "Batches", "Evaluated", "Features", "Index", "Model", "Preprocessed", "Pretrained", "UserError",
-    "batches", "evaluate", "gdt_loss", "load", "nearest", "preprocess", "pretrain", "read_features",
+    "batches", "evaluate", "gdt_loss", "load", "make_shards", "nearest", "pretrain", "read_features",
 ]  # fmt: skip
 
 Paths = str | Path | Sequence[str | Path]
@@ -80,7 +80,7 @@ class Preprocessed:
 
 
 @_keywords()
-def preprocess(
+def make_shards(
     source: str | Path, destination: str | Path | None = None, dataset: str = "folder", **settings: Any
 ) -> Preprocessed:
     """Turn the videos below a folder into shards; call it again to resume.
