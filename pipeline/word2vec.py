@@ -19,6 +19,8 @@ from gdt.pipeline.shards.index import Index
 if TYPE_CHECKING:
     from gensim.models import KeyedVectors
 
+NEEDS_TEXT = "captions need gensim and ijson; run pip install 'gdt[text]'"
+
 
 def digest(words: Iterable[str]) -> str:
     """Hash of words in order: 16 hex digits; equal hashes mean equal tokens."""
@@ -31,9 +33,13 @@ def digest(words: Iterable[str]) -> str:
 def load(path: Path) -> KeyedVectors:
     """Load a word2vec file, binary if it ends in .bin or .bin.gz, else text; vectors as float16.
 
-    Rows are numbered as by gensim, without repeated words. Raises UserError for a missing or invalid file.
+    Rows are numbered as by gensim, without repeated words. Raises UserError for a missing or invalid file, and without
+    gensim.
     """
-    from gensim.models import KeyedVectors
+    try:
+        from gensim.models import KeyedVectors
+    except ImportError as error:
+        raise UserError(NEEDS_TEXT) from error
 
     if problem := kind(path):
         state = "does not exist" if problem == "missing" else f"is {problem}"

@@ -19,6 +19,7 @@ from typing import Any, BinaryIO, NamedTuple, Self
 
 from gdt.common.errors import UserError
 from gdt.common.files import open_regular
+from gdt.pipeline.word2vec import NEEDS_TEXT
 from gdt.preprocess.datasets.listing import is_missing, walk
 from gdt.preprocess.scratch import database
 from gdt.preprocess.tables import Row, parse_rows
@@ -226,8 +227,11 @@ class _Source(io.RawIOBase):
 
 
 def _json_videos(path: Path) -> Iterator[tuple[str, list[Caption]]]:
-    """Yield the videos of a JSON file {id: LAYOUT}, one in memory at a time."""
-    import ijson
+    """Yield the videos of a JSON file {id: LAYOUT}, one in memory at a time. Raises UserError without ijson."""
+    try:
+        import ijson
+    except ImportError as error:
+        raise UserError(NEEDS_TEXT) from error
 
     with open_text(path) as file:
         try:
