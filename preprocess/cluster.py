@@ -122,7 +122,7 @@ def _local(workers: int) -> distributed.LocalCluster:
         for start in range(1, _STARTS + 1):
             try:
                 return distributed.LocalCluster(
-                    n_workers=workers, threads_per_worker=1, processes=True, dashboard_address="127.0.0.1:0",
+                    n_workers=workers, threads_per_worker=1, processes=True, dashboard_address=None,
                     silence_logs=logging.CRITICAL,
                 )  # fmt: skip
             except RuntimeError as error:  # a worker that dies at its start ends the whole cluster

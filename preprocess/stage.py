@@ -231,27 +231,28 @@ def _shown(value: object) -> str:
 def _make_shards(plan: Plan, pending: Sequence[int], details: dict[str, Any], settings: Preprocess) -> None:
     total = sum(plan.count(shard) for shard in pending)
     interval = 0.5 if sys.stderr.isatty() else 20.0
-    with cluster.connect(settings.scheduler, settings.workers) as client:
-        print(f"Dask dashboard: {client.dashboard_link}", flush=True)
-        with tqdm(total=total, unit="video", desc="preprocess", smoothing=0.02, mininterval=interval) as bar:
-            client.subscribe_topic(PROGRESS, lambda event: bar.update(event[1]))
-            for attempt in range(_ATTEMPTS):
-                tasks = ((shard, plan.task(shard, settings.extraction, details, attempt > 0)) for shard in pending)
-                again = []
-                for shard, changed in cluster.map_unordered(client, make_planned_shard, tasks, settings.workers):
-                    if changed:
-                        _update_sizes(plan, shard, changed)
-                        again.append(shard)
-                pending = sorted(again)  # after all others, when the files may be complete
-                if not pending:
-                    break
-            else:
-                raise UserError(
-                    f"videos in {settings.source_folder} kept changing during the run; wait until they are complete, "
-                    "then run the same command again"
-                )
-            client.unsubscribe_topic(PROGRESS)
-            bar.update(total - bar.n)
+    with (
+        cluster.connect(settings.scheduler, settings.workers) as client,
+        tqdm(total=total, unit="video", desc="preprocess", smoothing=0.02, mininterval=interval) as bar,
+    ):
+        client.subscribe_topic(PROGRESS, lambda event: bar.update(event[1]))
+        for attempt in range(_ATTEMPTS):
+            tasks = ((shard, plan.task(shard, settings.extraction, details, attempt > 0)) for shard in pending)
+            again = []
+            for shard, changed in cluster.map_unordered(client, make_planned_shard, tasks, settings.workers):
+                if changed:
+                    _update_sizes(plan, shard, changed)
+                    again.append(shard)
+            pending = sorted(again)  # after all others, when the files may be complete
+            if not pending:
+                break
+        else:
+            raise UserError(
+                f"videos in {settings.source_folder} kept changing during the run; wait until they are complete, "
+                "then run the same command again"
+            )
+        client.unsubscribe_topic(PROGRESS)
+        bar.update(total - bar.n)
 
 
 def _update_sizes(plan: Plan, shard: int, changed: Sequence[ChangedVideo]) -> None:

@@ -40,7 +40,7 @@ REAL = Path(os.environ.get("GDT_TEST_DATA", ROOT.parent / "shared" / "data"))
 def without_workers() -> Iterator[None]:
     """Run the tasks of preprocessing and verifying here, without workers and the seconds of their imports."""
     nothing: Callable[..., None] = lambda *_: None  # noqa: E731
-    client = SimpleNamespace(dashboard_link="", subscribe_topic=nothing, unsubscribe_topic=nothing)
+    client = SimpleNamespace(subscribe_topic=nothing, unsubscribe_topic=nothing)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cluster, "connect", lambda *_: contextlib.nullcontext(client))
         patch.setattr(cluster, "map_unordered", lambda client, function, tasks, expected: map(function, tasks))
