@@ -75,11 +75,3 @@ def compiler_problem() -> str:
         f"torch.compile needs {' and '.join(name for name, there in found.items() if not there)}; run 'sudo apt-get "
         f"install g++ python{sysconfig.get_python_version()}-dev' or 'conda install -c conda-forge gxx'"
     )
-
-
-def problem() -> str:
-    """Why torch cannot use the GPU or compile for it; empty if it can, or without a GPU."""
-    try:
-        return compiler_problem() if has_gpu() else ""
-    except UserError as error:
-        return str(error)

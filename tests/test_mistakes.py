@@ -288,25 +288,6 @@ def test_values_are_data_for_make_and_the_shell(tmp_path: Path) -> None:
         assert not ran.exists() and all(word in said for word in words), (typed, done.stdout, done.stderr)
 
 
-def test_set_up_does_nothing_while_its_files_have_the_same_content(tmp_path: Path) -> None:
-    python, stamp = tmp_path / "python", tmp_path / "stamp"
-    python.write_text(f'#!/bin/sh\necho "$@" >>{tmp_path}/log\n')
-    python.chmod(0o755)
-    for name in ("pyproject.toml", "constraints.txt", "setup.sh"):
-        shutil.copy(ROOT / name, tmp_path)
-
-    def set_up() -> str:
-        command = ["bash", "setup.sh", str(python), str(stamp)]
-        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
-
-    assert set_up().startswith("installing the Python packages") and "-m pip install" in (tmp_path / "log").read_text()
-    (tmp_path / "log").unlink()
-    os.utime(stamp, (1, 1))  # as if git had checked out newer files
-    assert set_up() == "" and not (tmp_path / "log").exists() and stamp.stat().st_mtime > 1
-    (tmp_path / "constraints.txt").write_text("torch==2\n")
-    assert set_up().startswith("installing")
-
-
 def test_environment_variables_that_are_options_count(tmp_path: Path) -> None:
     done = make("pretrain", "SIZE=tiny", stamp=tmp_path / "stamp", DATASET="mine", PRESET="e", ROWS="a", LABEL="x")
     assert done.stdout.split() == ["gdt", "pretrain", "tiny", "--dataset=mine", "--preset=e"]

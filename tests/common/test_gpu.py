@@ -71,26 +71,23 @@ def test_a_gpu_with_an_old_driver_is_refused_where_the_size_is_chosen(
 
 
 @pytest.mark.parametrize(
-    ("driver", "programs", "headers", "said"),
+    ("programs", "headers", "said"),
     [
-        ("", (), "", ""), ("550.54.15", (), "", OLD), ("580.65.06", ("gcc",), "Python.h", ""),
-        ("580.65.06", ("clang",), "", r"^torch.compile needs Python.h in \S+; run 'sudo apt-get install g\+\+ python3"),
-        ("580.65.06", (), "Python.h", r"^torch.compile needs a C compiler; run '.*' or 'conda install .* gxx'$"),
-        ("580.65.06", (), "", r"^torch.compile needs a C compiler and Python.h in "),
+        (("gcc",), "Python.h", "^$"),
+        (("clang",), "", r"^torch.compile needs Python.h in \S+; run 'sudo apt-get install g\+\+ python3"),
+        ((), "Python.h", r"^torch.compile needs a C compiler; run '.*' or 'conda install .* gxx'$"),
+        ((), "", r"^torch.compile needs a C compiler and Python.h in "),
     ],
-)  # fmt: skip
+)
 def test_a_missing_compiler_is_named_with_the_command_that_installs_it(
-    machine: Path, monkeypatch: pytest.MonkeyPatch, driver: str, programs: tuple[str, ...], headers: str, said: str
+    machine: Path, monkeypatch: pytest.MonkeyPatch, programs: tuple[str, ...], headers: str, said: str
 ) -> None:
     monkeypatch.setenv("PATH", str(machine))
     monkeypatch.delenv("CC", raising=False)
     monkeypatch.setattr(sysconfig, "get_path", lambda *names: str(machine))
-    if driver:
-        install(machine, driver)
     for name in (*programs, *filter(None, [headers])):
         (machine / name).touch(0o755)
-    found = gpu.problem()
-    assert re.search(said, found) if said else not found
+    assert re.search(said, gpu.compiler_problem())
 
 
 @pytest.mark.parametrize(("driver", "said"), [("550.54.15", OLD), ("580.65.06", "torch finds no GPU, but nvidia-smi")])
