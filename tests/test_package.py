@@ -1,10 +1,8 @@
-"""The package: one name per module, importable from any folder."""
+"""The package: one name per module, importable from any folder, beside anything."""
 
 from __future__ import annotations
 
 import ast
-import importlib
-import pkgutil
 import shutil
 import subprocess
 import sys
@@ -15,118 +13,123 @@ from pathlib import Path
 import pytest
 
 import gdt
-from tests.conftest import ROOT
-
-FOLDERS = ("common", "pipeline", "preprocess", "train", "eval", "studies")
-OURS = [path for name in (*FOLDERS, "benchmarks", "tests") for path in (ROOT / name).rglob("*.py")]
-
-
-def test_every_folder_with_code_is_a_link_in_the_package() -> None:
-    links = {path.name: path.readlink() for path in (ROOT / "src" / "gdt").iterdir() if path.is_symlink()}
-    assert links == {name: Path("../..") / name for name in FOLDERS}
-
-
-def test_no_module_is_imported_by_its_folder_alone() -> None:
-    """`import train.step` would be a second module with its own classes."""
-    for path in OURS:
-        for node in ast.walk(ast.parse(path.read_text())):
-            names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-            names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-            assert not {name.split(".")[0] for name in names} & set(FOLDERS), path
-
+from gdt.preprocess.stage import Preprocess
+from tests.conftest import ROOT, preprocess
 
 BELOW = {
     "common": set(), "pipeline": {"common"}, "preprocess": {"common", "pipeline"}, "train": {"common", "pipeline"},
     "eval": {"common", "pipeline", "preprocess", "train"},
     "studies": {"common", "pipeline", "preprocess", "train", "eval"},
 }  # fmt: skip
-"""What each folder may import from."""
+"""The folders with code, and what each may import from."""
 EXCEPT = {"eval/page/page.py": {"studies"}}
 """The page shows the paper's figures."""
 
 
-@pytest.mark.parametrize("folder", BELOW)
+def test_every_folder_with_code_is_a_link_in_the_package() -> None:
+    links = {path.name: path.readlink() for path in (ROOT / "src" / "gdt").iterdir() if path.is_symlink()}
+    assert links == {name: Path("../..") / name for name in BELOW}
+
+
+@pytest.mark.parametrize("folder", [*BELOW, "benchmarks", "tests"])
 def test_imports_run_one_way(folder: str) -> None:
+    """And through the package: `import train.step` would be a second module with its own classes."""
     for path in (ROOT / folder).rglob("*.py"):
         name = path.relative_to(ROOT).as_posix()
         for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("gdt."):
-                other = (node.module or "").split(".")[1]
-                assert other in {folder, *BELOW[folder], *EXCEPT.get(name, set())}, (name, node.module)
-
-
-def test_no_file_is_two_modules() -> None:
-    for module in pkgutil.walk_packages(gdt.__path__, "gdt."):
-        if not module.name.endswith("__main__"):
-            importlib.import_module(module.name)
-    files: dict[str, str] = {}
-    for name, module in [*sys.modules.items()]:
-        file = getattr(module, "__file__", None)
-        if file and Path(file).resolve().is_relative_to(ROOT) and ".venv" not in file and name != "__main__":
-            assert files.setdefault(str(Path(file).resolve()), name) == name
-
-
-@pytest.fixture(scope="module")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An environment with this package installed and the dependencies of the running one."""
-    folder = tmp_path_factory.mktemp("installed")
-    return install(folder / "source", folder / "env")
+            modules = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            modules += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            for module in modules:
+                assert module.split(".")[0] not in BELOW, name
+                if folder in BELOW and module.startswith("gdt."):
+                    assert module.split(".")[1] in {folder, *BELOW[folder], *EXCEPT.get(name, set())}, (name, module)
 
 
 def install(source: Path, environment: Path, *options: str) -> Path:
-    """Copy the package to `source` and install it from there; returns the folder of the environment's commands."""
-    for name in ("src", *FOLDERS):
+    """Copy the package to `source` and install it from there, beside the dependencies of the running environment.
+
+    Returns the folder of the commands.
+    """
+    for name in ("src", *BELOW):
         shutil.copytree(ROOT / name, source / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
     venv.create(environment, with_pip=False)
     python = environment / "bin" / "python"
-    there = Path(sysconfig.get_path("purelib", vars={"base": str(environment), "platbase": str(environment)}))
-    # .pth files in this path, such as that of the checkout, are not read
-    (there / "dependencies.pth").write_text(sysconfig.get_path("purelib"))
+    # .pth files in these paths, such as that of the checkout, are not read
+    dependencies = "\n".join(path for path in sys.path if path.endswith("site-packages"))
+    (packages(environment) / "dependencies.pth").write_text(dependencies)
     pip = ["install", "--quiet", "--no-deps", "--no-build-isolation", "--disable-pip-version-check", *options, source]
     subprocess.run([sys.executable, "-m", "pip", "--python", python, *pip], check=True)
     return python.parent
 
 
+def packages(environment: Path) -> Path:
+    return Path(sysconfig.get_path("purelib", vars={"base": str(environment), "platbase": str(environment)}))
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("installed")
+    return install(folder / "source", folder / "env")
+
+
+def run(command: list[str | Path], folder: Path) -> subprocess.CompletedProcess[str]:
+    environment = {"PATH": "/usr/bin:/bin", "HOME": str(folder)}
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+
+
 def test_a_clone_named_gdt_does_not_shadow_the_package_it_installs(tmp_path: Path) -> None:
     """`import gdt` in the folder that holds the clone."""
     python = install(tmp_path / "gdt", tmp_path / "env", "--editable") / "python"
-    script = "import gdt; print(gdt.load.__name__, gdt.common.__file__)"
-    done = subprocess.run([python, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = run([python, "-c", "import gdt; print(gdt.load.__name__, gdt.common.__file__)"], tmp_path)
     assert done.stdout.startswith(f"load {tmp_path / 'gdt'}/"), done.stderr
 
 
 def test_the_installed_package_ignores_scripts_of_the_same_names(installed: Path, tmp_path: Path) -> None:
-    for name in (*FOLDERS, "gdt_train"):
+    for name in BELOW:
         (tmp_path / f"{name}.py").write_text("raise SystemExit('somebody else')")
     script = tmp_path / "mine.py"
-    script.write_text(
-        "import gdt, gdt.train.step, gdt.eval.command, gdt.preprocess.stage\n"
-        "print(gdt.__file__, gdt.load, gdt.train.step.__name__)"
-    )
-    helps = (["gdt", "--version"], ["gdt", "pretrain", "tiny", "--help"], ["gdt", "eval", "report", "--help"])
-    for command in (["python", "mine.py"], *helps):
-        done = subprocess.run(
-            [installed / command[0], *command[1:]], cwd=tmp_path, env={"PATH": "/usr/bin:/bin", "HOME": str(tmp_path)},
-            capture_output=True, text=True, check=False,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr
-        assert str(installed.parent) in done.stdout or done.stdout.startswith(("usage: gdt", "gdt 0."))
+    script.write_text("import gdt, gdt.train.step\nprint(gdt.__file__, gdt.load, gdt.train.step.__name__)")
+    done = run([installed / "python", script], tmp_path)
+    assert done.stdout.startswith(str(installed.parent)), done.stderr
+    assert run([installed / "gdt", "--version"], tmp_path).stdout.startswith("gdt 0.")
 
 
 def test_data_files_are_installed(installed: Path) -> None:
-    (there,) = installed.parent.glob("lib/*/site-packages/gdt")
-    for name in FOLDERS:
+    for name in BELOW:
         for path in (ROOT / name).rglob("*"):
             if path.is_file() and "__pycache__" not in path.parts:
-                assert (there / path.relative_to(ROOT)).is_file(), path
+                assert (packages(installed.parent) / "gdt" / path.relative_to(ROOT)).is_file(), path
+
+
+def test_preprocessing_needs_neither_torchaudios_binary_nor_an_extra(
+    installed: Path, synthetic: Path, tmp_path: Path
+) -> None:
+    """As in an environment with torch for CPUs. Captions name the extra that they need."""
+    for name, error in {
+        "torchaudio": "OSError('libcudart.so.13: cannot open shared object file')",
+        "gensim": "ImportError", "ijson": "ImportError", "bokeh": "ImportError",
+    }.items():  # fmt: skip
+        (packages(installed.parent) / f"{name}.py").write_text(f"raise {error}")
+    assert "libcudart" in run([installed / "python", "-c", "import torchaudio"], tmp_path).stderr
+    command = [installed / "gdt", "preprocess", "--dataset", "folder", "--workers", "1", "--source"]
+    done = run([*command, synthetic / "val", "--destination", "there"], tmp_path)
+    assert done.returncode == 0, done.stderr
+    preprocess(Preprocess("folder", synthetic / "val", tmp_path / "here"))
+    (shard,) = (tmp_path / "here").glob("shard-*.h5")
+    assert (tmp_path / "there" / shard.name).read_bytes() == shard.read_bytes()
+
+    (tmp_path / "words.txt").write_text("1 2\nword 0 1\n")
+    done = run([*command, synthetic, "--word2vec", "words.txt"], tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.endswith("error: captions need gensim and ijson; run pip install 'gdt[text]'\n")
 
 
 def test_lazy_names_are_those_of_the_api() -> None:
     from gdt import api
 
-    assert gdt.__all__ == sorted(api.__all__) and gdt.load is api.load
-    assert set(api.__all__) <= set(dir(gdt))
+    assert dir(gdt) == sorted(gdt.__all__) and gdt.__all__ == api.__all__
+    assert gdt.load is api.load
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = gdt.nothing
