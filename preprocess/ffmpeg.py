@@ -140,16 +140,16 @@ def command(targets: Sequence[Target], settings: Extraction, sound: bool, hdr: b
         video = target.video
         chain = [*before, *_select(kept_stretches(video, settings), settings.fps), *after]
         outputs.append(
+            # without fps_mode, ffmpeg does not pad a late video that is the only stream of its file
             ffmpeg.output(
                 source["V:0"], str(target.jpeg), vf=",".join(chain), filter_threads=1, threads=1, format="image2pipe",
                 vcodec="mjpeg", pix_fmt="yuvj420p", flags="+bitexact", r=settings.fps,
-                t=end_seconds(video, settings), **{"q:v": settings.quality},
+                fps_mode="cfr", t=end_seconds(video, settings), **{"q:v": settings.quality},
             )
         )  # fmt: skip
         if sound:
             outputs += _sound_outputs(source["a:0"], target, settings)
-    padding = ("-vsync", "cfr")  # without it, ffmpeg does not pad a late video that is the only stream of its file
-    return _compiled(outputs, *padding)
+    return _compiled(outputs)
 
 
 def channel_levels(target: Target, settings: Extraction) -> list[str]:
@@ -163,9 +163,9 @@ def one_channel(target: Target, settings: Extraction, channel: int) -> list[str]
     return _compiled(_sound_outputs(_inputs([target])[0]["a:0"], target, settings, f"pan=mono|c0=c{channel},"))
 
 
-def _compiled(outputs: Sequence[Any], *options: str) -> list[str]:
+def _compiled(outputs: Sequence[Any]) -> list[str]:
     logging = ("-nostdin", "-hide_banner", "-nostats", "-loglevel", "level+info", "-progress", "pipe:1")
-    merged: Any = ffmpeg.merge_outputs(*outputs).global_args(*logging, *options)
+    merged: Any = ffmpeg.merge_outputs(*outputs).global_args(*logging)
     return [*killed_with_parent(), *ffmpeg.compile(merged, overwrite_output=True)]
 
 

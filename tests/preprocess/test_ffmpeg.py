@@ -1093,3 +1093,15 @@ def test_no_ffmpeg_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     with pytest.raises(UserError, match=f"{missing} is not installed; install it with"):
         require_ffmpeg()
+
+
+def test_no_option_is_unknown_to_ffmpeg_9(tmp_path: Path) -> None:
+    """None of the options of ffmpeg 5.1 that ffmpeg 9 refuses, which would reject every video."""
+    targets = [Target.within(tmp_path / name, Video(name, tmp_path / f"{name}.mp4")) for name in "ab"]
+    settings = Extraction()
+    used = {
+        *ffmpeg.command(targets, settings, sound=True), *ffmpeg.command(targets[:1], settings, sound=False, hdr=True),
+        *ffmpeg.channel_levels(targets[0], settings), *ffmpeg.one_channel(targets[0], settings, 1),
+    }  # fmt: skip
+    gone = "absf adrift_threshold filter_complex_script filter_script map_channel psnr qphist vbsf vol vsync"
+    assert "-fps_mode" in used and used.isdisjoint(f"-{name}" for name in gone.split())
