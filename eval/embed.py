@@ -236,7 +236,11 @@ def _open_videos(settings: Embed, stack: contextlib.ExitStack) -> tuple[Index, d
             raise UserError(f"no file or folder {source}; set --source to files or folders of videos")
         if source.is_file() and source.suffix.lower() not in SUFFIXES:
             raise UserError(with_list(f"{source} does not have the suffix of a video file; known:", sorted(SUFFIXES)))
-        (links / f"{number}{source.suffix if source.is_file() else ''}").symlink_to(source.absolute())
+        link = links / f"{number:08d}"  # a folder even for a file: folders are listed after files
+        if source.is_file():
+            link.mkdir()
+            link /= f"video{source.suffix}"
+        link.symlink_to(source.absolute())
     single = len(settings.source) == 1 and settings.source[0].is_dir()
     root = settings.source[0] if single else links
 
@@ -245,7 +249,8 @@ def _open_videos(settings: Embed, stack: contextlib.ExitStack) -> tuple[Index, d
         if single:
             return path
         first, _, rest = os.path.relpath(path, links).partition(os.sep)
-        return str(settings.source[int(Path(first).stem)] / rest)
+        source = settings.source[int(first)]
+        return str(source / rest if source.is_dir() else source)
 
     try:
         with contextlib.redirect_stdout(io.StringIO()):  # its summary names the temporary folder

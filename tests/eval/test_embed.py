@@ -142,6 +142,28 @@ def test_features_of_a_video_are_the_same_from_folder_file_and_shards(
         assert np.allclose(one, stored.features[modality][stored.id.tolist().index(Path(name).stem)], atol=1e-5)
 
 
+def test_rows_are_in_the_order_of_the_sources(
+    checkpoint: Path, videos: Path, synthetic: Path, shards: Path, tmp_path: Path
+) -> None:
+    """25 files with two broken ones and a folder among them."""
+    files = sorted(synthetic.rglob("*.mp4"))[:25]
+    random.Random(0).shuffle(files)
+    kept = files.copy()
+    for place in (3, 12):
+        broken = tmp_path / f"{place}.mp4"
+        broken.write_bytes(b"nonsense")
+        files.insert(place, broken)
+    files.insert(20, videos / "more")
+    kept.insert(18, videos / "more" / "one.mp4")
+    base = Embed(checkpoint, tuple(files), out=tmp_path / "f.npz", clips=1, workers=1)
+    rows, stored = features(base), features(replace(base, source=(), shards=shards))
+    assert rows.id.tolist() == rows.path.tolist() == [str(path) for path in kept]
+    assert [path for path, _ in rows.skipped] == [str(tmp_path / "3.mp4"), str(tmp_path / "12.mp4")]
+    places = [stored.id.tolist().index(path.stem) for path in kept if path.stem != "one"]
+    found = np.delete(rows.features["video"], 18, 0)
+    assert np.allclose(found, stored.features["video"][places], atol=1e-5)
+
+
 @pytest.mark.parametrize("kind", ["embeddings", "features"])
 def test_rows_per_clip_are_the_outputs_of_the_networks(checkpoint: Path, index: Index, kind: str) -> None:
     trained = load_model(checkpoint)
