@@ -43,8 +43,8 @@ official = $(call gdt,$(of_run)) eval downstream --ckpt $(call checkpoint,kineti
 
 $(if $(filter-out eval-ucf eval-hmdb,$(goals)),,$(if $(filter DATASET,$(typed)),$(error 'make $(goals)' takes no DATASET; \
   other data sets: 'make eval DATASET=$(DATASET)' with PROTOCOLS="finetune retrieval few-shot linear")))
-targets := help setup demo test lint generate preprocess verify pretrain ablation study search eval eval-ucf eval-hmdb \
-  eval-factors embed report show-batch show-tree theorem figures bench bench-gpu clean
+targets := help setup demo test lint generate preprocess verify pretrain ablation eval eval-ucf eval-hmdb \
+  eval-factors embed report show-batch show-tree bench bench-gpu clean
 $(foreach goal,$(filter-out $(targets) $(STAMP),$(goals)),$(error there is no target '$(goal)'; 'make help' lists them. \
   Quote values with spaces: SOURCE='/my videos'))
 .PHONY: $(targets)
@@ -100,23 +100,11 @@ report: $(STAMP) ## write one HTML page of all runs in a folder | [RUNS=runs] [O
 ablation: $(STAMP) ## pretrain and compare rows of table 1 | [DATASET=synthetic] [ROWS="a e l"] [SEEDS="0 1 2"] | [EQUAL=videos|clips|compute] [BATCH_SIZE=] [STEPS=]
 	$(gdt) eval ablation --dataset synthetic
 
-study: $(STAMP) ## compare compositions with plain cross-modal learning; estimates the hours first | [DATASET=synthetic-moments] [ROWS="e g j l"] [SEEDS="0 1 2 3 4"] [DRY_RUN=1]
-	$(gdt) study claim
-
-search: $(STAMP) ## search for the best composition | [DATASET=synthetic] [FACTORS="time_shift:2,4 modality"] [TRIALS=30]
-	$(gdt) eval search
-
 show-batch: $(STAMP) ## draw every leaf of one video | [DATASET=synthetic] [PRESET=l] [FACTORS="..."] [WORD2VEC=]
 	$(gdt) eval show-batch
 
 show-tree: $(STAMP) ## draw the sampling tree with its positive and negative pairs | [PRESET=l] [FACTORS="..."]
 	$(gdt) eval show-tree
-
-theorem: $(STAMP) ## simulate the paper's theorem and compare it with the formulas
-	$(gdt) study theorem
-
-figures: $(STAMP) ## draw the paper's figures of features | [CKPT="a.pt ..."] [DATASET=synthetic]
-	$(call gdt,$(of_run)) study figures --ckpt $(checkpoint)
 
 bench: $(STAMP) ## measure loading, preprocessing, planning and evaluation; count GPU memory | [SOURCE=/videos]
 	@$(PYTHON) -m benchmarks.preprocess $(source)

@@ -48,7 +48,7 @@ class Stream(StrEnum):
     MOMENTS = auto()
     """Videos of synthetic-moments: seed, split, action, number; a fifth number, 1, for identity and later actions."""
     FIGURES = auto()
-    """Videos of the paper's figures: seed."""
+    """Videos in the report's plot of deviation: seed."""
 
 
 def seed_sequence(stream: Stream, *numbers: int) -> np.random.SeedSequence:

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import matplotlib
 from markupsafe import Markup, escape
@@ -37,6 +37,15 @@ class Key:
     glyph: str
     """The marker as text, for legends in HTML."""
     name: str = ""
+
+
+class Plot(NamedTuple):
+    """A plot of the page, with caption and legend."""
+
+    title: str
+    svg: Markup
+    caption: str
+    legend: list[Key]
 
 
 _COLOURS = (

@@ -84,13 +84,6 @@ def jackknife(whole: float, without: np.ndarray, least: float = -np.inf) -> Metr
     return Metric(whole, answers=n, bounds=(max(least, whole - half), whole + half))
 
 
-def median(values: np.ndarray) -> Metric:
-    """Median of [n] values, with the interval between order statistics (the extremes for small n)."""
-    ordered, n = np.sort(values), len(values)
-    rank = max(0, int(stats.binom.ppf(0.025, n, 0.5)) - 1)
-    return Metric(float(np.median(ordered)), answers=n, bounds=(float(ordered[rank]), float(ordered[n - 1 - rank])))
-
-
 def difference(one: Sequence[Metric], other: Sequence[Metric]) -> tuple[float, float, float]:
     """Mean of `one` minus mean of `other`, with its 95 % interval: the wider of two; in points for shares.
 

@@ -105,10 +105,6 @@ class Record:
     details: dict[str, str] = field(default_factory=dict)
     """Other details that could change the numbers, as text: clips, precision, recipe."""
     factor: FactorResult | None = None
-    videos: tuple[str, ...] = ()
-    """Ids of the videos of `per_video`."""
-    per_video: dict[str, tuple[float, ...]] = field(default_factory=dict)
-    """One number per video, by name."""
     notes: tuple[str, ...] = ()
     """Remarks, a sentence each."""
     equal: str = ""

@@ -21,14 +21,12 @@ from typing import Any
 
 from gdt.cli import console
 from gdt.eval.command import COMMANDS as EVAL
-from gdt.studies.command import COMMANDS as STUDIES
 from tests.conftest import without_workers
 
 _HEAVY = (
     "torch", "torch._dynamo", "nvidia.dali.fn", "sklearn", "distributed", "librosa", "matplotlib.figure",
     "gdt.preprocess.command", "gdt.preprocess.verify", "gdt.train.command", "gdt.train.pretrain", "gdt.eval.command",
-    "gdt.studies.command",
-    *(one.run.partition(":")[0] for commands in (EVAL, STUDIES) for one in commands.values()),
+    *(one.run.partition(":")[0] for one in EVAL.values()),
 )  # fmt: skip
 _LIMIT = 900.0
 """Seconds after which a command and its children are killed."""

@@ -63,7 +63,7 @@ def test_a_script_preprocesses_trains_evaluates_and_searches(synthetic: Path, tm
     """Without a __main__ guard, next to files named like the folders of this repository."""
     shutil.copytree(synthetic / "val", tmp_path / "mine")
     (tmp_path / "mine" / "broken.mp4").write_bytes(b"nonsense")
-    own = [f"{name}.py" for name in ("train", "eval", "pipeline", "preprocess", "common", "studies")]
+    own = [f"{name}.py" for name in ("train", "eval", "pipeline", "preprocess", "common")]
     for name in own:
         (tmp_path / name).write_text("raise SystemExit('somebody else')")
     script = tmp_path / "script.py"

@@ -19,11 +19,8 @@ from tests.conftest import ROOT, preprocess
 BELOW = {
     "common": set(), "pipeline": {"common"}, "preprocess": {"common", "pipeline"}, "train": {"common", "pipeline"},
     "eval": {"common", "pipeline", "preprocess", "train"},
-    "studies": {"common", "pipeline", "preprocess", "train", "eval"},
 }  # fmt: skip
 """The folders with code, and what each may import from."""
-EXCEPT = {"eval/page/page.py": {"studies"}}
-"""The page shows the paper's figures."""
 
 
 def test_every_folder_with_code_is_a_link_in_the_package() -> None:
@@ -42,7 +39,7 @@ def test_imports_run_one_way(folder: str) -> None:
             for module in modules:
                 assert module.split(".")[0] not in BELOW, name
                 if folder in BELOW and module.startswith("gdt."):
-                    assert module.split(".")[1] in {folder, *BELOW[folder], *EXCEPT.get(name, set())}, (name, module)
+                    assert module.split(".")[1] in {folder, *BELOW[folder]}, (name, module)
 
 
 def install(source: Path, environment: Path, *options: str) -> Path:

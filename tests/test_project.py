@@ -34,7 +34,7 @@ def test_make_help_lists_every_target_in_100_columns() -> None:
     assert targets and listed == set(targets[1].replace("\\", "").split())
 
 
-@pytest.mark.parametrize("stage", ["preprocess", "train", "eval", "studies"])
+@pytest.mark.parametrize("stage", ["preprocess", "train", "eval"])
 def test_command_lines_import_nothing_slow(stage: str) -> None:
     """So that `--help` and errors come at once."""
     code = f"import sys, gdt.{stage}.command; print(*sys.modules)"

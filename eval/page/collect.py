@@ -14,14 +14,11 @@ from gdt.common import serialization
 from gdt.common.errors import UserError, first_line
 from gdt.eval.protocols import PROTOCOLS
 from gdt.eval.record import RANDOM, Record, parse
-from gdt.eval.search.settings import SEARCH
 from gdt.eval.subjects import folder_name
 from gdt.train import checkpoint, provenance
 from gdt.train.settings import METRICS, PROBES, SETTINGS, Pretrain, from_file
 
 T = TypeVar("T")
-FIGURES = "figures.json"
-"""File that `gdt study figures` writes."""
 _COLUMNS = ("step", "loss", "clips_per_second", "data_wait")
 
 
@@ -71,8 +68,6 @@ class Collected:
     runs: list[Run]
     evaluations: dict[Path, list[Result]]
     """By folder."""
-    figures: dict[Path, list[Record]] = field(default_factory=dict)
-    """Records of `gdt study figures`, by folder."""
     unread: list[Unread] = field(default_factory=list)
 
 
@@ -90,9 +85,6 @@ def collect(folder: Path) -> Collected:
             f"{folder} has no runs or evaluations{broken}; set --runs to the folder of your runs, or start one with "
             "'make pretrain'"
         )
-    for path in _files(folder, FIGURES):
-        if (records := _records(path, unread)) is not None:
-            collected.figures[path.parent] = records
     return collected
 
 
@@ -202,11 +194,6 @@ class Subject:
         if self.results:
             return self.results[0].record.shards
         return self.run.settings.shard_folder if self.run and self.run.settings else None
-
-    @property
-    def is_trial(self) -> bool:
-        """Whether it is a trial of `gdt eval search`."""
-        return self.run is not None and (self.run.folder.parent.parent / SEARCH).is_file()
 
     @property
     def score(self) -> float:

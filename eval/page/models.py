@@ -17,7 +17,6 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from markupsafe import Markup
 from matplotlib import colormaps
 from matplotlib.axes import Axes
 from PIL import Image
@@ -25,8 +24,9 @@ from PIL import Image
 from gdt.common.errors import UserError, plural
 from gdt.common.streams import Stream, generator
 from gdt.eval import extract
-from gdt.eval.drawing import MOST, Key, keys, svg
+from gdt.eval.drawing import MOST, Key, Plot, keys, svg
 from gdt.eval.page.collect import Result, Subject, Unread, attempt
+from gdt.eval.page.deviation import deviation
 from gdt.eval.page.settings import Report
 from gdt.eval.planes import planes
 from gdt.eval.protocols import PROTOCOLS, features_name, videos_of
@@ -59,15 +59,6 @@ _SIDE = 96
 """Pixels of the longer side of a thumbnail."""
 _SOUND = 100
 """Log-mel rows of a spectrogram, one second."""
-
-
-class Plot(NamedTuple):
-    """A plot with caption and legend."""
-
-    title: str
-    svg: Markup
-    caption: str
-    legend: list[Key]
 
 
 class Thumbnail(NamedTuple):
@@ -130,6 +121,8 @@ class Figures:
     """Its weights and their provenance."""
     similarities: Plot | None = None
     """Of the pairs in a training batch."""
+    deviation: Plot | None = None
+    """Of clips of a video, of a class and of any videos."""
     by_features: Neighbours | None = None
     """Of stored features of test videos."""
     by_audio: Neighbours | None = None
@@ -160,12 +153,15 @@ def figures_of(subject: Subject, settings: Report, key: str) -> Figures:
             reason = f"the evaluation used weights {result.record.weights[:8]}; {_repeat(result.record)}"
             figures.missing.append(Unread("neighbours with the weights of the checkpoint", reason))
         figures.similarities = attempt("a training batch", figures.missing, lambda: pair_similarities(trained, key))
+    first = subject.results[0].record.query_split if subject.results else ""
+    if index is not None and trained is not None:
+        split = first or ("test" if "test" in index.split else "val")
+        figures.deviation = attempt("the deviation of clips", figures.missing,
+                                    lambda: deviation(trained, index, split, settings.seed, key))  # fmt: skip
     if index is not None and result is not None:
         figures.by_features = attempt("nearest neighbours, confusion matrix, PCA and t-SNE", figures.missing,
                                       lambda: search_features(result, index, settings, key))  # fmt: skip
     elif index is not None and trained is not None:
-        first = subject.results[0].record.query_split if subject.results else ""
-        split = first or ("test" if "test" in index.split else "val")
         figures.by_audio = attempt("search by audio", figures.missing,
                                    lambda: search_by_audio(trained, index, split, settings, key))  # fmt: skip
     return figures

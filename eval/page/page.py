@@ -19,11 +19,9 @@ from gdt.common.errors import plural
 from gdt.common.files import write_text
 from gdt.common.lock import locked_file
 from gdt.eval.ablation.compare import table_of
-from gdt.eval.deviation import TITLES, histogram, marks
-from gdt.eval.deviation import lines as deviation_lines
 from gdt.eval.drawing import Key, data_uri, keys, svg
 from gdt.eval.page.collect import Result, Run, Subject, attempt, choose, collect, subjects
-from gdt.eval.page.models import Plot, eval_command, figures_of, short_commit
+from gdt.eval.page.models import eval_command, figures_of, short_commit
 from gdt.eval.page.settings import Report
 from gdt.eval.plots import bars
 from gdt.eval.record import RANDOM, Record, budget, conditions, format_details
@@ -80,11 +78,6 @@ def _write(settings: Report) -> Path:
             for k, name in enumerate(datasets)
         ],
         models=[figures_of(model, settings, f"m{k}") for k, model in enumerate(tqdm(shown, "report", unit="model"))],
-        figures=[
-            (folder, *plots)
-            for k, (folder, records) in enumerate(collected.figures.items())
-            if (plots := attempt(str(folder), unread, partial(deviations, records, f"v{k}"))) is not None
-        ],
         unread=unread,
         missing=_missing(settings, models, shown),
         missing_most=_MISSING_MOST,
@@ -315,20 +308,6 @@ def _curve(key: str, title: str, series: Sequence[tuple[np.ndarray, np.ndarray, 
     return svg(key, f"{title} by step. At the end {last}.", draw)
 
 
-def deviations(records: Sequence[Record], key: str) -> tuple[Lines, list[Plot]]:
-    """The table and the histograms of `gdt study figures`: how far time-shifted clips of a video lie apart."""
-    of, plots = marks(records), []
-    for name, title in TITLES.items():
-
-        def draw(axes: Axes, name: str = name, title: str = title) -> None:
-            histogram(axes, [record.per_video[name] for record in records], of)
-            axes.set_xlabel(title)
-
-        caption = f"{records[0].queries} videos, {records[0].clips} clips each; dotted: medians"
-        plots.append(Plot(title, svg(f"{key}-{name}", f"{title}: {caption}", draw), caption, of))
-    return deviation_lines(records), plots
-
-
 def _missing(settings: Report, models: Sequence[Subject], shown: Sequence[Subject]) -> list[tuple[str, str]]:
     """What the page lacks, each with the command that adds it."""
     missing: list[tuple[str, str]] = []
@@ -344,7 +323,7 @@ def _missing(settings: Report, models: Sequence[Subject], shown: Sequence[Subjec
         elif model.checkpoint is None and run is not None:
             preset = {"PRESET": run.settings.preset} if run.settings and not run.settings.factors else {}
             add(f"{model.name} has no checkpoint", "make pretrain", DATASET=run.dataset, **preset)
-        elif not model.results and model.checkpoint and not model.is_trial:  # the search evaluates its trials
+        elif not model.results and model.checkpoint:
             missing.append(
                 (f"{model.name} is not evaluated", eval_command(model.checkpoint, model.dataset, model.shards))
             )

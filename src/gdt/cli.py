@@ -33,12 +33,7 @@ COMMANDS = {
     "pretrain": Command("gdt.train.command", "pretrain a model on shards", "size"),
     "eval": Command(
         "gdt.eval.command",
-        "evaluate, compare and search compositions, extract features, draw batches",
-        "command",
-    ),
-    "study": Command(
-        "gdt.studies.command",
-        "study the paper's theorem, figures and claim, check predictions, prepare the GRID corpus",
+        "evaluate and compare compositions, extract features, draw batches",
         "command",
     ),
 }
@@ -64,9 +59,8 @@ def _main() -> None:
         print(f"gdt {importlib.metadata.version('gdt')}")
         return
     if name not in COMMANDS:
-        for group in ("eval", "study"):
-            if name in importlib.import_module(COMMANDS[group].module).COMMANDS:
-                raise UserError(f"unknown command '{name}'; did you mean 'gdt {group} {name}'?")
+        if name in importlib.import_module(COMMANDS["eval"].module).COMMANDS:
+            raise UserError(f"unknown command '{name}'; did you mean 'gdt eval {name}'?")
         raise unknown("command", name, COMMANDS)
     _run(name, arguments)
 

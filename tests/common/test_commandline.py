@@ -11,17 +11,16 @@ from typing import ClassVar, get_type_hints
 import pytest
 import tyro
 
-from gdt import command as gdt_command_line
+from gdt import cli as gdt_command_line
 from gdt.common.commandline import Options, expand_home
 from gdt.common.errors import UserError, plural
 from gdt.eval.command import COMMANDS as EVAL
 from gdt.pipeline.leaves import Clip
 from gdt.preprocess.stage import Preprocess
 from gdt.preprocess.verify import Verify
-from gdt.studies.command import COMMANDS as STUDIES
 from gdt.train.settings import SIZES, Pretrain
 
-KINDS = {name: Options(one.settings) for name, one in {**EVAL, **STUDIES}.items()} | {
+KINDS = {name: Options(one.settings) for name, one in EVAL.items()} | {
     "preprocess": Options(Preprocess), "pretrain": Options(Pretrain), "verify": Options(Verify),
 }  # fmt: skip
 
@@ -125,10 +124,6 @@ def test_home_is_expanded_in_every_path(monkeypatch: pytest.MonkeyPatch) -> None
         ("eval ablation --seeds --rows e", "--seeds lacks a value"),
         ("generate", "gdt generate needs one of synthetic, synthetic-hard"),
         ("generate synth", "unknown data set 'synth'; did you mean 'synthetic'? Available:\n  synthetic, "),
-        (
-            "study theorm",
-            "unknown command 'theorm'; did you mean 'theorem'? Available:\n  claim, claim-predictions, figures",
-        ),
         ("pretrain tin", "unknown size 'tin'; did you mean 'tiny'? Available:\n  paper, tiny, paper-ablation"),
         ("pretrain --sted 3", "unknown option '--sted'; did you mean '--seed'? 'gdt pretrain --help' lists"),
         ("pretrain --preset help", "row e"),  # without a size, as in make, the default one

@@ -17,7 +17,6 @@ ELSEWHERE = {
     "preprocess/estimate.py": "the videos that --dry-run times",
     "preprocess/synthetic/hard.py": "the content of generated videos, whose seeds are part of the data set",
     "preprocess/synthetic/standard.py": "likewise",
-    "studies/theorem/report.py": "a simulation without videos",
 }
 """Files that make generators of numpy, and for what."""
 
@@ -44,6 +43,6 @@ def test_the_order_of_an_epoch_and_its_first_batch_differ() -> None:
 
 def test_all_random_numbers_come_from_streams() -> None:
     drawing = re.compile(r"SeedSequence\(|default_rng\(|Philox\(|RandomState\(|np\.random\.(seed|rand|choice|perm)")
-    folders = ("common", "pipeline", "preprocess", "train", "eval", "studies")
+    folders = ("common", "pipeline", "preprocess", "train", "eval")
     files = [path for folder in folders for path in (ROOT / folder).rglob("*.py")]
     assert {str(path.relative_to(ROOT)) for path in files if drawing.search(path.read_text())} == set(ELSEWHERE)

@@ -20,19 +20,16 @@ import pytest
 from playwright.sync_api import Browser, sync_playwright
 
 from gdt.common.errors import UserError
-from gdt.eval.deviation import lines
 from gdt.eval.downstream import downstream
 from gdt.eval.metrics import Metric
 from gdt.eval.page.collect import Result, choose, collect, subjects
+from gdt.eval.page.deviation import mixed, spread
 from gdt.eval.page.models import maps
 from gdt.eval.page.page import compare, report, smooth
 from gdt.eval.page.settings import Report
 from gdt.eval.record import RANDOM, read, write
-from gdt.eval.search.settings import SEARCH
 from gdt.eval.settings import Downstream
 from gdt.pipeline.shards.index import Index, read_annotations, rewrite_index
-from gdt.studies.figures.draw import figures
-from gdt.studies.figures.settings import Figures
 from gdt.train.pretrain import pretrain
 from gdt.train.settings import SIZES
 from tests.conftest import Run
@@ -111,7 +108,6 @@ def runs(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     settings = replace(SIZES["tiny"][1], shards=labelled, out=out, preset="e", batch_size=6, steps=5, probe_every=3)
     pretrain(settings)
     downstream(Downstream((out,), "mine", labelled, clips=2, out=root / "runs" / "eval"))
-    figures(Figures((out,), "mine", labelled, clips=2, videos=6, shown=3, out=root / "runs" / "figures"))
     other = root / "runs" / "unlabelled"
     shutil.copytree(out, other)
     edit_json(other / "settings.json", lambda values: values | {"shards": str(silent), "dataset": "quiet"})
@@ -212,15 +208,26 @@ def test_without_labels_videos_are_searched_by_audio(page: Page, text: str) -> N
     assert "positive pairs (12)" in page.text and "negative pairs (60)" in page.text  # 6 videos of 2 leaves each
 
 
-def test_distances_between_clips_are_those_of_the_json(page: Page, text: str, runs: Path) -> None:
-    found = read(runs / "figures" / "figures.json")
-    (table,) = (
-        table
-        for table, title in zip(page.tables, page.captions, strict=True)
-        if title.startswith("Distances between clips")
-    )
-    assert [table[0][1:], *table[1:]] == [lines(found)[0][1:], *lines(found)[1:]]
-    assert "6 videos, 2 clips each; dotted: medians" in page.text and 'id="v0-deviation-' in text
+def test_deviation_is_shown_within_a_video_a_class_and_between_any_videos(page: Page) -> None:
+    medians = r"([\d.]+) \(([\d.]+)\)"
+    of_class = rf"median over clips of a video {medians}; a class {medians}; any videos {medians}, in brackets random"
+    labelled, unlabelled = re.findall(r"12 videos of the split 'test', 10 clips each; (median.*)\.", page.text)
+    assert all(float(value) > 0 for value in re.match(of_class, labelled).groups())
+    assert "a class" not in unlabelled  # its videos have no labels
+
+
+def test_deviation_is_the_mean_standard_deviation_over_clips() -> None:
+    """Two clips at an angle to either side of the video's direction: the sine in one number, 0 in the others."""
+    angle = np.array([0.1, 0.2, 0.4])
+    features = np.zeros((3, 2, 6))
+    features[np.arange(3), :, np.arange(3)] = np.cos(angle)[:, None]
+    features[np.arange(3), :, np.arange(3) + 3] = np.sin(angle)[:, None] * [-1, 1]
+    assert spread(features) == pytest.approx(np.sqrt(2) * np.sin(angle) / 6)
+    ids = np.stack(np.broadcast_arrays(np.arange(5)[:, None], np.arange(3)), 2)  # video and clip
+    sets = mixed(ids)
+    assert sets.shape == (5, 3, 2) and (sets[..., 1] == np.arange(3)).all()
+    assert all(len({*row}) == 3 for row in sets[..., 0].tolist())
+    assert mixed(ids[:2]).shape == (2, 2, 2)  # of two videos, two clips
 
 
 def test_names_and_labels_are_escaped(page: Page, text: str) -> None:
@@ -268,9 +275,7 @@ def test_broken_files_are_listed_and_the_rest_is_shown(runs: Path, page: Page, t
     rows = (folder / "eval" / "results.json").read_text()
     (folder / "older").mkdir()
     (folder / "older" / "results.json").write_text(rows[: len(rows) // 2])
-    (folder / "figures" / "figures.json").write_text("[]")
     (folder / "newer").mkdir()
-    (folder / "newer" / "figures.json").write_text("{}")
     (folder / "newer" / "results.json").write_text(rows)
     edit_json(folder / "newer" / "results.json", lambda row: row | {"steps": 1})
     (folder / "flipped").mkdir()
@@ -288,7 +293,6 @@ def test_broken_files_are_listed_and_the_rest_is_shown(runs: Path, page: Page, t
     for name, why in (
         ("older/results.json", "is damaged .(Expecting|Untermin)"), ("newer/results.json", "unknown: steps"),
         ("flipped/results.json", "is damaged .checksum mismatch.; remove it, then rerun the command that wrote it"),
-        ("newer/figures.json", "is damaged .not a list"), ("runs/figures", "IndexError"),
         ("unlabelled/metrics.jsonl", "2 of 5 lines are damaged .first: line 1."),
         ("unlabelled/run.json", "not a file that this program writes"),
         ("cut/settings.json", "not a file that this program writes"),
@@ -421,16 +425,13 @@ def test_the_evaluation_of_the_first_illustrated_model_comes_first(runs: Path, t
 
 
 def test_missing_results_are_listed_with_commands(runs: Path, tmp_path: Path) -> None:
-    """Without the trials of a search, which the search evaluated."""
     folder = shutil.copytree(runs, tmp_path / "runs")
-    shutil.copytree(runs / "unlabelled", folder / "search" / "runs" / "0123456789")
-    (folder / "search" / SEARCH).write_text("{}")
     page = Page(report(Report(folder, models=1)).read_text(encoding="utf-8"))
     _, missing = page.text.rsplit("Missing results", 1)
     assert [line.split(": make")[0] for line in missing.split("\n") if ": make" in line] == [
-        "unlabelled is not evaluated", "Figures of 2 models"
+        "unlabelled is not evaluated", "Figures of 1 model"
     ]  # fmt: skip
-    assert f"make report RUNS={folder} MODELS=4" in missing
+    assert f"make report RUNS={folder} MODELS=2" in missing
 
 
 def test_a_name_that_is_not_utf_8_is_escaped(command: Run, runs: Path, tmp_path: Path) -> None:

@@ -35,8 +35,8 @@ ROW = Record(
 
 def test_records_survive_a_round_trip(tmp_path: Path) -> None:
     seen = replace(
-        ROW, metrics={"moves": Metric(0.5, answers=9, bounds=(0.4, 0.7))}, per_video={"deviation": (0.1, 0.2)},
-        videos=("a", "b"), factor=FactorResult("speed", "video", ("1", "2"), "distinctive", None, ""), notes=("short",),
+        ROW, metrics={"moves": Metric(0.5, answers=9, bounds=(0.4, 0.7))},
+        factor=FactorResult("speed", "video", ("1", "2"), "distinctive", None, ""), notes=("short",),
     )  # fmt: skip
     path = tmp_path / "records.json"
     for records in ([ROW], [ROW, replace(ROW, metrics={}), seen], []):

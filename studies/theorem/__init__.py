@@ -1,1 +1,0 @@
-"""The paper's theorem on variance: as printed, as derived in docs/theorem.md, and simulated."""
