@@ -21,7 +21,6 @@ from gdt.eval.export import Export
 from gdt.eval.factors.settings import Factors
 from gdt.eval.nearest import Nearest
 from gdt.eval.page.settings import Report
-from gdt.eval.search.settings import Search
 from gdt.eval.settings import Downstream
 from gdt.eval.show_batch import ShowBatch
 from gdt.eval.show_tree import ShowTree
@@ -47,7 +46,6 @@ class Command(NamedTuple):
 COMMANDS = {
     "downstream": Command(Downstream, "gdt.eval.downstream:downstream"),
     "ablation": Command(Ablation, "gdt.eval.ablation.runs:ablation"),
-    "search": Command(Search, "gdt.eval.search.study:search", cleans_up=True),
     "embed": Command(Embed, "gdt.eval.embed:embed", cleans_up=True),
     "nearest": Command(Nearest, "gdt.eval.nearest:nearest"),
     "export": Command(Export, "gdt.eval.export:export", cleans_up=True),
@@ -58,7 +56,7 @@ COMMANDS = {
 }
 
 
-_DESCRIPTION = "Evaluate, compare and search compositions, extract features, draw batches."
+_DESCRIPTION = "Evaluate and compare compositions, extract features, draw batches."
 
 
 def main(
@@ -82,7 +80,7 @@ def _require_inputs(command: Any) -> None:
     for path in (given,) if isinstance(given, Path) else given:
         require_checkpoint(path)
     dataset, shards = getattr(command, "dataset", ""), getattr(command, "shards", None)
-    if (dataset or shards) and not getattr(command, "makes_shards", False):
+    if dataset or shards:
         require_index(shard_folder(dataset, shards))
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -23,16 +22,16 @@ _SECONDS = 8.0
 class Progress:
     """Progress bar with the steps of all runs and the losses of those that are running."""
 
-    def __init__(self, runs: Mapping[Path, Pretrain], title: str = "pretrain", later: int = 0, done: int = 0) -> None:
-        """`runs` are settings by folder. `later`: steps of runs that `follow` adds; `done`: how many are done."""
-        self._logs: dict[Path, LogReader] = {}
-        self._steps: dict[Path, int] = {}
+    def __init__(self, runs: Mapping[Path, Pretrain]) -> None:
+        """`runs` are settings by folder."""
+        self._steps = {folder: _steps(settings) for folder, settings in runs.items()}
+        self._logs = {folder: LogReader(folder / METRICS) for folder in runs}
         self._status: dict[Path, str] = {}
-        self._finished, self._lock = done, threading.Lock()
-        for folder, settings in runs.items():
-            self.follow(folder, steps_of(settings))
+        self._finished = 0
+        for log in self._logs.values():
+            log.read()
         self._bar = tqdm(
-            total=sum(self._steps.values()) + later, initial=self._done(), unit="step", desc=title, smoothing=0.05,
+            total=sum(self._steps.values()), initial=self._done(), unit="step", desc="pretrain", smoothing=0.05,
             mininterval=0.0 if sys.stderr.isatty() else _SECONDS, dynamic_ncols=True,
         )  # fmt: skip
 
@@ -42,22 +41,14 @@ class Progress:
     def __exit__(self, *error: object) -> None:
         self._bar.close()
 
-    def follow(self, folder: Path, steps: int) -> None:
-        """Add a run; may be called from any thread."""
-        log = LogReader(folder / METRICS)
-        log.read()
-        with self._lock:
-            self._steps[folder], self._logs[folder] = steps, log
-
     def refresh(self) -> None:
         """Read the logs; to be called every second."""
-        with self._lock:
-            for folder, log in self._logs.items():
-                if log.read():
-                    finished = int(log.last["step"]) + 1 >= self._steps[folder]
-                    self.set_status(folder, "evaluating" if finished else f"loss {log.last['loss']:.2f}")
-            self._bar.set_postfix_str(", ".join(list(self._status.values())), refresh=False)
-            self._bar.update(self._done() - self._bar.n)
+        for folder, log in self._logs.items():
+            if log.read():
+                finished = int(log.last["step"]) + 1 >= self._steps[folder]
+                self.set_status(folder, "evaluating" if finished else f"loss {log.last['loss']:.2f}")
+        self._bar.set_postfix_str(", ".join(list(self._status.values())), refresh=False)
+        self._bar.update(self._done() - self._bar.n)
         if sys.stderr.isatty():
             self._bar.refresh()  # the clock advances even if no step was done
 
@@ -66,11 +57,10 @@ class Progress:
         self._status[folder] = f"{folder.name}: {status}"
 
     def finish(self, folder: Path, text: str) -> None:
-        """Count all steps of a run as done and print a line above the bar; may be called from any thread."""
-        with self._lock:
-            self._finished += self._steps[folder]
-            del self._logs[folder]
-            self._status.pop(folder, None)
+        """Count all steps of a run as done and print a line above the bar."""
+        self._finished += self._steps[folder]
+        del self._logs[folder]
+        self._status.pop(folder, None)
         self._bar.write(text)
 
     def _done(self) -> int:
@@ -105,6 +95,5 @@ class LogReader:
         return bool(last)
 
 
-def steps_of(settings: Pretrain) -> int:
-    """Steps of a run."""
+def _steps(settings: Pretrain) -> int:
     return settings.steps or settings.epochs * settings.tree(Index.open(settings.shard_folder)).batches_per_epoch

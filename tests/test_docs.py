@@ -20,7 +20,6 @@ from gdt.eval import command as evaluation
 from gdt.eval.show_tree import partners
 from gdt.pipeline import presets
 from gdt.preprocess.stage import Preprocess
-from gdt.studies import command as studies
 from gdt.train import command as training
 from tests.conftest import ROOT, Run, commands_in
 from tests.test_mistakes import make
@@ -29,8 +28,7 @@ pytestmark = pytest.mark.usefixtures("alone")
 PAGES = ("README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")))
 EVERYTHING = (*PAGES, "CONTRIBUTING.md", "CHANGELOG.md")
 TEXT = {name: (ROOT / name).read_text() for name in EVERYTHING}
-EXPERIMENTS = r"docs/(ablations|benchmarks|claim|predictions|results|synthetic_hard|theorem)"
-STUDIES = {name for name in PAGES if re.match(EXPERIMENTS, name)}
+STUDIES = {"docs/benchmarks.md", "docs/results.md"}
 """Pages of experiments that take minutes to hours; their commands are parsed."""
 GUIDES = tuple(name for name in PAGES if name not in STUDIES)
 PARSED = {
@@ -40,7 +38,6 @@ PARSED = {
     r"SCHEDULER=": "needs other machines; tests/preprocess/test_cluster.py",
     r"DATASET=(kinetics|howto100m|ucf101|hmdb51)|^make eval-(ucf|hmdb)": "needs the data set; tests of its area",
     r"^make ablation |^gdt eval ablation ": "trains many times; tests/eval/test_ablation.py",
-    r"^gdt eval search": "trains 30 times; tests/eval/test_search.py",
     r"DATASET=mine CKPT=\.\.\.": "names no file",
 }
 """What is parsed instead of run, and why."""
@@ -101,8 +98,6 @@ def parse(command: list[str]) -> None:
         training.settings_of(training.with_size(arguments))
     elif name == "eval":
         evaluation.settings_of(arguments)
-    elif name == "study":
-        evaluation.settings_of(arguments, studies.COMMANDS)
     elif name == "preprocess":
         tyro.cli(Preprocess, config=(tyro.conf.OmitArgPrefixes,), args=arguments)
     elif name not in COMMANDS:  # a module, such as those of benchmarks
@@ -217,9 +212,7 @@ def test_links_and_names_exist(page: str) -> None:
         if anchor:
             headings = re.findall(r"^#+ (.*)$", path.read_text(), re.M)
             assert anchor in {slug(heading) for heading in headings}, (page, target, anchor)
-    for name in re.findall(
-        r"`((?:common|pipeline|preprocess|train|eval|studies|benchmarks|tests|docs)/[\w/.-]+)`", text
-    ):
+    for name in re.findall(r"`((?:common|pipeline|preprocess|train|eval|benchmarks|tests|docs)/[\w/.-]+)`", text):
         assert (ROOT / name).exists(), (page, name)
     makefile = (ROOT / "Makefile").read_text()
     for target in re.findall(r"\bmake ([a-z][a-z-]+)", " ".join(re.findall(r"`[^`\n]+`", text))):

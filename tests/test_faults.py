@@ -10,7 +10,6 @@ import hashlib
 import json
 import os
 import random
-import re
 import shutil
 import subprocess
 import sys
@@ -25,13 +24,10 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from gdt.common.errors import UserError
 from gdt.eval.downstream import downstream
 from gdt.eval.embed import Embed, embed
 from gdt.eval.embed import read as read_features
 from gdt.eval.page.collect import collect
-from gdt.eval.search.settings import Search
-from gdt.eval.search.study import search
 from gdt.eval.settings import Downstream
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.shards.layout import read_rejected
@@ -40,7 +36,6 @@ from gdt.preprocess.stage import run as preprocess
 from gdt.preprocess.synthetic import Synthetic, generate
 from gdt.preprocess.verify import check_shard
 from tests.conftest import ROOT, Run
-from tests.eval.test_search import fake
 from tests.test_kills import kill, run_command
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(0)]
@@ -326,29 +321,6 @@ def test_neighbours_in_damaged_features(world: World, command: Run, faults: Faul
             assert np.array_equal(found.features[key], whole.features[key], equal_nan=True)
         assert all(np.array_equal(getattr(found, key), getattr(whole, key)) for key in ("id", "path", "start"))
     world.count(f"{name}: neighbours", good)
-
-
-@pytest.fixture(scope="module")
-def searched(world: World) -> str:
-    """The report of a finished search, without trainings, in the folder `search` of the world."""
-    search(searching(world, world.folder / "search"), fake())
-    return search(searching(world, world.copy("search", shutil.copy)), fake())
-
-
-def searching(world: World, out: Path) -> Search:
-    return Search(shards=world.folder / "shards", out=out, clips_per_step=8, steps=40, trials=12, jobs=1)
-
-
-@fuzz(0.08, faults=damage_to(["search.json", "test.json", "journal.jsonl", "journal.jsonl"]))
-def test_a_search_with_damaged_files(world: World, searched: str, faults: Faults, real: bool) -> None:
-    out, ((name, _),), trainer, good = world.copy("search", shutil.copy), faults.items(), fake(), True
-    damage(out, faults)
-    try:
-        assert search(searching(world, out), trainer) == searched
-    except UserError as error:
-        assert re.fullmatch(rf"{out / name} is damaged \(.*\); remove it and run the same command again.*", str(error))
-        good = False
-    world.count(f"{name}: search", good, bool(trainer.measured or trainer.tested))
 
 
 @fuzz(0.10, faults=damage_to([*SHARDS, "index.h5"]))

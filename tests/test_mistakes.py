@@ -55,7 +55,7 @@ def test_a_missing_checkpoint_is_reported(command: Run) -> None:
     [
         ("pretrain tiny --preset e --steps 1", locked), ("eval downstream --ckpt {run} --clips 1", locked),
         ("eval factors --ckpt {run}", locked), ("eval ablation --rows e --steps 1", locked),
-        ("eval search --clips-per-step 8", locked), ("eval embed --ckpt {run} --clips 1", locked_file),
+        ("eval embed --ckpt {run} --clips 1", locked_file),
         ("eval export --ckpt {run}", locked_file), ("eval report --runs {run}", locked_file),
     ],
 )  # fmt: skip

@@ -15,7 +15,6 @@ FILES = [
     *(ROOT / "pipeline" / name for name in ("loader.py", "graphs.py", "colour.py", "leaves.py", "tree.py")),
     *(ROOT / "pipeline" / "sources").glob("*.py"),
     *(ROOT / "train").glob("*.py"), *(ROOT / "eval").glob("*.py"), *(ROOT / "eval" / "page").glob("*.py"),
-    *(path for path in (ROOT / "eval" / "search").glob("*.py") if path.name != "settings.py"),  # names are defaults
     *(ROOT / "train" / "models").glob("*.py"),
 ]  # fmt: skip
 MODALITY = "video"  # the name of a modality, and of a column of the index, too

@@ -24,7 +24,7 @@ from gdt.common.serialization import add_checksum, require_checksum
 from gdt.eval import record
 from gdt.eval.ablation.compare import OTHERS, compare_rows, label, with_earlier
 from gdt.eval.ablation.equal import equalise
-from gdt.eval.ablation.settings import Ablation, is_composition
+from gdt.eval.ablation.settings import RECALL, Ablation, is_composition
 from gdt.eval.drawing import save
 from gdt.eval.factors.evaluate import NAME
 from gdt.eval.factors.settings import Factors
@@ -34,7 +34,6 @@ from gdt.eval.processes import job_limit, run_command, run_parallel, to_argument
 from gdt.eval.progress import LogReader, Progress
 from gdt.eval.protocols import FORMAT, short_digest
 from gdt.eval.record import RANDOM, Record
-from gdt.eval.search.settings import RECALL
 from gdt.eval.settings import Downstream
 from gdt.eval.subjects import folds, gallery_split, held_out
 from gdt.eval.tables import to_csv, wrap, write_tables
@@ -129,11 +128,6 @@ class Plan(NamedTuple):
     """Label columns; empty for recall between modalities."""
     protocols: tuple[str, ...]
     out: Path
-
-    @property
-    def left(self) -> list[Run]:
-        """The runs with unfinished commands."""
-        return [run for run in self.runs if _left(run, _done(run, self.inputs))]
 
 
 def ablation(settings: Ablation) -> str:

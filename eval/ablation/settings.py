@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 from gdt.common.errors import UserError, require_positive
-from gdt.eval.search.settings import RECALL
 from gdt.pipeline import notation, presets
 from gdt.pipeline.composition import Composition
 
+RECALL = "recall"
+"""Label column that stands for recall between modalities."""
 CLIPS_PER_STEP = 64
 """Video clips per step if neither the option nor few videos decide."""
 

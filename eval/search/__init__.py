@@ -1,1 +1,0 @@
-"""A search over compositions of given factors."""
