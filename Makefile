@@ -38,7 +38,6 @@ source = $(if $(SOURCE),--source "$${SOURCE/#\~\//$$HOME/}")
 checkpoint = make:$(call quote,$(or $(1),$(DATASET),synthetic))
 # variables that select that checkpoint, not options of the command; with CKPT, SEED is the evaluation's own
 of_run = PRESET FACTORS $(if $(CKPT),,SEED)
-generated = $(call quote,$(or $(DATASET),synthetic-moments))
 official = $(call gdt,$(of_run)) eval downstream --ckpt $(call checkpoint,kinetics) --protocols finetune retrieval few-shot linear
 
 $(if $(filter-out eval-ucf eval-hmdb,$(goals)),,$(if $(filter DATASET,$(typed)),$(error 'make $(goals)' takes no DATASET; \
@@ -56,14 +55,14 @@ $(STAMP): pyproject.toml constraints.txt setup.sh
 	@bash setup.sh "$(PYTHON)" "$@"
 
 demo: $(STAMP) ## run everything on generated videos: about 5 minutes on 2 cores, no GPU
-	@$(PYTHON) -m gdt generate synthetic-moments --identity 0.15 --destination data/videos/demo --train 40 --val 20 --test 20
-	@$(PYTHON) -m gdt preprocess --dataset synthetic-moments --source data/videos/demo --destination data/shards/demo
+	@$(PYTHON) -m gdt generate --identity 0.15 --actions-per-video 3 --destination data/videos/demo --train 40 --val 20 --test 20
+	@$(PYTHON) -m gdt preprocess --dataset synthetic --source data/videos/demo --destination data/shards/demo
 	@CUDA_VISIBLE_DEVICES= $(PYTHON) -m gdt eval ablation --dataset demo --rows l a e --steps 400 --clips 3 --seeds 0 \
 	  --protocols retrieval linear --test-factors none --out runs/demo
 	@$(PYTHON) -m gdt eval report --runs runs/demo --out runs/demo/report.html
 
-generate: $(STAMP) ## generate a data set with settings of your own | [DATASET=synthetic-moments] [IDENTITY=0.3] [ACTIONS_PER_VIDEO=3] [SEED=0]
-	$(call gdt,DATASET) generate $(generated) --destination data/videos/$(generated)
+generate: $(STAMP) ## generate videos with settings of your own | [IDENTITY=0.3] [ACTIONS_PER_VIDEO=3] [SEED=0] [DESTINATION=]
+	$(gdt) generate
 
 preprocess: $(STAMP) ## turn videos into shards; run again to resume | [DATASET=synthetic] [SOURCE=] [DRY_RUN=1] [WORKERS=] [SCHEDULER=] [WORD2VEC=]
 	$(gdt) preprocess --dataset synthetic

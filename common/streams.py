@@ -46,7 +46,7 @@ class Stream(StrEnum):
     DECODERS = auto()
     """Orders in which a GPU's decoders are checked."""
     MOMENTS = auto()
-    """Videos of synthetic-moments: seed, split, action, number; a fifth number, 1, for identity and later actions."""
+    """Synthetic videos: seed, split, action, number; a fifth number, 1, for identity and later actions."""
     FIGURES = auto()
     """Videos in the report's plot of deviation: seed."""
 

@@ -178,7 +178,7 @@ def print_command(module: str, arguments: list[str]) -> None:
             "'make preprocess' has no variable CKPT, which other targets or data sets take; remove it$",
         ),
         ("verify SOURCE=/x", "'make verify' has no variable SOURCE, which other"),
-        ("generate DATASET=synthetic IDENTITY=1", "'make generate' has no variable IDENTITY, which other targets"),
+        ("generate DATASET=x IDENTITY=1", "'make generate' has no variable DATASET, which other targets"),
         ("preprocess pretrain DATSET=x", r"'make preprocess pretrain' has no variable DATSET; did you mean DATASET\?$"),
         ("pretrain FACTORS_DIGEST=x", "has no variable FACTORS_DIGEST; "),
         ("pretrain NONSENSE=1", "has no variable NONSENSE; 'make help' lists the variables of every target$"),
@@ -220,9 +220,8 @@ def test_targets_without_options_refuse_variables(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("typed", "meant"),
     [
-        ("generate IDENTITY=0.1 ACTIONS_PER_VIDEO=1", "gdt generate synthetic-moments --destination "
-         "data/videos/synthetic-moments --identity=0.1 --actions-per-video=1"),
-        ("generate DATASET=synthetic SEED=3 DESTINATION=/x", "gdt generate synthetic --destination=/x --seed=3"),
+        ("generate IDENTITY=0.1 ACTIONS_PER_VIDEO=2", "gdt generate --identity=0.1 --actions-per-video=2"),
+        ("generate SEED=3 DESTINATION=/x", "gdt generate --destination=/x --seed=3"),
         ("preprocess", "gdt preprocess --dataset synthetic"),
         ("preprocess DATASET=folder SOURCE=/x DRY_RUN=1", "gdt preprocess --dataset=folder --source=/x --dry-run"),
         ("preprocess SOURCE='/a b/$x `c`'", "gdt preprocess --dataset synthetic '--source=/a b/$x `c`'"),

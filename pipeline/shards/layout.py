@@ -31,8 +31,7 @@ REJECTED = "rejected.jsonl"
 MEL_FLOOR = float(np.log(np.finfo(np.float64).eps))
 """The log-mel value of zero energy, digital silence."""
 
-GENERATED = ("synthetic", "synthetic-hard", "synthetic-moments")
-DATASETS = ("audioset", "folder", "hmdb51", "howto100m", "ig65m", "kinetics", *GENERATED, "ucf101", "vggsound")
+DATASETS = ("audioset", "folder", "hmdb51", "howto100m", "ig65m", "kinetics", "synthetic", "ucf101", "vggsound")
 """Data sets of preprocess/datasets."""
 
 
@@ -108,7 +107,7 @@ def preprocess_command(folder: Path) -> str:
     if folder == shard_folder("demo"):
         return "make demo"
     dataset = folder.name if folder.name in DATASETS else "folder"
-    source = "" if dataset in GENERATED else " SOURCE=<your videos>"
+    source = "" if dataset == "synthetic" else " SOURCE=<your videos>"
     elsewhere = "" if folder == shard_folder(dataset) else f" DESTINATION={shlex.quote(str(folder))}"
     return f"make preprocess DATASET={dataset}{source}{elsewhere}"
 

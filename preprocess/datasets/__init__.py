@@ -1,7 +1,6 @@
 """Data sets: where their videos, labels, splits and captions are.
 
-Each is a module here that defines DATA, and a name in pipeline/shards/layout.py; synthetic ones are modules of
-preprocess/synthetic.
+Each is a module here that defines DATA, and a name in pipeline/shards/layout.py.
 """
 
 from __future__ import annotations
@@ -12,13 +11,10 @@ from pathlib import Path
 
 from gdt.common.errors import UserError, unknown
 from gdt.pipeline.shards import layout
-from gdt.preprocess.datasets import synthetic
 from gdt.preprocess.datasets.listing import DataSet, Missing, Video, incomplete
 
 
 def _data(name: str) -> DataSet:
-    if name in layout.GENERATED:
-        return synthetic.data(name)
     data: DataSet = importlib.import_module(f"{__name__}.{name}").DATA
     return data
 

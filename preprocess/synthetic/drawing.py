@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from gdt.preprocess.synthetic.beat import Array, Motion, Sound
+from gdt.preprocess.synthetic.actions import Array, Motion, Sound
 
 SAMPLE_RATE = 24_000  # Hz, mono
 SUPERSAMPLING = 2  # of the background, to pan in steps of half a pixel
@@ -63,27 +63,19 @@ def colour(hue: float, saturation: float, value: float) -> Array:
     return np.array(colorsys.hsv_to_rgb(hue % 1, saturation, value), np.float32) * 255
 
 
-def draw_thing(
-    rng: np.random.Generator, hue: float, radius: float | tuple[float, float], position: float, drift: float
-) -> Thing:
-    """An object of random shape, stripes, position and drift; `radius` is its value or range."""
+def draw_thing(rng: np.random.Generator, hue: float, radius: float, position: float, drift: float) -> Thing:
+    """An object of random shape, stripes, position and drift."""
     saturation, direction, fineness = rng.uniform((0.6, 0, 3), (1, 2 * np.pi, 6)).tolist()
     bright, dark = colour(hue, saturation, rng.uniform(0.8, 1)), colour(hue, saturation, rng.uniform(0.2, 0.5))
     return Thing(
         shape=str(rng.choice(tuple(SHAPES))),
-        radius=radius if isinstance(radius, float) else rng.uniform(*radius),
+        radius=radius,
         colours=np.stack([bright, dark]),
         stripe=(fineness * math.cos(direction), fineness * math.sin(direction)),
         position=tuple(rng.uniform(-position, position, 2).tolist()),
         drift=tuple(rng.uniform(-drift, drift, 2).tolist()),
         angle=rng.uniform(0, 2 * np.pi),
     )
-
-
-def draw_ground(rng: np.random.Generator, hues: Callable[[], float]) -> Array:
-    """Two pale, similar colours of a background, 0 to 255: [2, 3]."""
-    ground, other = (colour(hues(), *rng.uniform((0.1, 0.2), (0.6, 0.8))) for _ in range(2))
-    return np.stack([ground, 0.6 * ground + 0.4 * other])
 
 
 def paint(frames: Frames, thing: Thing, motion: Motion) -> None:

@@ -29,7 +29,7 @@ _CHECKPOINT_OF = "make:"
 COMMANDS = {
     "preprocess": Command("gdt.preprocess.command", "turn videos into shards"),
     "verify": Command("gdt.preprocess.verify", "check shards for damage"),
-    "generate": Command("gdt.preprocess.synthetic.command", "generate a synthetic data set", first="data set"),
+    "generate": Command("gdt.preprocess.synthetic.files", "generate a synthetic data set"),
     "pretrain": Command("gdt.train.command", "pretrain a model on shards", "size"),
     "eval": Command(
         "gdt.eval.command",

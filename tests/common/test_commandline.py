@@ -122,8 +122,7 @@ def test_home_is_expanded_in_every_path(monkeypatch: pytest.MonkeyPatch) -> None
         ("eval downstream --ckpt", "--ckpt lacks a value"),
         ("eval ablation --rows", "--rows lacks a value"),
         ("eval ablation --seeds --rows e", "--seeds lacks a value"),
-        ("generate", "gdt generate needs one of synthetic, synthetic-hard"),
-        ("generate synth", "unknown data set 'synth'; did you mean 'synthetic'? Available:\n  synthetic, "),
+        ("generate --identty 1", "unknown option '--identty'; did you mean '--identity'? 'gdt generate --help' lists"),
         ("pretrain tin", "unknown size 'tin'; did you mean 'tiny'? Available:\n  paper, tiny, paper-ablation"),
         ("pretrain --sted 3", "unknown option '--sted'; did you mean '--seed'? 'gdt pretrain --help' lists"),
         ("pretrain --preset help", "row e"),  # without a size, as in make, the default one

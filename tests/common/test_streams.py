@@ -15,8 +15,7 @@ ELSEWHERE = {
     "common/streams.py": "here",
     "pipeline/clips.py": "evaluation, which draws nothing",
     "preprocess/estimate.py": "the videos that --dry-run times",
-    "preprocess/synthetic/hard.py": "the content of generated videos, whose seeds are part of the data set",
-    "preprocess/synthetic/standard.py": "likewise",
+    "preprocess/synthetic/moments.py": "the content of generated videos, whose seeds are part of the data set",
 }
 """Files that make generators of numpy, and for what."""
 

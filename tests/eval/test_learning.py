@@ -27,7 +27,7 @@ CLASSES = 6
 @pytest.fixture(scope="module")
 def videos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("videos") / "generated"
-    generate(folder, Synthetic(train=30, val=1, test=15, classes=CLASSES), workers=2, progress=False)
+    generate(folder, Synthetic(train=30, val=1, test=15, classes=CLASSES, seconds=4.0), workers=2, progress=False)
     return folder
 
 
@@ -35,7 +35,8 @@ def videos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def checkpoint(videos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Row e, pretrained without labels on videos of the same kind."""
     folder = tmp_path_factory.mktemp("pretraining")
-    generate(folder / "others", Synthetic(seed=1, train=120, val=1, test=1, classes=CLASSES), workers=2, progress=False)
+    others = Synthetic(seed=1, train=120, val=1, test=1, classes=CLASSES, seconds=4.0)
+    generate(folder / "others", others, workers=2, progress=False)
     preprocess(Preprocess("folder", folder / "others", folder / "shards", workers=2))
     return pretrain(
         replace(SIZES["tiny"][1], shards=folder / "shards", out=folder / "e", preset="e", batch_size=64, steps=500)

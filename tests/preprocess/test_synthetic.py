@@ -1,4 +1,4 @@
-"""Synthetic data sets: reproducible files, their layout, and audio in sync with video."""
+"""The synthetic data set: reproducible files, their layout, and audio in sync with video."""
 
 from __future__ import annotations
 
@@ -16,19 +16,14 @@ import pytest
 from scipy.stats import f_oneway, spearmanr
 
 from gdt.common.errors import UserError
-from gdt.preprocess.synthetic import GeneratedSet, Synthetic, generate
+from gdt.preprocess.synthetic import Synthetic, generate
+from gdt.preprocess.synthetic.actions import ACTIONS
 from gdt.preprocess.synthetic.drawing import SAMPLE_RATE
-from gdt.preprocess.synthetic.files import GROUP, SPLITS, UNFINISHED, Video, run_ffmpeg
-from gdt.preprocess.synthetic.hard import SyntheticHard
-from gdt.preprocess.synthetic.moments import SyntheticMoments
-from gdt.preprocess.synthetic.standard import ACTIONS, draw_scene, picture, sound
+from gdt.preprocess.synthetic.files import GROUP, MARKER, UNFINISHED, run_ffmpeg
+from gdt.preprocess.synthetic.moments import FPS, SIZE, SPLITS, Video, captions, draw_scene, picture, sound
 
-MARKER = "synthetic.json"
 # More videos than one ffmpeg process takes, so that two workers share them.
-SMALL = Synthetic(train=8, val=1, test=1, classes=3, seconds=1.0, size=32)
-HARD = SyntheticHard(train=2, val=1, test=1, seconds=1.0, size=32)
-MOMENTS = SyntheticMoments(train=2, val=1, test=1, seconds=1.0, size=32)
-every_set = pytest.mark.parametrize("settings", [SMALL, HARD, MOMENTS], ids=lambda settings: settings.name)
+SMALL = Synthetic(train=8, val=1, test=1, classes=3, seconds=1.0)
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -42,20 +37,18 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def decode(path: Path, size: int) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.float32]]:
+def decode(path: Path) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.float32]]:
     """What a reader of the file gets: frames uint8 [T, H, W, 3] and samples float32 [N]."""
     command = ["ffmpeg", "-v", "error", "-i", str(path)]
     frames = subprocess.run([*command, "-f", "rawvideo", "-pix_fmt", "rgb24", "-"], check=True, capture_output=True)
     samples = subprocess.run([*command, "-f", "f32le", "-"], check=True, capture_output=True)
-    return np.frombuffer(frames.stdout, np.uint8).reshape(-1, size, size, 3), np.frombuffer(samples.stdout, np.float32)
+    return np.frombuffer(frames.stdout, np.uint8).reshape(-1, SIZE, SIZE, 3), np.frombuffer(samples.stdout, np.float32)
 
 
-@every_set
-def test_files_do_not_depend_on_workers(settings: GeneratedSet, tmp_path: Path) -> None:
-    assert sum(getattr(settings, split) for split in SPLITS) * len(settings.actions) > GROUP
-    for workers in (1, 2):
-        generate(tmp_path / str(workers), settings, workers=workers, progress=False)
-    assert contents(tmp_path / "1") == contents(tmp_path / "2")
+def test_files_do_not_depend_on_workers(made: Path, tmp_path: Path) -> None:
+    assert sum(getattr(SMALL, split) for split in SPLITS) * SMALL.classes > GROUP
+    generate(tmp_path, SMALL, workers=2, progress=False)
+    assert contents(tmp_path) == contents(made)
 
 
 def test_layout(made: Path) -> None:
@@ -77,13 +70,23 @@ def test_captions_name_the_action_over_the_whole_video(made: Path) -> None:
         assert all(ACTIONS[path.parent.name].verb in words for words in text)
 
 
+def test_captions_name_each_action_while_it_lasts() -> None:
+    settings = Synthetic(actions_per_video=3)
+    for n in range(10):
+        scene = draw_scene(settings, "train", "jump", n)
+        said = captions(scene, settings.seconds)
+        assert {0.0, 2.0, 4.0} <= {*said["start"]} and said["end"][-1] == 6.0 and said["start"][1:] == said["end"][:-1]
+        for start, text in zip(said["start"], said["text"], strict=True):
+            assert ACTIONS[scene.actions[int(start // 2)][0]].verb in text
+
+
 def test_file_is_h264_and_aac(made: Path) -> None:
     path = next((made / "val" / "spin").glob("*.mp4"))
     entries = "stream=codec_name,pix_fmt,width,r_frame_rate,nb_frames,sample_rate,start_time,duration"
     command = ["ffprobe", "-v", "error", "-show_entries", entries, "-of", "json", str(path)]
     video, audio = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)["streams"]
-    assert (video["codec_name"], video["pix_fmt"], video["width"]) == ("h264", "yuv420p", SMALL.size)
-    assert (video["r_frame_rate"], int(video["nb_frames"])) == (f"{SMALL.fps}/1", SMALL.fps * SMALL.seconds)
+    assert (video["codec_name"], video["pix_fmt"], video["width"]) == ("h264", "yuv420p", SIZE)
+    assert (video["r_frame_rate"], int(video["nb_frames"])) == (f"{FPS}/1", FPS * SMALL.seconds)
     assert (audio["codec_name"], int(audio["sample_rate"])) == ("aac", SAMPLE_RATE)
     for stream in (video, audio):
         assert float(stream["start_time"]) == 0 and float(stream["duration"]) == SMALL.seconds
@@ -119,19 +122,17 @@ def test_other_settings_are_refused(made: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="seed was 0, now 1"):
         generate(made, replace(SMALL, seed=1), progress=False)
     (tmp_path / "train").mkdir()
-    with pytest.raises(UserError, match="so it is not synthetic; move these files elsewhere, or generate"):
+    with pytest.raises(UserError, match=r"holds files, but no synthetic\.json, so it is not synthetic; set"):
         generate(tmp_path, SMALL, progress=False)
 
 
 def test_wrong_settings_are_refused() -> None:
-    with pytest.raises(UserError, match=r"--size is 33; it must be even.*--nuisance is 2"):
-        Synthetic(size=33, nuisance=2)
     with pytest.raises(UserError, match="--classes is 11; it must be 1 to 10"):
         Synthetic(classes=11)
     with pytest.raises(
         UserError, match=r"--identity is 1.5; it must be 0 to 1; --actions-per-video is 4; it must be 1"
     ):
-        SyntheticMoments(identity=1.5, actions_per_video=4)
+        Synthetic(identity=1.5, actions_per_video=4)
 
 
 def test_missing_ffmpeg_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,26 +146,22 @@ def test_failing_ffmpeg_is_quoted() -> None:
         run_ffmpeg(["ffmpeg", "-v", "error", "-i", "nowhere.mp4"])
 
 
-@every_set
-def test_the_command_makes_the_same_files(
-    settings: GeneratedSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    small = replace(settings, train=1, val=0, test=0)
+def test_the_command_makes_the_same_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small = replace(SMALL, train=1, val=0, test=0, identity=0.1, actions_per_video=2)
     generate(tmp_path / "expected", small, workers=1, progress=False)
-    options = ["--train", "1", "--val", "0", "--test", "0", "--seconds", "1", "--size", "32"]
-    options += ["--classes", "3"] if isinstance(settings, Synthetic) else []
-    command = [sys.executable, "-m", "gdt", "generate", settings.name, "--no-progress", *options]
-    command += ["--destination", "~/typed"]
+    options = "--train 1 --val 0 --test 0 --seconds 1 --classes 3 --identity 0.1 --actions-per-video 2"
+    command = [sys.executable, "-m", "gdt", "generate", *options.split(), "--destination", "~/typed"]
     monkeypatch.setenv("HOME", str(tmp_path))
     first = subprocess.run(command, check=True, capture_output=True, text=True)
-    assert first.stdout.endswith(f"gdt preprocess --dataset {settings.name} --source {tmp_path}/typed\n")
+    assert first.stdout.endswith(f"gdt preprocess --dataset synthetic --source {tmp_path}/typed\n")
     assert contents(tmp_path / "typed") == contents(tmp_path / "expected")
     again = subprocess.run([*command, "--seed", "1"], capture_output=True, text=True)
     assert again.returncode == 2 and again.stderr.startswith("error: ") and "seed was 0, now 1" in again.stderr
 
 
-@every_set
-def test_every_video_has_its_own_stream(settings: GeneratedSet) -> None:
+def test_every_video_has_its_own_stream() -> None:
+    settings = replace(SMALL, identity=0.3, actions_per_video=2)
+
     def differ(one: Video, other: Video) -> bool:
         return not np.array_equal(one.frames, other.frames) and not np.array_equal(one.waveform, other.waveform)
 
@@ -184,27 +181,16 @@ def test_videos_do_not_depend_on_the_number_of_classes() -> None:
 
 @pytest.mark.parametrize("action", ACTIONS)
 def test_every_action_moves_and_sounds(action: str) -> None:
-    settings = Synthetic(size=32)
-    video = settings.render("train", action, 0)
-    assert video.frames.shape == (60, 32, 32, 3) and video.frames.dtype == np.uint8
+    video = Synthetic(seconds=4).render("train", action, 0)
+    assert video.frames.shape == (60, SIZE, SIZE, 3) and video.frames.dtype == np.uint8
     assert video.waveform.shape == (4 * SAMPLE_RATE,) and video.waveform.dtype == np.float32
     assert 0.02 < np.abs(video.waveform).max() <= 1
     assert np.abs(np.diff(video.frames.astype(int), axis=0)).max(axis=(1, 2, 3)).mean() > 20
 
 
-def test_nuisance_copies_the_picture() -> None:
-    copied = [draw_scene(Synthetic(nuisance=1), "train", "spin", n) for n in range(20)]
-    assert all((scene.timbre, scene.ambience) == (scene.hue, scene.background) for scene in copied)
-    free = [draw_scene(Synthetic(nuisance=0), "train", "spin", n) for n in range(200)]
-    correlation = np.corrcoef(
-        [[scene.actor.radius, scene.hue, scene.pitch, scene.timbre] for scene in free], rowvar=False
-    )
-    assert np.abs(correlation[:2, 2:]).max() < 0.2
-
-
 @pytest.mark.parametrize("action", ["bounce", "swing", "spin"])
 def test_encoding_shifts_neither_picture_nor_sound(action: str, made: Path) -> None:
-    frames, samples = decode(made / "train" / action / f"train_{action}_0003.mp4", SMALL.size)
+    frames, samples = decode(made / "train" / action / f"train_{action}_0003.mp4")
     video = SMALL.render("train", action, 3)
     assert frames.shape == video.frames.shape
     shifts = range(-2, 3)
@@ -218,20 +204,20 @@ def test_encoding_shifts_neither_picture_nor_sound(action: str, made: Path) -> N
 
 
 def test_flash_and_click_fall_together(tmp_path: Path) -> None:
-    settings = Synthetic(train=3, val=0, test=0, classes=tuple(ACTIONS).index("flash") + 1, size=32)
+    settings = Synthetic(train=3, val=0, test=0, classes=tuple(ACTIONS).index("flash") + 1, seconds=4)
     generate(tmp_path, settings, workers=1, progress=False)
     step = SAMPLE_RATE // 200
     for path in sorted((tmp_path / "train" / "flash").glob("*.mp4")):
-        frames, samples = decode(path, settings.size)
+        frames, samples = decode(path)
         # White is bright in every channel, a click is much faster than hum and noise.
         brighter = np.diff(frames.min(axis=-1).mean(axis=(1, 2)))
-        flashes = (np.flatnonzero(brighter > 0.5 * brighter.max()) + 1) / settings.fps
+        flashes = (np.flatnonzero(brighter > 0.5 * brighter.max()) + 1) / FPS
         power = np.square(np.diff(samples))[: len(samples) // step * step - step].reshape(-1, step).mean(axis=1)
         louder = np.diff(np.log(power))
         clicks = (np.flatnonzero(louder > 0.5 * louder.max()) + 1) * step / SAMPLE_RATE
         assert len(clicks) >= 5
         delays = flashes - clicks[np.abs(flashes[:, None] - clicks).argmin(axis=1)]
-        assert len(flashes) >= 5 and delays.min() >= -0.005 and delays.max() <= 1 / settings.fps + 0.005
+        assert len(flashes) >= 5 and delays.min() >= -0.005 and delays.max() <= 1 / FPS + 0.005
 
 
 def shown_and_heard(video: Video) -> tuple[float, float]:
@@ -245,23 +231,23 @@ def shown_and_heard(video: Video) -> tuple[float, float]:
 
 @pytest.mark.parametrize(("strength", "least", "most"), [(0.0, 0.0, 0.5), (0.3, 0.85, 1.0)])
 def test_background_and_drone_show_the_identity(strength: float, least: float, most: float) -> None:
-    settings = SyntheticMoments(seconds=2.0, size=32, identity=strength)
+    settings = Synthetic(seconds=2.0, identity=strength)
     each = [(action, n) for action in ACTIONS for n in range(2)]
     found = zip(*(shown_and_heard(settings.render("val", *video)) for video in each), strict=True)
-    identity = [settings.draw("val", *video).identity[0] for video in each]
+    identity = [draw_scene(settings, "val", *video).identity[0] for video in each]
     assert all(least <= abs(spearmanr(identity, values).statistic) <= most for values in found)
 
 
 def test_files_show_the_identity_and_have_its_label(tmp_path: Path) -> None:
-    settings = SyntheticMoments(train=1, val=0, test=1, seconds=2.0, size=32, identity=1.0)
+    settings = Synthetic(train=1, val=0, test=1, seconds=2.0, identity=1.0, actions_per_video=3)
     generate(tmp_path, settings, workers=1, progress=False)
     with (tmp_path / "labels.csv").open() as file:
         rows = {row["path"]: row for row in csv.DictReader(file)}
     for action in ("bounce", "flash", "jump"):  # whose sound fades
         (path,) = (tmp_path / "test" / action).iterdir()
         row = rows[str(path.relative_to(tmp_path))]
-        identity = settings.draw("test", action, 0).identity[0]
-        hue, pitch = shown_and_heard(Video(*decode(path, settings.size)))
+        identity = draw_scene(settings, "test", action, 0).identity[0]
+        hue, pitch = shown_and_heard(Video(*decode(path)))
         assert hue == pytest.approx(0.85 * identity, abs=0.02)
         assert np.log2(pitch / 110) / 3.5 == pytest.approx(identity, abs=0.03)
         assert (row["actions"], row["identity"]) == (action, str(int(10 * identity)))
@@ -272,25 +258,27 @@ def test_files_show_the_identity_and_have_its_label(tmp_path: Path) -> None:
 
 
 def test_the_identity_is_independent_of_the_actions() -> None:
-    settings = SyntheticMoments()
-    drawn = [settings.draw("train", action, n) for action in ACTIONS for n in range(60)]
+    settings = Synthetic(identity=0.3, actions_per_video=3)
+    drawn = [draw_scene(settings, "train", action, n) for action in ACTIONS for n in range(60)]
     for k in (0, 1):
         values = [each.identity[k] for each in drawn]
         for moment in range(3):
-            groups = [[v for v, d in zip(values, drawn, strict=True) if d.scene.actions[moment][0] == a]
+            groups = [[v for v, d in zip(values, drawn, strict=True) if d.actions[moment][0] == a]
                       for a in ACTIONS]  # fmt: skip
             assert f_oneway(*groups).pvalue > 0.01
-    assert replace(settings, identity=0.9).draw("val", "spin", 1).identity == settings.draw("val", "spin", 1).identity
+    stronger = draw_scene(replace(settings, identity=0.9), "val", "spin", 1)
+    assert stronger.identity == draw_scene(settings, "val", "spin", 1).identity
 
 
 def test_the_action_changes_every_two_seconds() -> None:
-    settings = SyntheticMoments(size=32)
+    settings = Synthetic(actions_per_video=3)
     breath = {"swing", "shake", "float"}  # their sound draws noise, and so changes what is drawn after it
-    scenes = (settings.draw("train", "bounce", n).scene for n in range(100))
+    scenes = (draw_scene(settings, "train", "bounce", n) for n in range(100))
     scene = next(each for each in scenes if not breath & {action for action, _ in each.actions})
-    for k, later in enumerate(scene.later, 1):
-        repeated = replace(scene, later=(later, later))
-        for make, rate in ((picture, settings.fps), (sound, SAMPLE_RATE)):
-            whole, other = make(scene, settings), make(repeated, settings)
+    first, *later = scene.actions
+    for k, one in enumerate(later, 1):
+        repeated = replace(scene, actions=(first, one, one))
+        for make, rate in ((picture, FPS), (sound, SAMPLE_RATE)):
+            whole, other = make(scene, settings.seconds), make(repeated, settings.seconds)
             same = [np.array_equal(*(v[2 * m * rate : 2 * (m + 1) * rate] for v in (whole, other))) for m in range(3)]
             assert same == [True, k == 1, k == 2]
