@@ -257,7 +257,7 @@ REFUSALS = {
     "downstream --ckpt x --protocols retreival": "unknown --protocols 'retreival'; did you mean 'retrieval'? ",
     "ablation --dataset foldr": "there are no shards in data/shards/foldr (no index.h5); ",
     "show-batch --preset lx": "unknown preset 'lx'; did you mean 'l'? ",
-    "embed --clips x": "--clips is 'x'; it must be an integer",
+    "embed --ckpt x --clips x": "--clips is 'x'; it must be an integer",
     "downstream --ckpt": "--ckpt lacks a value",
     "export --ckpt text.pt": "gdt eval export needs --out PATH; ",
     "nerest": "unknown command 'nerest'; did you mean 'nearest'? ",
