@@ -40,16 +40,19 @@ def listing(dataset: str, source: Path) -> Iterator[Video | Missing]:
     Raises UserError if a file or folder that all videos need is missing and, at the end, if there was no video.
     """
     entry = find(dataset, source)
-    empty = True
+    empty, unusable = True, ""
     for item in entry.listing(source):
-        empty = empty and isinstance(item, Missing)
+        if isinstance(item, Missing):
+            unusable = unusable or (f" that can be used ({item.path}: {item.reason})" if item.path else "")
+        else:
+            empty = False
         if _is_text(item.id + str(item.path)):
             yield item
         else:
             readable = Path(str(item.path).encode(errors="replace").decode())
             yield Missing(ascii(item.id), "its name is not valid UTF-8; rename it", readable)
     if empty:
-        raise incomplete(f"there are no videos in {source}", entry.tree)
+        raise incomplete(f"there are no videos in {source}{unusable}", entry.tree)
 
 
 def _is_text(name: str) -> bool:

@@ -32,14 +32,14 @@ _COLUMNS = ("YTID", "start_seconds", "end_seconds", "positive_labels")
 
 
 def listing(source: Path) -> Iterator[Video | Missing]:
-    """Videos by their file stems; files that no csv lists have no split, and are reported as missing."""
+    """Videos by their file stems; files that are not in the official csv are left out."""
     paths = [source / name for name in _SPLITS if not is_missing(source / name)]
     if not paths:
         raise incomplete(f"{source} has none of {', '.join(_SPLITS)}", TREE)
     classes = source / "class_labels_indices.csv"
     names = {} if is_missing(classes) else dict(read_csv(classes, ("mid", "display_name"), _class_name))
     segments = youtube.by_youtube_id(segment for path in paths for segment in _segments(path, names))
-    return youtube.listing(source, segments, _name, _unlisted)
+    return youtube.listing(source, segments, _name)
 
 
 def _class_name(row: Row) -> tuple[str, str]:
@@ -58,10 +58,6 @@ def _segments(path: Path, names: dict[str, str]) -> Iterator[Segment]:
 def _name(segment: Segment) -> str:
     """The id as in AudioSet's strong labels, with the start in milliseconds."""
     return f"{segment.youtube_id}_{round(1000 * segment.start)}"
-
-
-def _unlisted(video: Video) -> Missing:
-    return Missing(video.path.stem, "not listed in any of the csv files")
 
 
 DATA = DataSet(listing, TREE)

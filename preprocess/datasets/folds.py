@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -10,7 +9,7 @@ from typing import NamedTuple
 
 from gdt.common.errors import UserError
 from gdt.common.files import open_regular
-from gdt.preprocess.datasets.listing import Missing, Video, incomplete, is_missing, video_files
+from gdt.preprocess.datasets.listing import Missing, Video, incomplete, is_missing, unlisted, video_files
 
 FOLDS = (1, 2, 3)
 
@@ -61,17 +60,19 @@ class _Entry:
 def listing(root: Path, lines: Iterable[Line], tree: str) -> Iterator[Video | Missing]:
     """Yield the videos below `root`, labelled by their folder, then the listed ones without a file.
 
-    Case and suffix of names are ignored: lists and files differ in case, and people re-encode. Raises UserError for
-    contradicting or incomplete lists, and for a video outside the folder of its class, since its label would be wrong.
+    Files in no list are left out. Case and suffix of names are ignored: lists and files differ in case, and people
+    re-encode. Raises UserError for contradicting or incomplete lists, and for a video outside the folder of its class,
+    since its label would be wrong.
     """
-    entries, unlisted = _entries(lines), 0
+    entries = _entries(lines)
     for path in video_files(root):
         if isinstance(path, Missing):
             yield path
             continue
+        if (entry := entries.get(path.stem.lower())) is None:
+            yield unlisted(path)
+            continue
         label = path.parent.name
-        entry = entries.get(path.stem.lower()) or _Entry(path.stem, label, ["unused"] * len(FOLDS))
-        unlisted += path.stem.lower() not in entries
         if path.parent == root or label.lower() != entry.class_name.lower():
             raise incomplete(f"{path} is not in the folder of its class", tree)
         entry.has_file = True
@@ -79,8 +80,6 @@ def listing(root: Path, lines: Iterable[Line], tree: str) -> Iterator[Video | Mi
     for entry in entries.values():
         if not entry.has_file:
             yield Missing(entry.stem, "listed in the official splits, but there is no such file")
-    if unlisted:
-        print(f"warning: {unlisted} videos below {root} are in no official list, so no fold uses them", file=sys.stderr)
 
 
 def _entries(lines: Iterable[Line]) -> dict[str, _Entry]:

@@ -24,7 +24,7 @@ _SPLITS = {"0": "unused", "1": "train", "2": "test"}
 
 
 def listing(source: Path) -> Iterator[Video | Missing]:
-    """Videos by their file stems, in all folds; those in no list are unused."""
+    """Videos by their file stems, in all folds; those in no list are left out."""
     lists = folds.find_lists(source, "testTrainMulti_7030_splits", TREE)
     root = source / "hmdb51_org"
     return folds.listing(root if root.is_dir() else source, _lines(lists), TREE)

@@ -10,14 +10,14 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from gdt.preprocess.datasets.listing import DataSet, Missing, Video, is_missing, video_files
+from gdt.preprocess.datasets.listing import DataSet, Missing, Video, is_missing, unlisted, video_files
 from gdt.preprocess.tables import Row, read_csv
 
 TABLE = "HowTo100M_v1.csv"
 TREE = f"""\
 source/0wR5jVB-WPk.mp4            named by the YouTube id, any video format, in folders at any depth
 source/part1/3caPS4FHFF8.webm
-source/{TABLE}         optional, video_id,category_1,...: labels, and which videos are missing
+source/{TABLE}         optional, video_id,category_1,...: the videos and their labels
 source/caption.json               captions, or raw_caption.json, captions.json
 source/captions/0wR5jVB-WPk.csv   captions, if each video has its own file: start,end,text"""
 
@@ -25,16 +25,21 @@ source/captions/0wR5jVB-WPk.csv   captions, if each video has its own file: star
 def listing(source: Path) -> Iterator[Video | Missing]:
     """One video per file, its id the file's stem and its label category_1, then listed videos without a file.
 
-    Holds the official table in memory, about 250 MB. Raises UserError if it is damaged.
+    If there is the official table, files that it does not name are left out. Holds it in memory, about 250 MB. Raises
+    UserError if it is damaged.
     """
     path = source / TABLE
-    labels = {} if is_missing(path) else dict(read_csv(path, ("video_id", "category_1"), _label))
+    listed = not is_missing(path)
+    labels = dict(read_csv(path, ("video_id", "category_1"), _label)) if listed else {}
     seen: set[str] = set()
     for file in video_files(source):
         if isinstance(file, Missing):
             yield file
             continue
-        if file.stem in labels:
+        if listed:
+            if file.stem not in labels:
+                yield unlisted(file)
+                continue
             seen.add(file.stem)
         yield Video(file.stem, file, labels.get(file.stem, ""))
     for id in labels:

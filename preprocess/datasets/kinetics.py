@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from gdt.preprocess.datasets import youtube
+from gdt.preprocess.datasets import folder, youtube
 from gdt.preprocess.datasets.listing import SPLITS, DataSet, Missing, Video
 from gdt.preprocess.datasets.youtube import Segment
 from gdt.preprocess.tables import Row, read_csv
@@ -20,15 +20,19 @@ source/train/riding_a_bike/0wR5jVB-WPk_000417_000427.mp4    split and class fold
 source/riding_a_bike/0wR5jVB-WPk_000417_000427.mp4          class folders
 source/0wR5jVB-WPk_000417_000427.mp4                        one folder; split and class from the csv
 source/0wR5jVB-WPk.mp4                                      the segment, or the original, which is cut by the csv
-source/*.csv                                                label,youtube_id,time_start,time_end,split[,is_cc]"""
+source/*.csv                                                label,youtube_id,time_start,time_end,split[,is_cc]; files
+                                                            that they do not name are left out"""
 
 _COLUMNS = ("youtube_id", "time_start", "time_end", "split")  # and a label, except in test files
 
 
 def listing(source: Path) -> Iterator[Video | Missing]:
-    """Videos by their file stems; label and split are from the csv, or else from the folders."""
-    rows = (row for path in sorted(source.glob("*.csv")) for row in read_csv(path, _COLUMNS, _segment))
-    return youtube.listing(source, youtube.by_youtube_id(rows), _name, _from_folders)
+    """Videos by their file stems; label and split are from the csv or, if there is none, from the folders."""
+    paths = sorted(source.glob("*.csv"))
+    if not paths:
+        return map(_from_folders, folder.tree(source))
+    rows = (row for path in paths for row in read_csv(path, _COLUMNS, _segment))
+    return youtube.listing(source, youtube.by_youtube_id(rows), _name)
 
 
 def _segment(row: Row) -> Segment:
@@ -42,8 +46,10 @@ def _name(segment: Segment) -> str:
     return f"{segment.youtube_id}_{int(segment.start):06d}_{int(segment.end):06d}"
 
 
-def _from_folders(video: Video) -> Video:
-    return replace(video, id=video.path.stem, label=video.label.replace("_", " "))
+def _from_folders(item: Video | Missing) -> Video | Missing:
+    if isinstance(item, Missing):
+        return item
+    return replace(item, id=item.path.stem, label=item.label.replace("_", " "))
 
 
 DATA = DataSet(listing, TREE)

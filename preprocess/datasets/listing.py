@@ -68,6 +68,11 @@ class Missing:
     """The file, if there is one."""
 
 
+def unlisted(path: Path) -> Missing:
+    """A file that the official list of its data set does not name: it has no class or split that can be trusted."""
+    return Missing(path.stem, "not named in the official list, so it is left out", path)
+
+
 @dataclass(frozen=True)
 class DataSet:
     """Where the videos, labels and splits of a data set are."""

@@ -24,7 +24,7 @@ _LINE = re.compile(r"([^/<>\s]+)/([^/<>\s]+\.\w+)(?:\s+\d+)?\s*")
 
 
 def listing(source: Path) -> Iterator[Video | Missing]:
-    """Videos by their file stems, in all folds; those in no list are unused."""
+    """Videos by their file stems, in all folds; those in no list are left out."""
     lists = folds.find_lists(source, "ucfTrainTestlist", TREE)
     root = source / "UCF-101"
     return folds.listing(root if root.is_dir() else source, _lines(lists), TREE)

@@ -23,12 +23,12 @@ _SECONDS = 10
 
 
 def listing(source: Path) -> Iterator[Video | Missing]:
-    """Videos by their file stems; files that are not in the csv have no split and are reported as missing."""
+    """Videos by their file stems; files that are not in the official csv are left out."""
     path = source / "vggsound.csv"
     if is_missing(path):
         raise incomplete(f"{path} is missing", TREE)
     segments = youtube.by_youtube_id(read_csv(path, _COLUMNS, _segment, header=False))
-    return youtube.listing(source, segments, _name, _unlisted)
+    return youtube.listing(source, segments, _name)
 
 
 def _segment(row: Row) -> Segment:
@@ -38,10 +38,6 @@ def _segment(row: Row) -> Segment:
 
 def _name(segment: Segment) -> str:
     return f"{segment.youtube_id}_{int(segment.start):06d}"
-
-
-def _unlisted(video: Video) -> Missing:
-    return Missing(video.path.stem, "not listed in vggsound.csv")
 
 
 DATA = DataSet(listing, TREE)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gdt.preprocess.datasets import folder
-from gdt.preprocess.datasets.listing import Missing, Video
+from gdt.preprocess.datasets.listing import Missing, Video, unlisted
 
 
 @dataclass(slots=True)
@@ -37,14 +37,12 @@ def by_youtube_id(segments: Iterable[Segment]) -> Segments:
     return result
 
 
-def listing(
-    source: Path, segments: Segments, name: Callable[[Segment], str], unlisted: Callable[[Video], Video | Missing]
-) -> Iterator[Video | Missing]:
+def listing(source: Path, segments: Segments, name: Callable[[Segment], str]) -> Iterator[Video | Missing]:
     """Yield the files below `source` with the label and split of their segments, then the segments without a file.
 
     A file named by the bare id may be the original video: it gets the times to cut out, and stands for every segment
-    of its id without a file of its own. `name` gives the id of a segment without a file of its own; `unlisted` converts
-    a file without a segment.
+    of its id without a file of its own. `name` gives the id of a segment without a file of its own. A file without a
+    segment is left out.
     """
     originals: list[tuple[Path, Segment]] = []
     for video in folder.tree(source):
@@ -61,7 +59,7 @@ def listing(
             times = (segment.start, segment.end) if start is None else None
             yield Video(path.stem, path, segment.label, segment.split, segment=times)
         else:
-            yield unlisted(video)
+            yield unlisted(path)
     for path, segment in originals:
         if not segment.has_file:
             segment.has_file = True

@@ -13,7 +13,7 @@ import pytest
 
 from gdt.common.errors import UserError
 from gdt.preprocess.datasets import DATASETS, howto100m, listing
-from gdt.preprocess.datasets.listing import Missing, Video
+from gdt.preprocess.datasets.listing import Missing, Video, unlisted
 
 
 def touch(root: Path, *names: str) -> None:
@@ -56,7 +56,8 @@ def counts(items: list[Video], fold: int) -> tuple[int, int]:
 @pytest.mark.parametrize("dataset", ["folder", "ig65m", "kinetics"])
 def test_a_folder_without_videos_is_refused(tmp_path: Path, dataset: str) -> None:
     touch(tmp_path, "notes.txt", ".hidden.mp4")
-    expected = f"there are no videos in {tmp_path}; expected:\n{DATASETS[dataset].tree}"
+    hidden = f"{tmp_path}/.hidden.mp4: it is hidden: its name begins with a dot"
+    expected = f"there are no videos in {tmp_path} that can be used ({hidden}); expected:\n{DATASETS[dataset].tree}"
     refused(dataset, tmp_path, f"^{re.escape(expected)}$")
 
 
@@ -168,8 +169,8 @@ def test_the_kinetics_csv_wins_over_folders(tmp_path: Path) -> None:
     assert table("kinetics", tmp_path) == {
         "0wR5jVB-WPk_000417_000427": ("playing drums", "val"),
         "3caPS4FHFF8": ("", "test"),  # test files have no label
-        "AAAAAAAAAAA": ("a b", "train"),  # no csv lists it
     }
+    assert missing("kinetics", tmp_path) == [unlisted(tmp_path / "train/a_b/AAAAAAAAAAA.mp4")]
 
 
 def test_a_kinetics_video_with_other_times_is_known_by_its_only_row(tmp_path: Path) -> None:
@@ -275,16 +276,15 @@ def test_ucf101_class_folders_may_be_the_source(tmp_path: Path, real: Path, insi
     root = tmp_path / inside
     touch(root, "HandstandPushups/v_HandstandPushups_g08_c01.MP4", "Archery/v_Archery_g99_c01.avi")
     assert videos("ucf101", root) == [
-        Video("v_Archery_g99_c01", root / "Archery/v_Archery_g99_c01.avi", "Archery", "unused", ("unused",) * 3),
         Video(
             "v_HandstandPushups_g08_c01", root / "HandstandPushups/v_HandstandPushups_g08_c01.MP4", "HandstandPushups",
             "train", ("train", "test", "train"),
         ),
     ]  # fmt: skip
     absent = missing("ucf101", root)
-    assert len(absent) == 13319
+    assert len(absent) == 1 + 13319 and absent[0] == unlisted(root / "Archery/v_Archery_g99_c01.avi")
     reason = "listed in the official splits, but there is no such file"
-    assert absent[0] == Missing("v_ApplyEyeMakeup_g08_c01", reason)
+    assert absent[1] == Missing("v_ApplyEyeMakeup_g08_c01", reason)
     assert "v_HandStandPushups_g08_c01" not in {item.id for item in absent}
 
 
@@ -327,14 +327,7 @@ def test_official_lists_that_are_empty_cut_html_or_contradicting_are_refused(
         (lists / name).write_text(text)
         refused(dataset, tmp_path, message)
     (lists / name).write_text(whole)
-    assert [video.id for video in videos(dataset, tmp_path)] == ["a"]
-
-
-def test_videos_in_no_official_list_are_counted(tmp_path: Path, real: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    shutil.copytree(real / "ucf101" / "ucfTrainTestlist", tmp_path / "ucfTrainTestlist")
-    touch(tmp_path, "Archery/v_Archery_g01_c01.avi", "Archery/mine.avi", "Archery/other.avi")
-    assert len(videos("ucf101", tmp_path)) == 3
-    assert f"warning: 2 videos below {tmp_path} are in no official list, so no fold uses" in capsys.readouterr().err
+    refused(dataset, tmp_path, r"\(.*/wave/a.avi: not named in the official list, so it is left out\); expected")
 
 
 @pytest.mark.parametrize("folder", ["UCF-101", "UCF-101/videos"])
@@ -384,10 +377,10 @@ def test_hmdb51_class_folders_may_be_nested(tmp_path: Path, real: Path, folder: 
     name = "Brushing_Her_Hair__[_NEW_AUDIO_]_UPDATED!!!!_brush_hair_h_cm_np1_le_goo_1"
     touch(tmp_path, f"{folder}/{name}.mp4", f"{folder}/mine.avi")
     assert [(video.id, video.label, video.folds) for video in videos("hmdb51", tmp_path)] == [
-        (name, "brush_hair", ("test", "train", "test")), ("mine", "brush_hair", ("unused",) * 3),
-    ]  # fmt: skip
-    absent = missing("hmdb51", tmp_path)
-    assert len(absent) == 6765
+        (name, "brush_hair", ("test", "train", "test"))
+    ]
+    first, *absent = missing("hmdb51", tmp_path)
+    assert first == unlisted(tmp_path / folder / "mine.avi") and len(absent) == 6765
     assert {item.reason for item in absent} == {"listed in the official splits, but there is no such file"}
 
 
@@ -407,8 +400,8 @@ def test_missing_hmdb51_lists_are_refused_with_the_expected_tree(tmp_path: Path)
     refused("hmdb51", tmp_path, "wave_test_split2.txt is not UTF-8 text: invalid continuation byte; copy or")
     (lists / "wave_test_split2.txt").write_text("a.avi 2 \n")
     assert [video.folds for video in videos("hmdb51", tmp_path)] == [("train", "test", "train")]
-    touch(tmp_path, "hmdb51_org/b.avi")
-    refused("hmdb51", tmp_path, f"b.avi is not in the folder of its class; expected:\n{tree}")
+    touch(tmp_path, "hmdb51_org/a.avi")
+    refused("hmdb51", tmp_path, f"a.avi is not in the folder of its class; expected:\n{tree}")
 
 
 # VGGSound
@@ -442,8 +435,7 @@ def test_vggsound(tmp_path: Path) -> None:
     }
     no_file = "listed in the official annotations, but there is no such file"
     assert missing("vggsound", tmp_path) == [
-        Missing("2Cfc0r3l5Ww_000046", "not listed in vggsound.csv"),
-        Missing("holiday", "not listed in vggsound.csv"),
+        unlisted(tmp_path / "b/2Cfc0r3l5Ww_000046.mp4"), unlisted(tmp_path / "b/holiday.mp4"),
         Missing("0Cfc0r3l5Ww_000017", no_file), Missing("Y_5_10_15_2_000009", no_file),
     ]  # fmt: skip
 
@@ -498,7 +490,7 @@ def test_audioset_splits_and_labels(audioset: Path) -> None:
         "---1_cCGK4M_500": ("Speech", "train"),
     }
     assert missing("audioset", audioset) == [
-        Missing("AAAAAAAAAAA_0", "not listed in any of the csv files"),
+        unlisted(audioset / "train/AAAAAAAAAAA_0.mp4"),
         Missing("-0RWZT-miFs_420000", "listed in the official annotations, but there is no such file"),
     ]
 
@@ -536,7 +528,7 @@ def test_howto100m(tmp_path: Path) -> None:
     assert list(DATASETS["howto100m"].listing(tmp_path)) == [
         Video("0wR5jVB-WPk", tmp_path / "0wR5jVB-WPk.mp4", "Food and Entertaining"),
         Video("-caPS4FHFF8", tmp_path / "part1/-caPS4FHFF8.webm", "Home and Garden"),
-        Video("unlisted", tmp_path / "part2/x/unlisted.mkv"),
+        unlisted(tmp_path / "part2/x/unlisted.mkv"),
         Missing("missing0001", "listed in HowTo100M_v1.csv, but there is no such file"),
     ]
     assert DATASETS["howto100m"].needs_captions
