@@ -1,11 +1,10 @@
-"""Dask workers: processes on this machine, a running scheduler, or SLURM jobs."""
+"""Dask workers: processes on this machine, or those of a running scheduler."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
 import os
-import shutil
 import signal
 import sys
 import threading
@@ -16,7 +15,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from gdt.common.commandline import pip_command
 from gdt.common.errors import UserError, require_positive
 
 if TYPE_CHECKING:  # takes half a second to import, and a run with nothing to do does not need it
@@ -25,8 +23,6 @@ if TYPE_CHECKING:  # takes half a second to import, and a run with nothing to do
 _Task = TypeVar("_Task")
 _Result = TypeVar("_Result")
 _STARTS = 3
-_SHORT_WALLTIME = "00:30:00"
-"""The default of dask-jobqueue."""
 _CONFIG: dict[str, Any] = {
     # the stage bounds its own memory; a worker paused or restarted because of page cache would lose its shard
     **{f"distributed.worker.memory.{name}": False for name in ("target", "spill", "pause", "terminate")},
@@ -41,7 +37,7 @@ _CONFIG: dict[str, Any] = {
 }
 
 
-_PER_CORE_MOST, _SLURM_MOST = 16, 10_000
+_PER_CORE_MOST, _CLUSTER_MOST = 16, 10_000
 """Maximum number of workers: per core of this machine, and elsewhere."""
 
 
@@ -55,25 +51,22 @@ class Workers:
     """Settings of the commands that start workers."""
 
     workers: int = field(default_factory=one_per_core)
-    """Worker processes or SLURM jobs; one per core unless you set it."""
+    """Worker processes; one per core unless you set it."""
     scheduler: str = ""
-    """Dask scheduler (tcp://host:8786) or slurm; default: this machine."""
+    """Dask scheduler (tcp://host:8786); default: this machine."""
 
     def __post_init__(self) -> None:
-        most = _SLURM_MOST if self.scheduler else _PER_CORE_MOST * one_per_core()
+        most = _CLUSTER_MOST if self.scheduler else _PER_CORE_MOST * one_per_core()
         require_positive(self, "", "workers", most=most)
-        if self.scheduler not in ("", "slurm") and ":" not in self.scheduler:
-            raise UserError(
-                f"--scheduler is '{self.scheduler}'; it must be slurm or an address, such as tcp://host:8786"
-            )
+        if self.scheduler and ":" not in self.scheduler:
+            raise UserError(f"--scheduler is '{self.scheduler}'; it must be an address, such as tcp://host:8786")
 
 
 @contextlib.contextmanager
 def connect(scheduler: str, workers: int) -> Iterator[distributed.Client]:
     """A Dask client; workers that it starts end with the client.
 
-    `scheduler` is empty for this machine, an address (tcp://host:8786), or `slurm` for jobs of one worker each.
-    Raises UserError if the scheduler cannot be reached.
+    `scheduler` is empty for this machine, or an address (tcp://host:8786). Raises UserError if it cannot be reached.
     """
     import dask
     import distributed
@@ -81,7 +74,7 @@ def connect(scheduler: str, workers: int) -> Iterator[distributed.Client]:
     for name in ("distributed", "distributed.client"):
         logging.getLogger(name).setLevel(logging.CRITICAL)  # `map_unordered` reports a lost scheduler in one sentence
     with dask.config.set(_CONFIG), contextlib.ExitStack() as stack:
-        if scheduler and scheduler != "slurm":
+        if scheduler:
             if scheduler.startswith("tls:") and not distributed.Security().get_connection_args("client")["ssl_context"]:
                 raise UserError(
                     f"{scheduler} needs certificates; set ca-file, and cert and key of the client, under "
@@ -93,7 +86,7 @@ def connect(scheduler: str, workers: int) -> Iterator[distributed.Client]:
                 raise UserError(f"no Dask scheduler answers at {scheduler}; start one with 'dask scheduler'") from error
         else:
             stack.enter_context(_hidden_script())
-            cluster = stack.enter_context(_slurm(workers) if scheduler else _local(workers))
+            cluster = stack.enter_context(_local(workers))
             client = distributed.Client(cluster, set_as_default=False)
         yield stack.enter_context(client)
 
@@ -135,28 +128,6 @@ def _local(workers: int) -> distributed.LocalCluster:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         if interrupts:
             raise KeyboardInterrupt
-
-
-def _slurm(workers: int) -> Any:
-    """Jobs of one worker each; queue, account etc. come from dask-jobqueue's configuration file."""
-    import dask
-
-    try:
-        from dask_jobqueue import SLURMCluster
-    except ImportError as error:
-        raise UserError(f"--scheduler slurm needs dask-jobqueue; run '{pip_command('dask-jobqueue')}'") from error
-    if shutil.which("sbatch") is None:
-        raise UserError(
-            "--scheduler slurm needs sbatch, which this machine lacks; run this on a login node of the cluster, or "
-            "leave --scheduler out"
-        )
-    given = dask.config.get("jobqueue.slurm", {})
-    job: dict[str, Any] = {"cores": given.get("cores") or 1, "memory": given.get("memory") or "8GB"}
-    if given.get("walltime") in (None, _SHORT_WALLTIME):
-        job["walltime"] = "24:00:00"
-    cluster = SLURMCluster(processes=1, **job)
-    cluster.adapt(minimum=workers, maximum=workers)  # resubmits jobs that end
-    return cluster
 
 
 def map_unordered(

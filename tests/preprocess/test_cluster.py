@@ -1,4 +1,4 @@
-"""Runs with killed workers, with a real scheduler, and with fake SLURM commands."""
+"""Runs with killed workers, and with a real scheduler."""
 
 from __future__ import annotations
 
@@ -211,36 +211,3 @@ def test_lost_scheduler_is_one_sentence_and_loses_nothing(
     again = start(*stage(videos, folder, "--workers", 1))
     assert "40 of 42 videos kept" in again.communicate(timeout=120)[0]
     assert digests(folder) == undisturbed
-
-
-def test_slurm_jobs_are_workers(start: Start, videos: Path, undisturbed: dict[str, str], tmp_path: Path) -> None:
-    """Fake `sbatch` and `scancel` start and end the job scripts on this machine."""
-    pytest.importorskip("dask_jobqueue")
-    commands = tmp_path / "bin"
-    commands.mkdir()
-    (commands / "sbatch").write_text(
-        "#!/bin/bash\n"
-        f'cp "$1" {tmp_path}/job-$$.sh\n'
-        f"setsid bash {tmp_path}/job-$$.sh >{tmp_path}/job-$$.log 2>&1 &\n"
-        'echo "Submitted batch job $!"\n'
-    )
-    (commands / "scancel").write_text('#!/bin/bash\nkill -TERM -- "-$1"\n')
-    for command in commands.iterdir():
-        command.chmod(0o755)
-    folder = tmp_path / "shards"
-    process = start(
-        *stage(videos, folder, "--scheduler", "slurm", "--workers", 2), PATH=f"{commands}:{os.environ['PATH']}"
-    )
-    text, _ = process.communicate(timeout=200)
-    assert process.returncode == 0 and "40 of 42 videos kept" in text, text
-    jobs = list(tmp_path.glob("job-*.sh"))
-    assert len(jobs) == 2 and all("#SBATCH" in job.read_text() for job in jobs)
-    assert digests(folder) == undisturbed
-    pids = [int(path.stem.removeprefix("job-")) for path in jobs]
-    wait_until(lambda: not [pid for pid in pids if any(_in_group(pid))], 30)  # no job is left
-
-
-def _in_group(script: int) -> Iterator[int]:
-    for process in psutil.process_iter(["cmdline"]):
-        if any(f"job-{script}.sh" in word for word in process.info["cmdline"] or []):
-            yield process.pid

@@ -765,7 +765,7 @@ def test_no_usable_video_is_an_error_with_the_reason(alone: None, tmp_path: Path
         (("--dataset", "ucf101", "--source", "."), "source/UCF-101/Archery/v_Archery_g01_c01.avi"),
         (("--source", ".", "--word2vec", "x.bin"), "there are no captions in"),
         (("--source", ".", "--scheduler", "tcp://127.0.0.1:1"), "there are no videos"),
-        (("--source", ".", "--scheduler", "bla"), "--scheduler is 'bla'; it must be slurm or an address"),
+        (("--source", ".", "--scheduler", "bla"), "--scheduler is 'bla'; it must be an address"),
         (("--workers", "9" * 23), f"--workers is {'9' * 23}; it must be "),
         (("--quality", "99"), "--quality is 99"),
         (("--dataset", "synthetic", "--source", "nowhere"), "/nowhere does not exist; set --source to a folder"),
