@@ -1,12 +1,13 @@
 """Recorded values, in the JSON files beside the tests.
 
 `python -m pytest tests/golden --record` records them anew, with `-m ''` those of slow tests, too. A commit that does so
-changes behaviour and must say why. Files with "groups" or "dropout" in their names hold what depends on them.
+changes behaviour and must say why. Values that depend on dropout or on several batch-norm groups have their own files.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import platform
 import re
 import shutil
@@ -23,6 +24,7 @@ import torch
 from tests.train.drawn import draw
 
 Golden = Callable[..., None]
+Alike = Callable[[Any, Any], bool]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -31,7 +33,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @cache
 def machine() -> str:
-    """All that the last digits depend on: the processor and the versions of the libraries that compute."""
+    """All that the last digits depend on: the processor, and the versions of the programs that compute."""
     cpuinfo = Path("/proc/cpuinfo")
     about = dict(re.findall(r"^(.+?)\s*: (.*)$", cpuinfo.read_text(), re.M)) if cpuinfo.is_file() else {}
     parts = [about.get(key, "") for key in ("model name", "cpu family", "model", "stepping")]
@@ -42,6 +44,22 @@ def machine() -> str:
     return " ".join(parts)
 
 
+def alike(rtol: float = 0.0, atol: float = 0.0, **rtols: float) -> Alike:
+    """Whether values are equal, but for `hash` and for numbers, which are close; `rtols` are those of some names."""
+
+    def same(one: Any, other: Any) -> bool:
+        if isinstance(one, dict):
+            names = one.keys() - {"hash"}
+            return one.keys() == other.keys() and all(
+                alike(rtols.get(name, rtol), atol, **rtols)(one[name], other[name]) for name in names
+            )
+        if isinstance(one, list):
+            return len(one) == len(other) and all(map(same, one, other))
+        return one == other if isinstance(one, str) else math.isclose(one, other, rel_tol=rtol, abs_tol=atol)
+
+    return same
+
+
 @pytest.fixture
 def golden(request: pytest.FixtureRequest) -> Golden:
     """golden(file, name, found, elsewhere, exactly): `found` equals the recorded value.
@@ -50,27 +68,29 @@ def golden(request: pytest.FixtureRequest) -> Golden:
     it is everywhere if not `exactly`.
     """
 
-    def check(
-        file: str, name: str, found: Any, elsewhere: Callable[[Any, Any], bool] | None = None, exactly: bool = True
-    ) -> None:
+    def check(file: str, name: str, found: Any, elsewhere: Alike | None = None, exactly: bool = True) -> None:
         path, found = Path(__file__).with_name(f"{file}.json"), json.loads(json.dumps(found))
         held = json.loads(path.read_text()) if path.is_file() else {}
+        own = {"machine": machine()} if elsewhere else {}
         if exactly and request.config.getoption("--record", False):
-            of_machine = {"machine": machine()} if elsewhere else {}
-            kept = held if held.get("machine") == of_machine.get("machine") else {}
-            lines = (
-                f"{json.dumps(k)}: {json.dumps(v)}" for k, v in sorted((kept | of_machine | {name: found}).items())
-            )
-            path.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+            kept = held if held.get("machine") == own.get("machine") else {}
+            path.write_text(_text(kept | own | {name: found}, depth=2) + "\n")
         elif elsewhere and not (exactly and held["machine"] == machine()):
-            assert elsewhere(held[name], found), f"{file}.json, {name}: recorded {held[name]}, now {found}"
+            assert elsewhere(held[name], found), f"{path}, {name}: {found}"
         else:
-            assert found == held[name], f"{file}.json, {name}"
+            assert found == held[name], f"{path}, {name}"
 
     return check
 
 
-@pytest.fixture(autouse=True)
+def _text(value: Any, depth: int) -> str:
+    """JSON with a line for each value down to a depth."""
+    if not depth or not isinstance(value, dict):
+        return json.dumps(value)
+    return "{\n" + ",\n".join(f"{json.dumps(key)}: {_text(value[key], depth - 1)}" for key in sorted(value)) + "\n}"
+
+
+@pytest.fixture(scope="module", autouse=True)
 def _one_thread() -> Iterator[None]:
     """Sums of several threads have other last digits."""
     threads = torch.get_num_threads()

@@ -50,28 +50,28 @@ def digest(arrays: dict[str, np.ndarray]) -> str:
     return found.hexdigest()[:16]
 
 
-def settings(name: str, shards: Path, words: Path | None = None, dropout: float = 0.0, **changes: Any) -> Pretrain:
+def settings(name: str, shards: Path, words: Path, dropout: float = 0.0, **changes: Any) -> Pretrain:
     """A short run of small networks over 12 videos, by default as one batch-norm group."""
     base = SIZES["tiny"][1]
-    composition = {"factors": MORE} if name == "more" else {"preset": name}
+    composition: dict[str, Any] = {"factors": MORE} if name == "more" else {"preset": name}
     short = replace(
-        base, **composition, shards=shards, word2vec=words, network=replace(base.network, dropout=dropout),
-        batch_size=12, steps=20, bn_group_size=0, device="cpu", threads=1,
+        base, **composition, shards=shards, word2vec=words if name == "three" else None,
+        network=replace(base.network, dropout=dropout), batch_size=12, steps=20, bn_group_size=0, device="cpu",
         # a low rate: at higher ones, rounding differences grow within three or four steps
-        optimization=Optimization("sgd", lr=1e-5, base_batch_size=0, warmup_epochs=0),
+        threads=1, optimization=Optimization("sgd", lr=1e-5, base_batch_size=0, warmup_epochs=0),
     )  # fmt: skip
     return replace(short, **changes)
 
 
-def in_float64(name: str, shards: Path, words: Path | None = None, **changes: Any) -> Pretrain:
-    """A short run of smaller networks, whose results differ between processors and ranks by rounding only."""
+def in_float64(name: str, shards: Path, words: Path, **changes: Any) -> Pretrain:
+    """A run of fewer steps of smaller networks."""
     base = settings(name, shards, words, steps=3, precision="float64")
-    network = replace(
-        base.network, stem=4, stem_middle=4, widths=(4, 8), audio_stem=4, audio_widths=(4, 8), hidden=32, embedding=16
-    )
-    sizes = {"clip": Clip(frames=4, stride=6, size=16), "augmentation": replace(base.augmentation, scale=(20, 28))}
-    optimization = replace(base.optimization, lr=1e-3)
-    return replace(base, network=network, optimization=optimization, **sizes, **changes)
+    widths = {"widths": (4, 8), "audio_widths": (4, 8), "stem": 4, "stem_middle": 4, "audio_stem": 4}
+    return replace(
+        base, network=replace(base.network, **widths, hidden=32, embedding=16),
+        clip=Clip(frames=4, stride=6, size=16), augmentation=replace(base.augmentation, scale=(20, 28)),
+        optimization=replace(base.optimization, lr=1e-3), **changes,
+    )  # fmt: skip
 
 
 def train(settings: Pretrain) -> dict[str, Any]:
@@ -96,8 +96,10 @@ for run in pickle.loads(pathlib.Path("runs").read_bytes()):
 """
 
 
-def train_on_ranks(server: subprocess.Popen[str], runs: Sequence[Pretrain], folder: Path, world: int) -> None:
-    """Pretrain on several ranks, with the environment that torchrun gives them."""
+def train_on_ranks(
+    server: subprocess.Popen[str], runs: Sequence[Pretrain], folder: Path, world: int
+) -> list[dict[str, Any]]:
+    """As `train`, on several ranks, with the environment that torchrun gives them."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -112,17 +114,18 @@ def train_on_ranks(server: subprocess.Popen[str], runs: Sequence[Pretrain], fold
     for rank in ranks:
         _, errors = rank.communicate()
         assert rank.returncode == 0, errors
+    return [trained(run.run_folder / "checkpoint.pt") for run in runs]
 
 
-def planned(name: str, shards: Path) -> dict[str, str]:
+def planned(name: str, shards: Path) -> list[str]:
     """Hashes of columns, leaves and draws of some plans over videos of different lengths."""
-    index, found = Index.open(shards), {}
+    index, found = Index.open(shards), []
     shorter = np.arange(len(index))
     index = replace(index, frame_count=index.frame_count - shorter, mel_count=index.mel_count - 3 * shorter)
     for seed, epoch, batch in ((0, 0, 0), (0, 0, 1), (1, 7, 0)):
-        plan = settings(name, shards, batch_size=5, seed=seed).tree(index).plan(epoch, batch)
+        plan = settings(name, shards, shards, batch_size=5, seed=seed).tree(index).plan(epoch, batch)
         arrays = {"columns": plan.columns, "leaves": plan.leaves.arrays(), "draws": plan.leaves.draws}
-        found[f"{seed} {epoch} {batch}"] = " ".join(map(digest, arrays.values()))
+        found.append(" ".join(map(digest, arrays.values())))
     return found
 
 
@@ -134,15 +137,16 @@ def generated(folder: Path, **settings: Any) -> Path:
     return folder / "shards"
 
 
-def captioned(folder: Path, videos: Path, captions: dict[str, Any]) -> Path:
-    """Shards of a tree of videos with captions, {id: {start, end, text}}."""
+def captioned(folder: Path, captions: dict[str, Any]) -> Path:
+    """Shards of the folder `videos` with captions, {id: {start, end, text}}."""
+    videos, words, shards = (folder / name for name in ("videos", "vectors.txt", "shards"))
     (videos / "captions.json").write_text(json.dumps(captions))
-    write_word2vec(folder / "vectors.txt", (text for said in captions.values() for text in said["text"]), 4)
-    preprocess(Preprocess("folder", videos, folder / "shards", word2vec=folder / "vectors.txt"))
-    return folder / "shards"
+    write_word2vec(words, (text for said in captions.values() for text in said["text"]), 4)
+    preprocess(Preprocess("folder", videos, shards, word2vec=words))
+    return shards
 
 
-def stored(shards: Path) -> dict[str, dict[str, Any]]:
+def stored(shards: Path) -> dict[str, Any]:
     """What shards hold of each video, as read back; words from every half second on."""
     index, found = Index.open(shards), {}
     reader = ShardReader(index)
@@ -150,15 +154,12 @@ def stored(shards: Path) -> dict[str, dict[str, Any]]:
         count, rows = int(index.frame_count[video]), int(index.mel_count[video])
         frames = np.stack([simplejpeg.decode_jpeg(jpeg) for jpeg in reader.frames(video, np.arange(count))])
         bank = reader.logmel(video, 0, rows) if rows else np.zeros((0, index.bands), np.float32)
-        words = (
-            [reader.tokens(video, start / 2).tolist() for start in range(count // 15)]
-            if index.text_count[video]
-            else []
-        )
+        starts = range(count // 15 if index.text_count[video] else 0)
         labels = [index.label[video], index.split[video], *(values[video] for values in index.columns.values())]
         means = [round(float(mean), 2) for mean in (*frames.mean((0, 1, 2)), bank.mean() if rows else 0)]
         found[name] = {
-            "shapes": [*frames.shape, *bank.shape], "labels": labels, "words": words, "means": means,
+            "shapes": [*frames.shape, *bank.shape], "labels": labels, "means": means,
+            "words": [reader.tokens(video, start / 2).tolist() for start in starts],
             "hash": digest({"frames": frames, "logmel": bank}),
         }  # fmt: skip
     return found | {"rejected": sorted(row["id"] for row in read_rejected(shards))}
@@ -200,10 +201,11 @@ def embedded(checkpoint: Path, shards: Path) -> dict[str, Any]:
     return {"embeddings": numbers, "hash": digest(rows.features)}
 
 
-def finetuned(out: Path) -> dict[str, list[list[float]]]:
-    """Loss and accuracy of every epoch of the finetuning of an evaluation, by its fold."""
+def finetuned(out: Path) -> dict[str, dict[str, list[float]]]:
+    """Losses and accuracies of the epochs of an evaluation's finetuning, by fold."""
     found = {}
     for path in sorted(out.rglob("finetune.jsonl")):
         rows = [json.loads(line) for line in path.read_text().splitlines()]
-        found[path.parent.name.rsplit("-", 1)[0]] = [[row["loss"], row["top-1"]] for row in rows]
+        accuracies = [row["top-1"] for row in rows]
+        found[path.parent.name.split("-")[1]] = {"losses": [row["loss"] for row in rows], "accuracies": accuracies}
     return found
