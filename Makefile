@@ -107,15 +107,11 @@ show-tree: $(STAMP) ## draw the sampling tree with its positive and negative pai
 
 bench: $(STAMP) ## measure loading, preprocessing, planning and evaluation; count GPU memory | [SOURCE=/videos]
 	@$(PYTHON) -m benchmarks.preprocess $(source)
-	@$(PYTHON) -m benchmarks.loader $(source)
-	@$(PYTHON) -m benchmarks.memory
-	@$(PYTHON) -m benchmarks.planning
-	@$(PYTHON) -m benchmarks.relabel
-	@$(PYTHON) -m benchmarks.features
-	@$(PYTHON) -m benchmarks.size
+	@$(PYTHON) -m benchmarks.loader
+	@$(PYTHON) -m benchmarks.step
 
-bench-gpu: $(STAMP) ## measure a GPU; compare with predictions and with plain PyTorch | [ARGS="--minutes 40"]
-	@$(PYTHON) -m benchmarks.gpu $(if $(ARGS),--args "$$ARGS")
+bench-gpu: $(STAMP) ## check and measure a GPU in ten minutes | [ARGS="--device cpu --size tiny"]
+	@$(PYTHON) -m benchmarks.gpu $(ARGS)
 
 lint: $(STAMP) ## check style and types
 	@$(PYTHON) -m ruff check . && $(PYTHON) -m ruff format --check . && $(PYTHON) -m mypy

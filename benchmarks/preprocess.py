@@ -10,6 +10,8 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import tempfile
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from functools import partial
@@ -19,22 +21,41 @@ import ffmpeg
 import tyro
 from PIL import Image
 
-from benchmarks.timing import Clock, Measurements, in_turns, machine, scratch, videos
+from benchmarks.shared import Measurements, machine
 from gdt.common.errors import UserError, exit_with_message
-from gdt.preprocess.datasets.listing import Video
+from gdt.preprocess.datasets.listing import Video, video_files
 from gdt.preprocess.ffmpeg import Extraction, Target, command
 from gdt.preprocess.stage import Preprocess, run
 
 BARE, USUAL, SMALL = "bare ffmpeg", "usual way, frames shrunk in Python", "usual way, frames shrunk in ffmpeg"
-STAGE, START, ONE, START_OF_ONE = "stage", "start of the stage", "stage, one worker", "start of one worker"
+STAGE, START = "stage", "start of the stage"
+
+
+def videos(source: Path | None, folder: Path, count: int) -> list[Path]:
+    """Videos of `source`, or `count` generated in `folder`: 10 s, 426x320, 25 fps, H.264 and AAC.
+
+    Generated ones show moving noise and texture, so decoding and JPEGs cost about as much as for real ones.
+    """
+    if source is not None:
+        found = [path for path in video_files(source.resolve()) if isinstance(path, Path)]
+        if not found:
+            raise UserError(f"there are no videos in {source}; set --source to a folder of videos")
+        return found
+    folder.mkdir()
+    for number in range(count):
+        picture = f"mandelbrot=s=426x320:r=25:start_scale={3 / (1 + number):.4f},noise=alls=12:allf=t"
+        sound = f"anoisesrc=d=10:c=pink:seed={number}:a=0.3"
+        subprocess.run(
+            ["ffmpeg", "-v", "error", "-f", "lavfi", "-i", picture, "-f", "lavfi", "-i", sound, "-t", "10",
+             "-c:v", "libx264", "-preset", "veryfast", "-crf", "28", "-pix_fmt", "yuv420p", "-c:a", "aac",
+             str(folder / f"{number:03d}.mp4")],
+            check=True,
+        )  # fmt: skip
+    return sorted(folder.glob("*.mp4"))
 
 
 def has_audio(path: Path) -> bool:
-    try:
-        return bool(ffmpeg.probe(str(path), select_streams="a")["streams"])
-    except ffmpeg.Error as error:
-        reason = error.stderr.decode(errors="replace").strip().splitlines()[-1:]
-        raise UserError(f"{path} cannot be read: {''.join(reason)}; remove it from the source") from None
+    return bool(ffmpeg.probe(str(path), select_streams="a")["streams"])
 
 
 def bare(paths: Sequence[Path], audio: Sequence[bool], workers: int, folder: Path) -> None:
@@ -85,72 +106,59 @@ def stage(source: Path, workers: int, videos_per_shard: int, folder: Path) -> No
     run(Preprocess("folder", source, folder, videos_per_shard=videos_per_shard, workers=workers))
 
 
-def seconds(name: str, measured: Callable[[Path], None], scratch: Path) -> dict[str, float]:
-    """Seconds of a measurement that writes to a temporary folder."""
-    folder = scratch / "out"
+def seconds(measured: Callable[[Path], None], folder: Path) -> float:
+    """Seconds of a measurement that writes to a folder, which is removed."""
     folder.mkdir()
-    clock = Clock()
+    start = time.perf_counter()
     measured(folder)
-    taken = clock.lap()
+    taken = time.perf_counter() - start
     shutil.rmtree(folder)
-    return {name: taken}
+    return taken
 
 
 def main(
-    source: Path | None = None, made: int = 64, copies: int = 3, rounds: int = 3,
-    workers: int = len(os.sched_getaffinity(0)),
+    source: Path | None = None, count: int = 32, rounds: int = 3, workers: int = len(os.sched_getaffinity(0)),
 ) -> None:  # fmt: skip
     """Measure preprocessing.
 
     Args:
         source: Folder of videos; by default some are generated.
-        made: Number of generated videos.
-        copies: How often each video is used; more copies give less weight to workers that idle at the end.
+        count: Videos per measurement; fewer files are used several times.
         rounds: Rounds of all measurements.
         workers: Parallel processes.
 
     """
-    with scratch() as name:
+    with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        found = videos(source, folder / "videos", made)
-        if len(found) <= workers:
-            raise UserError(f"{len(found)} videos are too few to measure {workers} processes; lower --workers")
-
-        def linked(name: str, count: int) -> Path:
-            """A folder of links to `count` videos."""
-            (folder / name).mkdir()
-            for number, path in enumerate((found * copies)[:count]):
-                (folder / name / f"{number:06d}{path.suffix}").symlink_to(path.absolute())
-            return folder / name
-
-        n = len(found) * copies
-        everything = linked("all", n)
-        paths = sorted(everything.iterdir())
-        file_has_audio = {path.resolve(): has_audio(path) for path in found}
-        audio = [file_has_audio[path.resolve()] for path in paths]
-        kinds: dict[str, Callable[[Path], None]] = {
+        print("listing or generating videos", flush=True)
+        found = videos(source, folder / "videos", (count + 1) // 2)
+        (folder / "all").mkdir()
+        (folder / "first").mkdir()
+        for k in range(count):
+            for to in ("all", "first")[: 1 + (k < workers)]:
+                (folder / to / f"{k:06d}{found[k % len(found)].suffix}").symlink_to(found[k % len(found)].absolute())
+        paths = sorted((folder / "all").iterdir())
+        audio = list(map(has_audio, paths))
+        ways: dict[str, Callable[[Path], None]] = {
             BARE: partial(bare, paths, audio, workers),
-            STAGE: partial(stage, everything, workers, 8),
-            START: partial(stage, linked("first", workers), workers, 1),  # one video per worker, so that all start
-            ONE: partial(stage, everything, 1, 8),
-            START_OF_ONE: partial(stage, linked("first of one", 1), 1, 8),
+            STAGE: partial(stage, folder / "all", workers, 4),
+            START: partial(stage, folder / "first", workers, 1),  # one video per worker, so that all start
             USUAL: partial(usual, paths, audio, workers, False),
             SMALL: partial(usual, paths, audio, workers, True),
         }
-        measures = [partial(seconds, name, measured, folder) for name, measured in kinds.items()]
-        taken = in_turns(rounds, *measures)
-    rates = Measurements({name: [n / one for one in taken[name]] for name in (BARE, USUAL, SMALL)})
-    rates[f"{STAGE}, start included"] = [n / one for one in taken[STAGE]]
-    for whole, start, decoded in ((STAGE, START, workers), (ONE, START_OF_ONE, 1)):
-        steady = [a - b for a, b in zip(taken[whole], taken[start], strict=True)]
-        rates[f"{whole}, without start"] = [(n - decoded) / one for one in steady]
-    print(f"{machine()}; {n} videos ({sum(audio)} with audio), {workers} processes, {rounds} rounds")
-    for name in (BARE, USUAL, SMALL):
-        rates.show(name, "videos/s")
-    for name in list(rates)[3:]:
-        rates.show(name, "videos/s", BARE, USUAL, SMALL)
-    rates.show(f"{STAGE}, without start", "videos/s", f"{ONE}, without start")
-    taken.show(START, "s")
+        print(f"{machine()}; {count} videos ({sum(audio)} with audio), {workers} processes", flush=True)
+        taken, rates = Measurements(), Measurements()
+        for _ in range(rounds):
+            for way, measured in ways.items():
+                taken.add(way, seconds(measured, folder / "out"), "s")
+    for way in (BARE, USUAL, SMALL, STAGE):
+        rates[way] = [count / one for one in taken[way]]
+    steady = zip(taken[STAGE], taken[START], strict=True)
+    rates[f"{STAGE}, without start"] = [(count - workers) / max(whole - start, 1e-9) for whole, start in steady]
+    for way in (BARE, USUAL, SMALL):
+        rates.show(way, "videos/s")
+    for way in list(rates)[3:]:
+        rates.show(way, "videos/s", BARE, USUAL, SMALL)
 
 
 if __name__ == "__main__":

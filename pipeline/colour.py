@@ -1,8 +1,8 @@
 """Colour jitter and normalisation as one affine map of RGB per leaf: y = A x + b, without clipping.
 
 As in DALI's color_twist, hue rotates and saturation scales the chroma of YIQ, contrast acts about mid-grey (128), then
-brightness scales; then (x - mean) / std per channel. One map costs a fraction of the separate steps
-(benchmarks/loader.py) and avoids their rounding.
+brightness scales; then (x - mean) / std per channel. One map costs a fraction of the separate steps and
+avoids their rounding.
 """
 
 from __future__ import annotations

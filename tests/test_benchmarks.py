@@ -1,62 +1,96 @@
-"""The benchmarks on a CPU: their help, and videos without audio."""
+"""The benchmarks at tiny size: each runs, compares what it should, and says what fails."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
-from runpy import run_path
 
 import numpy as np
 import pytest
 
-from benchmarks import loader, preprocess
+from benchmarks import gpu, loader, preprocess, step
+from benchmarks.shared import draw
 from gdt.common.errors import UserError
+from gdt.pipeline import engines
 from gdt.pipeline.shards.index import Index
 from tests.conftest import ROOT
 
-NAMES = ("features", "groups", "loader", "memory", "planning", "preprocess", "relabel", "size")
+
+@pytest.fixture(scope="module")
+def drawn(tmp_path_factory: pytest.TempPathFactory) -> Index:
+    return draw(tmp_path_factory.mktemp("drawn") / "shards", 8)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_help_is_at_most_100_columns(
-    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_loading_is_measured_against_the_peer(drawn: Index, capsys: pytest.CaptureFixture[str]) -> None:
+    loader.main(shards=drawn.folder, rows=("l",), clips=4, rounds=1)
+    *_, taken, rate = capsys.readouterr().out.splitlines()
+    assert taken.startswith("loader, CPU time per clip: ") and taken.endswith(" of peer, CPU time per clip")
+    assert rate.startswith("loader, speed: ") and rate.endswith(" of peer, speed")
+
+
+def test_preprocessing_is_measured_with_and_without_sound(
+    real: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(sys, "argv", [name, "--help"])
-    with pytest.raises(SystemExit) as done:
-        run_path(str(ROOT / "benchmarks" / f"{name}.py"), run_name="__main__")
-    text = capsys.readouterr().out
-    assert not done.value.code and ("Measure" in text or "Count" in text)
-    assert max(map(len, text.splitlines()[1:])) <= 100  # tyro does not wrap the usage
-
-
-@pytest.fixture
-def silent(tmp_path: Path) -> Path:
-    """A folder with a video without audio."""
-    folder = tmp_path / "silent"
-    folder.mkdir()
+    source = tmp_path / "videos"
+    source.mkdir()
     subprocess.run(
-        ["ffmpeg", "-v", "error", "-f", "lavfi", "-i", "testsrc=d=3:s=64x48:r=25", folder / "a.mp4"], check=True
+        ["ffmpeg", "-v", "error", "-f", "lavfi", "-i", "testsrc=d=3:s=64x48:r=25", source / "silent.mp4"], check=True
     )  # fmt: skip
-    return folder
+    (source / "spoken.mpg").symlink_to(next((real / "grid").glob("*.mpg")))
+    preprocess.main(source, count=2, rounds=1, workers=1)
+    out = capfd.readouterr().out
+    assert "2 videos (1 with audio), 1 processes" in out
+    for way in (preprocess.BARE, preprocess.USUAL, preprocess.SMALL):
+        assert f"  {way}: " in out and f" of {way}" in out  # when it is measured, and as a ratio
 
 
-def test_preprocessing_is_measured_with_and_without_audio(silent: Path, real: Path, tmp_path: Path) -> None:
-    paths = [silent / "a.mp4", next((real / "grid").glob("*.mpg"))]
-    audio = [preprocess.has_audio(path) for path in paths]
-    assert audio == [False, True]
-    for way in (preprocess.bare, lambda *given: preprocess.usual(*given[:3], True, given[3])):
-        folder = tmp_path / str(len(list(tmp_path.iterdir())))
-        folder.mkdir()
-        way(paths, audio, 1, folder)
-        assert all((folder / f"{k}.mjpeg").stat().st_size for k in (0, 1))
-    damaged = silent / "b.mp4"
-    damaged.write_bytes(b"not a video")
-    with pytest.raises(UserError, match="b.mp4 cannot be read: .*; remove it from the source"):
-        preprocess.has_audio(damaged)
+def test_the_step_equals_the_plain_loop(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    step.main(clips=8, steps=1, rounds=1)
+    out = capsys.readouterr().out
+    assert out.count(f" of {step.PLAIN}") == 4  # rows e and l, with and without cached gradients
+    plain = step.PlainLoop.step
+    monkeypatch.setattr(step.PlainLoop, "step", lambda loop: 1.1 * plain(loop))
+    with pytest.raises(UserError, match="the losses of the first step differ"):
+        step.main(rows=("e",), clips=8, steps=1, rounds=1)
 
 
-def test_loading_is_measured_without_audio(index: Index) -> None:
-    assert loader.default_rows(index) == ("e", "l")
-    assert loader.default_rows(replace(index, mel_count=np.zeros_like(index.mel_count))) == ("a",)
+def test_every_row_of_the_gpu_benchmark_runs_on_a_cpu() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.gpu", "--device", "cpu", "--size", "tiny", "--limit", "250"],
+        cwd=ROOT, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    _, pixels, gradients, *rows = done.stdout.splitlines()
+    assert "99.9 % within" in pixels and "log-mel within" in pixels
+    assert "float32 compiled off by" in gradients and "bfloat16 is skipped on CPUs" in gradients
+    assert [row.split("  ")[0] for row in rows] == [
+        *(f"row {row}, decoder {decoder}, groups of 4" for row in "lea" for decoder in ("gpu", "cpu")),
+        "row l, decoder cpu, groups of 2", "row l, decoder cpu, groups of 8",
+    ]  # fmt: skip
+    assert all(f" {unit}" in row for row in rows for unit in ("clips/s", "waiting %", "GiB", "loss"))
+
+
+def test_wrong_pixels_are_reported(drawn: Index, monkeypatch: pytest.MonkeyPatch) -> None:
+    decode = engines.decode
+
+    def brighter(jpeg: np.ndarray, into: np.ndarray) -> None:
+        decode(jpeg, into)
+        np.clip(into, 0, 245, out=into)
+        into += 10
+
+    monkeypatch.setattr(engines, "decode", brighter)
+    with pytest.raises(UserError, match=r"WRONG: worst leaf \d+\.\d+ grey levels"):
+        gpu.pixels(drawn, "tiny", "cpu")
+
+
+@pytest.mark.parametrize(
+    ("code", "found"),
+    [
+        ("print('first'); print('{\"a\": 1}')", {"a": 1}),
+        ("import os; os.kill(os.getpid(), 9)", {"is": "FAILED: ended with status -9"}),
+        ("raise RuntimeError('illegal access')", {"is": "FAILED: RuntimeError: illegal access"}),
+        ("import time; time.sleep(60)", {"is": "FAILED: stopped after 2 s"}),
+    ],
+)
+def test_a_failed_row_says_why(code: str, found: dict[str, object]) -> None:
+    assert gpu.measure([sys.executable, "-c", code], 2) == found

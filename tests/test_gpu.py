@@ -13,10 +13,6 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from benchmarks.gpu.device import cudnn_settings
-from benchmarks.gpu.settings import IDEAS, Settings, Way
-from benchmarks.gpu.settings import SIZES as BENCH_SIZES
-from benchmarks.gpu.step import Step, run_settings
 from gdt.eval.downstream import downstream
 from gdt.eval.extract import extract
 from gdt.eval.record import read
@@ -215,20 +211,6 @@ def test_batch_norm_of_two_ranks_is_that_of_the_joined_batch(tmp_path: Path) -> 
         part["out"] = joined
         off = {name: float((part[name] - one[name]).norm() / (one[name].norm() + 1e-9)) for name in one}
         assert max(off.values()) < 1e-6, off
-
-
-@pytest.mark.parametrize("name", ["recompute-3", "side-stream", "padded-folded", "graph", "gradient-caching"])
-def test_another_way_to_compute_a_step_has_the_same_losses(name: str) -> None:
-    """In float32, over a few updates, each of which multiplies the differences by rounding."""
-    run = run_settings(Settings(device=DEVICE, size=BENCH_SIZES["tiny"]), "l", 16)
-    other = IDEAS[name].apply(Way(bfloat16=False, compiled=False))
-    plain = Way(bfloat16=False, compiled=False, one_forward=other.one_forward)
-    losses = []
-    with cudnn_settings(benchmark=False, exact=True):
-        for way in (plain, other):
-            step = Step(way, run, torch.device(DEVICE))
-            losses.append([step.warm_up(2), *(float(step().loss) for _ in range(2))])
-    assert losses[0] == pytest.approx(losses[1], rel=1e-3)
 
 
 def test_finetuning_and_recall_on_a_gpu(shards: Path, tmp_path: Path) -> None:

@@ -280,7 +280,7 @@ def test_values_are_data_for_make_and_the_shell(tmp_path: Path) -> None:
         (("embed", f"SOURCE={quoted}"), ["--source", evil]),
         (("report", f"RUNS={evil}", f"FIGURES_OF={quoted} x"), [f"--runs={evil}", "--figures-of", evil, "x"]),
         (("bench", f"SOURCE={evil}"), ["--source", evil]),
-        (("bench-gpu", f"ARGS=--out {quoted}"), ["--args", f"--out {quoted}"]),
+        (("bench-gpu", f"ARGS=--row {quoted}"), ["--row", evil]),
     ):
         done = make(*typed, stamp=tmp_path / "stamp")
         said = shlex.split(done.stdout.split("\n")[0])

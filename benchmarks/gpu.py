@@ -1,0 +1,226 @@
+"""A GPU in ten minutes: whether it computes the right numbers, how fast, and in how much memory.
+
+Each row runs in a process of its own with a time limit; one that fails says why, and the next one runs. Shards are
+drawn, so neither videos nor ffmpeg are needed. `--device cpu --size tiny` runs all of it without a GPU: DALI's
+operators then run on the processor, and numbers other than differences mean nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from benchmarks.shared import DeviceName, draw, machine, prepare, run_settings
+from gdt.common.errors import UserError, exit_with_message
+from gdt.pipeline.decoders import MEAN, NEARLY_ALL, levels
+from gdt.pipeline.device import Device, loader_device
+from gdt.pipeline.groups import take_rank
+from gdt.pipeline.loader import Loader
+from gdt.pipeline.shards.index import Index
+from gdt.pipeline.sources.loading import Loading
+from gdt.train.kernels import PRECISIONS, Kernels, Precision
+from gdt.train.metrics import Reports
+from gdt.train.models.network import Network
+from gdt.train.settings import Pretrain
+
+ROWS, DECODERS = ("l", "e", "a"), ("gpu", "cpu")
+EXACT, ROUNDED = 0.01, 0.3
+"""Relative differences of a gradient from float32, compiled and in bfloat16; a wrong kernel gives 0.4 to infinity."""
+CLIPS = {"paper": 256, "tiny": 32}
+"""Video clips per step."""
+STEPS = {"paper": (3, 8), "tiny": (1, 1)}
+"""Steps of warm-up, in which code is compiled, and measured steps."""
+SMALL = Network(
+    stem=4, stem_middle=4, widths=(4,), depth=1, audio_stem=4, audio_widths=(4,), hidden=16, embedding=8, dropout=0.0
+)
+"""The networks of size tiny: smaller than those of `gdt pretrain`, since compiling for a processor is slow."""
+
+
+class Processor(Device):
+    """A CPU in the place of a GPU, for DALI's operators."""
+
+    is_gpu = True
+
+
+def device_for(name: str, decoder: str) -> Device:
+    """The loader's device for a decoder."""
+    return Processor(torch.device("cpu")) if (name, decoder) == ("cpu", "gpu") else loader_device(torch.device(name))
+
+
+# ----------------------------------------------------------------------------------------- rows, in their own process
+
+
+def settings_of(size: str, row: str, clips: int, device: DeviceName, group: int = 0) -> Pretrain:
+    run = run_settings(size, row, clips, device, group)
+    return replace(run, network=SMALL) if size == "tiny" else run
+
+
+def pixels(index: Index, size: str, device: DeviceName) -> dict[str, Any]:
+    """Compare the batches that DALI loads on the GPU with those of the processor."""
+    run = settings_of(size, "l", CLIPS[size] // 4, device)
+    tree = run.tree(index)
+    loaded: list[dict[str, Tensor]] = []
+    for where, decoder in (("cpu", "cpu"), (device, "gpu")):
+        loading = Loading(decoder=decoder)  # type: ignore[arg-type]
+        with Loader(index, [tree.plan(0, 0)], run.clip, device_for(where, decoder), loading) as loader:
+            batch = next(iter(loader))
+            loaded.append({"crops": batch.inputs["video"].crops.cpu(), "audio": batch.inputs["audio"].cpu()})
+    one, other = loaded
+    mean, nearly_all, _ = levels(one["crops"], other["crops"])
+    sound = float((one["audio"] - other["audio"]).abs().max())
+    found = f"worst leaf {mean:.2f} grey levels on average, 99.9 % within {nearly_all}; log-mel within {sound:.1g}"
+    if not (mean < MEAN and nearly_all <= NEARLY_ALL and sound < 1e-4):
+        raise UserError(f"WRONG: {found}; expected: below {MEAN}, within {NEARLY_ALL}, within 1e-4")
+    return {"is": found}
+
+
+def gradients(index: Index, size: str, device: DeviceName) -> dict[str, Any]:
+    """Compare the gradients of row l, compiled and in bfloat16, with those of float32 without TF32."""
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
+    run = settings_of(size, "l", CLIPS[size] // 4, device)
+    ways: list[tuple[Precision, bool]] = [("float32", True)]
+    if device == "cuda":
+        ways += [("bfloat16", False), ("bfloat16", True)]
+    expected = gradient(index, run, "float32", False)
+    off = {}
+    for precision, compiled in ways:
+        found = gradient(index, run, precision, compiled)
+        name = f"{precision}{' compiled' * compiled}"
+        off[name] = max(float((found[one] - g).norm() / g.norm()) for one, g in expected.items())
+    report = ", ".join(f"{name} off by {value:.2g}" for name, value in off.items())
+    if not all(value < (ROUNDED if "bfloat16" in name else EXACT) for name, value in off.items()):
+        raise UserError(f"WRONG: {report}; expected: below {EXACT}, in bfloat16 below {ROUNDED}")
+    return {"is": report + ("; bfloat16 is skipped on CPUs" if device == "cpu" else "")}
+
+
+def gradient(index: Index, run: Pretrain, precision: Precision, compiled: bool) -> dict[str, Tensor]:
+    """The gradient of the first step for the weights of convolutions; those of batch norm nearly cancel.
+
+    The bias of batch norm keeps most inputs of ReLUs away from 0, where rounding switches gradients on and off.
+    """
+    run = replace(run, precision=precision)
+    learner, batch = prepare(index, run, Kernels(PRECISIONS[precision], compiled=compiled))
+    for module in learner.model.modules():
+        if isinstance(module, _BatchNorm):
+            nn.init.constant_(module.bias, 2.0)
+    learner.step(0, batch)
+    named = learner.model.named_parameters()
+    return {name: one.grad.float() for name, one in named if one.grad is not None and one.ndim > 2}
+
+
+def training(index: Index, size: str, device: DeviceName, row: str, decoder: str, group: int) -> dict[str, Any]:
+    """Clips/s, waiting, MFU and memory of training a row, with loading."""
+    clips, (warm, steps), where = CLIPS[size], STEPS[size], torch.device(device)
+    torch.backends.cudnn.benchmark = True
+    run = settings_of(size, row, clips, device, group)
+    kernels = Kernels(torch.bfloat16 if device == "cuda" else torch.float32, compiled=device == "cuda")
+    learner, _ = prepare(index, run, kernels)
+    plans = (take_rank(plan, 0, 1, group) for plan in run.tree(index).plans(0, warm + steps))
+    seconds = waiting = 0.0
+    loading = Loading(decoder=decoder)  # type: ignore[arg-type]
+    with Loader(index, plans, run.clip, device_for(device, decoder), loading) as loader:
+        reports, report = Reports(where), None
+        for step, batch in enumerate(loader):
+            reports.loaded()
+            reports.add(step, learner.step(step, batch), 0)
+            if (report := reports.last()) and step >= warm:
+                seconds, waiting = seconds + report.seconds, waiting + report.waiting
+            reports.begin()
+    assert report is not None
+    found: dict[str, Any] = {"clips/s": clips * steps / seconds, "waiting %": 100 * waiting / seconds}
+    if flops := learner.flops(index.bands):
+        found["MFU %"] = 100 * flops[0] * steps / seconds / flops[1]
+    found["GiB"] = report.memory
+    if device == "cuda":  # with DALI's memory and what libraries hold
+        free, total = torch.cuda.mem_get_info(where)
+        found["GiB with DALI"] = (total - free) / 2**30
+    return found | {"loss": report.metrics.loss}
+
+
+# ------------------------------------------------------------------------------------------------ the parent's part
+
+
+def rows_of(size: str) -> list[list[str]]:
+    """Arguments of every row, most important first."""
+    low, middle, high = (str(CLIPS[size] // part) for part in (16, 8, 4))
+    rows = [["pixels"], ["gradients"], *([row, decoder, middle] for row in ROWS for decoder in DECODERS)]
+    return rows + [["l", "cpu", group] for group in (low, high)]
+
+
+def measure(command: Sequence[str], limit: float) -> dict[str, Any]:
+    """Run a row in a process of its own; returns what it printed, or why there is nothing."""
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    try:
+        out, errors = child.communicate(timeout=limit)
+    except subprocess.TimeoutExpired:
+        return {"is": f"FAILED: stopped after {limit:.0f} s"}
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)  # and what it started
+        child.wait()
+    if child.returncode == 0 and out.strip():
+        found: dict[str, Any] = json.loads(out.splitlines()[-1])
+        return found
+    reason = errors.strip().splitlines()[-1:] or [f"ended with status {child.returncode}"]
+    return {"is": f"FAILED: {reason[0][:300]}"}
+
+
+def show(row: Sequence[str], found: dict[str, Any]) -> None:
+    name = row[0] if len(row) == 1 else f"row {row[0]}, decoder {row[1]}, groups of {row[2]}"
+    values = [one if isinstance(one, str) else f"{one:8.3g} {what}" for what, one in found.items()]
+    print(f"{name:32} {'  '.join(values)}", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description="Measure a GPU in ten minutes.")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--size", choices=tuple(CLIPS), default="paper", help="paper, or tiny to see that it runs")
+    parser.add_argument("--minutes", type=float, default=9.5, help="rows that do not begin in this time are skipped")
+    parser.add_argument("--limit", type=float, default=120, help="seconds of a row")
+    parser.add_argument("--row", nargs="+", help="measure one row here: pixels, gradients, or l gpu 32")
+    parser.add_argument("--shards", type=Path, help="folder of drawn shards, with --row")
+    given = parser.parse_args()
+    if given.row:
+        if given.device == "cpu":
+            torch.set_num_threads(1)
+        what, *options = given.row
+        index = Index.open(given.shards)
+        if options:
+            found = training(index, given.size, given.device, what, options[0], int(options[1]))
+        else:
+            found = {"pixels": pixels, "gradients": gradients}[what](index, given.size, given.device)
+        print(json.dumps(found))
+        return
+    end = time.monotonic() + 60 * given.minutes
+    if given.device == "cuda" and not torch.cuda.is_available():
+        raise UserError("torch finds no GPU; see nvidia-smi, or set --device cpu --size tiny to see that it runs")
+    name = torch.cuda.get_device_name() if given.device == "cuda" else machine()
+    print(f"{name}; torch {torch.__version__}, CUDA {torch.version.cuda}, size {given.size}", flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        shards = Path(folder) / "shards"
+        draw(shards, CLIPS[given.size])
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = f"{folder}/compiled"  # of this run alone: a stopped row may leave parts
+        common = [sys.executable, "-m", "benchmarks.gpu", "--device", given.device, "--size", given.size]
+        for row in rows_of(given.size):
+            left = end - time.monotonic()
+            command = [*common, "--shards", str(shards), "--row", *row]
+            show(row, measure(command, min(given.limit, left)) if left > 0 else {"is": "skipped: no time left"})
+
+
+if __name__ == "__main__":
+    exit_with_message(main)

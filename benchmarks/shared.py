@@ -1,0 +1,135 @@
+"""What the benchmarks share: measurements printed as they are taken, drawn shards, and settings of a run."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import platform
+import statistics
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+from PIL import Image
+
+from gdt.pipeline.groups import take_rank
+from gdt.pipeline.loader import Batch, Loader
+from gdt.pipeline.shards.index import Index, mel_sums, write_index
+from gdt.pipeline.shards.writer import VideoRecord, write_shard
+from gdt.pipeline.sources.loading import Loading
+from gdt.train.checkpoint import Data
+from gdt.train.kernels import Kernels
+from gdt.train.learner import Learner
+from gdt.train.settings import SIZES, Optimization, Pretrain
+
+DeviceName = Literal["cpu", "cuda"]
+BANDS = 40
+_PER_SHARD = 16
+_FRAMES, _SIDE, _WIDTH = 48, 160, 214
+_QUALITY = 77
+"""JPEGs of this size have about 7 kB, as those of Kinetics."""
+
+
+class Measurements(dict[str, list[float]]):
+    """A value per round, by name."""
+
+    def add(self, name: str, value: float, unit: str) -> None:
+        """Record and print a value."""
+        self.setdefault(name, []).append(value)
+        print(f"  {name}: {value:.3g} {unit}", flush=True)
+
+    def show(self, name: str, unit: str, *others: str) -> None:
+        """Print `name: value unit (low–high), ratio (low–high) of other`: medians, ratios taken within a round."""
+        parts = [_spread(self[name], f" {unit}")]
+        for other in others:
+            ratios = [a / b for a, b in zip(self[name], self[other], strict=True)]
+            parts.append(f"{_spread(ratios)} of {other}")
+        print(f"{name}: {', '.join(parts)}", flush=True)
+
+
+def _spread(values: Sequence[float], unit: str = "") -> str:
+    return f"{statistics.median(values):.3g}{unit} ({min(values):.3g}–{max(values):.3g})"
+
+
+def machine() -> str:
+    """CPU model, and number of cores of this process."""
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.is_file() else []
+    models = [line.split(":", 1)[1].strip() for line in lines if "model name" in line]
+    return f"{(models or [platform.machine()])[0]}, {len(os.sched_getaffinity(0))} cores"
+
+
+def run_settings(size: str, row: str, clips: int, device: DeviceName, group: int = 0) -> Pretrain:
+    """Settings of pretraining a row of table 1 with this many video clips per step, without dropout.
+
+    `group`: leaves of a batch-norm group and of a backward pass; 0 for the whole batch.
+    """
+    base = SIZES[size][1]
+    run = replace(
+        base, preset=row, epochs=0, steps=1000, bn_group_size=group, micro_batch_size=group,
+        network=replace(base.network, dropout=0.0), precision="bfloat16" if device == "cuda" else "float32",
+        optimization=Optimization("sgd", lr=0.01, base_batch_size=0, warmup_epochs=0), device=device,
+    )  # fmt: skip
+    return replace(run, batch_size=clips // run.composition.clips_per_video)
+
+
+def prepare(index: Index, run: Pretrain, kernels: Kernels | None = None) -> tuple[Learner, Batch]:
+    """A learner and the first batch of its run, on the device."""
+    tree, device = run.tree(index), torch.device(run.device)
+    plan = take_rank(tree.plan(0, 0), 0, 1, run.bn_group_size or 0)
+    with Loader(index, [plan], run.clip, device, Loading(decoder="cpu")) as loader:
+        batch = next(iter(loader))
+    return Learner(run, tree, Data("drawn", index.statistics), device, kernels=kernels), batch
+
+
+def draw(folder: Path, videos: int) -> Index:
+    """Write shards of `videos` different videos at 30 fps, without ffmpeg; frames have about the size of real ones."""
+    folder.mkdir(parents=True)
+    parts = [range(first, min(first + _PER_SHARD, videos)) for first in range(0, videos, _PER_SHARD)]
+    paths = [folder / f"shard-{number:06d}.h5" for number in range(len(parts))]
+    with ThreadPoolExecutor() as pool:  # Pillow encodes without the GIL
+        list(pool.map(_draw_shard, paths, parts))
+    write_index(folder, paths, {"settings": json.dumps({"fps": 30, "bands": BANDS})})
+    return Index.open(folder)
+
+
+def _draw_shard(path: Path, videos: range) -> None:
+    scratch = path.with_suffix(".scratch")
+    scratch.mkdir()
+    records, pixels, mels = [], np.zeros((3, 3), np.int64), np.zeros(3, np.int64)
+    for video in videos:
+        rng = np.random.default_rng(video)
+        images = _draw_frames(rng)
+        jpegs = list(map(_encode, images))
+        bank = rng.normal(0, 4, (_FRAMES * 100 // 30 + 1, BANDS)).astype(np.float32)
+        files = scratch / f"{video}.jpeg", scratch / f"{video}.rows"
+        files[0].write_bytes(b"".join(jpegs))
+        bank.tofile(files[1])
+        columns = {"id": f"v{video:06}", "split": "train", "height": _SIDE, "width": _WIDTH}
+        records.append(VideoRecord(columns, files[0], np.array(list(map(len, jpegs))), files[1]))
+        shown = images[0].reshape(-1, 3).astype(np.int64)
+        pixels += np.stack([np.full(3, len(shown)), shown.sum(0), (shown**2).sum(0)], 1)
+        mels += mel_sums(bank)
+    write_shard(path, records, [], {"pixel_sums": pixels, "mel_sums": mels}, "drawn", BANDS, scratch)
+
+
+def _draw_frames(rng: np.random.Generator) -> list[np.ndarray]:
+    """A camera pan over noise at several scales: uint8 [height, width, 3] each."""
+    whole = (_WIDTH + 2 * _FRAMES, _SIDE + _FRAMES)
+    landscape = np.full((whole[1], whole[0], 3), 128, np.float32)
+    for cells in (3, 9, 27, 81):
+        coarse = Image.fromarray(rng.integers(0, 256, (cells, cells * 2, 3), np.uint8))
+        landscape += (np.asarray(coarse.resize(whole, Image.Resampling.BICUBIC), np.float32) - 128) * cells**-0.5
+    shown = landscape.clip(0, 255).astype(np.uint8)
+    return [shown[t : t + _SIDE, 2 * t : 2 * t + _WIDTH] for t in range(_FRAMES)]
+
+
+def _encode(frame: np.ndarray) -> bytes:
+    file = io.BytesIO()
+    Image.fromarray(frame).save(file, "JPEG", quality=_QUALITY, subsampling="4:2:0")
+    return file.getvalue()
