@@ -431,7 +431,7 @@ def test_missing_results_are_listed_with_commands(runs: Path, tmp_path: Path) ->
     assert [line.split(": make")[0] for line in missing.split("\n") if ": make" in line] == [
         "unlabelled is not evaluated", "Figures of 1 model"
     ]  # fmt: skip
-    assert f"make report RUNS={folder} MODELS=2" in missing
+    assert f"make report RUNS={folder} MODELS=3" in missing
 
 
 def test_a_name_that_is_not_utf_8_is_escaped(command: Run, runs: Path, tmp_path: Path) -> None:
