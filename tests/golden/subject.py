@@ -50,27 +50,31 @@ def digest(arrays: dict[str, np.ndarray]) -> str:
     return found.hexdigest()[:16]
 
 
-def settings(name: str, shards: Path, words: Path, dropout: float = 0.0, **changes: Any) -> Pretrain:
-    """A short run of small networks over 12 videos, by default as one batch-norm group."""
+def settings(
+    name: str, shards: Path, words: Path, dropout: float = 0.0, lr: float = 1e-6, **changes: Any
+) -> Pretrain:  # fmt: skip
+    """A short run of small networks over 12 videos, by default as one batch-norm group.
+
+    At higher rates, rounding differences between processors grow within few steps.
+    """
     base = SIZES["tiny"][1]
     composition: dict[str, Any] = {"factors": MORE} if name == "more" else {"preset": name}
     short = replace(
         base, **composition, shards=shards, word2vec=words if name == "three" else None,
         network=replace(base.network, dropout=dropout), batch_size=12, steps=20, bn_group_size=0, device="cpu",
-        # a low rate: at higher ones, rounding differences grow within three or four steps
-        threads=1, optimization=Optimization("sgd", lr=1e-5, base_batch_size=0, warmup_epochs=0),
+        threads=1, optimization=Optimization("sgd", lr=lr, base_batch_size=0, warmup_epochs=0),
     )  # fmt: skip
     return replace(short, **changes)
 
 
 def in_float64(name: str, shards: Path, words: Path, **changes: Any) -> Pretrain:
     """A run of fewer steps of smaller networks."""
-    base = settings(name, shards, words, steps=3, precision="float64")
+    base = settings(name, shards, words, lr=1e-3, steps=3, precision="float64")
     widths = {"widths": (4, 8), "audio_widths": (4, 8), "stem": 4, "stem_middle": 4, "audio_stem": 4}
     return replace(
         base, network=replace(base.network, **widths, hidden=32, embedding=16),
         clip=Clip(frames=4, stride=6, size=16), augmentation=replace(base.augmentation, scale=(20, 28)),
-        optimization=replace(base.optimization, lr=1e-3), **changes,
+        **changes,
     )  # fmt: skip
 
 

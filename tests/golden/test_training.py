@@ -29,7 +29,7 @@ def test_losses_without_dropout(golden: Golden, drawn: tuple[Path, Path], tmp_pa
     "name", ["l", *(pytest.param(name, marks=pytest.mark.slow) for name in ("a", "e", "m", "three", "more"))]
 )
 def test_losses_with_dropout(golden: Golden, drawn: tuple[Path, Path], tmp_path: Path, name: str) -> None:
-    short = subject.settings(name, *drawn, dropout=0.3, steps=8, out=tmp_path)
+    short = subject.settings(name, *drawn, dropout=0.3, lr=1e-5, steps=8, out=tmp_path)
     golden("losses-dropout", name, subject.train(short), CLOSE)
 
 
