@@ -105,7 +105,13 @@ show-batch: $(STAMP) ## draw every leaf of one video | [DATASET=synthetic] [PRES
 show-tree: $(STAMP) ## draw the sampling tree with its positive and negative pairs | [PRESET=l] [FACTORS="..."]
 	$(gdt) eval show-tree
 
-bench: $(STAMP) ## measure loading, preprocessing, planning and evaluation; count GPU memory | [SOURCE=/videos]
+theorem: $(STAMP) ## simulate the paper's theorem and compare it with the formulas
+	$(gdt) study theorem
+
+figures: $(STAMP) ## draw the paper's figures of features | [CKPT="a.pt ..."] [DATASET=synthetic]
+	$(call gdt,$(of_run)) study figures --ckpt $(checkpoint)
+
+bench: $(STAMP) ## measure preprocessing, loading and training steps against peers | [SOURCE=/videos]
 	@$(PYTHON) -m benchmarks.preprocess $(source)
 	@$(PYTHON) -m benchmarks.loader
 	@$(PYTHON) -m benchmarks.step

@@ -41,8 +41,8 @@ from gdt.train.settings import Pretrain
 ROWS, DECODERS = ("l", "e", "a"), ("gpu", "cpu")
 EXACT, ROUNDED = 0.01, 0.3
 """Relative differences of a gradient from float32, compiled and in bfloat16; a wrong kernel gives 0.4 to infinity."""
-CLIPS = {"paper": 256, "tiny": 32}
-"""Video clips per step."""
+CLIPS, CHECKED = {"paper": 256, "tiny": 32}, {"paper": 32, "tiny": 8}
+"""Video clips per step, and of the batches that are compared (float32 needs 1 GiB per clip of the paper's size)."""
 STEPS = {"paper": (3, 8), "tiny": (1, 1)}
 """Steps of warm-up, in which code is compiled, and measured steps."""
 SMALL = Network(
@@ -72,7 +72,7 @@ def settings_of(size: str, row: str, clips: int, device: DeviceName, group: int 
 
 def pixels(index: Index, size: str, device: DeviceName) -> dict[str, Any]:
     """Compare the batches that DALI loads on the GPU with those of the processor."""
-    run = settings_of(size, "l", CLIPS[size] // 4, device)
+    run = settings_of(size, "l", CHECKED[size], device)
     tree = run.tree(index)
     loaded: list[dict[str, Tensor]] = []
     for where, decoder in (("cpu", "cpu"), (device, "gpu")):
@@ -92,7 +92,7 @@ def pixels(index: Index, size: str, device: DeviceName) -> dict[str, Any]:
 def gradients(index: Index, size: str, device: DeviceName) -> dict[str, Any]:
     """Compare the gradients of row l, compiled and in bfloat16, with those of float32 without TF32."""
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
-    run = settings_of(size, "l", CLIPS[size] // 4, device)
+    run = settings_of(size, "l", CHECKED[size], device)
     ways: list[tuple[Precision, bool]] = [("float32", True)]
     if device == "cuda":
         ways += [("bfloat16", False), ("bfloat16", True)]
@@ -146,10 +146,17 @@ def training(index: Index, size: str, device: DeviceName, row: str, decoder: str
     if flops := learner.flops(index.bands):
         found["MFU %"] = 100 * flops[0] * steps / seconds / flops[1]
     found["GiB"] = report.memory
-    if device == "cuda":  # with DALI's memory and what libraries hold
+    if device == "cuda":  # also the memory of DALI, libraries and other processes
         free, total = torch.cuda.mem_get_info(where)
         found["GiB with DALI"] = (total - free) / 2**30
     return found | {"loss": report.metrics.loss}
+
+
+def measure_here(index: Index, size: str, device: DeviceName, row: Sequence[str]) -> dict[str, Any]:
+    """The values of a row of `rows_of`. Raises UserError where numbers are wrong."""
+    if len(row) == 1:
+        return {"pixels": pixels, "gradients": gradients}[row[0]](index, size, device)
+    return training(index, size, device, row[0], row[1], int(row[2]))
 
 
 # ------------------------------------------------------------------------------------------------ the parent's part
@@ -198,12 +205,7 @@ def main() -> None:
     if given.row:
         if given.device == "cpu":
             torch.set_num_threads(1)
-        what, *options = given.row
-        index = Index.open(given.shards)
-        if options:
-            found = training(index, given.size, given.device, what, options[0], int(options[1]))
-        else:
-            found = {"pixels": pixels, "gradients": gradients}[what](index, given.size, given.device)
+        found = measure_here(Index.open(given.shards), given.size, given.device, given.row)
         print(json.dumps(found))
         return
     end = time.monotonic() + 60 * given.minutes

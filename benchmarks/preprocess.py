@@ -1,8 +1,8 @@
 """Preprocessing: videos/s of the whole stage against other ways to decode the same files.
 
 Bare ffmpeg has the same filters, encoders and number of processes, one video each, but no Python, log-mel or shards.
-The usual way pipes raw frames into Python, shrinks them and encodes JPEGs there, and extracts the audio with a second
-process; it is fastest if ffmpeg shrinks the frames.
+The usual way pipes raw frames that ffmpeg has shrunk into Python, encodes JPEGs there, and extracts the audio with a
+second process.
 """
 
 from __future__ import annotations
@@ -27,8 +27,7 @@ from gdt.preprocess.datasets.listing import Video, video_files
 from gdt.preprocess.ffmpeg import Extraction, Target, command
 from gdt.preprocess.stage import Preprocess, run
 
-BARE, USUAL, SMALL = "bare ffmpeg", "usual way, frames shrunk in Python", "usual way, frames shrunk in ffmpeg"
-STAGE, START = "stage", "start of the stage"
+BARE, USUAL, STAGE, START = "bare ffmpeg", "usual way", "stage", "start of the stage"
 
 
 def videos(source: Path | None, folder: Path, count: int) -> list[Path]:
@@ -70,20 +69,18 @@ def bare(paths: Sequence[Path], audio: Sequence[bool], workers: int, folder: Pat
         list(pool.map(run_one, range(len(paths))))
 
 
-def usual(paths: Sequence[Path], audio: Sequence[bool], workers: int, shrink_in_ffmpeg: bool, folder: Path) -> None:
+def usual(paths: Sequence[Path], audio: Sequence[bool], workers: int, folder: Path) -> None:
     """`workers` Python processes in parallel, one video each, through raw frames."""
     outs = [folder / str(k) for k in range(len(paths))]
     with ProcessPoolExecutor(workers) as pool:
-        list(pool.map(partial(_usual, shrink_in_ffmpeg), paths, audio, outs))
+        list(pool.map(_usual, paths, audio, outs))
 
 
-def _usual(shrink_in_ffmpeg: bool, path: Path, audio: bool, out: Path) -> None:
+def _usual(path: Path, audio: bool, out: Path) -> None:
     settings = Extraction()
     shown = ffmpeg.probe(str(path), select_streams="V:0")["streams"][0]
-    whole = (shown["width"], shown["height"])
-    shrink = min(1.0, settings.short_side / min(whole))
-    small = (2 * round(whole[0] * shrink / 2), 2 * round(whole[1] * shrink / 2))
-    width, height = small if shrink_in_ffmpeg else whole
+    shrink = min(1.0, settings.short_side / min(shown["width"], shown["height"]))
+    width, height = (2 * round(shown[name] * shrink / 2) for name in ("width", "height"))
     frames = ffmpeg.output(
         ffmpeg.input(str(path), threads=1)["V:0"], "pipe:", vf=f"fps={settings.fps},scale={width}:{height}",
         format="rawvideo", pix_fmt="rgb24", filter_threads=1, loglevel="quiet",
@@ -91,22 +88,14 @@ def _usual(shrink_in_ffmpeg: bool, path: Path, audio: bool, out: Path) -> None:
     with out.with_suffix(".mjpeg").open("wb") as file:
         process = frames.run_async(pipe_stdout=True)
         while len(frame := process.stdout.read(width * height * 3)) == width * height * 3:
-            image = Image.frombytes("RGB", (width, height), frame)
-            if (width, height) != small:
-                image = image.resize(small, Image.Resampling.BICUBIC)
-            image.save(file, "JPEG", quality=90)  # about as large as ffmpeg's -q:v 3
+            Image.frombytes("RGB", (width, height), frame).save(file, "JPEG", quality=90)  # as large as ffmpeg's -q:v 3
         process.wait()
     if audio:
         sound = ffmpeg.output(ffmpeg.input(str(path))["a:0"], str(out.with_suffix(".wav")), ar=24_000, ac=1)
         sound.global_args("-loglevel", "quiet").run(quiet=True)
 
 
-def stage(source: Path, workers: int, videos_per_shard: int, folder: Path) -> None:
-    """The whole stage, including the start of its workers."""
-    run(Preprocess("folder", source, folder, videos_per_shard=videos_per_shard, workers=workers))
-
-
-def seconds(measured: Callable[[Path], None], folder: Path) -> float:
+def seconds(measured: Callable[[Path], object], folder: Path) -> float:
     """Seconds of a measurement that writes to a folder, which is removed."""
     folder.mkdir()
     start = time.perf_counter()
@@ -139,26 +128,29 @@ def main(
                 (folder / to / f"{k:06d}{found[k % len(found)].suffix}").symlink_to(found[k % len(found)].absolute())
         paths = sorted((folder / "all").iterdir())
         audio = list(map(has_audio, paths))
-        ways: dict[str, Callable[[Path], None]] = {
+
+        def stage(name: str, videos_per_shard: int, out: Path) -> None:
+            run(Preprocess("folder", folder / name, out, videos_per_shard=videos_per_shard, workers=workers))
+
+        ways: dict[str, Callable[[Path], object]] = {
             BARE: partial(bare, paths, audio, workers),
-            STAGE: partial(stage, folder / "all", workers, 4),
-            START: partial(stage, folder / "first", workers, 1),  # one video per worker, so that all start
-            USUAL: partial(usual, paths, audio, workers, False),
-            SMALL: partial(usual, paths, audio, workers, True),
+            STAGE: partial(stage, "all", 4),
+            START: partial(stage, "first", 1),  # one video per worker, so that all start
+            USUAL: partial(usual, paths, audio, workers),
         }
         print(f"{machine()}; {count} videos ({sum(audio)} with audio), {workers} processes", flush=True)
         taken, rates = Measurements(), Measurements()
         for _ in range(rounds):
             for way, measured in ways.items():
                 taken.add(way, seconds(measured, folder / "out"), "s")
-    for way in (BARE, USUAL, SMALL, STAGE):
+    for way in (BARE, USUAL, STAGE):
         rates[way] = [count / one for one in taken[way]]
     steady = zip(taken[STAGE], taken[START], strict=True)
     rates[f"{STAGE}, without start"] = [(count - workers) / max(whole - start, 1e-9) for whole, start in steady]
-    for way in (BARE, USUAL, SMALL):
+    for way in (BARE, USUAL):
         rates.show(way, "videos/s")
-    for way in list(rates)[3:]:
-        rates.show(way, "videos/s", BARE, USUAL, SMALL)
+    for way in list(rates)[2:]:
+        rates.show(way, "videos/s", BARE, USUAL)
 
 
 if __name__ == "__main__":

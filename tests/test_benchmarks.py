@@ -8,18 +8,21 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from benchmarks import gpu, loader, preprocess, step
 from benchmarks.shared import draw
 from gdt.common.errors import UserError
 from gdt.pipeline import engines
 from gdt.pipeline.shards.index import Index
+from gdt.train.kernels import Precision
+from gdt.train.settings import Pretrain
 from tests.conftest import ROOT
 
 
 @pytest.fixture(scope="module")
 def drawn(tmp_path_factory: pytest.TempPathFactory) -> Index:
-    return draw(tmp_path_factory.mktemp("drawn") / "shards", 8)
+    return draw(tmp_path_factory.mktemp("drawn") / "shards", 32)
 
 
 def test_loading_is_measured_against_the_peer(drawn: Index, capsys: pytest.CaptureFixture[str]) -> None:
@@ -41,7 +44,7 @@ def test_preprocessing_is_measured_with_and_without_sound(
     preprocess.main(source, count=2, rounds=1, workers=1)
     out = capfd.readouterr().out
     assert "2 videos (1 with audio), 1 processes" in out
-    for way in (preprocess.BARE, preprocess.USUAL, preprocess.SMALL):
+    for way in (preprocess.BARE, preprocess.USUAL):
         assert f"  {way}: " in out and f" of {way}" in out  # when it is measured, and as a ratio
 
 
@@ -55,9 +58,12 @@ def test_the_step_equals_the_plain_loop(capsys: pytest.CaptureFixture[str], monk
         step.main(rows=("e",), clips=8, steps=1, rounds=1)
 
 
-def test_every_row_of_the_gpu_benchmark_runs_on_a_cpu() -> None:
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_gpu_benchmark_runs_on_a_cpu() -> None:
+    """Every row in its own process, and compiled code."""
     done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.gpu", "--device", "cpu", "--size", "tiny", "--limit", "250"],
+        [sys.executable, "-m", "benchmarks.gpu", "--device", "cpu", "--size", "tiny", "--limit", "600"],
         cwd=ROOT, capture_output=True, text=True, check=True,
     )  # fmt: skip
     _, pixels, gradients, *rows = done.stdout.splitlines()
@@ -68,6 +74,32 @@ def test_every_row_of_the_gpu_benchmark_runs_on_a_cpu() -> None:
         "row l, decoder cpu, groups of 2", "row l, decoder cpu, groups of 8",
     ]  # fmt: skip
     assert all(f" {unit}" in row for row in rows for unit in ("clips/s", "waiting %", "GiB", "loss"))
+
+
+def test_every_row_of_the_gpu_benchmark_is_measured(drawn: Index, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In one process, and without compiling, which takes a minute."""
+    compiled = []
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda module, **given: compiled.append(module))
+    found = {tuple(row): gpu.measure_here(drawn, "tiny", "cpu", row) for row in gpu.rows_of("tiny")}
+    assert len(compiled) == 1 and found["gradients",]["is"].startswith("float32 compiled off by 0;")
+    assert found["pixels",]["is"].startswith("worst leaf 0.0") and len(found) == 10
+    rows = [values for row, values in found.items() if len(row) > 1]
+    assert all(values.keys() == {"clips/s", "waiting %", "GiB", "loss"} for values in rows)
+    # decoders and loading do not change what is learned
+    for row in gpu.ROWS:
+        one, other = (found[row, decoder, "4"]["loss"] for decoder in gpu.DECODERS)
+        assert one == pytest.approx(other, rel=1e-3)
+
+
+def test_wrong_gradients_are_reported(drawn: Index, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = gpu.gradient
+
+    def wrong(index: Index, run: Pretrain, precision: Precision, compiled: bool) -> dict[str, torch.Tensor]:
+        return {name: g * (1.1 if compiled else 1) for name, g in right(index, run, precision, False).items()}
+
+    monkeypatch.setattr(gpu, "gradient", wrong)
+    with pytest.raises(UserError, match=r"WRONG: float32 compiled off by 0\.1; expected: below 0\.01"):
+        gpu.gradients(drawn, "tiny", "cpu")
 
 
 def test_wrong_pixels_are_reported(drawn: Index, monkeypatch: pytest.MonkeyPatch) -> None:
