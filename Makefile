@@ -1,135 +1,89 @@
-# Commands to type; `make help` lists them. VARIABLE=value is the option --variable of the gdt command that a target
-# runs, and ARGS="--option value" adds options. `gdt pretrain --help` lists the options of a command.
+#: make demo        everything on generated videos, with a report: about 5 minutes on 2 cores, no GPU
+#: make test        style, types and all tests except the slow ones
+#: make generate    labelled videos in data/videos/synthetic                      [SEED=]
+#: make preprocess  videos to shards; again: resume                               [DATASET=kinetics] [SOURCE=]
+#: make verify      check shards for damage                                       [DATASET=kinetics]
+#: make pretrain    train on shards; again: resume    [DATASET=kinetics] [PRESET=l | FACTORS="..."] [GPUS=] [SEED=]
+#:                                                    [STEPS=] [SIZE=paper|tiny]
+#: make eval        retrieval, few-shot, cross-modal recall, on any data set; make eval-ucf, make eval-hmdb: finetuning
+#:                  and linear probes, too      [DATASET=] [CKPT="a.pt b.pt", or PRESET=, FACTORS=, SEED= of a run]
+#: make factors     which factors move the features                               [as make eval]
+#: make embed       features of videos                                            [SOURCE=/my/videos] [as make eval]
+#: make ablation    pretrain and compare compositions                             [DATASET=kinetics] [STEPS=] [SIZE=]
+#: make report      one HTML page of all runs
+#: make show-batch, make show-tree   a composition as clips [DATASET=] [SEED=] [SIZE=], or as pairs   [PRESET=] [FACTORS=]
+#: make bench, make bench-gpu        speed, against what others use; check and measure a GPU
+#: make setup, make lint, make clean
+#:
+#: ARGS="--option value" passes further options; `.venv/bin/gdt <command> --help` lists them.
 
 SHELL := /bin/bash
-.DEFAULT_GOAL := help
-
-# An active conda environment is used as it is; otherwise everything goes into .venv.
-ifdef CONDA_PREFIX
+ifdef CONDA_PREFIX  # an active conda environment is used as it is; otherwise everything goes into .venv
 PYTHON := $(CONDA_PREFIX)/bin/python
-STAMP := $(CONDA_PREFIX)/.gdt-setup
+SETUP := $(CONDA_PREFIX)/.gdt-setup
 else
 PYTHON := .venv/bin/python
-STAMP := .venv/.stamp
+SETUP := .venv/.stamp
 endif
 
-# Variables typed on the command line, without those of make, Python and libraries; common/variables.py turns them into
-# options. $(1) are those that a recipe uses itself.
-libraries := PYTHON% STAMP CONDA_PREFIX VIRTUAL_ENV SHELL MAKE% PATH HOME TMPDIR LD_% PIP_% OMP_% CUDA_% NVIDIA_% \
-  NCCL_% TORCH_% PYTORCH_% MKL_% DASK_% GDT_% %_proxy %_PROXY
-typed := $(filter-out $(libraries),$(foreach name,$(.VARIABLES),$(if $(filter command,$(firstword $(origin $(name)))),$(name))))
-inherited := $(foreach name,DATASET PRESET GPUS SIZE SEEDS ROWS ARGS,$(if $(filter environment,$(origin $(name))),$(name)))
-# Their values are taken as typed: make expands no $ in them, and recipes quote them.
-$(foreach name,$(typed) $(inherited),$(eval override export $(name) := $$(value $(name))))
-quote = '$(subst ','\'',$(1))'
+# the variables of each target; DATASET=mine becomes --dataset mine
+takes.generate := SEED
+takes.preprocess := DATASET SOURCE
+takes.verify := DATASET
+takes.pretrain := DATASET PRESET FACTORS SEED STEPS SIZE GPUS
+takes.eval := DATASET CKPT PRESET FACTORS SEED
+takes.factors := DATASET CKPT PRESET FACTORS SEED
+takes.eval-ucf := CKPT PRESET FACTORS SEED
+takes.eval-hmdb := CKPT PRESET FACTORS SEED
+takes.embed := SOURCE DATASET CKPT PRESET FACTORS SEED
+takes.ablation := DATASET STEPS SIZE
+takes.show-batch := DATASET PRESET FACTORS SEED SIZE
+takes.show-tree := PRESET FACTORS
+export DATASET SOURCE PRESET FACTORS CKPT GPUS SEED STEPS SIZE
+
 goals := $(or $(MAKECMDGOALS),help)
-gdt = @GDT_GOALS=$(call quote,$(goals)) GDT_TYPED=$(call quote,$(filter-out $(1),$(typed))) \
-  GDT_SET="$(filter-out $(1),$(inherited))" $(PYTHON) -m gdt
+takes := $(foreach goal,$(goals),$(takes.$(goal))) ARGS
+typed := $(foreach name,$(.VARIABLES),$(if $(filter command,$(firstword $(origin $(name)))),$(name)))
+$(foreach name,$(filter-out $(takes) PYTHON SETUP MAKE%,$(typed)),$(error 'make $(goals)' has no variable $(name); it has $(takes)))
 
-# Targets that do not wrap a single gdt command take these variables only; others are refused before anything is installed.
-takes.bench := SOURCE
-takes.bench-gpu := ARGS
-ifeq ($(filter-out help setup demo test lint clean bench bench-gpu,$(goals)),)
-takes := $(strip $(foreach goal,$(goals),$(takes.$(goal))))
-$(if $(filter-out $(takes),$(typed)),$(error 'make $(goals)' takes $(if $(takes),only $(takes),no variables); remove $(filter-out $(takes),$(typed))))
-endif
-source = $(if $(SOURCE),--source "$${SOURCE/#\~\//$$HOME/}")
-# the checkpoint of `make pretrain` with the same DATASET, PRESET, FACTORS and SEED; src/gdt/cli.py finds its path
-checkpoint = make:$(call quote,$(or $(1),$(DATASET),synthetic))
-# variables that select that checkpoint, not options of the command; with CKPT, SEED is the evaluation's own
-of_run = PRESET FACTORS $(if $(CKPT),,SEED)
-official = $(call gdt,$(of_run)) eval downstream --ckpt $(call checkpoint,kinetics) --protocols finetune retrieval few-shot linear
+name.SEED = $(if $(filter eval% factors embed,$@),$(if $(CKPT),seed,run-seed),seed)
+option = $(if $($(1)),--$(or $(name.$(1)),$(shell tr A-Z a-z <<< $(1))) $(if $(filter CKPT,$(1)),$$$(1),"$$$(1)"))
+options = $(foreach name,$(filter-out GPUS,$(takes.$@)),$(call option,$(name))) $(ARGS)
+gdt := $(PYTHON) -m gdt
+# torchrun does not pass on SIGUSR1, and kills its ranks after 30 s, unless told otherwise
+ranks := PET_SIGNALS_TO_HANDLE=SIGTERM,SIGINT,SIGUSR1 PET_SHUTDOWN_TIMEOUT=600 $(PYTHON) -m torch.distributed.run --standalone
+official := --pretrained-on kinetics --protocols finetune retrieval few-shot linear
 
-$(if $(filter-out eval-ucf eval-hmdb,$(goals)),,$(if $(filter DATASET,$(typed)),$(error 'make $(goals)' takes no DATASET; \
-  other data sets: 'make eval DATASET=$(DATASET)' with PROTOCOLS="finetune retrieval few-shot linear")))
-targets := help setup demo test lint generate preprocess verify pretrain ablation eval eval-ucf eval-hmdb \
-  eval-factors embed report show-batch show-tree bench bench-gpu clean
-$(foreach goal,$(filter-out $(targets) $(STAMP),$(goals)),$(error there is no target '$(goal)'; 'make help' lists them. \
-  Quote values with spaces: SOURCE='/my videos'))
-.PHONY: $(targets)
-.SUFFIXES:
-
-setup: $(STAMP) ## install everything into .venv, or into the active conda environment
-
-$(STAMP): pyproject.toml constraints.txt setup.sh
+.PHONY: help setup demo test lint clean generate preprocess verify pretrain eval eval-ucf eval-hmdb factors embed \
+  ablation report show-batch show-tree bench bench-gpu
+help:
+	@sed -n 's/^#: \?//p' Makefile
+setup: $(SETUP)
+$(SETUP): pyproject.toml constraints.txt setup.sh
 	@bash setup.sh "$(PYTHON)" "$@"
-
-demo: $(STAMP) ## run everything on generated videos: about 5 minutes on 2 cores, no GPU
-	@$(PYTHON) -m gdt generate --identity 0.15 --actions-per-video 3 --destination data/videos/demo --train 40 --val 20 --test 20
-	@$(PYTHON) -m gdt preprocess --dataset synthetic --source data/videos/demo --destination data/shards/demo
-	@CUDA_VISIBLE_DEVICES= $(PYTHON) -m gdt eval ablation --dataset demo --rows l a e --steps 400 --clips 3 --seeds 0 \
+demo: $(SETUP)
+	@$(gdt) generate --identity 0.15 --actions-per-video 3 --train 40 --val 20 --test 20 --destination data/videos/demo
+	@$(gdt) preprocess --dataset demo --layout synthetic --source data/videos/demo
+	@CUDA_VISIBLE_DEVICES= $(gdt) ablation --dataset demo --rows l a e --steps 400 --clips 3 --seeds 0 \
 	  --protocols retrieval linear --test-factors none --out runs/demo
-	@$(PYTHON) -m gdt eval report --runs runs/demo --out runs/demo/report.html
-
-generate: $(STAMP) ## generate videos with settings of your own | [IDENTITY=0.3] [ACTIONS_PER_VIDEO=3] [SEED=0] [DESTINATION=]
-	$(gdt) generate
-
-preprocess: $(STAMP) ## turn videos into shards; run again to resume | [DATASET=synthetic] [SOURCE=] [DRY_RUN=1] [WORKERS=] [SCHEDULER=] [WORD2VEC=]
-	$(gdt) preprocess --dataset synthetic
-
-verify: $(STAMP) ## check shards for damage | [DATASET=synthetic] [FULL=1 to decode every frame]
-	$(gdt) verify --dataset synthetic
-
-pretrain: $(STAMP) ## pretrain a model on shards; run again to resume | [DATASET=synthetic] [PRESET=l|help] [FACTORS="..."] [WORD2VEC=] [INIT=] | [SIZE=tiny|paper|paper-ablation|paper-howto100m|paper-text-ablation] [GPUS=1]
-	$(subst $(PYTHON) -m gdt,$(python) -m gdt,$(call gdt,GPUS)) pretrain --dataset synthetic
-
-# one process per GPU; by itself, torchrun ends them without a checkpoint on SIGUSR1, and 30 s after any signal
-comma := ,
-python := $(if $(filter-out 1,$(GPUS)),PET_SIGNALS_TO_HANDLE=SIGTERM$(comma)SIGINT$(comma)SIGUSR1 PET_SHUTDOWN_TIMEOUT=600 \
-  $(PYTHON) -m torch.distributed.run --standalone --nproc-per-node $(GPUS),$(PYTHON))
-
-eval: $(STAMP) ## evaluate by the paper's protocols on any data set | [CKPT=] [DATASET=synthetic] | [PROTOCOLS="retrieval few-shot linear finetune cross-modal"]
-	$(call gdt,$(of_run)) eval downstream --ckpt $(checkpoint)
-
-eval-ucf: $(STAMP) ## evaluate on UCF-101, all folds | [CKPT=] [FOLDS="1 2 3"] [PROTOCOLS=] [GPUS=]
-	$(official) --dataset ucf101
-
-eval-hmdb: $(STAMP) ## the same for HMDB-51
-	$(official) --dataset hmdb51
-
-eval-factors: $(STAMP) ## test which factors the features encode | [CKPT="a.pt ..."] [DATASET=synthetic]
-	$(call gdt,$(of_run)) eval factors --ckpt $(checkpoint)
-
-embed: $(STAMP) ## write features of your videos to a file | DATASET=folder [CKPT=] | SOURCE=/my/videos CKPT=a.pt | [OUT=features.h5]
-	$(call gdt,$(of_run)) eval embed --ckpt $(checkpoint)
-
-report: $(STAMP) ## write one HTML page of all runs in a folder | [RUNS=runs] [OUT=runs/report.html] [FIGURES_OF=NAME]
-	$(gdt) eval report
-
-ablation: $(STAMP) ## pretrain and compare rows of table 1 | [DATASET=synthetic] [ROWS="a e l"] [SEEDS="0 1 2"] | [EQUAL=videos|clips|compute] [BATCH_SIZE=] [STEPS=]
-	$(gdt) eval ablation --dataset synthetic
-
-show-batch: $(STAMP) ## draw every leaf of one video | [DATASET=synthetic] [PRESET=l] [FACTORS="..."] [WORD2VEC=]
-	$(gdt) eval show-batch
-
-show-tree: $(STAMP) ## draw the sampling tree with its positive and negative pairs | [PRESET=l] [FACTORS="..."]
-	$(gdt) eval show-tree
-
-theorem: $(STAMP) ## simulate the paper's theorem and compare it with the formulas
-	$(gdt) study theorem
-
-figures: $(STAMP) ## draw the paper's figures of features | [CKPT="a.pt ..."] [DATASET=synthetic]
-	$(call gdt,$(of_run)) study figures --ckpt $(checkpoint)
-
-bench: $(STAMP) ## measure preprocessing, loading and training steps against peers | [SOURCE=/videos]
-	@$(PYTHON) -m benchmarks.preprocess $(source)
-	@$(PYTHON) -m benchmarks.loader
-	@$(PYTHON) -m benchmarks.step
-
-bench-gpu: $(STAMP) ## check and measure a GPU in ten minutes | [ARGS="--device cpu --size tiny"]
+	@$(gdt) report --runs runs/demo
+generate preprocess verify factors embed ablation report show-batch show-tree: $(SETUP)
+	@$(gdt) $@ $(options)
+pretrain: $(SETUP)
+	@$(if $(GPUS),$(ranks) --nproc-per-node "$$GPUS" -m gdt,$(gdt)) $@ $(options)
+eval: $(SETUP)
+	@$(gdt) evaluate $(options)
+eval-ucf: $(SETUP)
+	@$(gdt) evaluate --dataset ucf101 $(official) $(options)
+eval-hmdb: $(SETUP)
+	@$(gdt) evaluate --dataset hmdb51 $(official) $(options)
+bench: $(SETUP)
+	@for name in preprocess loader step; do $(PYTHON) -m benchmarks.$$name || exit; done
+bench-gpu: $(SETUP)
 	@$(PYTHON) -m benchmarks.gpu $(ARGS)
-
-lint: $(STAMP) ## check style and types
+lint: $(SETUP)
 	@$(PYTHON) -m ruff check . && $(PYTHON) -m ruff format --check . && $(PYTHON) -m mypy
-
-test: $(STAMP) lint ## check style and types, and run the tests except the slow ones
+test: lint
 	@$(PYTHON) -m pytest -n 2 --dist worksteal
-
-clean: ## remove the virtual environment; data and runs stay
+clean:
 	rm -rf .venv
-
-help: ## show this list
-	@echo "usage: make <target> [VARIABLE=value ...]"; echo
-	@awk -F ':.*## | [|] ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2; for (i = 3; i <= NF; i++) printf "%20s %s\n", "", $$i}' Makefile
-	@echo; echo "Options of gdt commands are variables in capitals: --batch-size 64 is BATCH_SIZE=64."
-	@echo "'.venv/bin/gdt <command> --help' lists the options."

@@ -69,7 +69,7 @@ def run_settings(size: str, row: str, clips: int, device: DeviceName, group: int
 
     `group`: leaves of a batch-norm group and of a backward pass; 0 for the whole batch.
     """
-    base = SIZES[size][1]
+    base = SIZES[size]
     run = replace(
         base, preset=row, epochs=0, steps=1000, bn_group_size=group, micro_batch_size=group,
         network=replace(base.network, dropout=0.0), precision="bfloat16" if device == "cuda" else "float32",

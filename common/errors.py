@@ -9,7 +9,8 @@ import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
@@ -56,55 +57,10 @@ def with_list(said: str, names: Iterable[str]) -> str:
     return said + textwrap.fill(listed, COLUMNS, **_LIST)
 
 
-MAKE_OPTIONS = "GDT_OPTIONS"
-"""Environment variable, set under make only: options, with =1 after flags, that messages show as make's variables."""
-_OPTION = re.compile(
-    r"""`[^`]*`|"[^"]*"|(?<!\w)'[^']*'|(--[a-z][\w-]*(?:\.[\w-]+)*)"""
-    r"""(?: (help|first|skip|none|videos|clips|compute|slurm|cpu|cuda|features|folder|tiny|train"""
-    r"""|\d[\d.]*\b(?: \d+\b)*|[\w.~-]*/[\w./~-]*\w))?"""
-)
-"""Quoted text, or an option with an optional value: a path, a number or one of a few words."""
-
-
-def is_make() -> bool:
-    """Whether make started the command."""
-    return MAKE_OPTIONS in os.environ
-
-
-def as_typed(message: str, environment: Mapping[str, str] = os.environ) -> str:
-    """A message with options as the user types them: --batch-size becomes BATCH_SIZE under make.
-
-    Quoted commands are unchanged.
-    """
-    options = dict(option.partition("=")[::2] for option in environment.get(MAKE_OPTIONS, "").split())
-
-    def typed(option: str, value: str) -> str:
-        value = value or options.get(option, "")
-        name = option[2:].replace("-", "_").replace(".", "_").upper()
-        shown = f'"{value}"' if " " in value else value
-        return name + (f"={shown}" if value else "") if option in options else ""
-
-    return _rename(message, typed)
-
-
-def as_keywords(message: str, renamed: Mapping[str, str]) -> str:
-    """A message with options as Python keyword arguments: --batch-size becomes batch_size, or its name in `renamed`."""
-
-    def keyword(option: str, value: str) -> str:
-        if value == "help":
-            return f"'gdt pretrain {option} help'"
-        name = option[2:].replace("-", "_")
-        shown = f"({', '.join(value.split())})" if " " in value else value if value[:1].isdecimal() else repr(value)
-        return renamed.get(name, name) + (f"={shown}" if value else "")
-
-    return _rename(message, keyword)
-
-
-def _rename(message: str, name: Callable[[str, str], str]) -> str:
-    """Replace options outside quotes by `name(option, value)`, unless that is empty."""
-    return _OPTION.sub(lambda match: (name(match[1], match[2] or "") if match[1] else "") or match[0], message)
-
-
+INTERRUPT = 130
+"""Exit status after Ctrl-C."""
+_PATIENCE = 10.0
+"""Seconds that a rank waits with its error, in case rank 0 has the same."""
 INTERRUPTED = "interrupted; run the same command again to resume"
 
 
@@ -152,7 +108,7 @@ def first_line(error: BaseException) -> str:
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
-def exit_with_message(main: Callable[[], None]) -> None:
+def exit_with_message(main: Callable[[], object]) -> None:
     """Run `main`; a UserError or an operating system error becomes one message on stderr and exit status 2."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # like stderr; file names may not be UTF-8
@@ -160,7 +116,7 @@ def exit_with_message(main: Callable[[], None]) -> None:
         main()
         _flush()
     except UserError as error:
-        _exit(2, f"error: {as_typed(str(error))}")
+        _exit(2, f"error: {error}")
     except MemoryError as error:
         _exit(2, f"error: out of memory ({first_line(error)}); use a machine with more memory")
     except BrokenPipeError:  # the reader of the output, such as `head`, has exited
@@ -172,7 +128,7 @@ def exit_with_message(main: Callable[[], None]) -> None:
         _exit(2, f"error: {error.filename}: {error.strerror}; check the path, its permissions and the free space")
     except KeyboardInterrupt:
         newline = "\n" if sys.stderr.isatty() else ""  # after an unfinished progress bar
-        _exit(130, f"{newline}{INTERRUPTED}")
+        _exit(INTERRUPT, f"{newline}{INTERRUPTED}")
 
 
 def _wrap(message: str) -> str:
@@ -188,6 +144,10 @@ def _flush() -> None:
 
 
 def _exit(status: int, message: str) -> NoReturn:
+    if os.environ.get("RANK", "0") != "0":  # of several processes, the first says it, and torchrun ends the others
+        if status == INTERRUPT:
+            sys.exit(status)
+        time.sleep(_PATIENCE)
     print(_wrap(message) if sys.stderr.isatty() else message, file=sys.stderr)
     try:
         _flush()

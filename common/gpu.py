@@ -6,8 +6,6 @@ import os
 import shutil
 import subprocess
 import sysconfig
-from collections.abc import Sequence
-from itertools import pairwise
 from pathlib import Path
 
 from gdt.common.errors import UserError
@@ -15,8 +13,8 @@ from gdt.common.errors import UserError
 _OLDEST_DRIVER = 580
 """Major version of the oldest driver that supports CUDA 13, for which torch and DALI are built."""
 _USE_CPU = (
-    "use the CPU: pretrain with --device cpu, or put CUDA_VISIBLE_DEVICES= before any command; either makes SIZE=tiny "
-    "the default"
+    "use the CPU: pretrain with --device cpu, or put CUDA_VISIBLE_DEVICES= before any command; either makes "
+    "--size tiny the default"
 )
 
 
@@ -53,12 +51,8 @@ def require_no_gpu() -> None:
         )
 
 
-def default_size(arguments: Sequence[str] = ()) -> str:
-    """The default size: `paper` with a GPU, unless the arguments ask for the CPU, else `tiny`.
-
-    Raises UserError like `has_gpu`.
-    """
-    on_cpu = "--device=cpu" in arguments or ("--device", "cpu") in pairwise(arguments)
+def default_size(on_cpu: bool = False) -> str:
+    """The default size: `paper` with a GPU, unless it is not used, else `tiny`. Raises UserError like `has_gpu`."""
     return "paper" if not on_cpu and has_gpu() else "tiny"
 
 

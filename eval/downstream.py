@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import shlex
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -22,12 +21,13 @@ from tqdm import tqdm
 
 from gdt.common import serialization
 from gdt.common.commandline import gdt_command
-from gdt.common.errors import UserError, as_typed, explain_out_of_memory, plural
+from gdt.common.errors import UserError, explain_out_of_memory, plural
 from gdt.common.files import write_text
 from gdt.common.lock import locked
 from gdt.eval import record
 from gdt.eval.extract import require_network
 from gdt.eval.finetune import METRICS, STATE, build_recipe
+from gdt.eval.of_run import NO_RUN
 from gdt.eval.processes import job_limit, run_command, run_parallel
 from gdt.eval.protocols import (
     FORMAT,
@@ -69,6 +69,8 @@ def downstream(settings: Downstream) -> str:
     """
     if settings.threads:
         torch.set_num_threads(settings.threads)
+    if not settings.ckpt:
+        settings = replace(settings, ckpt=(settings.checkpoint(settings.dataset, settings.shards),), **NO_RUN)
     extracted: dict[str, tuple[Path, np.ndarray]] = {}  # shared by all columns of labels, as the models are
     compared = list(models(settings, first := load_trained(settings.ckpt[0])))
     evaluations = [_plan(replace(settings, label=label), first, compared, extracted) for label in settings.labels]
@@ -185,7 +187,7 @@ def _protocols(settings: Downstream, gallery: str, data: Data, compared: Sequenc
         reasons = [f"there are no classes; set --label to one of {', '.join(sorted(data.index.columns))}"]
     if reasons and not labels and (labelled or data.index.columns):
         names = [name for name, protocol in PROTOCOLS.items() if protocol.default and protocol.labels]
-        print(as_typed(f"{' and '.join(names)} are skipped: {'; '.join(reasons)}"), flush=True)
+        print(f"{' and '.join(names)} are skipped: {'; '.join(reasons)}", flush=True)
     wordless = not settings.word2vec and any("text" in model.trained.model.modalities for model in compared)
     pairs = queries and any(_has_pairs(model, settings, data) for model in compared)
     plain = settings.modalities == ("video",)  # others affect some protocols only
@@ -208,7 +210,7 @@ def _protocols(settings: Downstream, gallery: str, data: Data, compared: Sequenc
             "shares two modalities with these videos; add labels (labels.csv)"
         )
     if wordless and queries and plain:
-        print(as_typed("text is not evaluated; set --word2vec to the file that the shards were made with"), flush=True)
+        print("text is not evaluated; set --word2vec to the file that the shards were made with", flush=True)
     return chosen
 
 
@@ -363,7 +365,7 @@ def _command(evaluation: Evaluation, job: Job) -> list[str]:
         random_weights="only" if job.model.random else "exclude", jobs=1,
         threads=settings.threads or int(evaluator.device.type != "cuda"), tables=False,
     )  # fmt: skip
-    return ["eval", "downstream", serialization.to_json(alone)]
+    return ["evaluate", serialization.to_json(alone)]
 
 
 def _write_tables(evaluations: Sequence[Evaluation]) -> str:
@@ -380,11 +382,11 @@ def _write_tables(evaluations: Sequence[Evaluation]) -> str:
     shown = itertools.chain(first, *others)
     earlier = dict.fromkeys(row.model for row in shown if row.model not in asked)
     return (
-        f"{as_typed(text)}\n\n"
+        f"{text}\n\n"
         + (f"evaluated by earlier calls with the same settings: {', '.join(earlier)}\n" if earlier else "")
         + f"tables with all notes: {out}/table.txt\n"
         "also there: table.tex, results.csv, results.json; all.csv has the results of all calls\n"
-        f"next: {shlex.join(gdt_command('eval', 'report', '--runs', runs))}"
+        f"next: {gdt_command('report', '--runs', runs)}"
     )
 
 

@@ -9,16 +9,15 @@ import contextlib
 import io
 import json
 import os
-import shlex
 import shutil
 import sys
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 import h5py
 import numpy as np
@@ -28,6 +27,7 @@ from gdt.common.commandline import expand_home, gdt_command, pip_command
 from gdt.common.errors import UserError, first_line, plural, require_positive, with_list
 from gdt.common.files import DAMAGE, require_new_file, require_readable, writing
 from gdt.common.lock import is_locked, locked, locked_file
+from gdt.eval.of_run import NO_RUN, OfRun
 from gdt.pipeline.clips import split_videos, uniform_plans, usable
 from gdt.pipeline.leaves import MODALITIES
 from gdt.pipeline.shards.index import Index
@@ -52,18 +52,11 @@ _SCRATCH = ".embed-"
 
 
 @dataclass(frozen=True)
-class Embed:
+class Embed(OfRun):
     """Write embeddings or trunk features of your videos, or of a data set, to a file."""
 
-    headings: ClassVar[Mapping[str, tuple[str, ...]]] = {
-        "main": ("ckpt", "source", "dataset", "out"),
-        "features": ("modalities", "kind", "per", "clips"),
-        "advanced": ("shards", "workers", "overwrite"),
-    }
-    """Groups of options in `--help`."""
-
-    ckpt: Path
-    """Checkpoint of a pretrained model, or external weights."""
+    ckpt: Path | None = None
+    """Checkpoint of a pretrained model, or external weights; default: that of a run."""
     source: tuple[Path, ...] = ()
     """Video files and folders."""
     dataset: str = ""
@@ -86,6 +79,7 @@ class Embed:
     """Replace an existing file."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if bool(self.source) == bool(self.dataset or self.shards):
             raise UserError(
                 "set --source to files or folders of videos, or --dataset to a preprocessed data set, but not both"
@@ -173,12 +167,11 @@ def _next_steps(path: Path, rows: Features) -> list[str]:
     if path.suffix == ".parquet":
         return []
     name, query = next(iter(rows.features)), str(rows.id[0])
-    command = gdt_command("eval", "nearest", "--features", path)
-    command += [f"--query={query}"] if query.startswith("-") else ["--query", query]
-    command += [] if "video" in rows.features else ["--by", name]
+    asked = [f"--query={query}"] if query.startswith("-") else ["--query", query]
+    by = [] if "video" in rows.features else ["--by", name]
     return [
         "next: find similar videos",
-        f"  {shlex.join(command)}",
+        f"  {gdt_command('nearest', '--features', path, *asked, *by)}",
         "or use the features in Python",
         "  import gdt",
         f"  features = gdt.read_features({str(path)!r})",
@@ -193,7 +186,9 @@ def features(settings: Embed, trained: Trained | None = None) -> Features:
     """
     from gdt.train.checkpoint import load_trained
 
-    trained = trained or load_trained(settings.ckpt)
+    if settings.ckpt is None:
+        settings = replace(settings, ckpt=settings.checkpoint(settings.dataset, settings.shards), **NO_RUN)
+    trained = trained or load_trained(cast(Path, settings.ckpt))
     modalities = _modalities(settings, trained)
     with contextlib.ExitStack() as stack:
         index, paths, skipped = _open_videos(settings, stack)
@@ -387,18 +382,18 @@ def read(path: str | Path) -> Features:
     path = Path(expand_home(Path(path)))
     suffix = ".npz" if path.suffix == ".npz" else ".h5"
     if not path.is_file():
-        raise UserError(f"no features file {path}; write one with 'gdt eval embed'")
+        raise UserError(f"no features file {path}; write one with 'gdt embed'")
     try:
         with path.open("rb") as file:
             is_features = file.read(4) in _STARTS[suffix]
         if not is_features:
-            raise UserError(f"{path} is not a features file (.h5 or .npz); write one with 'gdt eval embed'")
+            raise UserError(f"{path} is not a features file (.h5 or .npz); write one with 'gdt embed'")
         return _features(*(_read_npz if suffix == ".npz" else _read_h5)(path))
     except (Damaged, OSError, *DAMAGE) as error:
         if isinstance(error, OSError):
             require_readable(path, error)
         what = "of another version" if isinstance(error, OtherSchema) else "damaged, or not a features file"
-        raise UserError(f"{path} is {what} ({first_line(error)}); write one with 'gdt eval embed'") from error
+        raise UserError(f"{path} is {what} ({first_line(error)}); write one with 'gdt embed'") from error
 
 
 def _read_h5(path: Path) -> tuple[dict[str, np.ndarray], Any]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from gdt.common.errors import UserError
 from gdt.common.files import require_new_file, writing
 from gdt.common.lock import locked_file
+from gdt.eval.of_run import OfRun
 from gdt.train.models.network import VIDEO_OPTIONS, Network
 
 if TYPE_CHECKING:  # slow to import, and --help needs only the settings
@@ -16,15 +17,15 @@ if TYPE_CHECKING:  # slow to import, and --help needs only the settings
 
 
 @dataclass(frozen=True)
-class Export:
+class Export(OfRun):
     """Write the weights of a checkpoint in a format that other programs read."""
 
-    ckpt: Path
-    """Checkpoint of a pretrained model, or external weights."""
     out: Path
     """File to write."""
     format: Literal["safetensors", "torchvision"] = "safetensors"
     """File type; torchvision needs the paper's network sizes."""
+    ckpt: Path | None = None
+    """Checkpoint of a pretrained model, or external weights; default: that of a run."""
     overwrite: bool = False
     """Replace an existing file."""
 
@@ -48,7 +49,7 @@ def _write(settings: Export) -> str:
     from gdt.train.checkpoint import load_trained
 
     out = settings.out
-    trained = load_trained(settings.ckpt)
+    trained = load_trained(settings.ckpt or settings.checkpoint())
     try:
         if settings.format == "safetensors":
             portable.write(out, trained)

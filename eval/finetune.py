@@ -102,7 +102,7 @@ def tiny(trained: Trained) -> Recipe:
 
 def build_recipe(settings: Downstream, trained: Trained) -> Recipe:
     """The recipe that a model is finetuned with."""
-    recipe = tiny(trained) if settings.size == "tiny" else Recipe()
+    recipe = tiny(trained) if trained.settings.size == "tiny" else Recipe()
     if settings.epochs:
         recipe = recipe.spread_over(settings.epochs)
     if settings.lr:

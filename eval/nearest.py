@@ -25,7 +25,7 @@ class Nearest:
     query: str
     """Id of a video in the features file, or a video file."""
     features: Path = Path("features.h5")
-    """File written by `gdt eval embed`, .h5 or .npz."""
+    """File written by `gdt embed`, .h5 or .npz."""
     by: Modality = "video"
     """Modality of the query."""
     among: Annotated[Modality | None, tyro.conf.arg(metavar="{video,audio}")] = None
@@ -142,7 +142,7 @@ def require_comparable(rows: Features, query: Features, by: str, among: str) -> 
         raise UserError(f"{one} cannot be compared with {other}; embed both with the same --kind")
     if among != by and one != "embeddings":
         raise UserError(
-            "features of trunks cannot be compared across modalities; write the file again with 'gdt eval embed --kind "
+            "features of trunks cannot be compared across modalities; write the file again with 'gdt embed --kind "
             "embeddings'"
         )
     weights = {each.metadata.get("weights") for each in (query, rows)} - {None}  # older files have none

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 
@@ -124,12 +124,3 @@ def command_error(name: str, log: Path, status: int) -> UserError:
     """The error of a command that failed, with the last line of its log."""
     lines = log.read_text(errors="replace").strip().splitlines()
     return UserError(f"{name} failed ({lines[-1] if lines else f'status {status}'}); see {log}")
-
-
-def to_arguments(settings: Any, base: Any) -> list[str]:
-    """Command-line arguments for the data set, and for the other settings that differ from `base`."""
-    words = []
-    for name, value in vars(settings).items():
-        if value != getattr(base, name) or name == "dataset":  # else --shards would name it
-            words += [f"--{name.replace('_', '-')}", *map(str, value if isinstance(value, tuple) else [value])]
-    return words

@@ -96,4 +96,4 @@ class LogReader:
 
 
 def _steps(settings: Pretrain) -> int:
-    return settings.steps or settings.epochs * settings.tree(Index.open(settings.shard_folder)).batches_per_epoch
+    return settings.schedule(settings.tree(Index.open(settings.shard_folder)).batches_per_epoch).steps

@@ -269,7 +269,7 @@ class Protocol:
 
 _LABELS = ("label", "folds", "gallery_split", "gallery_per_class", "seed")
 _FROZEN = (*_LABELS, "modalities")
-_RECIPE = ("size", "epochs", "lr", "clips_per_epoch")
+_RECIPE = ("epochs", "lr", "clips_per_epoch")
 PROTOCOLS = {
     protocol.name: protocol
     for protocol in (

@@ -1,14 +1,14 @@
-"""Settings of `gdt eval downstream`."""
+"""Settings of `gdt evaluate`."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Literal
 
 from gdt.common.errors import UserError, require_positive
 from gdt.eval.embed import Modality
+from gdt.eval.of_run import OfRun
 from gdt.eval.protocols import PROTOCOLS
 
 if TYPE_CHECKING:
@@ -16,24 +16,16 @@ if TYPE_CHECKING:
 else:
     ProtocolName = Literal[tuple(PROTOCOLS)]
 
-_ALWAYS_ACCEPTED = ("seed", "size")
+_ALWAYS_ACCEPTED = ("seed",)
 """Settings that are never refused."""
 
 
 @dataclass(frozen=True)
-class Downstream:
+class Downstream(OfRun):
     """Evaluate checkpoints by the paper's protocols. Run the same command again to resume."""
 
-    headings: ClassVar[Mapping[str, tuple[str, ...]]] = {
-        "main": ("ckpt", "dataset", "protocols", "modalities", "out", "random_weights"),
-        "data": ("shards", "label", "folds", "gallery_split", "query_split", "gallery_per_class", "word2vec"),
-        "finetuning": ("size", "epochs", "lr", "clips_per_epoch"),
-        "advanced": ("clips", "train_samples", "linear_c", "seed", "jobs", "threads", "tables"),
-    }
-    """Groups of options in `--help`."""
-
-    ckpt: tuple[Path, ...]
-    """Checkpoints or external weights; one row of the table each."""
+    ckpt: tuple[Path, ...] = ()
+    """Checkpoints or external weights, a row of the table each; default: that of one run."""
     dataset: str = ""
     """Preprocessed data set; default: that of the first checkpoint."""
     shards: Path | None = None
@@ -58,8 +50,6 @@ class Downstream:
     """Random weights as a baseline: include, only these rows, or exclude."""
     modalities: tuple[Modality, ...] = ("video",)
     """Networks to take features from; both: L2-normalised and concatenated."""
-    size: Literal["paper", "tiny"] = "paper"
-    """Clips of finetune; tiny: the checkpoint's."""
     epochs: int = 0
     """Epochs of finetuning; the schedule is scaled to them; 0: 12."""
     lr: float = 0.0
@@ -82,6 +72,7 @@ class Downstream:
     """Write the tables; off in subprocesses."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require_positive(self, "", "clips", most=1000)
         counts = ("epochs", "clips_per_epoch", "train_samples", "gallery_per_class", "seed", "threads", "jobs")
         require_positive(self, "", *counts, least=0)

@@ -1,17 +1,17 @@
-"""`gdt eval show-batch`: the leaves of one video of a batch as frames, spectrograms or text, with their relations."""
+"""`gdt show-batch`: the leaves of one video of a batch as frames, spectrograms or text, with their relations."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
 from gdt.common.errors import UserError, format_range, require_positive
+from gdt.common.gpu import default_size
 from gdt.eval.show_tree import IGNORED, NEGATIVE, POSITIVE, relations
-from gdt.pipeline import presets
 from gdt.pipeline.leaves import MODALITIES
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.tree import Tree
@@ -35,25 +35,20 @@ _ROW_INCHES = 1.5
 class ShowBatch:
     """Draw all leaves of one video of a batch as a PNG."""
 
-    headings: ClassVar[Mapping[str, tuple[str, ...]]] = {
-        "batch": ("dataset", "preset", "factors", "out"),
-        "advanced": ("shards", "size", "batch", "seed", "frames", "word2vec", "factors_from"),
-    }
-
-    dataset: str = "synthetic"
-    """Preprocessed data set."""
+    dataset: str = ""
+    """Preprocessed data set; default: that of --shards, else kinetics."""
     shards: Path | None = None
     """Folder of shards; default: data/shards/<dataset>."""
     preset: str = "l"
-    """Row of the paper's table 1, another preset, or help."""
+    """Row of the paper's table 1, or another preset."""
     factors: str = ""
-    """Composition, or help, instead of a preset."""
+    """Composition, instead of a preset."""
     factors_from: Path | None = None
     """Python file with custom transformations."""
     word2vec: Path | None = None
     """word2vec file that the shards were made with; needed for text."""
-    size: Literal["tiny", "paper"] = "tiny"
-    """Size of the clips."""
+    size: Literal["paper", "tiny"] | None = None
+    """Size of the clips; default: paper with a GPU, else tiny."""
     batch: int = 0
     """Index of the batch in the first epoch."""
     seed: int = 0
@@ -65,20 +60,18 @@ class ShowBatch:
 
     def __post_init__(self) -> None:
         require_positive(self, "", "frames")
-        if not self.factors and self.preset != "help":
-            presets.preset(self.preset)
         if self.out is not None and self.out.suffix != ".png":
             raise UserError(f"--out is {self.out}; its name must end in .png")
 
 
-def show_batch(settings: ShowBatch) -> Path:
-    """Draw the leaves of a batch's first video: the network's inputs without normalisation."""
+def show_batch(settings: ShowBatch) -> str:
+    """Draw the leaves of a batch's first video: the network's inputs without normalisation; returns the file's name."""
     import torch
 
     from gdt.eval.drawing import save
     from gdt.pipeline.loader import Loader
 
-    base = SIZES[settings.size][1]
+    base = SIZES[settings.size or default_size()]
     train = Pretrain(
         dataset=settings.dataset, shards=settings.shards, preset=settings.preset, seed=settings.seed,
         factors=settings.factors, factors_from=settings.factors_from, word2vec=settings.word2vec,
@@ -93,9 +86,9 @@ def show_batch(settings: ShowBatch) -> Path:
     with Loader(index, plans, train.clip, torch.device("cpu"), train.loading, words) as loader:
         title = "your factors" if settings.factors else f"preset {settings.preset}"
         picture = draw(next(iter(loader)), tree, index, title, settings.frames, words.words if words else ())
-    path = settings.out or Path("runs") / f"batch-{settings.dataset}-{train.name}.png"
+    path = settings.out or Path("runs") / f"batch-{train.dataset_name}-{train.short_name}.png"
     save(picture, path, dpi=130)
-    return path
+    return f"image: {path}"
 
 
 def draw(batch: Batch, tree: Tree, index: Index, title: str, frames: int, words: Sequence[str] = ()) -> Figure:

@@ -1,4 +1,4 @@
-"""`gdt eval show-tree`: the sampling tree of a composition, and its positive and negative pairs."""
+"""`gdt show-tree`: the sampling tree of a composition, and its positive and negative pairs."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ class ShowTree:
     """Print and draw the sampling tree of a composition, with its positive and negative pairs."""
 
     preset: str = "l"
-    """Row of the paper's table 1, another preset, or help."""
+    """Row of the paper's table 1, or another preset."""
     factors: str = ""
-    """Composition, or help, instead of a preset."""
+    """Composition, instead of a preset."""
     batch_size: int = 512
     """Batch size for which positives and negatives are counted."""
     videos: int = 2
@@ -56,8 +56,8 @@ class ShowTree:
         require_positive(self, "", "videos", least=2, why="as other videos are negatives")
 
 
-def show_tree(settings: ShowTree) -> tuple[str, Path]:
-    """The tree as text, and the path of its picture."""
+def show_tree(settings: ShowTree) -> str:
+    """Draw the tree; returns it as text, with the path of the picture."""
     from gdt.eval.drawing import save
 
     train = Pretrain(
@@ -71,7 +71,7 @@ def show_tree(settings: ShowTree) -> tuple[str, Path]:
         lower = "--videos" if 2 * drawing.n // settings.videos <= _MAX_LEAVES else "a K"  # two are the least
         raise UserError(f"the picture would have {drawing.n} leaves, more than {_MAX_LEAVES}; lower {lower}")
     title = "your factors" if settings.factors else f"preset {settings.preset}"
-    path = settings.out or Path("runs") / f"tree-{train.name}.png"
+    path = settings.out or Path("runs") / f"tree-{train.short_name}.png"
     save(drawing.picture(f"{title}: {settings.videos} of {batch.batch_size} videos of a batch"), path, dpi=130)
     positives, negatives = partners(batch)
     text = "\n".join(
@@ -81,10 +81,10 @@ def show_tree(settings: ShowTree) -> tuple[str, Path]:
             f"a batch of {batch.batch_size} videos holds {np.prod([f.k for f in batch.factors])} leaves; each "
             f"has {positives} positive and {negatives} negative leaves", "",
             f"example tree of {settings.videos} videos of {_SECONDS} s; right column: the pair with leaf 0", "",
-            *drawing.lines(),
+            *drawing.lines(), "", f"image: {path}",
         ]
     )  # fmt: skip
-    return text, path
+    return text
 
 
 def partners(composition: Composition) -> tuple[str, str]:

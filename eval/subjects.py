@@ -218,7 +218,7 @@ def _no_labels(index: Index, where: str, column: str, split: str, complete: Sequ
     if column not in ("", "label"):
         return (
             f"the column {column} of {where} has no values in the split '{split}'{only}; add values for its videos to "
-            "labels.csv and repeat 'make preprocess' (nothing is decoded again), or choose another column"
+            "labels.csv and repeat 'gdt preprocess' (nothing is decoded again), or choose another column"
         )
     advice = "put videos into train/<class>/ and test/<class>/, or add a labels.csv"
     if index.columns:
@@ -256,7 +256,7 @@ def require_videos(index: Index, split: str) -> None:
         return
     require_known_split(index, split)
     advice = (
-        f"repeat 'make preprocess' with {split.upper()}=0.1 or more (nothing is decoded again); earlier models were "
+        f"repeat 'gdt preprocess' with --{split} 0.1 or more (nothing is decoded again); earlier models were "
         "trained on those videos, so pretrain them again"
     )
     if official_folds(index):

@@ -42,7 +42,7 @@ class Clip:
 
 
 INPUT_FIELDS = {"video": ("start", "frames", "turns", "crop_scale"), "audio": ("start", "mel_frames")}
-"""Fields of `Leaves`, besides `draws`, that determine the inputs of the video and the audio network; `gdt eval factors`
+"""Fields of `Leaves`, besides `draws`, that determine the inputs of the video and the audio network; `gdt factors`
 compares them."""
 
 

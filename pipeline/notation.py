@@ -65,6 +65,12 @@ def parse(
     return composition
 
 
+def batch_size(text: str) -> int:
+    """K of the factor video in a composition, 0 if it has none."""
+    match = _FACTOR.fullmatch("".join(text.split()[:1]))
+    return int(match["k"] or 0) if match and match["name"] == Video.name else 0
+
+
 def _factor(text: str, batch_size: int, augmentation: Augmentation, known: Transformations) -> Factor:
     match = _FACTOR.fullmatch(text)
     if match is None:
@@ -186,9 +192,3 @@ def _checked_name(kind: type[Transformation], path: Path) -> str:
             f"({type(error).__name__}: {first_line(error)}); give every setting a default, and a Choice its values"
         ) from error
     return name
-
-
-def listing(known: Transformations = TRANSFORMATIONS) -> str:
-    """Every factor with the first line of its docstring."""
-    lines = [f"{name:14}  {(inspect.getdoc(kind) or '').split(chr(10))[0]}" for name, kind in known.items()]
-    return "\n".join([*lines, "", _SYNTAX])

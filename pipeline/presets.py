@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-from gdt.common.errors import UserError, is_make, unknown
+from gdt.common.errors import unknown
 from gdt.pipeline.composition import Composition
 from gdt.pipeline.notation import parse
 from gdt.pipeline.transformations.augmentation import Augmentation
@@ -77,27 +77,13 @@ PRESETS = {
 }  # fmt: skip
 
 
-def preset(name: str, is_option: bool = True) -> Preset:
-    """A preset by name. Raises UserError for an unknown one, with what lists them.
-
-    `is_option`: whether the command has an option --preset.
-    """
+def preset(name: str) -> Preset:
+    """A preset by name. Raises UserError for an unknown one."""
     if name not in PRESETS:
-        if set(name.replace(",", " ").split()) <= PRESETS.keys():
-            raise UserError(f"unknown preset '{name}'; separate presets by spaces")
-        elsewhere = "'make pretrain PRESET=help'" if is_make() else "'gdt pretrain --preset help'"
-        raise unknown("preset", name, PRESETS, f"{'--preset help' if is_option else elsewhere} lists them")
+        raise unknown("preset", name, PRESETS)
     return PRESETS[name]
 
 
 def composition(name: str, batch_size: int, augmentation: Augmentation = Augmentation()) -> Composition:
     """The composition of a preset. Raises UserError for an unknown one."""
     return parse(preset(name).factors, batch_size, augmentation)
-
-
-def listing() -> str:
-    """Every preset with its label, its source and its factors."""
-    legend = "V video, A audio, T text; TR time reversal, TS time shift; d distinctive, i invariant, . not varied"
-    single = "TS . draws one random start per video; without time_shift, every clip starts at the first frame"
-    rows = [f"{name:13}{p.label} ({p.source})\n  {p.factors}" for name, p in PRESETS.items()]
-    return "\n".join([legend, single, "", *rows])

@@ -142,7 +142,7 @@ def sampling_tree(
     remedy += ", lower the largest K" if needed > 2 else ""
     checks = [(too_short, starts < needed, f"{remedy}, or use longer videos")]
     if text:
-        advice = "rebuild the shards from videos with captions, with 'make preprocess' and WORD2VEC="
+        advice = "rebuild the shards from videos with captions, with 'gdt preprocess --word2vec <file>'"
         checks.insert(0, ("without captions", index.text_count == 0, advice))
     if audio:
         checks.insert(0, ("without sound", index.mel_count == 0, "use a composition without audio, or other videos"))

@@ -86,7 +86,7 @@ class WordVectors:
         if not index.text_count.any():
             raise UserError(
                 f"the shards in {index.folder} have no words; rebuild them from videos with captions, with "
-                "'make preprocess' and WORD2VEC="
+                "'gdt preprocess --word2vec <file>'"
             )
         if path is None:
             raise UserError(

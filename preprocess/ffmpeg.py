@@ -58,7 +58,7 @@ class Extraction:
     """A track whose peak stays below this level (dBFS) counts as silent."""
     require_audio: bool = False
     """Reject videos without sound or with silence only."""
-    limits: Annotated[Limits, tyro.conf.arg(name="ffmpeg limits", prefix_name=False)] = field(default_factory=Limits)
+    limits: Annotated[Limits, tyro.conf.arg(name="")] = field(default_factory=Limits)
 
     def __post_init__(self) -> None:
         if not 1 <= self.fps <= 100:

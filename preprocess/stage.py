@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import itertools
 import json
 import shutil
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
+import tyro
 from tqdm import tqdm
 
-from gdt.common.errors import UserError, as_typed, plural, require_positive
+from gdt.common.commandline import gdt_command
+from gdt.common.errors import UserError, plural, require_positive
 from gdt.common.files import dump_row, write_lines
 from gdt.common.lock import locked
 from gdt.pipeline.shards.index import Annotations, Index, read_annotations, rewrite_index, write_index
-from gdt.pipeline.shards.layout import INDEX, REJECTED, read_rejected, shard_folder, shard_rejected
+from gdt.pipeline.shards.layout import DATASETS, INDEX, REJECTED, read_rejected, shard_folder, shard_rejected
 from gdt.pipeline.shards.seal import Damaged, OtherSchema, open_sealed, read_seal
 from gdt.preprocess import cluster, datasets
 from gdt.preprocess.captions import readers
@@ -29,10 +32,12 @@ from gdt.preprocess.datasets.listing import Missing, Video
 from gdt.preprocess.ffmpeg import STORED_NAMES, Extraction, require_ffmpeg
 from gdt.preprocess.logmel import BANDS
 from gdt.preprocess.plan import PLAN, Plan, absent_videos, finished_videos, read_settings, read_shares, with_planned_ids
-from gdt.preprocess.summary import AnnotationKeys, Summary, summarise
+from gdt.preprocess.summary import AnnotationKeys, Summary, describe, summarise
 from gdt.preprocess.videos import Shares, VideoList
 from gdt.preprocess.worker import PROGRESS, ChangedVideo, explain_full_disk, make_planned_shard
 
+_SIMILAR = 0.75
+"""Likeness of the name of a data set to a known one above which it counts as misspelled."""
 _ATTEMPTS = 4
 """Maximum attempts at a shard whose videos change, disappear or reappear."""
 
@@ -41,19 +46,15 @@ _ATTEMPTS = 4
 class Preprocess(cluster.Workers):
     """Turn a data set of videos into shards. Run the same command again to resume."""
 
-    headings: ClassVar[Mapping[str, tuple[str, ...]]] = {
-        "data": ("dataset", "source", "destination", "val", "test", "workers", "dry_run"),
-        "captions": ("word2vec", "stop_words"),
-        "advanced": ("duplicates", "drop_missing", "videos_per_shard", "megabytes_per_shard", "scheduler"),
-    }
-
-    dataset: str = "folder"
-    """folder (any tree of videos) or a data set; a wrong name lists all."""
+    dataset: str = "kinetics"
+    """Name of the data set."""
     source: Path | None = None
     """Folder of the videos; default: data/videos/<dataset>."""
     destination: Path | None = None
     """Folder of the shards; default: data/shards/<dataset>."""
-    extraction: Extraction = field(default_factory=Extraction)
+    layout: str = ""
+    """Layout of --source; default: that of a known data set if --dataset names one, else folder, any tree of videos."""
+    extraction: Annotated[Extraction, tyro.conf.arg(name="")] = field(default_factory=Extraction)
     word2vec: Path | None = None
     """word2vec file, to store captions as words; default: no captions."""
     stop_words: Path | None = None
@@ -81,6 +82,18 @@ class Preprocess(cluster.Workers):
         Shares(self.val or 0.0, self.test or 0.0)  # validates
 
     @property
+    def known_layout(self) -> str:
+        """The layout. Raises UserError if it is unknown, or if the name of the data set looks like one misspelled."""
+        if self.layout or self.dataset in DATASETS:
+            return self.layout or self.dataset
+        if similar := difflib.get_close_matches(self.dataset.casefold(), DATASETS, 1, _SIMILAR):
+            raise UserError(
+                f"--dataset is '{self.dataset}'; did you mean '{similar[0]}'? Otherwise set --layout folder if its "
+                f"videos are any tree of folders, or --layout {similar[0]} if they lie as in {similar[0]}"
+            )
+        return "folder"
+
+    @property
     def shard_folder(self) -> Path:
         return shard_folder(self.dataset, self.destination)
 
@@ -88,6 +101,24 @@ class Preprocess(cluster.Workers):
     def source_folder(self) -> Path:
         """Absolute: workers of a cluster may run in another folder."""
         return (self.source or Path("data/videos") / self.dataset).absolute()
+
+
+def command(settings: Preprocess) -> str:
+    """Preprocess; returns a summary and the commands that follow."""
+    if settings.dry_run:
+        from gdt.preprocess.estimate import estimate
+
+        return estimate(settings)
+    summary = run(settings)
+    usual = settings.shard_folder == shard_folder(settings.dataset)
+    data = ["--dataset", settings.dataset] if usual else ["--shards", settings.shard_folder]
+    silent = ["--preset", "d"] if summary.without_sound == summary.kept else []
+    lines = [describe(summary), f"next: {gdt_command('pretrain', *data, *silent)}"]
+    if any(summary.index.folds):
+        lines.append(
+            f"or, to evaluate a model by the official folds: {gdt_command('evaluate', *data)} --ckpt <checkpoint>"
+        )
+    return "\n".join(lines)
 
 
 def run(settings: Preprocess) -> Summary:
@@ -100,7 +131,7 @@ def run(settings: Preprocess) -> Summary:
 
 def _run(settings: Preprocess) -> Summary:
     require_ffmpeg()
-    datasets.find(settings.dataset, settings.source_folder)
+    datasets.find(settings.known_layout, settings.source_folder)
     destination = settings.shard_folder.absolute()
     with locked(destination), contextlib.ExitStack() as stack:
         items, language = find_videos(settings, destination, stack)
@@ -109,7 +140,7 @@ def _run(settings: Preprocess) -> Summary:
         if not len(videos):
             why = next(map("{id}: {reason}".format_map, map(json.loads, videos.missing_rows())), "there are none")
             raise UserError(f"none of the videos in {source} can be used: {why}")
-        details = settings.extraction.identity | {"bands": BANDS, "dataset": settings.dataset} | language
+        details = settings.extraction.identity | {"bands": BANDS, "dataset": settings.known_layout} | language
         _protect_shards(videos, destination, details, settings.drop_missing)
         if not settings.scheduler:  # workers of a cluster may still be busy with tasks of a killed run
             _remove_scratch(destination)
@@ -130,18 +161,18 @@ Items = Iterator[Video | Missing]
 def find_videos(settings: Preprocess, scratch: Path, stack: contextlib.ExitStack) -> tuple[Items, dict[str, str]]:
     """The videos of the data set with their captions, and the digests of vocabulary and stop words."""
     source = settings.source_folder
-    entry = datasets.find(settings.dataset, source)
+    entry = datasets.find(settings.known_layout, source)
     if entry.generate is not None:
         entry.generate(source, settings.source is not None)
-    items = datasets.listing(settings.dataset, source)
+    items = datasets.listing(settings.known_layout, source)
     if settings.word2vec is None:
         if entry.needs_captions:
             raise UserError(
-                f"{settings.dataset} needs word vectors for its captions; set --word2vec to a file in word2vec's "
+                f"{settings.known_layout} needs word vectors for its captions; set --word2vec to a file in word2vec's "
                 "format, or use --dataset folder to do without captions"
             )
         if entry.generate is None and (path := readers.Captions.locate(source)):
-            print(as_typed(f"{path} is ignored; to store its words, set --word2vec"), flush=True)
+            print(f"{path} is ignored; to store its words, set --word2vec", flush=True)
         return items, {"vocabulary": "", "stop_words": ""}
     captions = readers.Captions.find(source, scratch)
     if captions is None:
@@ -187,7 +218,7 @@ def report_changed_shares(settings: Preprocess, shares: Shares) -> None:
     pairs = zip(("--val", "--test"), astuple(shares), astuple(last), strict=True)
     if changes := [f"{name} is {now} and was {before}" for name, now, before in pairs if now != before]:
         said = f"{', '.join(changes)}; videos that change their split are counted as relabelled"
-        print(as_typed(said), flush=True)
+        print(said, flush=True)
 
 
 def _protect_shards(videos: VideoList, destination: Path, details: dict[str, Any], drop_missing: bool) -> None:

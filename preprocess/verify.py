@@ -13,7 +13,7 @@ import socket
 import sys
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -24,11 +24,9 @@ import numpy as np
 from PIL import Image, UnidentifiedImageError
 from tqdm import tqdm
 
-from gdt.common.commandline import Options
 from gdt.common.errors import UserError, first_line, plural
 from gdt.common.files import kind
 from gdt.common.lock import is_locked, locked
-from gdt.common.variables import Variables, options_of
 from gdt.pipeline.shards.index import DIGEST, Index, contents, gather, is_annotation, with_annotations
 from gdt.pipeline.shards.layout import INDEX, LABELS, ROWS, SHARD, WORDS, remove_command, shard_folder, words_checksum
 from gdt.pipeline.shards.seal import Damaged, OtherSchema, open_sealed, read_seal
@@ -56,8 +54,8 @@ _INTACT = Finding("intact", [])
 class Verify(cluster.Workers):
     """Check every shard of a data set; the exit status is 2 if one is damaged or cannot be checked."""
 
-    dataset: str = "folder"
-    """Data set, as given to preprocessing."""
+    dataset: str = "kinetics"
+    """Name of the preprocessed data set."""
     shards: Path | None = None
     """Folder of the shards; default: data/shards/<dataset>."""
     full: bool = False
@@ -344,12 +342,8 @@ def _advice(settings: Verify, state: State) -> str:
     }[state]
 
 
-def options(_: Sequence[str]) -> Variables:
-    return options_of(Verify)
-
-
-def main(arguments: Sequence[str]) -> None:
-    settings = Options(Verify).parse("gdt verify", arguments)
+def command(settings: Verify) -> str:
+    """Verify, and print what is wrong. Raises UserError, with what to do, if anything is."""
     findings = verify(settings)
     for name, (_, problems) in sorted(findings.items()):
         more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
@@ -357,4 +351,4 @@ def main(arguments: Sequence[str]) -> None:
     if findings:
         counts = Counter(state for state, _ in findings.values())
         raise UserError(". ".join(f"{plural(n, 'file')} {_advice(settings, state)}" for state, n in counts.items()))
-    print(f"every shard in {settings.shard_folder} is intact")
+    return f"every shard in {settings.shard_folder} is intact"

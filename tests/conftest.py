@@ -89,7 +89,7 @@ def checkpoint(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     from gdt.train.settings import SIZES
 
     out = tmp_path_factory.mktemp("runs") / "e"
-    return pretrain(replace(SIZES["tiny"][1], shards=shards, out=out, preset="e", batch_size=4, steps=3))
+    return pretrain(replace(SIZES["tiny"], shards=shards, out=out, preset="e", batch_size=4, steps=3))
 
 
 def write_word2vec(path: Path, texts: Iterable[str], dimensions: int) -> None:

@@ -19,14 +19,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gdt.cli import console
-from gdt.eval.command import COMMANDS as EVAL
+from gdt.cli import COMMANDS, console
 from tests.conftest import without_workers
 
 _HEAVY = (
     "torch", "torch._dynamo", "nvidia.dali.fn", "sklearn", "distributed", "librosa", "matplotlib.figure",
-    "gdt.preprocess.command", "gdt.preprocess.verify", "gdt.train.command", "gdt.train.pretrain", "gdt.eval.command",
-    *(one.run.partition(":")[0] for one in EVAL.values()),
+    "tyro", "gdt.train.pretrain", *(one.run.partition(":")[0] for one in COMMANDS.values()),
 )  # fmt: skip
 _LIMIT = 900.0
 """Seconds after which a command and its children are killed."""

@@ -185,11 +185,12 @@ def damage(folder: Path, faults: Faults) -> bool:
 
 def training(shards: Path, run: Path) -> list[object]:
     sizes = ["--batch-size", 4, "--threads", 1, "--network.dropout", 0.3, "--preset", "l", "--steps", 4]
-    return ["pretrain", "tiny", "--shards", shards, "--out", run, *sizes, "--checkpoint-steps", 1]
+    return ["pretrain", "--shards", shards, "--out", run, *sizes, "--checkpoint-steps", 1]
 
 
 def preprocessing(shards: Path, source: Path) -> list[object]:
-    return ["preprocess", "--source", source, "--destination", shards, "--workers", 1, "--videos-per-shard", 8]
+    videos = ["--layout", "folder", "--source", source]
+    return ["preprocess", *videos, "--destination", shards, "--workers", 1, "--videos-per-shard", 8]
 
 
 def losses(run: Path) -> list[float]:
@@ -258,7 +259,7 @@ def test_features_of_a_damaged_checkpoint(world: World, command: Run, fault: Dam
     here = world.fresh()
     shutil.copy(world.folder / "run" / "checkpoint.pt", here)
     fault.apply(here / "checkpoint.pt")
-    arguments = ["eval", "downstream", "--ckpt", here / "checkpoint.pt", "--shards", world.folder / "shards"]
+    arguments = ["evaluate", "--ckpt", here / "checkpoint.pt", "--shards", world.folder / "shards"]
     arguments += ["--dataset", "x", "--clips", 2, "--protocols", "retrieval", "--threads", 1, "--out", here / "eval"]
     good, _ = end(command, arguments, real)
     assert not good or metrics(here / "eval") == world.metrics
@@ -271,7 +272,7 @@ def test_evaluations_with_damaged_results(world: World, command: Run, number: in
     out = world.copy("eval")
     files = sorted(path for path in out.rglob("*") if path.suffix in (".json", ".npz"))
     changed = fault.apply(files[number % len(files)])
-    arguments = ["eval", "downstream", "--ckpt", world.folder / "run", "--shards", world.folder / "shards"]
+    arguments = ["evaluate", "--ckpt", world.folder / "run", "--shards", world.folder / "shards"]
     arguments += ["--dataset", "x", "--clips", 2, "--protocols", "retrieval", "--threads", 1, "--out", out]
     good, _ = end(command, arguments, real)
     assert good and metrics(out) == world.metrics
@@ -291,7 +292,7 @@ def test_the_report_lists_damaged_results(world: World, command: Run, faults: Fa
     lines = (run / "metrics.jsonl").read_bytes()
     changed = damage(run, faults)
     if real:
-        assert end(command, ["eval", "report", "--runs", run, "--models", 1], True)[0]
+        assert end(command, ["report", "--runs", run, "--models", 1], True)[0]
     found = collect(run)
     listed = [Path(each.what).name for each in found.unread]
     (before,), (after,) = whole.runs, found.runs
@@ -312,7 +313,7 @@ def test_neighbours_in_damaged_features(world: World, command: Run, faults: Faul
     folder, ((name, _),) = world.copy("features"), faults.items()
     whole = read_features(folder / name)
     damage(folder, faults)
-    query = ["eval", "nearest", "--features", folder / name, "--query", whole.id[0]]
+    query = ["nearest", "--features", folder / name, "--query", whole.id[0]]
     good, _ = end(command, query, real)
     if good:
         found = read_features(folder / name)

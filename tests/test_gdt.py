@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import math
 import os
-import pydoc
 import shutil
 import subprocess
 import sys
@@ -87,12 +85,6 @@ def test_a_script_preprocesses_trains_evaluates_and_searches(synthetic: Path, tm
     assert {path.name for path in tmp_path.iterdir()} == {"mine", "shards", "runs", "script.py", *own}
 
 
-@pytest.mark.parametrize("name", ["make_shards", "pretrain", "evaluate", "load"])
-def test_help_shows_signature_and_docstring(name: str) -> None:
-    text, function = pydoc.plain(pydoc.render_doc(getattr(gdt, name))), getattr(gdt.api, name)
-    assert f"{name}{inspect.signature(function)}" in text and str(function.__doc__).splitlines()[0] in text
-
-
 @pytest.mark.slow  # mypy reads all of torch
 def test_type_checkers_see_functions_and_modules(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
@@ -112,7 +104,7 @@ def test_batches_give_the_losses_of_the_trainer(shards: Path, tmp_path: Path) ->
     torch.manual_seed(0)
     network = batches.network()
     assert isinstance(network, GDT)
-    o = SIZES["tiny"][1].optimization
+    o = SIZES["tiny"].optimization
     optimizer = torch.optim.AdamW(network.parameters(), o.lr, (o.momentum, 0.999), weight_decay=o.weight_decay)
     losses = []
     for batch in batches:
@@ -123,7 +115,7 @@ def test_batches_give_the_losses_of_the_trainer(shards: Path, tmp_path: Path) ->
         losses.append(loss.item())
     assert len(losses) == len(batches) == 2 * (24 // 4)
     settings = replace(
-        SIZES["tiny"][1], shards=shards, preset="l", batch_size=4, epochs=2, steps=0, out=tmp_path / "run",
+        SIZES["tiny"], shards=shards, preset="l", batch_size=4, epochs=2, steps=0, out=tmp_path / "run",
         device="cpu", optimization=replace(o, lr_decay=0.0),
     )  # fmt: skip
     assert load_model(pretrain(settings)).steps == len(batches)
@@ -169,67 +161,35 @@ def refused(model: gdt.Model, shards: Path) -> dict[str, Any]:
     ("call", "message"),
     [
         (lambda r: gdt.nearest(r["stored"], "x"), "video 'x' is not among these features"),
-        (
-            lambda r: gdt.nearest(r["trunks"], r["first"], by="audio", among="video"),
-            "cannot be compared across modalities",
-        ),
+        (lambda r: gdt.nearest(r["trunks"], r["first"], by="audio", among="video"), "be compared across modalities"),
         (lambda r: gdt.nearest(r["trunks"], r["stored"]), "cannot be compared with features"),
         (lambda r: gdt.nearest(r["stored"], r["other"]), "of different models, other.pt and "),
-        (lambda r: gdt.nearest(r["stored"], r["first"], k=0), "k is 0"),
-        (
-            lambda r: gdt.nearest(r["mute"], r["first"], by="audio"),
-            "audio of the query is missing or shorter",
-        ),
-        (
-            lambda r: gdt.nearest(r["pictures"], r["first"], by="audio"),
-            "only video; set by and among to those, or embed again with a model that has an audio",
-        ),
-        (lambda r: r["model"].embed(r["shards"], kind="embedding"), "^kind is 'embedding'; it must be embeddings or"),
+        (lambda r: gdt.nearest(r["mute"], r["first"], by="audio"), "audio of the query is missing or shorter"),
+        (lambda r: gdt.nearest(r["pictures"], r["first"], by="audio"), "only video; set --by and --among to those"),
+        (lambda r: gdt.nearest("nowhere.h5", "x"), "no features file nowhere.h5"),
         (lambda r: r["model"].embed([]), "^videos is empty; give one or more"),
-        (lambda r: r["model"].embed("/nowhere"), "^no file or folder /nowhere; set videos to files or folders of"),
-        (lambda r: r["model"].embed(r["shards"], per="clips"), "^per is 'clips'; it must be video or clip"),
+        (lambda r: r["model"].embed("/nowhere"), "^no file or folder /nowhere"),
+        (lambda r: r["model"].embed(r["shards"], per="clips"), "^--per is 'clips'; it must be video or clip"),
         (lambda r: r["model"].embed(r["empty"]), "there are no videos in .*expected:\\n"),
         (lambda r: gdt.make_shards(r["empty"], r["empty"] / "out"), "there are no videos in .*expected:\\n"),
         (lambda r: gdt.make_shards(r["shards"], r["empty"], dry_run=True), "use 'gdt preprocess --dry-run'"),
-        (lambda r: gdt.batches(r["shards"], size="small"), "unknown size 'small'; available:\n  paper, tiny"),
-        (lambda r: gdt.pretrain(r["shards"], "small"), "unknown size 'small'; available:\n  paper, tiny"),
+        (lambda r: gdt.batches(r["shards"], size="small"), "unknown size 'small'; available: paper, tiny"),
+        (lambda r: gdt.pretrain(r["shards"], "small"), "unknown size 'small'; available: paper, tiny"),
         (lambda r: gdt.pretrain(r["shards"], step=3), "unknown setting 'step'; did you mean 'steps'?"),
         (lambda r: gdt.pretrain(r["shards"], clip={"sze": 3}), "settings of Pretrain: unknown: clip.sze"),
-        (
-            lambda r: gdt.pretrain(r["shards"], optimization={"lr": math.nan}),
-            "^optimization.lr is nan; it must",
-        ),
-        (
-            lambda r: gdt.pretrain(r["shards"], optimization={"momentum": 2.0}),
-            "momentum is 2.0; it must be 0 or",
-        ),
-        (
-            lambda r: gdt.pretrain(r["shards"], optimization={"weight_decay": -1.0}),
-            "weight_decay is -1.0; it",
-        ),
-        (
-            lambda r: gdt.pretrain(r["shards"], clip={"frames": 10**25}),
-            "^clip.frames is 1000.*; it must be 2147483647",
-        ),
-        (lambda r: gdt.pretrain(r["shards"], seed=10**25), "^seed is 1000.*; it must be 2147483647 or less"),
-        (lambda r: gdt.evaluate("x", r["shards"], clips=1001), "^clips is 1001; it must be 1000 or less"),
-        (lambda r: gdt.pretrain(r["shards"], preset="l", factors="video:d"), "^preset and factors both set the"),
-        (lambda r: gdt.batches(r["shards"], preset="e", factors="video:d"), "^preset and factors both set the"),
+        (lambda r: gdt.pretrain(r["shards"], steps="3"), "settings of Pretrain: steps is '3' instead of int"),
+        (lambda r: gdt.pretrain(r["shards"], optimization={"lr": math.nan}), "^--lr is nan; it must"),
+        (lambda r: gdt.pretrain(r["shards"], clip={"frames": 10**25}), "^--clip.frames is 1000.*; it must be 2147"),
+        (lambda r: gdt.pretrain(r["shards"], preset="l", factors="video:d"), "^--preset and --factors both set the"),
+        (lambda r: gdt.batches(r["shards"], preset="e", factors="video:d"), "^--preset and --factors both set the"),
+        (lambda r: gdt.batches(r["shards"], split="x"), "unknown split 'x'; available: "),
+        (lambda r: gdt.evaluate([], r["shards"]), "^checkpoints is empty"),
+        (lambda r: gdt.evaluate("no/checkpoint.pt", r["shards"]), "no/checkpoint.pt.* or give the path of yours"),
         pytest.param(
             lambda r: gdt.batches(r["shards"], device="cuda"),
-            "^device='cuda': torch finds no GPU; use device='cpu'",
+            "^--device cuda: torch finds no GPU",
             marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU"),
         ),
-        (lambda r: gdt.nearest("nowhere.h5", "x"), "no features file nowhere.h5"),
-        (lambda r: gdt.pretrain(r["shards"], steps="3"), "settings of Pretrain: steps is '3' instead of int"),
-        (lambda r: gdt.batches(r["shards"], batch_size="4"), "settings of Pretrain: batch_size is '4' instead of int"),
-        (lambda r: gdt.evaluate([], r["shards"]), "^checkpoints is empty"),
-        (lambda r: gdt.evaluate("x", r["shards"], clips=0), "^clips is 0; it must be 1 or more"),
-        (lambda r: gdt.evaluate("no/checkpoint.pt", r["shards"]), "no/checkpoint.pt.* or give the path of yours"),
-        (lambda r: gdt.pretrain(r["shards"], batch_size=1), "^batch_size is 1, the K of factor 'video'"),
-        (lambda r: gdt.pretrain(r["shards"], preset="z"), "; 'gdt pretrain --preset help' lists them"),
-        (lambda r: gdt.pretrain(r["shards"], bn_group_size=0, micro_batch_size=2), r"\(bn_group_size=0\)$"),
-        (lambda r: gdt.batches(r["shards"], split="x"), "; set split to test or train or val$"),
     ],
 )
 def test_invalid_arguments_are_refused(

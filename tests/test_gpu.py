@@ -124,7 +124,7 @@ def test_no_batch_is_overwritten_while_the_device_still_reads_it(index: Index, d
 def test_losses_are_those_of_the_cpu(shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In float32, from the same pixels, over a few steps with dropout."""
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
-    base = SIZES["tiny"][1]
+    base = SIZES["tiny"]
     losses: dict[Path, list[float]] = {}
     for name in ("cpu", DEVICE):
         out = tmp_path / f"{name}-{len(losses)}"
@@ -148,7 +148,7 @@ def test_losses_are_those_of_the_cpu(shards: Path, tmp_path: Path, monkeypatch: 
 def test_pretraining_on_the_gpu_runs_to_the_end(
     shards: Path, tmp_path: Path, size: str, changes: dict[str, Any]
 ) -> None:
-    settings = replace(SIZES[size][1], shards=shards, out=tmp_path / "run", preset="l", device=DEVICE, **changes)
+    settings = replace(SIZES[size], shards=shards, out=tmp_path / "run", preset="l", device=DEVICE, **changes)
     state = torch.load(pretrain(settings), weights_only=True)
     assert state["step"] == changes["steps"]
     assert all(torch.isfinite(value).all() for value in state["model"].values())
@@ -156,7 +156,7 @@ def test_pretraining_on_the_gpu_runs_to_the_end(
 
 @NEEDS_GPU
 def test_a_compiled_step_leaves_unusable_clips_out_of_batch_norm(index: Index) -> None:
-    base, gpu = SIZES["tiny"][1], DEVICE == "cuda"
+    base, gpu = SIZES["tiny"], DEVICE == "cuda"
     asked = replace(
         base, preset="e", batch_size=8, steps=2, epochs=0, device=DEVICE, precision="bfloat16" if gpu else "float32",
         clip=Clip(frames=8, stride=2, size=32), bn_group_size=4, loading=replace(base.loading, damaged="skip"),
@@ -182,7 +182,7 @@ def _normalised(rank: int, world: int, folder: str, name: str) -> None:
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=world)
     torch.manual_seed(0)
     device = torch.device(name)
-    model = GDT(replace(SIZES["tiny"][1].network, dropout=0.0)).to(device, torch.float64)
+    model = GDT(replace(SIZES["tiny"].network, dropout=0.0)).to(device, torch.float64)
     if world > 1:
         synchronise(model)
     batch = torch.randn(8, 3, 8, 32, 32, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
@@ -215,9 +215,9 @@ def test_batch_norm_of_two_ranks_is_that_of_the_joined_batch(tmp_path: Path) -> 
 
 def test_finetuning_and_recall_on_a_gpu(shards: Path, tmp_path: Path) -> None:
     """On a GPU in bfloat16, where numbers are near those of the CPU."""
-    path = pretrain(replace(SIZES["tiny"][1], shards=shards, out=tmp_path / "run", batch_size=4, steps=2))
+    path = pretrain(replace(SIZES["tiny"], shards=shards, out=tmp_path / "run", batch_size=4, steps=2))
     settings = Downstream(
-        (path,), "x", shards, ("cross-modal", "retrieval", "few-shot", "linear", "finetune"), size="tiny", epochs=2,
+        (path,), "x", shards, ("cross-modal", "retrieval", "few-shot", "linear", "finetune") , epochs=2,
         clips_per_epoch=2, clips=2, random_weights="exclude", jobs=1, out=tmp_path / "eval",
     )  # fmt: skip
     assert "finetune top-1" in downstream(settings)

@@ -119,7 +119,8 @@ def test_kills_during_preprocessing_change_nothing(
     (videos / "broken.mp4").write_bytes(b"nonsense")
     preprocess(Preprocess("folder", videos, whole, videos_per_shard=3))
     expected = digests(whole)
-    command = ["preprocess", "--source", videos, "--destination", folder, "--videos-per-shard", 3, "--workers", workers]
+    source = ["--layout", "folder", "--source", videos]
+    command = ["preprocess", *source, "--destination", folder, "--videos-per-shard", 3, "--workers", workers]
     for moment in moments:
         name = moment.split()[1]
         if name == "shard-000009.h5":  # not in the plan, so it is removed at the end
@@ -155,7 +156,7 @@ def test_kills_during_pretraining_give_the_same_losses(shards: Path, tmp_path: P
 
     def command(run: Path) -> list[object]:
         sizes = ("--batch-size", 4, "--threads", 1, "--network.dropout", 0.3, "--steps", 30)
-        return ["pretrain", "tiny", "--shards", shards, "--out", run, *sizes, "--checkpoint-steps", 1]
+        return ["pretrain", "--shards", shards, "--out", run, *sizes, "--checkpoint-steps", 1]
 
     def losses(run: Path) -> list[float]:
         return [json.loads(line)["loss"] for line in (run / "metrics.jsonl").read_text().splitlines()]

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import ast
+import os
+import re
 import shutil
 import subprocess
 import sys
 import sysconfig
+import tomllib
 import venv
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 import gdt
 from gdt.preprocess.stage import Preprocess
@@ -110,7 +114,7 @@ def test_preprocessing_needs_neither_torchaudios_binary_nor_an_extra(
     }.items():  # fmt: skip
         (packages(installed.parent) / f"{name}.py").write_text(f"raise {error}")
     assert "libcudart" in run([installed / "python", "-c", "import torchaudio"], tmp_path).stderr
-    command = [installed / "gdt", "preprocess", "--dataset", "folder", "--workers", "1", "--source"]
+    command = [installed / "gdt", "preprocess", "--layout", "folder", "--workers", "1", "--source"]
     done = run([*command, synthetic / "val", "--destination", "there"], tmp_path)
     assert done.returncode == 0, done.stderr
     preprocess(Preprocess("folder", synthetic / "val", tmp_path / "here"))
@@ -130,3 +134,46 @@ def test_lazy_names_are_those_of_the_api() -> None:
     assert gdt.load is api.load
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = gdt.nothing
+
+
+def test_requirements_are_few_ranges_that_the_pinned_versions_meet() -> None:
+    pinned = dict(re.findall(r"^([\w-]+)==(.+)$", (ROOT / "constraints.txt").read_text(), re.M))
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    base = [Requirement(line) for line in project["dependencies"]]
+    extras = [Requirement(line) for lines in project["optional-dependencies"].values() for line in lines]
+    assert len(base) <= 20
+    for each in [*base, *extras]:
+        assert "==" not in str(each.specifier)
+        assert each.name == "gdt" or each.specifier.contains(pinned[each.name])
+
+
+@pytest.mark.parametrize(
+    ("typed", "message"),
+    [
+        ("pretrain --shards {shards} --batch-size 1000", "a batch takes 1000 videos but only 24 can be used"),
+        ("verify --dataset mine", "data/shards/mine (no index.h5)"),
+        ("preprocess --source nowhere", "nowhere does not exist"),
+    ],
+)
+def test_mistakes_are_refused_before_slow_imports(shards: Path, tmp_path: Path, typed: str, message: str) -> None:
+    code = "import sys\nfrom gdt.cli import console\ntry:\n console()\nfinally:\n print(*sys.modules)"
+    command = [sys.executable, "-c", code, *typed.format(shards=shards).split()]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and message in done.stderr and not list(tmp_path.iterdir())
+    assert not {"torch", "nvidia.dali", "sklearn", "matplotlib", "distributed"} & set(done.stdout.split())
+
+
+def test_setup_runs_again_only_when_its_files_change(tmp_path: Path) -> None:
+    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
+        shutil.copy(ROOT / name, tmp_path)
+    (tmp_path / "setup.sh").write_text("echo installing\ntouch $2\n")
+
+    def setup() -> str:
+        command = ["make", "setup", f"SETUP={tmp_path}/stamp", "PYTHON=false"]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+
+    assert "installing" in setup() and "installing" not in setup()
+    newer = (tmp_path / "stamp").stat().st_mtime + 1
+    os.utime(tmp_path / "pyproject.toml", (newer, newer))
+    assert "installing" in setup()

@@ -70,7 +70,8 @@ def read_run(folder: Path) -> dict[str, Any] | None:
         return read(path)
     except Damaged as damage:
         raise UserError(
-            f"{path} cannot be read as a checkpoint: {damage}; delete it to start again, or set --out to another folder"
+            f"{path} cannot be read as a checkpoint: {damage}; start again with --overwrite, or set --out to "
+            "another folder"
         ) from damage
 
 
@@ -150,8 +151,8 @@ def require_same_shards(state: Mapping[str, Any], fingerprint: str, run: Path) -
     """Raise UserError if the run in folder `run`, with this state, has other shards."""
     if state["data"] != fingerprint:
         raise UserError(
-            f"{run} holds a run on different shards: they were rebuilt, or have different videos or splits; remove "
-            f"{run} to train anew, set --out to another folder, or restore the original shards"
+            f"{run} holds a run on different shards: they were rebuilt, or have different videos or splits; "
+            "replace it with --overwrite, set --out to another folder, or restore the original shards"
         )
 
 
@@ -168,7 +169,7 @@ def require_same_run(
     if different := differences(state["settings"], now, ignored=LENGTH):
         raise UserError(
             f"{run} holds a run with different settings ({'; '.join(different)}); "
-            "set --out to another folder, or resume with the same settings"
+            "set --name or --out to another run, resume with the same settings, or replace it with --overwrite"
         )
     if state["statistics"] != data.statistics.to_numbers():
         raise UserError(
@@ -191,5 +192,5 @@ def require_same_rates(before: Pretrain, settings: Pretrain, batches_per_epoch: 
         raise UserError(
             f"{path.parent} holds a run of {then.steps} steps; with {now.steps}, the learning rate would differ from "
             f"step {other} on, so it cannot be extended. Start one from its weights: --init {path} and another --out; "
-            f"or start over: delete {path.parent}"
+            "or replace the run with --overwrite"
         )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import shlex
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -85,9 +84,8 @@ def _next_steps(settings: Pretrain, path: Path) -> str:
     results = ("--out", settings.run_folder / "eval") if settings.out else ()
     words = ("--word2vec", settings.word2vec) if settings.word2vec else ()
     commands = (
-        ("downstream", "--ckpt", path, *words, *results),
+        ("evaluate", "--ckpt", path, *words, *results),
         ("embed", "--ckpt", path, "--shards", settings.shard_folder),
         ("report", "--runs", runs),
     )
-    lines = [shlex.join(gdt_command("eval", *command)) for command in commands]
-    return "\n  ".join([f"the trained model is in {path}", *lines])
+    return "\n  ".join([f"the trained model is in {path}", *(gdt_command(*command) for command in commands)])

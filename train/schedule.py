@@ -16,7 +16,7 @@ class Optimization:
     optimizer: Literal["sgd", "adamw"] = "sgd"
     """SGD with momentum as in the paper, or AdamW, which needs fewer steps."""
     lr: float = 0.01
-    """Learning rate for a batch of --optimization.base-batch-size videos; if that is 0, for any batch size."""
+    """Learning rate for a batch of --base-batch-size videos; if that is 0, for any batch size."""
     base_batch_size: int = 8
     """Scales the learning rate to lr * batch_size / base_batch_size, in the paper
     0.01 * 512 / 8 = 0.64; 0: no scaling."""
@@ -25,21 +25,21 @@ class Optimization:
     weight_decay: float = 1e-5
     """Weight decay."""
     warmup_epochs: float = 10
-    """Epochs of linear warm-up. It starts at --optimization.lr, as in the published
+    """Epochs of linear warm-up. It starts at --lr, as in the published
     release; at 0 if base-batch-size is 0."""
     lr_decay: float = 0.0
     """Share of the steps, at the end, over which the learning rate falls linearly to 0."""
 
     def __post_init__(self) -> None:
         if not 0 < self.lr < math.inf:
-            raise UserError(f"--optimization.lr is {self.lr}; it must be above 0")
+            raise UserError(f"--lr is {self.lr}; it must be above 0")
         if not 0 <= self.momentum < 1:
-            raise UserError(f"--optimization.momentum is {self.momentum}; it must be 0 or more and below 1")
+            raise UserError(f"--momentum is {self.momentum}; it must be 0 or more and below 1")
         if not 0 <= self.weight_decay < math.inf:
-            raise UserError(f"--optimization.weight-decay is {self.weight_decay}; it must be 0 or more")
-        require_positive(self, "optimization", "base_batch_size", "warmup_epochs", least=0)
+            raise UserError(f"--weight-decay is {self.weight_decay}; it must be 0 or more")
+        require_positive(self, "", "base_batch_size", "warmup_epochs", least=0)
         if not 0 <= self.lr_decay <= 1:
-            raise UserError(f"--optimization.lr-decay is {self.lr_decay}; it must lie between 0 and 1")
+            raise UserError(f"--lr-decay is {self.lr_decay}; it must lie between 0 and 1")
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Settings of pretraining, one dataclass per component, and named defaults such as `tiny`."""
+"""Settings of pretraining, one dataclass per component, and the defaults of each size."""
 
 from __future__ import annotations
 
@@ -7,20 +7,23 @@ import json
 import math
 import re
 import zlib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
 
 from gdt.common import serialization
-from gdt.common.errors import UserError, require_positive
+from gdt.common.commandline import expand_home, parse, value_of
+from gdt.common.errors import UserError, first_line, require_positive, unknown
+from gdt.common.gpu import default_size
 from gdt.pipeline import notation, presets
 from gdt.pipeline.composition import Composition
 from gdt.pipeline.leaves import Clip
 from gdt.pipeline.shards.index import Index
-from gdt.pipeline.shards.layout import shard_folder
+from gdt.pipeline.shards.layout import dataset_name, shard_folder
 from gdt.pipeline.sources.loading import Loading
 from gdt.pipeline.transformations.augmentation import Augmentation
 from gdt.pipeline.tree import Tree, sampling_tree
@@ -45,19 +48,8 @@ def _require(condition: bool, message: str) -> None:
 class Pretrain:
     """Pretrain on shards; run the same command again to resume."""
 
-    headings: ClassVar[Mapping[str, tuple[str, ...]]] = {
-        "main": ("dataset", "preset", "factors", "batch_size", "epochs", "steps", "seed", "out"),
-        "optimization": (),
-        "data": ("shards", "split", "word2vec", "init", "factors_from", "shuffle_shards"),
-        "probe": ("probe_every", "probe_videos", "probe_split"),
-        "advanced": ("temperature", "bn_group_size", "micro_batch_size", "device", "precision", "compile",
-                     "threads", "checkpoint_minutes", "checkpoint_steps", "wandb", "profile", "default_batch_size",
-                     "factors_digest"),
-    }  # fmt: skip
-    """Groups of options in `--help`, in order; an empty group stands for the dataclass of that name."""
-
-    dataset: str = "kinetics"
-    """Name of the preprocessed data set."""
+    dataset: str = ""
+    """Name of the preprocessed data set; default: that of --shards, else kinetics."""
     shards: Path | None = None
     """Folder of the data set's shards; default: data/shards/<dataset>."""
     split: str = "train"
@@ -65,10 +57,15 @@ class Pretrain:
     shuffle_shards: int = 0
     """Shuffle videos within groups of N shards, for slow disks; 0: all videos."""
     preset: str = "l"
-    """Row of the paper's table 1, or another preset ('--preset help' lists them)."""
+    """Row of the paper's table 1, or another preset."""
     factors: str = ""
     """Composition in place of a preset, such as "video:d time_shift:d:2 modality:i:2:differs augmentation:i:1": each
-    factor with its contrast (distinctive or invariant) and its K; --factors help lists the factors."""
+    factor with its contrast (distinctive or invariant) and its K."""
+    size: Literal["paper", "tiny"] = "paper"
+    """Defaults of networks, clips and schedule: the paper's, or small ones for a CPU; default: paper with a GPU, else
+    tiny, and that of the run to resume."""
+    config: Annotated[Path | None, tyro.conf.arg(metavar="PATH")] = None
+    """settings.json of an earlier run, whose settings are the defaults."""
     factors_from: Path | None = None
     """Python file with custom transformations, for --factors."""
     factors_digest: Annotated[str, tyro.conf.Suppress] = ""
@@ -77,16 +74,18 @@ class Pretrain:
     """word2vec file that the shards were made with; needed for text."""
     init: Path | None = None
     """Weights to start from. Sets the normalisation of inputs, too, but not the size of clips."""
+    name: str = ""
+    """Name of the run, whose folder is runs/<name>; default: <dataset>-<composition>, and -seed<n> unless that is 0."""
     out: Path | None = None
-    """Folder for checkpoints and logs; default: runs/<dataset>-<composition>, with suffixes such as -seed1."""
+    """Folder of the run, instead of --name."""
+    overwrite: bool = False
+    """Replace a run of other settings in that folder."""
     batch_size: int | None = None
     """Videos per batch over all GPUs (K of factor video); default: 512 (tiny: 16), or all videos if there are fewer."""
-    default_batch_size: Annotated[int, tyro.conf.Suppress] = 512
-    """The default of `batch_size`."""
-    epochs: int = 100
-    """Passes over the videos; 0: --steps sets the length. Give one of the two."""
+    epochs: int = 0
+    """Passes over the videos; default: 100 (tiny: 600 steps)."""
     steps: int = 0
-    """Batches to train for; 0: --epochs sets the length."""
+    """Batches to train for, instead of --epochs."""
     temperature: float = 0.07
     """rho of equation 1."""
     seed: int = 0
@@ -103,7 +102,7 @@ class Pretrain:
     """Ranges of the augmentations."""
     network: Network = field(default_factory=Network)
     """Sizes of the networks."""
-    optimization: Optimization = field(default_factory=Optimization)
+    optimization: Annotated[Optimization, tyro.conf.arg(name="")] = field(default_factory=Optimization)
     """Optimizer and schedule."""
     loading: Loading = field(default_factory=Loading)
     """Threads and buffers of the loader."""
@@ -135,11 +134,12 @@ class Pretrain:
 
     def __post_init__(self) -> None:
         _require(not self.factors or self.preset == "l", TWO_COMPOSITIONS)
+        _require(not (self.name and self.out), "--name and --out both set the folder of the run; leave one of them out")
         _require(
             bool(self.factors) or not self.factors_from,
             "--factors-from has no effect without --factors; set --factors, or leave it out",
         )
-        if not self.factors and self.preset != "help":
+        if not self.factors:
             presets.preset(self.preset)
         _require(
             self.batch_size is None or self.batch_size >= 2,
@@ -147,11 +147,7 @@ class Pretrain:
             "so that there are negatives (condition iii of section 3.1)",
         )
         require_positive(self, "", "epochs", "steps", least=0)
-        _require(max(self.epochs, self.steps) >= 1, "--epochs and --steps are 0; set one of them to 1 or more")
-        _require(
-            not (self.epochs and self.steps),
-            f"--epochs is {self.epochs} and --steps is {self.steps}; set one of them to 0",
-        )
+        _require(not (self.epochs and self.steps), "--epochs and --steps both set the length; leave one of them out")
         require_positive(self, "", "shuffle_shards", "probe_every", "profile", "seed", least=0)
         require_positive(self, "", "probe_videos", least=2)
         group, micro_batch = self.bn_group_size, self.micro_batch_size
@@ -174,13 +170,21 @@ class Pretrain:
 
     @property
     def shard_folder(self) -> Path:
-        return shard_folder(self.dataset, self.shards)
+        return shard_folder(self.dataset_name, self.shards)
+
+    @property
+    def dataset_name(self) -> str:
+        return dataset_name(self.dataset, self.shards)
+
+    @property
+    def default_batch_size(self) -> int:
+        return 512 if self.size == "paper" else 16
 
     @property
     def composition(self) -> Composition:
         """The factors of a batch."""
         factors = self.factors or presets.preset(self.preset).factors
-        batch_size = self.batch_size or self.default_batch_size
+        batch_size = self.batch_size or notation.batch_size(factors) or self.default_batch_size
         return notation.parse(factors, batch_size, self.augmentation, self.transformations)
 
     @property
@@ -200,7 +204,7 @@ class Pretrain:
 
         Raises UserError if there are too few videos for a batch.
         """
-        if self.batch_size is not None or self.factors.split()[:1] not in ([], ["video:d"], ["video:i"]):
+        if self.batch_size is not None or notation.batch_size(self.factors):
             return replace(self, batch_size=self.composition.batch_size)
         usable = len(replace(self, batch_size=2).tree(index).source.videos)
         size = min(self.default_batch_size, usable)
@@ -210,9 +214,14 @@ class Pretrain:
         """The sampling tree over these shards; `say` gets their number of videos. Raises UserError if too few."""
         return sampling_tree(index, self.composition, self.clip, self.split, self.seed, say, self.shuffle_shards)
 
+    @property
+    def planned_epochs(self) -> int:
+        """Passes over the videos; 0 if the length is in steps."""
+        return self.epochs or (100 if self.size == "paper" and not self.steps else 0)
+
     def schedule(self, batches_per_epoch: int) -> Schedule:
         """Steps and learning rates of the run."""
-        steps = self.steps or self.epochs * batches_per_epoch
+        steps = self.steps or self.planned_epochs * batches_per_epoch or 600
         return Schedule(self.optimization, self.batch_size or self.default_batch_size, batches_per_epoch, steps)
 
     def words(self, index: Index) -> WordVectors | None:
@@ -230,44 +239,33 @@ class Pretrain:
         return vectors
 
     @property
-    def name(self) -> str:
+    def short_name(self) -> str:
         """Short name of the composition: the preset, or abbreviated factors such as `tsd2-mi2x-tri2`."""
-        return _abbreviate(self.factors) if self.factors else self.preset
+        return _abbreviate(self.composition) if self.factors else self.preset
 
     @property
     def run_folder(self) -> Path:
         seed = f"-seed{self.seed}" if self.seed else ""
-        return self.out or Path("runs") / f"{self.dataset}-{self.name}{seed}"
+        return self.out or Path("runs") / (self.name or f"{self.dataset_name}-{self.short_name}{seed}")
 
 
-def _abbreviate(factors: str) -> str:
-    """Initials, contrast, K and `x` for `differs` of each factor, without `video` and `augmentation:i:1`.
+def _abbreviate(composition: Composition) -> str:
+    """Initials, contrast, K and `x` for `differs` of each factor, without the videos and one augmentation.
 
     Adds a checksum if the name is ambiguous: if factors have settings in brackets, custom factors are named like
     initials, or the last factors are left out to shorten the name.
     """
     initials = {name: "".join(part[0] for part in name.split("_")) for name in notation.TRANSFORMATIONS}
+    words = [word for word in str(composition).split()[1:] if word != "augmentation:i:1"]
     parts = []
-    for word in factors.split():
+    for word in words:
         name, _, rest = re.sub(r"\(.*?\)", "", word).partition(":")
-        if name != "video" and word != "augmentation:i:1":
-            parts.append(re.sub(r"\W", "", initials.get(name, name) + rest.replace(":differs", "x")))
-    ambiguous = "(" in factors or any(word.split(":")[0] in initials.values() for word in factors.split())
+        parts.append(re.sub(r"\W", "", initials.get(name, name) + rest.replace(":differs", "x")))
+    ambiguous = "(" in " ".join(words) or any(word.split(":")[0] in initials.values() for word in words)
     while len(parts) > 1 and len("-".join(parts)) > _MAX_NAME:
         ambiguous = bool(parts.pop())
-    checksum = f"{zlib.crc32(' '.join(factors.split()).encode()):08x}"
+    checksum = f"{zlib.crc32(' '.join(words).encode()):08x}"
     return "-".join([*parts, checksum] if ambiguous else parts)
-
-
-def checkpoint_of(dataset: str, variables: Mapping[str, str]) -> Path:
-    """The checkpoint that `make pretrain` with the variables PRESET, FACTORS and SEED writes by default."""
-    preset, factors, seed = (variables.get(name, "") for name in ("PRESET", "FACTORS", "SEED"))
-    _require(not seed or seed.isdecimal(), f"SEED is '{seed}'; it must be 0 or more")
-    run = Pretrain(dataset=dataset, preset=preset or "l", factors=factors, seed=int(seed or 0))
-    names = {re.split(r"[:(]", word)[0] for word in factors.split()}
-    if factors and names <= notation.TRANSFORMATIONS.keys():  # custom transformations are in an unknown file
-        notation.parse(factors, 2)  # raises UserError
-    return run.run_folder / CHECKPOINT
 
 
 def require_checkpoint(path: Path) -> Path:
@@ -278,37 +276,55 @@ def require_checkpoint(path: Path) -> Path:
     return path
 
 
-SIZES: dict[str, tuple[str, Pretrain]] = {
-    "paper": ("the paper's networks and schedule, for GPUs", Pretrain()),
-    "tiny": (
-        "small networks and clips, for a machine without a GPU",
-        Pretrain(
-            dataset="synthetic",
-            default_batch_size=16,
-            epochs=0,
-            steps=600,
-            clip=Clip(frames=8, stride=4, size=32),
-            augmentation=Augmentation(scale=(36, 46), hue=0.1),  # as in the README's results
-            network=Network(
-                stem=16, stem_middle=16, widths=(16, 32, 64, 128), depth=1, slim=True, audio_stem=16,
-                audio_widths=(16, 32, 64), text_width=256, hidden=256, embedding=128, dropout=0.0,
-            ),
-            optimization=Optimization(
-                optimizer="adamw", lr=3e-3, base_batch_size=0, weight_decay=1e-2, warmup_epochs=0, lr_decay=0.25
-            ),
-            loading=Loading(threads=1, decode_batch_size=32),
-            checkpoint_minutes=2.0,
+SIZES: dict[str, Pretrain] = {
+    "paper": Pretrain(),
+    "tiny": Pretrain(
+        size="tiny",
+        clip=Clip(frames=8, stride=4, size=32),
+        augmentation=Augmentation(scale=(36, 46), hue=0.1),  # as in the README's results
+        network=Network(
+            stem=16, stem_middle=16, widths=(16, 32, 64, 128), depth=1, slim=True, audio_stem=16,
+            audio_widths=(16, 32, 64), text_width=256, hidden=256, embedding=128, dropout=0.0,
         ),
+        optimization=Optimization(
+            optimizer="adamw", lr=3e-3, base_batch_size=0, weight_decay=1e-2, warmup_epochs=0, lr_decay=0.25
+        ),
+        loading=Loading(threads=1, decode_batch_size=32),
+        checkpoint_minutes=2.0,
     ),
-    "paper-ablation": ("as paper, with 50 epochs: the paper's ablations on Kinetics-400", Pretrain(epochs=50)),
-    "paper-howto100m": ("as paper, with 40 epochs: HowTo100M", Pretrain(epochs=40)),
-    "paper-text-ablation": ("as paper, with 20 epochs: the paper's ablations on HowTo100M", Pretrain(epochs=20)),
 }  # fmt: skip
-"""Named defaults; any option overrides them."""
+"""Defaults by size."""
+
+
+def parse_arguments(arguments: Sequence[str]) -> Pretrain:
+    """The settings of a command line. Exits like `common.commandline.parse`."""
+    config, size = value_of("--config", arguments), value_of("--size", arguments)
+    parsed = partial(parse, Pretrain, "gdt pretrain", arguments)
+    if config:
+        _require(not size, "--size has no effect with --config, which has all settings; leave one of them out")
+        path = expand_home(Path(config))
+        earlier = from_file(path)
+        return replace(parsed(replace(earlier, out=None, name="", overwrite=False)), config=None)
+    return sized(parsed, size, on_cpu=value_of("--device", arguments) == "cpu")
+
+
+def sized(build: Callable[[Pretrain], Pretrain], size: str = "", on_cpu: bool = False) -> Pretrain:
+    """Settings built on the defaults of a size: by default that of the run to resume, else that of the machine."""
+    if size:
+        if size not in SIZES:
+            raise unknown("size", size, SIZES)
+        return build(SIZES[size])
+    settings = build(SIZES[default_size(on_cpu)])
+    path = settings.run_folder / SETTINGS
+    if settings.overwrite or not path.is_file() or (earlier := from_file(path).size) == settings.size:
+        return settings
+    return build(SIZES[earlier])
+
 
 _NO_EFFECT_ON_RESULTS = {
-    "default_batch_size", "out", "shards", "word2vec", "factors_from", "loading", "compile", "micro_batch_size",
-    "checkpoint_minutes", "checkpoint_steps", "probe_every", "probe_videos", "probe_split", "wandb", "profile",
+    "size", "config", "name", "overwrite", "out", "shards", "word2vec", "factors_from", "loading", "compile",
+    "micro_batch_size", "checkpoint_minutes", "checkpoint_steps", "probe_every", "probe_videos", "probe_split",
+    "wandb", "profile",
 }  # fmt: skip
 LENGTH = ("epochs", "steps")
 """The length of a run, which affects results only through the learning rate."""
@@ -337,17 +353,13 @@ def to_file(settings: Pretrain) -> str:
     return json.dumps(serialization.add_checksum(json.loads(to_json(settings))), indent=2) + "\n"
 
 
-def from_file(text: str, source: str) -> Pretrain:
-    """The settings that `to_file` wrote.
-
-    Raises ValueError or RecursionError if the text is damaged, UserError as `from_json`.
-    """
-    return from_json(json.dumps(serialization.require_checksum(json.loads(text))), source)
-
-
-def require_one_composition(arguments: Sequence[str]) -> None:
-    """Raise UserError if a command line has --preset and --factors."""
-    _require(not {"--preset", "--factors"} <= {argument.split("=")[0] for argument in arguments}, TWO_COMPOSITIONS)
+def from_file(path: Path) -> Pretrain:
+    """The settings in the file SETTINGS of a run. Raises UserError if it is missing, damaged or of another version."""
+    try:
+        values = serialization.require_checksum(json.loads(path.read_text()))
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"cannot read settings from {path} ({first_line(error)})") from error
+    return from_json(json.dumps(values), str(path))
 
 
 def decisive_options(settings: Pretrain) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 import textwrap
 import time
@@ -51,13 +50,14 @@ class Trainer:
         folder, auto_precision = settings.run_folder, settings.precision == "auto"
         self.index = Index.open(settings.shard_folder)
         shards = fingerprint(self.index)
-        state = checkpoint.read_run(folder)
+        state = None if settings.overwrite else checkpoint.read_run(folder)
         earlier = from_json(state["settings"], str(folder / checkpoint.NAME)) if state else None
         if state:
             checkpoint.require_same_shards(state, shards, folder)
         # resolve device, precision and batch size before storing the settings, since resuming needs the same ones
         settings = replace(
             settings.resolved(),
+            dataset=settings.dataset_name,
             device="cuda" if device.type == "cuda" else "cpu",
             precision=resolve_precision(settings.precision, device),
             batch_size=earlier.batch_size if earlier and settings.batch_size is None else settings.batch_size,
@@ -136,6 +136,8 @@ class Trainer:
         probe = replace(s, loading=self.decoder.loading)
         self.probe = Probe(probe, self.index, self.device, self.words) if s.probe_every and self.rank == 0 else None
         if self.rank == 0:
+            if s.overwrite:  # so that a run killed before its first checkpoint is not resumed from the replaced one
+                self.path.unlink(missing_ok=True)
             record(s.run_folder, self.device, self.first, self.data.fingerprint)
         with (
             self.open_loader() as loader,
@@ -205,10 +207,10 @@ class Trainer:
         if loss == 0 and self.skipped:
             raise UserError(
                 f"step {report.step}: no positive pair is left without damaged clips, so nothing can be learned; run "
-                f"'{shlex.join(gdt_command('verify', '--shards', self.index.folder))}' to find the damaged shards"
+                f"'{gdt_command('verify', '--shards', self.index.folder)}' to find the damaged shards"
             )
         if not np.isfinite(loss):
-            raise UserError(f"the loss is {loss} at step {report.step}; lower --optimization.lr")
+            raise UserError(f"the loss is {loss} at step {report.step}; lower --lr")
         return report.signal
 
     def probe_due(self, done: int) -> bool:

@@ -32,8 +32,8 @@ class Equal(NamedTuple):
 def equalise(settings: Ablation, rows: Mapping[str, Pretrain], index: Index) -> Equal:
     """Give every row the same. Raises UserError if there are too few videos, or a set option does not fit a row."""
     first = next(iter(rows.values()))
-    length = f"{first.steps} steps" if first.steps else f"{first.epochs} epochs"
     usable = {row: len(replace(run, batch_size=2).tree(index).source.videos) for row, run in rows.items()}
+    length = f"{first.planned_epochs} epochs" if first.planned_epochs else f"{first.schedule(1).steps} steps"
     if settings.equal == "clips":
         per_video = {row: run.composition.clips_per_video for row, run in rows.items()}
         clips, lowered = _per_step("clips_per_step", settings.clips_per_step, CLIPS_PER_STEP, per_video, usable)
@@ -45,13 +45,13 @@ def equalise(settings: Ablation, rows: Mapping[str, Pretrain], index: Index) -> 
     own = {row: _with_videos(run, videos) for row, run in rows.items()}
     if settings.equal == "videos":
         return Equal(own, f"videos: {videos} videos per step, {length}", lowered)
-    steps = first.steps or first.epochs * (next(iter(usable.values())) // videos)
+    steps = first.schedule(next(iter(usable.values())) // videos).steps
     reference = replace(first, preset=REFERENCE, factors="", factors_from=None, batch_size=videos)
     spent = steps * step_flops(reference, index.bands)
-    own = {
-        row: replace(run, steps=max(1, round(spent / step_flops(run, index.bands))), epochs=0)
-        for row, run in own.items()
-    }
+    for row, run in own.items():
+        as_costly = max(1, round(spent / step_flops(run, index.bands)))
+        if as_costly != run.schedule(usable[row] // videos).steps:
+            own[row] = replace(run, steps=as_costly, epochs=0)
     return Equal(own, f"compute: {videos} videos per step, the FLOPs of {steps} steps of row {REFERENCE}", lowered)
 
 

@@ -1,4 +1,4 @@
-"""`gdt eval ablation`: pretrain compositions, evaluate their frozen features, and compare them.
+"""`gdt ablation`: pretrain compositions, evaluate their frozen features, and compare them.
 
 Each run's folder lists its finished commands, which are skipped when the ablation resumes.
 """
@@ -17,8 +17,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gdt.common.errors import UserError, as_typed, plural
+from gdt.common import serialization
+from gdt.common.errors import UserError, plural
 from gdt.common.files import write_text
+from gdt.common.gpu import default_size
 from gdt.common.lock import locked
 from gdt.common.serialization import add_checksum, require_checksum
 from gdt.eval import record
@@ -30,7 +32,7 @@ from gdt.eval.factors.evaluate import NAME
 from gdt.eval.factors.settings import Factors
 from gdt.eval.factors.tables import factor_of, is_promised, mean_over_seeds, row_name
 from gdt.eval.plots import bars, matrix
-from gdt.eval.processes import job_limit, run_command, run_parallel, to_arguments
+from gdt.eval.processes import job_limit, run_command, run_parallel
 from gdt.eval.progress import LogReader, Progress
 from gdt.eval.protocols import FORMAT, short_digest
 from gdt.eval.record import RANDOM, Record
@@ -40,7 +42,7 @@ from gdt.eval.tables import to_csv, wrap, write_tables
 from gdt.pipeline.shards.index import Index, fingerprint
 from gdt.pipeline.shards.layout import shard_folder
 from gdt.train import provenance
-from gdt.train.checkpoint import require_same_rates
+from gdt.train.checkpoint import read_run, require_same_rates
 from gdt.train.cost import step_flops
 from gdt.train.settings import (
     CHECKPOINT,
@@ -71,7 +73,7 @@ class Run:
     commands: list[list[str]]
     """Arguments of `gdt` for training and evaluations."""
     factors: Path | None
-    """File of records of `gdt eval factors`; None if it is not run."""
+    """File of records of `gdt factors`; None if it is not run."""
     equal: str
     """What all rows get, as text."""
     bands: int
@@ -83,7 +85,7 @@ class Run:
 
     @property
     def results(self) -> Path:
-        """File of records of `gdt eval downstream`."""
+        """File of records of `gdt evaluate`."""
         return self.folder / "eval" / "results.json"
 
     def records(self, protocols: Sequence[str]) -> list[Record]:
@@ -218,7 +220,8 @@ def _pretraining(settings: Ablation, shards: Path, row: str) -> Pretrain:
     options: dict[str, Any] = {"steps": settings.steps, "epochs": 0} if settings.steps else {}
     options |= {"factors": row, "factors_from": settings.factors_from} if is_composition(row) else {"preset": row}
     return replace(
-        SIZES[settings.size][1], dataset=settings.dataset, shards=shards, bn_group_size=settings.bn_group_size,
+        SIZES[settings.size or default_size()], dataset=settings.dataset, shards=shards,
+        bn_group_size=settings.bn_group_size,
         word2vec=settings.word2vec if "text" in settings.composition(row).modalities else None, **options,
     )  # fmt: skip
 
@@ -228,25 +231,25 @@ def _run(
     seed: int,
 ) -> Run:  # fmt: skip
     """The run of a row with a seed."""
-    size, pretraining = SIZES[settings.size][1], replace(pretraining, seed=seed)
+    pretraining = replace(pretraining, seed=seed)
     # with another body of --factors-from, the same composition is another run
     code = pretraining.resolved().factors_digest
     name = f"own-{short_digest([row, code] if code else row)[:6]}" if is_composition(row) else row
-    adjusted = pretraining.steps != (settings.steps or size.steps)
+    adjusted = pretraining.steps != settings.steps
     folder = out / f"{name}{f'-{pretraining.steps}steps' if adjusted else ''}-{seed}"
     pretraining = replace(pretraining, out=folder)
-    commands = [["pretrain", settings.size, *to_arguments(pretraining, size)]]
+    commands = [["pretrain", to_json(pretraining)]]
     if evaluation.label or len(pretraining.composition.modalities) > 1:
         downstream = replace(
             evaluation, ckpt=(folder,), random_weights="include" if row == settings.rows[0] else "exclude",
             out=folder / "eval", word2vec=None if evaluation.label else pretraining.word2vec,
         )  # fmt: skip
-        commands.append(["eval", "downstream", *to_arguments(downstream, Downstream(()))])
+        commands.append(["evaluate", serialization.to_json(downstream)])
     factors = None
     if settings.test_factors == "all" or (settings.test_factors == "first" and seed == settings.seeds[0]):
         factors = folder / "factors" / NAME
         test = Factors((folder,), settings.dataset, evaluation.shards, settings.query_split, out=factors.parent)
-        commands.append(["eval", "factors", *to_arguments(test, Factors((Path(),)))])
+        commands.append(["factors", serialization.to_json(test)])
     return Run(row, name, pretraining, commands, factors, equal, index.bands)
 
 
@@ -258,7 +261,8 @@ def _run_all(settings: Ablation, planned: Plan) -> None:
             print(f"{path} is damaged or of another version; it is computed again")
     finished = {run.folder: _done(run, inputs) for run in runs}
     jobs, todo = job_limit(settings.jobs), [run for run in runs if _left(run, finished[run.folder])]
-    _require_resumable([run for run in todo if run.commands[0] not in finished[run.folder]], inputs.data)
+    untrained = [run for run in todo if run.commands[0] not in finished[run.folder]]
+    replaced = {run.folder for run in untrained if _is_replaced(run, inputs.data, settings.overwrite)}
     unevaluated = [run for run in todo if any(each not in finished[run.folder] for each in run.commands[1:2])]
     if relabelled := [run for run in unevaluated if run.commands[1] in _done(run, inputs, any_labels=True)]:
         print(f"the labels of {plural(len(relabelled), 'evaluated run')} have changed; evaluating again")
@@ -272,10 +276,12 @@ def _run_all(settings: Ablation, planned: Plan) -> None:
         run.folder.mkdir(parents=True, exist_ok=True)
         done = finished[run.folder]
         for command in _left(run, done):
-            bar.set_status(run.folder, command[1] if command[0] == "eval" else "train")
-            one_thread = [] if gpu or command[1] == "factors" else ["--threads", "1"]
-            run_command([*command, *one_thread], run.folder / "log.txt", gpu, f"run {run.folder.name}", stop)
-            done = [other for other in done if other[:2] != command[:2]] + [command]  # it overwrote their results
+            bar.set_status(run.folder, command[0])
+            started = command
+            if command[0] == "pretrain" and run.folder in replaced:
+                started = [command[0], to_json(replace(run.pretraining, overwrite=True))]
+            run_command(started, run.folder / "log.txt", gpu, f"run {run.folder.name}", stop)
+            done = [other for other in done if other[0] != command[0]] + [command]  # it overwrote their results
             content = add_checksum({**inputs._asdict(), "format": FORMAT, "done": done})
             write_text(run.folder / _DONE, json.dumps(content) + "\n")
 
@@ -288,13 +294,22 @@ def _run_all(settings: Ablation, planned: Plan) -> None:
             bar.finish(run.folder, f"[{seconds:4.0f} s] {label(run.row)}, seed {run.pretraining.seed}{result}")
 
 
-def _require_resumable(runs: Sequence[Run], data: str) -> None:
-    """Raise UserError if pretraining would refuse to resume the run in a folder on shards `data`."""
-    for run in runs:
-        if changed := _changed(run, data):
-            same = changed.split()[0]
-            way_out = f"set --out to another folder, or use the same {same}"
-            raise UserError(f"{run.folder} holds a run with different {changed}; {way_out}")
+def _is_replaced(run: Run, data: str, overwrite: bool) -> bool:
+    """Whether pretraining cannot resume the run in a folder on shards `data`, and `overwrite` is set.
+
+    Raises UserError if it is not set.
+    """
+    if changed := _changed(run, data):
+        if overwrite:
+            return True
+        way_out = f"set --out to another folder, use the same {changed.split()[0]}, or replace it with --overwrite"
+        raise UserError(f"{run.folder} holds a run with different {changed}; {way_out}")
+    if overwrite:
+        try:
+            read_run(run.folder)
+        except UserError:  # a damaged checkpoint
+            return True
+    return False
 
 
 def _changed(run: Run, data: str) -> str:
@@ -303,10 +318,10 @@ def _changed(run: Run, data: str) -> str:
     if not (folder / CHECKPOINT).is_file():
         return ""
     try:
-        before = from_file((folder / SETTINGS).read_text(), str(folder / SETTINGS))
+        before = from_file(folder / SETTINGS)
         if provenance.read((folder / provenance.NAME).read_text())["data"] != data:
             return "shards"
-    except (OSError, ValueError, RecursionError):
+    except (OSError, ValueError, RecursionError, UserError):
         return ""  # pretraining compares with the checkpoint
     free = {"device", "precision", "threads", "network.word_dimensions"}  # the run decides
     ignored = free | ({"bn_group_size"} if now.bn_group_size is None else set())
@@ -338,11 +353,11 @@ def _done(run: Run, inputs: Inputs, any_labels: bool = False) -> list[list[str]]
         same = last["data"] == inputs.data and last["format"] == FORMAT
         done: list[list[str]] = last["done"] if same and run.commands[0] in last["done"] else []
         if last["labels"] != inputs.labels and not any_labels:
-            done = [command for command in done if command[1] != "downstream"]
+            done = [command for command in done if command[0] != "evaluate"]
     except (OSError, ValueError, KeyError, TypeError):
         return []
-    files = {"downstream": run.results, "factors": run.factors}
-    return [command for command in done if not (path := files.get(command[1])) or _is_readable(path)]
+    files = {"evaluate": run.results, "factors": run.factors}
+    return [command for command in done if not (path := files.get(command[0])) or _is_readable(path)]
 
 
 def _is_readable(path: Path) -> bool:
@@ -385,7 +400,7 @@ def _report(runs: Sequence[Run], labels: Sequence[str], protocols: tuple[str, ..
         files.append("factors.png")
     write_tables(out, "\n\n".join(texts), tables)
     pictures = ", ".join(f"{out}/{name}" for name in files)
-    return as_typed("\n".join(["", *summary, "", f"all tables: {out}/table.txt", f"pictures: {pictures}"]))
+    return "\n".join(["", *summary, "", f"all tables: {out}/table.txt", f"pictures: {pictures}"])
 
 
 def label_columns(index: Index, query_split: str, gallery_split: str = "train") -> tuple[str, ...]:

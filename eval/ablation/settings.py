@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Literal
 
 from gdt.common.errors import UserError, require_positive
 from gdt.pipeline import notation, presets
 from gdt.pipeline.composition import Composition
+from gdt.pipeline.shards.layout import dataset_name
 
 RECALL = "recall"
 """Label column that stands for recall between modalities."""
@@ -21,26 +21,20 @@ CLIPS_PER_STEP = 64
 class Ablation:
     """Pretrain compositions and compare their features. Run the same command again to resume."""
 
-    headings: ClassVar[Mapping[str, tuple[str, ...]]] = {
-        "ablation": ("dataset", "rows", "seeds", "equal", "size", "steps", "label", "out", "jobs"),
-        "advanced": ("shards", "batch_size", "clips_per_step", "bn_group_size", "protocols", "gallery_split",
-                     "query_split", "gallery_per_class", "clips", "test_factors", "word2vec", "factors_from"),
-    }  # fmt: skip
-
-    dataset: str = "synthetic"
-    """Preprocessed data set with splits train and test."""
+    dataset: str = ""
+    """Preprocessed data set with splits train and test; default: that of --shards, else kinetics."""
     shards: Path | None = None
     """Folder of shards; default: data/shards/<dataset>."""
     rows: tuple[str, ...] = ("a", "e", "l")
-    """Presets (listed by 'gdt pretrain --preset help') or quoted compositions."""
+    """Presets or quoted compositions."""
     factors_from: Path | None = None
     """Python file with custom transformations."""
     word2vec: Path | None = None
     """word2vec file that the shards were made with; needed for text."""
     seeds: tuple[int, ...] = (0, 1, 2)
     """Seeds; one run per row and seed."""
-    size: Literal["tiny", "paper"] = "tiny"
-    """Size of networks, clips and schedule."""
+    size: Literal["paper", "tiny"] | None = None
+    """Size of networks, clips and schedule; default: paper with a GPU, else tiny."""
     equal: Literal["videos", "clips", "compute"] = "videos"
     """What rows share: videos, clips, or compute (cheap rows get more steps)."""
     batch_size: int = 0
@@ -54,7 +48,7 @@ class Ablation:
     label: str = ""
     """Label columns, such as label,weather, or 'recall'; default: all."""
     protocols: tuple[Literal["retrieval", "few-shot", "linear"], ...] = ("retrieval", "few-shot")
-    """Protocols of 'gdt eval downstream', for label columns."""
+    """Protocols of 'gdt evaluate', for label columns."""
     gallery_split: str = ""
     """Split of the gallery; default: train, or val if train has no labels."""
     query_split: str = "test"
@@ -64,11 +58,13 @@ class Ablation:
     clips: int = 10
     """Clips per evaluated video."""
     test_factors: Literal["first", "all", "none"] = "first"
-    """Seeds to run 'gdt eval factors' on."""
+    """Seeds to run 'gdt factors' on."""
     jobs: int = 0
     """Runs in parallel; 0: one per GPU, else per core."""
     out: Path | None = None
     """Folder of results; default: runs/ablation-<dataset>[-clips]."""
+    overwrite: bool = False
+    """Replace runs of other settings in that folder."""
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -76,6 +72,7 @@ class Ablation:
         return tuple(dict.fromkeys(self.label.split(","))) if self.label else ()
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "dataset", dataset_name(self.dataset, self.shards))
         require_positive(self, "", "jobs", "batch_size", "clips_per_step", least=0)
         require_positive(self, "", "clips")
         if RECALL in self.labels and len(self.labels) > 1:
@@ -107,7 +104,6 @@ class Ablation:
     def composition(self, row: str) -> Composition:
         """The composition of a row, for two videos per batch. Raises UserError if it is unknown or invalid."""
         if not is_composition(row):
-            presets.preset(row, is_option=False)  # raises
             return presets.composition(row, batch_size=2)
         known = notation.load_factors(self.factors_from) if self.factors_from else notation.TRANSFORMATIONS
         return notation.parse(row, 2, known=known)

@@ -1,8 +1,9 @@
-"""`gdt eval factors`: measure every factor in the features of models; write tables, records and a plot."""
+"""`gdt factors`: measure every factor in the features of models; write tables, records and a plot."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from gdt.common.errors import UserError, as_typed, explain_out_of_memory
+from gdt.common.errors import UserError, explain_out_of_memory
 from gdt.common.lock import locked
 from gdt.common.streams import Stream, generator
 from gdt.eval import record
@@ -43,6 +44,7 @@ from gdt.eval.factors.tables import (
     table_of,
 )
 from gdt.eval.factors.trials import Planner, Trial
+from gdt.eval.of_run import NO_RUN
 from gdt.eval.plots import matrix
 from gdt.eval.record import FactorResult, Record
 from gdt.eval.subjects import Data, checkpoints, held_out
@@ -59,7 +61,7 @@ from gdt.train.provenance import provenance_of
 
 NAME = "factors.json"
 _NETWORKS = ("video", "audio")
-_NOT_DECISIVE = ("ckpt", "dataset", "shards", "split", "out")
+_NOT_DECISIVE = ("ckpt", "dataset", "shards", "split", "out", *NO_RUN)
 """Settings that do not change the numbers, or that a record has resolved."""
 LayerFeatures = dict[str, list[np.ndarray]]
 """By layer and model: float32 [n, s, k, d]."""
@@ -72,6 +74,8 @@ def factors(settings: Factors) -> str:
 
     Raises UserError if a checkpoint, the shards or their held-out videos are missing or do not fit.
     """
+    if not settings.ckpt:
+        settings = replace(settings, ckpt=(settings.checkpoint(settings.dataset, settings.shards),), **NO_RUN)
     with explain_out_of_memory("lower --videos"):
         first = load_trained(settings.ckpt[0])
         data = Data.open(settings.ckpt[0], first, settings.dataset, settings.shards, settings.split, "")
@@ -93,7 +97,7 @@ def _write(records: Sequence[Record], out: Path) -> str:
     write_tables(out, text, tables)
     record.write(out / NAME, records)
     save(matrix(records), out / "factors.png")
-    return f"\n{as_typed(summary)}\ntables: {out}/table.txt, table.tex, {NAME}\npicture: {out}/factors.png"
+    return f"\n{summary}\ntables: {out}/table.txt, table.tex, {NAME}\npicture: {out}/factors.png"
 
 
 def _measured_before(records: Sequence[Record], path: Path) -> list[Record]:

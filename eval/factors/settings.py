@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
 
 from gdt.common.errors import UserError, require_positive
+from gdt.eval.of_run import OfRun
 
 
 @dataclass(frozen=True)
-class Factors:
+class Factors(OfRun):
     """Test which factors the features encode, against the composition's promises.
 
     A composition promises embeddings that encode its distinctive factors and ignore its invariant ones.
     """
 
-    headings: ClassVar[Mapping[str, tuple[str, ...]]] = {
-        "factors": ("ckpt", "dataset", "videos", "out"),
-        "advanced": ("shards", "split", "starts", "draws", "cv_folds", "probe_c", "seed"),
-    }
-
-    ckpt: tuple[Path, ...]
-    """Checkpoints or external weights; one table each."""
+    ckpt: tuple[Path, ...] = ()
+    """Checkpoints or external weights, a table each; default: that of one run."""
     dataset: str = ""
     """Preprocessed data set; default: that of the first checkpoint."""
     shards: Path | None = None
@@ -46,6 +40,7 @@ class Factors:
     """Folder of results; default: runs/factors-<dataset>."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require_positive(self, "", "starts")
         require_positive(
             self, "", "cv_folds", least=2, why="because probes are tested on videos that they were not trained on"

@@ -27,7 +27,7 @@ def metrics_at(layer: str, record: Record) -> Metrics:
     """The metrics at a layer; empty if it was not measured. Raises UserError for records of an earlier version."""
     if not any(name.endswith(f" {ACCURACY}") for name in record.metrics):
         raise UserError(
-            f"the factors of {record.model} were measured by an earlier version; run 'gdt eval factors --ckpt "
+            f"the factors of {record.model} were measured by an earlier version; run 'gdt factors --ckpt "
             f"{record.checkpoint}' again"
         )
     start = f"{layer} "

@@ -83,7 +83,7 @@ def collect(folder: Path) -> Collected:
         broken = f" that can be read ({unread[0].what}: {unread[0].reason})" if unread else ""
         raise UserError(
             f"{folder} has no runs or evaluations{broken}; set --runs to the folder of your runs, or start one with "
-            "'make pretrain'"
+            "'gdt pretrain'"
         )
     return collected
 
@@ -120,7 +120,7 @@ def _files(folder: Path, name: str) -> list[Path]:
 
 def _run(folder: Path, root: Path, unread: list[Unread]) -> Run:
     path = folder / SETTINGS
-    settings = _read(path, unread, lambda text: from_file(text, str(path)))
+    settings = _read(path, unread, lambda _: from_file(path))
     start = _read(folder / provenance.NAME, unread, provenance.read)
     name = str(folder.relative_to(root)) if folder != root else folder.resolve().name
     metrics, probes = _rows(folder / METRICS, unread, _COLUMNS), _rows(folder / PROBES, unread, ("step",))

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import base64
 import io
-import shlex
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -21,6 +20,7 @@ from matplotlib import colormaps
 from matplotlib.axes import Axes
 from PIL import Image
 
+from gdt.common.commandline import gdt_command
 from gdt.common.errors import UserError, plural
 from gdt.common.streams import Stream, generator
 from gdt.eval import extract
@@ -193,10 +193,8 @@ def _weights(subject: Subject, trained: Trained) -> tuple[str, str]:
 
 def eval_command(checkpoint: Path, dataset: str, shards: Path | None) -> str:
     """The command that evaluates a model."""
-    variables = {"CKPT": str(checkpoint), "DATASET": dataset}
-    if shards and shards != shard_folder(dataset):
-        variables["ARGS"] = f"--shards {shlex.quote(str(shards))}"
-    return " ".join(["make eval", *(f"{name}={shlex.quote(value)}" for name, value in variables.items())])
+    elsewhere = ["--shards", shards] if shards and shards != shard_folder(dataset) else []
+    return gdt_command("evaluate", "--ckpt", checkpoint, "--dataset", dataset, *elsewhere)
 
 
 def _repeat(row: Record) -> str:
@@ -387,8 +385,8 @@ def pair_similarities(trained: Trained, key: str) -> Plot:
     if trained.foreign is not None:
         raise UserError("external weights do not record their training")
     if train.factors_from is not None:  # the report does not run code that a checkpoint names
-        options = shlex.join(["--factors", train.factors, "--factors-from", str(train.factors_from)])
-        raise UserError(f"the report does not run custom factors; draw a batch with 'gdt eval show-batch {options}'")
+        command = gdt_command("show-batch", "--factors", train.factors, "--factors-from", train.factors_from)
+        raise UserError(f"the report does not run custom factors; draw a batch with {command}")
     per_video = int(np.prod([factor.k for factor in train.composition.factors[1:]]))
     videos = min(train.composition.batch_size, max(2, _LEAVES // per_video))
     small = replace(train, batch_size=videos)

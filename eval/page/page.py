@@ -1,8 +1,7 @@
-"""`gdt eval report`: one HTML file without scripts that needs no network."""
+"""`gdt report`: one HTML file without scripts that needs no network."""
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
@@ -15,6 +14,7 @@ from markupsafe import Markup
 from matplotlib.axes import Axes
 from tqdm import tqdm
 
+from gdt.common.commandline import gdt_command
 from gdt.common.errors import plural
 from gdt.common.files import write_text
 from gdt.common.lock import locked_file
@@ -27,6 +27,7 @@ from gdt.eval.plots import bars
 from gdt.eval.record import RANDOM, Record, budget, conditions, format_details
 from gdt.eval.tables import Lines, Table, build_tables
 from gdt.train.provenance import git_commit
+from gdt.train.settings import SETTINGS
 
 _POINTS = 1000
 """Maximum drawn of a curve."""
@@ -42,6 +43,11 @@ _CURVES = {
     "data_wait": "waiting for data, %",
 }
 _TRAINED = {"others": "other videos", "these": "these videos", "unknown": "unknown"}
+
+
+def command(settings: Report) -> str:
+    """Write the page; returns where it is."""
+    return f"report: {report(settings)}"
 
 
 def report(settings: Report) -> Path:
@@ -226,7 +232,8 @@ def runs_table(runs: Sequence[Run]) -> tuple[list[tuple[str, str]], Lines]:
         composition, seed, planned = "", "", ""
         if settings:
             composition, seed = settings.factors or settings.preset, str(settings.seed)
-            planned = f" of {settings.steps}" if settings.steps else f"; {settings.epochs} epochs"
+            epochs = settings.planned_epochs
+            planned = f"; {epochs} epochs" if epochs else f" of {settings.schedule(1).steps}"
         steps, loss, speed, waiting = "", "", "", ""
         if len(metrics["step"]):
             steps = f"{metrics['step'][-1] + 1:.0f}{planned}"
@@ -312,21 +319,17 @@ def _missing(settings: Report, models: Sequence[Subject], shown: Sequence[Subjec
     """What the page lacks, each with the command that adds it."""
     missing: list[tuple[str, str]] = []
 
-    def add(what: str, command: str, **variables: Any) -> None:
-        given = (f"{name}={shlex.quote(str(value))}" for name, value in variables.items())
-        missing.append((what, " ".join([command, *given])))
-
     for model in models:
         run = model.run
-        if model.checkpoint is None and run is not None and run.start:
-            missing.append((f"{model.name} has no checkpoint", run.start["command"]))
-        elif model.checkpoint is None and run is not None:
-            preset = {"PRESET": run.settings.preset} if run.settings and not run.settings.factors else {}
-            add(f"{model.name} has no checkpoint", "make pretrain", DATASET=run.dataset, **preset)
+        if model.checkpoint is None and run is not None:
+            earlier = ["--config", run.folder / SETTINGS] if run.settings else []
+            again = gdt_command("pretrain", *earlier, "--out", run.folder)
+            missing.append((f"{model.name} has no checkpoint", again))
         elif not model.results and model.checkpoint:
             missing.append(
                 (f"{model.name} is not evaluated", eval_command(model.checkpoint, model.dataset, model.shards))
             )
     if hidden := sum(model.checkpoint is not None and model not in shown for model in models):
-        add(f"Figures of {plural(hidden, 'model')}", "make report", RUNS=settings.runs, MODELS=len(models))
+        more = gdt_command("report", "--runs", settings.runs, "--models", len(models))
+        missing.append((f"Figures of {plural(hidden, 'model')}", more))
     return missing

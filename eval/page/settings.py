@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
 
 from gdt.common.errors import UserError, require_positive
 
@@ -13,11 +11,6 @@ from gdt.common.errors import UserError, require_positive
 @dataclass(frozen=True)
 class Report:
     """Write an HTML page of all runs in a folder: tables, learning curves, examples."""
-
-    headings: ClassVar[Mapping[str, tuple[str, ...]]] = {
-        "page": ("runs", "out", "figures_of"),
-        "advanced": ("models", "queries", "seed"),
-    }
 
     runs: Path = Path("runs")
     """Folder of runs and evaluations, with its subfolders."""

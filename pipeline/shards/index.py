@@ -247,7 +247,7 @@ class Index(VideoTable):
             index = _index(folder, *contents(folder))
         except OtherSchema as error:
             raise UserError(
-                f"{path} cannot be used: {error}; rebuild the shards in another folder with 'make preprocess', or use "
+                f"{path} cannot be used: {error}; rebuild the shards in another folder with 'gdt preprocess', or use "
                 "the version of this program that wrote it"
             ) from error
         except (Damaged, OSError) as error:
@@ -358,7 +358,7 @@ def _no_index(folder: Path) -> str:
     if (usual := shard_folder(str(folder))) != folder and (usual / INDEX).is_file():
         return f"{missing}; did you mean '{usual}'?"
     if folder.is_dir() and any(not path.name.startswith(".") for path in folder.iterdir()):
-        return f"{missing}, but other files; name a folder of shards that 'make preprocess' wrote"
+        return f"{missing}, but other files; name a folder of shards that 'gdt preprocess' wrote"
     others = sorted(path.parent.name for path in folder.parent.glob(f"*/{INDEX}")) if folder.parent.name else []
     if folder.name not in DATASETS:  # perhaps misspelt
         if similar := difflib.get_close_matches(folder.name, others, 1):

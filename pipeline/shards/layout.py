@@ -12,7 +12,6 @@ raise SCHEMA (seal.py), since existing shards lack it.
 from __future__ import annotations
 
 import json
-import shlex
 import zlib
 from collections.abc import Iterator
 from dataclasses import MISSING, dataclass
@@ -31,7 +30,7 @@ REJECTED = "rejected.jsonl"
 MEL_FLOOR = float(np.log(np.finfo(np.float64).eps))
 """The log-mel value of zero energy, digital silence."""
 
-DATASETS = ("audioset", "folder", "hmdb51", "howto100m", "ig65m", "kinetics", "synthetic", "ucf101", "vggsound")
+DATASETS = ("audioset", "folder", "hmdb51", "howto100m", "kinetics", "synthetic", "ucf101", "vggsound")
 """Data sets of preprocess/datasets."""
 
 
@@ -92,6 +91,11 @@ ROWS = 100
 """Rows of audio/logmel per checksum."""
 
 
+def dataset_name(dataset: str, shards: Path | None) -> str:
+    """The name of a data set: by default that of the folder of its shards, else kinetics."""
+    return dataset or (shards.absolute().name if shards else "kinetics")
+
+
 def shard_folder(dataset: str, named: Path | None = None) -> Path:
     """Folder of a data set's shards: `named` if given, else the default.
 
@@ -104,18 +108,14 @@ def shard_folder(dataset: str, named: Path | None = None) -> Path:
 
 def preprocess_command(folder: Path) -> str:
     """The command that makes the shards of a folder, with a placeholder for the videos."""
-    if folder == shard_folder("demo"):
-        return "make demo"
-    dataset = folder.name if folder.name in DATASETS else "folder"
-    source = "" if dataset == "synthetic" else " SOURCE=<your videos>"
-    elsewhere = "" if folder == shard_folder(dataset) else f" DESTINATION={shlex.quote(str(folder))}"
-    return f"make preprocess DATASET={dataset}{source}{elsewhere}"
+    source = [] if folder.name == "synthetic" else ["--source", "VIDEOS"]
+    elsewhere = [] if folder == shard_folder(folder.name) else ["--destination", folder]
+    return gdt_command("preprocess", "--dataset", folder.name, *source, *elsewhere)
 
 
 def remove_command(folder: Path, full: bool = False) -> str:
     """The command that removes damaged files of a folder."""
-    command = gdt_command("verify", "--shards", folder, *["--full"] * full, "--remove")
-    return f"`{shlex.join(command)}`"
+    return f"'{gdt_command('verify', '--shards', folder, *['--full'] * full, '--remove')}'"
 
 
 def repair_hint(folder: Path) -> str:

@@ -25,8 +25,7 @@ DATASETS = {name: _data(name) for name in layout.DATASETS}
 def find(dataset: str, source: Path) -> DataSet:
     """The data set of this name. Raises UserError for an unknown name or a missing source."""
     if dataset not in DATASETS:
-        advice = "for videos of your own, set --dataset to folder, and --destination to data/shards/<name>"
-        raise UserError(f"{unknown('data set', dataset, DATASETS)}\n{advice}")
+        raise unknown("layout", dataset, DATASETS)
     entry = DATASETS[dataset]
     if entry.generate is None and not source.is_dir():
         state = "is not a folder" if source.exists() else "does not exist"

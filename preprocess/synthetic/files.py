@@ -10,23 +10,21 @@ import io
 import json
 import multiprocessing
 import os
-import shlex
 import subprocess
 import tempfile
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
 import tyro
 from tqdm import tqdm
 
-from gdt.common.commandline import expand_home, gdt_command
+from gdt.common.commandline import gdt_command
 from gdt.common.errors import UserError
 from gdt.common.files import write_text
-from gdt.common.variables import Variables, options_of
 from gdt.preprocess.synthetic.drawing import SAMPLE_RATE
 from gdt.preprocess.synthetic.moments import FPS, SIZE, SPLITS, Synthetic, captions, draw_scene
 
@@ -47,20 +45,15 @@ class Generate:
     """Folder of the videos."""
     workers: int = 0
     """Processes that render and encode; 0: one per core."""
-    videos: Synthetic = field(default_factory=Synthetic)
+    videos: Annotated[Synthetic, tyro.conf.arg(name="")] = field(default_factory=Synthetic)
 
 
-def main(arguments: Sequence[str]) -> None:
-    settings = tyro.cli(Generate, prog="gdt generate", args=arguments, config=(tyro.conf.OmitArgPrefixes,))
-    folder = expand_home(settings.destination)
+def command(settings: Generate) -> str:
+    """Generate; returns where the videos are, and the command that follows."""
+    folder = settings.destination
     generate(folder, settings.videos, settings.workers)
-    following = shlex.join(gdt_command("preprocess", "--dataset", "synthetic", "--source", folder))
-    print(f"the videos are in {folder}; next:\n  {following}")
-
-
-def options(arguments: Sequence[str]) -> Variables:
-    """Make's variables."""
-    return options_of(Generate, prefixed=False)
+    following = gdt_command("preprocess", "--dataset", folder.name, "--layout", "synthetic", "--source", folder)
+    return f"the videos are in {folder}; next:\n  {following}"
 
 
 class Task(NamedTuple):
@@ -178,7 +171,7 @@ def generate(destination: Path, settings: Synthetic, workers: int = 0, progress:
 
 
 def _describe(destination: Path, settings: Synthetic, every: Sequence[Task]) -> None:
-    """Write captions.json and, for what the folders do not say, labels.csv."""
+    """Write captions.json, and labels.csv for what the folders do not say."""
     said, rows = {}, []
     for task in every:
         scene = draw_scene(settings, task.split, task.action, task.n)
@@ -186,7 +179,6 @@ def _describe(destination: Path, settings: Synthetic, every: Sequence[Task]) -> 
         actions = " ".join(action for action, _ in scene.actions)
         rows.append([task.path.relative_to(destination), actions, int(BINS * scene.identity[0])])
     write_text(destination / "captions.json", json.dumps(said) + "\n")
-    if settings.identity or settings.actions_per_video > 1:
-        text = io.StringIO()
-        csv.writer(text, lineterminator="\n").writerows([["path", "actions", "identity"], *rows])
-        write_text(destination / "labels.csv", text.getvalue())
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([["path", "actions", "identity"], *rows])
+    write_text(destination / "labels.csv", text.getvalue())

@@ -20,7 +20,6 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
@@ -31,7 +30,8 @@ from torch import Tensor
 
 from gdt.common import serialization
 from gdt.common.commandline import expand_home
-from gdt.common.errors import UserError, as_keywords, first_line, unknown
+from gdt.common.errors import UserError, first_line, unknown
+from gdt.common.gpu import default_size
 from gdt.common.serialization import require_checksum
 from gdt.eval.embed import Embed, Features, Kind, Modality, Per, features
 from gdt.eval.embed import read as read_features
@@ -44,7 +44,7 @@ from gdt.train.checkpoint import Trained, load_model, load_trained
 from gdt.train.distributed import require_gpus
 from gdt.train.loss import gdt_loss
 from gdt.train.models.gdt import GDT, any_device
-from gdt.train.settings import METRICS, SIZES, TWO_COMPOSITIONS, Pretrain
+from gdt.train.settings import METRICS, TWO_COMPOSITIONS, Pretrain, sized
 
 __all__ = [
     "GDT", "Batch", "Batches", "Evaluated", "Features", "Index", "Model", "Preprocessed", "Pretrained", "UserError",
@@ -52,18 +52,8 @@ __all__ = [
 ]  # fmt: skip
 
 Paths = str | Path | Sequence[str | Path]
-Size = Literal["paper", "tiny", "paper-ablation", "paper-howto100m", "paper-text-ablation"]
+Size = Literal["paper", "tiny"]
 T = TypeVar("T")
-
-
-@contextmanager
-def _keywords(**renamed: str) -> Iterator[None]:
-    """Name keyword arguments instead of options in errors; `renamed` maps options to arguments of other names."""
-    try:
-        yield
-    except UserError as error:
-        error.args = (as_keywords(str(error), renamed),)
-        raise
 
 
 @dataclass(frozen=True)
@@ -79,7 +69,6 @@ class Preprocessed:
     """Number of the other videos by reason; rejected.jsonl in the folder of the shards lists each."""
 
 
-@_keywords()
 def make_shards(
     source: str | Path, destination: str | Path | None = None, dataset: str = "folder", **settings: Any
 ) -> Preprocessed:
@@ -108,20 +97,18 @@ class Pretrained:
     """Share of leaves whose most similar leaf is a positive, in the last step."""
 
 
-@_keywords()
-def pretrain(shards: str | Path, size: Size = "paper", **settings: Any) -> Pretrained:
+def pretrain(shards: str | Path, size: Size | None = None, **settings: Any) -> Pretrained:
     """Pretrain on shards, on the first GPU or on the CPU; call it again to resume.
 
     `settings` are fields of `gdt.train.settings.Pretrain`, groups as mappings of what to change:
-    `optimization={"lr": 1e-3}`. `steps` replaces the `epochs` of a size and vice versa. The data set is by default
-    named after the folder of its shards.
+    `optimization={"lr": 1e-3}`. `size` sets the others: by default paper with a GPU, else tiny. The data set is by
+    default named after the folder of its shards.
     """
     from gdt.train.pretrain import pretrain as train
 
-    lengths = {"epochs": 0, "steps": 0} if {"epochs", "steps"} & settings.keys() else {}
     _require_one_composition(settings.get("preset"), settings.get("factors"))
-    given = {"dataset": Path(shards).name, "shards": shards} | lengths | settings
-    checkpoint = train(_with(_base(size), given))
+    given = {"shards": shards} | settings
+    checkpoint = train(sized(lambda base: _with(base, given), size or "", settings.get("device") == "cpu"))
     path = checkpoint.parent / METRICS
     try:
         row = require_checksum(json.loads(path.read_bytes().splitlines()[-1]))
@@ -143,7 +130,6 @@ class Evaluated:
     """Files of the tables by suffix: txt, tex and csv."""
 
 
-@_keywords(ckpt="checkpoints")
 def evaluate(checkpoints: Paths, shards: str | Path | None = None, **settings: Any) -> Evaluated:
     """Evaluate models by the paper's protocols; call it again to resume.
 
@@ -183,13 +169,6 @@ def _require_one_composition(preset: str | None, factors: str | None) -> None:
         raise UserError(TWO_COMPOSITIONS)
 
 
-def _base(size: str) -> Pretrain:
-    """The settings of a size."""
-    if size not in SIZES:
-        raise unknown("size", size, SIZES)
-    return SIZES[size][1]
-
-
 def _with(base: T, given: Mapping[str, Any]) -> T:
     """Settings with changes, and ~ expanded. Raises UserError for an unknown name or a value of the wrong type."""
 
@@ -215,7 +194,6 @@ def _merge(base: Any, given: Any) -> Any:
     return base | {name: _merge(base.get(name), value) for name, value in given.items()}
 
 
-@_keywords(ckpt="path")
 def load(path: str | Path) -> Model:
     """Load a checkpoint, an exported file, published GDT weights or torchvision's r2plus1d_18.
 
@@ -241,7 +219,6 @@ class Model:
         """The settings of its pretraining."""
         return self._trained.settings
 
-    @_keywords(source="videos")
     def embed(
         self, videos: Paths, *, modalities: Modality | Sequence[Modality] = (), kind: Kind = "embeddings",
         per: Per = "video", clips: int = 10, workers: int = 0,
@@ -268,7 +245,6 @@ class Model:
             return features(settings, self._trained)
 
 
-@_keywords()
 def nearest(
     features: Features | str | Path,
     query: str | Path | Features,
@@ -279,7 +255,7 @@ def nearest(
 ) -> list[tuple[str, float]]:
     """The k videos most similar to a query: ids and cosines, nearest first.
 
-    `features` may be a file of `make embed`. `query` is an id among them, or features of another video. Its modality
+    `features` may be a file of `gdt embed`. `query` is an id among them, or features of another video. Its modality
     `by` is compared with the modality `among` of the others, by default the same; across modalities, features must be
     embeddings.
     """
@@ -293,23 +269,23 @@ def nearest(
     return list(zip(features.id[found].tolist(), cosines.tolist(), strict=True))
 
 
-@_keywords()
 def batches(
     shards: str | Path, preset: str | None = None, *, factors: str = "", batch_size: int = 16, epochs: int = 1,
-    size: Size = "paper", split: str = "train", seed: int = 0, word2vec: str | Path | None = None,
+    size: Size | None = None, split: str = "train", seed: int = 0, word2vec: str | Path | None = None,
     device: str | torch.device | None = None,
 ) -> Batches:  # fmt: skip
     """Batches of a composition for your own training loop, the same in every run.
 
-    `preset` (default: l) or `factors` name the composition, as in pretraining; `size` is the size of clips (30 frames
-    of 112x112, or 8 of 32x32). Raises UserError if shards, composition and split do not match.
+    `preset` (default: l) or `factors` name the composition, as in pretraining; `size` is the size of clips: paper
+    (30 frames of 112x112; default with a GPU) or tiny (8 of 32x32). Raises UserError if shards, composition and split
+    do not match.
     """
     _require_one_composition(preset, factors)
     given = {
         "shards": shards, "preset": preset or "l", "factors": factors, "batch_size": batch_size, "split": split,
-        "seed": seed, "epochs": epochs, "steps": 0, "word2vec": word2vec,
+        "seed": seed, "epochs": epochs, "word2vec": word2vec,
     }  # fmt: skip
-    settings = _with(_base(size), given)
+    settings = sized(lambda base: _with(base, given), size or default_size())
     index, device = Index.open(settings.shard_folder), any_device() if device is None else torch.device(device)
     require_gpus(1, "cuda" if device.type == "cuda" else "cpu")
     return Batches(settings, index, device)

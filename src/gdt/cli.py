@@ -5,38 +5,66 @@ A command's module is imported only when the command runs, and torch and DALI on
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
-import importlib
 import importlib.metadata
+import io
+import json
 import os
+import signal
 import sys
-from typing import NamedTuple
+from pkgutil import resolve_name
+from typing import Any, NamedTuple
 
-from gdt.common.errors import UserError, exit_with_message, unknown
+from gdt.common.errors import exit_with_message, unknown
 
 
 class Command(NamedTuple):
-    """A command. Its module defines `main(arguments)`, and `options(arguments)` for make's variables."""
+    """A command."""
 
-    module: str
+    settings: str
+    """module:class of its settings, whose fields are the options."""
+    run: str
+    """module:function that takes the settings and returns what to print; imported after the options are parsed."""
     help: str
-    first: str = ""
-    """What the first argument is called in errors, if it must be one of `COMMANDS` in the module."""
+    parse: str = ""
+    """module:function that parses the arguments, if defaults depend on them."""
 
 
-_CHECKPOINT_OF = "make:"
-"""The Makefile passes `make:<dataset>` for the checkpoint that `make pretrain` writes with the same variables."""
 COMMANDS = {
-    "preprocess": Command("gdt.preprocess.command", "turn videos into shards"),
-    "verify": Command("gdt.preprocess.verify", "check shards for damage"),
-    "generate": Command("gdt.preprocess.synthetic.files", "generate a synthetic data set"),
-    "pretrain": Command("gdt.train.command", "pretrain a model on shards", "size"),
-    "eval": Command(
-        "gdt.eval.command",
-        "evaluate and compare compositions, extract features, draw batches",
-        "command",
+    "preprocess": Command(
+        "gdt.preprocess.stage:Preprocess", "gdt.preprocess.stage:command", "turn videos into shards"
     ),
-}
+    "verify": Command("gdt.preprocess.verify:Verify", "gdt.preprocess.verify:command", "check shards for damage"),
+    "generate": Command(
+        "gdt.preprocess.synthetic.files:Generate", "gdt.preprocess.synthetic.files:command",
+        "make labelled videos to try it on",
+    ),
+    "pretrain": Command(
+        "gdt.train.settings:Pretrain", "gdt.train.command:pretrain", "train a model on shards",
+        "gdt.train.settings:parse_arguments",
+    ),
+    "evaluate": Command(
+        "gdt.eval.settings:Downstream", "gdt.eval.downstream:downstream",
+        "retrieval, few-shot, linear probes, finetuning, cross-modal recall",
+    ),
+    "ablation": Command(
+        "gdt.eval.ablation.settings:Ablation", "gdt.eval.ablation.runs:ablation", "pretrain and compare compositions"
+    ),
+    "factors": Command(
+        "gdt.eval.factors.settings:Factors", "gdt.eval.factors.evaluate:factors", "measure what moves the features"
+    ),
+    "embed": Command("gdt.eval.embed:Embed", "gdt.eval.embed:embed", "write features of videos to a file"),
+    "nearest": Command("gdt.eval.nearest:Nearest", "gdt.eval.nearest:nearest", "find videos similar to one"),
+    "export": Command("gdt.eval.export:Export", "gdt.eval.export:export", "write weights for other programs"),
+    "report": Command("gdt.eval.page.settings:Report", "gdt.eval.page.page:command", "write one page of all runs"),
+    "show-batch": Command(
+        "gdt.eval.show_batch:ShowBatch", "gdt.eval.show_batch:show_batch", "draw the clips of one video of a batch"
+    ),
+    "show-tree": Command(
+        "gdt.eval.show_tree:ShowTree", "gdt.eval.show_tree:show_tree", "draw a composition and its pairs"
+    ),
+}  # fmt: skip
 _HELP = "\n".join([
     "usage: gdt <command> [options]", "", "Pretrain video and audio networks on compositions of transformations.", "",
     "commands:", *(f"  {name:12} {command.help}" for name, command in COMMANDS.items()), "",
@@ -46,7 +74,7 @@ _HELP = "\n".join([
 
 def console() -> None:
     """Run the command line."""
-    faulthandler.enable()  # says where compiled code crashes
+    faulthandler.enable()  # says where compiled code crashed
     exit_with_message(_main)
 
 
@@ -54,51 +82,33 @@ def _main() -> None:
     name, *arguments = sys.argv[1:] or ["--help"]
     if name in ("-h", "--help"):
         print(_HELP)
-        return
-    if name == "--version":
+    elif name == "--version":
         print(f"gdt {importlib.metadata.version('gdt')}")
-        return
-    if name not in COMMANDS:
-        if name in importlib.import_module(COMMANDS["eval"].module).COMMANDS:
-            raise UserError(f"unknown command '{name}'; did you mean 'gdt eval {name}'?")
+    elif name in COMMANDS:
+        run(name, arguments)
+    else:
         raise unknown("command", name, COMMANDS)
-    _run(name, arguments)
 
 
-def _run(name: str, arguments: list[str]) -> None:
-    arguments = add_make_variables(name, arguments)
+def run(name: str, arguments: list[str]) -> None:
+    """Parse a command's options, run it, and print what it returns."""
+    first = os.environ.get("RANK", "0") == "0"
     sys.orig_argv[:] = ["gdt", name, *arguments]  # recorded as the command of the run
-    module = importlib.import_module(COMMANDS[name].module)
-    from gdt.common.commandline import report_mistakes  # imports tyro, which `gdt --help` does not need
-
-    words = ["gdt", name]
-    if (kind := COMMANDS[name].first) and arguments and not arguments[0].startswith("-"):
-        if arguments[0] not in module.COMMANDS:
-            raise unknown(kind, arguments[0], module.COMMANDS)
-        words.append(arguments[0])
-    with report_mistakes((option.name for option in module.options(arguments).values()), " ".join(words)):
-        module.main(arguments)
+    # of several processes, the first says what is wrong with the options
+    with contextlib.nullcontext() if first else contextlib.redirect_stderr(io.StringIO()):
+        settings = settings_of(name, arguments)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # ends with the clean-up of an exception
+    if text := resolve_name(COMMANDS[name].run)(settings):
+        print(text)
 
 
-def add_make_variables(name: str, arguments: list[str]) -> list[str]:
-    """The arguments of a command with the options of make's variables, and the name of the data set of --shards.
+def settings_of(name: str, arguments: list[str]) -> Any:
+    """The settings of a command. Exits like `common.commandline.parse`."""
+    from gdt.common.commandline import parse
+    from gdt.common.serialization import from_dict
 
-    Raises UserError like `with_variables`.
-    """
-    from gdt.common.variables import name_after_shards, with_variables
-
-    def all_variables() -> set[str]:
-        return {name for command in COMMANDS.values() for name in importlib.import_module(command.module).options([])}
-
-    options = importlib.import_module(COMMANDS[name].module).options
-    arguments = with_variables(arguments, options, all_variables=all_variables)
-    if "--shards" in " ".join(arguments):
-        arguments = name_after_shards(arguments, options(arguments))
-    if not any(word.startswith(_CHECKPOINT_OF) for word in arguments):
-        return arguments
-    from gdt.train.settings import checkpoint_of
-
-    return [
-        str(checkpoint_of(word.removeprefix(_CHECKPOINT_OF), os.environ)) if word.startswith(_CHECKPOINT_OF) else word
-        for word in arguments
-    ]
+    command = COMMANDS[name]
+    kind = resolve_name(command.settings)
+    if arguments[:1] and arguments[0].startswith("{"):  # as other commands start it
+        return from_dict(kind, json.loads(arguments[0]))
+    return resolve_name(command.parse)(arguments) if command.parse else parse(kind, f"gdt {name}", arguments)

@@ -12,9 +12,8 @@ import torch
 
 from gdt.common import gpu
 from gdt.common.errors import UserError
-from gdt.train.command import settings_of, with_size
 from gdt.train.distributed import require_gpus
-from tests.test_mistakes import make, sentence
+from gdt.train.settings import parse_arguments
 
 OLD = "torch cannot use the GPU: its driver is 550.54.15, and CUDA 13 needs 580 or newer; "
 
@@ -50,24 +49,15 @@ def test_the_default_size_is_that_of_a_gpu_if_one_is_visible(
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert gpu.default_size() == size
-    assert gpu.default_size(["--device", "cpu"]) == gpu.default_size(["--device=cpu"]) == "tiny"
-    assert gpu.default_size(["--device", "cuda", "--preset", "e"]) == size
+    assert gpu.default_size(on_cpu=True) == "tiny"
+    assert parse_arguments([]).size == size and parse_arguments(["--device=cpu"]).size == "tiny"
 
 
-def test_a_gpu_with_an_old_driver_is_refused_where_the_size_is_chosen(
-    machine: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_gpu_with_an_old_driver_is_refused_where_the_size_is_chosen(machine: Path, tmp_path: Path) -> None:
     install(machine, "550.54.15")
-    stamp = tmp_path / "stamp"
     with pytest.raises(UserError, match=OLD):
-        with_size(["--dataset", "kinetics"])
-    for target in ("pretrain", "eval-ucf", "ablation"):
-        assert sentence(make(target, stamp=stamp)).startswith(OLD)
-    assert make("pretrain", "DEVICE=cpu", stamp=stamp).stdout == "gdt pretrain tiny --dataset synthetic --device=cpu\n"
-    assert "--size=tiny" in make("ablation", CUDA_VISIBLE_DEVICES="", stamp=stamp).stdout
-    with pytest.raises(SystemExit):
-        settings_of(["--help"])
-    assert "usage: gdt pretrain" in capsys.readouterr().out
+        parse_arguments(["--dataset", "kinetics"])
+    parse_arguments(["--size", "tiny"])
 
 
 @pytest.mark.parametrize(

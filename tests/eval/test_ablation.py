@@ -15,21 +15,23 @@ import pytest
 from PIL import Image
 
 from gdt.common.errors import UserError
-from gdt.eval import command as evaluation
+from gdt.common.serialization import from_dict
 from gdt.eval.ablation import runs
-from gdt.eval.ablation.compare import compare_rows, title_of
+from gdt.eval.ablation.compare import compare_rows
 from gdt.eval.ablation.runs import ablation, label_columns, plan
 from gdt.eval.ablation.settings import Ablation
 from gdt.eval.downstream import downstream
 from gdt.eval.factors.evaluate import factors
+from gdt.eval.factors.settings import Factors
 from gdt.eval.factors.tables import factor_of, mean_over_seeds
 from gdt.eval.metrics import Metric, over_seeds
 from gdt.eval.record import RANDOM, Record, read
 from gdt.eval.settings import Downstream
 from gdt.pipeline.shards.index import Index, read_annotations, rewrite_index
-from gdt.train import command as training
+from gdt.train.checkpoint import load_model
 from gdt.train.cost import training_flops
 from gdt.train.pretrain import pretrain
+from gdt.train.settings import Pretrain
 from tests.eval.test_record import ROW
 
 CUSTOM = "video:d modality:i:2:differs augmentation:i:1"
@@ -43,11 +45,10 @@ def done(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     def run(arguments: Sequence[str], log: Path, *_: object) -> None:
         commands.append(list(arguments))
         log.touch()
-        if arguments[0] == "pretrain":
-            pretrain(training.settings_of(arguments[1:]))
-        else:
-            command = {"downstream": downstream, "factors": factors}[arguments[1]]
-            command(evaluation.settings_of(arguments[1:]))
+        command, kind = {
+            "pretrain": (pretrain, Pretrain), "evaluate": (downstream, Downstream), "factors": (factors, Factors)
+        }[arguments[0]]  # fmt: skip
+        command(from_dict(kind, json.loads(arguments[1])))
 
     monkeypatch.setattr(runs, "run_command", run)
     return commands
@@ -60,7 +61,12 @@ def settings(shards: Path, out: Path, **values: object) -> Ablation:
 
 
 def kinds(commands: Sequence[Sequence[str]]) -> list[str]:
-    return [each[1] if each[0] == "eval" else each[0] for each in commands]
+    return [kind for kind, _ in commands]
+
+
+def sent(commands: Sequence[Sequence[str]], kind: str, name: str) -> list[object]:
+    """The values of a setting in the commands of a kind."""
+    return [json.loads(text)[name] for each, text in commands if each == kind]
 
 
 def columns(index: Index) -> Index:
@@ -81,7 +87,7 @@ def test_finished_rows_are_not_run_again(
     summary = ablation(first)
     lines = summary.splitlines()
     assert len(lines) <= 23 and all(len(line) <= 100 or str(tmp_path) in line for line in lines)
-    assert kinds(done) == ["pretrain", "downstream"] * 2
+    assert kinds(done) == ["pretrain", "evaluate"] * 2
     rows = ("random weights", "row a: V, TR ., TS .", "row l: AV, TR i, TS d", "chance")
     for name in (*rows, "a 11.8 / 44.6, l 27.1 / 61.4; compare"):
         assert name in (tmp_path / "table.txt").read_text().replace("\n  ", " ")
@@ -101,7 +107,7 @@ def test_finished_rows_are_not_run_again(
     assert "0 of 2 runs left" in capsys.readouterr().out
     # recall of the same runs
     recall = ablation(replace(first, label="recall"))
-    assert kinds(done) == ["downstream"] and "V→A R@1" in recall and "R@20" not in recall
+    assert kinds(done) == ["evaluate"] and "V→A R@1" in recall and "R@20" not in recall
     with pytest.raises(UserError, match="recall needs two modalities, and none of the rows a has two"):
         ablation(replace(first, rows=("a",), label="recall"))
     ablation(first)
@@ -110,7 +116,7 @@ def test_finished_rows_are_not_run_again(
     text = path.read_bytes()
     path.write_bytes(text.replace(b'"step": 2', b'"step": 3', 1))
     capsys.readouterr()
-    assert ablation(first) == summary and kinds(done) == ["downstream"] and path.read_bytes() == text
+    assert ablation(first) == summary and kinds(done) == ["evaluate"] and path.read_bytes() == text
     assert f"{path} is damaged or of another version; it is computed again" in capsys.readouterr().out
     done.clear()
     (tmp_path / "results.json").write_bytes(b"[{}]")
@@ -120,13 +126,13 @@ def test_finished_rows_are_not_run_again(
         ablation(first)
     (tmp_path / "results.json").unlink()
     # a new row does not run the others again, a new evaluation does not train
-    assert "row e" in ablation(replace(first, rows=("a", "l", "e"))) and kinds(done) == ["pretrain", "downstream"]
+    assert "row e" in ablation(replace(first, rows=("a", "l", "e"))) and kinds(done) == ["pretrain", "evaluate"]
     done.clear()
     ablation(replace(first, rows=("a",), clips=3))
-    assert kinds(done) == ["downstream"]
+    assert kinds(done) == ["evaluate"]
     done.clear()
     ablation(replace(first, rows=("a",), steps=3))
-    assert kinds(done) == ["pretrain", "downstream"]
+    assert kinds(done) == ["pretrain", "evaluate"]
     # what pretraining would refuse to resume is refused before the first run starts
     done.clear()
     out = re.escape(str(tmp_path))
@@ -138,15 +144,26 @@ def test_finished_rows_are_not_run_again(
         ),
         (
             replace(first, rows=("a",)),
-            r"a-1 .* different settings \(steps was 3, now 2\); set --out to another folder, or use the same settings",
+            r"a-1 .* different settings \(steps was 3, now 2\); set --out to another folder, use the same settings, or",
         ),
     ):
-        with pytest.raises(UserError, match=rf"^{out}/{message}") as refusal:
+        with pytest.raises(UserError, match=rf"^{out}/{message}"):
             ablation(other)
-        assert not done and len(str(refusal.value)) - len(str(tmp_path)) < 160 - len("runs/ablation-mine")
+        assert not done
+    # unless it is to be replaced, also if it is damaged
+    again, checkpoint = replace(first, rows=("a",), overwrite=True), tmp_path / "a-1" / "checkpoint.pt"
+    for _ in range(2):
+        ablation(again)
+        assert kinds(done) == ["pretrain", "evaluate"] and sent(done, "pretrain", "overwrite") == [True]
+        done.clear()
+        ablation(replace(again, overwrite=False))
+        assert not done and load_model(checkpoint).step == 2
+        (tmp_path / "a-1" / "done.json").unlink()
+        checkpoint.write_bytes(checkpoint.read_bytes()[:1000])
+    capsys.readouterr()
     monkeypatch.setattr(runs, "fingerprint", lambda _: "another")
     with pytest.raises(
-        UserError, match=rf"^{out}/a-1 holds a run with different shards; set --out to another folder, or use the sa"
+        UserError, match=rf"^{out}/a-1 holds a run with different shards; set --out to another folder, use the same "
     ):
         ablation(first)
     assert not done and not any(capsys.readouterr())  # no bar either
@@ -161,9 +178,9 @@ def test_all_label_columns_are_compared(
     both = settings(shards, tmp_path, rows=("e", CUSTOM), seeds=(0, 1), protocols=("retrieval", "linear"))
     summary = ablation(both)
     text = (tmp_path / "table.txt").read_text()
-    assert kinds(done) == ["pretrain", "downstream"] * 4
-    assert done[0][done[0].index("--preset") + 1] == "e" and done[2][done[2].index("--factors") + 1] == CUSTOM
-    assert all(each[each.index("--label") + 1] == "label,parity" for each in done if each[1] == "downstream")
+    assert kinds(done) == ["pretrain", "evaluate"] * 4
+    assert sent(done, "pretrain", "preset")[:2] == ["e", "l"] and sent(done, "pretrain", "factors")[:2] == ["", CUSTOM]
+    assert {*sent(done, "evaluate", "label")} == {"label,parity"}
     (heads,) = (line for line in text.splitlines() if line.startswith("R@1, % on test"))
     assert heads.split()[-2:] == ["class", "parity"] and CUSTOM in text
     printed = [line for line in summary.splitlines() if "% on test" in line]
@@ -192,7 +209,7 @@ def test_videos_without_labels_or_without_sound(
     monkeypatch.setattr(runs.Index, "open", lambda *_: plain)
     monkeypatch.setattr("gdt.eval.subjects.open_index", lambda *_: plain)
     summary = ablation(settings(shards, tmp_path, rows=("a", "e")))
-    assert kinds(done) == ["pretrain", "pretrain", "downstream"] and "V→A R@1" in summary and "row a" not in summary
+    assert kinds(done) == ["pretrain", "pretrain", "evaluate"] and "V→A R@1" in summary and "row a" not in summary
     with pytest.raises(UserError, match="has no labels in the splits train and test, and none of the rows a has two"):
         ablation(settings(shards, tmp_path, rows=("a",)))
     with pytest.raises(UserError, match="--gallery-per-class has no effect on recall between modalities; remove it"):
@@ -234,7 +251,7 @@ def test_fold_1_is_evaluated_and_changed_labels_again(
     done.clear()
     ablation(given)
     printed = capsys.readouterr().out
-    assert kinds(done) == ["downstream"] and "the labels of 1 evaluated run have changed; evaluating again" in printed
+    assert kinds(done) == ["evaluate"] and "the labels of 1 evaluated run have changed; evaluating again" in printed
     others = tmp_path / "out" / "results-others.json"
     left_out = f"not in this table but kept in {others}: 4 earlier results (different labels)"
     assert left_out in " ".join(printed.split())
@@ -268,15 +285,15 @@ def test_another_body_of_a_custom_factor_is_another_run(
     done.clear()
     capsys.readouterr()
     ablation(given)
-    assert kinds(done) == ["pretrain", "downstream"]
+    assert kinds(done) == ["pretrain", "evaluate"]
     assert "compositions that cannot be read again (" in " ".join(capsys.readouterr().out.split())
     assert first.isdisjoint(each.pretraining.factors_digest for each in read(tmp_path / "out" / "results.json"))
 
 
 def test_bad_settings(tmp_path: Path, shards: Path) -> None:
     for wrong, message in (
-        ({"rows": ("z",)}, "unknown preset 'z'; 'gdt pretrain --preset help' lists them"),
-        ({"rows": ("e,l",)}, "unknown preset 'e,l'; separate presets by spaces"),
+        ({"rows": ("L",)}, "unknown preset 'L'; did you mean 'l'"),
+        ({"rows": ("e,l",)}, "unknown preset 'e,l'; separate several by spaces"),
         ({"rows": ("e", "video:d", "modality:i:2")}, "'video:d' is only a part of a composition; put quotes around"),
         (
             {"equal": "videos", "batch_size": 25},
@@ -288,10 +305,7 @@ def test_bad_settings(tmp_path: Path, shards: Path) -> None:
         ),
         ({"clips_per_step": 4}, "--clips-per-step is 4; set it to 8 or more, the minimum for two"),
         ({"equal": "videos", "bn_group_size": 3}, "16 videos per batch do not make whole groups of --bn-group-size 3 "),
-        ({"factors_from": tmp_path}, "--factors-from has no effect"),
-        ({"label": "recall,label"}, "--label recall cannot be combined with label columns"),
         ({"label": "colour"}, "unknown column 'colour'"),
-        ({"equal": "videos", "clips_per_step": 8}, "--clips-per-step has no effect with --equal videos; set --batch-s"),
         (
             {"equal": "clips", "batch_size": 8},
             "--batch-size has no effect with --equal clips; set --clips-per-step, or",
@@ -310,7 +324,7 @@ def test_a_split_without_videos_is_refused_before_training(
 ) -> None:
     for split, folds, message in (
         ("test", "", "has no videos in the split 'train', which rows train on"),
-        ("train", "", r"has no held-out videos \(split 'test'\); repeat 'make preprocess' with TEST=0.1"),
+        ("train", "", r"has no held-out videos \(split 'test'\); repeat 'gdt preprocess' with --test 0.1"),
         ("train", "train,test", "has no held-out videos .* more of the videos on its official lists"),
     ):
         every = {"split": np.full(len(index), split, object), "folds": np.full(len(index), folds, object)}
@@ -399,7 +413,7 @@ def test_a_single_seed_has_the_variance_of_the_other_row() -> None:
 
 def test_factors_of_several_seeds_are_averaged(done: list[list[str]], shards: Path, tmp_path: Path) -> None:
     summary = ablation(settings(shards, tmp_path, rows=("a",), test_factors="first"))
-    assert kinds(done) == ["pretrain", "downstream", "factors"] and Image.open(tmp_path / "factors.png").width > 400
+    assert kinds(done) == ["pretrain", "evaluate", "factors"] and Image.open(tmp_path / "factors.png").width > 400
     assert "promises of the compositions (features encode" in summary
     found = read(tmp_path / "factors.json")
     assert {row.model for row in found} == {"a"}
@@ -487,7 +501,7 @@ def test_equal_videos_and_compute_share_runs_but_no_table(
     compute = replace(videos, equal="compute")
     assert ablation(compute).startswith("\nequal compute: 2 videos per step, the FLOPs of 2 steps of row l\n")
     # row l is not trained again; row e takes more steps, in a folder of its own
-    assert [each[each.index("--out") + 1] for each in done if each[0] == "pretrain"] == [str(tmp_path / "e-8steps-1")]
+    assert sent(done, "pretrain", "out") == [str(tmp_path / "e-8steps-1")]
     assert "--equal was videos: 2 videos per step, 2 steps, now compute: 2 videos" in capsys.readouterr().out
     records = read(tmp_path / "results.json")
     assert {row.equal[:7] for row in records} == {"compute"}
@@ -495,10 +509,3 @@ def test_equal_videos_and_compute_share_runs_but_no_table(
     done.clear()
     ablation(videos)
     assert not done and {row.equal[:6] for row in read(tmp_path / "results.json")} == {"videos"}
-
-
-def test_a_title_is_of_the_trained_rows() -> None:
-    """Random weights kept from a call with another --equal have its text."""
-    random = replace(ROW, model=RANDOM, preset=RANDOM, equal="compute: 2 videos per step")
-    assert title_of([random, replace(ROW, equal="videos: 2 videos per step")]) == "equal videos: 2 videos per step"
-    assert title_of([random]) == "equal compute: 2 videos per step" and title_of([replace(ROW, equal="")]) == ""

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import pickle
 import re
 import shlex
 import signal
 import subprocess
 import sys
 import warnings
-import zipfile
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -20,10 +18,8 @@ import pytest
 import torch
 from PIL import Image
 
-from gdt.common.commandline import _descriptions
 from gdt.common.errors import INTERRUPTED, UserError
 from gdt.common.lock import is_locked
-from gdt.eval.command import COMMANDS
 from gdt.eval.downstream import downstream
 from gdt.eval.extract import extract, load_or_extract
 from gdt.eval.settings import Downstream
@@ -38,7 +34,6 @@ from gdt.pipeline.tree import sampling_tree
 from gdt.pipeline.word2vec import WordVectors
 from gdt.train.checkpoint import load_model
 from gdt.train.models.gdt import GDT
-from gdt.train.pretrain import pretrain
 from gdt.train.settings import SIZES
 from tests.conftest import Run
 from tests.pipeline.test_loader import CLIP, CPU, audio_oracle, leaf_oracle, tree
@@ -49,7 +44,7 @@ from tests.train.runs import start_gdt, wait_until
 def test_downstream_runs_protocols_without_training_by_default(
     command: Run, checkpoint: Path, shards: Path, tmp_path: Path
 ) -> None:
-    done = command("eval", "downstream", "--ckpt", checkpoint)
+    done = command("evaluate", "--ckpt", checkpoint)
     assert done.returncode == 0, done.stderr
     assert re.search(r"% on test +R@1 +R@5 +R@20\n(.*\n)*% on test +1-shot +5-shot\n", done.stdout)
     results = json.loads((tmp_path / "runs" / "eval-synthetic" / "results.json").read_text())
@@ -60,16 +55,8 @@ def test_downstream_runs_protocols_without_training_by_default(
     assert (retrieval["gallery"], retrieval["queries"], retrieval["classes"]) == (24, 12, 3)
     assert retrieval["metrics"]["R@1"][1:3] == [pytest.approx(100 / 3), 12]
     assert retrieval["data"] == fingerprint(Index.open(shards))
-    typed = shlex.join(["gdt", "eval", "downstream", "--ckpt", str(checkpoint)])
+    typed = shlex.join(["gdt", "evaluate", "--ckpt", str(checkpoint)])
     assert retrieval["provenance"]["command"].endswith(typed)
-
-
-def test_help_has_a_line_per_option() -> None:
-    for name, command in COMMANDS.items():
-        assert len((command.settings.__doc__ or "").partition("\n")[0]) <= 90, name
-        for option, text in _descriptions(command.settings).items():
-            assert len(text) <= 72, f"{name} --{option}: {text}"
-            assert "efault" not in text or re.search(r"; default: [^;]+\.$", text), f"{name} --{option}: {text}"
 
 
 def test_features_do_not_depend_on_the_batch(index: Index, checkpoint: Path) -> None:
@@ -96,7 +83,7 @@ def test_a_failed_run_of_an_ablation_names_its_log(command: Run, shards: Path, t
     small = ("--rows", "e", "--seeds", 0, "--out", "o")
     (tmp_path / "o" / "e-0").mkdir(parents=True)
     (tmp_path / "o" / "e-0" / "checkpoint.pt").write_text("no checkpoint")
-    done = command("eval", "ablation", "--shards", shards, *small)
+    done = command("ablation", "--shards", shards, *small)
     assert done.returncode == 2
     assert "e-0/checkpoint.pt cannot be read as a checkpoint" in done.stderr and "log.txt" in done.stderr
 
@@ -106,7 +93,7 @@ def test_a_failed_run_of_an_ablation_names_its_log(command: Run, shards: Path, t
     [
         ("ablation", signal.SIGINT),
         pytest.param("ablation", signal.SIGTERM, marks=pytest.mark.slow),
-        pytest.param("downstream", signal.SIGINT, marks=pytest.mark.slow),
+        pytest.param("evaluate", signal.SIGINT, marks=pytest.mark.slow),
     ],
 )
 def test_a_signal_to_the_parent_alone_stops_its_runs(
@@ -115,9 +102,9 @@ def test_a_signal_to_the_parent_alone_stops_its_runs(
     """As kill does; Ctrl-C reaches the runs as well. Meanwhile, a second command in the folder is refused."""
     more = {
         "ablation": ("--rows", "e", "--seeds", 0, "--steps", 10_000, "--batch-size", 8),
-        "downstream": ("--ckpt", checkpoint, "--protocols", "finetune", "--size", "tiny", "--epochs", 10_000),
+        "evaluate": ("--ckpt", checkpoint, "--protocols", "finetune", "--epochs", 10_000),
     }[kind]
-    arguments = ("eval", kind, "--shards", shards, "--jobs", 2, "--out", tmp_path / "out", *more)
+    arguments = (kind, "--shards", shards, "--jobs", 2, "--out", tmp_path / "out", *more)
     process = start_gdt([*map(str, arguments)], tmp_path)
     logs = partial(tmp_path.glob, "out/**/*.jsonl")
     wait_until(lambda: any(log.stat().st_size for log in logs()) or process.poll() is not None)
@@ -198,27 +185,10 @@ def test_positive_and_negative_leaves_are_listed(
     assert relation == expected
 
 
-def test_show_batch_writes_the_picture(command: Run, shards: Path, tmp_path: Path) -> None:
-    path = tmp_path / "l.png"
-    done = command("eval", "show-batch", "--shards", shards, "--preset", "l", "--out", path)
-    assert done.returncode == 0, done.stderr
-    picture = np.asarray(Image.open(path).convert("RGB")).astype(int)
-    assert picture.shape[:2] == (round(8 * 1.5 * 130), 8 * 130)
-    coloured = np.ptp(picture, axis=2).max(1) > 60  # lines with colour in them: of frames and of spectrograms
-    assert all(part.mean() > 0.2 for part in np.array_split(coloured[30:], 8))  # below the title
-
-
 @pytest.mark.parametrize(
     ("kind", "expected"),
     [
-        ("missing", "there is no checkpoint"),
-        ("empty", "cannot be read as a checkpoint: it is an empty file; use the checkpoint.pt of a run, or external"),
-        ("garbage", "cannot be read as a checkpoint: it is damaged, truncated or not a torch file; use the"),
-        ("text", "cannot be read as a checkpoint: it is a text file; use the checkpoint.pt of a run, or external"),
-        ("zip", "cannot be read as a checkpoint: it is a zip archive without weights; use"),
-        ("shards", "cannot be read as a checkpoint: it is an HDF5 file, such as shards or features; use"),
-        ("plain pickle", "cannot be read as a checkpoint: it is a pickle that torch did not write; use"),
-        ("folder", r"x.pt has no checkpoint.pt; did you mean .*/x.pt/run/checkpoint.pt\?$"),
+        ("text", "cannot be read as a checkpoint: it is damaged, truncated or not a torch file; use the"),
         ("cut", "cannot be read as a checkpoint: it is damaged, truncated or not a torch file; use the"),
         ("pickle", "cannot be read as a checkpoint: it holds a Python object"),
         ("foreign", "is not a checkpoint of"),
@@ -229,62 +199,34 @@ def test_wrong_checkpoints_are_refused(
     shards: Path, checkpoint: Path, tmp_path: Path, kind: str, expected: str
 ) -> None:
     path = tmp_path / "x.pt"
-    content = {"empty": b"", "garbage": b"garbage\0" * 100, "text": "it is a täxt\n".encode() * 500,
-               "cut": checkpoint.read_bytes()[:10_000], "plain pickle": pickle.dumps({"a": 1}),
-               "shards": (shards / "index.h5").read_bytes()}  # fmt: skip
+    content = {"text": "it is a täxt\n".encode() * 500, "cut": checkpoint.read_bytes()[:10_000]}
     if kind in content:
         path.write_bytes(content[kind])
-    elif kind == "zip":
-        with zipfile.ZipFile(path, "w") as archive:
-            archive.writestr("a", "b")
-    elif kind == "folder":
-        (path / "run").mkdir(parents=True)
-        (path / "run" / "checkpoint.pt").touch()
     elif kind == "foreign":
         torch.save({"state": torch.zeros(3)}, path)
     elif kind == "other sizes":
-        other = GDT(replace(SIZES["tiny"][1].network, embedding=64)).state_dict()
+        other = GDT(replace(SIZES["tiny"].network, embedding=64)).state_dict()
         torch.save(torch.load(checkpoint, weights_only=True) | {"model": other}, path)
-    elif kind == "pickle":
+    else:
         torch.save(Path("/"), path)  # an object that weights_only must not build
     with pytest.raises(UserError, match=expected), warnings.catch_warnings(action="error"):
         downstream(Downstream((path,), "synthetic", shards, out=tmp_path / "out"))
 
 
-REFUSALS = {
-    "downstream --ckpt nope.pt": "there is no checkpoint nope.pt; ",
-    "factors --ckpt text.pt": "text.pt cannot be read as a checkpoint: it is a text file; ",
-    "downstream --ckpt x --protocols retreival": "unknown --protocols 'retreival'; did you mean 'retrieval'? ",
-    "ablation --dataset foldr": "there are no shards in data/shards/foldr (no index.h5); ",
-    "show-batch --preset lx": "unknown preset 'lx'; did you mean 'l'? ",
-    "embed --ckpt x --clips x": "--clips is 'x'; it must be an integer",
-    "downstream --ckpt": "--ckpt lacks a value",
-    "export --ckpt text.pt": "gdt eval export needs --out PATH; ",
-    "nerest": "unknown command 'nerest'; did you mean 'nearest'? ",
-}
-"""Mistakes in `gdt eval`, and how their messages begin."""
-
-
-def test_mistakes_are_reported_before_torch_is_imported(tmp_path: Path) -> None:
-    """In one process, as each costs an interpreter."""
-    (tmp_path / "text.pt").write_text("it is a text")
+def test_options_are_known_without_torch() -> None:
+    """Else each mistake would cost the seconds of its import."""
     code = (
-        "import sys\nfrom gdt.cli import _run\nfrom gdt.common.errors import UserError\n"
-        "for line in sys.argv[1:]:\n    try:\n        _run('eval', line.split())\n    except UserError as error:\n"
-        "        print(str(error).splitlines()[0])\n"
+        "import sys\nfrom pkgutil import resolve_name\nfrom gdt.cli import COMMANDS\n"
+        "for one in COMMANDS.values():\n    resolve_name(one.settings)\n"
         "assert 'sklearn' not in sys.modules and 'torch' not in sys.modules\n"
     )
-    done = subprocess.run([sys.executable, "-c", code, *REFUSALS], cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    for said, expected in zip(done.stdout.splitlines(), REFUSALS.values(), strict=True):
-        assert said.startswith(expected), said
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_captions_are_drawn_in_order(captioned: Path, word2vec: Path, tmp_path: Path) -> None:
-    path = show_batch(
-        ShowBatch(shards=captioned, preset="three", word2vec=word2vec, seed=3, out=tmp_path / "three.png")
-    )
-    assert path.read_bytes()[:4] == b"\x89PNG"
+    path = tmp_path / "three.png"
+    said = show_batch(ShowBatch(shards=captioned, preset="three", word2vec=word2vec, seed=3, out=path))
+    assert said == f"image: {path}" and path.read_bytes()[:4] == b"\x89PNG"
     index = Index.open(captioned)
     words = WordVectors.of(index, word2vec)
     planned = sampling_tree(index, presets.composition("three", 2), CLIP, "train", 0)
@@ -306,23 +248,15 @@ def test_custom_transformations_are_trained_evaluated_and_drawn(command: Run, sh
     (tmp_path / "mine.py").write_text(FREEZE)
     own = ["--factors", "video:d time_shift:d:2 freeze:d:2 modality:i:2:differs augmentation:i:1",
            "--factors-from", tmp_path / "mine.py"]  # fmt: skip
-    done = command("pretrain", "tiny", "--shards", shards, "--out", "run", "--batch-size", 4, "--steps", 3, *own)
+    done = command("pretrain", "--shards", shards, "--out", "run", "--batch-size", 4, "--steps", 3, *own)
     assert done.returncode == 0, done.stderr
-    done = command("eval", "show-batch", "--shards", shards, "--out", "batch.png", *own)
+    done = command("show-batch", "--shards", shards, "--out", "batch.png", *own)
     assert done.returncode == 0, done.stderr
     assert Image.open(tmp_path / "batch.png").height == round(8 * 1.5 * 130)  # 2 shifts x 2 x 2 modalities
-    done = command("eval", "downstream", "--ckpt", "run", "--shards", shards, "--dataset", "x", "--clips", 2)
+    done = command("evaluate", "--ckpt", "run", "--shards", shards, "--dataset", "x", "--clips", 2)
     assert done.returncode == 0, done.stderr
     results = json.loads((tmp_path / "runs" / "eval-x" / "results.json").read_text())
     assert {row["preset"] for row in results} == {"random weights", own[1]}
     (tmp_path / "mine.py").write_text(FREEZE.replace("// 2", "// 3"))
-    done = command("pretrain", "tiny", "--shards", shards, "--out", "run", "--batch-size", 4, "--steps", 3, *own)
+    done = command("pretrain", "--shards", shards, "--out", "run", "--batch-size", 4, "--steps", 3, *own)
     assert done.returncode == 2 and "holds a run with different settings (factors_digest was " in done.stderr
-
-
-def test_a_model_without_video_has_no_video_features(captioned: Path, word2vec: Path, tmp_path: Path) -> None:
-    factors = "video:d time_shift:d:2 modality(audio,text):i:2:differs augmentation:i:1"
-    tiny = replace(SIZES["tiny"][1], factors=factors, word2vec=word2vec, batch_size=4, steps=2)
-    path = pretrain(replace(tiny, shards=captioned, out=tmp_path / "run"))
-    with pytest.raises(UserError, match="trained without video, so it has no video features"):
-        downstream(Downstream((path,), "x", captioned, ("retrieval",), out=tmp_path / "eval"))

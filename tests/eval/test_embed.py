@@ -20,10 +20,9 @@ import numpy as np
 import pytest
 import torch
 
-from gdt.common.commandline import gdt_command
+from gdt.common.commandline import gdt_command, parse
 from gdt.common.errors import UserError
 from gdt.common.lock import locked
-from gdt.eval.command import settings_of as command_settings
 from gdt.eval.embed import FORMAT, Embed, Features, _next_steps, describe_missing, embed, features, features_of, read
 from gdt.eval.nearest import Nearest, nearest
 from gdt.pipeline.clips import uniform_clips
@@ -59,7 +58,7 @@ def test_embed_a_folder_and_find_neighbours(
     killing = tmp_path_factory.mktemp("bin") / "ffmpeg"
     killing.write_text("#!/bin/bash\nkill -KILL -- -$(ps -o pgid= -p $PPID | tr -d ' ')\n")
     killing.chmod(0o755)
-    embedding = ("eval", "embed", "--ckpt", checkpoint, "--source", videos, "--clips", 2)
+    embedding = ("embed", "--ckpt", checkpoint, "--source", videos, "--clips", 2)
     killed = command(*embedding, "--workers", 1, PATH=f"{killing.parent}:{os.environ['PATH']}")
     assert killed.returncode == -signal.SIGKILL and len(list(tmp_path.glob(".embed-*"))) == 1
     with locked(tmp_path / ".embed-other"):
@@ -74,19 +73,19 @@ def test_embed_a_folder_and_find_neighbours(
         assert np.allclose(np.linalg.norm(file["video"][:], axis=1), 1)
         assert [file[name].asstr()[0] for name in ("id", "path")] == ["more/one.mp4", str(videos / "more/one.mp4")]
         assert file.attrs["checkpoint"] == str(checkpoint)
-        assert "eval embed" in json.loads(file.attrs["provenance"])["command"]
+        assert "gdt embed --ckpt" in json.loads(file.attrs["provenance"])["command"]
     steps = done.stdout.partition("next: find similar videos\n")[2].splitlines()
     program = shlex.split(steps[0])[0]
     assert Path(program).name == "gdt"
-    assert steps[0] == f"  {program} eval nearest --features features.h5 --query more/one.mp4"
+    assert steps[0] == f"  {program} nearest --features features.h5 --query more/one.mp4"
     path = repr(str(tmp_path / "features.h5"))
     snippet = "\n".join(line.strip() for line in steps[2:]).replace("'features.h5'", path)
     names: dict[str, Any] = {}
     exec(snippet, names)
     assert names["features"].id[0] == "more/one.mp4"
-    refused = command("eval", "embed", "--ckpt", checkpoint, "--source", videos)
+    refused = command("embed", "--ckpt", checkpoint, "--source", videos)
     assert refused.returncode == 2 and "features.h5 already exists" in refused.stderr
-    found = command("eval", "nearest", "--query", "more/one.mp4", "--k", 3)
+    found = command("nearest", "--query", "more/one.mp4", "--k", 3)
     assert found.returncode == 0, found.stderr
     lines = found.stdout.splitlines()
     assert lines[0].split() == ["cosine", "video", "file"] and lines[5:7] == ["", "left out: the query, more/one.mp4"]
@@ -95,36 +94,36 @@ def test_embed_a_folder_and_find_neighbours(
     assert lines[7:] == [f"median cosine of {len(rows) - 1} candidates: {np.median(unit[1:] @ unit[0]):.3f}"]
     assert not any("more/one.mp4" in line for line in lines[:5])
     # an embedded file is found by its path; a copy is decoded, and its original has cosine 1
-    known = command("eval", "nearest", "--query", videos / "more" / "one.mp4", "--k", 3)
+    known = command("nearest", "--query", videos / "more" / "one.mp4", "--k", 3)
     assert known.stdout == found.stdout
     shutil.copy(videos / "more" / "one.mp4", tmp_path / "copy.mp4")
-    found = command("eval", "nearest", "--query", "copy.mp4", "--by", "audio")
+    found = command("nearest", "--query", "copy.mp4", "--by", "audio")
     assert found.stdout.splitlines()[2].split()[:2] == ["1.000", "more/one.mp4"]
     for query, known in (("one.mp4", "more/one.mp4"), ("more/onne.mp4", "more/one.mp4"), ("ONE.mp4", "more/one.mp4")):
-        refused = command("eval", "nearest", "--query", query)
+        refused = command("nearest", "--query", query)
         assert (
             refused.stderr
             == f"error: '{query}' is neither a file nor a video in features.h5; did you mean '{known}'?\n"
         )
-    refused = command("eval", "nearest", "--query", videos / "broken.mp4")
+    refused = command("nearest", "--query", videos / "broken.mp4")
     assert f"{videos / 'broken.mp4'} cannot be used: " in refused.stderr and "/.embed-" not in refused.stderr
-    across = command("eval", "nearest", "--query", "more/one.mp4", "--by", "audio", "--among", "video")
+    across = command("nearest", "--query", "more/one.mp4", "--by", "audio", "--among", "video")
     assert across.returncode == 0 and len(across.stdout.splitlines()) == 2 + 4 + 3
 
 
 @pytest.mark.parametrize(
     ("name", "id", "expected"),
     [
-        ("video", "a b.mp4", "gdt eval nearest --features 'my videos.h5' --query 'a b.mp4'"),
-        ("audio", "-x.mp4", "gdt eval nearest --features 'my videos.h5' --query=-x.mp4 --by audio"),
+        ("video", "a b.mp4", "gdt nearest --features 'my videos.h5' --query 'a b.mp4'"),
+        ("audio", "-x.mp4", "gdt nearest --features 'my videos.h5' --query=-x.mp4 --by audio"),
     ],
 )
 def test_the_printed_command_can_be_pasted(name: str, id: str, expected: str) -> None:
     empty = np.array([""], object)
     rows = Features(np.array([id], object), empty, np.zeros(1), {name: np.zeros((1, 2))}, {})
     steps = _next_steps(Path("my videos.h5"), rows)
-    assert steps[1] == f"  {shlex.join(gdt_command())}{expected.removeprefix('gdt')}"
-    assert command_settings(shlex.split(expected)[2:]).query == id
+    assert steps[1] == f"  {gdt_command()}{expected.removeprefix('gdt')}"
+    assert parse(Nearest, "gdt nearest", shlex.split(expected)[2:]).query == id
 
 
 def test_features_of_a_video_are_the_same_from_folder_file_and_shards(
@@ -252,7 +251,7 @@ def test_flipped_bits_and_cut_features_are_refused_or_harmless(
     for cut in (0, 1, 5000, len(content) // 2, len(content) - 1):
         path.write_bytes(content[:cut])
         what = r"damaged, or not a features file \(.+\)" if cut > 1 else r"not a features file \(.h5 or .npz\)"
-        with pytest.raises(UserError, match=rf"a{suffix} is {what}; write one with 'gdt eval embed'$"):
+        with pytest.raises(UserError, match=rf"a{suffix} is {what}; write one with 'gdt embed'$"):
             read(path)
     for place in draw.sample(range(len(content)), 100):
         path.write_bytes(content)
@@ -277,14 +276,10 @@ MADE = {"format": FORMAT, "kind": "embeddings", "per": "video", "clips": "1", "c
     ("change", "made", "message"),
     [
         ({}, [], "its metadata is not a table of text"),
-        ({}, {"format": "other"}, "its format is other, not gdt-features-1"),
         ({}, {"format": FORMAT}, "it has no checkpoint, clips, kind, per"),
         ({}, MADE | {"clips": "many"}, "its number of clips is 'many'"),
         ({"video": None}, MADE, "it has no features"),
-        ({"path": None}, MADE, "it has no path"),
         ({"start": np.zeros(3, np.float32)}, MADE, r"start has shape \[3\] and type float32"),
-        ({"video": np.ones(2, np.float32)}, MADE, r"video has shape \[2\] and type float32"),
-        ({"video": np.array([["a"], ["b"]])}, MADE, r"video has shape \[2, 1\] and type"),
         ({"path": np.array([{}, {}])}, MADE, "Object arrays cannot be loaded"),
     ],
 )
@@ -300,12 +295,8 @@ def test_crafted_npz_files_are_refused(tmp_path: Path, change: dict[str, Any], m
     ("name", "change", "message"),
     [
         ("id", lambda file: file.create_group("id"), "id is a group"),
-        ("id", lambda file: file.create_dataset("id", data=np.arange(2)), ""),
-        ("id", lambda file: file.create_dataset("id", data="a"), ""),
         ("start", lambda file: file.create_dataset("start", data=np.zeros(3, "f")), r"start has shape \[3\]"),
         ("video", lambda file: file.create_dataset("video", (2, 10**12), "f"), "it claims 8,000,000,000,0.. bytes of"),
-        ("video", lambda file: file.create_dataset("video", (2, 10**12), "f", chunks=(1, 9)), "it claims 8,000,000"),
-        ("video", lambda file: file.create_dataset("video", data=h5py.Empty("f")), ""),
     ],
 )
 def test_crafted_h5_files_are_refused(
@@ -325,7 +316,7 @@ def test_crafted_h5_files_are_refused(
         read(path)
     with h5py.File(path, "w") as file:
         file["id"] = ["a"]
-    with pytest.raises(UserError, match=r"x.h5 is of another version \(.*\); write one with 'gdt eval embed'"):
+    with pytest.raises(UserError, match=r"x.h5 is of another version \(.*\); write one with 'gdt embed'"):
         read(path)
 
 
@@ -338,13 +329,11 @@ def test_crafted_h5_files_are_refused(
         ),
         ({"out": Path("features.txt")}, "its name must end in .h5, .npz, .parquet"),
         ({"out": Path("nowhere/features.h5")}, "the folder nowhere does not exist"),
-        ({"clips": 0}, "--clips is 0; it must be 1 or more"),
         ({"source": (Path("gone"),)}, "no file or folder gone"),
         ({"source": (Path("text.txt"),)}, "text.txt does not have the suffix of a video file"),
         ({"source": (Path("empty"),)}, "there are no videos in"),
         ({"query": "x"}, "no features file features.h5; write one"),
         ({"query": "x", "features": Path("text.txt")}, "text.txt is not a features file \\(.h5 or .npz\\); write one"),
-        ({"query": "x", "features": Path("run.pt")}, "run.pt is not a features file \\(.h5 or .npz\\); write one"),
     ],
 )
 def test_wrong_settings_and_files_are_refused(

@@ -33,7 +33,7 @@ from tests.tamper import flip
 from tests.train.test_weights import CLIPS, Video
 from tests.train.test_weights import random as drawn
 
-TINY = replace(SIZES["tiny"][1], seed=3)
+TINY = replace(SIZES["tiny"], seed=3)
 MICRO = Network(
     stem=2, stem_middle=2, widths=(2,), depth=1, audio_stem=2, audio_widths=(2,), text_width=2, hidden=2, embedding=2
 )
@@ -195,9 +195,9 @@ def test_files_that_cannot_be_written_are_refused(tmp_path: Path) -> None:
 
 def test_pretraining_starts_from_an_exported_file(command: Run, shards: Path, tmp_path: Path) -> None:
     path, out = checkpoint_of(tmp_path, TINY), tmp_path / "x.safetensors"
-    done = command("eval", "export", "--ckpt", path, "--format", "safetensors", "--out", out)
+    done = command("export", "--ckpt", path, "--format", "safetensors", "--out", out)
     assert done.returncode == 0 and done.stdout.startswith(f"{out} holds video_network, mlp_v, audio"), done.stderr
-    refused = command("eval", "export", "--ckpt", path, "--format", "torchvision", "--out", tmp_path / "x.pth")
+    refused = command("export", "--ckpt", path, "--format", "torchvision", "--out", tmp_path / "x.pth")
     assert refused.returncode == 2 and "error: --format torchvision needs a network of the" in refused.stderr
     rest = Optimization("sgd", lr=1e-12, base_batch_size=0, warmup_epochs=0)
     settings = replace(TINY, shards=shards, out=tmp_path / "run", preset="a", batch_size=4, steps=1, init=out)

@@ -12,8 +12,8 @@ import pytest
 import torch
 from PIL import Image
 
+from gdt.common import commandline
 from gdt.common.errors import UserError
-from gdt.eval.command import settings_of
 from gdt.eval.factors.evaluate import factors
 from gdt.eval.factors.probing import assign_folds, distances, probe_accuracy, relative_distance, video_accuracy
 from gdt.eval.factors.promises import (
@@ -32,15 +32,12 @@ from gdt.eval.factors.settings import Factors
 from gdt.eval.factors.tables import EMBEDDING, factor_of, metrics_at, row_name, summarise_model
 from gdt.eval.factors.trials import Planner, Trial
 from gdt.eval.metrics import Metric, clustered, difference
-from gdt.eval.plots import matrix
 from gdt.eval.record import Record, read, write
 from gdt.pipeline import presets
 from gdt.pipeline.loader import Loader
 from gdt.pipeline.notation import TRANSFORMATIONS, parse
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.transformations.augmentation import centred
-from gdt.pipeline.transformations.base import Transformation
-from gdt.pipeline.transformations.modality import Modality
 from gdt.preprocess.stage import Preprocess
 from gdt.train.checkpoint import Trained, load_model
 from gdt.train.models.gdt import GDT
@@ -48,7 +45,7 @@ from gdt.train.pretrain import pretrain
 from gdt.train.settings import SIZES, to_json
 from tests.conftest import Run, preprocess
 
-TINY = SIZES["tiny"][1]
+TINY = SIZES["tiny"]
 PROBE = (5, 0.1, 0)
 """Folds, C and seed."""
 
@@ -362,21 +359,6 @@ def test_clips_differ_only_by_the_factor(planner: Planner) -> None:
     assert np.array_equal(speed[:, :, 1, :, :4], speed[:, :, 0, :, ::2])
 
 
-def test_reasons_for_missing_trials(planner: Planner, index: Index) -> None:
-    def why(planner: Planner, factor: Transformation, network: str = "video") -> str:
-        with pytest.raises(UserError) as raised:
-            planner.trial(factor, network)
-        return str(raised.value)
-
-    long = replace(planner, clip=replace(TINY.clip, frames=16))  # more than half of a video
-    assert why(long, TRANSFORMATIONS["speed"]()) == "only 0 of 12 videos are long enough, but at least 5 are needed"
-    silent = replace(planner, index=replace(index, mel_count=np.zeros_like(index.mel_count)))
-    assert "only 0 of 12 videos are long enough (0 have sound), but at least 5 are needed" in why(silent, Modality())
-    few = replace(planner, clip=replace(TINY.clip, frames=2))
-    assert "order has 3 segments and a clip 2 frames" in why(few, TRANSFORMATIONS["order"]())
-    assert "not a Choice of two or more values" in why(planner, TRANSFORMATIONS["speed"]((1.0,)))
-
-
 def test_custom_factors_are_promised_while_their_file_is_unchanged(tmp_path: Path) -> None:
     trained = custom(tmp_path)
     assert promises_of(trained).of("freeze") == "distinctive" and promises_of(trained).of("speed") == "not varied"
@@ -456,13 +438,6 @@ def test_tables_records_and_picture(evaluated: tuple[str, list[Record], Path]) -
     assert Image.open(out / "factors.png").width > 600
 
 
-def test_advice_for_too_few_videos(evaluated: tuple[str, list[Record], Path]) -> None:
-    unclear = [next(row for row in evaluated[1] if factor_of(row).needed)]
-    assert "needed: raise --videos)" in " ".join(summarise_model(unclear).split())
-    unclear = [replace(row, settings=row.settings | {"videos": 100}) for row in unclear]  # the split has only 6
-    assert "needed: use --split train)" in " ".join(summarise_model(unclear).split())
-
-
 def test_models_of_earlier_calls_stay_in_the_tables(
     checkpoint: Path, evaluated: tuple[str, list[Record], Path], tmp_path: Path
 ) -> None:
@@ -519,22 +494,11 @@ def test_weights_without_a_head_or_a_composition(checkpoint: Path, shards: Path,
     assert (tmp_path / "out" / "table.tex").read_text().count(r"\toprule") == 1
 
 
-def test_many_models_in_one_picture(evaluated: tuple[str, list[Record], Path], tmp_path: Path) -> None:
-    found = evaluated[1]
-    silent = [row for row in found if row.factor.network == "video"]
-    names = [f"{name}-0" for name in "abcdefghijklm"]
-    figure = matrix([replace(row, model=name) for name in names for row in (silent if name[0] in "abcd" else found)])
-    figure.savefig(tmp_path / "many.png", dpi=60)
-    texts = {text.get_text() for text in figure.axes[0].texts}
-    assert "—" in texts and any("i" in text for text in texts)
-    assert [label.get_text() for label in figure.axes[2].get_xticklabels()] == ["random", *names]
-
-
 def test_the_command_prints_a_summary_and_repeats_its_numbers(
     command: Run, evaluated: tuple[str, list[Record], Path], checkpoint: Path, tmp_path: Path
 ) -> None:
-    small = [str(part) for name, value in SMALL.items() for part in (f"--{name}", value)]
-    done = command("eval", "factors", "--ckpt", checkpoint, *small)
+    small = [str(part) for name, value in SMALL.items() for part in (f"--{name.replace('_', '-')}", value)]
+    done = command("factors", "--ckpt", checkpoint, *small)
     assert done.returncode == 0, done.stderr
     out = tmp_path / "runs" / "factors-synthetic"
     lines = done.stdout.splitlines()
@@ -546,7 +510,7 @@ def test_the_command_prints_a_summary_and_repeats_its_numbers(
         assert one.factor == other.factor and one.metrics.keys() == other.metrics.keys()
         for name, found in one.metrics.items():  # equal up to rounding with other threads
             assert bounded(found) == pytest.approx(bounded(other.metrics[name]), rel=1e-3, abs=1e-6)
-    done = command("eval", "factors", "--ckpt", "nowhere.pt")
+    done = command("factors", "--ckpt", "nowhere.pt")
     assert done.returncode == 2 and re.fullmatch(r"error: there is no checkpoint nowhere.pt; .*\n", done.stderr)
 
 
@@ -554,20 +518,15 @@ def test_the_command_prints_a_summary_and_repeats_its_numbers(
     ("typed", "message"),
     [
         ("--videos 4", "--videos is 4; it must be 5 or more, at least one per fold"),
-        ("--videos 2 --cv-folds 2", "--videos is 2; it must be 3 or more"),
-        ("--cv-folds 1", "--cv-folds is 1; it must be 2 or more"),
         ("--draws 1", "--draws is 1; it must be 2 or more"),
-        ("--starts 0", "--starts is 0; it must be 1 or more"),
         ("--probe-c 0", "--probe-c is 0.0; it must be above 0"),
-        ("--seed -1", "--seed is -1; it must be 0 or more"),
         ("--split nowhere", "unknown split 'nowhere'; available:"),
-        ("--shards .", "there are no shards in"),
         ("--videos 20 --cv-folds 20", "no factor can be measured on"),
     ],
 )
 def test_bad_settings_are_one_sentence(checkpoint: Path, typed: str, message: str) -> None:
     with pytest.raises(UserError, match=re.escape(message)):
-        factors(settings_of(["factors", "--ckpt", str(checkpoint), *typed.split()]))
+        factors(commandline.parse(Factors, "gdt factors", ["--ckpt", str(checkpoint), *typed.split()]))
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from gdt.train.settings import SIZES, Pretrain
 from gdt.train.weights import KINETICS
 from tests.pipeline.test_loader import CPU
 
-TINY = SIZES["tiny"][1]
+TINY = SIZES["tiny"]
 
 
 @pytest.fixture

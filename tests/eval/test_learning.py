@@ -39,7 +39,7 @@ def checkpoint(videos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     generate(folder / "others", others, workers=2, progress=False)
     preprocess(Preprocess("folder", folder / "others", folder / "shards", workers=2))
     return pretrain(
-        replace(SIZES["tiny"][1], shards=folder / "shards", out=folder / "e", preset="e", batch_size=64, steps=500)
+        replace(SIZES["tiny"], shards=folder / "shards", out=folder / "e", preset="e", batch_size=64, steps=500)
     )
 
 
@@ -57,9 +57,7 @@ def test_pretrained_weights_beat_random_ones_on_official_lists(
 ) -> None:
     preprocess(Preprocess(dataset, official(tmp_path / "videos", videos, dataset), tmp_path / "shards", workers=2))
     protocols = ("retrieval", "few-shot", "linear", "finetune")
-    found = evaluate(
-        Downstream((checkpoint,), dataset, tmp_path / "shards", protocols, size="tiny", out=tmp_path / "eval")
-    )
+    found = evaluate(Downstream((checkpoint,), dataset, tmp_path / "shards", protocols, out=tmp_path / "eval"))
     for protocol in protocols:
         pretrained, random = (
             [next(iter(result.metrics.values())).value for result in found[protocol, learned]]
@@ -86,7 +84,7 @@ def test_shuffled_labels_give_chance(checkpoint: Path, videos: Path, tmp_path: P
     for label in ("label", "shuffled"):
         found[label] = evaluate(
             Downstream((checkpoint,), "x", tmp_path / "shards", ("retrieval", "linear", "finetune"), label=label,
-                       size="tiny", random_weights="exclude", out=tmp_path / label)
+                       random_weights="exclude", out=tmp_path / label)
         )  # fmt: skip
     for protocol in ("retrieval", "linear", "finetune"):
         (true,), (false,) = (found[label][protocol, True] for label in ("label", "shuffled"))

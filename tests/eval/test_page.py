@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 from collections import Counter
 from collections.abc import Iterator
@@ -35,7 +36,7 @@ from gdt.train.settings import SIZES
 from tests.conftest import Run
 from tests.eval.test_record import ROW
 from tests.tamper import edit_json
-from tests.test_mistakes import sentence
+from tests.test_cli import sentence
 
 EVIL = "<script>alert('{}')</script>&\"$x$"
 VOID = {"meta", "img", "br", "link", "input"}
@@ -105,7 +106,7 @@ def runs(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     labelled = relabelled(shards, root / "labelled", EVIL)
     silent = relabelled(shards, root / "unlabelled", "")
     out = root / "runs" / "e <b>$1$"
-    settings = replace(SIZES["tiny"][1], shards=labelled, out=out, preset="e", batch_size=6, steps=5, probe_every=3)
+    settings = replace(SIZES["tiny"], shards=labelled, out=out, preset="e", batch_size=6, steps=5, probe_every=3)
     pretrain(settings)
     downstream(Downstream((out,), "mine", labelled, clips=2, out=root / "runs" / "eval"))
     other = root / "runs" / "unlabelled"
@@ -300,7 +301,7 @@ def test_broken_files_are_listed_and_the_rest_is_shown(runs: Path, page: Page, t
         assert re.search(rf"{name}: .*{why}", listed), name
     assert "cannot be read as a checkpoint" in shown.text  # next to its model
     assert rows_of(shown, folder / "eval") == rows_of(page, runs / "eval")
-    assert "cut has no checkpoint: make pretrain" in shown.text
+    assert "cut has no checkpoint: " in shown.text
 
 
 def test_a_result_that_an_ablation_repeats_is_shown_once_with_its_neighbours(runs: Path, tmp_path: Path) -> None:
@@ -339,7 +340,7 @@ def test_ablations_are_averaged_over_seeds_and_published_results_are_shown(runs:
     assert cells["paper: GDT, K-400 (split 1)", "1-shot"] == "26.7"
     assert "published results were obtained with their authors" in page.text
     assert "No evaluations yet; run" not in page.text
-    assert "No runs yet; run make pretrain" in page.text
+    assert "No runs yet; run gdt pretrain" in page.text
 
 
 def test_other_budgets_have_their_own_table(tmp_path: Path) -> None:
@@ -396,10 +397,10 @@ def test_evaluations_of_other_weights_than_the_checkpoint_are_noted(runs: Path, 
         rows = [replace(row, checkpoint=folder / "e <b>$1$") for row in read(path)]
         write(path, [row if row.model == RANDOM else replace(row, weights="0" * 64) for row in rows])
     page = Page(report(Report(folder, models=1)).read_text(encoding="utf-8"))
-    assert (
-        "neighbours with the weights of the checkpoint (the evaluation used weights 00000000; run make eval CKPT="
-        in page.text
+    noted = (
+        r"neighbours with the weights of the checkpoint \(the evaluation used weights 00000000; run \S*gdt evaluate "
     )
+    assert re.search(noted + "--ckpt ", page.text)
 
 
 def test_choice_of_models(runs: Path, tmp_path: Path) -> None:
@@ -428,21 +429,25 @@ def test_missing_results_are_listed_with_commands(runs: Path, tmp_path: Path) ->
     folder = shutil.copytree(runs, tmp_path / "runs")
     page = Page(report(Report(folder, models=1)).read_text(encoding="utf-8"))
     _, missing = page.text.rsplit("Missing results", 1)
-    assert [line.split(": make")[0] for line in missing.split("\n") if ": make" in line] == [
-        "unlabelled is not evaluated", "Figures of 1 model"
-    ]  # fmt: skip
-    assert f"make report RUNS={folder} MODELS=3" in missing
+    listed = dict(re.findall(r"(.+): \S*gdt (.+)", missing))
+    assert [*listed] == ["unlabelled is not evaluated", "Figures of 1 model"]
+    assert listed["Figures of 1 model"] == f"report --runs {folder} --models 2"
+    (folder / "unlabelled" / "checkpoint.pt").unlink()
+    text = report(Report(folder, models=1)).read_text(encoding="utf-8")
+    (again,) = re.findall(r"unlabelled has no checkpoint: <code>\S*gdt pretrain (.+)</code>", text)
+    run = folder / "unlabelled"
+    assert shlex.split(unescape(again)) == ["--config", f"{run}/settings.json", "--out", str(run)]
 
 
 def test_a_name_that_is_not_utf_8_is_escaped(command: Run, runs: Path, tmp_path: Path) -> None:
     """In output, tables and the page."""
     out, shards = Path(os.fsdecode(b"runs/run-\xff")), ("--shards", runs.parent / "labelled")
-    said = sentence(command("pretrain", "tiny", *shards, "--out", out))
+    said = sentence(command("pretrain", *shards, "--out", out))
     assert said == r"runs/run-\udcff is not UTF-8, which TensorBoard needs; set --out to another folder"
     shutil.copytree(runs / "e <b>$1$", tmp_path / out)
     for arguments in (
-        ("eval", "downstream", *shards, "--ckpt", out, "--clips", 1, "--protocols", "retrieval", "--out", out / "eval"),
-        ("eval", "report", "--runs", "runs", "--models", 1),
+        ("evaluate", *shards, "--ckpt", out, "--clips", 1, "--protocols", "retrieval", "--out", out / "eval"),
+        ("report", "--runs", "runs", "--models", 1),
     ):
         done = command(*arguments)
         assert done.returncode == 0, done.stderr
@@ -481,10 +486,10 @@ def test_curves_are_centred_moving_means() -> None:
 
 def test_bad_settings_are_one_sentence(command: Run, tmp_path: Path) -> None:
     (tmp_path / "runs" / "deep").mkdir(parents=True)
-    done = command("eval", "report")
+    done = command("report")
     assert done.returncode == 2 and done.stderr.count("\n") == 1
     assert "runs has no runs or evaluations; set --runs to the folder of your runs" in done.stderr
-    done = command("eval", "report", "--out", "page.txt")
+    done = command("report", "--out", "page.txt")
     assert done.returncode == 2 and "--out is page.txt; its name must end in .html" in done.stderr
 
 

@@ -19,7 +19,7 @@ def write_log(folder: Path, steps: range, half: str = "") -> None:
 
 
 def test_steps_losses_and_status_are_shown(tmp_path: Path, shards: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    base = replace(SIZES["tiny"][1], shards=shards, preset="e")
+    base = replace(SIZES["tiny"], shards=shards, preset="e")
     runs = {tmp_path / "e-0": replace(base, steps=6), tmp_path / "e-1": replace(base, steps=0, epochs=2)}
     for folder in runs:
         folder.mkdir()

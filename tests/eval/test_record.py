@@ -21,12 +21,12 @@ from gdt.train.settings import SIZES, Pretrain
 from tests.tamper import edit_json, flip
 
 PROVENANCE = {
-    "command": "gdt eval downstream", "commit": "2c3d-dirty", "versions": {"torch": "2"}, "device": "cpu",
+    "command": "gdt evaluate", "commit": "2c3d-dirty", "versions": {"torch": "2"}, "device": "cpu",
     "ranks": 1, "started": "2026",
 }  # fmt: skip
 ROW = Record(
     protocol="retrieval", model="mine", weights="ab12", checkpoint=Path("runs/a b/checkpoint.pt"), preset="e", step=600,
-    seed=2, trained_on="unknown", pretraining=replace(SIZES["tiny"][1], preset="e", seed=2, shards=Path("s")),
+    seed=2, trained_on="unknown", pretraining=replace(SIZES["tiny"], preset="e", seed=2, steps=600, shards=Path("s")),
     dataset="mine", shards=Path("s"), data="0a1b", labels="77", fold=3, query_split="test", gallery=50, queries=20,
     short=1, classes=5, clips=10, metrics={"R@1": Metric(31.25, 20.0, 20), "R@5": Metric(100 / 3, 67.2, 20, 1.5)},
     details={"clips": "10"}, settings=settings_of(Downstream((Path("runs/a b"),), jobs=1)), provenance=PROVENANCE,
@@ -50,9 +50,6 @@ def test_records_survive_a_round_trip(tmp_path: Path) -> None:
     [
         ({"map": 1.0}, r"unknown: map"),
         ({"step": None}, r"step is None instead of int"),
-        ({"metrics": [1.0]}, r"metrics is \[1\.0\] instead of a table"),
-        ({"metrics": {"R@1": [2.0]}}, r"metrics\.R@1 is \[2\.0\] instead of a list of 5"),
-        ({"trained_on": "all"}, r"trained_on is 'all' instead of one of others, .*"),
         ({"pretraining": {"preset": "e"}}, r"missing: pretraining\.dataset, pretraining\.shards, .*"),
         ({"metrics": {"R@1": [2.0, "x", 1, 0.0, None]}}, r"metrics\.R@1 is 'x' instead of float"),
         (None, r"missing: queries, metrics"),
@@ -98,7 +95,7 @@ def test_earlier_results_of_the_same_videos_are_kept(tmp_path: Path, capsys: pyt
         ({"steps": 6}, "--steps was 6, now 600"),
         ({"batch_size": 32}, "video clips per step was 32, now 16"),
         ({"bn_group_size": 8}, "--bn-group-size was 8, now None"),
-        ({"network": SIZES["paper"][1].network}, "--network.audio-stem was"),
+        ({"network": SIZES["paper"].network}, "--network.audio-stem was"),
         ({"preset": "l", "batch_size": 16}, "video clips per step was 64, now 16"),
     ],
 )
@@ -273,15 +270,6 @@ def test_few_queries_or_a_small_gallery_are_warned_of(
     assert build_tables([row])[0].brief[1:] == expected
     alike = few_videos([replace(row, classes=1)])
     assert not expected or alike == [expected[0].replace("the gallery has 4 videos", "there is one class")]
-
-
-def test_a_small_gallery_is_named_by_its_own_metric() -> None:
-    full = {"R@5": Metric(100.0, 100.0, 60)}, {"R@20": Metric(100.0, 100.0, 60)}
-    small, large = (replace(ROW, queries=60, gallery=n, metrics=m) for n, m in zip((4, 20), full, strict=True))
-    (warning,) = few_videos([small, large])
-    (warning_of_few,) = few_videos([replace(small, queries=6), replace(large, queries=7), large])
-    assert warning_of_few.startswith("warning: only 6-7 queries: ")
-    assert "R@5: 100 % for any model, as the gallery has 4 videos; R@20: 100 %" in warning and "20 videos" in warning
 
 
 def test_rows_of_one_run_are_named_by_their_steps() -> None:

@@ -13,7 +13,7 @@ from gdt.eval import extract
 from gdt.eval.retrieval import chance, few_shot, linear_probe, nearest, recall, targets, top_k
 from gdt.train.settings import SIZES
 
-TINY = SIZES["tiny"][1]
+TINY = SIZES["tiny"]
 
 
 def test_damaged_features_are_computed_again(tmp_path: Path) -> None:

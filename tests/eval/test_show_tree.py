@@ -30,12 +30,13 @@ def test_a_tree_too_large_to_draw_says_what_to_lower(tmp_path: Path) -> None:
 
 
 def test_the_tree_of_a_cross_modal_row_is_printed(tmp_path: Path) -> None:
-    text, path = show_tree(ShowTree(preset="i", batch_size=64, out=tmp_path / "tree.png"))
-    lines = text.splitlines()
+    path = tmp_path / "tree.png"
+    *lines, blank, image = show_tree(ShowTree(preset="i", batch_size=64, out=path)).splitlines()
+    assert (blank, image) == ("", f"image: {path}")
     assert lines[0] == "preset i: " + str(presets.composition("i", 64))
     assert "  modality        K = 2     invariant, only pairs that differ in it count" in lines
     assert "  time_shift      K = 1     one random start per video" in lines
-    needless, _ = show_tree(ShowTree(factors="video:d time_shift:d:1 modality:i:2 augmentation:i:1", out=path))
+    needless = show_tree(ShowTree(factors="video:d time_shift:d:1 modality:i:2 augmentation:i:1", out=path))
     assert "one random start per video; distinctive has no effect with K = 1" in needless
     # each leaf and the other modality's: positive with the same video and direction, negative with the other 127
     assert "a batch of 64 videos holds 256 leaves; each has 1 positive and 127 negative leaves" in lines
@@ -83,17 +84,17 @@ def test_partner_counts_agree_with_the_lemma() -> None:
 def test_custom_factors_are_drawn_by_the_command(command: Run, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(FREEZE)
     done = command(
-        "eval", "show-tree", "--factors", "video:d freeze:d:2 augmentation:i:2", "--factors-from", "mine.py",
+        "show-tree", "--factors", "video:d freeze:d:2 augmentation:i:2", "--factors-from", "mine.py",
         "--out", "tree.svg", "--videos", 3,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "moving" in done.stdout and "frozen" in done.stdout and "video 2" in done.stdout
     assert done.stdout.endswith("\n\nimage: tree.svg\n") and "<svg" in (tmp_path / "tree.svg").read_text()
-    for arguments, message in (
-        (("--preset", "z"), "unknown preset 'z'; --preset help lists them"),
-        (("--preset", "l", "--factors", "video:d"), "--preset and --factors both set the composition"),
-        (("--out", "tree.gif"), "must end in .png, .svg or .pdf"),
-        (("--videos", 1), "--videos is 1; it must be 2 or more"),
+    for wrong, message in (
+        ({"preset": "L"}, "unknown preset 'L'; did you mean 'l'?"),
+        ({"preset": "e", "factors": "video:d"}, "--preset and --factors both set the composition"),
+        ({"out": Path("tree.gif")}, "must end in .png, .svg or .pdf"),
+        ({"videos": 1}, "--videos is 1; it must be 2 or more"),
     ):
-        done = command("eval", "show-tree", *arguments)
-        assert done.returncode == 2 and message in done.stderr and done.stderr.count("\n") == 1
+        with pytest.raises(UserError, match=message):
+            show_tree(ShowTree(**wrong))

@@ -28,8 +28,7 @@ from gdt.pipeline.shards.layout import read_rejected
 from gdt.pipeline.shards.reader import ShardReader
 from gdt.pipeline.sources.text import Words
 from gdt.preprocess.stage import Preprocess
-from gdt.preprocess.synthetic import generate
-from gdt.preprocess.synthetic.moments import SyntheticMoments
+from gdt.preprocess.synthetic import Synthetic, generate
 from gdt.train.checkpoint import load_model
 from gdt.train.pretrain import pretrain
 from gdt.train.settings import SIZES, Optimization, Pretrain
@@ -57,7 +56,7 @@ def settings(
 
     At higher rates, rounding differences between processors grow within few steps.
     """
-    base = SIZES["tiny"][1]
+    base = SIZES["tiny"]
     composition: dict[str, Any] = {"factors": MORE} if name == "more" else {"preset": name}
     short = replace(
         base, **composition, shards=shards, word2vec=words if name == "three" else None,
@@ -135,9 +134,9 @@ def planned(name: str, shards: Path) -> list[str]:
 
 def generated(folder: Path, **settings: Any) -> Path:
     """Shards of a generated set."""
-    made = SyntheticMoments(train=1, val=0, test=1, seconds=2.0, **settings)
+    made = Synthetic(train=1, val=0, test=1, seconds=2.0, **settings)
     generate(folder / "videos", made, workers=1, progress=False)
-    preprocess(Preprocess(made.name, folder / "videos", folder / "shards"))
+    preprocess(Preprocess("synthetic", folder / "videos", folder / "shards"))
     return folder / "shards"
 
 

@@ -14,7 +14,7 @@ from tests.train.drawn import draw
 ONE_ANSWER = alike(atol=12)
 """Rounding may change one answer of twelve, and the ends of its interval."""
 FROZEN = ("retrieval", "few-shot", "linear")
-TUNED = {"size": "tiny", "epochs": 2, "lr": 1e-4, "clips_per_epoch": 8, "random_weights": "exclude"}
+TUNED = {"epochs": 2, "lr": 1e-4, "clips_per_epoch": 8, "random_weights": "exclude"}
 Subjects = tuple[Path, Path, Path]
 
 

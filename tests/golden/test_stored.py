@@ -15,7 +15,7 @@ CLOSE = alike(atol=0.5)
 """Versions of ffmpeg and processors differ by less than a grey level on average."""
 
 
-@pytest.mark.parametrize("settings", [{}, {"identity": 0.0, "actions_per_video": 1, "seed": 1}])
+@pytest.mark.parametrize("settings", [{"identity": 0.3, "actions_per_video": 3}, {"seed": 1}])
 def test_generated_videos(golden: Golden, tmp_path: Path, settings: dict[str, Any]) -> None:
     found = subject.stored(subject.generated(tmp_path, **settings))
     golden("stored", f"generated, seed {settings.get('seed', 0)}", found, CLOSE)

@@ -14,7 +14,7 @@ from gdt.common.errors import UserError
 from gdt.pipeline import presets
 from gdt.pipeline.composition import Contrast, Weight, contrast
 from gdt.pipeline.leaves import Clip
-from gdt.pipeline.notation import TRANSFORMATIONS, listing, load_factors, parse
+from gdt.pipeline.notation import TRANSFORMATIONS, load_factors, parse
 from gdt.pipeline.sources.video import regions
 from gdt.pipeline.transformations.base import Source
 from gdt.pipeline.transformations.speed import Speed
@@ -30,11 +30,6 @@ from tests.conftest import ROOT
 def test_every_transformation_file_is_registered() -> None:
     files = {path.stem for path in (ROOT / "pipeline" / "transformations").glob("*.py")} - {"__init__", "base"}
     assert files == set(TRANSFORMATIONS)
-
-
-def test_listings_fit_100_columns() -> None:
-    lines = [*presets.listing().splitlines(), *listing().splitlines()]
-    assert max(map(len, lines)) <= 100 and all(any(name in line for line in lines) for name in presets.PRESETS)
 
 
 def test_parse() -> None:
@@ -131,7 +126,6 @@ def test_the_custom_transformation_of_the_docs(tmp_path: Path) -> None:
     path.write_text(FREEZE)
     known = load_factors(path)
     assert set(known) == {*TRANSFORMATIONS, "freeze"}
-    assert "The clip as it is, or its middle frame repeated." in listing(known)
     composition = parse("video:d time_shift:d:2 freeze:d:2 augmentation:i:2", 3, known=known)
     plan = Tree(composition, Source(np.arange(5), np.full(5, 50), 30), Clip(frames=5, stride=3), 40).plan(0, 0)
     frozen = plan.columns["freeze"] == 1

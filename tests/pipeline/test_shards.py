@@ -197,9 +197,10 @@ NAMES = ["colour", "a/b", ".", "..", "100%", "%2F", "/", "é ü", "label/x", " "
 
 
 def test_annotations_override_the_shards_and_any_column_can_be_the_labels(copy: Path, index: Index) -> None:
-    assert index.columns == {} and index.labelled("label") is index
+    assert set(index.columns) == {"actions", "identity"} and index.labelled("label") is index
     with pytest.raises(
-        UserError, match=r"unknown column 'colour'; available: label; numeric columns: height, width, silence$"
+        UserError,
+        match=r"unknown column 'colour'; available: label, actions, identity; numeric columns: height, width, silence$",
     ):
         index.labelled("colour")
     n, draw = len(index), random.Random(0)
@@ -302,7 +303,7 @@ def test_a_shard_of_another_index_is_refused(copy: Path, shards: Path) -> None:
 
 
 def test_empty_and_unfinished_folders_name_the_command(copy: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="make preprocess DATASET=kinetics"):
+    with pytest.raises(UserError, match="gdt preprocess --dataset kinetics"):
         Index.open(tmp_path / "kinetics")
     (copy / "index.h5").unlink()
     with pytest.raises(UserError, match="has 3 shards but no index.h5: preprocessing has not finished"):

@@ -216,7 +216,7 @@ def test_text_is_pretrained_from_the_command_line(
     command: Run, captioned: Path, shards: Path, word2vec: Path, tmp_path: Path
 ) -> None:
     sizes = "--batch-size", 4, "--steps", 4, "--device", "cpu", "--out", "run"
-    train = "pretrain", "tiny", "--preset", "text-f", *sizes
+    train = "pretrain", "--preset", "text-f", *sizes
     done = command(*train, "--shards", captioned, "--word2vec", word2vec)
     assert done.returncode == 0, done.stderr
     state = torch.load(tmp_path / "run" / "checkpoint.pt", weights_only=True)["model"]
@@ -251,7 +251,7 @@ def test_text_is_pretrained_from_the_command_line(
             (*train, "--shards", captioned, "--word2vec", word2vec, "--network.word-dimensions", 300),
             "vectors.txt have 12 dimensions, but --network.word-dimensions is 300; leave that option out",
         ),
-        (("pretrain", "tiny", "--steps", 4, "--shards", captioned, "--word2vec", word2vec), "--word2vec has no effect"),
+        (("pretrain", "--steps", 4, "--shards", captioned, "--word2vec", word2vec), "--word2vec has no effect"),
     ):
         done = command(*arguments)
         assert done.returncode == 2 and message in done.stderr and done.stderr.count("\n") == 1

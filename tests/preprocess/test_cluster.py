@@ -73,7 +73,8 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 
 def stage(videos: Path, folder: Path, *more: object) -> tuple[object, ...]:
-    return (*PYTHON, "preprocess", "--source", videos, "--destination", folder, "--videos-per-shard", 3, *more)
+    source = ("--layout", "folder", "--source", videos)
+    return (*PYTHON, "preprocess", *source, "--destination", folder, "--videos-per-shard", 3, *more)
 
 
 def workers_of(process: subprocess.Popen[str]) -> list[psutil.Process]:

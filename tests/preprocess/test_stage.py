@@ -20,7 +20,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
 
@@ -28,13 +28,12 @@ import h5py
 import numpy as np
 import pytest
 
-from gdt.common.commandline import _descriptions
-from gdt.common.errors import MAKE_OPTIONS, UserError
+from gdt.common.errors import UserError
 from gdt.common.files import open_regular
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.shards.layout import read_rejected
 from gdt.pipeline.shards.reader import ShardReader
-from gdt.preprocess.command import main
+from gdt.preprocess import stage
 from gdt.preprocess.datasets.labels import NO_FILE
 from gdt.preprocess.estimate import estimate
 from gdt.preprocess.extract import Extracted, extract_group
@@ -323,7 +322,8 @@ def test_killed_dry_run_leaves_nothing_behind(real: Path, tmp_path: Path, number
     temporary = tmp_path / "tmp"
     temporary.mkdir()
     process = subprocess.Popen(
-        [sys.executable, "-m", "gdt", "preprocess", "--source", real / "grid", "--dry-run", "--workers", "1"],
+        [sys.executable, "-m", "gdt", "preprocess", "--layout", "folder", "--source", real / "grid", "--dry-run",
+         "--workers", "1"],
         cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT), "TMPDIR": str(temporary)}, start_new_session=True,
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
@@ -364,9 +364,7 @@ def test_full_disk_stops_the_run_without_partial_shards(synthetic: Path, small_d
     assert digests(small_disk / "shards") == digests(tmp_path / "undisturbed")
 
 
-def test_all_folds_are_in_the_index(
-    alone: None, synthetic: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_all_folds_are_in_the_index(alone: None, synthetic: Path, tmp_path: Path) -> None:
     videos = sorted((synthetic / "train").rglob("*.mp4"))[:4]
     lists = tmp_path / "ucfTrainTestlist"
     lists.mkdir()
@@ -383,14 +381,8 @@ def test_all_folds_are_in_the_index(
     for fold in (1, 2, 3):
         assert index.fold(fold).split.tolist() == ["test" if k == fold else "train" for k in range(4)]
     assert index.split.tolist() == index.fold(1).split.tolist()
-    capsys.readouterr()
-    main(["--dataset", "ucf101", "--source", str(tmp_path), "--destination", str(tmp_path / "shards"), "--workers=1"])
-    last = capsys.readouterr().out.splitlines()[-1]
+    last = stage.command(Preprocess("ucf101", tmp_path, tmp_path / "shards", workers=1)).splitlines()[-1]
     assert last.startswith("or, to evaluate ") and last.endswith(f" --shards {tmp_path}/shards --ckpt <checkpoint>")
-    monkeypatch.setenv(MAKE_OPTIONS, "")
-    main(["--dataset", "ucf101", "--source", str(tmp_path), "--destination", str(tmp_path / "shards"), "--workers=1"])
-    last = capsys.readouterr().out.splitlines()[-1]
-    assert last.endswith(f": make eval-ucf SHARDS={tmp_path}/shards CKPT=<checkpoint>")
 
 
 @pytest.fixture(scope="module")
@@ -458,8 +450,8 @@ def test_howto100m_keeps_captioned_stretches(alone: None, synthetic: Path, word2
 
 def test_ctrl_c_is_one_sentence(real: Path, tmp_path: Path) -> None:
     process = subprocess.Popen(
-        [sys.executable, "-m", "gdt", "preprocess", "--source", real / "grid", "--destination", tmp_path / "shards",
-         "--workers", "1"],
+        [sys.executable, "-m", "gdt", "preprocess", "--layout", "folder", "--source", real / "grid", "--destination",
+         tmp_path / "shards", "--workers", "1"],
         cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)}, start_new_session=True,
         stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
@@ -691,7 +683,7 @@ def odd_entries(folder: Path) -> Iterator[dict[str, str]]:
 
 def test_non_files_named_like_videos_are_reported_and_never_opened(four: Preprocess, command) -> None:
     with odd_entries(four.source_folder / "odd") as expected:
-        dry = command("preprocess", "--source", four.source_folder, "--dry-run", "--workers", 1)
+        dry = command("preprocess", "--layout", "folder", "--source", four.source_folder, "--dry-run", "--workers", 1)
         assert dry.returncode == 0 and re.search(r"tried \d+ of 14 videos: \d+ unusable", dry.stdout), dry.stderr
         assert not four.shard_folder.exists()
         summary = preprocess(four)
@@ -759,13 +751,13 @@ def test_no_usable_video_is_an_error_with_the_reason(alone: None, tmp_path: Path
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--dataset", "kinetix"), "unknown data set 'kinetix'; did you mean 'kinetics'?"),
-        (("--source", "nowhere"), "/nowhere does not exist; set --source"),
-        (("--source", "."), "files ending in"),
+        (("--dataset", "kinetix"), "--dataset is 'kinetix'; did you mean 'kinetics'? Otherwise set --layout folder"),
+        (("--dataset", "folder", "--source", "nowhere"), "/nowhere does not exist; set --source"),
+        (("--dataset", "folder", "--source", "."), "files ending in"),
         (("--dataset", "ucf101", "--source", "."), "source/UCF-101/Archery/v_Archery_g01_c01.avi"),
-        (("--source", ".", "--word2vec", "x.bin"), "there are no captions in"),
-        (("--source", ".", "--scheduler", "tcp://127.0.0.1:1"), "there are no videos"),
-        (("--source", ".", "--scheduler", "bla"), "--scheduler is 'bla'; it must be an address"),
+        (("--dataset", "folder", "--source", ".", "--word2vec", "x.bin"), "there are no captions in"),
+        (("--dataset", "folder", "--source", ".", "--scheduler", "tcp://127.0.0.1:1"), "there are no videos"),
+        (("--dataset", "folder", "--source", ".", "--scheduler", "bla"), "--scheduler is 'bla'; it must be an address"),
         (("--workers", "9" * 23), f"--workers is {'9' * 23}; it must be "),
         (("--quality", "99"), "--quality is 99"),
         (("--dataset", "synthetic", "--source", "nowhere"), "/nowhere does not exist; set --source to a folder"),
@@ -778,45 +770,24 @@ def test_mistakes_are_one_sentence_and_exit_2(command, arguments: tuple[str, ...
     assert message in done.stderr and "Traceback" not in done.stderr
 
 
-def test_help_lists_common_options_first_and_rare_ones_as_advanced(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "100")
-    with pytest.raises(SystemExit):
-        main(["--help"])
-    text = capsys.readouterr().out
-    common = ("dataset", "source", "destination", "val", "test", "workers", "dry-run")
-    assert re.findall(r"^\W --([\w-]+)", text, re.M)[: len(common)] == list(common)
-    headings = re.findall(r"^\W+([\w. ]+) options\b", text, re.M)
-    assert headings[-2:] == ["ffmpeg limits", "advanced"]
-    assert max(map(len, _help_lines(Preprocess))) <= 70
-    for name in ("timeout-factor", "ffmpeg-memory", "require-audio", "silence-db"):
-        assert f"--{name} " in text or f"--{name}," in text
-
-
-def _help_lines(kind: type) -> list[str]:
-    nested = [f.default_factory for f in fields(kind) if isinstance(f.default_factory, type)]
-    own = [line for line in _descriptions(kind).values() if line]
-    return own + [line for part in nested for line in _help_lines(part)]
-
-
 def test_tilde_in_paths_is_the_home_folder(alone: None, command, synthetic: Path, tmp_path: Path) -> None:
     (tmp_path / "My videos").mkdir()
     shutil.copy(next((synthetic / "val").rglob("*.mp4")), tmp_path / "My videos")
-    done = command(
-        "preprocess", "--source", "~/My videos", "--destination=~/shards", "--workers", 1, HOME=str(tmp_path)
-    )
+    paths = ("--source", "~/My videos", "--destination=~/shards")
+    done = command("preprocess", "--dataset", "mine", *paths, "--workers", 1, HOME=str(tmp_path))
     assert done.returncode == 0 and "1 of 1 video kept" in done.stdout, done.stderr
     _, program, *words = shlex.split(done.stdout.splitlines()[-1])
     assert (Path(program).name, words[0]) == ("gdt", "pretrain")
-    assert words[1:] == ["--shards", f"{tmp_path}/shards"]  # another data set than data/shards/folder
+    assert words[1:] == ["--shards", f"{tmp_path}/shards"]  # another folder than data/shards/mine
     assert (tmp_path / "shards" / "index.h5").is_file()
 
 
 def test_missing_ffmpeg_or_scheduler_is_one_sentence(command, synthetic: Path) -> None:
-    done = command("preprocess", "--source", synthetic, PATH="")
+    done = command("preprocess", "--dataset", "folder", "--source", synthetic, PATH="")
     assert done.returncode == 2 and "ffmpeg is not installed" in done.stderr
-    done = command("preprocess", "--source", synthetic / "val", "--scheduler", "tcp://127.0.0.1:1")
+    done = command(
+        "preprocess", "--dataset", "folder", "--source", synthetic / "val", "--scheduler", "tcp://127.0.0.1:1"
+    )
     assert done.returncode == 2 and "no Dask scheduler answers at tcp://127.0.0.1:1" in done.stderr
 
 

@@ -55,7 +55,7 @@ def test_layout(made: Path) -> None:
     found = {path.parent.relative_to(made).as_posix() for path in made.rglob("*.mp4")}
     assert found == {f"{split}/{action}" for split in SPLITS for action in ("bounce", "swing", "spin")}
     assert len(list((made / "train" / "swing").glob("*.mp4"))) == SMALL.train
-    assert sorted(path.name for path in made.iterdir()) == sorted([*SPLITS, "captions.json", MARKER])
+    assert sorted(path.name for path in made.iterdir()) == sorted([*SPLITS, "captions.json", "labels.csv", MARKER])
     assert json.loads((made / MARKER).read_text())["seconds"] == SMALL.seconds
 
 
@@ -153,7 +153,7 @@ def test_the_command_makes_the_same_files(tmp_path: Path, monkeypatch: pytest.Mo
     command = [sys.executable, "-m", "gdt", "generate", *options.split(), "--destination", "~/typed"]
     monkeypatch.setenv("HOME", str(tmp_path))
     first = subprocess.run(command, check=True, capture_output=True, text=True)
-    assert first.stdout.endswith(f"gdt preprocess --dataset synthetic --source {tmp_path}/typed\n")
+    assert first.stdout.endswith(f"gdt preprocess --dataset typed --layout synthetic --source {tmp_path}/typed\n")
     assert contents(tmp_path / "typed") == contents(tmp_path / "expected")
     again = subprocess.run([*command, "--seed", "1"], capture_output=True, text=True)
     assert again.returncode == 2 and again.stderr.startswith("error: ") and "seed was 0, now 1" in again.stderr

@@ -204,7 +204,7 @@ def test_declared_shapes_are_bounded_by_the_file(copy: Path) -> None:
 
 def test_no_shards_is_one_sentence(command: Run, tmp_path: Path) -> None:
     done = command("verify", "--dataset", "kinetics")
-    assert done.returncode == 2 and "make preprocess DATASET=kinetics" in done.stderr
+    assert done.returncode == 2 and "gdt preprocess --dataset kinetics" in done.stderr
 
 
 Around = Callable[[], contextlib.AbstractContextManager[object]]
@@ -279,7 +279,7 @@ def test_unreadable_shards_are_never_removed(
     else:
         monkeypatch.setattr(module, place, fail)
     with pytest.raises(UserError, match=r"^3 files not checked, and kept: check the disk"):
-        module.main(["--shards", str(copy), "--full", "--remove"])
+        module.command(Verify(shards=copy, full=True, remove=True))
     assert "shard-000002.h5: it cannot be read (" in capsys.readouterr().err and names(copy) == before
 
 

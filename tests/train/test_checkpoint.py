@@ -80,7 +80,7 @@ def test_a_damaged_checkpoint_gives_one_sentence(tmp_path: Path) -> None:
     assert state is not None and same(state, 3)
     path.write_bytes(path.read_bytes()[:-500])
     why = f"^{path} cannot be read as a checkpoint: it is damaged.*; "
-    with pytest.raises(UserError, match=f"{why}delete it to start again"):
+    with pytest.raises(UserError, match=f"{why}start again with --overwrite"):
         checkpoint.read_run(tmp_path)
     with pytest.raises(UserError, match=f"{why}use the checkpoint.pt of a run"):
         checkpoint.load_model(path)
@@ -140,7 +140,7 @@ VIDEO, AUDIO, TEXT = ({f"{name}_network", f"mlp_{name[0]}"} for name in ("video"
 def test_the_untrained_model_has_the_initial_weights_of_the_run(
     tmp_path: Path, preset: str, networks: set[str]
 ) -> None:
-    settings = replace(SIZES["tiny"][1], preset=preset, seed=5, device="cpu", precision="float32", out=tmp_path)
+    settings = replace(SIZES["tiny"], preset=preset, seed=5, device="cpu", precision="float32", out=tmp_path)
     source = Source(np.arange(64), np.full(64, 100), 30)
     run = Learner(settings, Tree(settings.composition, source, settings.clip, 40, 0), DATA, torch.device("cpu"))
     began = {name: value.clone() for name, value in run.model.state_dict().items()}
@@ -160,7 +160,7 @@ def test_the_untrained_model_has_the_initial_weights_of_the_run(
 
 def test_settings_of_another_version_give_one_message(tmp_path: Path) -> None:
     path = tmp_path / checkpoint.NAME
-    newer = to_json(SIZES["tiny"][1]).replace('"seed"', '"luck": 3, "seed"')
+    newer = to_json(SIZES["tiny"]).replace('"seed"', '"luck": 3, "seed"')
     save(path, 1, newer)
     for load in (checkpoint.load_model, lambda path: checkpoint.load_model(path).untrained()):
         with pytest.raises(UserError, match=rf"^{path} holds settings of another version .* \(unknown: luck\); use"):

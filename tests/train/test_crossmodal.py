@@ -27,7 +27,7 @@ from gdt.train.settings import SIZES, Pretrain
 from tests.pipeline.test_loader import CPU
 from tests.train.runs import losses
 
-TINY = SIZES["tiny"][1]
+TINY = SIZES["tiny"]
 
 
 def settings(shards: Path, out: Path, **changes: object) -> Pretrain:

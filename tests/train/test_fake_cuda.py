@@ -153,7 +153,7 @@ def test_nothing_is_compiled_for_a_gpu_without_a_compiler(monkeypatch: pytest.Mo
     """The trial of kernels then says so, and takes others."""
     monkeypatch.setenv("PATH", "")
     monkeypatch.delenv("CC", raising=False)
-    model = GDT(SIZES["tiny"][1].network, ("video",))
+    model = GDT(SIZES["tiny"].network, ("video",))
     with fake_cuda(), pytest.raises(UserError, match="^torch.compile needs a C compiler"):
         Kernels(torch.bfloat16, compiled=True).apply(model.to(GPU))
 
@@ -189,9 +189,9 @@ STEPS: dict[str, tuple[str, dict[str, Any]]] = {
 @pytest.mark.parametrize("name", STEPS)
 def test_a_step_stays_on_the_gpu(drawn: tuple[Path, Path], name: str) -> None:
     row, how = STEPS[name]
-    base, index, world = SIZES[how.get("size", "tiny")][1], Index.open(drawn[0]), how.get("world", 1)
+    base, index, world = SIZES[how.get("size", "tiny")], Index.open(drawn[0]), how.get("world", 1)
     asked = replace(
-        base, preset=row, batch_size=4, steps=2, epochs=0, device="cuda", precision="bfloat16",
+        base, preset=row, batch_size=4, steps=2, device="cuda", precision="bfloat16",
         word2vec=drawn[1] if "text" in row else None, network=replace(base.network, dropout=0.3, word_dimensions=10),
         optimization=replace(base.optimization, optimizer=how.get("optimizer", "sgd")),
         loading=replace(base.loading, damaged=how.get("damaged", "stop")),

@@ -31,9 +31,9 @@ def arguments(shards: Path, run: Path, *more: object) -> list[str]:
     # in float32, rounding differences between numbers of ranks grow within a few steps
     options = [
         "--shards", shards, "--out", run, "--device", "cpu", "--threads", 1, "--preset", "e", "--batch-size", 8,
-        "--steps", STEPS, "--network.dropout", 0.3, "--optimization.lr-decay", 0, "--precision", "float64", *more,
+        "--steps", STEPS, "--network.dropout", 0.3, "--lr-decay", 0, "--precision", "float64", *more,
     ]  # fmt: skip
-    return ["pretrain", "tiny", *map(str, options)]
+    return ["pretrain", *map(str, options)]
 
 
 GROUPS = ("--bn-group-size", 4)

@@ -31,7 +31,7 @@ from gdt.train.trial import Trial
 from tests.train.drawn import draw
 from tests.train.test_checkpoint import DATA
 
-PAPER, TINY = SIZES["paper"][1], SIZES["tiny"][1]
+PAPER, TINY = SIZES["paper"], SIZES["tiny"]
 GIB = 2**30
 CPU = torch.device("cpu")
 SMALL = replace(

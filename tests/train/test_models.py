@@ -13,15 +13,14 @@ from torch import nn
 from gdt.common.errors import UserError
 from gdt.train import portable
 from gdt.train.checkpoint import load_model
-from gdt.train.command import settings_of
 from gdt.train.models.backbone import Backbone
 from gdt.train.models.gdt import GDT, load_weights
 from gdt.train.models.network import BACKBONES, Network
 from gdt.train.pretrain import pretrain
-from gdt.train.settings import SIZES, to_json
+from gdt.train.settings import SIZES, parse_arguments, to_json
 from gdt.train.weights import FINETUNED_ON, SETTINGS, STATISTICS
 
-TINY = SIZES["tiny"][1]
+TINY = SIZES["tiny"]
 
 
 def test_r2plus1d_18_has_the_names_and_size_of_torchvisions() -> None:
@@ -71,12 +70,12 @@ def test_a_custom_video_network_is_a_class_and_a_line(
         assert found.model.video_network(torch.randn(2, 3, 8, 32, 32)).shape == (2, 6)
     with pytest.raises(UserError, match=r"unknown --network\.backbone 'round'; (available|did you mean)"):
         replace(network, backbone="round")
-    words = ["tiny", "--network.backbone", "flat", "--network.widths", "6"]
-    assert (settings_of(words) or TINY).network.widths == (6,)
+    words = ["--size", "tiny", "--network.backbone", "flat", "--network.widths", "6"]
+    assert parse_arguments(words).network.widths == (6,)
     for more in (["--network.slim"], ["--network.no-slim"], ["--network.stem-middle=3"]):
         with pytest.raises(UserError, match=r"--network\.(slim|stem-middle) has no effect on the video network 'flat'"):
-            settings_of(words + more)
-        assert settings_of(["tiny", *more]) is not None
+            parse_arguments(words + more)
+        parse_arguments(["--size", "tiny", *more])
 
 
 def test_audio_resnet_has_nine_layers() -> None:

@@ -18,7 +18,7 @@ from gdt.train.models.gdt import GDT
 from gdt.train.norm import RunningStatistics, allow_masks, synchronise
 from gdt.train.settings import SIZES
 
-SMALL = replace(SIZES["tiny"][1].network, stem=4, stem_middle=3, widths=(4,))
+SMALL = replace(SIZES["tiny"].network, stem=4, stem_middle=3, widths=(4,))
 MASKS = [[True, False, True, True], [True, True, False, False], [False] * 4]
 """Rows that count, by step; rank 1 has those of the next step."""
 

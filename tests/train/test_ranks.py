@@ -31,7 +31,7 @@ def start(server: subprocess.Popen[str], shards: Path, tmp_path: Path) -> Iterat
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
-        base = ["pretrain", "tiny", "--shards", shards, "--out", tmp_path / "run", "--batch-size", 4, "--threads",
+        base = ["pretrain", "--shards", shards, "--out", tmp_path / "run", "--batch-size", 4, "--threads",
                 1, "--device", "cpu", "--steps", STEPS, "--checkpoint-steps", 4]  # fmt: skip
         for rank, more in enumerate(arguments):
             of_rank = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "MASTER_PORT": port}

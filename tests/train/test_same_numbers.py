@@ -51,9 +51,9 @@ WAYS = {
 
 
 def settings(shards: Path, preset: str, way: Way) -> Pretrain:
-    base = SIZES["tiny"][1]
+    base = SIZES["tiny"]
     return replace(
-        base, preset=preset, shards=shards, batch_size=VIDEOS, steps=STEPS, epochs=0, device="cpu", threads=1,
+        base, preset=preset, shards=shards, batch_size=VIDEOS, steps=STEPS, device="cpu", threads=1,
         precision="float32", clip=Clip(frames=4, stride=6, size=16), bn_group_size=way.bn_group_size,
         network=replace(base.network, stem=4, stem_middle=4, widths=(4, 8), audio_stem=4, audio_widths=(4, 8),
                         hidden=32, embedding=16, dropout=0.3),
@@ -241,7 +241,7 @@ def _unusable(
 
 @pytest.mark.parametrize("bn_group_size", [2, 4, 0])
 def test_gradients_are_finite_if_no_leaf_of_a_group_counts(bn_group_size: int) -> None:
-    tiny = SIZES["tiny"][1]
+    tiny = SIZES["tiny"]
     sizes = {"network": tiny.network, "augmentation": tiny.augmentation, "clip": Clip(frames=4, stride=4, size=32)}
     learner, batch = _unusable(
         "e", Way(bn_group_size), lambda m: np.flatnonzero(m == 0)[: bn_group_size or None], **sizes

@@ -31,7 +31,7 @@ from gdt.train.trainer import Trainer
 from tests.train.test_checkpoint import DATA
 
 CPU = torch.device("cpu")
-PAPER, TINY = SIZES["paper"][1], SIZES["tiny"][1]
+PAPER, TINY = SIZES["paper"], SIZES["tiny"]
 
 
 def trainer(settings: Pretrain, videos: int) -> Learner:

@@ -24,7 +24,7 @@ from gdt.train.settings import SIZES
 from gdt.train.trial import Trial, choose_kernels
 from tests.train.test_fake_cuda import GPU, fake_cuda
 
-TINY = SIZES["tiny"][1]
+TINY = SIZES["tiny"]
 CPU = torch.device("cpu")
 BF16, FLOAT = torch.bfloat16, torch.float32
 SMALL = Trial(

@@ -28,7 +28,7 @@ CPU = torch.device("cpu")
 @pytest.fixture(scope="module")
 def settings(tmp_path_factory: pytest.TempPathFactory) -> Pretrain:
     shards, _ = draw(tmp_path_factory.mktemp("drawn"), videos=8)
-    base = SIZES["tiny"][1]
+    base = SIZES["tiny"]
     return replace(base, preset="e", shards=shards, batch_size=4, steps=8, device="cpu", threads=1)
 
 
@@ -125,7 +125,7 @@ def test_a_full_disk_ends_the_run_with_one_sentence(command: Run, shards: Path, 
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8k", "tmpfs", disk], capture_output=True).returncode:
         pytest.skip("a small disk cannot be mounted here (root is needed)")
     try:
-        done = command("pretrain", "tiny", "--shards", shards, "--out", disk / "run", "--batch-size", 4, "--steps", 2)
+        done = command("pretrain", "--shards", shards, "--out", disk / "run", "--batch-size", 4, "--steps", 2)
     finally:
         subprocess.run(["umount", "-l", disk], check=True)
     message = f"error: no space left on the disk of {disk}/run; free some, then run the same command to resume"

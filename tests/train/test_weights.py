@@ -359,7 +359,7 @@ def test_weights_that_are_not_finite_real_and_dense_are_refused_by_name(tmp_path
 @pytest.fixture(scope="module")
 def run(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("runs") / "e"
-    return pretrain(replace(SIZES["tiny"][1], shards=shards, out=out, preset="e", batch_size=4, steps=2))
+    return pretrain(replace(SIZES["tiny"], shards=shards, out=out, preset="e", batch_size=4, steps=2))
 
 
 def test_evaluation_uses_the_statistics_of_training(
@@ -403,7 +403,7 @@ def test_init_starts_from_the_given_weights(
     state["statistics"] = [10.0, 20.0, 30.0, 40.0, 50.0, 60.0, 7.0, 8.0]
     torch.save(state, tmp_path / "start.pt")
     settings = replace(
-        SIZES["tiny"][1], shards=shards, out=tmp_path / "run", preset="a", batch_size=4, steps=1,
+        SIZES["tiny"], shards=shards, out=tmp_path / "run", preset="a", batch_size=4, steps=1,
         init=tmp_path / "start.pt", optimization=Optimization("sgd", lr=1e-12, base_batch_size=0, warmup_epochs=0),
     )  # fmt: skip
     began, now = load_model(run), load_model(pretrain(settings))
@@ -425,7 +425,7 @@ def test_init_starts_from_the_given_weights(
 
 
 def test_random_parts_of_foreign_weights_are_not_copied() -> None:
-    small = SIZES["tiny"][1].network
+    small = SIZES["tiny"].network
     model, start = GDT(small), random(GDT(small, ["video"]))
     head = {name: value.clone() for name, value in model.mlp_v.state_dict().items()}
     said = start_from(model, start, "r2plus1d_18.pth", ("mlp_v",))

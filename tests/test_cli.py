@@ -1,0 +1,230 @@
+"""The command line: commands and options, make's short forms, and one sentence for every mistake."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from gdt.cli import COMMANDS
+from gdt.common.commandline import expand_home
+from gdt.common.errors import UserError, exit_with_message, explain_out_of_memory
+from gdt.common.lock import locked
+from gdt.train.settings import SIZES, Pretrain, parse_arguments
+from tests.conftest import ROOT, Run
+
+
+def sentence(done: subprocess.CompletedProcess[str]) -> str:
+    """The message of a failed command, with its list of names, if any."""
+    said = " ".join(done.stderr.split())
+    assert done.returncode == 2 and said.startswith("error: ") and said.count("rror") == 1, done.stderr
+    return said.removeprefix("error: ")
+
+
+def tiny(shards: Path, *more: object) -> tuple[object, ...]:
+    """A command that trains in seconds."""
+    return ("pretrain", "--shards", shards, "--batch-size", 4, "--threads", 1, "--preset", "e", *more)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_lists_the_options(name: str, command: Run) -> None:
+    done = command(name, "--help")
+    assert done.returncode == 0 and done.stdout.startswith(f"usage: gdt {name}") and "--" in done.stdout
+
+
+def test_help_and_version_import_nothing_slow() -> None:
+    code = "import sys; sys.argv = ['gdt', '--help']; from gdt.cli import console; console(); print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert all(name in done.stdout for name in COMMANDS)
+    assert not {"torch", "numpy", "tyro"} & set(done.stdout.splitlines()[-1].split())
+
+
+def test_a_size_sets_the_defaults_and_options_override_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert parse_arguments([]) == SIZES["tiny"]
+    assert parse_arguments(["--size", "paper"]) == Pretrain() == SIZES["paper"]
+    mine = parse_arguments(["--size=tiny", "--lr", "0.5", "--clip.size", "24", "--epochs", "3"])
+    assert (mine.optimization.lr, mine.clip.size, mine.epochs, mine.clip.frames) == (0.5, 24, 3, 8)
+    assert [mine.schedule(7).steps, SIZES["tiny"].schedule(7).steps, Pretrain().schedule(7).steps] == [21, 600, 700]
+
+
+def test_a_run_keeps_its_size_and_lends_its_settings(
+    command: Run, shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = tmp_path / "runs" / "synthetic-e"
+    assert command(*tiny(shards, "--steps", 1)).returncode == 0
+    monkeypatch.setattr("gdt.train.settings.default_size", lambda on_cpu: "paper")
+    assert parse_arguments(["--shards", str(shards), "--preset", "e"]).size == "tiny"
+    assert parse_arguments(["--shards", str(shards), "--preset", "l"]).size == "paper"
+    again = parse_arguments(["--config", str(run / "settings.json"), "--seed", "3"])
+    assert (again.seed, again.batch_size, again.steps, again.preset, again.size) == (3, 4, 1, "e", "tiny")
+
+
+def test_names_of_runs_and_how_they_are_found(command: Run, shards: Path) -> None:
+    factors = "video:d:4 time_shift:i:1 modality:i:2:differs augmentation:i:1"
+    assert Pretrain(factors=factors).run_folder == Path("runs/kinetics-tsi1-mi2x")
+    assert Pretrain(shards=Path("x/mine"), seed=2).run_folder == Path("runs/mine-l-seed2")
+    assert Pretrain(name="first").run_folder == Path("runs/first")
+    done = command("pretrain", "--shards", shards, "--factors", factors, "--steps", 1)
+    assert done.returncode == 0, done.stderr
+    spelled = factors.replace(" modality", "  modality").replace("video:d:4", "video:d")
+    done = command("evaluate", "--shards", shards, "--factors", spelled, "--clips", 1)
+    assert done.returncode == 0 and "R@1" in done.stdout, done.stderr
+
+
+def test_a_run_of_other_settings_is_replaced_only_when_asked(command: Run, shards: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    assert command(*tiny(shards, "--out", run, "--steps", 2)).returncode == 0
+    said = sentence(command(*tiny(shards, "--out", run, "--steps", 2, "--temperature", 0.1)))
+    assert "different settings (temperature was 0.07, now 0.1)" in said and "--overwrite" in said
+    done = command(*tiny(shards, "--out", run, "--steps", 2, "--temperature", 0.1, "--overwrite"))
+    assert done.returncode == 0, done.stderr
+    assert len((run / "metrics.jsonl").read_text().splitlines()) == 2
+    assert json.loads((run / "settings.json").read_text())["temperature"] == 0.1
+
+
+def test_a_run_ends_with_the_next_commands_and_is_left_alone_afterwards(
+    command: Run, shards: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "a run"
+    done = command(*tiny(shards, "--out", run, "--steps", 2, "--probe-every", 2))
+    assert done.returncode == 0, done.stderr
+    *_, model, evaluate, embed, report = done.stdout.splitlines()
+    assert model == f"the trained model is in {run}/checkpoint.pt"
+    for line, more in zip((evaluate, embed, report), ([], ["--out", "x.npz"], ["--out", "x.html"]), strict=True):
+        program, *words = shlex.split(line)
+        assert shutil.which(program)
+        done = command(*words, *more)
+        assert done.returncode == 0, done.stderr
+    left = {path.name: path.read_bytes() for path in run.iterdir() if path.is_file()}
+    done = command(*tiny(shards, "--out", run, "--steps", 2))
+    assert done.stdout.splitlines()[-1] == f"{run}/checkpoint.pt is trained to its last step, 2; nothing to do"
+    assert {path.name: path.read_bytes() for path in run.iterdir() if path.is_file()} == left
+
+
+@pytest.mark.parametrize(
+    ("typed", "message"),
+    [
+        ("pretran", "unknown command 'pretran'; did you mean 'pretrain'?"),
+        ("preprocess --dataset kinetcs", "did you mean 'kinetics'? Otherwise set --layout folder"),
+        ("preprocess --dataset mine --source missing", "missing does not exist; set --source"),
+        ("preprocess --dataset x --layout foldr --source .", "unknown layout 'foldr'; did you mean 'folder'?"),
+        ("pretrain --dataset mine", "there are no shards in data/shards/mine (no index.h5); make them with"),
+        ("pretrain --shards {shards} --preset L", "unknown preset 'L'; did you mean 'l'?"),
+        ("pretrain --shards {shards} --factors vido:d", "unknown factor 'vido'; did you mean 'video'?"),
+        ("pretrain --shards {shards} --batch-size 1000", "a batch takes 1000 videos but only"),
+        ("pretrain --shards {shards} --clip.size 200", "a crop of 200 pixels (--clip.size) does not fit"),
+        ("pretrain --epochs 2 --steps 3", "--epochs and --steps both set the length"),
+        ("evaluate --dataset mine", "there is no checkpoint runs/mine-l/checkpoint.pt"),
+        ("evaluate --ckpt nowhere.pt", "there is no checkpoint nowhere.pt"),
+        ("evaluate --ckpt {shards}/index.h5", "index.h5 cannot be read as a checkpoint"),
+        ("verify --dataset mine", "data/shards/mine (no index.h5)"),
+        ("export --ckpt {checkpoint} --out missing/x.safetensors", "the folder missing does not exist"),
+        ("embed --ckpt {checkpoint}", "set --source to files or folders of videos, or --dataset"),
+    ],
+)
+def test_a_mistake_gets_one_sentence(
+    typed: str, message: str, command: Run, shards: Path, checkpoint: Path, tmp_path: Path
+) -> None:
+    said = sentence(command(*typed.format(shards=shards, checkpoint=checkpoint).split()))
+    assert message in said and not [path for path in tmp_path.iterdir() if path.name[0] != "."]
+
+
+@pytest.mark.parametrize("typed", ["pretrain --lrr 3", "ablation --size big", "pretrain --epochs x", "report x"])
+def test_a_wrong_option_or_value_is_refused(typed: str, command: Run) -> None:
+    done = command(*typed.split())
+    assert done.returncode == 2 and "--help" in done.stderr + done.stdout
+
+
+def test_only_one_run_writes_to_a_folder(command: Run, shards: Path, tmp_path: Path) -> None:
+    with locked(tmp_path / "out"):
+        assert "another run is writing to out" in sentence(command(*tiny(shards, "--out", "out", "--steps", 1)))
+
+
+def test_files_with_code_are_not_run(command: Run, tmp_path: Path) -> None:
+    torch.save(torch.nn.Linear(2, 2), tmp_path / "x.pt")
+    said = sentence(command("evaluate", "--ckpt", "x.pt"))
+    assert "x.pt" in said and not re.search("weights.only", said, re.I)
+
+
+def test_home_is_expanded_in_every_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/h")
+    assert expand_home(Pretrain(out=Path("~/x"))).out == Path("/h/x")
+    assert expand_home((Path("~/a"), Path("b"))) == (Path("/h/a"), Path("b"))
+
+
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("CUDA out of memory. Tried to allocate 2 GiB")])
+def test_out_of_memory_is_explained_and_other_errors_are_not(error: Exception) -> None:
+    with pytest.raises(UserError, match=r"^out of memory \(.+\)"), explain_out_of_memory("lower --videos"):
+        raise error
+    with pytest.raises(RuntimeError, match=r"^shapes differ$"), explain_out_of_memory("lower --videos"):
+        raise RuntimeError("shapes differ")
+
+
+def test_long_messages_are_wrapped_on_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail() -> None:
+        raise UserError(f"{'word ' * 18}a-long-word-at the-end")
+
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    monkeypatch.setenv("COLUMNS", "200")
+    with pytest.raises(SystemExit, match="2"):
+        exit_with_message(fail)
+    assert [len(line) for line in capsys.readouterr().err.splitlines()] == [96, 24]
+
+
+def make(*typed: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run make, with the words of its command in brackets instead of Python."""
+    ours = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "CONDA_PREFIX")}
+    words = ["make", "--old-file=installed", "SETUP=installed", "PYTHON=printf '[%s]'", *typed]
+    return subprocess.run(words, cwd=ROOT, env=ours | environment, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        (["preprocess", "DATASET=kinetics", "SOURCE=/a b/'c\""],
+         ["preprocess", "--dataset", "kinetics", "--source", "/a b/'c\""]),
+        (["pretrain"], ["pretrain"]),
+        (["pretrain", "FACTORS=video:d x:i:2", "ARGS=--lr 3"], ["pretrain", "--factors", "video:d x:i:2", "--lr", "3"]),
+        (["eval", "DATASET=x", "PRESET=e", "SEED=2"],
+         ["evaluate", "--dataset", "x", "--preset", "e", "--run-seed", "2"]),
+        (["eval-ucf", "CKPT=a.pt b.pt", "SEED=2"],
+         ["evaluate", "--dataset", "ucf101", "--pretrained-on", "kinetics", "--protocols", "finetune", "retrieval",
+          "few-shot", "linear", "--ckpt", "a.pt", "b.pt", "--seed", "2"]),
+        (["embed", "SOURCE=/v"], ["embed", "--source", "/v"]),
+        (["report", "ARGS=--runs x"], ["report", "--runs", "x"]),
+    ],
+)  # fmt: skip
+def test_make_targets_are_short_forms(typed: list[str], meant: list[str]) -> None:
+    done = make(*typed)
+    assert done.returncode == 0 and done.stdout == "".join(f"[{word}]" for word in ["-m", "gdt", *meant]), done
+
+
+def test_make_starts_several_gpus_with_torchrun() -> None:
+    said = make("pretrain", "GPUS=8", "PRESET=e").stdout
+    assert said == "[-m][torch.distributed.run][--standalone][--nproc-per-node][8][-m][gdt][pretrain][--preset][e]"
+
+
+@pytest.mark.parametrize("typed", ["pretrain DATSET=x", "eval-ucf DATASET=x", "demo SEED=1", "verify SOURCE=x"])
+def test_make_refuses_a_variable_that_the_target_does_not_take(typed: str) -> None:
+    done = make(*typed.split())
+    target, variable = typed.split("=")[0].split()
+    assert done.returncode == 2 and f"'make {target}' has no variable {variable}; it has " in done.stderr
+
+
+def test_make_lists_every_target() -> None:
+    listed = set(re.findall(r"make ([a-z-]+)", make().stdout))
+    targets = re.search(r"^\.PHONY: help ((?:.*\\\n)*.*)", (ROOT / "Makefile").read_text(), re.M)
+    assert targets and listed == set(targets[1].replace("\\", "").split())
