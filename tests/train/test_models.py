@@ -40,8 +40,6 @@ def test_r2plus1d_18_has_the_names_and_size_of_torchvisions() -> None:
 class Flat(Backbone):
     """One convolution."""
 
-    options = ("widths",)
-
     def __init__(self, network: Network) -> None:
         super().__init__(network)
         self.dim = network.widths[-1]
@@ -72,10 +70,6 @@ def test_a_custom_video_network_is_a_class_and_a_line(
         replace(network, backbone="round")
     words = ["--size", "tiny", "--network.backbone", "flat", "--network.widths", "6"]
     assert parse_arguments(words).network.widths == (6,)
-    for more in (["--network.slim"], ["--network.no-slim"], ["--network.stem-middle=3"]):
-        with pytest.raises(UserError, match=r"--network\.(slim|stem-middle) has no effect on the video network 'flat'"):
-            parse_arguments(words + more)
-        parse_arguments(["--size", "tiny", *more])
 
 
 def test_audio_resnet_has_nine_layers() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -14,8 +12,6 @@ from gdt.train.models.network import Network
 class Backbone(nn.Module):
     """Clips [n, 3, frames, height, width] to features [n, dim]."""
 
-    options: ClassVar[tuple[str, ...]] = ()
-    """Names in `network.VIDEO_OPTIONS` that the network uses; others raise an error on the command line."""
     dim: int
     """Channels of the last stage: the feature size."""
     recomputed = 0

@@ -12,7 +12,7 @@ from gdt.common.errors import UserError, require_positive, unknown
 BACKBONES = {"r2plus1d": "gdt.train.models.r2plus1d.R2Plus1D"}
 """Video networks by name: module and class, a `models.backbone.Backbone`."""
 VIDEO_OPTIONS = ("stem", "stem_middle", "widths", "depth", "slim")
-"""Fields of `Network` for video networks; each network uses those in its `options`."""
+"""Fields of `Network` for video networks."""
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from gdt.train.models.backbone import Backbone
-from gdt.train.models.network import VIDEO_OPTIONS, Network
+from gdt.train.models.network import Network
 
 
 def factorised(inputs: int, outputs: int, middle: int, stride: int = 1) -> nn.Sequential:
@@ -47,8 +47,6 @@ class Block(nn.Module):
 
 class R2Plus1D(Backbone):
     """Stages, all but the first halving time and space; four with two blocks each are 18 layers."""
-
-    options = VIDEO_OPTIONS
 
     def __init__(self, network: Network) -> None:
         super().__init__(network)
