@@ -17,6 +17,7 @@ from typing import TypeVar
 import torch
 
 from gdt.common.errors import UserError, plural
+from gdt.preprocess.process import killed_with_parent
 
 T = TypeVar("T")
 
@@ -108,16 +109,15 @@ def interrupted(stop: threading.Event) -> bool:
 
 
 def start(command: Sequence[str], log: Path, gpu: str) -> subprocess.Popen[bytes]:
-    """Start `gdt command` on one GPU, or with one thread."""
+    """Start `gdt command` on one GPU, or with one thread; it is killed when this process is."""
     environment = dict(os.environ)
     if gpu:
         environment["CUDA_VISIBLE_DEVICES"] = gpu
     else:
         environment["OMP_NUM_THREADS"] = "1"
     with log.open("a") as file:
-        return subprocess.Popen(
-            [sys.executable, "-P", "-m", "gdt", *command], stdout=file, stderr=subprocess.STDOUT, env=environment
-        )
+        words = [*killed_with_parent(), sys.executable, "-P", "-m", "gdt", *command]
+        return subprocess.Popen(words, stdout=file, stderr=subprocess.STDOUT, env=environment)
 
 
 def command_error(name: str, log: Path, status: int) -> UserError:

@@ -182,7 +182,7 @@ def refused(model: gdt.Model, shards: Path) -> dict[str, Any]:
         (lambda r: gdt.pretrain(r["shards"], clip={"frames": 10**25}), "^--clip.frames is 1000.*; it must be 2147"),
         (lambda r: gdt.pretrain(r["shards"], preset="l", factors="video:d"), "^--preset and --factors both set the"),
         (lambda r: gdt.batches(r["shards"], preset="e", factors="video:d"), "^--preset and --factors both set the"),
-        (lambda r: gdt.batches(r["shards"], split="x"), "unknown split 'x'; available: "),
+        (lambda r: gdt.batches(r["shards"], split="x"), "is in the split 'x'; set --split to test or train or val"),
         (lambda r: gdt.evaluate([], r["shards"]), "^checkpoints is empty"),
         (lambda r: gdt.evaluate("no/checkpoint.pt", r["shards"]), "no/checkpoint.pt.* or give the path of yours"),
         pytest.param(

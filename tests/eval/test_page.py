@@ -296,7 +296,7 @@ def test_broken_files_are_listed_and_the_rest_is_shown(runs: Path, page: Page, t
         ("flipped/results.json", "is damaged .checksum mismatch.; remove it, then rerun the command that wrote it"),
         ("unlabelled/metrics.jsonl", "2 of 5 lines are damaged .first: line 1."),
         ("unlabelled/run.json", "not a file that this program writes"),
-        ("cut/settings.json", "not a file that this program writes"),
+        ("cut/settings.json", "cannot read settings from "),
     ):  # fmt: skip
         assert re.search(rf"{name}: .*{why}", listed), name
     assert "cannot be read as a checkpoint" in shown.text  # next to its model
