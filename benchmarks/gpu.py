@@ -27,18 +27,20 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from benchmarks.shared import DeviceName, draw, machine, prepare, run_settings
 from gdt.common.errors import UserError, exit_with_message
-from gdt.pipeline.decoders import MEAN, NEARLY_ALL, levels
 from gdt.pipeline.device import Device, loader_device
 from gdt.pipeline.groups import take_rank
 from gdt.pipeline.loader import Loader
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.sources.loading import Loading
-from gdt.train.kernels import PRECISIONS, Kernels, Precision
-from gdt.train.metrics import Reports
+from gdt.train.flops import peak_flops, step_flops
+from gdt.train.log import peak_memory
 from gdt.train.models.network import Network
-from gdt.train.settings import Pretrain
+from gdt.train.settings import Precision, Pretrain
 
 ROWS, DECODERS = ("l", "e", "a"), ("gpu", "cpu")
+MEAN, NEARLY_ALL = 1.5, 8
+"""Grey levels by which decoders may differ, the mean over a leaf and 99.9 % of its values: libjpeg-turbo's own two
+inverse transforms differ by 0.9 to 1.1 and by at most 4; with chroma repeated, not interpolated, it is 12 to 49."""
 EXACT, ROUNDED = 0.01, 0.3
 """Relative differences of a gradient from float32, compiled and in bfloat16; a wrong kernel gives 0.4 to infinity."""
 CLIPS, CHECKED = {"paper": 256, "tiny": 32}, {"paper": 32, "tiny": 8}
@@ -68,6 +70,13 @@ def device_for(name: str, decoder: str) -> Device:
 def settings_of(size: str, row: str, clips: int, device: DeviceName, group: int = 0) -> Pretrain:
     run = run_settings(size, row, clips, device, group)
     return replace(run, network=SMALL) if size == "tiny" else run
+
+
+def levels(one: Tensor, other: Tensor) -> tuple[float, int, int]:
+    """Difference of the worst leaf of byte crops [n, ...]: mean, 99.9 % quantile, maximum."""
+    off = (one.short() - other.short()).abs().flatten(1)
+    few = max(1, off.shape[1] // 1000)
+    return float(off.float().mean(1).max()), int(off.topk(few, 1).values[:, -1].max()), int(off.max())
 
 
 def pixels(index: Index, size: str, device: DeviceName) -> dict[str, Any]:
@@ -113,8 +122,7 @@ def gradient(index: Index, run: Pretrain, precision: Precision, compiled: bool) 
 
     The bias of batch norm keeps most inputs of ReLUs away from 0, where rounding switches gradients on and off.
     """
-    run = replace(run, precision=precision)
-    learner, batch = prepare(index, run, Kernels(PRECISIONS[precision], compiled=compiled))
+    learner, batch = prepare(index, replace(run, precision=precision, compile="on" if compiled else "off"))
     for module in learner.model.modules():
         if isinstance(module, _BatchNorm):
             nn.init.constant_(module.bias, 2.0)
@@ -128,28 +136,27 @@ def training(index: Index, size: str, device: DeviceName, row: str, decoder: str
     clips, (warm, steps), where = CLIPS[size], STEPS[size], torch.device(device)
     torch.backends.cudnn.benchmark = True
     run = settings_of(size, row, clips, device, group)
-    kernels = Kernels(torch.bfloat16 if device == "cuda" else torch.float32, compiled=device == "cuda")
-    learner, _ = prepare(index, run, kernels)
+    learner, _ = prepare(index, run)
     plans = (take_rank(plan, 0, 1, group) for plan in run.tree(index).plans(0, warm + steps))
     seconds = waiting = 0.0
     loading = Loading(decoder=decoder)  # type: ignore[arg-type]
     with Loader(index, plans, run.clip, device_for(device, decoder), loading) as loader:
-        reports, report = Reports(where), None
+        began = time.perf_counter()
         for step, batch in enumerate(loader):
-            reports.loaded()
-            reports.add(step, learner.step(step, batch), 0)
-            if (report := reports.last()) and step >= warm:
-                seconds, waiting = seconds + report.seconds, waiting + report.waiting
-            reports.begin()
-    assert report is not None
+            loaded = time.perf_counter()
+            loss = learner.step(step, batch).loss  # waits for the device
+            done = time.perf_counter()
+            if step >= warm:
+                seconds, waiting = seconds + done - began, waiting + loaded - began
+            began = done
     found: dict[str, Any] = {"clips/s": clips * steps / seconds, "waiting %": 100 * waiting / seconds}
-    if flops := learner.flops(index.bands):
-        found["MFU %"] = 100 * flops[0] * steps / seconds / flops[1]
-    found["GiB"] = report.memory
+    if peak := peak_flops(where):
+        found["MFU %"] = 100 * step_flops(run, index.bands) * steps / seconds / peak
+    found["GiB"] = peak_memory(where)
     if device == "cuda":  # also the memory of DALI, libraries and other processes
         free, total = torch.cuda.mem_get_info(where)
         found["GiB with DALI"] = (total - free) / 2**30
-    return found | {"loss": report.metrics.loss}
+    return found | {"loss": loss}
 
 
 def measure_here(index: Index, size: str, device: DeviceName, row: Sequence[str]) -> dict[str, Any]:

@@ -23,7 +23,6 @@ from gdt.pipeline.shards.index import Index, mel_sums, write_index
 from gdt.pipeline.shards.writer import VideoRecord, write_shard
 from gdt.pipeline.sources.loading import Loading
 from gdt.train.checkpoint import Data
-from gdt.train.kernels import Kernels
 from gdt.train.learner import Learner
 from gdt.train.settings import SIZES, Optimization, Pretrain
 
@@ -67,24 +66,25 @@ def machine() -> str:
 def run_settings(size: str, row: str, clips: int, device: DeviceName, group: int = 0) -> Pretrain:
     """Settings of pretraining a row of table 1 with this many video clips per step, without dropout.
 
-    `group`: leaves of a batch-norm group and of a backward pass; 0 for the whole batch.
+    `group`: videos of a group, one leaf each; 0 for all leaves of a modality in one pass.
     """
     base = SIZES[size]
     run = replace(
-        base, preset=row, epochs=0, steps=1000, bn_group_size=group, micro_batch_size=group,
+        base, preset=row, epochs=0, steps=1000, group_size=group,
         network=replace(base.network, dropout=0.0), precision="bfloat16" if device == "cuda" else "float32",
+        compile="on" if device == "cuda" else "off",
         optimization=Optimization("sgd", lr=0.01, base_batch_size=0, warmup_epochs=0), device=device,
     )  # fmt: skip
     return replace(run, batch_size=clips // run.composition.clips_per_video)
 
 
-def prepare(index: Index, run: Pretrain, kernels: Kernels | None = None) -> tuple[Learner, Batch]:
+def prepare(index: Index, run: Pretrain) -> tuple[Learner, Batch]:
     """A learner and the first batch of its run, on the device."""
     tree, device = run.tree(index), torch.device(run.device)
-    plan = take_rank(tree.plan(0, 0), 0, 1, run.bn_group_size or 0)
+    plan = take_rank(tree.plan(0, 0), 0, 1, run.group_size or 0)
     with Loader(index, [plan], run.clip, device, Loading(decoder="cpu")) as loader:
         batch = next(iter(loader))
-    return Learner(run, tree, Data("drawn", index.statistics), device, kernels=kernels), batch
+    return Learner(run, tree, Data("drawn", index.statistics), device), batch
 
 
 def draw(folder: Path, videos: int) -> Index:

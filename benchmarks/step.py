@@ -17,7 +17,6 @@ from pathlib import Path
 
 import torch
 import tyro
-from torch import Tensor
 from torch.nn import functional
 
 from benchmarks.shared import DeviceName, Measurements, draw, machine, prepare, run_settings
@@ -48,7 +47,7 @@ class PlainLoop:
         self.temperature = run.temperature
         self.autocast = nullcontext() if device.type == "cpu" else torch.autocast("cuda", torch.bfloat16)
 
-    def step(self) -> Tensor:
+    def step(self) -> float:
         """One update; returns the loss."""
         with self.autocast:
             z_video = self.model.mlp_v(self.model.video_network(self.video))
@@ -59,22 +58,20 @@ class PlainLoop:
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
         self.optimizer.step()
-        return loss.detach()
+        return float(loss.detach())
 
 
-def update(learner: Learner, batch: Batch) -> Tensor:
+def update(learner: Learner, batch: Batch) -> float:
     """One update of ours; returns the loss."""
-    loss: Tensor = learner.step(0, batch).loss
-    return loss
+    return learner.step(0, batch).loss
 
 
-def seconds(step: Callable[[], Tensor], steps: int) -> float:
+def seconds(step: Callable[[], float], steps: int) -> float:
     """Seconds per step."""
-    step().item()
+    step()
     start = time.perf_counter()
     for _ in range(steps):
-        loss = step()
-    loss.item()  # waits for the device
+        step()  # waits for the device
     return (time.perf_counter() - start) / steps
 
 
@@ -107,12 +104,12 @@ def main(
             plain = PlainLoop(run, batch)
             # a group is at most one leaf of each video
             in_groups = run_settings(size, row, clips, device, clips // 4)
-            ways: dict[str, Callable[[], Tensor]] = {
+            ways: dict[str, Callable[[], float]] = {
                 PLAIN: plain.step,
                 WHOLE: partial(update, learner, batch),
                 CACHED: partial(update, *prepare(index, in_groups)),
             }
-            first = {name: float(ways[name]()) for name in (PLAIN, WHOLE)}
+            first = {name: ways[name]() for name in (PLAIN, WHOLE)}
             if abs(first[PLAIN] - first[WHOLE]) > (1e-3 if device == "cpu" else 0.05) * first[PLAIN]:
                 raise UserError(f"the losses of the first step differ: {first}")
             found = Measurements()

@@ -15,7 +15,7 @@ import numpy as np
 import simplejpeg
 import torch
 
-from gdt.common.errors import UserError, is_out_of_memory
+from gdt.common.errors import is_out_of_memory
 from gdt.pipeline.compiled import resize
 from gdt.pipeline.device import Canvas, Device
 from gdt.pipeline.leaves import Clip
@@ -180,8 +180,8 @@ class DaliEngine(Engine):
         from gdt.pipeline.graphs import Pipeline, video_graph
 
         if branches not in self._graphs:
-            clips, hardware = self.loading.decode_batch_size, float(self.loading.jpeg_hardware)
-            graph = video_graph, clips * self.clip.frames, self.clip.size, branches, self.device.dali.decoder, hardware
+            frames = self.loading.decode_batch_size * self.clip.frames
+            graph = video_graph, frames, self.clip.size, branches, self.device.dali.decoder
             self._graphs[branches] = Pipeline(self.device, self.loading.threads, *graph)
         return self._graphs[branches]
 
@@ -215,10 +215,5 @@ def failure(error: RuntimeError) -> str:
 
 
 def engine(clip: Clip, device: Device, loading: Loading) -> Engine:
-    """Create the engine for --loading.decoder, in which `decoders.choose` resolves auto.
-
-    Raises UserError for gpu without a GPU.
-    """
-    if loading.decoder == "gpu" and not device.is_gpu:
-        raise UserError("--loading.decoder gpu needs --device cuda; leave it out to decode on the CPU")
+    """The engine of --loading.decoder."""
     return (DaliEngine if loading.decoder == "gpu" else CpuEngine)(clip, device, loading)

@@ -15,16 +15,15 @@ from gdt.pipeline.shards.layout import MEL_FLOOR
 
 
 @pipeline_def
-def video_graph(size: int, branches: int, decoder: str, hardware: float) -> Any:
+def video_graph(size: int, branches: int, decoder: str) -> Any:
     """JPEG frames -> uint8 crops [size, size, 3] of every frame, per branch, in the order of its permutation.
 
-    `hardware` is the share of the frames that a GPU's JPEG engine decodes, 0 or 1: its decoders differ in rounding, so
-    with a share in between, the pixels of a frame would depend on its position. Fancy upsampling interpolates chroma
-    as a CPU does, up to rounding.
+    Without the GPU's JPEG engine, whose rounding differs: with it, a frame's pixels would depend on its position. Fancy
+    upsampling interpolates chroma as a CPU does, up to rounding.
     """
     jpeg = fn.external_source(name="jpeg", batch=True)
     frames = fn.decoders.image(
-        jpeg, device=decoder, output_type=types.RGB, hw_decoder_load=hardware, jpeg_fancy_upsampling=True
+        jpeg, device=decoder, output_type=types.RGB, hw_decoder_load=0.0, jpeg_fancy_upsampling=True
     )
     outputs = []
     for branch in range(branches):

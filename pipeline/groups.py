@@ -1,12 +1,11 @@
 """The order in which the leaves of a batch are embedded, and their assignment to ranks.
 
-Batch norm takes its statistics over groups of `bn_group_size` leaves of one modality, and a rank holds whole groups.
+Batch norm takes its statistics over groups of `group_size` leaves of one modality, and a rank holds whole groups.
 The order is a function of the plan, so the groups are the same on any number of ranks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -16,31 +15,31 @@ from gdt.common.streams import Stream, generator
 from gdt.pipeline.tree import BatchPlan
 
 
-def check_groups(videos: int, views: int, bn_group_size: int, world: int) -> None:
+def check_groups(videos: int, views: int, group_size: int, world: int) -> None:
     """Raise UserError unless `world` ranks can take equal shares of whole groups, or of whole videos without groups.
 
     `views` is the number of leaves per video and modality; a group holds one leaf per video.
     """
-    if not bn_group_size:
+    if not group_size:
         if videos % world:
             raise UserError(
                 f"{videos} videos per batch cannot be split over {world} GPUs; make --batch-size a multiple of {world}"
             )
         return
-    if _divides(videos, views, bn_group_size, world):
+    if _divides(videos, views, group_size, world):
         return
     sizes = [n for n in range(2, videos + 1) if _divides(videos, views, n, world)]
-    worlds = [n for n in range(1, 2 * world) if _divides(videos, views, bn_group_size, n)]
-    message = f"{videos} videos per batch do not make whole groups of --bn-group-size {bn_group_size} for {world} "
+    worlds = [n for n in range(1, 2 * world) if _divides(videos, views, group_size, n)]
+    message = f"{videos} videos per batch do not make whole groups of --group-size {group_size} for {world} "
     message += f"GPU{'s' if world > 1 else ''}; "
     if worlds:
         message += f"use {_listed(worlds)} GPU{'s' if worlds != [1] else ''}, or (new runs only) "
-    message += "set --bn-group-size to " + (f"{_listed(sizes)}, or to " if sizes else "") + "0 for the whole batch"
+    message += "set --group-size to " + (f"{_listed(sizes)}, or to " if sizes else "") + "0 for the whole batch"
     raise UserError(message)
 
 
-def _divides(videos: int, views: int, bn_group_size: int, world: int) -> bool:
-    return videos % bn_group_size == 0 and videos // bn_group_size * views % world == 0
+def _divides(videos: int, views: int, group_size: int, world: int) -> bool:
+    return videos % group_size == 0 and videos // group_size * views % world == 0
 
 
 def _listed(numbers: list[int]) -> str:
@@ -48,10 +47,10 @@ def _listed(numbers: list[int]) -> str:
     return f"{', '.join(most)} or {last}" if most else last
 
 
-def take_rank(plan: BatchPlan, rank: int, world: int, bn_group_size: int = 0) -> BatchPlan:
+def take_rank(plan: BatchPlan, rank: int, world: int, group_size: int = 0) -> BatchPlan:
     """The leaves of one rank, sorted by modality, then by group; `joined` has the columns of all ranks.
 
-    Without groups, a rank takes an equal, contiguous share of whole videos. With groups (`bn_group_size` > 0), it
+    Without groups, a rank takes an equal, contiguous share of whole videos. With groups (`group_size` > 0), it
     takes an equal, contiguous share of the groups. A group has no video twice, and a random leaf of each of its videos,
     so it mixes the values of every factor: batch norm over reversed clips alone would subtract what they have in
     common, which evaluation does not. Videos are assigned to groups anew for each modality and each leaf of a video, so
@@ -60,8 +59,8 @@ def take_rank(plan: BatchPlan, rank: int, world: int, bn_group_size: int = 0) ->
     modality = plan.leaves.modality
     videos = len(np.unique(plan.leaves.video))
     numbers = np.unique(modality)
-    check_groups(videos, len(plan) // len(numbers) // videos, bn_group_size, world)
-    order = np.concatenate([_order(plan, number, videos, bn_group_size) for number in numbers])
+    check_groups(videos, len(plan) // len(numbers) // videos, group_size, world)
+    order = np.concatenate([_order(plan, number, videos, group_size) for number in numbers])
     # all modalities have the same number of leaves: whole videos or groups
     by_modality = order.reshape(len(numbers), world, -1)
     joined = by_modality.swapaxes(0, 1).reshape(world, -1)
@@ -69,19 +68,13 @@ def take_rank(plan: BatchPlan, rank: int, world: int, bn_group_size: int = 0) ->
     return replace(plan.take(joined[rank]), joined=columns if world > 1 else None)
 
 
-def _order(plan: BatchPlan, modality: int, videos: int, bn_group_size: int) -> np.ndarray:
+def _order(plan: BatchPlan, modality: int, videos: int, group_size: int) -> np.ndarray:
     """Indices of the leaves of one modality, group by group; the groups take turns over the views."""
     chosen = np.flatnonzero(plan.leaves.modality == modality)
-    if not bn_group_size:
+    if not group_size:
         return chosen
     leaves = chosen[np.argsort(plan.leaves.video[chosen], kind="stable")].reshape(videos, -1)  # [video, view]
     rng = generator(Stream.GROUPS, plan.seed, plan.epoch, plan.batch, modality)
     leaves = rng.permuted(leaves, axis=1)  # else each view would hold one value, such as reversed
-    views = [view[rng.permutation(videos)].reshape(-1, bn_group_size) for view in leaves.T]
+    views = [view[rng.permutation(videos)].reshape(-1, group_size) for view in leaves.T]
     return np.stack(views, 1).reshape(-1)
-
-
-def groups(count: int, bn_group_size: int) -> Iterator[slice]:
-    """Slices of the groups among a rank's `count` leaves of a modality; one slice without groups."""
-    size = bn_group_size or count
-    return (slice(first, first + size) for first in range(0, count, size))

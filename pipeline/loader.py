@@ -9,14 +9,13 @@ import threading
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
 
 from gdt.common.errors import UserError
-from gdt.pipeline.decoders import choose
 from gdt.pipeline.device import Device, loader_device
 from gdt.pipeline.leaves import Clip, Leaves
 from gdt.pipeline.shards.index import Index
@@ -42,17 +41,13 @@ class Batch:
     """Encoder inputs of n leaves by modality: `video` is Pixels; `audio` float32 [n, 1, bands, mel_frames]; `text` is
     Words."""
     table: dict[str, torch.Tensor]
-    """Factor table: factor name -> int64 [leaves], sorted by modality like the inputs. If there is text, or damaged
-    clips are skipped, its column `usable` is 0 for the leaves that the loss ignores."""
+    """Factor table: factor name -> int64 [leaves], sorted by modality like the inputs. If there is text, its column
+    `usable` is 0 for the leaves that the loss ignores, since they have no words."""
     joined: dict[str, torch.Tensor]
     """The tables of all ranks, rank after rank, without `usable`; equal to `table` without `usable` if there is only
     one rank."""
     plan: BatchPlan
     """The plan of these leaves, in the same order."""
-    damaged: list[str]
-    """Video and shard of every clip that was skipped because it is damaged."""
-    usable: np.ndarray | None = None
-    """The table's column `usable` on the CPU, bool [leaves], if it has one."""
 
 
 class Loader:
@@ -70,11 +65,12 @@ class Loader:
         stream = iter(plans)
         first = list(itertools.islice(stream, 1))
         modalities = first[0].leaves.modalities if first else ()
-        if loading.decoder == "auto" and "video" in modalities:
-            loading = choose(index, clip, self._device, loading).loading
+        if loading.decoder == "gpu" and not self._device.is_gpu:
+            raise UserError("--loading.decoder gpu needs --device cuda; leave it out to decode on the CPU")
+        if loading.decoder == "auto":
+            loading = replace(loading, decoder="gpu" if self._device.is_gpu else "cpu")
         reader = ShardReader(index)
         self._sources = {name: _source(name)(reader, clip, self._device, loading, words) for name in modalities}
-        self._all_usable = all_usable(modalities, loading)
         self._ahead = loading.prefetch + 1  # the waiting batches and the one in preparation
         # one more for the batch of the consumer; the memory in use comes first
         self._memories = deque(Memory(self._device.device) for _ in range(self._ahead + 1))
@@ -128,12 +124,12 @@ class Loader:
             joined = dict(table)
             if plan.joined is not None:
                 joined = {name: memory.store(f"joined {name}", values) for name, values in plan.joined.items()}
-            usable = None
-            if not self._all_usable:
-                usable = np.concatenate([part.usable for part in parts.values()])
-                table["usable"] = memory.store("table usable", usable.astype(np.int64))
-            damaged = [clip for part in parts.values() for clip in part.damaged]
-            yield Batch({name: part.inputs for name, part in parts.items()}, table, joined, plan, damaged, usable)
+            if any(part.usable is not None for part in parts.values()):
+                usable = [
+                    np.ones(len(part.inputs), bool) if part.usable is None else part.usable for part in parts.values()
+                ]
+                table["usable"] = memory.store("table usable", np.concatenate(usable).astype(np.int64))
+            yield Batch({name: part.inputs for name, part in parts.items()}, table, joined, plan)
 
     def _next(self, parts: Iterator[Part]) -> Part:
         with self._device.loader_stream():
@@ -148,11 +144,6 @@ class Loader:
 
 def _leaves(plans: Iterable[BatchPlan], modality: str) -> Iterator[Leaves]:
     return (plan.leaves.of(modality) for plan in plans)
-
-
-def all_usable(modalities: Iterable[str], loading: Loading) -> bool:
-    """Whether all leaves of all batches count in the loss."""
-    return loading.damaged == "stop" and all(_source(name).always_usable for name in modalities)
 
 
 def _source(modality: str) -> type[InputSource]:

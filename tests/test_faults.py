@@ -231,15 +231,15 @@ def end(command: Run, arguments: list[object], real: bool) -> tuple[bool, str]:
 # -------------------------------------------------------------------------------------------------------------- tests
 
 
-@fuzz(0.10, faults=damage_to([*SHARDS, "index.h5", "index.h5"]), skip=st.booleans())
-def test_training_on_damaged_shards(world: World, command: Run, faults: Faults, skip: bool, real: bool) -> None:
+@fuzz(0.10, faults=damage_to([*SHARDS, "index.h5", "index.h5"]))
+def test_training_on_damaged_shards(world: World, command: Run, faults: Faults, real: bool) -> None:
     shards = world.copy("shards")
     run = shards.with_name("run")
     damage(shards, faults)
-    good, said = end(command, training(shards, run) + ["--loading.damaged", "skip"] * skip, real)
+    good, said = end(command, training(shards, run), real)
     same = good and losses(run) == world.losses
-    assert not good or same or " damaged clip" in said
-    world.count("shards, index: training", same)  # or a count of damaged clips
+    assert same or not good, said
+    world.count("shards, index: training", same)
 
 
 @fuzz(0.05, faults=damage_to(["checkpoint.pt", "metrics.jsonl", "settings.json"], most=2))

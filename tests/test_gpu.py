@@ -10,16 +10,14 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
 
+from benchmarks.gpu import MEAN, NEARLY_ALL, levels
 from gdt.eval.downstream import downstream
 from gdt.eval.extract import extract
 from gdt.eval.record import read
 from gdt.eval.settings import Downstream
-from gdt.pipeline import decoders, presets
+from gdt.pipeline import presets
 from gdt.pipeline.colour import Pixels
-from gdt.pipeline.decoders import MEAN, NEARLY_ALL, levels
 from gdt.pipeline.leaves import Clip
 from gdt.pipeline.loader import Loader
 from gdt.pipeline.notation import parse
@@ -29,12 +27,7 @@ from gdt.pipeline.sources.text import Words
 from gdt.pipeline.transformations.augmentation import Augmentation
 from gdt.pipeline.tree import sampling_tree
 from gdt.pipeline.word2vec import WordVectors
-from gdt.train.checkpoint import Data, load_model
-from gdt.train.distributed import leave_without_teardown
-from gdt.train.kernels import Kernels
-from gdt.train.learner import Learner
-from gdt.train.models.gdt import GDT
-from gdt.train.norm import MaskedBatchNorm, synchronise
+from gdt.train.checkpoint import load_model
 from gdt.train.pretrain import pretrain
 from gdt.train.settings import METRICS, SIZES, Optimization
 
@@ -60,7 +53,6 @@ def copied(part: Pixels | Words | torch.Tensor) -> Pixels | torch.Tensor:
 
 ON_DEVICE: Literal["auto", "gpu"] = "gpu" if DEVICE == "cuda" else "auto"
 DECODERS = {
-    "JPEG engine": Loading(decode_batch_size=4, decoder=ON_DEVICE, jpeg_hardware=True),
     "kernels": Loading(decode_batch_size=4, decoder=ON_DEVICE),
     "cores": Loading(decode_batch_size=4, decoder="cpu"),
 }  # fmt: skip
@@ -85,13 +77,6 @@ def test_the_gpu_loads_the_same_batches_as_the_cpu(captioned: Path, word2vec: Pa
         # how decoders round is all that may differ, and the cores are the same ones
         assert (mean < MEAN and nearly_all <= NEARLY_ALL) if decoder != "cores" else most == 0, (mean, nearly_all, most)
         assert torch.equal(cpu["video"].matrix, gpu["video"].matrix)
-
-
-@NEEDS_GPU
-def test_pixels_are_right_behind_queued_work(index: Index) -> None:
-    """Except perhaps those of the JPEG engine, which is off by default for that."""
-    jpegs, chosen = decoders.sample(index, Clip()), {"": Loading(decoder=ON_DEVICE)}
-    assert decoders.check(jpegs, torch.device(DEVICE), decoders=chosen) == {"": ""}
 
 
 def test_floats_are_those_of_the_cpu() -> None:
@@ -154,70 +139,11 @@ def test_pretraining_on_the_gpu_runs_to_the_end(
     assert all(torch.isfinite(value).all() for value in state["model"].values())
 
 
-@NEEDS_GPU
-def test_a_compiled_step_leaves_unusable_clips_out_of_batch_norm(index: Index) -> None:
-    base, gpu = SIZES["tiny"], DEVICE == "cuda"
-    asked = replace(
-        base, preset="e", batch_size=8, steps=2, epochs=0, device=DEVICE, precision="bfloat16" if gpu else "float32",
-        clip=Clip(frames=8, stride=2, size=32), bn_group_size=4, loading=replace(base.loading, damaged="skip"),
-    )  # fmt: skip
-    device, tree = torch.device(DEVICE), asked.tree(index)
-    kernels = Kernels(torch.bfloat16 if gpu else torch.float32, compiled=True)
-    learner = Learner(asked, tree, Data("", index.statistics), device, kernels=kernels)
-    assert any(isinstance(module, MaskedBatchNorm) for module in learner.model.modules())
-    with Loader(index, tree.plans(0, 2), asked.clip, device, asked.loading) as loader:
-        for step, batch in enumerate(loader):
-            usable = np.arange(len(batch.plan)) >= 4 + step  # no video of the first group
-            column = {"usable": torch.from_numpy(usable.astype(np.int64)).to(device)}
-            metrics = learner.step(step, replace(batch, table=batch.table | column, usable=usable))
-            assert metrics.loss.isfinite() and metrics.gradient_norm.isfinite() and metrics.gradient_norm > 0
-    assert all(value.isfinite().all() for value in learner.model.state_dict().values())
-
-
-def _normalised(rank: int, world: int, folder: str, name: str) -> None:
-    """Outputs, gradients and running statistics of a rank's share of a batch; gloo, so that one GPU is enough.
-
-    In float64: batch norm cancels most of the gradient, and shares of another size get kernels that round otherwise.
-    """
-    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=world)
-    torch.manual_seed(0)
-    device = torch.device(name)
-    model = GDT(replace(SIZES["tiny"].network, dropout=0.0)).to(device, torch.float64)
-    if world > 1:
-        synchronise(model)
-    batch = torch.randn(8, 3, 8, 32, 32, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    share = batch.chunk(world)[rank].to(device)
-    out = model.mlp_v(model.video_network(share))
-    (out.sum(1) * torch.arange(1.0, 9.0).chunk(world)[rank].to(device)).sum().backward()
-    gradient = model.get_parameter("video_network.base.stem.0.weight").grad
-    assert gradient is not None
-    dist.all_reduce(gradient)
-    state = {"out": out.detach().cpu(), "gradient": gradient.cpu()}
-    state |= {name: value.cpu() for name, value in model.state_dict().items() if "running" in name}
-    torch.save(state, f"{folder}/{world}-{rank}.pt")
-    dist.barrier()
-    leave_without_teardown()
-
-
-@NEEDS_GPU
-def test_batch_norm_of_two_ranks_is_that_of_the_joined_batch(tmp_path: Path) -> None:
-    for world in (1, 2):
-        (tmp_path / str(world)).mkdir()
-        mp.spawn(_normalised, (world, str(tmp_path / str(world)), DEVICE), nprocs=world)
-    one = torch.load(tmp_path / "1" / "1-0.pt", weights_only=True)
-    parts = [torch.load(tmp_path / "2" / f"2-{rank}.pt", weights_only=True) for rank in range(2)]
-    joined = torch.cat([part["out"] for part in parts])
-    for part in parts:
-        part["out"] = joined
-        off = {name: float((part[name] - one[name]).norm() / (one[name].norm() + 1e-9)) for name in one}
-        assert max(off.values()) < 1e-6, off
-
-
 def test_finetuning_and_recall_on_a_gpu(shards: Path, tmp_path: Path) -> None:
     """On a GPU in bfloat16, where numbers are near those of the CPU."""
     path = pretrain(replace(SIZES["tiny"], shards=shards, out=tmp_path / "run", batch_size=4, steps=2))
     settings = Downstream(
-        (path,), "x", shards, ("cross-modal", "retrieval", "few-shot", "linear", "finetune") , epochs=2,
+        (path,), "x", shards, ("cross-modal", "retrieval", "few-shot", "linear", "finetune"), epochs=2,
         clips_per_epoch=2, clips=2, random_weights="exclude", jobs=1, out=tmp_path / "eval",
     )  # fmt: skip
     assert "finetune top-1" in downstream(settings)

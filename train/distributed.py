@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, Literal, NoReturn
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from gdt.common.errors import UserError
 from gdt.common.gpu import require_no_gpu
@@ -35,7 +35,7 @@ def join_ranks(requested: Literal["auto", "cpu", "cuda"], threads: int) -> tuple
     if threads:
         torch.set_num_threads(threads)
     if world > 1 and not dist.is_initialized():
-        dist.init_process_group("nccl" if cuda else "gloo")
+        dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo")
     return rank, world, device
 
 
@@ -80,14 +80,28 @@ def barrier() -> None:
         dist.barrier()
 
 
-@contextlib.contextmanager
-def group_of_one() -> Iterator[dist.ProcessGroup | None]:
-    """A process group of this rank only."""
-    group = dist.new_group([dist.get_rank()], use_local_synchronization=True)
-    try:
-        yield group
-    finally:
-        dist.destroy_process_group(group)
+def agreed(signal: int, failed: bool) -> tuple[int, bool]:
+    """The signal that any rank has received, or 0, and whether any has failed, so that all end before the same step."""
+    if not dist.is_initialized():
+        return signal, failed
+    found = torch.tensor([signal, int(failed)])
+    dist.all_reduce(found, dist.ReduceOp.MAX)
+    return int(found[0]), bool(found[1])
+
+
+def gather(rows: Tensor) -> list[Tensor]:
+    """Rows of all ranks, in their order; all have the same number."""
+    parts = [torch.empty_like(rows) for _ in range(dist.get_world_size())]
+    dist.all_gather(parts, rows.contiguous())
+    return parts
+
+
+def all_reduce_flat(tensors: list[Tensor]) -> None:
+    """Sum tensors over all ranks in place, in one collective."""
+    joined = torch.cat([tensor.reshape(-1) for tensor in tensors])
+    dist.all_reduce(joined)
+    parts = joined.split([tensor.numel() for tensor in tensors])
+    torch._foreach_copy_(tensors, [part.view_as(tensor) for part, tensor in zip(parts, tensors, strict=True)])
 
 
 def leave_without_teardown(status: int = 0) -> NoReturn:

@@ -7,61 +7,47 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
-from tqdm import tqdm
+from torch import nn
 
-from gdt.pipeline.loader import Batch, all_usable
+from gdt.common.errors import UserError
+from gdt.common.gpu import compiler_problem
+from gdt.pipeline.loader import Batch
 from gdt.pipeline.tree import Tree
 from gdt.train import checkpoint
 from gdt.train.checkpoint import Data, require_same_run
-from gdt.train.cost import peak_flops, step_flops
-from gdt.train.kernels import PRECISIONS, Kernels
-from gdt.train.metrics import Metrics
 from gdt.train.models.gdt import GDT, load_weights
-from gdt.train.norm import allow_masks, synchronise
-from gdt.train.padding import keep_original_shapes
 from gdt.train.schedule import Optimization
 from gdt.train.settings import Pretrain, to_json
-from gdt.train.step import Gradient, StepConfig
+from gdt.train.step import Gradient, Metrics
 from gdt.train.tensors import raw_bytes
+
+PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 
 
 class Learner:
     """Updates the model of a run, on one rank; saves and loads its state."""
 
-    def __init__(
-        self, settings: Pretrain, tree: Tree, data: Data, device: torch.device, world: int = 1,
-        kernels: Kernels | None = None, recomputed: int = 0,
-    ) -> None:  # fmt: skip
-        """`recomputed` as in `Backbone`."""
-        self.settings, self.device, self.world = settings, device, world
-        self.composition = tree.composition
+    def __init__(self, settings: Pretrain, tree: Tree, data: Data, device: torch.device, world: int = 1) -> None:
+        """`settings` as from `Trainer`: with group size, precision and compilation filled in."""
+        self.settings, self._data = settings, data
         self.schedule = settings.schedule(tree.batches_per_epoch)
-        self.path = settings.run_folder / checkpoint.NAME
-        self._data = data
         torch.manual_seed(settings.seed)
-        self.model = model = GDT(settings.network, tree.composition.modalities).to(device)
-        partial = not all_usable(model.modalities, settings.loading)
-        if world > 1 and not settings.bn_group_size:
-            synchronise(model)
-        elif partial:
-            allow_masks(model)
-        if "video" in model.modalities:
-            model.video_network.base.recomputed = recomputed
-        dtype = PRECISIONS[settings.precision]
-        shapes = (kernels or Kernels(dtype)).apply(model)
-        config = StepConfig(
-            tree.composition.factors, settings.temperature, settings.seed, dtype, settings.bn_group_size or 0,
-            settings.micro_batch_size,
+        model: Any = GDT(settings.network, tree.composition.modalities).to(device)
+        if world > 1 and not settings.group_size:
+            model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
+        self.model: GDT = model
+        _prepare(model, settings)
+        self._gradient = Gradient(
+            model, tree.composition.factors, settings.temperature, settings.seed, settings.group_size or 0,
+            settings.gradient_cache == "on", PRECISIONS[settings.precision],
         )  # fmt: skip
-        self.gradient = Gradient(model, config, world, tqdm.write)
         self.optimizer = _optimizer(settings.optimization, model, device)
-        keep_original_shapes(self.optimizer, shapes)
 
     def step(self, step: int, batch: Batch) -> Metrics:
-        """Update the model; the metrics stay on the device."""
+        """Update the model."""
         for group in self.optimizer.param_groups:
             group["lr"] = self.schedule.lr(step)
-        metrics = self.gradient(step, batch)
+        metrics = self._gradient(step, batch)
         self.optimizer.step()
         return metrics
 
@@ -72,8 +58,9 @@ class Learner:
 
     def resume(self, state: Mapping[str, Any]) -> int:
         """Load the state of a checkpoint; returns the next step. Raises UserError as `require_same_run`."""
-        require_same_run(state, self.settings, self._data, self.schedule.batches_per_epoch, self.path)
-        load_weights(self.model, state["model"], str(self.path))
+        path = self.settings.run_folder / checkpoint.NAME
+        require_same_run(state, self.settings, self._data, self.schedule.batches_per_epoch, path)
+        load_weights(self.model, state["model"], str(path))
         self.optimizer.load_state_dict(dict(state["optimizer"]))
         return int(state["step"])
 
@@ -86,11 +73,18 @@ class Learner:
                     value.update(raw_bytes(tensor))
         return value.hexdigest()
 
-    def flops(self, bands: int) -> tuple[float, float] | None:
-        """FLOPs of a step per GPU, and the GPU's peak FLOP/s; None if the peak is unknown."""
-        if (peak := peak_flops(self.device)) is None:
-            return None
-        return step_flops(self.settings, bands) / self.world, peak
+
+def _prepare(model: GDT, settings: Pretrain) -> None:
+    """Set precision, memory layout and compilation. Raises UserError if code cannot be compiled."""
+    if settings.precision == "float64":
+        model.double()
+    for module in model.modules():
+        if isinstance(module, nn.Conv3d):
+            module.to(memory_format=torch.channels_last_3d)  # type: ignore[call-overload]
+    if settings.compile == "on" and "video" in model.modalities:
+        if settings.device == "cuda" and (problem := compiler_problem()):
+            raise UserError(f"{problem}, or set --compile off")
+        model.video_network.base.compile(dynamic=False)
 
 
 def _optimizer(o: Optimization, model: GDT, device: torch.device) -> torch.optim.Optimizer:

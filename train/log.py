@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import resource
 import sys
 import time
 from datetime import timedelta
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
@@ -18,9 +20,11 @@ from gdt.common.commandline import pip_command
 from gdt.common.errors import UserError, plural
 from gdt.common.files import write_text
 from gdt.common.serialization import add_checksum, require_checksum
-from gdt.train.metrics import Report
+from gdt.pipeline.composition import Composition
+from gdt.train.flops import peak_flops, step_flops
 from gdt.train.schedule import Schedule
 from gdt.train.settings import METRICS, PROBES, SETTINGS, Pretrain, to_file, to_json
+from gdt.train.step import Metrics
 
 
 class _ProbeText(NamedTuple):
@@ -35,9 +39,9 @@ class Log:
     """Log of one run, on rank 0; a context manager."""
 
     def __init__(
-        self, settings: Pretrain, first: int, schedule: Schedule, clips: int, flops: tuple[float, float] | None = None
+        self, settings: Pretrain, first: int, schedule: Schedule, composition: Composition, bands: int, world: int
     ) -> None:
-        """`first`: first step; `clips`: video clips per step over all ranks; `flops`: as from `Learner.flops`."""
+        """`first`: first step; `bands`: mel bands of the shards."""
         folder = settings.run_folder
         folder.mkdir(parents=True, exist_ok=True)
         write_text(folder / SETTINGS, to_file(settings))
@@ -47,14 +51,16 @@ class Log:
         if self._probes.is_file():
             _keep_until(self._probes, first)
         self._probe_text = _ProbeText()
-        self._memory, self._memory_of = 0.0, "tensors" if settings.device == "cuda" else "whole process"
+        self._device = torch.device(settings.device)
         self._began, self._rates, self._last = time.monotonic(), list[float](), ""
         self._board = SummaryWriter(str(folder), purge_step=first)
         self._bar = tqdm(
             total=schedule.steps, initial=first, bar_format="step {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]",
             mininterval=0.5 if sys.stderr.isatty() else 30.0,
         )  # fmt: skip
-        self._schedule, self._clips, self._flops = schedule, clips, flops
+        self._schedule, self._clips = schedule, composition.batch_size * composition.clips_per_video
+        peak = peak_flops(self._device)
+        self._seconds_at_peak = step_flops(settings, bands) / world / peak if peak else 0.0
         self._wandb = _start_wandb(settings) if settings.wandb else None
 
     def __enter__(self) -> Log:
@@ -67,25 +73,24 @@ class Log:
         if self._wandb:
             self._wandb.finish()
 
-    def add_step(self, report: Report) -> None:
-        """Log a step."""
-        rate, waiting = self._clips / report.seconds, report.waiting / report.seconds
-        metrics = report.metrics._asdict() | {
-            "lr": self._schedule.lr(report.step), "clips_per_second": rate, "data_wait": waiting,
-            "memory_gib": report.memory,
+    def add_step(self, step: int, metrics: Metrics, seconds: float, waiting: float) -> None:
+        """Log a step that took `seconds`, of which `waiting` for its batch."""
+        rate, share = self._clips / seconds, waiting / seconds
+        row = metrics._asdict() | {
+            "lr": self._schedule.lr(step), "clips_per_second": rate, "data_wait": share,
+            "memory_gib": peak_memory(self._device),
         }  # fmt: skip
         mfu = ""
-        if self._flops:
-            metrics["mfu"] = self._flops[0] / report.seconds / self._flops[1]
-            mfu = f", MFU {100 * metrics['mfu']:.0f} %"
-        self._file.write(json.dumps(add_checksum({"step": report.step} | metrics)) + "\n")
-        self._plot(metrics, report.step)
+        if self._seconds_at_peak:
+            row["mfu"] = self._seconds_at_peak / seconds
+            mfu = f", MFU {100 * row['mfu']:.0f} %"
+        self._file.write(json.dumps(add_checksum({"step": step} | row)) + "\n")
+        self._plot(row, step)
         self._rates.append(rate)
-        self._last = f"loss {report.metrics.loss:.3f}, top-1 {100 * report.metrics.top1:.0f} %"
+        self._last = f"loss {metrics.loss:.3f}, top-1 {100 * metrics.top1:.0f} %"
         self._bar.set_postfix_str(
-            f"{self._last}, {rate:.0f} clips/s, data wait {100 * waiting:.0f} %{mfu}{self._probe_text.short}", False
+            f"{self._last}, {rate:.0f} clips/s, data wait {100 * share:.0f} %{mfu}{self._probe_text.short}", False
         )
-        self._memory = report.memory
         self._bar.update()
 
     def summary(self) -> str:
@@ -93,7 +98,8 @@ class Log:
         seconds = timedelta(seconds=round(time.monotonic() - self._began))
         resumed = f", the last {len(self._rates)}" if len(self._rates) < self._bar.n else ""
         metrics = f"{plural(self._bar.n, 'step')}{resumed} in {seconds}: {self._last}{self._probe_text.full}"
-        memory = f"{self._memory:.1f} GiB ({self._memory_of})"
+        of = "tensors" if self._device.type == "cuda" else "whole process"
+        memory = f"{peak_memory(self._device):.1f} GiB ({of})"
         return f"{metrics}\nmedian {np.median(self._rates):.0f} clips/s, peak memory {memory}"
 
     def add_probe(self, done: int, metrics: dict[str, float]) -> None:
@@ -110,6 +116,13 @@ class Log:
             self._board.add_scalar(name, value, step)
         if self._wandb:
             self._wandb.log(metrics, step=step)
+
+
+def peak_memory(device: torch.device) -> float:
+    """Peak memory so far, GiB: of a GPU's tensors, or of the process."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 2**30
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 
 
 def _start_wandb(settings: Pretrain) -> Any:

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from gdt.pipeline.composition import Factor, contrast, weight
-from gdt.train.norm import gather
+from gdt.train.distributed import gather
 
 
 class Outcome(NamedTuple):

@@ -28,7 +28,7 @@ def pretrain(settings: Pretrain) -> Path:
             _require_utf_8(settings.run_folder)
             lock.enter_context(locked(settings.run_folder, "set --out to another folder"))
         trainer = Trainer(settings, rank, world, device)
-        if trainer.first == trainer.steps:
+        if trainer.step == trainer.steps:
             trainer.say(f"{trainer.path} is trained to its last step, {trainer.steps}; nothing to do")
             return trainer.path
         trainer.train()
@@ -68,10 +68,9 @@ def report_shortage(settings: Pretrain) -> Iterator[None]:
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise
-        now = f" (now {settings.batch_size})" if settings.batch_size else ""
         raise UserError(
-            f"out of memory ({first_line(error)}); lower --loading.prefetch or --loading.decode-batch-size and resume, "
-            f"or start again with a smaller --bn-group-size or --batch-size{now}"
+            f"out of memory ({first_line(error)}); resume with --gradient-cache on, or start again with a smaller "
+            "--group-size"
         ) from error
     finally:
         threading.excepthook = before

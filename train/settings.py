@@ -34,6 +34,9 @@ from gdt.train.schedule import Optimization, Schedule
 CHECKPOINT = "checkpoint.pt"
 SETTINGS, METRICS, PROBES = "settings.json", "metrics.jsonl", "probe.jsonl"
 """Files of a run: its settings, a line per step, and a line per probe."""
+Precision = Literal["auto", "float32", "bfloat16", "float64"]
+_GROUP, _SMALLEST_GROUP = 64, 8
+"""The default number of videos of a group, and the least that is chosen by default."""
 _MAX_NAME = 24
 """Characters of an abbreviated composition, before its checksum."""
 TWO_COMPOSITIONS = "--preset and --factors both set the composition; leave one of them out"
@@ -90,12 +93,11 @@ class Pretrain:
     """rho of equation 1."""
     seed: int = 0
     """Seed of batches, initial weights and dropout."""
-    bn_group_size: int | None = None
-    """Leaves of one modality that share batch-norm statistics; 0: the whole batch over all GPUs, as in the paper;
-    default: the whole batch if it fits into memory, else the largest groups that do; fixed for the run."""
-    micro_batch_size: int = 0
-    """Leaves of one modality per backward pass, a multiple of --bn-group-size; does not change results;
-    0: as many as fit."""
+    group_size: int | None = None
+    """Videos of a group, one clip each, that share batch-norm statistics and a pass; 0: all clips of a modality in one
+    pass; default: 64 (32 or 16 on small GPUs; tiny: 0), or the next smaller divisor of the batch. Fixed for a run."""
+    gradient_cache: Literal["on", "off"] = "on"
+    """on: embed each group twice, in the memory of one; off: keep the activations of all groups, which is faster."""
     clip: Clip = field(default_factory=Clip)
     """Size of a leaf."""
     augmentation: Augmentation = field(default_factory=Augmentation)
@@ -110,7 +112,7 @@ class Pretrain:
     """auto takes a GPU if there is one."""
     # float32 on CPUs: there, torch 2.13's bfloat16 convolutions return NaN for finite inputs. float64 for comparisons:
     # in float32, rounding differences grow within a few steps
-    precision: Literal["auto", "float32", "bfloat16", "float64"] = "auto"
+    precision: Precision = "auto"
     """Precision of the networks; auto is bfloat16 on GPUs and float32 on CPUs. float64 is for exact comparisons."""
     compile: Literal["auto", "on", "off"] = "auto"
     """torch.compile for the video network; auto compiles on GPUs."""
@@ -129,8 +131,6 @@ class Pretrain:
     """Split of the probe; default: val, or test if there is no val split."""
     wandb: str = ""
     """Weights & Biases project to send the metrics to; needs the package wandb."""
-    profile: int = 0
-    """Steps to trace with torch's profiler, after the first six; 0: none."""
 
     def __post_init__(self) -> None:
         _require(not self.factors or self.preset == "l", TWO_COMPOSITIONS)
@@ -148,19 +148,9 @@ class Pretrain:
         )
         require_positive(self, "", "epochs", "steps", least=0)
         _require(not (self.epochs and self.steps), "--epochs and --steps both set the length; leave one of them out")
-        require_positive(self, "", "shuffle_shards", "probe_every", "profile", "seed", least=0)
+        require_positive(self, "", "shuffle_shards", "probe_every", "seed", least=0)
         require_positive(self, "", "probe_videos", least=2)
-        group, micro_batch = self.bn_group_size, self.micro_batch_size
-        _require((group or 2) >= 2, f"--bn-group-size is {group}; it must be 0, for the whole batch, or 2 or more")
-        _require(
-            micro_batch >= 0 and not (micro_batch and group == 0),
-            f"--micro-batch-size is {micro_batch}; it must be 0 or more, and 0 if batch norm is over the whole batch "
-            "(--bn-group-size 0)",
-        )
-        _require(
-            not group or micro_batch % group == 0,
-            f"--micro-batch-size is {micro_batch}; it must be a multiple of --bn-group-size ({group})",
-        )
+        _require((self.group_size or 2) >= 2, f"--group-size is {self.group_size}; it must be 0 or 2 and more")
         _require(0 < self.temperature < math.inf, f"--temperature is {self.temperature}; it must be above 0")
         _require(
             self.clip.size <= self.augmentation.scale[0],
@@ -199,8 +189,8 @@ class Pretrain:
         notation.compile_factors(self.factors_from, code)
         return replace(self, factors_digest=hashlib.sha256(code).hexdigest()[:16])
 
-    def with_batch_size(self, index: Index, world: int = 1) -> Pretrain:
-        """With the default batch size filled in, lowered to a multiple of `world` if there are fewer videos.
+    def with_batch_size(self, index: Index) -> Pretrain:
+        """With the default batch size filled in, lowered to whole groups if there are fewer videos.
 
         Raises UserError if there are too few videos for a batch.
         """
@@ -208,7 +198,8 @@ class Pretrain:
             return replace(self, batch_size=self.composition.batch_size)
         usable = len(replace(self, batch_size=2).tree(index).source.videos)
         size = min(self.default_batch_size, usable)
-        return replace(self, batch_size=size - size % world or size)
+        group = _GROUP if self.size == "paper" else 1
+        return replace(self, batch_size=size - size % group or size)
 
     def tree(self, index: Index, say: Callable[[str], None] = lambda _: None) -> Tree:
         """The sampling tree over these shards; `say` gets their number of videos. Raises UserError if too few."""
@@ -247,6 +238,25 @@ class Pretrain:
     def run_folder(self) -> Path:
         seed = f"-seed{self.seed}" if self.seed else ""
         return self.out or Path("runs") / (self.name or f"{self.dataset_name}-{self.short_name}{seed}")
+
+
+def default_group_size(settings: Pretrain, memory: int) -> int:
+    """The default group size for a batch, on a GPU with `memory` bytes (0: a CPU). Raises UserError if there is none.
+
+    A clip of the paper's size keeps about 0.45 GiB in bfloat16.
+    """
+    videos = settings.composition.batch_size
+    if settings.size == "tiny":
+        return 0
+    most = next((size for size, least in ((64, 40), (32, 20)) if not memory or memory >= least * 1e9), 16)
+    fitting = [size for size in range(min(most, videos), 1, -1) if videos % size == 0]
+    if fitting and (fitting[0] >= _SMALLEST_GROUP or fitting[0] == videos):
+        return fitting[0]
+    near = [videos - videos % _SMALLEST_GROUP, videos - videos % _SMALLEST_GROUP + _SMALLEST_GROUP]
+    raise UserError(
+        f"{videos} videos do not make groups of {_SMALLEST_GROUP} to {most}; set --batch-size to {near[0]} or "
+        f"{near[1]}, or --group-size to 0, for one pass"
+    )
 
 
 def _abbreviate(composition: Composition) -> str:
@@ -323,8 +333,8 @@ def sized(build: Callable[[Pretrain], Pretrain], size: str = "", on_cpu: bool = 
 
 _NO_EFFECT_ON_RESULTS = {
     "size", "config", "name", "overwrite", "out", "shards", "word2vec", "factors_from", "loading", "compile",
-    "micro_batch_size", "checkpoint_minutes", "checkpoint_steps", "probe_every", "probe_videos", "probe_split",
-    "wandb", "profile",
+    "gradient_cache", "checkpoint_minutes", "checkpoint_steps", "probe_every", "probe_videos", "probe_split",
+    "wandb",
 }  # fmt: skip
 LENGTH = ("epochs", "steps")
 """The length of a run, which affects results only through the learning rate."""
@@ -364,7 +374,7 @@ def from_file(path: Path) -> Pretrain:
 
 def decisive_options(settings: Pretrain) -> dict[str, Any]:
     """Options that affect results, with their values."""
-    values = _flat(asdict(settings)) | {"loading.damaged": settings.loading.damaged}
+    values = _flat(asdict(settings))
     return {f"--{name.replace('_', '-')}": value for name, value in values.items()}
 
 

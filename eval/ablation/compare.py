@@ -195,7 +195,7 @@ def _caption(groups: Groups) -> str:
         videos += f" against a gallery of {first.gallery} videos, {first.classes} classes"
     column = f" of the label column {first.label}" if first.label else ""
     pretrainings = [record.pretraining for record in trained]
-    norm = {each.bn_group_size for each in pretrainings if each.bn_group_size}
+    norm = {each.group_size for each in pretrainings if each.group_size}
     groups_of = f"batch norm over groups of {format_range(norm)} leaves, " if norm else ""
     clips = format_range(each.composition.batch_size * each.composition.clips_per_video for each in pretrainings)
     return (

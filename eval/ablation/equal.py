@@ -11,7 +11,7 @@ from gdt.common.errors import UserError, plural
 from gdt.eval.ablation.settings import CLIPS_PER_STEP, Ablation
 from gdt.pipeline.groups import check_groups
 from gdt.pipeline.shards.index import Index
-from gdt.train.cost import step_flops
+from gdt.train.flops import step_flops
 from gdt.train.settings import Pretrain
 
 REFERENCE = "l"
@@ -87,5 +87,5 @@ def _per_step(
 
 def _with_videos(run: Pretrain, videos: int) -> Pretrain:
     """The run with a batch size. Raises UserError if its batch-norm groups do not fit."""
-    check_groups(videos, run.composition.clips_per_video, run.bn_group_size or 0, 1)
+    check_groups(videos, run.composition.clips_per_video, run.group_size or 0, 1)
     return replace(run, batch_size=videos)

@@ -43,7 +43,7 @@ from gdt.pipeline.shards.index import Index, fingerprint
 from gdt.pipeline.shards.layout import shard_folder
 from gdt.train import provenance
 from gdt.train.checkpoint import read_run, require_same_rates
-from gdt.train.cost import step_flops
+from gdt.train.flops import step_flops
 from gdt.train.settings import (
     CHECKPOINT,
     LENGTH,
@@ -221,7 +221,7 @@ def _pretraining(settings: Ablation, shards: Path, row: str) -> Pretrain:
     options |= {"factors": row, "factors_from": settings.factors_from} if is_composition(row) else {"preset": row}
     return replace(
         SIZES[settings.size or default_size()], dataset=settings.dataset, shards=shards,
-        bn_group_size=settings.bn_group_size,
+        group_size=settings.group_size,
         word2vec=settings.word2vec if "text" in settings.composition(row).modalities else None, **options,
     )  # fmt: skip
 
@@ -324,7 +324,7 @@ def _changed(run: Run, data: str) -> str:
     except (OSError, ValueError, RecursionError, UserError):
         return ""  # pretraining compares with the checkpoint
     free = {"device", "precision", "threads", "network.word_dimensions"}  # the run decides
-    ignored = free | ({"bn_group_size"} if now.bn_group_size is None else set())
+    ignored = free | ({"group_size"} if now.group_size is None else set())
     changed = differences(to_json(before), to_json(now), ignored={*ignored, *LENGTH})
     if not changed and (longer := differences(to_json(before), to_json(now), ignored)):
         log = LogReader(folder / METRICS)

@@ -41,7 +41,7 @@ class Ablation:
     """Videos per step (--equal videos, compute); 0: as --size, or fewer."""
     clips_per_step: int = 0
     """Video clips per step (--equal clips); 0: 64, or fewer for few videos."""
-    bn_group_size: int | None = None
+    group_size: int | None = None
     """Leaves that share batch-norm statistics; 0: all; default: all that fit."""
     steps: int = 0
     """Training steps (--equal compute: of row l); 0: those of --size."""

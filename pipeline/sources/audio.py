@@ -35,27 +35,23 @@ class _Work:
     """Audio leaves of the batch."""
 
 
-_Made = Iterator[tuple[_Work, torch.Tensor, np.ndarray, list[str]]]
-"""Leaves, float32 [n, bands, frames], bool [n] whether each is intact, names of the damaged ones."""
+_Made = Iterator[tuple[_Work, torch.Tensor]]
+"""Leaves, float32 [n, bands, frames]."""
 
 
 class AudioSource(InputSource):
-    """float32 [n, 1, bands, mel_frames]; a damaged clip is replaced by the mean log-mel value."""
+    """float32 [n, 1, bands, mel_frames]."""
 
     modality = "audio"
     _graph: Pipeline | None = None
 
     def parts(self, batches: Iterator[Leaves], memory: Callable[[], Memory]) -> Iterator[Part]:
         works = ahead(self._works(batches), self.loading.read_ahead, lambda work: len(work.leaves))
-        usable, damaged = [], []
-        for work, bank, intact, names in (self._with_dali if self.loading.decoder == "gpu" else self._on_cpu)(works):
+        for work, bank in (self._with_dali if self.loading.decoder == "gpu" else self._on_cpu)(works):
             out = memory().get(self.modality, (work.total, self.index.bands, self.clip.mel_frames))
             out[work.run].copy_(bank)
-            usable.append(intact)
-            damaged.extend(names)
             if work.run.stop == work.total:
-                yield Part(out[:, None], np.concatenate(usable), damaged)
-                usable, damaged = [], []
+                yield Part(out[:, None])
 
     def close(self) -> None:
         super().close()
@@ -65,50 +61,44 @@ class AudioSource(InputSource):
         for batch in batches:
             rows = self.index.mel_position(batch.start)[:, None] + batch.mel_frames
             for run in chunks(len(batch), _CLIPS):
-                reading = self.begin(batch.video[run], self._read, self._average, rows[run])
+                reading = self.begin(batch.video[run], self._read, rows[run])
                 yield _Work(batch.take(run), reading, run, len(batch))
 
     def _on_cpu(self, works: Iterable[_Work]) -> _Made:
         """Normalise without DALI, equal to it bit for bit."""
         statistics = self.index.statistics
         for work in works:
-            read, intact, damaged = work.reading.result()
-            bank = normalise(np.stack(read), work.leaves.draws, statistics.mel_mean, 1 / statistics.mel_std)
-            yield work, torch.from_numpy(bank), intact, damaged
+            bank = normalise(
+                np.stack(work.reading.result()), work.leaves.draws, statistics.mel_mean, 1 / statistics.mel_std
+            )
+            yield work, torch.from_numpy(bank)
 
     def _with_dali(self, works: Iterable[_Work]) -> _Made:
         """Raises UserError if DALI fails."""
         from gdt.pipeline.graphs import Pipeline, audio_graph
 
         values = self.device.dali, self.index.statistics.mel_mean, 1 / self.index.statistics.mel_std
-        fed: deque[tuple[_Work, np.ndarray, list[str]]] = deque()
+        fed: deque[_Work] = deque()
         try:
             if self._graph is None:
                 self._graph = Pipeline(self.device, self.loading.threads, audio_graph, _CLIPS, *values)
             for (bank,) in self._graph.run(self._feed(works, fed)):
-                work, intact, damaged = fed.popleft()
-                yield work, bank, intact, damaged
+                yield fed.popleft(), bank
         except RuntimeError as error:
             raise UserError(
                 f"DALI failed with sound: {failure(error)}; set --loading.decoder cpu, or hide the GPU by "
                 "CUDA_VISIBLE_DEVICES="
             ) from error
 
-    def _feed(
-        self, works: Iterable[_Work], fed: deque[tuple[_Work, np.ndarray, list[str]]]
-    ) -> Iterator[dict[str, Any]]:
+    def _feed(self, works: Iterable[_Work], fed: deque[_Work]) -> Iterator[dict[str, Any]]:
         """Inputs of every DALI run."""
         for work in works:
-            read, intact, damaged = work.reading.result()
-            fed.append((work, intact, damaged))
-            yield {"rows": read, **dali_inputs(work.leaves.draws)}
+            fed.append(work)
+            yield {"rows": work.reading.result(), **dali_inputs(work.leaves.draws)}
 
     def _read(self, video: int, rows: np.ndarray) -> np.ndarray:
         first, last = int(rows.min()), int(rows.max())
         return self.reader.logmel(video, first, last - first + 1)[rows - first]
-
-    def _average(self, video: int) -> np.ndarray:
-        return np.full((self.clip.mel_frames, self.index.bands), self.index.statistics.mel_mean, np.float32)
 
 
 def dali_inputs(draws: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

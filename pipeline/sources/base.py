@@ -14,7 +14,7 @@ import torch
 
 from gdt.pipeline.device import Device
 from gdt.pipeline.leaves import Clip, Leaves
-from gdt.pipeline.shards.reader import DamagedVideo, ShardReader
+from gdt.pipeline.shards.reader import ShardReader
 from gdt.pipeline.sources.loading import Loading
 from gdt.pipeline.word2vec import WordVectors
 
@@ -49,11 +49,8 @@ class Part:
 
     inputs: Any
     """Encoder inputs, in the batch's memory."""
-    usable: np.ndarray
-    """Whether each leaf counts in the loss: bool [n]; False for empty leaves and for damaged ones replaced by a
-    stand-in."""
-    damaged: list[str]
-    """Video and shard of every damaged clip."""
+    usable: np.ndarray | None = None
+    """Whether each leaf counts in the loss, bool [n]; None if all do."""
 
 
 @dataclass(frozen=True)
@@ -62,14 +59,11 @@ class Reading(Generic[T]):
 
     videos: np.ndarray
     """Rows of the index: int64 [n]."""
-    _futures: list[Future[tuple[T, str]]]
-    """Content of each clip, and its name if it is damaged."""
+    _futures: list[Future[T]]
 
-    def result(self) -> tuple[list[T], np.ndarray, list[str]]:
-        """Wait for the contents; return them, bool [n] whether each is intact, and the names of the damaged ones."""
-        results = [future.result() for future in self._futures]
-        intact = np.asarray([not damaged for _, damaged in results], bool)
-        return [content for content, _ in results], intact, [damaged for _, damaged in results if damaged]
+    def result(self) -> list[T]:
+        """Wait for the contents. Raises DamagedVideo."""
+        return [future.result() for future in self._futures]
 
 
 def ahead(items: Iterable[T], clips: int, count: Callable[[T], int]) -> Iterator[T]:
@@ -89,8 +83,6 @@ class InputSource(ABC):
     """Makes the leaves of one modality."""
 
     modality: ClassVar[str]
-    always_usable: ClassVar[bool] = True
-    """Whether the loss counts every intact leaf."""
 
     def __init__(
         self, reader: ShardReader, clip: Clip, device: Device, loading: Loading, words: WordVectors | None
@@ -108,24 +100,10 @@ class InputSource(ABC):
         """Cancel pending reads."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def begin(
-        self, videos: np.ndarray, read: Callable[..., T], stand_in: Callable[[int], T], *arguments: Iterable[Any]
-    ) -> Reading[T]:
-        """Call `read(video, ...)` for every video [n] in other threads.
-
-        With --loading.damaged skip, `stand_in(video)` replaces damaged clips; else the result raises DamagedVideo.
-        """
-
-        def read_one(video: int, *rest: Any) -> tuple[T, str]:
-            try:
-                return read(video, *rest), ""
-            except DamagedVideo:
-                if self.loading.damaged != "skip":
-                    raise
-            return stand_in(video), f"'{self.index.id[video]}' in {self.index.shard_path(video)}"
-
+    def begin(self, videos: np.ndarray, read: Callable[..., T], *arguments: Iterable[Any]) -> Reading[T]:
+        """Call `read(video, ...)` for every video [n] in other threads."""
         tasks = zip(videos.tolist(), *arguments, strict=True)
-        return Reading(videos, [self._pool.submit(read_one, *task) for task in tasks])
+        return Reading(videos, [self._pool.submit(read, *task) for task in tasks])
 
     @abstractmethod
     def parts(self, batches: Iterator[Leaves], memory: Callable[[], Memory]) -> Iterator[Part]:

@@ -22,14 +22,12 @@ def cores(limits: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
 
 @dataclass(frozen=True)
 class Loading:
-    """These options do not change results, apart from --loading.damaged and rounding on GPUs."""
+    """These options do not change results, apart from rounding on GPUs."""
 
     threads: int = field(default_factory=cores)
     """Decoding threads; by default the cores divided by the processes on this machine."""
     decoder: Literal["auto", "cpu", "gpu"] = "auto"
-    """Where frames are decoded; auto: the CPU if its cores are enough, else the GPU."""
-    jpeg_hardware: bool = False
-    """Decode on the GPU's JPEG engine, if a check finds its pixels right."""
+    """Where frames are decoded; auto: the GPU if there is one."""
     readers: int = 16
     """Threads per modality that read shards; more hide the latency of slow or remote disks."""
     read_ahead: int = 128
@@ -38,9 +36,6 @@ class Loading:
     """Clips per DALI run or GPU upload; raise it for a GPU, lower it for a small CPU cache."""
     prefetch: int = 2
     """Batches to make ahead of the training step."""
-    damaged: Literal["stop", "skip"] = "stop"
-    """stop: end the run; skip: leave damaged clips out of the loss and list them at the
-    end."""
 
     def __post_init__(self) -> None:
         require_positive(self, "loading", "threads", "readers", "read_ahead", "decode_batch_size", "prefetch")

@@ -44,22 +44,21 @@ class _Work:
     """Index of each leaf's clip in `reading`: int64 [n]."""
     reading: Reading[np.ndarray]
 
-    def tokens(self) -> tuple[np.ndarray, list[str]]:
-        """Tokens of each leaf in its order, int64 [n, words], and the names of damaged clips."""
-        read, _, damaged = self.reading.result()
+    def tokens(self) -> np.ndarray:
+        """Tokens of each leaf in its order: int64 [n, words]."""
+        read = self.reading.result()
         padded = np.full((len(read), self.leaves.words.shape[1] + 1), NOTHING, np.int64)
         for row, tokens in zip(padded, read, strict=True):
             row[: len(tokens)] = tokens
         ordered = np.take_along_axis(padded[self.which], self.leaves.words, 1)
         padding_last = np.argsort(ordered == NOTHING, axis=1, kind="stable")
-        return np.take_along_axis(ordered, padding_last, 1), damaged
+        return np.take_along_axis(ordered, padding_last, 1)
 
 
 class TextSource(InputSource):
-    """Words. The loss ignores clips without words, and damaged ones."""
+    """Words. The loss ignores clips without words; they do enter batch-norm statistics."""
 
     modality = "text"
-    always_usable = False
 
     def prepare(self) -> None:
         self._vectors = (self.words or WordVectors.of(self.index, None)).vectors  # raises where there are none
@@ -67,11 +66,11 @@ class TextSource(InputSource):
     def parts(self, batches: Iterator[Leaves], memory: Callable[[], Memory]) -> Iterator[Part]:
         works = (self._work(leaves) for leaves in batches)
         for work in ahead(works, self.loading.read_ahead, lambda work: len(work.reading.videos)):
-            tokens, damaged = work.tokens()
+            tokens = work.tokens()
             mask = tokens != NOTHING
             vectors = np.where(mask[..., None], self._vectors[tokens], np.float16(0))
             words = Words(memory().store("vectors", vectors), memory().store("mask", mask), tokens)
-            yield Part(words, mask.any(1), damaged)
+            yield Part(words, mask.any(1))
 
     def _work(self, leaves: Leaves) -> _Work:
         # leaves of one clip differ only in the order of its words
@@ -80,5 +79,5 @@ class TextSource(InputSource):
         clips = leaves.take(first)
         words = [leaves.words.shape[1]] * len(clips)
         arguments = clips.start / self.index.fps, words, clips.words_seconds
-        reading = self.begin(clips.video, self.reader.tokens, lambda _: np.zeros(0, np.int32), *arguments)
+        reading = self.begin(clips.video, self.reader.tokens, *arguments)
         return _Work(leaves, which.reshape(-1), reading)

@@ -6,7 +6,6 @@ permutation orders the frames, and one affine map of RGB does colour jitter and 
 
 from __future__ import annotations
 
-import contextlib
 import io
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -21,7 +20,6 @@ from gdt.pipeline.colour import Pixels, affine
 from gdt.pipeline.engines import Run, engine, failure
 from gdt.pipeline.leaves import Leaves
 from gdt.pipeline.shards.index import Index
-from gdt.pipeline.shards.reader import DamagedVideo
 from gdt.pipeline.sources.base import InputSource, Memory, Part, Reading, ahead, chunks
 
 
@@ -36,9 +34,6 @@ class _Work:
     """Corner (y, x) of each leaf's crop in the stored frame, pixels: float32 [leaves, 2]."""
     end: np.ndarray
     """The opposite corner."""
-    intact: np.ndarray
-    """Whether each leaf is intact, bool [leaves]; complete once the batch is decoded."""
-    damaged: list[str]
 
 
 @dataclass(frozen=True)
@@ -52,7 +47,7 @@ class _Clips:
 
 
 class VideoSource(InputSource):
-    """Pixels; a damaged clip is replaced by grey frames."""
+    """Pixels."""
 
     modality = "video"
 
@@ -79,7 +74,7 @@ class VideoSource(InputSource):
                 pixels[leaf] = torch.rot90(pixels[leaf], int(work.leaves.turns[leaf]), (1, 2))
             matrix, offset = affine(work.leaves.draws, statistics.pixel_mean, statistics.pixel_std)
             colours = memory().store("matrix", matrix), memory().store("offset", offset)
-            yield Part(Pixels(pixels, *colours, self._floats), work.intact, work.damaged)
+            yield Part(Pixels(pixels, *colours, self._floats))
 
     def close(self) -> None:
         super().close()
@@ -88,18 +83,16 @@ class VideoSource(InputSource):
     def _clips(self, batches: Iterator[Leaves]) -> Iterator[_Clips]:
         for leaves in batches:
             corners = regions(self.index, leaves, self.clip.size)
-            work = _Work(leaves, share_decoding(leaves), *corners, np.ones(len(leaves), bool), [])
+            work = _Work(leaves, share_decoding(leaves), *corners)
             for run in chunks(len(work.shared), self.loading.decode_batch_size):
                 rows = work.shared[run]
                 decoded = leaves.take(rows[:, 0])
-                yield _Clips(work, rows, self.begin(decoded.video, self.reader.frames, self._grey, _frames_of(decoded)))
+                yield _Clips(work, rows, self.begin(decoded.video, self.reader.frames, _frames_of(decoded)))
 
     def _runs(self, clips: Iterable[_Clips], taken: deque[_Clips]) -> Iterator[Run]:
         for group in clips:
             work, rows = group.work, group.rows
-            jpegs, intact, damaged = group.reading.result()
-            work.intact[rows] = intact[:, None]
-            work.damaged.extend(damaged)
+            jpegs = group.reading.result()
             taken.append(group)
             videos = group.reading.videos
             sizes = np.stack([self.index.height[videos], self.index.width[videos]], 1).astype(np.int64)
@@ -107,12 +100,6 @@ class VideoSource(InputSource):
             order = work.leaves.frames[rows].argsort(2, kind="stable").argsort(2)
             last = bool(rows[-1, 0] == work.shared[-1, 0])
             yield Run(rows, len(work.leaves), jpegs, sizes, work.begin[rows], work.end[rows], order, last)
-
-    def _grey(self, video: int) -> list[np.ndarray]:
-        grey = io.BytesIO()
-        size = (int(self.index.width[video]), int(self.index.height[video]))
-        Image.new("RGB", size, (128, 128, 128)).save(grey, "JPEG")
-        return [np.frombuffer(grey.getvalue(), np.uint8)] * self.clip.frames
 
     def _next(self, filled: Iterator[None], taken: Iterable[_Clips]) -> bool:
         """Whether there was another batch. Raises UserError, with video and shard, if a frame cannot be decoded."""
@@ -125,8 +112,7 @@ class VideoSource(InputSource):
             for group in taken:
                 clips = group.work.leaves.take(group.rows[:, 0])
                 for video, positions in zip(clips.video.tolist(), _frames_of(clips), strict=True):
-                    with contextlib.suppress(DamagedVideo):  # a skipped clip
-                        self._require_decodable(video, positions)
+                    self._require_decodable(video, positions)
             raise UserError(
                 f"decoding failed although all frames are intact: {message}; if this names CUDA or the driver, check "
                 "nvidia-smi, or set --loading.decoder cpu"

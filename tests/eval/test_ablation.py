@@ -29,7 +29,7 @@ from gdt.eval.record import RANDOM, Record, read
 from gdt.eval.settings import Downstream
 from gdt.pipeline.shards.index import Index, read_annotations, rewrite_index
 from gdt.train.checkpoint import load_model
-from gdt.train.cost import training_flops
+from gdt.train.flops import training_flops
 from gdt.train.pretrain import pretrain
 from gdt.train.settings import Pretrain
 from tests.eval.test_record import ROW
@@ -304,7 +304,7 @@ def test_bad_settings(tmp_path: Path, shards: Path) -> None:
             "--clips-per-step is 52, but row a can use only 24 videos; set it to 48",
         ),
         ({"clips_per_step": 4}, "--clips-per-step is 4; set it to 8 or more, the minimum for two"),
-        ({"equal": "videos", "bn_group_size": 3}, "16 videos per batch do not make whole groups of --bn-group-size 3 "),
+        ({"equal": "videos", "group_size": 3}, "16 videos per batch do not make whole groups of --group-size 3 "),
         ({"label": "colour"}, "unknown column 'colour'"),
         (
             {"equal": "clips", "batch_size": 8},

@@ -94,7 +94,7 @@ def test_earlier_results_of_the_same_videos_are_kept(tmp_path: Path, capsys: pyt
     [
         ({"steps": 6}, "--steps was 6, now 600"),
         ({"batch_size": 32}, "video clips per step was 32, now 16"),
-        ({"bn_group_size": 8}, "--bn-group-size was 8, now None"),
+        ({"group_size": 8}, "--group-size was 8, now None"),
         ({"network": SIZES["paper"].network}, "--network.audio-stem was"),
         ({"preset": "l", "batch_size": 16}, "video clips per step was 64, now 16"),
     ],

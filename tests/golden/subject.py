@@ -60,7 +60,7 @@ def settings(
     composition: dict[str, Any] = {"factors": MORE} if name == "more" else {"preset": name}
     short = replace(
         base, **composition, shards=shards, word2vec=words if name == "three" else None,
-        network=replace(base.network, dropout=dropout), batch_size=12, steps=20, bn_group_size=0, device="cpu",
+        network=replace(base.network, dropout=dropout), batch_size=12, steps=20, group_size=0, device="cpu",
         threads=1, optimization=Optimization("sgd", lr=lr, base_batch_size=0, warmup_epochs=0),
     )  # fmt: skip
     return replace(short, **changes)

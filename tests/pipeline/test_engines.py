@@ -19,7 +19,6 @@ from gdt.pipeline.clips import uniform_clips
 from gdt.pipeline.colour import Pixels, _on_any_device
 from gdt.pipeline.device import DaliDevice, Device, Gpu
 from gdt.pipeline.engines import DaliEngine, DecodeError, decode, taps
-from gdt.pipeline.graphs import video_graph
 from gdt.pipeline.leaves import AUDIO, Clip
 from gdt.pipeline.loader import Batch, Loader, tee
 from gdt.pipeline.notation import parse
@@ -169,23 +168,6 @@ def test_the_gpu_path_makes_the_same_batches(index: Index, decoder: Any) -> None
     uploads = 4 * 6 if decoder == "cpu" else 0  # ten clips in runs of three
     assert cuda.calls.count("loader: mark") == 6 + uploads
     assert cuda.calls.count("host: wait for mark of loader") == max(0, uploads - device.CANVASES)
-
-
-@pytest.mark.parametrize("hardware", [True, False])
-def test_the_jpeg_engine_decodes_all_frames_or_none(
-    index: Index, monkeypatch: pytest.MonkeyPatch, hardware: bool
-) -> None:
-    shares = []
-
-    def graph(size: int, branches: int, decoder: str, share: float, **others: Any) -> Any:
-        shares.append(share)
-        return video_graph(size, branches, decoder, share, **others)
-
-    monkeypatch.setattr(graphs, "video_graph", graph)
-    loading = Loading(decoder="gpu", jpeg_hardware=hardware)
-    with Loader(index, [tree(index, "e").plan(0, 0)], CLIP, gpu()[0], loading) as loader:
-        next(iter(loader))
-    assert shares == [1.0 if hardware else 0.0]
 
 
 def test_gpu_decoding_without_a_gpu_is_refused(index: Index) -> None:

@@ -9,7 +9,6 @@ import os
 import shutil
 import threading
 import time
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -35,7 +34,7 @@ from gdt.pipeline.loader import Batch, Loader
 from gdt.pipeline.notation import parse
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.shards.layout import MEL_FLOOR
-from gdt.pipeline.shards.reader import DamagedVideo, ShardReader
+from gdt.pipeline.shards.reader import ShardReader
 from gdt.pipeline.shards.seal import check_seal
 from gdt.pipeline.sources.loading import Loading
 from gdt.pipeline.transformations.augmentation import Augmentation
@@ -396,38 +395,6 @@ def test_damage_stops_the_run(copy: Path, index: Index, what: str) -> None:
     whole = [uniform_clips(index, np.array([video]), 20, CLIP, AUGMENTATION)]
     with pytest.raises(UserError, match=message):
         load(Index.open(copy), whole if what == "frames/jpeg" else plans * 3)
-
-
-def test_damaged_clips_can_be_skipped(copy: Path, index: Index) -> None:
-    plans = [tree(index, "l").plan(0, k) for k in range(3)]
-    intact = load(index, plans)
-    bad = int(plans[0].columns["video"][0])
-    damage(copy, index, bad, "frames/jpeg")
-    damage(copy, index, bad, "audio/logmel")
-    batches = load(Index.open(copy), plans, damaged="skip", decode_batch_size=3)
-    reader = ShardReader(Index.open(copy))
-    total, skipped = 0, Counter[str]()
-    for batch, expected in zip(batches, intact, strict=True):
-        columns = batch.plan.columns
-        for leaf in range(len(batch.plan)):
-            video, start = int(columns["video"][leaf]), int(columns["time_shift"][leaf])
-            try:
-                if columns["modality"][leaf] == VIDEO:
-                    reader.frames(video, start + STRIDES)
-                else:
-                    reader.logmel(video, int(index.mel_position(start)), CLIP.mel_frames)
-                whole = True
-            except DamagedVideo:
-                whole, total = False, total + 1
-            assert batch.table["usable"][leaf] == whole
-            got, wanted = ([one for part in b.inputs.values() for one in part][leaf] for b in (batch, expected))
-            assert torch.equal(got, wanted) == whole and torch.isfinite(got).all()
-        skipped.update(batch.damaged)
-    # both directions share the frames of one clip, but not its sound
-    assert skipped.keys() == {f"'{index.id[bad]}' in {copy / index.shard_names[index.shard[bad]]}"}
-    assert 0 < skipped.total() <= total
-    with Loader(index, plans, CLIP, CPU, Loading(damaged="skip")) as loader:
-        assert all(batch.table["usable"].all() and not batch.damaged for batch in loader)
 
 
 def test_clip_settings_out_of_range_are_refused() -> None:

@@ -64,7 +64,7 @@ def test_groups_are_the_same_on_any_number_of_ranks_and_hold_no_video_twice(pres
     whole = one.plan(1, 1)
 
     def grouped(world: int) -> list[tuple[int, ...]]:
-        shares = [take_rank(whole, rank, world, bn_group_size=4) for rank in range(world)]
+        shares = [take_rank(whole, rank, world, group_size=4) for rank in range(world)]
         same_leaves(shares, whole)
         members = []
         for share in shares:
@@ -86,13 +86,11 @@ def test_groups_are_the_same_on_any_number_of_ranks_and_hold_no_video_twice(pres
     tree_order = [frozenset(np.unique(whole.leaves.video)[:4])]
     assert not set(tree_order) & set(videos[0])
     with pytest.raises(
-        UserError, match="16 videos per batch do not make whole groups of --bn-group-size 4 for 64 GPUs; use 1, 2"
+        UserError, match="16 videos per batch do not make whole groups of --group-size 4 for 64 GPUs; use 1, 2"
     ):
-        take_rank(whole, 0, 64, bn_group_size=4)
-    with pytest.raises(
-        UserError, match="of --bn-group-size 5 for 1 GPU; set --bn-group-size to 2, 4, 8 or 16, or to 0"
-    ):
-        take_rank(whole, 0, 1, bn_group_size=5)
+        take_rank(whole, 0, 64, group_size=4)
+    with pytest.raises(UserError, match="of --group-size 5 for 1 GPU; set --group-size to 2, 4, 8 or 16, or to 0"):
+        take_rank(whole, 0, 1, group_size=5)
 
 
 @pytest.mark.parametrize("row", [*"bdfhiklm", "rotation", "order"])
@@ -102,7 +100,7 @@ def test_a_group_holds_every_value_of_a_factor_that_takes_all(row: str) -> None:
     factors = presets.TABLE_1[row].factors if row in presets.TABLE_1 else text
     composition = parse(factors, 64, Augmentation())
     whole = Tree(composition, Source(np.arange(64), np.full(64, 100), 30), Clip(), 40, seed=1).plan(0, 0)
-    share = take_rank(whole, 0, 1, bn_group_size=32)
+    share = take_rank(whole, 0, 1, group_size=32)
     every = [f for f in composition.factors if f.k > 1 and f.name != "modality" and f.transformation.takes_all(f.k)]
     assert every
     for modality, factor in itertools.product(np.unique(share.leaves.modality), every):

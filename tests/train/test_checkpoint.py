@@ -147,8 +147,9 @@ def test_the_untrained_model_has_the_initial_weights_of_the_run(
     with torch.no_grad():
         for value in run.model.parameters():
             value += 1
-    checkpoint.write(run.path, run.state(7))
-    trained, untrained = checkpoint.load_model(run.path), checkpoint.load_model(tmp_path).untrained()
+    path = tmp_path / checkpoint.NAME
+    checkpoint.write(path, run.state(7))
+    trained, untrained = checkpoint.load_model(path), checkpoint.load_model(tmp_path).untrained()
     assert {name for name, _ in untrained.model.named_children()} == networks
     assert (trained.settings, trained.step) == (settings, 7) and (untrained.settings, untrained.step) == (settings, 0)
     assert not trained.model.training and not untrained.model.training

@@ -36,7 +36,7 @@ def arguments(shards: Path, run: Path, *more: object) -> list[str]:
     return ["pretrain", *map(str, options)]
 
 
-GROUPS = ("--bn-group-size", 4)
+GROUPS = ("--group-size", 4)
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +87,7 @@ def test_a_signal_stops_the_ranks_of_torchrun_and_one_process_goes_on_with_the_s
     assert said.count("stopped after step") == 1 and "interrupted" not in errors
     step = stopped_at(run)
     assert json.loads((run / "run.json").read_text())["ranks"] == 2
-    done = command(*arguments(drawn, run))  # without --bn-group-size: the run's is kept
+    done = command(*arguments(drawn, run))  # without --group-size: the run's is kept
     assert done.returncode == 0, done.stderr
     assert len(losses(run)) == STEPS and np.abs(np.subtract(losses(run), whole)).max() < 1e-6
     start = json.loads((run / "run.json").read_text())

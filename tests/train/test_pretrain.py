@@ -75,13 +75,6 @@ def test_a_run_is_reproducible(command: Run, shards: Path, undisturbed: Path, tm
     assert losses(other) != losses(undisturbed)[:3]
 
 
-def test_bfloat16_on_a_cpu_is_tried_first(command: Run, shards: Path, tmp_path: Path) -> None:
-    """oneDNN computes some of its gradients wrongly."""
-    done = command(*arguments(shards, tmp_path / "run", "--steps", 1, "--precision", "bfloat16"))
-    assert done.returncode == 0, done.stderr
-    assert "difference from float32: features" in done.stdout + done.stderr
-
-
 def test_a_killed_run_resumes_with_bitwise_equal_losses(
     command: Run, shards: Path, undisturbed: Path, tmp_path: Path
 ) -> None:
@@ -143,14 +136,16 @@ def test_a_default_batch_size_is_lowered_to_the_number_of_videos(
     run = ("pretrain", "--shards", shards, "--out", tmp_path / "run", "--split", "val", "--threads", 1,
            "--lr-decay", 0)  # fmt: skip
     done = command(*run, "--steps", 1)
-    assert "batch_size 6 (default 16, but only 6 videos can be used)" in done.stdout, done.stderr
+    assert "batch        6 videos, " in done.stdout, done.stderr
     assert json.loads((tmp_path / "run" / "settings.json").read_text())["batch_size"] == 6
     longer = " ".join(command(*run, "--steps", 2).stdout.split())
-    assert "resume from step 1 of 1; the run now has 2 steps" in longer
+    assert "resume from step 1 of 1; now 2 steps" in longer
     assert "batch_size was 6, now 5" in command(*run, "--steps", 2, "--batch-size", 5).stderr
     assert "a batch takes 7 videos but only 6 can be used" in command(*run, "--batch-size", 7).stderr
     small = replace(TINY, split="val")
-    assert [small.with_batch_size(index, world).batch_size for world in (1, 4, 5, 8)] == [6, 4, 5, 6]
+    assert (
+        small.with_batch_size(index).batch_size == replace(small, size="paper").with_batch_size(index).batch_size == 6
+    )
     more = {"split": "val", "steps": 2, "threads": 1}
     assert api.pretrain(shards, "tiny", out=tmp_path / "run", optimization=CONSTANT, **more).steps == 2
     with pytest.raises(UserError, match="only 6 can be used"):
@@ -204,6 +199,8 @@ def test_pretraining_on_real_videos_lowers_the_loss(
         (("--out", "/proc/nowhere"), "/proc/nowhere: No such file or directory"),
         (("--temperature", "0"), "--temperature is 0.0; it must be above 0"),
         (("--loading.prefetch", "0"), "--loading.prefetch is 0; it must be 1 or more"),
+        (("--precision", "bfloat16"), "--precision bfloat16 needs a GPU"),
+        (("--group-size", "3"), "4 videos per batch do not make whole groups of --group-size 3"),
     ],
 )
 def test_mistakes_give_one_message_and_exit_2(
@@ -217,14 +214,13 @@ def test_mistakes_give_one_message_and_exit_2(
 
 
 def ruin(shards: Path, *numbers: int) -> None:
-    """Overwrite frames with zeros: the middle tenth in some shards, or all in all shards."""
+    """Overwrite the middle tenth of the frames of some shards with zeros."""
     for path in sorted(shards.glob("shard-*.h5")):
-        if not numbers or int(path.stem[-6:]) in numbers:
+        if int(path.stem[-6:]) in numbers:
             begin, size = read_seal(path).spans["frames/jpeg"]
-            part = size if not numbers else size // 10
             with path.open("r+b") as file:
-                file.seek(begin + (size - part) // 2)
-                file.write(bytes(part))
+                file.seek(begin + size * 9 // 20)
+                file.write(bytes(size // 10))
 
 
 def test_a_damaged_clip_ends_a_run_after_a_checkpoint(command: Run, shards: Path, tmp_path: Path) -> None:
@@ -234,22 +230,6 @@ def test_a_damaged_clip_ends_a_run_after_a_checkpoint(command: Run, shards: Path
     done = command(*arguments(copy, run, "--steps", STEPS, "--loading.prefetch", 1, "--loading.decode-batch-size", 2))
     (said,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     assert done.returncode == 2 and "shard-000001.h5 is damaged: checksum mismatch in frame" in said
-    assert said.endswith("; to skip such clips, set --loading.damaged skip")
+    assert "gdt verify" in said
     state = torch.load(run / "checkpoint.pt", weights_only=True)
     assert 0 < state["step"] == len(losses(run)) < STEPS
-    done = command(*arguments(copy, run, "--steps", STEPS, "--loading.damaged", "skip"))
-    assert done.returncode == 0 and len(losses(run)) == STEPS
-    counted = re.search(r"skipped (\d+) damaged clip", done.stderr)
-    assert counted and 0 < int(counted[1]) < 8 * (STEPS - state["step"])  # 4 videos per step, 2 clips each
-    named = re.findall(r"^ +(\d+) of '.*' in .*shard-000001.h5$", done.stderr, re.MULTILINE)
-    assert sum(map(int, named)) == int(counted[1])
-
-
-def test_a_run_fails_if_everything_is_damaged(command: Run, shards: Path, tmp_path: Path) -> None:
-    copy, run = tmp_path / "shards", tmp_path / "run"
-    shutil.copytree(shards, copy)
-    ruin(copy)
-    done = command(*arguments(copy, run, "--steps", STEPS, "--loading.damaged", "skip"))
-    assert done.returncode == 2
-    assert "error: step 0: no positive pair is left without damaged clips, so nothing can be learned" in done.stderr
-    assert not (run / "checkpoint.pt").exists()

@@ -16,6 +16,7 @@ import torch
 from gdt.train import checkpoint
 from tests.tamper import changed
 from tests.train.runs import Forked, losses, wait_until
+from tests.train.test_pretrain import ruin
 
 STEPS = 10
 Ranks = list[Forked]
@@ -32,7 +33,7 @@ def start(server: subprocess.Popen[str], shards: Path, tmp_path: Path) -> Iterat
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
         base = ["pretrain", "--shards", shards, "--out", tmp_path / "run", "--batch-size", 4, "--threads",
-                1, "--device", "cpu", "--steps", STEPS, "--checkpoint-steps", 4]  # fmt: skip
+                1, "--device", "cpu", "--steps", STEPS, "--checkpoint-steps", 4, "--group-size", 4]  # fmt: skip
         for rank, more in enumerate(arguments):
             of_rank = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "MASTER_PORT": port}
             environment = {name: str(value) for name, value in of_rank.items()}
@@ -97,3 +98,16 @@ def test_ranks_that_resume_from_different_steps_refuse_to_start(start: Start, tm
     assert "error: rank 1 starts with a different step from rank 0 (0, not 4); the folder" in said
     assert "must be on a disk that all ranks share" in said
     assert len(losses(run)) == 4
+
+
+def test_a_damaged_clip_on_one_rank_ends_both_after_the_same_step(start: Start, shards: Path, tmp_path: Path) -> None:
+    copy, run = tmp_path / "shards", tmp_path / "run"
+    shutil.copytree(shards, copy)
+    ruin(copy, 1)
+    damaged = ("--shards", copy, "--steps", 200, "--loading.prefetch", 1)
+    ranks = start(damaged, damaged)
+    assert ended(ranks) == [2, 2]
+    said = "".join(rank.communicate()[1] for rank in ranks)
+    assert 1 <= said.count("error: ") <= 2 and "shard-000001.h5 is damaged: checksum mismatch" in said
+    state = torch.load(run / "checkpoint.pt", weights_only=True)
+    assert 0 < state["step"] == len(losses(run)) < 200

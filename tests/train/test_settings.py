@@ -24,9 +24,9 @@ OTHER = Pretrain(
     augmentation=Augmentation((90, 99), True, 0.25, 0.1, 0.2, 0.3, 0.15, 0.05, 4, 5),
     network=Network("r2plus1d", 8, 9, (1, 2, 3), 3, True, 4, (5, 6), 50, 12, True, 10, 11, 0.125),
     optimization=Optimization("adamw", 1e-7, 3, 0.8, 0.0, 0.5, 0.75),
-    loading=Loading(3, "cpu", True, 2, 9, 7, 5, "skip"),
-    device="cuda", precision="bfloat16", threads=2, checkpoint_minutes=0.1, checkpoint_steps=11, bn_group_size=3,
-    micro_batch_size=6, probe_every=3, probe_videos=40, probe_split="test", wandb="mine", profile=4,
+    loading=Loading(3, "cpu", 2, 9, 7, 5),
+    device="cuda", precision="bfloat16", threads=2, checkpoint_minutes=0.1, checkpoint_steps=11, group_size=3,
+    gradient_cache="off", probe_every=3, probe_videos=40, probe_split="test", wandb="mine",
     compile="on",
 )  # fmt: skip
 """No value is a default. The file of factors does not exist; most machines do not have the GPU, either."""

@@ -1,4 +1,4 @@
-"""Parts of training: schedule, optimizer, batch norm across ranks, signals, memory."""
+"""Parts of training: schedule, optimizer, signals, memory."""
 
 from __future__ import annotations
 
@@ -7,24 +7,18 @@ import signal
 import time
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from gdt.common.errors import UserError
-from gdt.pipeline.decoders import Choice
 from gdt.pipeline.loader import Loader
 from gdt.pipeline.shards.index import Index
-from gdt.pipeline.sources.loading import Loading
 from gdt.pipeline.transformations.base import Source
 from gdt.pipeline.tree import Tree
 from gdt.train.distributed import StopSignal
 from gdt.train.learner import Learner
-from gdt.train.models.gdt import GDT
-from gdt.train.norm import SyncBatchNorm, synchronise
 from gdt.train.pretrain import pretrain
 from gdt.train.settings import SIZES, Optimization, Pretrain
 from gdt.train.trainer import Trainer
@@ -38,7 +32,9 @@ def trainer(settings: Pretrain, videos: int) -> Learner:
     """A learner of a small network with these settings, over `videos` videos."""
     source = Source(np.arange(videos), np.full(videos, 100), 30)
     tree = Tree(settings.composition, source, settings.clip, 40, settings.seed)
-    return Learner(replace(settings, network=TINY.network, device="cpu", precision="float32"), tree, DATA, CPU)
+    return Learner(
+        replace(settings, network=TINY.network, device="cpu", precision="float32", compile="off"), tree, DATA, CPU
+    )
 
 
 def test_the_schedule_is_the_published_one() -> None:
@@ -105,18 +101,6 @@ def test_adamw_is_used_if_set() -> None:
     assert (group["betas"], group["weight_decay"]) == ((0.9, 0.999), 1e-2)
 
 
-def test_every_batch_norm_is_synchronised_and_keeps_its_parameters() -> None:
-    norms = torch.nn.modules.batchnorm._BatchNorm
-    model = GDT(TINY.network)
-    before = {name: module.weight for name, module in model.named_modules() if isinstance(module, norms)}
-    state = model.state_dict()
-    after = synchronise(model)
-    found = {name: module.weight for name, module in after.named_modules() if isinstance(module, SyncBatchNorm)}
-    assert found.keys() == before.keys() and len(before) > 10
-    assert all(torch.equal(value, state[name]) for name, value in after.state_dict().items())
-    assert all(found[name] is before[name] for name in before)  # the optimizer may hold it already
-
-
 def test_signals_are_remembered_and_handlers_restored() -> None:
     before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)]
     with StopSignal() as stop:
@@ -145,24 +129,8 @@ def test_out_of_memory_gives_one_message_with_what_to_change(
         torch.empty(1 << 50)  # raises torch's real out-of-memory error
 
     monkeypatch.setattr(where, greedy)
-    with pytest.raises(UserError, match=r"out of memory \(.*\); lower --loading.prefetch or .*--batch-size \(now 4\)"):
+    with pytest.raises(UserError, match=r"out of memory \(.*\); .*--gradient-cache on.*--group-size"):
         pretrain(replace(batch_settings, out=tmp_path))
-
-
-def test_a_run_says_where_it_decodes_and_why(
-    shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    chosen, taken = Choice(Loading(threads=1, readers=3), "on the CPU: few are needed"), []
-
-    def loader(*arguments: Any) -> Loader:
-        taken.append(arguments[4])
-        return Loader(*arguments)
-
-    monkeypatch.setattr(Trainer, "choose_decoder", lambda trainer, settings: chosen)
-    monkeypatch.setattr("gdt.train.trainer.Loader", loader)
-    pretrain(replace(TINY, shards=shards, out=tmp_path / "run", batch_size=4, steps=1))
-    assert taken == [chosen.loading]
-    assert "\nloader       decodes on the CPU: few are needed\nschedule " in capsys.readouterr().out
 
 
 def test_a_run_without_time_shift_says_that_clips_are_the_first(
@@ -173,14 +141,3 @@ def test_a_run_without_time_shift_says_that_clips_are_the_first(
         Trainer(replace(settings, factors=factors), 0, 1, CPU).describe_run()
         said = " ".join(capsys.readouterr().out.split())
         assert ("note every clip starts at the first frame of its video, since the" in said) == bool(factors)
-
-
-def test_the_choice_of_a_decoder_knows_the_rate_of_training(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: dict[str, list[Any]] = {}
-    monkeypatch.setattr("gdt.train.trainer.choose", lambda *arguments: asked.update({row: [*arguments[3:]]}))
-    monkeypatch.setattr("gdt.train.cost.peak_flops", lambda device: 989e12)
-    bare: Any = SimpleNamespace(index=index, device=torch.device("cuda"))
-    for row, settings in (("e", PAPER), ("l", PAPER), ("tiny", TINY)):
-        Trainer.choose_decoder(bare, replace(settings, preset="l" if row == "tiny" else row))
-    assert [asked[row][1:] for row in ("e", "l")] == [[pytest.approx(451, rel=0.01), shared] for shared in (1, 2)]
-    assert asked["tiny"] == [TINY.loading, 4000, 2]

@@ -16,9 +16,9 @@ from gdt.common.errors import UserError
 from gdt.common.serialization import add_checksum
 from gdt.train import checkpoint
 from gdt.train.log import Log
-from gdt.train.metrics import TRACE, TRACE_SKIPS, HostMark, Metrics, Report, Reports
 from gdt.train.pretrain import pretrain
 from gdt.train.settings import SIZES, Pretrain
+from gdt.train.step import Metrics
 from tests.conftest import Run
 from tests.train.drawn import draw
 
@@ -30,41 +30,6 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> Pretrain:
     shards, _ = draw(tmp_path_factory.mktemp("drawn"), videos=8)
     base = SIZES["tiny"]
     return replace(base, preset="e", shards=shards, batch_size=4, steps=8, device="cpu", threads=1)
-
-
-def metrics(value: float) -> Metrics:
-    return Metrics(torch.tensor(value), torch.tensor(0.5), torch.tensor(2.0))
-
-
-def test_reports_come_one_step_late() -> None:
-    reports = Reports(CPU)
-    reports.loaded()
-    assert reports.add(3, metrics(1.5), 0) is None
-    reports.begin()
-    reports.loaded()
-    report = reports.add(4, metrics(2.5), 10)
-    assert isinstance(report, Report) and (report.step, report.metrics.loss, report.signal) == (3, 1.5, 0)
-    report = reports.last()
-    assert report is not None and (report.step, report.metrics) == (4, (2.5, 0.5, 2.0))
-    assert report.signal == 10 and 0 <= report.waiting <= report.seconds
-    assert report.memory > 0.01
-    assert reports.last() is None
-
-
-def test_step_time_includes_data_wait_but_not_time_between_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [0.0]
-    monkeypatch.setattr("gdt.train.metrics.time.perf_counter", lambda: now[0])
-    reports = Reports(CPU)
-    for step, (between, waiting, computing) in enumerate([(0, 1, 2), (50, 3, 1)]):
-        now[0] += between
-        reports.begin()
-        now[0] += waiting
-        reports.loaded()
-        now[0] += computing
-        reports.add(step, metrics(1), 0)
-        report = reports.last()
-        assert report is not None and (report.seconds, report.waiting) == (waiting + computing, waiting)
-    assert HostMark().elapsed_time(HostMark()) == 0
 
 
 def test_every_step_is_logged_with_all_metrics(settings: Pretrain, tmp_path: Path) -> None:
@@ -79,12 +44,14 @@ def test_every_step_is_logged_with_all_metrics(settings: Pretrain, tmp_path: Pat
         assert 0 <= row["top1"] <= 1 and row["gradient_norm"] > 0 and row["memory_gib"] > 0.05
 
 
-def test_mfu_is_flops_over_peak_flops(settings: Pretrain, tmp_path: Path) -> None:
+def test_mfu_is_flops_over_peak_flops(settings: Pretrain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = replace(settings, out=tmp_path / "run")
-    with Log(run, 0, run.schedule(1), 10, (3e12, 6e12)) as log:
-        log.add_step(Report(0, Metrics(1.0, 0.5, 2.0), 0, seconds=2.0, waiting=0.5, memory=1.0))
+    monkeypatch.setattr("gdt.train.log.peak_flops", lambda device: 6e12)
+    monkeypatch.setattr("gdt.train.log.step_flops", lambda settings, bands: 6e12)
+    with Log(run, 0, run.schedule(1), run.composition, 40, world=2) as log:
+        log.add_step(0, Metrics(1.0, 0.5, 2.0), seconds=2.0, waiting=0.5)
     (row,) = [json.loads(line) for line in (run.run_folder / "metrics.jsonl").read_text().splitlines()]
-    assert (row["mfu"], row["clips_per_second"], row["data_wait"], row["lr"]) == (0.25, 5.0, 0.25, 3e-3)
+    assert (row["mfu"], row["clips_per_second"], row["data_wait"], row["lr"]) == (0.25, 2.0, 0.25, 3e-3)
 
 
 def test_weights_and_biases_get_the_same_metrics(
@@ -109,13 +76,6 @@ def test_weights_and_biases_get_the_same_metrics(
     monkeypatch.setitem(sys.modules, "wandb", None)  # as if it were not installed
     with pytest.raises(UserError, match="--wandb needs the package wandb; run '\\S*python -m pip install wandb'"):
         pretrain(replace(settings, out=tmp_path / "other", steps=3, wandb="mine"))
-
-
-def test_a_trace_of_some_steps_is_written(settings: Pretrain, tmp_path: Path) -> None:
-    pretrain(replace(settings, out=tmp_path, steps=TRACE_SKIPS + 3, profile=1))
-    events = json.loads((tmp_path / TRACE).read_text())["traceEvents"]
-    names = {event["name"] for event in events}
-    assert any("convolution" in name for name in names)
 
 
 def test_a_full_disk_ends_the_run_with_one_sentence(command: Run, shards: Path, tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from gdt.train.models.network import Network
 
@@ -14,28 +13,14 @@ class Backbone(nn.Module):
 
     dim: int
     """Channels of the last stage: the feature size."""
-    recomputed = 0
-    """Number of leading `parts` that keep only their inputs in training and are recomputed in the backward pass."""
 
     def __init__(self, network: Network) -> None:
         super().__init__()
 
-    def parts(self) -> list[list[nn.Module]]:
-        """Blocks of the stem and of each stage, which `maps` calls in this order.
-
-        A block maps one tensor to one tensor, so that `cost.memory` can count its activations and `maps` can recompute
-        it.
-        """
-        raise NotImplementedError
-
     def maps(self, x: Tensor) -> Tensor:
-        """Clips to the maps after the last block [n, dim, t, h, w]."""
-        for number, part in enumerate(self.parts()):
-            for block in part:
-                if number < self.recomputed and self.training and torch.is_grad_enabled():
-                    x = checkpoint(block, x, use_reentrant=False, preserve_rng_state=False)
-                else:
-                    x = block(x)
+        """Clips to the maps after the last block [n, dim, t, h, w]: the parts one after another."""
+        for part in self.children():
+            x = part(x)
         return x
 
     def forward(self, x: Tensor) -> Tensor:

@@ -17,7 +17,6 @@ from gdt.pipeline.colour import Pixels
 from gdt.pipeline.leaves import MODALITIES
 from gdt.train.models.audio import AudioResNet
 from gdt.train.models.backbone import Backbone
-from gdt.train.models.dropout import Dropout
 from gdt.train.models.network import BACKBONES, Network
 from gdt.train.models.text import TextNetwork
 
@@ -29,20 +28,18 @@ class Head(nn.Module):
         super().__init__()
         self.block_forward = nn.Sequential(
             nn.Identity(),  # these keep the layer numbers of the release
-            Dropout(dropout, layer=0),
+            nn.Dropout(dropout),
             nn.Linear(inputs, hidden, bias=False),
             nn.Identity(),
             nn.BatchNorm1d(hidden),
             nn.Identity(),
             nn.ReLU(inplace=True),
-            Dropout(dropout, layer=1),
+            nn.Dropout(dropout),
             nn.Linear(hidden, outputs),
         )
 
-    def forward(self, x: Tensor, keys: Tensor | None = None) -> Tensor:
-        """With `keys` of the leaves, int64 [n], dropout depends only on them (see `leaf_keys`)."""
-        for layer in self.block_forward:
-            x = layer(x, keys) if isinstance(layer, Dropout) else layer(x)
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.block_forward(x)
         return functional.normalize(x if x.dtype == torch.float64 else x.float(), dim=1)
 
 
@@ -95,10 +92,10 @@ class GDT(nn.Module):
             if isinstance(module, nn.Conv2d | nn.Conv3d) and name != "audio_network.base.conv1":
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
-    def embed(self, modality: str, inputs: Any, keys: Tensor | None = None) -> Tensor:
-        """Leaves of one modality to embeddings: float32 [n, d]; `keys` int64 [n] determine dropout."""
+    def embed(self, modality: str, inputs: Any) -> Tensor:
+        """Leaves of one modality to embeddings: float32 [n, d]."""
         head = self.get_submodule(f"mlp_{modality[0]}")
-        embeddings: Tensor = head(self.get_submodule(f"{modality}_network")(inputs), keys)
+        embeddings: Tensor = head(self.get_submodule(f"{modality}_network")(inputs))
         return embeddings
 
     def forward(self, inputs: Mapping[str, Any]) -> Tensor:

@@ -65,7 +65,3 @@ class R2Plus1D(Backbone):
             self.add_module(f"layer{number}", nn.Sequential(*blocks))
             inputs = outputs
         self.dim = inputs
-
-    def parts(self) -> list[list[nn.Module]]:
-        stem, *stages = self.children()
-        return [[stem], *(list(stage.children()) for stage in stages)]

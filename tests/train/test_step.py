@@ -1,0 +1,140 @@
+"""The gradient of a step in groups, against a direct computation, and over ranks."""
+
+from __future__ import annotations
+
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from gdt.common.errors import UserError
+from gdt.pipeline.groups import take_rank
+from gdt.pipeline.loader import Batch, Loader
+from gdt.pipeline.shards.index import Index
+from gdt.pipeline.sources.text import Words
+from gdt.train.loss import gdt_loss
+from gdt.train.models.gdt import GDT
+from gdt.train.settings import SIZES, Pretrain, default_group_size
+from gdt.train.step import Gradient
+from tests.golden import subject
+from tests.train.drawn import draw
+
+
+@pytest.fixture(scope="module")
+def drawn(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    return draw(tmp_path_factory.mktemp("drawn"), 12)
+
+
+def first_batch(run: Pretrain) -> Batch:
+    index = Index.open(run.shard_folder)
+    plan = take_rank(run.tree(index).plan(0, 0), 0, 1, run.group_size or 0)
+    with Loader(index, [plan], run.clip, torch.device("cpu"), words=run.words(index)) as loader:
+        return next(iter(loader))
+
+
+def model_of(run: Pretrain, dropout: float = 0.0) -> GDT:
+    torch.manual_seed(0)
+    words = 10 if "text" in run.composition.modalities else 0
+    network = replace(run.network, dropout=dropout, word_dimensions=words)
+    return GDT(network, run.composition.modalities).double()
+
+
+def gradient(run: Pretrain, batch: Batch, dropout: float = 0.0, cache: bool = True) -> tuple[GDT, Any]:
+    """A model after the gradient of a batch, and the metrics."""
+    model, factors = model_of(run, dropout), run.composition.factors
+    step = Gradient(model, factors, run.temperature, 3, run.group_size or 0, cache, torch.float64)
+    return model, step(7, batch)
+
+
+def gradients(model: GDT) -> torch.Tensor:
+    return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+
+
+@pytest.mark.parametrize("name", ["a", "l", "three"])
+def test_a_step_is_that_of_a_plain_loop_over_groups(drawn: tuple[Path, Path], name: str) -> None:
+    """Loss, gradient and running statistics, without dropout; leaves without words do not count in the loss."""
+    run = subject.in_float64(name, *drawn, group_size=4)
+    batch = first_batch(run)
+    if name == "three":
+        batch.table["usable"][-3:] = 0
+    model, metrics = gradient(run, batch)
+    plain = model_of(run).train()
+    parts, means = [], []
+    stem = plain.video_network.base.stem[1]
+    stem.momentum = 1.0
+    for modality, inputs in batch.inputs.items():
+        for first in range(0, len(inputs), 4):
+            whole = isinstance(inputs, torch.Tensor)
+            parts.append(plain.embed(modality, inputs[first : first + 4] if whole else inputs.part(first, 4)))
+            if modality == "video":
+                means.append(stem.running_mean.clone())
+    loss = gdt_loss(torch.cat(parts), batch.table, run.composition.factors, run.temperature)
+    loss.backward()
+    assert metrics.loss == pytest.approx(loss.item(), rel=1e-12)
+    assert torch.allclose(gradients(model), gradients(plain), rtol=1e-9, atol=1e-12)
+    assert metrics.gradient_norm == pytest.approx(gradients(plain).norm().item(), rel=1e-9)
+    moved = model.video_network.base.stem[1]
+    assert torch.allclose(moved.running_mean, 0.1 * torch.stack(means).mean(0), rtol=1e-9)
+    assert moved.num_batches_tracked == 1 and moved.momentum == 0.1
+
+
+@pytest.mark.parametrize("name", ["e", "three"])
+def test_cached_gradients_are_those_of_one_pass_with_dropout(drawn: tuple[Path, Path], name: str) -> None:
+    run = subject.in_float64(name, *drawn, group_size=3)
+    batch = first_batch(run)
+    (cached, one), (kept, other) = (gradient(run, batch, 0.5, cache) for cache in (True, False))
+    assert one == pytest.approx(other, rel=1e-12)
+    assert torch.allclose(gradients(cached), gradients(kept), rtol=1e-9, atol=1e-13)
+    states = zip(cached.state_dict().items(), kept.state_dict().values(), strict=True)
+    assert all(torch.allclose(value, same) for (_, value), same in states)
+
+
+def test_dropout_differs_between_groups_steps_and_seeds(drawn: tuple[Path, Path]) -> None:
+    run = subject.in_float64("e", *drawn, group_size=6)
+    batch, losses = first_batch(run), []
+    for seed, step in ((0, 0), (0, 1), (1, 0)):
+        learn = Gradient(model_of(run, 0.5), run.composition.factors, 0.07, seed, 6, precision=torch.float64)
+        losses.append(learn(step, batch).loss)
+        groups = list(learn._groups(batch))
+        assert [group.number for group in groups] == [0, 1, 2, 3]
+        with torch.no_grad():  # the same leaves with the seed of another group
+            one, other = (learn._embed(step, groups[0]._replace(number=number)) for number in (0, 1))
+        assert not torch.allclose(one, other)
+    assert len(set(losses)) == 3
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_ranks_have_the_numbers_of_one_process_with_dropout(
+    drawn: tuple[Path, Path], server: subprocess.Popen[str], tmp_path: Path, world: int
+) -> None:
+    run = subject.in_float64("l", *drawn, group_size=3)
+    run = replace(run, network=replace(run.network, dropout=0.3))
+    alone = subject.train(replace(run, out=tmp_path / "alone"))
+    (together,) = subject.train_on_ranks(server, [replace(run, out=tmp_path / "run")], tmp_path, world)
+    assert together["losses"] == pytest.approx(alone["losses"], rel=1e-10)
+    assert together["moved"] == pytest.approx(alone["moved"], rel=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("videos", "memory", "expected"),
+    [(512, 80, 64), (512, 24, 32), (512, 16, 16), (512, 0, 64), (100, 80, 50), (48, 80, 48), (5, 80, 5)],
+)
+def test_the_default_group_is_a_divisor_of_the_batch(videos: int, memory: int, expected: int) -> None:
+    run = replace(SIZES["paper"], batch_size=videos)
+    assert default_group_size(run, round(memory * 1e9)) == expected
+    assert default_group_size(replace(SIZES["tiny"], batch_size=videos), 0) == 0
+
+
+def test_a_batch_without_groups_is_refused_with_those_that_have_some() -> None:
+    with pytest.raises(UserError, match=r"97 videos do not make groups of 8 to 64; set --batch-size to 96 or 104, or "):
+        default_group_size(replace(SIZES["paper"], batch_size=97), 0)
+
+
+def test_words_are_sliced_with_their_masks() -> None:
+    words = Words(torch.zeros(4, 2, 3), torch.tensor([[True, False]] * 4), np.arange(8).reshape(4, 2))
+    part = words.part(1, 2)
+    assert len(part) == 2 and part.tokens.tolist() == [[2, 3], [4, 5]] and part.mask.shape == (2, 2)

@@ -1,0 +1,85 @@
+"""FLOPs of training, for MFU and comparisons at equal compute, and the largest activation, on torch's meta device."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from gdt.pipeline.leaves import Clip
+from gdt.pipeline.sources.text import Words
+from gdt.train.models.gdt import GDT
+from gdt.train.models.network import Network
+from gdt.train.settings import Pretrain
+
+_MAX_ELEMENTS = 2**31 - 1
+"""Elements that 32-bit indices can address. For larger tensors, cuDNN has few kernels, one of them wrong
+(pytorch#163539)."""
+_PEAKS = {
+    "B200": 2250.0, "H200": 989.0, "GH200": 989.0, "H100 PCIe": 756.0, "H100": 989.0, "A100": 312.0, "L40S": 362.0,
+    "L40": 181.0, "H100 NVL": 835.0, "L4": 121.0, "A10G": 70.0, "A6000": 155.0, "4090": 165.0, "V100": 125.0,
+}  # fmt: skip
+"""Dense TFLOP/s from data sheets in bfloat16 (float16 on GPUs without it), by part of the device's name."""
+
+
+def step_flops(settings: Pretrain, bands: int) -> float:
+    """FLOPs of the networks in a step over all ranks, forward and backward; a second forward pass does not count."""
+    composition = settings.composition
+    leaves = composition.batch_size * composition.clips_per_video
+    return leaves * sum(training_flops(settings.network, settings.clip, bands, composition.modalities).values())
+
+
+@cache
+def training_flops(network: Network, clip: Clip, bands: int, modalities: tuple[str, ...]) -> dict[str, float]:
+    """FLOPs of a leaf of each modality, forward and backward."""
+    model = _meta_model(network, modalities)
+    found = {}
+    for modality in model.modalities:
+        with FlopCounterMode(display=False) as counter:
+            model.embed(modality, _inputs(model, modality, clip, bands, 4)).sum().backward()
+        found[modality] = counter.get_total_flops() / 4
+    return found
+
+
+@cache
+def max_leaves(network: Network, clip: Clip) -> int:
+    """Maximum leaves of a pass of the video network, so that no activation has 2**31 elements or more.
+
+    Channels are rounded up to multiples of 8, since kernels may pad them.
+    """
+    model = _meta_model(network, ("video",))
+    elements: list[int] = []
+
+    def note(module: nn.Module, given: tuple[Tensor, ...], made: Tensor) -> None:
+        elements.extend(-(-x.shape[1] // 8) * 8 * x[0, 0].numel() for x in (*given, made))
+
+    hooks = [module.register_forward_hook(note) for module in model.video_network.base.modules()]
+    model.video_network(_inputs(model, "video", clip, 0, 2))
+    for hook in hooks:
+        hook.remove()
+    return _MAX_ELEMENTS // max(elements)
+
+
+def peak_flops(device: torch.device) -> float | None:
+    """Peak bfloat16 FLOP/s of a device, from its data sheet; None if unknown."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+    longest_first = sorted(_PEAKS, key=len, reverse=True)  # "L4" is also part of "L40"
+    return next((1e12 * _PEAKS[part] for part in longest_first if part in name), None)
+
+
+def _meta_model(network: Network, modalities: tuple[str, ...]) -> GDT:
+    with torch.random.fork_rng(devices=()):
+        return GDT(network, modalities).to("meta")
+
+
+def _inputs(model: GDT, modality: str, clip: Clip, bands: int, n: int) -> Any:
+    if modality == "video":
+        return torch.empty(n, 3, clip.frames, clip.size, clip.size, device="meta")
+    if modality == "audio":
+        return torch.empty(n, 1, bands, clip.mel_frames, device="meta")
+    vectors = torch.empty(n, clip.words, model.text_network.fc1.in_features, device="meta")
+    return Words(vectors, vectors[..., 0] > 0, np.zeros((n, clip.words), np.int64))
