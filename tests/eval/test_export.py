@@ -66,7 +66,7 @@ def same(one: Trained, other: Trained) -> bool:
 @pytest.mark.parametrize("modalities", [("video",), ("video", "audio", "text")])
 def test_safetensors_equal_the_checkpoint(tmp_path: Path, modalities: tuple[str, ...]) -> None:
     path, out = checkpoint_of(tmp_path, TINY, modalities), tmp_path / "x.safetensors"
-    text = export(Export(path, out))
+    text = export(Export(out, ckpt=path))
     assert same(load_model(path), load_model(out)) and same(load_model(path).untrained(), load_model(out).untrained())
     # by safetensors' own reader
     expected = load_model(path).model.state_dict()
@@ -84,7 +84,7 @@ def test_safetensors_equal_the_checkpoint(tmp_path: Path, modalities: tuple[str,
 
 def test_flipped_bits_of_a_safetensors_file_are_detected_or_harmless(tmp_path: Path) -> None:
     path, out = checkpoint_of(tmp_path, replace(TINY, network=MICRO)), tmp_path / "x.safetensors"
-    export(Export(path, out))
+    export(Export(out, ckpt=path))
     expected, whole = load_model(path), out.read_bytes()
     header = int.from_bytes(whole[:8], "little")
     draw = random.Random(0)
@@ -104,7 +104,7 @@ def test_flipped_bits_of_a_safetensors_file_are_detected_or_harmless(tmp_path: P
 
 def test_wrong_safetensors_are_refused(tmp_path: Path) -> None:
     out = tmp_path / "x.safetensors"
-    export(Export(checkpoint_of(tmp_path, replace(TINY, network=MICRO)), out))
+    export(Export(out, ckpt=checkpoint_of(tmp_path, replace(TINY, network=MICRO))))
     whole, (table, texts) = out.read_bytes(), tensors.read(out)
     rewrite, save = partial(tensors.write, out, table), safetensors.torch.save_file
     cut = "cannot be read as (safetensors: it is damaged|a checkpoint)"
@@ -143,7 +143,7 @@ def test_torchvision_files_load_into_torchvisions_network_and_here(
     paper: Trained, read: dict[str, Trained], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out, again, hub = (tmp_path / name for name in ("r2plus1d_18.pth", "x.safetensors", "hub.safetensors"))
-    text = export(Export(Path("paper"), out, "torchvision"))
+    text = export(Export(out, "torchvision", ckpt=Path("paper")))
     assert "mean (0.352941, 0.392157, 0.431373), std (0.196078, 0.235294, 0.00130719)" in text
     state = torch.load(out, weights_only=True)
     network = Video().eval()
@@ -157,7 +157,7 @@ def test_torchvision_files_load_into_torchvisions_network_and_here(
     assert back.statistics.to_numbers() == STATISTICS.to_numbers() != KINETICS.to_numbers()
     assert back.settings == paper.settings != Pretrain()
     # metadata of foreign weights is kept
-    export(Export(Path("back"), again))
+    export(Export(again, ckpt=Path("back")))
     assert same(load_model(again), back) and str(load_model(again).foreign) == str(back.foreign)
     # torchvision's names without our metadata
     safetensors.torch.save_file(state, hub)
@@ -173,7 +173,7 @@ def test_models_that_do_not_fit_a_format_are_refused(tmp_path: Path) -> None:
         ("text", "needs a video network, but the model has none"),
     ):
         with pytest.raises(UserError, match=message):
-            export(Export(checkpoint_of(tmp_path, TINY, (modality,)), tmp_path / "x.pth", "torchvision"))
+            export(Export(tmp_path / "x.pth", "torchvision", ckpt=checkpoint_of(tmp_path, TINY, (modality,))))
 
 
 def test_files_that_cannot_be_written_are_refused(tmp_path: Path) -> None:
@@ -187,9 +187,9 @@ def test_files_that_cannot_be_written_are_refused(tmp_path: Path) -> None:
         (tmp_path / "y", "y cannot be written .Is a directory.; check the free disk space"),
     ):
         with pytest.raises(UserError, match=message):
-            export(Export(path, out_path))
+            export(Export(out_path, ckpt=path))
     assert out.read_text() == "mine"
-    export(Export(path, out, overwrite=True))
+    export(Export(out, ckpt=path, overwrite=True))
     assert same(load_model(out), load_model(path))
 
 

@@ -174,7 +174,7 @@ def test_finetuned_weights_keep_their_metadata_when_read_and_exported(
 ) -> None:
     run = Finetuning(trained, replace(task, data="0a1b"), quick(trained), 0, 2, CPU, tmp_path)
     run._save_weights()
-    export(Export(tmp_path / WEIGHTS, tmp_path / "x.safetensors"))
+    export(Export(tmp_path / "x.safetensors", ckpt=tmp_path / WEIGHTS))
     for path in (tmp_path / WEIGHTS, tmp_path / "x.safetensors"):
         again = load_model(path)
         assert again.settings == TINY and again.statistics.to_numbers() == KINETICS.to_numbers()
