@@ -171,7 +171,7 @@ def generate(destination: Path, settings: Synthetic, workers: int = 0, progress:
 
 
 def _describe(destination: Path, settings: Synthetic, every: Sequence[Task]) -> None:
-    """Write captions.json, and labels.csv for what the folders do not say."""
+    """Write captions.json and, for what the folders do not say, labels.csv."""
     said, rows = {}, []
     for task in every:
         scene = draw_scene(settings, task.split, task.action, task.n)
@@ -179,6 +179,7 @@ def _describe(destination: Path, settings: Synthetic, every: Sequence[Task]) -> 
         actions = " ".join(action for action, _ in scene.actions)
         rows.append([task.path.relative_to(destination), actions, int(BINS * scene.identity[0])])
     write_text(destination / "captions.json", json.dumps(said) + "\n")
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows([["path", "actions", "identity"], *rows])
-    write_text(destination / "labels.csv", text.getvalue())
+    if settings.identity or settings.actions_per_video > 1:
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerows([["path", "actions", "identity"], *rows])
+        write_text(destination / "labels.csv", text.getvalue())

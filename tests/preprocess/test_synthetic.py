@@ -55,7 +55,7 @@ def test_layout(made: Path) -> None:
     found = {path.parent.relative_to(made).as_posix() for path in made.rglob("*.mp4")}
     assert found == {f"{split}/{action}" for split in SPLITS for action in ("bounce", "swing", "spin")}
     assert len(list((made / "train" / "swing").glob("*.mp4"))) == SMALL.train
-    assert sorted(path.name for path in made.iterdir()) == sorted([*SPLITS, "captions.json", "labels.csv", MARKER])
+    assert sorted(path.name for path in made.iterdir()) == sorted([*SPLITS, "captions.json", MARKER])
     assert json.loads((made / MARKER).read_text())["seconds"] == SMALL.seconds
 
 
