@@ -42,11 +42,11 @@ takes.show-tree := PRESET FACTORS
 export DATASET SOURCE PRESET FACTORS CKPT GPUS SEED STEPS SIZE
 
 goals := $(or $(MAKECMDGOALS),help)
-takes := $(foreach goal,$(goals),$(takes.$(goal))) ARGS
+takes := $(foreach goal,$(goals),$(takes.$(goal)) $(if $(filter help setup demo test lint clean bench,$(goal)),,ARGS))
 typed := $(foreach name,$(.VARIABLES),$(if $(filter command,$(firstword $(origin $(name)))),$(name)))
-$(foreach name,$(filter-out $(takes) PYTHON SETUP MAKE%,$(typed)),$(error 'make $(goals)' has no variable $(name); it has $(takes)))
+$(foreach name,$(filter-out $(takes) PYTHON SETUP MAKE%,$(typed)),$(error 'make $(goals)' has no variable $(name); it has $(or $(strip $(takes)),none)))
 
-name.SEED = $(if $(filter eval% factors embed,$@),$(if $(CKPT),seed,run-seed),seed)
+name.SEED = $(if $(filter eval% factors,$@),$(if $(CKPT),seed,run-seed),$(if $(filter embed,$@),run-seed,seed))
 option = $(if $($(1)),--$(or $(name.$(1)),$(shell tr A-Z a-z <<< $(1))) $(if $(filter CKPT,$(1)),$$$(1),"$$$(1)"))
 options = $(foreach name,$(filter-out GPUS,$(takes.$@)),$(call option,$(name))) $(ARGS)
 gdt := $(PYTHON) -m gdt

@@ -15,36 +15,31 @@ from gdt.common.streams import Stream, generator
 from gdt.pipeline.tree import BatchPlan
 
 
-def check_groups(videos: int, views: int, group_size: int, world: int) -> None:
+def check_groups(videos: int, views: int, group_size: int, world: int, whole: bool = True) -> None:
     """Raise UserError unless `world` ranks can take equal shares of whole groups, or of whole videos without groups.
 
-    `views` is the number of leaves per video and modality; a group holds one leaf per video.
+    `views` is the number of leaves per video and modality; a group holds one leaf per video. `whole`: whether all
+    leaves of a modality may be one pass.
     """
-    if not group_size:
+    if not group_size and whole:
         if videos % world:
             raise UserError(
                 f"{videos} videos per batch cannot be split over {world} GPUs; make --batch-size a multiple of {world}"
             )
         return
-    if _divides(videos, views, group_size, world):
+    if group_size and _divides(videos, views, group_size, world):
         return
-    sizes = [n for n in range(2, videos + 1) if _divides(videos, views, n, world)]
-    worlds = [n for n in range(1, 2 * world) if _divides(videos, views, group_size, n)]
-    message = f"{videos} videos per batch do not make whole groups of --group-size {group_size} for {world} "
-    message += f"GPU{'s' if world > 1 else ''}; "
-    if worlds:
-        message += f"use {_listed(worlds)} GPU{'s' if worlds != [1] else ''}, or (new runs only) "
-    message += "set --group-size to " + (f"{_listed(sizes)}, or to " if sizes else "") + "0 for the whole batch"
-    raise UserError(message)
+    sizes = [str(n) for n in range(2, videos + 1) if _divides(videos, views, n, world)] + ["0"] * whole
+    processes = f"{world} process{'es' if world > 1 else ''}"
+    if not group_size:
+        message = f"--group-size 0 on {processes} needs GPUs"
+    else:
+        message = f"{videos} videos per batch do not make whole groups of --group-size {group_size} for {processes}"
+    raise UserError(f"{message}; set it to {', '.join(sizes) or '0'}, start another number, or change --batch-size")
 
 
 def _divides(videos: int, views: int, group_size: int, world: int) -> bool:
     return videos % group_size == 0 and videos // group_size * views % world == 0
-
-
-def _listed(numbers: list[int]) -> str:
-    *most, last = map(str, numbers)
-    return f"{', '.join(most)} or {last}" if most else last
 
 
 def take_rank(plan: BatchPlan, rank: int, world: int, group_size: int = 0) -> BatchPlan:

@@ -69,10 +69,14 @@ def read_run(folder: Path) -> dict[str, Any] | None:
     try:
         return read(path)
     except Damaged as damage:
-        raise UserError(
+        raise OtherRun(
             f"{path} cannot be read as a checkpoint: {damage}; start again with --overwrite, or set --out to "
             "another folder"
         ) from damage
+
+
+class OtherRun(UserError):
+    """The checkpoint of a folder is damaged, or of a run that this one cannot continue; --overwrite replaces it."""
 
 
 class Damaged(Exception):
@@ -150,7 +154,7 @@ def load_trained(path: Path) -> Trained:
 def require_same_shards(state: Mapping[str, Any], fingerprint: str, run: Path) -> None:
     """Raise UserError if the run in folder `run`, with this state, has other shards."""
     if state["data"] != fingerprint:
-        raise UserError(
+        raise OtherRun(
             f"{run} holds a run on different shards: they were rebuilt, or have different videos or splits; "
             "replace it with --overwrite, set --out to another folder, or restore the original shards"
         )
@@ -162,17 +166,17 @@ def require_same_run(
     """Raise UserError if `state`, from the checkpoint `path`, has other settings, words or statistics."""
     run, now = path.parent, to_json(settings)
     if state["words"] != data.words:
-        raise UserError(
+        raise OtherRun(
             f"{run} holds a run with different words: the word vectors or captions have changed; set --out to another "
             "folder, or --word2vec to the original file"
         )
     if different := differences(state["settings"], now, ignored=LENGTH):
-        raise UserError(
+        raise OtherRun(
             f"{run} holds a run with different settings ({'; '.join(different)}); "
             "set --name or --out to another run, resume with the same settings, or replace it with --overwrite"
         )
     if state["statistics"] != data.statistics.to_numbers():
-        raise UserError(
+        raise OtherRun(
             f"{run} holds a run with a different normalisation of its inputs: --init {settings.init} has changed; "
             "set --out to another folder, or restore the original file"
         )
@@ -183,13 +187,13 @@ def require_same_rates(before: Pretrain, settings: Pretrain, batches_per_epoch: 
     """Raise UserError if the settings `before`, which may differ in length, gave the first `done` steps another lr."""
     then, now = before.schedule(batches_per_epoch), settings.schedule(batches_per_epoch)
     if done > now.steps:
-        raise UserError(
+        raise OtherRun(
             f"{path.parent} has done {done} steps, more than the requested {now.steps}; raise --steps or --epochs, or "
             "set --out to another folder"
         )
     other = next((step for step in range(done) if then.lr(step) != now.lr(step)), None)
     if other is not None:
-        raise UserError(
+        raise OtherRun(
             f"{path.parent} holds a run of {then.steps} steps; with {now.steps}, the learning rate would differ from "
             f"step {other} on, so it cannot be extended. Start one from its weights: --init {path} and another --out; "
             "or replace the run with --overwrite"

@@ -114,7 +114,7 @@ class Probe:
             raise UserError(
                 f"--probe-every needs 2 videos with {' and '.join(self._modalities)}, and the split '{split}' of "
                 f"{index.folder} has {len(held_out)}; set --probe-split to another, or "
-                "preprocess again with VAL=0.05 and start a new run"
+                "preprocess again with --val 0.05 and start a new run"
             )
         # at random, since the first ids may be of few classes
         self._videos = np.sort(generator(Stream.PROBE).permutation(held_out)[: settings.probe_videos])

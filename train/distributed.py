@@ -7,8 +7,8 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Mapping
-from typing import Any, Literal, NoReturn
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, NoReturn, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -16,6 +16,8 @@ from torch import Tensor
 
 from gdt.common.errors import UserError
 from gdt.common.gpu import require_no_gpu
+
+T = TypeVar("T")
 
 
 def join_ranks(requested: Literal["auto", "cpu", "cuda"], threads: int) -> tuple[int, int, torch.device]:
@@ -80,13 +82,34 @@ def barrier() -> None:
         dist.barrier()
 
 
-def agreed(signal: int, failed: bool) -> tuple[int, bool]:
-    """The signal that any rank has received, or 0, and whether any has failed, so that all end before the same step."""
+def agreed(signal: int, error: Exception | None) -> tuple[int, Exception | None]:
+    """A signal that any rank has received, or 0, and an error that any rank has, or None: the same on all ranks.
+
+    So all end together, and rank 0 says why: torchrun ends the others as soon as one has ended.
+    """
     if not dist.is_initialized():
-        return signal, failed
-    found = torch.tensor([signal, int(failed)])
+        return signal, error
+    found = torch.tensor([signal, int(error is not None)])
     dist.all_reduce(found, dist.ReduceOp.MAX)
-    return int(found[0]), bool(found[1])
+    if found[1] and error is None:
+        dist.all_gather_object(texts := [""] * dist.get_world_size(), "")
+        error = UserError(next(text for text in texts if text))
+    elif error is not None:
+        dist.all_gather_object([""] * dist.get_world_size(), str(error) or type(error).__name__)
+    return int(found[0]), error
+
+
+def together(prepare: Callable[[], T]) -> T | None:
+    """What `prepare` returns on this rank; if it raises UserError on any rank, all raise it."""
+    made: T | None = None
+    error: Exception | None = None
+    try:
+        made = prepare()
+    except UserError as raised:
+        error = raised
+    if (error := agreed(0, error)[1]) is not None:
+        raise error
+    return made
 
 
 def gather(rows: Tensor) -> list[Tensor]:

@@ -49,7 +49,7 @@ class Log:
         self._file = (folder / METRICS).open("a", buffering=1)
         self._probes = folder / PROBES
         if self._probes.is_file():
-            _keep_until(self._probes, first)
+            _keep_until(self._probes, first or -1)
         self._probe_text = _ProbeText()
         self._device = torch.device(settings.device)
         self._began, self._rates, self._last = time.monotonic(), list[float](), ""

@@ -11,7 +11,8 @@ from gdt.common.commandline import gdt_command
 from gdt.common.errors import UserError, first_line, is_out_of_memory
 from gdt.common.files import is_disk_full
 from gdt.common.lock import locked
-from gdt.train.distributed import barrier, join_ranks
+from gdt.train.checkpoint import OtherRun
+from gdt.train.distributed import barrier, join_ranks, together
 from gdt.train.settings import Pretrain
 from gdt.train.trainer import Trainer
 
@@ -24,10 +25,13 @@ def pretrain(settings: Pretrain) -> Path:
     """
     rank, world, device = join_ranks(settings.device, settings.threads)
     with contextlib.ExitStack() as lock, report_shortage(settings):
-        if rank == 0:
-            _require_utf_8(settings.run_folder)
-            lock.enter_context(locked(settings.run_folder, "set --out to another folder"))
-        trainer = Trainer(settings, rank, world, device)
+        together(lambda: rank or lock.enter_context(_folder(settings.run_folder)))
+        try:
+            trainer = Trainer(settings, rank, world, device)
+        except OtherRun:
+            if not settings.overwrite:
+                raise
+            trainer = Trainer(settings, rank, world, device, fresh=True)
         if trainer.step == trainer.steps:
             trainer.say(f"{trainer.path} is trained to its last step, {trainer.steps}; nothing to do")
             return trainer.path
@@ -39,11 +43,15 @@ def pretrain(settings: Pretrain) -> Path:
         return trainer.path
 
 
-def _require_utf_8(folder: Path) -> None:
+@contextlib.contextmanager
+def _folder(folder: Path) -> Iterator[None]:
+    """Lock the folder of the run. Raises UserError if another run holds it, or TensorBoard cannot use it."""
     try:
         str(folder).encode()
     except UnicodeEncodeError as error:
         raise UserError(f"{folder} is not UTF-8, which TensorBoard needs; set --out to another folder") from error
+    with locked(folder, "set --out to another folder"):
+        yield
 
 
 @contextlib.contextmanager

@@ -84,7 +84,7 @@ class Pretrain:
     overwrite: bool = False
     """Replace a run of other settings in that folder."""
     batch_size: int | None = None
-    """Videos per batch over all GPUs (K of factor video); default: 512 (tiny: 16), or all videos if there are fewer."""
+    """Videos per batch over all GPUs (K of factor video); default: 512 (tiny: 16), fewer if there are fewer videos."""
     epochs: int = 0
     """Passes over the videos; default: 100 (tiny: 600 steps)."""
     steps: int = 0
@@ -197,9 +197,12 @@ class Pretrain:
         if self.batch_size is not None or notation.batch_size(self.factors):
             return replace(self, batch_size=self.composition.batch_size)
         usable = len(replace(self, batch_size=2).tree(index).source.videos)
-        size = min(self.default_batch_size, usable)
+        return replace(self, batch_size=self.whole_groups(min(self.default_batch_size, usable)))
+
+    def whole_groups(self, videos: int) -> int:
+        """A number of videos, lowered to a multiple of the default group unless it is below one."""
         group = _GROUP if self.size == "paper" else 1
-        return replace(self, batch_size=size - size % group or size)
+        return videos - videos % group or videos
 
     def tree(self, index: Index, say: Callable[[str], None] = lambda _: None) -> Tree:
         """The sampling tree over these shards; `say` gets their number of videos. Raises UserError if too few."""
@@ -312,10 +315,26 @@ def parse_arguments(arguments: Sequence[str]) -> Pretrain:
     parsed = partial(parse, Pretrain, "gdt pretrain", arguments)
     if config:
         _require(not size, "--size has no effect with --config, which has all settings; leave one of them out")
-        path = expand_home(Path(config))
-        earlier = from_file(path)
-        return replace(parsed(replace(earlier, out=None, name="", overwrite=False)), config=None)
+        earlier = from_file(expand_home(Path(config)))
+        return replace(parsed(_without_machine(earlier, {word.partition("=")[0] for word in arguments})), config=None)
     return sized(parsed, size, on_cpu=value_of("--device", arguments) == "cpu")
+
+
+def _without_machine(earlier: Pretrain, given: Collection[str]) -> Pretrain:
+    """The settings of an earlier run, without those of its machine and folder, and those that given options replace."""
+    automatic = SIZES[earlier.size]
+    changes: dict[str, Any] = {"loading": automatic.loading, "threads": 0, "device": "auto", "compile": "auto"}
+    changes |= {"out": None, "name": "", "overwrite": False}
+    if earlier.precision != "float64":
+        changes["precision"] = "auto"
+    for options, cleared in (
+        (("--dataset", "--shards"), {"dataset": "", "shards": None}),
+        (("--epochs", "--steps"), {"epochs": 0, "steps": 0}),
+        (("--preset", "--factors"), {"preset": "l", "factors": "", "factors_from": None, "factors_digest": ""}),
+    ):
+        if set(options) & set(given):
+            changes |= cleared
+    return replace(earlier, **changes)
 
 
 def sized(build: Callable[[Pretrain], Pretrain], size: str = "", on_cpu: bool = False) -> Pretrain:

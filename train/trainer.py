@@ -6,7 +6,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -23,7 +23,7 @@ from gdt.pipeline.tree import Tree
 from gdt.train import checkpoint
 from gdt.train.checkpoint import Data, load_model
 from gdt.train.crossmodal import Probe
-from gdt.train.distributed import StopSignal, agreed, barrier, require_equal
+from gdt.train.distributed import StopSignal, agreed, barrier, require_equal, together
 from gdt.train.flops import max_leaves
 from gdt.train.learner import Learner, start_from
 from gdt.train.log import Log
@@ -38,12 +38,17 @@ _MINUTE = 60.0
 class Trainer:
     """One run, on one of its ranks."""
 
-    def __init__(self, settings: Pretrain, rank: int, world: int, device: torch.device) -> None:
-        """Prepare a new run, or resume from its checkpoint. Raises UserError on bad input."""
+    def __init__(
+        self, settings: Pretrain, rank: int, world: int, device: torch.device, fresh: bool = False
+    ) -> None:  # fmt: skip
+        """Prepare a new run, or resume from its checkpoint unless `fresh`.
+
+        Raises OtherRun if the folder holds a run that this one cannot continue, and UserError on bad input.
+        """
         self.rank, self.world, self.device = rank, world, device
         self.index = Index.open(settings.shard_folder)
         shards = fingerprint(self.index)
-        state = None if settings.overwrite else checkpoint.read_run(settings.run_folder)
+        state = None if fresh else checkpoint.read_run(settings.run_folder)
         if state:
             checkpoint.require_same_shards(state, shards, settings.run_folder)
         start = load_model(settings.init) if settings.init else None
@@ -95,9 +100,8 @@ class Trainer:
     def require_passes(self) -> None:
         """Raise UserError unless ranks can hold whole groups, and a pass has no activation of 2**31 elements."""
         s, composition = self.settings, self.tree.composition
-        check_groups(composition.batch_size, composition.clips_per_video, s.group_size or 0, self.world)
-        if self.world > 1 and not s.group_size and self.device.type == "cpu":
-            raise UserError("--group-size 0 on several processes needs GPUs; set it to the leaves of a group")
+        whole = self.world == 1 or self.device.type == "cuda"  # SyncBatchNorm is for GPUs
+        check_groups(composition.batch_size, composition.clips_per_video, s.group_size or 0, self.world, whole)
         leaves = s.group_size or composition.batch_size * composition.clips_per_video // self.world
         if "video" in composition.modalities and leaves > (most := max_leaves(s.network, s.clip)):
             raise UserError(
@@ -131,17 +135,17 @@ class Trainer:
     def train(self) -> None:
         """Train for the remaining steps.
 
-        Exits with 128 + n after a signal n. Raises UserError if the loss is not finite or a clip is damaged; both save
-        the last step first.
+        Exits with 128 + n after a signal n. Raises UserError if a clip is damaged, both after saving the last step, or
+        if the loss is not finite.
         """
-        s = self.settings
-        held_out = Probe(s, self.index, self.device, self.words) if s.probe_every and self.rank == 0 else None
+        held_out = together(self.open_probe)
         self.describe_run()
-        if self.rank == 0:
-            if s.overwrite:  # so that a killed run is not resumed from the checkpoint that it replaces
-                self.path.unlink(missing_ok=True)
-            record(s.run_folder, self.device, self.step, self.data.fingerprint)
-        with self.open_loader() as loader, self.open_log() as self.log, StopSignal() as stop:
+        with self.open_loader() as loader, together(self.open_log) or nullcontext() as self.log, StopSignal() as stop:
+            self.failure: Exception | None = None
+            if self.rank == 0:
+                if self.step == 0:  # so that a killed run is not resumed from the checkpoint that it replaces
+                    self.path.unlink(missing_ok=True)
+                record(self.settings.run_folder, self.device, self.step, self.data.fingerprint)
             batches, self.saved_at = iter(loader), time.monotonic()
             if self.step == 0:
                 self.probe(held_out)
@@ -156,6 +160,14 @@ class Trainer:
                 self.probe(held_out)
                 if self.save_due():
                     self.save()
+        if (error := agreed(0, self.failure)[1]) is not None:
+            raise error
+
+    def open_probe(self) -> Probe | None:
+        """The probe of held-out videos, on rank 0, if it is set."""
+        if self.rank or not self.settings.probe_every:
+            return None
+        return Probe(self.settings, self.index, self.device, self.words)
 
     def open_loader(self) -> Loader:
         """Loads this rank's share of each batch."""
@@ -163,14 +175,16 @@ class Trainer:
         shares = (take_rank(plan, self.rank, self.world, self.settings.group_size or 0) for plan in plans)
         return Loader(self.index, shares, self.settings.clip, self.device, self.settings.loading, self.words)
 
-    def open_log(self) -> AbstractContextManager[Log | None]:
+    def open_log(self) -> Log | None:
         """The log, on rank 0."""
         if self.rank:
-            return nullcontext()
+            return None
         return Log(self.settings, self.step, self.learner.schedule, self.tree.composition, self.index.bands, self.world)
 
     def load(self, batches: Iterator[Batch]) -> tuple[Batch | Any, Exception | None]:
-        """The next batch, or the error that prevents it: all ranks must end before the same step."""
+        """The next batch, or the error that ends the run: all ranks must end before the same step."""
+        if self.failure is not None:
+            return None, self.failure
         try:
             return next(batches), None
         except Exception as error:
@@ -178,16 +192,17 @@ class Trainer:
 
     def stop_if_agreed(self, received: int, error: Exception | None) -> None:
         """Save, then end, if any rank has received a signal or has an error."""
-        signal, failed = agreed(received, error is not None)
-        if not (signal or failed):
+        signal, error = agreed(received, error)
+        if not signal and error is None:
             return
-        self.save()
+        if self.failure is None:
+            self.save()
         barrier()  # a rank that exits ends the others, so wait until rank 0 has written the checkpoint
-        if error is not None:
-            raise error
-        if self.rank == 0 and signal:
+        if error is not None or self.failure is not None:
+            raise error or self.failure or AssertionError
+        if self.rank == 0:
             tqdm.write(f"stopped after step {self.step} of {self.steps}; run the same command to resume", sys.stdout)
-        sys.exit(128 + signal if signal else 2)
+        sys.exit(128 + signal)
 
     def log_step(self, metrics: Metrics, seconds: float, waiting: float) -> None:
         """Log a step. Raises UserError if its loss is not finite."""
@@ -210,7 +225,10 @@ class Trainer:
     def save(self) -> None:
         """Write the checkpoint of the last step, on rank 0, unless it is written."""
         if self.rank == 0 and self.step > self.saved:
-            checkpoint.write(self.path, self.learner.state(self.step))
+            try:
+                checkpoint.write(self.path, self.learner.state(self.step))
+            except UserError as error:
+                self.failure = error  # which all ranks end with
             self.saved, self.saved_at = self.step, time.monotonic()
 
     def describe_run(self) -> None:

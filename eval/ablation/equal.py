@@ -42,6 +42,7 @@ def equalise(settings: Ablation, rows: Mapping[str, Pretrain], index: Index) -> 
     videos, lowered = _per_step(
         "batch_size", settings.batch_size, first.default_batch_size, dict.fromkeys(rows, 1), usable
     )
+    videos = videos if settings.batch_size else first.whole_groups(videos)
     own = {row: _with_videos(run, videos) for row, run in rows.items()}
     if settings.equal == "videos":
         return Equal(own, f"videos: {videos} videos per step, {length}", lowered)

@@ -42,7 +42,7 @@ class Ablation:
     clips_per_step: int = 0
     """Video clips per step (--equal clips); 0: 64, or fewer for few videos."""
     group_size: int | None = None
-    """Leaves that share batch-norm statistics; 0: all; default: all that fit."""
+    """Videos of a group, as for gdt pretrain."""
     steps: int = 0
     """Training steps (--equal compute: of row l); 0: those of --size."""
     label: str = ""

@@ -115,7 +115,7 @@ def preprocess_command(folder: Path) -> str:
 
 def remove_command(folder: Path, full: bool = False) -> str:
     """The command that removes damaged files of a folder."""
-    return f"'{gdt_command('verify', '--shards', folder, *['--full'] * full, '--remove')}'"
+    return f"`{gdt_command('verify', '--shards', folder, *['--full'] * full, '--remove')}`"
 
 
 def repair_hint(folder: Path) -> str:

@@ -107,6 +107,8 @@ def pretrain(shards: str | Path, size: Size | None = None, **settings: Any) -> P
     from gdt.train.pretrain import pretrain as train
 
     _require_one_composition(settings.get("preset"), settings.get("factors"))
+    if settings.get("config"):
+        raise UserError("config is for the command only; use 'gdt pretrain --config'")
     given = {"shards": shards} | settings
     checkpoint = train(sized(lambda base: _with(base, given), size or "", settings.get("device") == "cpu"))
     path = checkpoint.parent / METRICS
