@@ -9,14 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from gdt.train.kernels import Precision
 
 from benchmarks import gpu, loader, preprocess, step
 from benchmarks.shared import draw
 from gdt.common.errors import UserError
 from gdt.pipeline import engines
 from gdt.pipeline.shards.index import Index
-from gdt.train.settings import Pretrain
+from gdt.train.settings import Precision, Pretrain
 from tests.conftest import ROOT
 
 

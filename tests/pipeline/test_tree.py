@@ -9,7 +9,7 @@ import pytest
 
 from gdt.common.errors import UserError
 from gdt.pipeline import presets
-from gdt.pipeline.groups import groups, take_rank
+from gdt.pipeline.groups import take_rank
 from gdt.pipeline.leaves import Clip
 from gdt.pipeline.notation import parse
 from gdt.pipeline.transformations.augmentation import EVALUATION, Augmentation
@@ -70,8 +70,8 @@ def test_groups_are_the_same_on_any_number_of_ranks_and_hold_no_video_twice(pres
         for share in shares:
             for modality in np.unique(share.leaves.modality):
                 rows = np.flatnonzero(share.leaves.modality == modality)
-                for chosen in groups(len(rows), 4):
-                    group = share.take(rows[chosen])
+                for chosen in rows.reshape(-1, 4):
+                    group = share.take(chosen)
                     assert len(np.unique(group.leaves.video)) == len(group) == 4
                     members.append((int(modality), *group.columns["leaf"].tolist()))
         return sorted(members)
@@ -86,10 +86,10 @@ def test_groups_are_the_same_on_any_number_of_ranks_and_hold_no_video_twice(pres
     tree_order = [frozenset(np.unique(whole.leaves.video)[:4])]
     assert not set(tree_order) & set(videos[0])
     with pytest.raises(
-        UserError, match="16 videos per batch do not make whole groups of --group-size 4 for 64 GPUs; use 1, 2"
+        UserError, match="16 videos per batch do not make whole groups of --group-size 4 for 64 processes; set it to"
     ):
         take_rank(whole, 0, 64, group_size=4)
-    with pytest.raises(UserError, match="of --group-size 5 for 1 GPU; set --group-size to 2, 4, 8 or 16, or to 0"):
+    with pytest.raises(UserError, match="of --group-size 5 for 1 process; set it to 2, 4, 8, 16, 0, start"):
         take_rank(whole, 0, 1, group_size=5)
 
 
@@ -105,8 +105,8 @@ def test_a_group_holds_every_value_of_a_factor_that_takes_all(row: str) -> None:
     assert every
     for modality, factor in itertools.product(np.unique(share.leaves.modality), every):
         rows = np.flatnonzero(share.leaves.modality == modality)
-        for chosen in groups(len(rows), 32):
-            assert set(share.columns[factor.name][rows[chosen]]) == set(range(factor.k))
+        for chosen in rows.reshape(-1, 32):
+            assert set(share.columns[factor.name][chosen]) == set(range(factor.k))
 
 
 def test_uneven_ranks_are_refused() -> None:
