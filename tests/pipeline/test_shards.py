@@ -197,10 +197,10 @@ NAMES = ["colour", "a/b", ".", "..", "100%", "%2F", "/", "é ü", "label/x", " "
 
 
 def test_annotations_override_the_shards_and_any_column_can_be_the_labels(copy: Path, index: Index) -> None:
-    assert set(index.columns) == {"actions", "identity"} and index.labelled("label") is index
+    assert not index.columns and index.labelled("label") is index
     with pytest.raises(
         UserError,
-        match=r"unknown column 'colour'; available: label, actions, identity; numeric columns: height, width, silence$",
+        match=r"unknown column 'colour'; available: label; numeric columns: height, width, silence$",
     ):
         index.labelled("colour")
     n, draw = len(index), random.Random(0)
