@@ -91,11 +91,10 @@ def agreed(signal: int, error: Exception | None) -> tuple[int, Exception | None]
         return signal, error
     found = torch.tensor([signal, int(error is not None)])
     dist.all_reduce(found, dist.ReduceOp.MAX)
-    if found[1] and error is None:
-        dist.all_gather_object(texts := [""] * dist.get_world_size(), "")
-        error = UserError(next(text for text in texts if text))
-    elif error is not None:
-        dist.all_gather_object([""] * dist.get_world_size(), str(error) or type(error).__name__)
+    if found[1]:
+        texts = [""] * dist.get_world_size()
+        dist.all_gather_object(texts, "" if error is None else str(error) or type(error).__name__)
+        error = error or UserError(next(filter(None, texts)))
     return int(found[0]), error
 
 

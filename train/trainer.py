@@ -198,8 +198,8 @@ class Trainer:
         if self.failure is None:
             self.save()
         barrier()  # a rank that exits ends the others, so wait until rank 0 has written the checkpoint
-        if error is not None or self.failure is not None:
-            raise error or self.failure or AssertionError
+        if (error := error or self.failure) is not None:
+            raise error
         if self.rank == 0:
             tqdm.write(f"stopped after step {self.step} of {self.steps}; run the same command to resume", sys.stdout)
         sys.exit(128 + signal)
