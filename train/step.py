@@ -122,15 +122,16 @@ class RunningStatistics:
                 model.get_submodule(f"{modality}_network"), model.get_submodule(f"mlp_{modality[0]}")
             ])  # fmt: skip
             self._norms[modality] = [module for module in parts.modules() if isinstance(module, _BatchNorm)]
+        self._every = [norm for several in self._norms.values() for norm in several]
+        self._counts = [n.num_batches_tracked for n in self._every if n.num_batches_tracked is not None]
         self._sums: dict[str, list[Tensor]] = {}
         self._groups: dict[str, int] = {}
 
     def __enter__(self) -> RunningStatistics:
-        norms = [norm for several in self._norms.values() for norm in several]
-        self._momenta = [norm.momentum for norm in norms]
+        self._momenta = [norm.momentum for norm in self._every]
         self._before = {name: [value.clone() for value in self._running(name)] for name in self._norms}
-        self._seen = [norm.num_batches_tracked.clone() for norm in norms if norm.num_batches_tracked is not None]
-        for norm in norms:
+        self._seen = [count.clone() for count in self._counts]
+        for norm in self._every:
             norm.momentum = 1.0  # a pass stores the statistics of its group
         return self
 
@@ -145,16 +146,14 @@ class RunningStatistics:
 
     def __exit__(self, kind: object, *error: object) -> None:
         """After the last backward pass, since autograd refuses statistics that have changed."""
-        norms = [norm for several in self._norms.values() for norm in several]
-        for norm, momentum in zip(norms, self._momenta, strict=True):
+        for norm, momentum in zip(self._every, self._momenta, strict=True):
             norm.momentum = momentum
         if kind is not None:
             return
-        if dist.is_initialized():
-            all_reduce_flat([value for sums in self._sums.values() for value in sums])
         world = dist.get_world_size() if dist.is_initialized() else 1
-        counts = [norm.num_batches_tracked for norm in norms if norm.num_batches_tracked is not None]
-        torch._foreach_copy_(counts, torch._foreach_add(self._seen, 1))
+        if world > 1:
+            all_reduce_flat([value for sums in self._sums.values() for value in sums])
+        torch._foreach_copy_(self._counts, torch._foreach_add(self._seen, 1))
         for name, before in self._before.items():
             momentum = self._norms[name][0].momentum or 0.0
             new = torch._foreach_mul(self._sums[name], momentum / (self._groups[name] * world))
