@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import os
-import platform
 import statistics
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +23,7 @@ from gdt.pipeline.shards.writer import VideoRecord, write_shard
 from gdt.pipeline.sources.loading import Loading
 from gdt.train.checkpoint import Data
 from gdt.train.learner import Learner
+from gdt.train.provenance import device_name
 from gdt.train.settings import SIZES, Optimization, Pretrain
 
 DeviceName = Literal["cpu", "cuda"]
@@ -57,10 +57,7 @@ def _spread(values: Sequence[float], unit: str = "") -> str:
 
 def machine() -> str:
     """CPU model, and number of cores of this process."""
-    cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text().splitlines() if cpuinfo.is_file() else []
-    models = [line.split(":", 1)[1].strip() for line in lines if "model name" in line]
-    return f"{(models or [platform.machine()])[0]}, {len(os.sched_getaffinity(0))} cores"
+    return f"{device_name(torch.device('cpu'))}, {len(os.sched_getaffinity(0))} cores"
 
 
 def run_settings(size: str, row: str, clips: int, device: DeviceName, group: int = 0) -> Pretrain:
