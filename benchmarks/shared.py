@@ -18,7 +18,9 @@ from PIL import Image
 
 from gdt.pipeline.groups import take_rank
 from gdt.pipeline.loader import Batch, Loader
-from gdt.pipeline.shards.index import Index, mel_sums, write_index
+from gdt.pipeline.shards.index import Index, write_index
+from gdt.pipeline.shards.layout import BANDS
+from gdt.pipeline.shards.statistics import mel_sums
 from gdt.pipeline.shards.writer import VideoRecord, write_shard
 from gdt.pipeline.sources.loading import Loading
 from gdt.train.checkpoint import Data
@@ -27,7 +29,6 @@ from gdt.train.provenance import device_name
 from gdt.train.settings import SIZES, Optimization, Pretrain
 
 DeviceName = Literal["cpu", "cuda"]
-BANDS = 40
 _PER_SHARD = 16
 _FRAMES, _SIDE, _WIDTH = 48, 160, 214
 _QUALITY = 77
@@ -91,7 +92,8 @@ def draw(folder: Path, videos: int) -> Index:
     paths = [folder / f"shard-{number:06d}.h5" for number in range(len(parts))]
     with ThreadPoolExecutor() as pool:  # Pillow encodes without the GIL
         list(pool.map(_draw_shard, paths, parts))
-    write_index(folder, paths, {"settings": json.dumps({"fps": 30, "bands": BANDS})})
+    settings = json.dumps({"fps": 30, "bands": BANDS})
+    write_index(folder, paths, settings, lambda ids: {"split": ["train"] * len(ids)})
     return Index.open(folder)
 
 
@@ -107,12 +109,12 @@ def _draw_shard(path: Path, videos: range) -> None:
         files = scratch / f"{video}.jpeg", scratch / f"{video}.rows"
         files[0].write_bytes(b"".join(jpegs))
         bank.tofile(files[1])
-        columns = {"id": f"v{video:06}", "split": "train", "height": _SIDE, "width": _WIDTH}
+        columns = {"id": f"v{video:06}", "height": _SIDE, "width": _WIDTH}
         records.append(VideoRecord(columns, files[0], np.array(list(map(len, jpegs))), files[1]))
         shown = images[0].reshape(-1, 3).astype(np.int64)
         pixels += np.stack([np.full(3, len(shown)), shown.sum(0), (shown**2).sum(0)], 1)
         mels += mel_sums(bank)
-    write_shard(path, records, [], {"pixel_sums": pixels, "mel_sums": mels}, "drawn", BANDS, scratch)
+    write_shard(path, records, {"pixels": pixels, "mels": mels}, scratch)
 
 
 def _draw_frames(rng: np.random.Generator) -> list[np.ndarray]:

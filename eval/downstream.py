@@ -263,7 +263,7 @@ def _require_same_words(model: Model, words: WordVectors, path: Path) -> None:
     trained = model.trained
     if "text" not in trained.model.modalities:
         return
-    if (trained.words and words.differ(trained.words)) or trained.model.network.word_dimensions != words.dimensions:
+    if (trained.words and words.checksum != trained.words) or trained.model.network.word_dimensions != words.dimensions:
         raise UserError(
             f"{model.path} was trained with other word vectors than those of {path}; set --word2vec to the file of its "
             "training"
@@ -282,7 +282,7 @@ def _file_name(evaluator: Evaluator, protocol: str, fold: Fold) -> str:
 def _words(evaluator: Evaluator, protocol: str) -> str:
     """Checksum of the words that a protocol uses."""
     words = evaluator.words if "word2vec" in PROTOCOLS[protocol].settings else None
-    return "" if words is None else words.checksum(evaluator.index)
+    return "" if words is None else words.checksum
 
 
 def _precision(evaluator: Evaluator) -> str:

@@ -19,7 +19,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
-import h5py
 import numpy as np
 from tqdm import tqdm
 
@@ -30,9 +29,10 @@ from gdt.common.lock import is_locked, locked, locked_file
 from gdt.eval.of_run import NO_RUN, OfRun
 from gdt.pipeline.clips import split_videos, uniform_plans, usable
 from gdt.pipeline.leaves import MODALITIES
+from gdt.pipeline.shards import container
+from gdt.pipeline.shards.container import Damaged, OtherSchema, text_array, texts
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.shards.layout import read_rejected, shard_folder
-from gdt.pipeline.shards.seal import Damaged, OtherSchema, open_sealed, write_strings, writing_sealed
 from gdt.pipeline.sources.loading import Loading
 from gdt.pipeline.transformations.augmentation import centred
 from gdt.train.provenance import provenance_of
@@ -340,13 +340,8 @@ def _mean(values: np.ndarray, kind: Kind) -> np.ndarray:
 
 
 def _write_h5(path: Path, rows: Features) -> None:
-    with writing_sealed(path) as file:
-        for name in ("id", "path"):
-            write_strings(file, name, getattr(rows, name).astype(object))
-        file["start"] = rows.start
-        for name, values in rows.features.items():
-            file[name] = values
-        file.attrs.update(rows.metadata)
+    columns = {"id": text_array(rows.id.tolist()), "path": text_array(rows.path.tolist()), "start": rows.start}
+    container.write(path, columns | rows.features, rows.metadata)
 
 
 def _write_npz(path: Path, rows: Features) -> None:
@@ -397,12 +392,8 @@ def read(path: str | Path) -> Features:
 
 
 def _read_h5(path: Path) -> tuple[dict[str, np.ndarray], Any]:
-    with open_sealed(path) as file:
-        if groups := [name for name, item in file.items() if not isinstance(item, h5py.Dataset)]:
-            raise ValueError(f"{groups[0]} is a group")
-        _require_size(path, sum(item.nbytes for item in file.values()))
-        arrays = {name: file[name].asstr()[:] if name in ("id", "path") else file[name][:] for name in file}
-        return arrays, {name: str(value) for name, value in file.attrs.items()}
+    arrays, metadata = container.read(path)
+    return {name: texts(values) if values.dtype.kind == "S" else values for name, values in arrays.items()}, metadata
 
 
 def _read_npz(path: Path) -> tuple[dict[str, np.ndarray], Any]:

@@ -107,15 +107,7 @@ class WordVectors:
     def dimensions(self) -> int:
         return int(self.vectors.shape[1])
 
-    def checksum(self, index: Index) -> str:
-        """Two CRC-32s, of the vectors and of an index's captions: 16 hex digits."""
-        captions = index.shard_seal.tobytes()  # the fingerprint of the shards does not cover them
-        return f"{self._crc32:08x}{zlib.crc32(captions):08x}"
-
-    def differ(self, checksum: str) -> bool:
-        """Whether the vectors, not the captions, differ from those of a checksum."""
-        return checksum[:8] != f"{self._crc32:08x}"
-
     @cached_property
-    def _crc32(self) -> int:
-        return zlib.crc32(np.ascontiguousarray(self.vectors).data)
+    def checksum(self) -> str:
+        """CRC-32 of the vectors, in hexadecimal."""
+        return f"{zlib.crc32(np.ascontiguousarray(self.vectors).data):08x}"

@@ -15,7 +15,7 @@ import dask
 import numpy as np
 
 from gdt.common.errors import UserError, plural
-from gdt.pipeline.shards.layout import shard_rejected
+from gdt.pipeline.shards.index import read_rejected_of
 from gdt.preprocess import cluster
 from gdt.preprocess.extract import groups
 from gdt.preprocess.ffmpeg import require_ffmpeg
@@ -124,7 +124,7 @@ def _decode(task: ShardTask) -> _Sample:
     seconds = time.perf_counter() - began
     source_bytes = sum(max(size, 0) for size in task.sizes)
     made = task.path.is_file()
-    rejected, shard_bytes = (shard_rejected(task.path), task.path.stat().st_size) if made else ([], 0)
+    rejected, shard_bytes = (read_rejected_of(task.path), task.path.stat().st_size) if made else ([], 0)
     return _Sample(seconds, len(task.videos), rejected, source_bytes, shard_bytes)
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gdt.pipeline.shards.layout import MEL_FLOOR
+from gdt.pipeline.shards.layout import BANDS, MEL_FLOOR
 
 if TYPE_CHECKING:  # takes more than a second to import, and only workers need it
     import torch
@@ -23,7 +23,6 @@ SAMPLE_RATE = 24_000
 WINDOW = 480
 HOP = 240
 FFT = 1024
-BANDS = 40
 PRE_EMPHASIS = 0.97
 _BLOCK = 500
 """Rows computed at once (5 s), to bound the memory."""

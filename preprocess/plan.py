@@ -18,12 +18,12 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import h5py
 import numpy as np
 
-from gdt.common.files import checked_lines, dump_row, with_checksum, write_lines
-from gdt.pipeline.shards.layout import shard_content
-from gdt.pipeline.shards.seal import SCHEMA, Damaged, open_sealed
+from gdt.common.errors import UserError
+from gdt.common.files import dump_row, write_lines
+from gdt.pipeline.shards.container import SCHEMA, Damaged, Head, texts
+from gdt.pipeline.shards.index import read_table
 from gdt.preprocess.datasets.listing import SPLITS, Missing, Video, find_key, key_of
 from gdt.preprocess.ffmpeg import Extraction
 from gdt.preprocess.videos import Shares, VideoList, content_key
@@ -123,14 +123,17 @@ class Plan:
         return array("q", (shard for shard in range(len(self)) if not self._is_done(shard, extraction, details)))
 
     def _is_done(self, shard: int, extraction: Extraction, details: Mapping[str, Any]) -> bool:
-        content = shard_content(self.path(shard))
-        return content is not None and content == self.task(shard, extraction, details).content
+        try:
+            content = Head.read(self.path(shard)).notes["content"]
+        except (Damaged, FileNotFoundError):
+            return False
+        return content == self.task(shard, extraction, details).content
 
     def write(self, details: Mapping[str, Any]) -> None:
         """Write plan.jsonl: settings and shares, then number and videos of each shard."""
         first = {"settings": dict(details), "shares": asdict(self.videos.shares)}
         rows = itertools.chain([first], map(self._row, range(len(self))))
-        write_lines(self.destination / PLAN, with_checksum(map(dump_row, rows)))
+        write_lines(self.destination / PLAN, map(dump_row, rows))
 
     def _row(self, shard: int) -> dict[str, Any]:
         names = [self.videos.name(k) for k in self.members(shard)]
@@ -179,7 +182,7 @@ def read_settings(destination: Path) -> dict[str, Any] | None:
     rows = _rows(destination)
     if rows is not None:
         return dict(next(rows)["settings"])
-    return next((json.loads(file.attrs["settings"]) for _, file in _shards(destination)), None)
+    return next((json.loads(head.notes["settings"]) for _, head, _ in _shards(destination)), None)
 
 
 def read_shares(destination: Path) -> Shares | None:
@@ -200,9 +203,9 @@ def absent_videos(videos: VideoList, destination: Path) -> tuple[int, dict[int, 
 
 def finished_videos(destination: Path, ids: Mapping[int, set[str]]) -> Iterator[str]:
     """The ids, given by shard number, that finished shards contain."""
-    for number, file in _shards(destination):
+    for number, _, table in _shards(destination):
         if number in ids:
-            yield from sorted(ids[number].intersection(file["video/id"].asstr()[:].tolist()))
+            yield from sorted(ids[number].intersection(texts(table["video/id"]).tolist()))
 
 
 def _planned(destination: Path) -> tuple[Iterator[dict[str, Any]], bool]:
@@ -214,26 +217,31 @@ def _planned(destination: Path) -> tuple[Iterator[dict[str, Any]], bool]:
     return (
         {
             "shard": number,
-            "videos": file["video/id"].asstr()[:].tolist() + [json.loads(row)["id"] for row in file["rejected"][:]],
+            "videos": texts(table["video/id"]).tolist() + [json.loads(row)["id"] for row in table["rejected"]],
         }
-        for number, file in _shards(destination)
+        for number, _, table in _shards(destination)
     ), False
 
 
 def _rows(destination: Path) -> Iterator[dict[str, Any]] | None:
-    """The rows of a plan, None without an intact one."""
+    """The rows of a plan, None without one. Raises UserError for a damaged one."""
     path = destination / PLAN
+    return _parsed(path) if path.is_file() else None
+
+
+def _parsed(path: Path) -> Iterator[dict[str, Any]]:
     try:
-        return map(json.loads, checked_lines(path)) if path.is_file() else None
-    except ValueError:
-        return None
+        with path.open(encoding="utf-8", newline="\n") as file:
+            for line in file:
+                yield dict(json.loads(line))
+    except ValueError as error:
+        raise UserError(f"{path} is damaged ({error}); delete it: the shards hold the same plan") from error
 
 
-def _shards(destination: Path) -> Iterator[tuple[int, h5py.File]]:
-    """Number and file of every readable shard, open until the next one."""
+def _shards(destination: Path) -> Iterator[tuple[int, Head, dict[str, np.ndarray]]]:
+    """Number, head and tables of every readable shard."""
     for path in sorted(destination.glob("shard-*.h5")):
         number = path.stem.removeprefix("shard-")
-        with contextlib.suppress(OSError, Damaged):
+        with contextlib.suppress(OSError, UserError):
             if number.isdecimal():
-                with open_sealed(path) as file:
-                    yield int(number), file
+                yield int(number), *read_table(path)

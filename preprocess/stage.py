@@ -13,7 +13,6 @@ from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import numpy as np
 import tyro
 from tqdm import tqdm
 
@@ -21,18 +20,18 @@ from gdt.common.commandline import gdt_command
 from gdt.common.errors import UserError, plural, require_positive
 from gdt.common.files import dump_row, write_lines
 from gdt.common.lock import locked
-from gdt.pipeline.shards.index import Annotations, Index, read_annotations, rewrite_index, write_index
-from gdt.pipeline.shards.layout import DATASETS, INDEX, REJECTED, read_rejected, shard_folder, shard_rejected
-from gdt.pipeline.shards.seal import Damaged, OtherSchema, open_sealed, read_seal
+from gdt.pipeline.shards import container
+from gdt.pipeline.shards.container import Damaged, Head, OtherSchema, texts
+from gdt.pipeline.shards.index import Index, read_rejected_of, write_index
+from gdt.pipeline.shards.layout import BANDS, DATASETS, INDEX, REJECTED, read_rejected, shard_folder
 from gdt.preprocess import cluster, datasets
 from gdt.preprocess.captions import readers
 from gdt.preprocess.captions.attach import attach
 from gdt.preprocess.captions.words import Vocabulary
 from gdt.preprocess.datasets.listing import Missing, Video
 from gdt.preprocess.ffmpeg import STORED_NAMES, Extraction, require_ffmpeg
-from gdt.preprocess.logmel import BANDS
 from gdt.preprocess.plan import PLAN, Plan, absent_videos, finished_videos, read_settings, read_shares, with_planned_ids
-from gdt.preprocess.summary import AnnotationKeys, Summary, describe, summarise
+from gdt.preprocess.summary import Summary, count_relabelled, describe, summarise
 from gdt.preprocess.videos import Shares, VideoList
 from gdt.preprocess.worker import PROGRESS, ChangedVideo, explain_full_disk, make_planned_shard
 
@@ -148,11 +147,10 @@ def _run(settings: Preprocess) -> Summary:
         report_changed_shares(settings, videos.shares)
         plan.write(details)
         pending = plan.pending(settings.extraction, details)
-        before = AnnotationKeys.read(destination)
         if pending:
             _remove_stale_index(plan, pending)
             _make_shards(plan, pending, details, settings)
-        return _finish(plan, pending, before, details)
+        return _finish(plan, pending, details)
 
 
 Items = Iterator[Video | Missing]
@@ -212,7 +210,7 @@ def report_changed_shares(settings: Preprocess, shares: Shares) -> None:
     last = read_shares(destination)
     if last is None:
         if None in (settings.val, settings.test) and any(destination.glob("shard-*.h5")):
-            lost = "is damaged or missing, so the last --val and --test are unknown; those not given are 0"
+            lost = "is missing, so the last --val and --test are unknown; those not given are 0"
             print(f"{destination / PLAN} {lost}", flush=True)
         return
     pairs = zip(("--val", "--test"), astuple(shares), astuple(last), strict=True)
@@ -227,7 +225,7 @@ def _protect_shards(videos: VideoList, destination: Path, details: dict[str, Any
     before = read_settings(destination)
     for path in destination.glob("shard-*.h5"):
         try:
-            read_seal(path)
+            Head.read(path)
         except OtherSchema as error:
             raise UserError(f"{destination} holds shards of another version: {error}; {another}") from error
         except (OSError, Damaged):
@@ -304,8 +302,7 @@ def _remove_scratch(destination: Path) -> None:
 def _remove_stale_index(plan: Plan, pending: Sequence[int]) -> None:
     """Remove the index if shards that it lists will change; otherwise it stays usable until it is replaced."""
     try:
-        with open_sealed(plan.destination / INDEX) as file:
-            listed = set(file["shard/name"].asstr()[:])
+        listed = set(texts(container.read(plan.destination / INDEX)[0]["shard/name"]))
     except (OSError, Damaged):
         listed = set()
     kept = {plan.path(shard).name for shard in range(len(plan))} - {plan.path(shard).name for shard in pending}
@@ -313,17 +310,7 @@ def _remove_stale_index(plan: Plan, pending: Sequence[int]) -> None:
         (plan.destination / INDEX).unlink(missing_ok=True)
 
 
-def _current_index(destination: Path, paths: Sequence[Path]) -> Index | None:
-    """The index, if it matches these shards."""
-    try:
-        index = Index.open(destination)
-    except UserError:
-        return None
-    same = index.shard_names == [path.name for path in paths]
-    return index if same and index.shard_seal.tolist() == [read_seal(path).own for path in paths] else None
-
-
-def _finish(plan: Plan, made: Sequence[int], before: AnnotationKeys, details: dict[str, Any]) -> Summary:
+def _finish(plan: Plan, made: Sequence[int], details: dict[str, Any]) -> Summary:
     """Remove shards that are not in the plan; write index, rejected.jsonl and summary."""
     videos, destination = plan.videos, plan.destination
     paths = [plan.path(shard) for shard in range(len(plan))]
@@ -333,15 +320,14 @@ def _finish(plan: Plan, made: Sequence[int], before: AnnotationKeys, details: di
             old.unlink()
     _remove_scratch(destination)
     # paths from the list: a video that was moved keeps its shard
-    rejected = (row | {"path": str(videos.path_of(row["id"]))} for path in paths for row in shard_rejected(path))
+    rejected = (row | {"path": str(videos.path_of(row["id"]))} for path in paths for row in read_rejected_of(path))
     write_lines(destination / REJECTED, itertools.chain(videos.missing_rows(), map(dump_row, rejected)))
-    index = None if made else _current_index(destination, paths)
-    if index is None:
-        write_index(destination, paths, {"settings": json.dumps(details)}, videos.annotations)
-        index = Index.open(destination)
-    elif not _equal((there := read_annotations(destination))[1], annotations := videos.annotations(there[0])):
-        rewrite_index(destination, annotations)
-        index = Index.open(destination)
+    try:
+        before = Index.open(destination)
+    except UserError:
+        before = None
+    write_index(destination, paths, json.dumps(details), videos.annotations)
+    index = Index.open(destination)
     if not len(index):
         (destination / INDEX).unlink()  # so that no command takes the folder for a data set
         first = next(read_rejected(destination))
@@ -350,13 +336,8 @@ def _finish(plan: Plan, made: Sequence[int], before: AnnotationKeys, details: di
             f"See {destination / REJECTED}"
         )
     decoded = sum(plan.count(shard) for shard in made)
-    relabelled = before.count_changes(AnnotationKeys.read(destination))
+    relabelled = count_relabelled(before, index) if before else 0
     return summarise(
         index, len(videos) + videos.missing, len(made), decoded, relabelled, bool(videos.without_split),
         videos.shares.test,
     )  # fmt: skip
-
-
-def _equal(one: Annotations, other: Annotations) -> bool:
-    """Whether two sets of annotations have the same columns and values."""
-    return one.keys() == other.keys() and all(np.array_equal(one[name], other[name]) for name in one)

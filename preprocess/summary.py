@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 import textwrap
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path, PurePath
-from typing import Any, NamedTuple
+from pathlib import PurePath
+from typing import Any
 
 import numpy as np
 
 from gdt.common.errors import plural
 from gdt.common.files import write_text
-from gdt.pipeline.shards.index import Index, read_annotations
+from gdt.pipeline.shards.index import LABELS, Index
 from gdt.pipeline.shards.layout import INDEX, REJECTED, read_rejected
-from gdt.pipeline.shards.seal import Damaged
 from gdt.preprocess.datasets.labels import NO_FILE
 
 SUMMARY = "summary.json"
@@ -92,44 +90,20 @@ class Summary:
             "videos": self.videos, "kept": self.kept, "decoded": self.decoded, "relabelled": self.relabelled,
             "left_out": self.reasons, "notes": self.notes, "splits": {split: n for split, n in splits.items() if n},
             "classes": len(index.classes), "hours": float(index.frame_count.sum()) / index.fps / 3600,
-            "gigabytes": float(index.shard_bytes.sum()) / 1e9, "without_sound": self.without_sound,
+            "gigabytes": sum(head.size for head in index.heads) / 1e9, "without_sound": self.without_sound,
             "silent_seconds": float(index.silence.sum()), "words": int(index.text_count.sum()),
         }  # fmt: skip
 
 
-class AnnotationKeys(NamedTuple):
-    """Hashes of ids and annotations, 16 bytes per video, since they stay in memory while videos are decoded."""
-
-    ids: np.ndarray
-    """Hashes of the ids, uint64 [n_videos]."""
-    annotations: np.ndarray
-    """Hashes of label, split, folds and further columns, uint64 [n_videos]."""
-
-    @staticmethod
-    def read(folder: Path) -> AnnotationKeys:
-        """Read the keys of the index in a folder; empty without a readable index."""
-        try:
-            ids, annotations = read_annotations(folder)
-        except (OSError, Damaged):
-            return AnnotationKeys(np.zeros(0, np.uint64), np.zeros(0, np.uint64))
-        names = sorted(annotations)
-        prefixes = [name.encode() + b"\0" for name in names]
-        rows = zip(*(annotations[name].tolist() for name in names), strict=True)
-        # empty values are skipped, so that a new column changes only the videos that have a value in it
-        texts = (
-            b"\0".join(prefix + value for prefix, value in zip(prefixes, row, strict=True) if value) for row in rows
-        )
-        return AnnotationKeys(_keys(ids.tolist(), len(ids)), _keys(texts, len(ids)))
-
-    def count_changes(self, other: AnnotationKeys) -> int:
-        """Number of videos in both indexes whose annotations differ."""
-        _, here, there = np.intersect1d(self.ids, other.ids, assume_unique=True, return_indices=True)
-        return int(np.count_nonzero(self.annotations[here] != other.annotations[there]))
-
-
-def _keys(texts: Iterable[bytes], count: int) -> np.ndarray:
-    keys = (int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") for text in texts)
-    return np.fromiter(keys, np.uint64, count)
+def count_relabelled(before: Index, now: Index) -> int:
+    """Number of videos in both indexes whose label, split, folds or further columns differ."""
+    _, here, there = np.intersect1d(before.id, now.id, assume_unique=True, return_indices=True)
+    changed = np.zeros(len(here), bool)
+    for name in {*LABELS, *before.columns, *now.columns}:
+        old, new = (vars(index).get(name, index.columns.get(name)) for index in (before, now))
+        # a column that is not there is empty
+        changed |= ("" if old is None else old[here]) != ("" if new is None else new[there])
+    return int(np.count_nonzero(changed))
 
 
 def summarise(index: Index, videos: int, made: int, decoded: int, relabelled: int, drawn: bool, test: float) -> Summary:

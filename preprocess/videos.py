@@ -7,17 +7,14 @@ import functools
 import itertools
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
-
 from gdt.common.errors import UserError
 from gdt.common.files import dump_row
-from gdt.pipeline.shards.index import Annotations, column_dataset
-from gdt.pipeline.shards.layout import LABELS
+from gdt.pipeline.shards.index import LABELS, Annotations
 from gdt.preprocess.datasets.listing import Missing, Video, Words, key_of, size_of
 from gdt.preprocess.scratch import database
 
@@ -185,23 +182,15 @@ class VideoList:
             raise KeyError(video_id)
         return str(row[0])
 
-    def annotations(self, ids: np.ndarray) -> Annotations:
-        """Annotations of the videos with these ids (bytes, [n_videos]), as datasets of an index.
-
-        Raises KeyError for an unknown id.
-        """
-        encoded = functools.lru_cache(1 << 12)(str.encode)  # equal labels of millions of videos are one object
-        dataset = functools.lru_cache(1 << 12)(column_dataset)
-        datasets: Annotations = {name: np.full(len(ids), b"", object) for name in LABELS}
+    def annotations(self, ids: Sequence[str]) -> Annotations:
+        """Annotations of the videos with these ids. Raises KeyError for an unknown id."""
+        named: dict[str, list[str]] = {name: [""] * len(ids) for name in LABELS}
+        same = functools.lru_cache(1 << 12)(str)  # equal labels of millions of videos are one object
         for row, id in enumerate(ids):
-            label, split, folds, columns = json.loads(self._of(id.decode(), "annotations"))
-            for name, value in zip(LABELS, (label, split, ",".join(folds)), strict=True):
-                datasets[name][row] = encoded(value)
-            for column, value in columns:
-                if (name := dataset(column)) not in datasets:
-                    datasets[name] = np.full(len(ids), b"", object)
-                datasets[name][row] = encoded(value)
-        return datasets
+            label, split, folds, columns = json.loads(self._of(id, "annotations"))
+            for name, value in (*zip(LABELS, (label, split, ",".join(folds)), strict=True), *columns):
+                named.setdefault(name, [""] * len(ids))[row] = same(value)
+        return named
 
     def update_size(self, number: int) -> int:
         """Update and return the bytes of a video in the list.

@@ -17,12 +17,12 @@ import numpy as np
 
 from gdt.common.errors import UserError
 from gdt.common.files import is_disk_full, open_regular
-from gdt.pipeline.shards.index import mel_sums
+from gdt.pipeline.shards.statistics import mel_sums
 from gdt.pipeline.shards.writer import VideoRecord, write_shard
 from gdt.preprocess.datasets.listing import Words, size_of
 from gdt.preprocess.extract import Extracted, extract_group, groups, pixel_sums
 from gdt.preprocess.ffmpeg import Extraction, Target
-from gdt.preprocess.logmel import BANDS, HOP, SAMPLE_RATE, Waveform, logmel_blocks, peak_levels
+from gdt.preprocess.logmel import HOP, SAMPLE_RATE, Waveform, logmel_blocks, peak_levels
 from gdt.preprocess.plan import ShardTask
 from gdt.preprocess.process import Rejected
 
@@ -153,9 +153,9 @@ def _make_shard(task: ShardTask, folder: Path, states: Sequence[_FileState], uns
             f"none of the videos of {task} can be read: {rejected[0]['reason']}; check their disk, then run the same "
             "command again: finished shards are kept"
         )
-    attributes = {"settings": json.dumps(dict(task.details)), "pixel_sums": pixels, "mel_sums": mels}
     content = "" if unstable else task.content  # matches no plan
-    write_shard(task.path, records, rejected, attributes, content, BANDS, folder)
+    notes = {"settings": json.dumps(dict(task.details)), "content": content}
+    write_shard(task.path, records, {"pixels": pixels, "mels": mels}, folder, rejected, notes)
     return []
 
 
@@ -180,8 +180,7 @@ def _record(target: Target, output: Extracted | Rejected, settings: Extraction) 
     words = video.words or Words([], [], [])
     kept = [k for k, end in enumerate(words.end) if end <= seconds]
     columns = {
-        "id": video.id, "label": video.label, "split": video.split, "folds": ",".join(video.folds),
-        "height": output.height, "width": output.width, "silence": silence, "note": note,
+        "id": video.id, "height": output.height, "width": output.width, "silence": silence, "note": note,
     }  # fmt: skip
     return VideoRecord(
         columns, output.jpeg, output.sizes, bank, [[column[k] for k in kept] for column in astuple(words)]

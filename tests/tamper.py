@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -14,46 +14,54 @@ import h5py
 import numpy as np
 
 from gdt.common.serialization import add_checksum, require_checksum
-from gdt.pipeline.shards.index import write_index
-from gdt.pipeline.shards.layout import PIECES, ROWS, WORDS, words_checksum
-from gdt.pipeline.shards.seal import seal
+from gdt.pipeline.shards import container
+from gdt.pipeline.shards.index import Index, write_index
+from gdt.pipeline.shards.layout import PIECES, ROWS, WORDS, table_checksum, words_checksum
 
 
-def reseal(path: Path) -> None:
-    """Update the seal of a shard or an index."""
-    notes = json.loads(path.read_bytes().split(b"\n")[0][13:])["notes"]
-    with h5py.File(path, "r") as file:
-        pieces = PIECES if "frames/jpeg" in file else ()
-    seal(path, pieces, **notes)
-
-
-def recheck(file: h5py.File) -> None:
+def recheck(arrays: dict[str, np.ndarray]) -> None:
     """Update the checksums of frames, audio and words of a shard."""
-    offset, jpeg = file["frames/offset"][:], file["frames/jpeg"][:]
-    file["frames/crc32"][:] = [zlib.crc32(jpeg[a:b].tobytes()) for a, b in pairwise(offset)]
-    bank = file["audio/logmel"][:]
-    file["audio/crc32"][:] = [zlib.crc32(bank[k : k + ROWS].tobytes()) for k in range(0, len(bank), ROWS)]
-    words = [file[f"text/{name}"][:] for name in WORDS]
-    bounds = pairwise(file["video/text"][:])
-    file["text/crc32"][:] = [words_checksum(*(column[a:b] for column in words)) for a, b in bounds]
+    offset, jpeg = arrays["frames/offset"], arrays["frames/jpeg"]
+    arrays["frames/crc32"] = np.array([zlib.crc32(jpeg[a:b].tobytes()) for a, b in pairwise(offset)], np.uint32)
+    bank = arrays["audio/logmel"]
+    sums = [zlib.crc32(bank[k : k + ROWS].tobytes()) for k in range(0, len(bank), ROWS)]
+    arrays["audio/crc32"] = np.array(sums, np.uint32)
+    words, bounds = [arrays[f"text/{name}"] for name in WORDS], pairwise(arrays["video/text"])
+    sums = [words_checksum(*(column[a:b] for column in words)) for a, b in bounds]
+    arrays["text/crc32"] = np.array(sums, np.uint32)
 
 
 @contextlib.contextmanager
 def changed(path: Path, hidden: bool = False) -> Iterator[h5py.File]:
     """Change a shard or an index; `hidden` updates all checksums."""
+    with path.open("rb") as opened:
+        head = container.Head.parse(opened.readline())
     with h5py.File(path, "a") as file:
         yield file
-        if hidden and "frames/jpeg" in file and np.all(np.diff(file["frames/offset"][:]) >= 0):
-            recheck(file)
     if hidden:
-        reseal(path)
+        data, notes = path.read_bytes(), dict(head.notes)
+        arrays = {name: at.array(data[at.begin : at.begin + at.nbytes]) for name, at in head.arrays.items()}
+        if "table" in notes:
+            if np.all(np.diff(arrays["frames/offset"]) >= 0):
+                recheck(arrays)
+            table = {name: values for name, values in arrays.items() if not name.startswith(PIECES)}
+            notes["table"] = table_checksum(table)
+        container.write(path, arrays, notes)
 
 
-def reindex(folder: Path) -> None:
-    """Rebuild the index of the shards."""
-    with h5py.File(folder / "index.h5", "r") as file:
-        names, settings = file["shard/name"].asstr()[:], file.attrs["settings"]
-    write_index(folder, [folder / name for name in names], {"settings": settings})
+def annotate(folder: Path, **columns: list[str]) -> None:
+    """Replace annotations of the videos of an index, in its order."""
+    index = Index.open(folder)
+    said: dict[str, Mapping[str, str]] = {
+        name: dict(zip(index.id, values, strict=True))
+        for name, values in (
+            {name: getattr(index, name) for name in ("label", "split", "folds")} | index.columns | columns
+        ).items()
+    }
+    write_index(
+        folder, [folder / name for name in index.shard_names], json.dumps(index.settings),
+        lambda ids: {name: [values[each] for each in ids] for name, values in said.items()},
+    )  # fmt: skip
 
 
 def edit_json(path: Path, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:

@@ -14,7 +14,7 @@ import torch
 
 from gdt.common.errors import UserError, first_line
 from gdt.common.files import is_disk_full, require_readable, writing
-from gdt.pipeline.shards.index import Statistics
+from gdt.pipeline.shards.statistics import Statistics
 from gdt.train import portable
 from gdt.train.models.gdt import GDT, load_weights, modalities_of
 from gdt.train.settings import CHECKPOINT, LENGTH, Pretrain, differences, from_json, require_checkpoint, to_json
@@ -34,7 +34,7 @@ class Data:
     statistics: Statistics
     """Normalisation of the inputs; whoever uses the model needs it."""
     words: str = ""
-    """Checksum of captions and word vectors; empty without text."""
+    """Checksum of the word vectors; empty without text."""
 
 
 def make_state(
@@ -167,7 +167,7 @@ def require_same_run(
     run, now = path.parent, to_json(settings)
     if state["words"] != data.words:
         raise OtherRun(
-            f"{run} holds a run with different words: the word vectors or captions have changed; set --out to another "
+            f"{run} holds a run with different word vectors; set --out to another "
             "folder, or --word2vec to the original file"
         )
     if different := differences(state["settings"], now, ignored=LENGTH):

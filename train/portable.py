@@ -13,7 +13,7 @@ from pathlib import Path
 
 from gdt.common import serialization
 from gdt.common.errors import UserError
-from gdt.pipeline.shards.index import Statistics
+from gdt.pipeline.shards.statistics import Statistics
 from gdt.train import tensors
 from gdt.train.models.gdt import GDT, load_weights, modalities_of
 from gdt.train.models.network import Network

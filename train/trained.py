@@ -9,7 +9,8 @@ from dataclasses import asdict, dataclass, replace
 
 import torch
 
-from gdt.pipeline.shards.index import Index, Statistics
+from gdt.pipeline.shards.index import Index
+from gdt.pipeline.shards.statistics import Statistics
 from gdt.train.models.gdt import GDT
 from gdt.train.settings import Pretrain
 from gdt.train.tensors import raw_bytes
@@ -63,7 +64,7 @@ class Trained:
     steps: int = 0
     """Steps of the whole run; 0 if unknown."""
     words: str = ""
-    """Checksum of the words that it was trained with (`WordVectors.checksum`); empty if unknown or without text."""
+    """Checksum of the word vectors that it was trained with; empty if unknown or without text."""
 
     @property
     def name(self) -> str:

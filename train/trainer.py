@@ -57,7 +57,7 @@ class Trainer:
         self.settings = self.freeze(settings, state, start)
         self.tree = self.settings.tree(self.index, partial(self.describe, "data"))
         self.words = self.settings.words(self.index)
-        words = self.words.checksum(self.index) if self.words else ""
+        words = self.words.checksum if self.words else ""
         self.data = Data(shards, self.index.statistics, words)
         self.require_passes()
         self.require_equal_starts()

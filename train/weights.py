@@ -22,7 +22,7 @@ from torch import Tensor
 from gdt.common.errors import UserError
 from gdt.common.files import require_readable
 from gdt.pipeline.leaves import MODALITIES, Clip
-from gdt.pipeline.shards.index import Statistics
+from gdt.pipeline.shards.statistics import Statistics
 from gdt.pipeline.transformations.augmentation import Augmentation
 from gdt.train import tensors
 from gdt.train.models.gdt import GDT, load_weights, modalities_of

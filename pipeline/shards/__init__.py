@@ -1,1 +1,1 @@
-"""The shard format: layout (its table of datasets), writer, index, reader, and seal (checksums of a file)."""
+"""The shard format: container (a checked HDF5 file), layout (the table of datasets), writer, index and reader."""

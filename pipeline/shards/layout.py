@@ -1,19 +1,19 @@
-"""The layout of shards, schema 2: the table of datasets from which they are written, indexed, read and verified.
+"""The layout of shards: the table of datasets from which they are written, indexed and read.
 
-A shard is an HDF5 file of contiguous datasets (see SHARD), so any clip is one slice of the file. Checksums cover every
-byte: the datasets in PIECES have one per piece, since only parts of them are read; the seal of the file covers the
-rest. The same folder holds `index.h5` (one row per video of all shards, classes, statistics; sealed, too; the only file
-opened at start) and `rejected.jsonl` (every rejected video with the reason).
+A shard is an HDF5 file of contiguous datasets (see SHARD), so any clip is one slice of the file; container.py says how
+such a file is checked and read. The same folder holds `index.h5` (one row per video of all shards, with label, split
+and folds, which stand there alone; the only file opened at start) and `rejected.jsonl` (every rejected video with the
+reason).
 
 To add a column of the video table, add a line to `VideoTable`, fill it in the VideoRecord (preprocess/worker.py) and
-raise SCHEMA (seal.py), since existing shards lack it.
+raise SCHEMA (container.py), since existing shards lack it.
 """
 
 from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, dataclass
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, get_type_hints
@@ -22,11 +22,11 @@ import numpy as np
 
 from gdt.common.commandline import gdt_command
 from gdt.common.errors import UserError
-from gdt.common.files import require_readable
-from gdt.pipeline.shards.seal import Damaged, check_seal, open_sealed
 
 INDEX = "index.h5"
 REJECTED = "rejected.jsonl"
+BANDS = 40
+"""Bands of log-mel banks."""
 MEL_FLOOR = float(np.log(np.finfo(np.float64).eps))
 """The log-mel value of zero energy, digital silence."""
 
@@ -52,18 +52,12 @@ class VideoTable:
     width: Annotated[np.ndarray, Stored(np.int32, "of the stored frames, pixels")]
     silence: Annotated[np.ndarray, Stored(np.float32, "silent seconds of the sound", 0.0)]
     id: Annotated[np.ndarray, Stored(str, "name of the video; the index is sorted by it")]
-    label: Annotated[np.ndarray, Stored(str, "name of the class, or empty", "")]
-    split: Annotated[np.ndarray, Stored(str, "train, val, test or unused", "")]
-    folds: Annotated[np.ndarray, Stored(str, "the split in each official fold, as in train,test,unused; or empty", "")]
     note: Annotated[np.ndarray, Stored(str, "decoder warnings, or empty", "")]
 
 
 COLUMNS: dict[str, Stored] = {
     name: kind.__metadata__[0] for name, kind in get_type_hints(VideoTable, include_extras=True).items()
 }
-LABELS = ("video/label", "video/split", "video/folds")
-"""Shards keep these as they were at preprocessing; the index, in which they can be rewritten, takes precedence."""
-
 SHARD: dict[str, Stored] = {
     "frames/jpeg": Stored(np.uint8, "[bytes]: all frames of all videos, baseline 4:2:0 JPEG, one after another"),
     "frames/offset": Stored(np.int64, "[n_frames + 1]: where each frame starts in frames/jpeg"),
@@ -78,15 +72,16 @@ SHARD: dict[str, Stored] = {
     "video/mel": Stored(np.int64, "[n_videos + 1]: where each video's rows start in audio/logmel"),
     "video/text": Stored(np.int64, "[n_videos + 1]: where each video's words start in text/token"),
     **{f"video/{name}": stored for name, stored in COLUMNS.items()},
+    "sums/pixels": Stored(np.int64, "[3, 3]: pixels, sum and sum of squares of each colour channel"),
+    "sums/mels": Stored(np.int64, "[3]: log-mel values, sum and sum of squares in fixed point (statistics.py)"),
     "rejected": Stored(str, "[n_rejected]: JSON of id, path and reason of each rejected video"),
 }
-PARTS = {"frame": "frames/crc32", "mel": "audio/logmel", "text": "text/token"}
-"""Part -> dataset with a row per frame, log-mel row or word. A video has a contiguous range of rows; video/<part> holds
-its bounds."""
-WORDS = ("token", "start", "end")
-"""Columns of text/, in the order of their checksum."""
-PIECES = tuple(name for name in SHARD if name.startswith(("frames/", "audio/", "text/")))
-"""Datasets that training reads in pieces; a wrong offset or checksum looks like a damaged piece."""
+PARTS = ("frame", "mel", "text")
+"""A video has a contiguous range of frames, log-mel rows and words; video/<part> holds its bounds."""
+WORDS = {name: SHARD[f"text/{name}"].dtype for name in ("token", "start", "end")}
+"""Columns of text/ with their types, in the order of their checksum."""
+PIECES = ("frames/", "audio/", "text/")
+"""Prefixes of the datasets that are read in pieces, each with its checksum."""
 ROWS = 100
 """Rows of audio/logmel per checksum."""
 
@@ -113,14 +108,10 @@ def preprocess_command(folder: Path) -> str:
     return gdt_command("preprocess", "--dataset", folder.name, *source, *elsewhere)
 
 
-def remove_command(folder: Path, full: bool = False) -> str:
-    """The command that removes damaged files of a folder."""
-    return f"`{gdt_command('verify', '--shards', folder, *['--full'] * full, '--remove')}`"
-
-
-def repair_hint(folder: Path) -> str:
-    """How to rebuild damaged files of a folder."""
-    return f"remove it with {remove_command(folder)}, then run the same preprocessing command again to rebuild it"
+def verify_hint(folder: Path) -> str:
+    """How to find and rebuild the damaged files of a folder."""
+    command = gdt_command("verify", "--shards", folder, "--remove")
+    return f"remove damaged shards with `{command}`, then run the same preprocessing command again to rebuild them"
 
 
 def words_checksum(*columns: np.ndarray) -> int:
@@ -128,24 +119,9 @@ def words_checksum(*columns: np.ndarray) -> int:
     return zlib.crc32(b"".join(column.tobytes() for column in columns))
 
 
-def shard_content(path: Path) -> str | None:
-    """The digest of the plan of a shard; None if the shard is missing, damaged or of another schema.
-
-    Does not check PIECES. Raises UserError if the disk cannot be read.
-    """
-    try:
-        return str(check_seal(path).notes["content"])
-    except Damaged:
-        return None
-    except OSError as error:
-        require_readable(f"shard {path}", error)
-        return None
-
-
-def shard_rejected(path: Path) -> list[dict[str, str]]:
-    """The rejected videos of a shard: id, path below the source folder, reason."""
-    with open_sealed(path) as file:
-        return [json.loads(row) for row in file["rejected"][:]]
+def table_checksum(table: Mapping[str, np.ndarray]) -> str:
+    """CRC-32 of the datasets that the index gathers, in hexadecimal."""
+    return f"{zlib.crc32(b''.join(table[name].tobytes() for name in sorted(table))):08x}"
 
 
 def read_rejected(folder: Path) -> Iterator[dict[str, str]]:

@@ -5,125 +5,98 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, dataclass
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
-import h5py
 import numpy as np
 
-from gdt.pipeline.shards.layout import COLUMNS, PIECES, ROWS, SHARD, WORDS, words_checksum
-from gdt.pipeline.shards.seal import SCHEMA, write_strings, writing_sealed
-
-_BLOCK = 1 << 24
+from gdt.pipeline.shards.container import Values, text_array, write
+from gdt.pipeline.shards.layout import BANDS, COLUMNS, ROWS, WORDS, table_checksum, words_checksum
 
 
 @dataclass(frozen=True)
 class VideoRecord:
-    """One video to write into a shard; its frames and log-mel rows are in files, not in memory.
-
-    Raises TypeError for unknown columns, and for missing ones without a default.
-    """
+    """One video to write into a shard; its frames and log-mel rows are in files, not in memory."""
 
     columns: Mapping[str, Any]
     """Its row of VideoTable, by name."""
     jpeg: Path
-    """File of the concatenated JPEG frames; deleted once it is in the shard."""
+    """File of the concatenated JPEG frames."""
     sizes: np.ndarray
     """Bytes of each frame, int64 [n_frames]."""
     logmel: Path
-    """File of float32 [n_mel, bands], empty without sound; deleted once it is in the shard."""
+    """File of float32 [n_mel, BANDS], empty without sound."""
     words: Sequence[Sequence[float]] = ((),) * len(WORDS)
     """The columns WORDS, [n_words] each."""
 
-    def __post_init__(self) -> None:
-        row = {name: column.default for name, column in COLUMNS.items()} | dict(self.columns)
-        wrong = [name for name, value in row.items() if value is MISSING or name not in COLUMNS]
-        if wrong:
-            raise TypeError(f"unknown or missing columns of the video table: {', '.join(wrong)}")
-        object.__setattr__(self, "columns", row)
-
 
 def write_shard(
-    path: Path, records: Sequence[VideoRecord], rejected: Sequence[Mapping[str, str]], attributes: Mapping[str, Any],
-    content: str, bands: int, scratch: Path,
+    path: Path, records: Sequence[VideoRecord], sums: Mapping[str, np.ndarray], scratch: Path,
+    rejected: Sequence[Mapping[str, str]] = (), notes: Mapping[str, str] = MappingProxyType({}),
 ) -> None:  # fmt: skip
-    """Write a shard in the folder `scratch`, then move it to `path`."""
-    with writing_sealed(path, PIECES, scratch, content=content) as file:
+    """Write a shard in the folder `scratch`, then move it to `path`.
 
-        def write(name: str, values: Any) -> None:
-            if SHARD[name].dtype is str:
-                write_strings(file, name, values)
-            else:
-                file.create_dataset(name, data=np.asarray(values, SHARD[name].dtype))
+    `sums` are those of the datasets sums/; `notes` go into the first line of the file. Raises TypeError for columns
+    that the video table does not have, or that are missing and have no default.
+    """
+    if unknown := {name for record in records for name in record.columns} - COLUMNS.keys():
+        raise TypeError(f"unknown columns of the video table: {', '.join(sorted(unknown))}")
+    frames = [_content(record.jpeg, np.uint8) for record in records]
+    banks = [_content(record.logmel, np.float32).reshape(-1, BANDS) for record in records]
+    words: list[list[np.ndarray]] = [list(map(np.asarray, record.words, WORDS.values())) for record in records]
+    table: dict[str, np.ndarray] = {
+        "video/frame": _bounds([len(record.sizes) for record in records]),
+        "video/mel": _bounds([len(bank) for bank in banks]),
+        "video/text": _bounds([len(columns[0]) for columns in words]),
+        **{f"sums/{name}": values for name, values in sums.items()},
+        "rejected": text_array([json.dumps(dict(row), ensure_ascii=False) for row in rejected]),
+    }
+    for name, column in COLUMNS.items():
+        values = [record.columns.get(name, column.default) for record in records]
+        table[f"video/{name}"] = text_array(values) if column.dtype is str else np.array(values, column.dtype)
+    arrays: dict[str, Values] = {
+        "frames/jpeg": [np.zeros(0, np.uint8), *frames],
+        "frames/offset": _bounds(np.concatenate([np.zeros(0, np.int64), *(record.sizes for record in records)])),
+        "frames/crc32": np.array(_frame_checksums(frames, [record.sizes for record in records]), np.uint32),
+        "audio/logmel": [np.zeros((0, BANDS), np.float32), *banks],
+        "audio/crc32": np.array(_row_checksums(banks), np.uint32),
+        "text/crc32": np.array([words_checksum(*columns) for columns in words], np.uint32),
+    }
+    for k, (name, dtype) in enumerate(WORDS.items()):
+        arrays[f"text/{name}"] = [np.zeros(0, dtype), *(columns[k] for columns in words)]
+    write(path, arrays | table, {**notes, "table": table_checksum(table)}, scratch)
 
-        sizes = np.concatenate([np.zeros(0, np.int64), *(record.sizes for record in records)])
-        rows = [record.logmel.stat().st_size // (4 * bands) for record in records]
-        jpeg = file.create_dataset("frames/jpeg", (int(sizes.sum()),), np.uint8)
-        logmel = file.create_dataset("audio/logmel", (sum(rows), bands), np.float32)
-        write("frames/crc32", _fill_frames(jpeg, records))
-        write("audio/crc32", _fill_rows(logmel, records))
-        write("frames/offset", np.cumsum(np.insert(sizes, 0, 0)))
-        write("video/frame", np.cumsum([0, *(len(record.sizes) for record in records)]))
-        write("video/mel", np.cumsum([0, *rows]))
-        write("video/text", np.cumsum([0, *(len(record.words[0]) for record in records)]))
-        types = [SHARD[f"text/{name}"].dtype for name in WORDS]
-        words: list[list[np.ndarray]] = [list(map(np.asarray, record.words, types)) for record in records]
-        for name, *columns in zip(WORDS, *words, strict=True):
-            write(f"text/{name}", np.concatenate([[], *columns]))
-        write("text/crc32", [words_checksum(*columns) for columns in words])
-        for name in COLUMNS:
-            write(f"video/{name}", [record.columns[name] for record in records])
-        write("rejected", [json.dumps(dict(row), ensure_ascii=False) for row in rejected])
-        file.attrs.update({"schema": SCHEMA, **attributes})
+
+def _content(path: Path, dtype: type) -> np.ndarray:
+    """A file as an array that is read when used."""
+    return np.memmap(path, dtype, "r") if path.stat().st_size else np.zeros(0, dtype)
 
 
-def _fill_frames(dataset: h5py.Dataset, records: Sequence[VideoRecord]) -> list[int]:
-    """Move the JPEG files of the records into a dataset; return the checksum of every frame."""
+def _bounds(counts: Sequence[int] | np.ndarray) -> np.ndarray:
+    """Where each of some consecutive parts starts, and the end of the last: int64 [n + 1]."""
+    return np.cumsum([0, *counts], dtype=np.int64)
+
+
+def _frame_checksums(frames: Sequence[np.ndarray], sizes: Sequence[np.ndarray]) -> list[int]:
+    """The checksum of every frame of the videos."""
+    return [
+        zlib.crc32(video[begin:end].data) for video, each in zip(frames, sizes, strict=True)
+        for begin, end in pairwise(_bounds(each))
+    ]  # fmt: skip
+
+
+def _row_checksums(banks: Sequence[np.ndarray]) -> list[int]:
+    """The checksum of every ROWS log-mel rows, across videos."""
     checksums: list[int] = []
-    position = 0
-    for record in records:
-        ends = np.cumsum(record.sizes)
-        with record.jpeg.open("rb") as file:
-            first = 0
-            while first < len(ends):
-                begin = int(ends[first] - record.sizes[first])
-                last = max(first + 1, int(np.searchsorted(ends, begin + _BLOCK, side="right")))
-                block = memoryview(file.read(int(ends[last - 1]) - begin))
-                bounds = [0, *(ends[first:last] - begin).tolist()]
-                checksums += [zlib.crc32(block[a:b]) for a, b in pairwise(bounds)]
-                dataset[position : position + len(block)] = np.frombuffer(block, np.uint8)
-                position += len(block)
-                first = last
-        record.jpeg.unlink()
-    _require_full(dataset, position)
+    row = 0
+    for bank in banks:
+        first = 0
+        while first < len(bank):
+            count = min(ROWS - row % ROWS, len(bank) - first)
+            unfinished = checksums[row // ROWS :]
+            checksums[row // ROWS :] = [zlib.crc32(bank[first : first + count].data, *unfinished)]
+            first, row = first + count, row + count
     return checksums
-
-
-def _fill_rows(dataset: h5py.Dataset, records: Sequence[VideoRecord]) -> list[int]:
-    """Move the log-mel files of the records into a dataset; return the checksum of every ROWS rows."""
-    checksums: list[int] = []
-    row = 4 * dataset.shape[1]
-    position = value = 0
-    for record in records:
-        with record.logmel.open("rb") as file:
-            # pieces end at multiples of ROWS of the shard, across videos
-            while block := file.read((ROWS - position % ROWS) * row):
-                values = np.frombuffer(block, np.float32).reshape(-1, dataset.shape[1])
-                dataset[position : position + len(values)] = values
-                position += len(values)
-                value = zlib.crc32(block, value)
-                if position % ROWS == 0:
-                    checksums.append(value)
-                    value = 0
-        record.logmel.unlink()
-    if position % ROWS:
-        checksums.append(value)
-    _require_full(dataset, position)
-    return checksums
-
-
-def _require_full(dataset: h5py.Dataset, position: int) -> None:
-    if position != len(dataset):
-        raise RuntimeError(f"{dataset.name}: {position} rows written, {len(dataset)} expected")

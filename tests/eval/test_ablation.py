@@ -27,12 +27,13 @@ from gdt.eval.factors.tables import factor_of, mean_over_seeds
 from gdt.eval.metrics import Metric, over_seeds
 from gdt.eval.record import RANDOM, Record, read
 from gdt.eval.settings import Downstream
-from gdt.pipeline.shards.index import Index, read_annotations, rewrite_index
+from gdt.pipeline.shards.index import Index
 from gdt.train.checkpoint import load_model
 from gdt.train.flops import training_flops
 from gdt.train.pretrain import pretrain
 from gdt.train.settings import Pretrain
 from tests.eval.test_record import ROW
+from tests.tamper import annotate
 
 CUSTOM = "video:d modality:i:2:differs augmentation:i:1"
 
@@ -230,11 +231,8 @@ def test_fold_1_is_evaluated_and_changed_labels_again(
 ) -> None:
     folder = tmp_path / "shards"
     shutil.copytree(shards, folder, copy_function=shutil.copy)
-    said = read_annotations(folder)[1]
-    splits = said["video/split"]
-    swapped = np.array([{b"train": b"test", b"test": b"train"}.get(split, split) for split in splits], object)
-    said["video/folds"] = splits + np.array([b","] * len(splits), object) + swapped
-    rewrite_index(folder, said)
+    index, swapped = Index.open(folder), {"train": "test", "test": "train"}
+    annotate(folder, folds=[f"{split},{swapped.get(split, split)}" for split in index.split])
     given = settings(folder, tmp_path / "out", rows=("a",), label="label")
     ablation(given)
     table = (tmp_path / "out" / "table.txt").read_text()
@@ -245,8 +243,7 @@ def test_fold_1_is_evaluated_and_changed_labels_again(
     before = read(tmp_path / "out" / "results.json")
     assert {(row.fold, row.queries, row.trained_on) for row in before} == {(1, 12, "others")}
 
-    merged = np.array([min(label, sorted({*said["video/label"]})[1]) for label in said["video/label"]], object)
-    rewrite_index(folder, said | {"video/label": merged})
+    annotate(folder, label=[min(label, index.classes[1]) for label in index.label])
     capsys.readouterr()
     done.clear()
     ablation(given)

@@ -39,7 +39,7 @@ from gdt.eval.settings import Downstream
 from gdt.eval.subjects import Data, Fold, Model, open_index
 from gdt.pipeline.clips import ClipSampling, random_clips, uniform_clips
 from gdt.pipeline.loader import Loader
-from gdt.pipeline.shards.index import Index, read_annotations, rewrite_index
+from gdt.pipeline.shards.index import Index
 from gdt.pipeline.sources.loading import Loading
 from gdt.pipeline.transformations.augmentation import centred
 from gdt.preprocess.stage import Preprocess
@@ -49,6 +49,7 @@ from gdt.train.models.gdt import GDT
 from gdt.train.pretrain import pretrain
 from gdt.train.settings import SIZES
 from tests.conftest import ROOT, Run, preprocess
+from tests.tamper import annotate
 
 FINETUNE = ("--epochs", "1", "--clips-per-epoch", "2", "--clips", "2")
 
@@ -438,8 +439,7 @@ def test_a_text_model_without_word2vec_is_told_to_set_it(
         "text is not evaluated; set --word2vec to the file that the shards were made with\n" in capsys.readouterr().out
     )
     shutil.copytree(captioned, unlabelled, copy_function=shutil.copy)
-    said = read_annotations(unlabelled)[1]
-    rewrite_index(unlabelled, said | {"video/label": np.full(len(said["video/label"]), b"", object)})
+    annotate(unlabelled, label=[""] * len(Index.open(unlabelled)))
     settings = Downstream((path,), "x", unlabelled, clips=1, random_weights="exclude", out=tmp_path / "eval")
     with pytest.raises(UserError, match="^nothing to evaluate without the words of the captions; set --word2vec to"):
         downstream(settings)
@@ -634,7 +634,7 @@ def test_whatever_changes_a_number_changes_the_columns_that_identify_it(
     def checksum(name: str, evaluator: Evaluator, model: Model, fold: Fold, _: Path) -> Outcome:
         given = vars(evaluator.settings) | {
             "folds": fold.digest, "data": evaluator.data, "split": evaluator.query_split, "model": model.digest,
-            "word2vec": evaluator.settings.word2vec and evaluator.words.checksum(evaluator.index),
+            "word2vec": evaluator.settings.word2vec and evaluator.words.checksum,
         }  # fmt: skip
         number = zlib.crc32(json.dumps([name, given], default=str).encode()) % 10**6 / 10**4
         return evaluator.frozen(model, {"video to audio R@1": Metric(number, 1.0, len(fold.queries))}, fold)
@@ -767,7 +767,7 @@ def test_labelled_protocols_evaluate_audio_or_both(
     assert row.metrics["R@1"].value == pytest.approx(100 * right.mean())
     change_index(mel_count=np.zeros_like(mel_count))
     with pytest.raises(UserError, match="0 videos of the gallery and 0 queries have audio as long as a clip"):
-        downstream(replace(settings, modalities=("audio",)))
+        downstream(replace(settings, modalities=("audio",), out=tmp_path / "none"))
     written = Trained(GDT(SIZES["tiny"].network, ["video", "text"]).eval(), trained.settings, 0, trained.statistics)
     with pytest.raises(UserError, match="the model was trained without audio, .* or --modalities to video"):
         extract.extract(written, index, kept, 1, device, modality="audio")

@@ -19,7 +19,7 @@ from gdt.eval.export import Export, export
 from gdt.eval.settings import Downstream
 from gdt.eval.subjects import models
 from gdt.pipeline.leaves import Clip
-from gdt.pipeline.shards.index import Statistics
+from gdt.pipeline.shards.statistics import Statistics
 from gdt.pipeline.transformations.augmentation import Augmentation
 from gdt.train import checkpoint, tensors
 from gdt.train.checkpoint import Data, Trained, load_model

@@ -30,12 +30,12 @@ from gdt.eval.page.page import compare, report, smooth
 from gdt.eval.page.settings import Report
 from gdt.eval.record import RANDOM, read, write
 from gdt.eval.settings import Downstream
-from gdt.pipeline.shards.index import Index, read_annotations, rewrite_index
+from gdt.pipeline.shards.index import Index
 from gdt.train.pretrain import pretrain
 from gdt.train.settings import SIZES
 from tests.conftest import Run
 from tests.eval.test_record import ROW
-from tests.tamper import edit_json
+from tests.tamper import annotate, edit_json
 from tests.test_cli import sentence
 
 EVIL = "<script>alert('{}')</script>&\"$x$"
@@ -93,9 +93,7 @@ RUNS = "Pretraining; clips/s and data wait are medians, the final loss is a movi
 def relabelled(shards: Path, folder: Path, label: str) -> Path:
     """A copy of shards with other labels: "" removes them, {} stands for the old label."""
     shutil.copytree(shards, folder, copy_function=shutil.copy)
-    _, said = read_annotations(folder)
-    labels = [label.format(old.decode()).encode() if old else b"" for old in said["video/label"]]
-    rewrite_index(folder, said | {"video/label": np.array(labels, object)})
+    annotate(folder, label=[label.format(old) if old else "" for old in Index.open(folder).label])
     return folder
 
 

@@ -32,14 +32,14 @@ from gdt.pipeline.groups import take_rank
 from gdt.pipeline.leaves import AUDIO, VIDEO, Clip
 from gdt.pipeline.loader import Batch, Loader
 from gdt.pipeline.notation import parse
+from gdt.pipeline.shards.container import Head
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.shards.layout import MEL_FLOOR
 from gdt.pipeline.shards.reader import ShardReader
-from gdt.pipeline.shards.seal import check_seal
 from gdt.pipeline.sources.loading import Loading
 from gdt.pipeline.transformations.augmentation import Augmentation
 from gdt.pipeline.tree import BatchPlan, Tree, sampling_tree
-from tests.tamper import changed, reindex
+from tests.tamper import annotate, changed
 
 CPU = torch.device("cpu")
 CLIP = Clip(frames=6, stride=3, size=40)
@@ -338,7 +338,7 @@ def test_an_undecodable_frame_is_reported_with_its_video(copy: Path, index: Inde
         offset = file["frames/offset"][:]
         frame = index.frame_start[video] + 3
         file["frames/jpeg"][offset[frame] : offset[frame + 1]] = 0
-    reindex(copy)
+    annotate(copy)
     short = replace(index, frame_count=np.full(len(index), 16))
     plan = uniform_clips(short, np.array([5, video]), 1, CLIP, AUGMENTATION)
     name = index.shard_names[index.shard[video]]
@@ -371,7 +371,7 @@ def test_other_decoding_errors_do_not_blame_the_frames(
 def damage(copy: Path, index: Index, video: int, what: str) -> None:
     """Overwrite 200 bytes in the middle of a video's frames or sound."""
     path = copy / index.shard_names[index.shard[video]]
-    begin = check_seal(path).spans[what][0]
+    begin = Head.read(path).arrays[what].begin
     with h5py.File(path) as file:
         if what == "frames/jpeg":
             begin += int(file["frames/offset"][index.frame_start[video] + index.frame_count[video] // 2])
@@ -388,9 +388,7 @@ def test_damage_stops_the_run(copy: Path, index: Index, what: str) -> None:
     video = int(plan.columns["video"][0])
     damage(copy, index, video, what)
     name = index.shard_names[index.shard[video]]
-    message = (
-        rf"shard .*{name} is damaged: checksum mismatch in .* of '{index.id[video]}'; remove it with `\S*gdt verify"
-    )
+    message = rf"shard .*{name} is damaged: checksum mismatch in .* of '{index.id[video]}'; remove .* `\S*gdt verify"
     plans = [tree(index, "e").plan(0, k) for k in range(4)]  # some of them read the damaged part
     whole = [uniform_clips(index, np.array([video]), 20, CLIP, AUGMENTATION)]
     with pytest.raises(UserError, match=message):

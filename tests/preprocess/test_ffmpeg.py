@@ -23,7 +23,7 @@ import pytest
 from PIL import Image
 
 from gdt.common.errors import UserError
-from gdt.pipeline.shards.layout import shard_rejected
+from gdt.pipeline.shards.index import read_rejected_of
 from gdt.preprocess import extract as module
 from gdt.preprocess import ffmpeg, process
 from gdt.preprocess.datasets.listing import Video
@@ -31,8 +31,8 @@ from gdt.preprocess.extract import Extracted, extract_group, frame_sizes, groups
 from gdt.preprocess.ffmpeg import Extraction, Target, require_ffmpeg
 from gdt.preprocess.plan import ShardTask
 from gdt.preprocess.process import Limits, Rejected
-from gdt.preprocess.verify import check_shard
 from gdt.preprocess.worker import make_shard
+from tests.preprocess.intact import problems
 
 Fake = Callable[[str], Path]
 
@@ -586,7 +586,7 @@ def test_stretches_beyond_the_end_add_nothing(ticking: Path, tmp_path: Path) -> 
 def shard(folder: Path, videos: list[Video], settings: Extraction) -> h5py.File:
     path = folder / "shard-000000.h5"
     make_shard(ShardTask(path, videos, settings, folder, "content"))
-    assert check_shard(path, full=True) == []
+    assert problems(path) == []
     return h5py.File(path, "r")
 
 
@@ -625,7 +625,7 @@ def test_required_audio_rejects_videos_without_sound(tmp_path: Path, peak: str, 
     with shard(tmp_path, [Video("quiet", path)], Extraction(require_audio=True)) as file:
         assert len(file["video/id"]) == (not why)
     expected = [{"id": "quiet", "path": "quiet.mkv", "reason": why}] if why else []
-    assert shard_rejected(tmp_path / "shard-000000.h5") == expected
+    assert read_rejected_of(tmp_path / "shard-000000.h5") == expected
 
 
 def test_silence_threshold_is_a_setting(tmp_path: Path) -> None:

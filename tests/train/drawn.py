@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from gdt.pipeline.shards.index import mel_sums, write_index
+from gdt.pipeline.shards.index import write_index
+from gdt.pipeline.shards.statistics import mel_sums
 from gdt.pipeline.shards.writer import VideoRecord, write_shard
 from gdt.pipeline.word2vec import digest, load
 from tests.conftest import write_word2vec
@@ -28,6 +29,7 @@ def draw(folder: Path, videos: int, splits: Sequence[str] = ("train",)) -> tuple
     write_word2vec(words, WORDS, 10)
     (folder / "scratch").mkdir()
     y, x = np.mgrid[:SIZE, :SIZE]
+    said: dict[str, list[str]] = {"label": [], "split": [], "folds": []}
     records, pixels, mels = [], np.zeros((3, 3), np.int64), np.zeros(3, np.int64)
     for n in range(videos):
         pace = 1 + n % 4
@@ -52,19 +54,19 @@ def draw(folder: Path, videos: int, splits: Sequence[str] = ("train",)) -> tuple
         bank.tofile(folder / f"{n}.rows")
         spoken = np.arange(0, 2.4, 0.3)
         split, other = (splits[k % len(splits)] for k in (n, n + 1))
-        columns = {"id": f"v{n:02}", "label": f"pace {pace}", "split": split, "height": SIZE, "width": SIZE}
-        if len(splits) > 1:
-            columns["folds"] = f"{split},{other}"
+        said["label"].append(f"pace {pace}")
+        said["split"].append(split)
+        said["folds"].append(f"{split},{other}" if len(splits) > 1 else "")
         records.append(
             VideoRecord(
-                columns, folder / f"{n}.jpeg", np.array(list(map(len, jpegs))), folder / f"{n}.rows",
+                {"id": f"v{n:02}", "height": SIZE, "width": SIZE}, folder / f"{n}.jpeg",
+                np.array(list(map(len, jpegs))), folder / f"{n}.rows",
                 ((np.arange(8) + n) % 6, spoken, spoken + 0.2),
             )
         )  # fmt: skip
     shards = folder / "shards"
     shards.mkdir()
-    sums = {"pixel_sums": pixels, "mel_sums": mels}
-    write_shard(shards / "shard-000000.h5", records, [], sums, "content", 40, folder / "scratch")
+    write_shard(shards / "shard-000000.h5", records, {"pixels": pixels, "mels": mels}, folder / "scratch")
     settings = {"fps": 30, "bands": 40, "vocabulary": digest(load(words).index_to_key)}
-    write_index(shards, [shards / "shard-000000.h5"], {"settings": json.dumps(settings)})
+    write_index(shards, [shards / "shard-000000.h5"], json.dumps(settings), lambda ids: said)
     return shards, words

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from gdt.common.errors import UserError
-from gdt.pipeline.shards.index import Statistics
+from gdt.pipeline.shards.statistics import Statistics
 from gdt.pipeline.transformations.base import Source
 from gdt.pipeline.tree import Tree
 from gdt.train import checkpoint

@@ -19,8 +19,8 @@ import torch
 
 from gdt import api
 from gdt.common.errors import UserError
+from gdt.pipeline.shards.container import Head
 from gdt.pipeline.shards.index import Index, fingerprint
-from gdt.pipeline.shards.seal import read_seal
 from gdt.train.settings import SIZES
 from tests.conftest import ROOT, Run, commands_in
 from tests.tamper import flip
@@ -217,10 +217,10 @@ def ruin(shards: Path, *numbers: int) -> None:
     """Overwrite the middle tenth of the frames of some shards with zeros."""
     for path in sorted(shards.glob("shard-*.h5")):
         if int(path.stem[-6:]) in numbers:
-            begin, size = read_seal(path).spans["frames/jpeg"]
+            place = Head.read(path).arrays["frames/jpeg"]
             with path.open("r+b") as file:
-                file.seek(begin + size * 9 // 20)
-                file.write(bytes(size // 10))
+                file.seek(place.begin + place.nbytes * 9 // 20)
+                file.write(bytes(place.nbytes // 10))
 
 
 def test_a_damaged_clip_ends_a_run_after_a_checkpoint(command: Run, shards: Path, tmp_path: Path) -> None:

@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from gdt.pipeline.shards.index import Index
 from gdt.train import checkpoint
-from tests.tamper import changed
+from tests.tamper import annotate
 from tests.train.runs import Forked, losses, wait_until
 from tests.train.test_pretrain import ruin
 
@@ -78,9 +79,9 @@ def test_a_signal_to_one_rank_stops_both_after_the_same_step(start: Start, tmp_p
 def test_ranks_that_differ_refuse_to_start(start: Start, shards: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     shutil.copytree(shards, other)
-    with changed(other / "index.h5", hidden=True) as file:
-        split = file["video/split"]
-        split[split.asstr()[:].tolist().index("train")] = "test"
+    splits = Index.open(shards).split.tolist()
+    splits[splits.index("train")] = "test"
+    annotate(other, split=splits)
     for difference, words in (
         (("--temperature", 0.2), "a different --temperature from rank 0 (0.2, not 0.07)"),
         (("--shards", other, "--dataset", shards.name), "a different set of shards from rank 0"),

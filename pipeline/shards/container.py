@@ -1,0 +1,179 @@
+"""HDF5 files that begin with a line of text, from which they are checked and read without the HDF5 library.
+
+HDF5 does not verify what it reads, and may hang on damaged metadata. So the user block, which HDF5 ignores, holds one
+line (`head -1` shows it): its own checksum, and JSON of the file's length, the checksum of all that follows, and the
+position, type and shape of every array. Any HDF5 tool reads the rest.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from io import FileIO
+from math import prod
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import h5py
+import numpy as np
+
+from gdt.common.files import writing
+
+SCHEMA = 3
+Values = np.ndarray | Sequence[np.ndarray]
+"""An array, or its parts, one after another."""
+
+
+class Damaged(Exception):
+    """A file differs from what was written; the message does not name the file."""
+
+
+class OtherSchema(Damaged):
+    """A file was written by another version of this program."""
+
+
+class Place(NamedTuple):
+    """Where an array lies in the file."""
+
+    begin: int
+    dtype: str
+    shape: list[int]
+
+    @property
+    def nbytes(self) -> int:
+        """Length in the file."""
+        return prod(self.shape) * np.dtype(self.dtype).itemsize
+
+    def array(self, data: bytes) -> np.ndarray:
+        """The array, from its bytes."""
+        return np.frombuffer(data, self.dtype).reshape(self.shape)
+
+
+@dataclass(frozen=True)
+class Head:
+    """The first line of a file."""
+
+    line: bytes
+    """The line, which identifies the file."""
+    size: int
+    """Length of the file, bytes."""
+    crc32: str
+    """CRC-32 of all that follows the line, in hexadecimal."""
+    notes: Mapping[str, str]
+    """Text about the file, also stored as HDF5 attributes."""
+    arrays: Mapping[str, Place]
+
+    @staticmethod
+    def parse(line: bytes) -> Head:
+        """Raises Damaged or OtherSchema."""
+        text = line[len(_line(b"")) - 1 : -1]
+        if line != _line(text):
+            raise Damaged("checksum mismatch in its first line")
+        values = json.loads(text)
+        if (schema := values.pop("schema")) != SCHEMA:
+            raise OtherSchema(f"it has schema {schema} but this version reads schema {SCHEMA}")
+        places = {name: Place(*place) for name, place in values.pop("arrays").items()}
+        return Head(line, **values, arrays=places)
+
+    @staticmethod
+    def read(path: Path) -> Head:
+        """The head of a file of the right length. Raises Damaged, OtherSchema or OSError."""
+        if path.exists() and not path.is_file():  # opening a FIFO would block
+            raise OSError(errno.EINVAL, "not a file", str(path))
+        with path.open("rb") as file:
+            head = Head.parse(file.readline(1 << 20))
+            size = os.fstat(file.fileno()).st_size
+        if size != head.size:
+            raise Damaged(f"it has {size} bytes instead of {head.size}: truncated or changed")
+        return head
+
+
+def check(path: Path) -> Head:
+    """The head of a file, all of whose bytes are as they were written. Raises Damaged, OtherSchema or OSError."""
+    head, value = Head.read(path), 0
+    with path.open("rb") as file:
+        file.seek(len(head.line))
+        while block := file.read(1 << 22):
+            value = zlib.crc32(block, value)
+    if f"{value:08x}" != head.crc32:
+        raise Damaged("checksum mismatch")
+    return head
+
+
+def read(path: Path) -> tuple[dict[str, np.ndarray], Mapping[str, str]]:
+    """All arrays and notes of a small file, checked. Raises Damaged, OtherSchema or OSError."""
+    head, data = Head.read(path), path.read_bytes()
+    if f"{zlib.crc32(data[len(head.line) :]):08x}" != head.crc32:
+        raise Damaged("checksum mismatch")
+    return {name: at.array(data[at.begin : at.begin + at.nbytes]) for name, at in head.arrays.items()}, head.notes
+
+
+def text_array(values: Sequence[str]) -> np.ndarray:
+    """Text as an array for `write`: UTF-8 of one length."""
+    return np.array([value.encode() for value in values], "S")
+
+
+def texts(array: np.ndarray) -> np.ndarray:
+    """The inverse of `text_array`: an array of str."""
+    decoded = lru_cache(1 << 12)(bytes.decode)  # millions of videos share few labels
+    return np.asarray(list(map(decoded, array.tolist())), object)
+
+
+def write(path: Path, arrays: Mapping[str, Values], notes: Mapping[str, str], scratch: Path | None = None) -> None:
+    """Write a file atomically, see `writing`; equal contents give equal bytes. Raises OSError for a full disk."""
+    parts = {name: [values] if isinstance(values, np.ndarray) else values for name, values in arrays.items()}
+    longest, user_block = len(json.dumps(dict(notes))) + sum(len(name) + 100 for name in parts) + 200, 4096
+    while user_block < longest:
+        user_block *= 2
+    # HDF5 does not report a full disk that it finds as it closes a file, so it writes only its metadata, into memory
+    with os.fdopen(os.memfd_create("hdf5"), "r+b", buffering=0) as memory, writing(path, scratch) as file:
+        places = _lay_out(memory, parts, notes, user_block)
+        size = os.fstat(memory.fileno()).st_size
+        head = {"schema": SCHEMA, "size": size, "crc32": f"{0:08x}", "notes": dict(notes), "arrays": places}
+        at = len(_encoded(head))
+        file.write(bytes(at))
+        value = 0
+        for name, place in sorted([*places.items(), ("", Place(size, "u1", [0]))], key=lambda item: item[1].begin):
+            pieces: list[Any] = [os.pread(memory.fileno(), max(place.begin - at, 0), at)]  # HDF5's metadata
+            for part in pieces + list(map(_bytes_of, parts.get(name, ()))):
+                value = zlib.crc32(part, value)
+                at += file.write(part)
+        if at != size:
+            raise RuntimeError(f"{path} has {at} bytes instead of {size}")
+        file.seek(0)
+        file.write(_encoded(head | {"crc32": f"{value:08x}"}))
+
+
+def _line(text: bytes) -> bytes:
+    return b"gdt %08x %b\n" % (zlib.crc32(text), text)
+
+
+def _encoded(head: Mapping[str, Any]) -> bytes:
+    return _line(json.dumps(head).encode())
+
+
+def _lay_out(
+    memory: FileIO, parts: Mapping[str, Sequence[np.ndarray]], notes: Mapping[str, str], user_block: int
+) -> dict[str, Place]:
+    """Write HDF5's metadata, and leave holes for the arrays, whose places are returned."""
+    places = {}
+    unwritten = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    unwritten.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
+    unwritten.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
+    with h5py.File(memory, "w", libver=("earliest", "v110"), userblock_size=user_block) as file:
+        for name, (first, *more) in parts.items():
+            shape = [len(first) + sum(map(len, more)), *first.shape[1:]]
+            kind = h5py.string_dtype("utf-8", first.itemsize) if first.dtype.kind == "S" else first.dtype
+            dataset = file.create_dataset(name, shape, kind, dcpl=unwritten)
+            places[name] = Place(dataset.id.get_offset() if all(shape) else 0, first.dtype.str, shape)
+        file.attrs.update(notes)
+    return places
+
+
+def _bytes_of(array: np.ndarray) -> Any:
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data

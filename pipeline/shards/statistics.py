@@ -1,0 +1,60 @@
+"""Mean and standard deviation of pixels and log-mel values, from integer sums that no order of the videos changes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from gdt.common.errors import UserError
+
+_MEL_ONE = 1 << 16
+"""1.0 in the fixed-point sums of log-mel values."""
+
+
+def mel_sums(bank: np.ndarray) -> np.ndarray:
+    """(n, sum x, sum x^2) of log-mel values, with x and x^2 in fixed point: int64 [3]."""
+    value = bank.astype(np.float64)
+    total, square = (int(np.rint(x * _MEL_ONE).astype(np.int64).sum()) for x in (value, value**2))
+    return np.array([bank.size, total, square], np.int64)
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """Mean and standard deviation of the colour channels (0-255) [3] and of the log-mel values."""
+
+    pixel_mean: np.ndarray
+    pixel_std: np.ndarray
+    mel_mean: float
+    mel_std: float
+
+    def to_numbers(self) -> list[float]:
+        """As a list for checkpoints: colour means, colour deviations, log-mel mean, log-mel deviation."""
+        return [*map(float, self.pixel_mean), *map(float, self.pixel_std), float(self.mel_mean), float(self.mel_std)]
+
+    @staticmethod
+    def from_numbers(numbers: Sequence[float], source: str) -> Statistics:
+        """The inverse of `to_numbers`. Raises UserError, naming `source`, if they cannot normalise."""
+        if len(numbers) != 8 or not np.isfinite(numbers).all() or min(*numbers[3:6], numbers[7]) <= 0:
+            raise UserError(f"{source} has an invalid normalisation ({numbers}); use another file")
+        return Statistics(np.array(numbers[:3]), np.array(numbers[3:6]), numbers[6], numbers[7])
+
+    @staticmethod
+    def from_sums(pixels: Sequence[Sequence[int]], mels: Sequence[int]) -> Statistics:
+        """From sums (n, sum x, sum x^2): `pixels` per channel [3, 3], `mels` as `mel_sums` [3].
+
+        Over all videos, they are Python's integers, which do not overflow.
+        """
+        pixel = np.array([_moments(channel, one=1) for channel in pixels])
+        mel_mean, mel_std = _moments(mels, one=_MEL_ONE)
+        return Statistics(pixel[:, 0], np.maximum(pixel[:, 1], 1.0), mel_mean, max(mel_std, 1e-3))
+
+
+def _moments(sums: Sequence[int], one: int) -> tuple[float, float]:
+    """Mean and standard deviation."""
+    n, total, square = sums
+    n = max(n, 1)
+    # integer arithmetic until the division avoids cancellation
+    variance = (n * square * one - total**2) / (n * one) ** 2
+    return total / (n * one), max(variance, 0.0) ** 0.5
