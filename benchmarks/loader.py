@@ -119,14 +119,15 @@ def main(shards: Path | None = None, rows: tuple[str, ...] = ("e", "l"), clips: 
         index = Index.open(shards) if shards else draw(Path(folder) / "shards", 64)
         print(f"{machine()}; {len(index)} videos, {CLIP} per clip", flush=True)
         for row in rows:
-            one = presets.composition(row, 2)
-            videos = min(max(2, 16 // one.decoded_per_video), len(index))
+            pair = sampling_tree(index, presets.composition(row, 2), CLIP, "train", 0)
+            decoded = len(share_decoding(pair.plan(0, 0).leaves.of("video"))) // 2  # clips per video
+            videos = min(max(2, 16 // decoded), len(index))
             tree = sampling_tree(index, presets.composition(row, videos), CLIP, "train", 0)
             found = Measurements()
             print(f"row {row}", flush=True)
             for _ in range(rounds):
                 for name, way in (("peer", of_peer), ("loader", of_loader)):
-                    taken, rate = measure(way(index, tree), videos * one.decoded_per_video, clips)
+                    taken, rate = measure(way(index, tree), videos * decoded, clips)
                     found.add(f"{name}, CPU time per clip", taken, "ms")
                     found.add(f"{name}, speed", rate, "clips/s")
             for what, unit in (("CPU time per clip", "ms"), ("speed", "clips/s")):

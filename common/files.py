@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import itertools
 import json
 import os
 import stat
@@ -86,32 +85,6 @@ def write_lines(path: Path, lines: Iterable[str]) -> None:
 def dump_row(row: Mapping[str, Any]) -> str:
     """A row as a line of JSON."""
     return json.dumps(dict(row), ensure_ascii=False) + "\n"
-
-
-def with_checksum(lines: Iterable[str]) -> Iterator[str]:
-    """Yield the lines, then one line with their checksum."""
-    value = 0
-    for line in lines:
-        value = zlib.crc32(line.encode(), value)
-        yield line
-    yield dump_row({"crc32": value})
-
-
-def checked_lines(path: Path) -> Iterator[str]:
-    """The lines of a file written `with_checksum`. Raises ValueError, before the first line, on a mismatch."""
-    value, last = 0, b""
-    with path.open("rb") as file:
-        for line in file:
-            value, last = zlib.crc32(last, value), line
-    if last != dump_row({"crc32": value}).encode():
-        raise ValueError("checksum mismatch")
-    return _all_but_last(path)
-
-
-def _all_but_last(path: Path) -> Iterator[str]:
-    with path.open(encoding="utf-8", newline="\n") as file:
-        for line, _ in itertools.pairwise(file):
-            yield line
 
 
 def kind(path: Path) -> str:

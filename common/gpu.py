@@ -1,12 +1,9 @@
-"""Check GPU, driver and compiler without importing torch."""
+"""Check GPU and driver without importing torch."""
 
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
-import sysconfig
-from pathlib import Path
 
 from gdt.common.errors import UserError
 
@@ -54,18 +51,3 @@ def require_no_gpu() -> None:
 def default_size(on_cpu: bool = False) -> str:
     """The default size: `paper` with a GPU, unless it is not used, else `tiny`. Raises UserError like `has_gpu`."""
     return "paper" if not on_cpu and has_gpu() else "tiny"
-
-
-def compiler_problem() -> str:
-    """What Triton lacks to compile for GPUs, and how to install it; empty if nothing."""
-    headers = Path(sysconfig.get_path("include", "posix_prefix"))
-    found = {
-        "a C compiler": bool(os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")),
-        f"Python.h in {headers}": (headers / "Python.h").is_file(),
-    }
-    if all(found.values()):
-        return ""
-    return (
-        f"torch.compile needs {' and '.join(name for name, there in found.items() if not there)}; run 'sudo apt-get "
-        f"install g++ python{sysconfig.get_python_version()}-dev' or 'conda install -c conda-forge gxx'"
-    )

@@ -1,13 +1,8 @@
-"""Dataclasses to JSON and back, with nested ones, paths, literals, tuples, named tuples and dicts with int keys.
-
-JSON objects from which results are computed carry a checksum of their other values.
-"""
+"""Dataclasses to JSON and back, with nested ones, paths, literals, tuples, named tuples and dicts with int keys."""
 
 from __future__ import annotations
 
 import json
-import zlib
-from collections.abc import Mapping
 from dataclasses import asdict, fields, is_dataclass
 from pathlib import Path
 from types import NoneType, UnionType
@@ -16,32 +11,12 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 T = TypeVar("T")
 _SCALARS: dict[Any, tuple[type, ...]] = {bool: (bool,), int: (int,), float: (int, float), str: (str,), Path: (str,)}
 """The JSON types of each scalar type."""
-_CHECKSUM = "crc32"
 
 
 def to_json(values: Any, indent: int | None = None) -> str:
     """A dataclass, or a list of them, as JSON."""
     plain = [asdict(value) for value in values] if isinstance(values, list) else asdict(values)
     return json.dumps(plain, indent=indent, default=str)
-
-
-def add_checksum(values: Mapping[str, Any]) -> dict[str, Any]:
-    """A JSON object with the checksum of its text as the last value."""
-    return {**values, _CHECKSUM: _crc32(values)}
-
-
-def require_checksum(values: Any) -> dict[str, Any]:
-    """A parsed JSON object without the checksum of `add_checksum`. Raises ValueError if that is missing or wrong."""
-    rest = dict(values) if isinstance(values, dict) else {}
-    if _CHECKSUM not in rest:
-        raise ValueError("no checksum")
-    if rest.pop(_CHECKSUM) != _crc32(rest):
-        raise ValueError("checksum mismatch")
-    return rest
-
-
-def _crc32(values: Mapping[str, Any]) -> int:
-    return zlib.crc32(json.dumps(values).encode())
 
 
 def from_dict(kind: type[T], values: Any) -> T:

@@ -8,7 +8,8 @@ from typing import Any
 
 from gdt.common.errors import UserError
 from gdt.pipeline.shards.layout import dataset_name
-from gdt.train.settings import CHECKPOINT, Pretrain
+from gdt.train.run import CHECKPOINT
+from gdt.train.settings import Pretrain
 
 
 @dataclass(frozen=True, kw_only=True)

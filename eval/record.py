@@ -1,7 +1,6 @@
 """Records of evaluation: metrics, and everything that decides them.
 
-All commands write records; all tables, plots and pages read them. A file holds a list of records as JSON, each with a
-checksum.
+All commands write records; all tables, plots and pages read them. A file holds a list of records as JSON.
 """
 
 from __future__ import annotations
@@ -18,7 +17,8 @@ from gdt.common.errors import UserError, first_line
 from gdt.common.files import write_text
 from gdt.eval.metrics import Metric
 from gdt.eval.protocols import PROTOCOLS, decisive_names
-from gdt.train.settings import LENGTH, Pretrain, decisive_options
+from gdt.train.run import LENGTH, decisive_options
+from gdt.train.settings import Pretrain
 
 T = TypeVar("T")
 RANDOM = "random weights"
@@ -119,8 +119,7 @@ class Record:
 
 def write(path: Path, records: Sequence[Record]) -> None:
     """Write a file of records atomically."""
-    rows = json.loads(serialization.to_json(list(records)))
-    write_text(path, json.dumps([*map(serialization.add_checksum, rows)], indent=1) + "\n")
+    write_text(path, serialization.to_json(list(records), indent=1) + "\n")
 
 
 AGAIN = "remove it, then rerun the command that wrote it"
@@ -148,11 +147,10 @@ def parse(text: str, source: str, advice: str = AGAIN) -> list[Record]:
         values = json.loads(text)
         if not isinstance(values, list):
             raise ValueError("not a list")
-        rows = [*map(serialization.require_checksum, values)]
     except (ValueError, RecursionError) as error:
         raise UserError(f"{source} is damaged ({first_line(error)}); {advice}") from error
     try:
-        return [serialization.from_dict(Record, row) for row in rows]
+        return [serialization.from_dict(Record, row) for row in values]
     except (ValueError, TypeError, UserError) as error:
         raise UserError(f"{source} holds results of another version of this program ({error}); {advice}") from error
 

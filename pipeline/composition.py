@@ -98,18 +98,6 @@ class Composition:
         return prod(factor.k for factor in self.factors[1:]) // len(self.modalities)
 
     @property
-    def decoded_per_video(self) -> int:
-        """Maximum decoded clips per video; leaves with the same frames share one."""
-        branches = decoded = 1
-        for factor in self.factors[1:]:
-            if not factor.transformation.modalities(factor.k):  # only the leaves of one modality, video, are decoded
-                branches *= factor.k
-            if factor.transformation.selects_frames:
-                # a factor that is resampled in every branch selects different frames in each
-                decoded = decoded * factor.k if factor.transformation.takes_all(factor.k) else branches
-        return decoded
-
-    @property
     def reach(self) -> float:
         """Longest stretch of video that a leaf may span, in clip lengths."""
         return prod(factor.transformation.reach(factor.k) for factor in self.factors)

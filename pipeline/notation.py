@@ -6,23 +6,20 @@ differ in it. Settings of the transformation follow the name in brackets: `speed
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import inspect
 import re
 import sys
-import traceback
 import types
-from collections.abc import Iterator, Mapping
-from difflib import get_close_matches
+from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 
-from gdt.common.errors import UserError, first_line, unknown
+from gdt.common.errors import UserError, unknown
 from gdt.pipeline import transformations
 from gdt.pipeline.composition import Composition, Contrast, Factor, Weight
 from gdt.pipeline.transformations.augmentation import Augment, Augmentation
-from gdt.pipeline.transformations.base import Choice, Transformation
+from gdt.pipeline.transformations.base import Transformation
 from gdt.pipeline.transformations.video import Video
 
 Transformations = Mapping[str, type[Transformation]]
@@ -41,9 +38,6 @@ TRANSFORMATIONS: Transformations = {
 }
 _CONTRASTS = {contrast.value[0]: contrast for contrast in Contrast}
 _FACTOR = re.compile(r"(?P<name>\w+)(\((?P<settings>[^()]*)\))?:(?P<contrast>\w+)(:(?P<k>\d+))?(:(?P<weight>\w+))?")
-_WRONG_IMPORT = re.compile(rb"^[ \t]*(from|import)[ \t]+pipeline\b", re.MULTILINE)
-_CUSTOM = "_factors_of_"
-"""Prefix of the modules of --factors-from."""
 _COLUMNS = {"leaf", "usable"}
 """Columns of the factor table that are not factors."""
 _SYNTAX = "a factor is name:contrast:K, as in time_reversal:i:2, or name:contrast:K:differs"
@@ -74,18 +68,14 @@ def batch_size(text: str) -> int:
 def _factor(text: str, batch_size: int, augmentation: Augmentation, known: Transformations) -> Factor:
     match = _FACTOR.fullmatch(text)
     if match is None:
-        hint = "; separate factors by spaces, without commas" if text.endswith(",") else ""
-        hint = ", a row of table 1; pass it as --preset" if re.fullmatch("[a-m]", text) else hint
-        raise UserError(f"cannot parse factor '{text}'{hint}; {_SYNTAX}")
+        raise UserError(f"cannot parse factor '{text}'; {_SYNTAX}, without commas; a row of table 1 is a --preset")
     name, settings, contrast, k, weight = match.group("name", "settings", "contrast", "k", "weight")
     if name not in known:
         raise unknown("factor", name, known)
     if contrast not in _CONTRASTS:
         raise UserError(f"unknown contrast '{contrast}' of factor '{text}'; available: d (distinctive), i (invariant)")
     if weight not in (None, *(w.value for w in Weight)):
-        if k is None and not get_close_matches(weight, [w.value for w in Weight]):
-            raise UserError(f"K of factor '{text}' is '{weight}'; K must be a whole number")
-        raise unknown(f"suffix of factor '{text}':", weight, [w.value for w in Weight])
+        raise UserError(f"'{weight}' in factor '{text}' is neither a K nor 'differs'; {_SYNTAX}")
     kind = known[name]
     if kind is Video:
         if k is not None and int(k) != batch_size:
@@ -119,31 +109,21 @@ def _create(kind: type[Transformation], settings: str | None, text: str) -> Tran
 
 
 def load_factors(path: Path) -> Transformations:
-    """The built-in transformations and those of a Python file. Raises UserError, with the line, if it is broken."""
-    return compile_factors(path, read_factors(path))
+    """The built-in transformations and those of a Python file, whose errors are Python's own.
 
-
-def read_factors(path: Path) -> bytes:
-    """The source of a file of transformations. Raises UserError if there is none."""
+    Raises UserError if there is no such file, it defines no transformation, or a name is taken.
+    """
     if not path.is_file():
         raise UserError(f"there is no file {path}; set --factors-from to a Python file with transformations")
-    return path.read_bytes()
+    return _defined_by(path, path.read_bytes())
 
 
 @lru_cache(maxsize=4)
-def compile_factors(path: Path, code: bytes) -> Transformations:
-    """Like `load_factors`, from the source of the file."""
-    if match := _WRONG_IMPORT.search(code):  # such an import fails, or imports duplicates of the classes
-        line = code[: match.start()].count(b"\n") + 1
-        raise UserError(f"{path}, line {line}: import gdt.pipeline…, not pipeline…")
-    module = types.ModuleType(_CUSTOM + path.stem)
-    module.__file__ = str(path)
+def _defined_by(path: Path, code: bytes) -> Transformations:
+    module = types.ModuleType(f"_factors_of_{path.stem}")
     sys.modules[module.__name__] = module  # dataclasses look up annotations there
-    try:
-        exec(compile(code, path, "exec", dont_inherit=True), module.__dict__)
-    except (Exception, SystemExit) as error:
-        raise _located(path, error) from error
-    custom = {_checked_name(kind, path): kind for kind in _defined_in(module)}
+    exec(compile(code, path, "exec", dont_inherit=True), module.__dict__)
+    custom = {kind.name: kind for kind in _defined_in(module)}
     if not custom:
         raise UserError(
             f"{path} defines no transformation; write a class that implements gdt.pipeline.transformations.base.Choice "
@@ -152,43 +132,3 @@ def compile_factors(path: Path, code: bytes) -> Transformations:
     if taken := custom.keys() & (TRANSFORMATIONS.keys() | _COLUMNS):
         raise UserError(f"{path} defines '{min(taken)}', which is already the name of a factor; choose another name")
     return {**TRANSFORMATIONS, **custom}
-
-
-def _located(path: Path, error: BaseException) -> UserError:
-    """A UserError that names the line of the user's file that raised `error`."""
-    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
-    line = error.lineno if isinstance(error, SyntaxError) else lines[-1] if lines else None
-    return UserError(f"{path}, line {line}: {type(error).__name__}: {first_line(error)}")
-
-
-@contextlib.contextmanager
-def report_custom_errors(transformation: Transformation) -> Iterator[None]:
-    """Turn errors of a custom transformation into a UserError with file and line."""
-    try:
-        yield
-    except UserError:
-        raise
-    except Exception as error:
-        module = sys.modules.get(type(transformation).__module__)
-        if module is None or not module.__name__.startswith(_CUSTOM):
-            raise
-        raise _located(Path(str(module.__file__)), error) from error
-
-
-def _checked_name(kind: type[Transformation], path: Path) -> str:
-    """The name of a custom transformation. Raises UserError if it is invalid or the class needs arguments."""
-    name = getattr(kind, "name", None)
-    if not isinstance(name, str) or not name.isidentifier():
-        raise UserError(
-            f'{path}: class {kind.__name__} needs a name, one word of letters, digits and _: name = "freeze"'
-        )
-    try:
-        transformation = kind()
-        if isinstance(transformation, Choice):
-            len(transformation.values)
-    except Exception as error:
-        raise UserError(
-            f"{path}: class {kind.__name__} cannot be created without arguments, or a Choice lacks its values "
-            f"({type(error).__name__}: {first_line(error)}); give every setting a default, and a Choice its values"
-        ) from error
-    return name

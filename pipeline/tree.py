@@ -14,7 +14,6 @@ import numpy as np
 from gdt.common.errors import UserError, plural
 from gdt.pipeline.composition import Composition, Factor
 from gdt.pipeline.leaves import Clip, Leaves
-from gdt.pipeline.notation import report_custom_errors
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.transformations.base import Branches, Draw, Source
 
@@ -72,9 +71,10 @@ class Tree:
         leaves = Leaves.plain(len(columns["leaf"]), self.clip, self.bands)
         plain = leaves.arrays()
         for factor in self.composition.factors:
-            with report_custom_errors(factor.transformation):
-                factor.transformation.act(leaves, columns[factor.name].copy(), rng)  # it may write into the copy
-            _check_arrays(leaves, plain, factor.name)
+            factor.transformation.act(leaves, columns[factor.name].copy(), rng)  # it may write into the copy
+            for name, before in plain.items():
+                what = f"leaves.{name} after act() of factor '{factor.name}'"
+                _require_like(what, getattr(leaves, name), before.shape, np.issubdtype(before.dtype, np.integer))
         return BatchPlan(epoch, batch, columns, leaves, self.seed)
 
     def plans(self, first: int, last: int) -> Iterator[BatchPlan]:
@@ -88,35 +88,19 @@ def sample(factors: Sequence[Factor], source: Source, rng: np.random.Generator, 
     columns: dict[str, np.ndarray] = {}
     n = 1
     for factor in factors:
-        with report_custom_errors(factor.transformation):
-            values = factor.transformation.sample(rng, factor.k, Branches(n, columns, source, draw))
-        if getattr(values, "shape", None) != (n, factor.k) or not np.issubdtype(values.dtype, np.integer):
-            raise UserError(
-                f"sample() of factor '{factor.name}' returned {_describe(values)}; it must return integers "
-                f"[branches, k], here [{n}, {factor.k}]"
-            )
+        values = factor.transformation.sample(rng, factor.k, Branches(n, columns, source, draw))
+        _require_like(f"sample() of factor '{factor.name}'", values, (n, factor.k), integer=True)
         columns = {name: np.repeat(column, factor.k) for name, column in columns.items()}
         columns[factor.name] = values.reshape(-1)
         n *= factor.k
     return columns | {"leaf": np.arange(n, dtype=np.int64)}
 
 
-def _check_arrays(leaves: Leaves, plain: dict[str, np.ndarray], name: str) -> None:
-    """Raise UserError, naming the factor, if a transformation changed the shape or kind of an array."""
-    for field, before in plain.items():
-        values = getattr(leaves, field)
-        integer = np.issubdtype(before.dtype, np.integer)
-        if getattr(values, "shape", None) != before.shape or (integer and not np.issubdtype(values.dtype, np.integer)):
-            raise UserError(
-                f"act() of factor '{name}' set leaves.{field} to {_describe(values)}; it must be "
-                f"{'integers' if integer else 'numbers'} {list(before.shape)}"
-            )
-
-
-def _describe(values: object) -> str:
-    if isinstance(values, np.ndarray):
-        return f"{values.dtype} {list(values.shape)}"
-    return f"a {type(values).__name__}"
+def _require_like(what: str, values: np.ndarray, shape: tuple[int, ...], integer: bool) -> None:
+    """Raise UserError if a transformation gave an array of another shape or kind."""
+    if np.shape(values) != shape or (integer and not np.issubdtype(np.asarray(values).dtype, np.integer)):
+        kind = "integers" if integer else "numbers"
+        raise UserError(f"{what} is {np.asarray(values).dtype} {list(np.shape(values))}, not {kind} {list(shape)}")
 
 
 def sampling_tree(
@@ -127,35 +111,28 @@ def sampling_tree(
 
     With `shuffle_shards` > 0, videos are shuffled only within groups of that many shards.
     """
-    audio, text = (name in composition.modalities for name in ("audio", "text"))
     frames = _stretch((clip.frames - 1) * clip.stride, composition.reach)
-    starts = index.start_counts(frames, 1, _stretch(clip.mel_frames - 1, composition.reach) if audio else 0)
-    inside = index.split == split
+    rows = _stretch(clip.mel_frames - 1, composition.reach) if "audio" in composition.modalities else 0
+    starts, inside = index.start_counts(frames, 1, rows), index.split == split
     if not inside.any():
         splits = " or ".join(sorted({*index.split.tolist()} - {"unused"}))
         raise UserError(f"no video of {index.folder} is in the split '{split}'; set --split to {splits}")
     needed = composition.starts_needed
-    seconds = f"{frames / index.fps:.2f} s"
-    too_short = f"shorter than a clip ({seconds})" if needed == 1 else f"too short for {needed} clips of {seconds}"
-    remedy = "shorten the clips (--clip.frames, --clip.stride)"
-    remedy += f", choose a speed below {composition.reach:g}" if composition.reach > 1 else ""
-    remedy += ", lower the largest K" if needed > 2 else ""
-    checks = [(too_short, starts < needed, f"{remedy}, or use longer videos")]
-    if text:
-        advice = "rebuild the shards from videos with captions, with 'gdt preprocess --word2vec <file>'"
-        checks.insert(0, ("without captions", index.text_count == 0, advice))
-    if audio:
-        checks.insert(0, ("without sound", index.mel_count == 0, "use a composition without audio, or other videos"))
+    checks = {
+        "without sound": (index.mel_count == 0) & (rows > 0),
+        "without captions": (index.text_count == 0) & ("text" in composition.modalities),
+        f"shorter than {plural(needed, 'clip')} of {frames / index.fps:.2f} s": starts < needed,
+    }
     usable, skipped = inside, []
-    for problem, lacking, remedy in checks:
+    for problem, lacking in checks.items():
         if n := int((usable & lacking).sum()):
             skipped.append(f"{n} {problem}")
             usable = usable & ~lacking
-            if not usable.any():
-                raise UserError(
-                    f"0 of {plural(int(inside.sum()), f'{split} video')} of {index.folder} can be used: "
-                    f"{', '.join(skipped)}; {remedy}"
-                )
+    if not usable.any():
+        raise UserError(
+            f"0 of {plural(int(inside.sum()), f'{split} video')} of {index.folder} can be used: {', '.join(skipped)}; "
+            "use another composition, shorter clips (--clip.frames, --clip.stride), or other videos"
+        )
     notes = [f"{int(usable.sum())} of {plural(int(inside.sum()), f'{split} video')} of {index.folder}"]
     notes += [f"not used: {', '.join(skipped)}"] if skipped else []
     if 0 < shuffle_shards < (shards := len(np.unique(index.shard[usable]))):

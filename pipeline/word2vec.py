@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gdt.common.errors import UserError
-from gdt.common.files import kind, open_regular
 from gdt.pipeline.shards.index import Index
 
 if TYPE_CHECKING:
@@ -41,28 +40,18 @@ def load(path: Path) -> KeyedVectors:
     except ImportError as error:
         raise UserError(NEEDS_TEXT) from error
 
-    if problem := kind(path):
-        state = "does not exist" if problem == "missing" else f"is {problem}"
-        raise UserError(
-            f"the word2vec file {path} {state}; download one, such as GoogleNews-vectors-negative300.bin.gz, "
-            "and give its path"
-        )
     binary = path.name.lower().endswith((".bin", ".bin.gz"))
     try:
-        with open_regular(path) as file:
-            pickled = file.read(1) == b"\x80"
-        if pickled or path.suffix.lower() in {".kv", ".model", ".pkl", ".pickle"}:
-            raise UserError(
-                f"{path} is a pickle, which can run code when it is loaded, and is not accepted; save the vectors with "
-                "gensim's save_word2vec_format"
-            )
+        with path.open("rb") as file:
+            if file.read(1) == b"\x80" or path.suffix.lower() in {".kv", ".model", ".pkl", ".pickle"}:
+                raise ValueError("it is a pickle, which can run code; save it with gensim's save_word2vec_format")
         vectors = KeyedVectors.load_word2vec_format(str(path), binary=binary, datatype=np.float16)
     # gensim raises any of these for a damaged file
     except (OSError, ValueError, EOFError, AssertionError, MemoryError, OverflowError, zlib.error) as error:
         raise UserError(
             f"{path} cannot be read as a {'binary' if binary else 'text'} word2vec file "
-            f"({error or type(error).__name__}); binary files must end in .bin or .bin.gz, and the first line must "
-            "hold two numbers: words and dimensions"
+            f"({error or type(error).__name__}); binary files, such as GoogleNews-vectors-negative300.bin.gz, must end "
+            "in .bin or .bin.gz"
         ) from error
     if not len(vectors):
         raise UserError(f"the word2vec file {path} has no words")

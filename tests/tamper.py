@@ -13,7 +13,6 @@ from typing import Any
 import h5py
 import numpy as np
 
-from gdt.common.serialization import add_checksum, require_checksum
 from gdt.pipeline.shards import container
 from gdt.pipeline.shards.index import Index, write_index
 from gdt.pipeline.shards.layout import PIECES, ROWS, WORDS, table_checksum, words_checksum
@@ -65,10 +64,9 @@ def annotate(folder: Path, **columns: list[str]) -> None:
 
 
 def edit_json(path: Path, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
-    """Change the object, or each object of the list, in a JSON file, and update the checksums."""
+    """Change the object, or each object of the list, in a JSON file."""
     values = json.loads(path.read_text())
-    rows = [add_checksum(change(require_checksum(row))) for row in (values if isinstance(values, list) else [values])]
-    path.write_text(json.dumps(rows if isinstance(values, list) else rows[0]))
+    path.write_text(json.dumps(list(map(change, values)) if isinstance(values, list) else change(values)))
 
 
 def flip(path: Path, place: int, bit: int = 0) -> None:

@@ -18,7 +18,8 @@ from gdt.cli import COMMANDS
 from gdt.common.commandline import expand_home
 from gdt.common.errors import UserError, exit_with_message, explain_out_of_memory
 from gdt.common.lock import locked
-from gdt.train.settings import SIZES, Pretrain, parse_arguments
+from gdt.train.run import parse_arguments
+from gdt.train.settings import SIZES, Pretrain
 from tests.conftest import ROOT, Run
 
 
@@ -63,7 +64,7 @@ def test_a_run_keeps_its_size_and_lends_its_settings(
     monkeypatch.chdir(tmp_path)
     run = tmp_path / "runs" / "synthetic-e"
     assert command(*tiny(shards, "--steps", 1)).returncode == 0
-    monkeypatch.setattr("gdt.train.settings.default_size", lambda on_cpu: "paper")
+    monkeypatch.setattr("gdt.train.run.default_size", lambda on_cpu: "paper")
     assert parse_arguments(["--shards", str(shards), "--preset", "e"]).size == "tiny"
     assert parse_arguments(["--shards", str(shards), "--preset", "l"]).size == "paper"
     again = parse_arguments(["--config", str(run / "settings.json"), "--seed", "3"])
@@ -72,7 +73,7 @@ def test_a_run_keeps_its_size_and_lends_its_settings(
 
 def test_names_of_runs_and_how_they_are_found(command: Run, shards: Path) -> None:
     factors = "video:d:4 time_shift:i:1 modality:i:2:differs augmentation:i:1"
-    assert Pretrain(factors=factors).run_folder == Path("runs/kinetics-tsi1-mi2x")
+    assert Pretrain(factors=factors).run_folder == Path("runs/kinetics-time_shift-i-1-modality-i-2-differs")
     assert Pretrain(shards=Path("x/mine"), seed=2).run_folder == Path("runs/mine-l-seed2")
     assert Pretrain(name="first").run_folder == Path("runs/first")
     done = command("pretrain", "--shards", shards, "--factors", factors, "--steps", 1)

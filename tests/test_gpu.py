@@ -29,7 +29,8 @@ from gdt.pipeline.tree import sampling_tree
 from gdt.pipeline.word2vec import WordVectors
 from gdt.train.checkpoint import load_model
 from gdt.train.pretrain import pretrain
-from gdt.train.settings import METRICS, SIZES, Optimization
+from gdt.train.run import METRICS
+from gdt.train.settings import SIZES, Optimization
 
 DEVICE: Literal["cpu", "cuda"] = "cuda" if torch.cuda.is_available() else "cpu"
 pytestmark = [pytest.mark.gpu]

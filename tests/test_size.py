@@ -14,11 +14,11 @@ from gdt.cli import COMMANDS
 from tests.conftest import ROOT
 
 LINES = {
-    "src": 475, "common": 735, "pipeline": 4010, "preprocess": 5355, "train": 2970, "eval": 7355, "benchmarks": 790,
-    "tests": 17615,
+    "src": 474, "common": 662, "pipeline": 3681, "preprocess": 5085, "train": 2848, "eval": 7330, "benchmarks": 790,
+    "tests": 16760,
 }  # fmt: skip
 """Lines of Python by folder."""
-WORDS, OPTIONS = 17_000, 143
+WORDS, OPTIONS = 16_800, 142
 
 
 def tracked(pattern: str) -> list[str]:

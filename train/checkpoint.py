@@ -17,7 +17,8 @@ from gdt.common.files import is_disk_full, require_readable, writing
 from gdt.pipeline.shards.statistics import Statistics
 from gdt.train import portable
 from gdt.train.models.gdt import GDT, load_weights, modalities_of
-from gdt.train.settings import CHECKPOINT, LENGTH, Pretrain, differences, from_json, require_checkpoint, to_json
+from gdt.train.run import CHECKPOINT, LENGTH, differences, from_json, require_checkpoint, to_json
+from gdt.train.settings import Pretrain
 from gdt.train.trained import Trained
 from gdt.train.weights import damaged_part, read_foreign
 
@@ -163,38 +164,29 @@ def require_same_shards(state: Mapping[str, Any], fingerprint: str, run: Path) -
 def require_same_run(
     state: Mapping[str, Any], settings: Pretrain, data: Data, batches_per_epoch: int, path: Path
 ) -> None:
-    """Raise UserError if `state`, from the checkpoint `path`, has other settings, words or statistics."""
-    run, now = path.parent, to_json(settings)
+    """Raise UserError if `state`, from the checkpoint `path`, cannot be continued with these settings and data.
+
+    Another length is accepted if it does not change the learning rate of the steps that are done.
+    """
+    different = differences(state["settings"], to_json(settings), ignored=LENGTH)
     if state["words"] != data.words:
-        raise OtherRun(
-            f"{run} holds a run with different word vectors; set --out to another "
-            "folder, or --word2vec to the original file"
-        )
-    if different := differences(state["settings"], now, ignored=LENGTH):
-        raise OtherRun(
-            f"{run} holds a run with different settings ({'; '.join(different)}); "
-            "set --name or --out to another run, resume with the same settings, or replace it with --overwrite"
-        )
+        different.append("the word vectors")
     if state["statistics"] != data.statistics.to_numbers():
+        different.append("the normalisation of --init")
+    if why := other_rates(from_json(state["settings"], str(path)), settings, batches_per_epoch, int(state["step"])):
+        different.append(f"{why}; --init {path} starts a new run from its weights")
+    if different:
         raise OtherRun(
-            f"{run} holds a run with a different normalisation of its inputs: --init {settings.init} has changed; "
-            "set --out to another folder, or restore the original file"
+            f"{path.parent} holds a run with different settings ({'; '.join(different)}); set --name or --out to "
+            "another run, resume with the same settings, or replace it with --overwrite"
         )
-    require_same_rates(from_json(state["settings"], str(path)), settings, batches_per_epoch, int(state["step"]), path)
 
 
-def require_same_rates(before: Pretrain, settings: Pretrain, batches_per_epoch: int, done: int, path: Path) -> None:
-    """Raise UserError if the settings `before`, which may differ in length, gave the first `done` steps another lr."""
+def other_rates(before: Pretrain, settings: Pretrain, batches_per_epoch: int, done: int) -> str:
+    """How the learning rates of the first `done` steps differ between two lengths of a run; empty if they do not."""
     then, now = before.schedule(batches_per_epoch), settings.schedule(batches_per_epoch)
     if done > now.steps:
-        raise OtherRun(
-            f"{path.parent} has done {done} steps, more than the requested {now.steps}; raise --steps or --epochs, or "
-            "set --out to another folder"
-        )
-    other = next((step for step in range(done) if then.lr(step) != now.lr(step)), None)
-    if other is not None:
-        raise OtherRun(
-            f"{path.parent} holds a run of {then.steps} steps; with {now.steps}, the learning rate would differ from "
-            f"step {other} on, so it cannot be extended. Start one from its weights: --init {path} and another --out; "
-            "or replace the run with --overwrite"
-        )
+        return f"{done} steps are done, more than the requested {now.steps}"
+    if any(then.lr(step) != now.lr(step) for step in range(done)):
+        return f"with {now.steps} instead of {then.steps} steps the learning rates so far would differ"
+    return ""

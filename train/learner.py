@@ -9,15 +9,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from gdt.common.errors import UserError
-from gdt.common.gpu import compiler_problem
 from gdt.pipeline.loader import Batch
 from gdt.pipeline.tree import Tree
 from gdt.train import checkpoint
 from gdt.train.checkpoint import Data, require_same_run
 from gdt.train.models.gdt import GDT, load_weights
+from gdt.train.run import to_json
 from gdt.train.schedule import Optimization
-from gdt.train.settings import Pretrain, to_json
+from gdt.train.settings import Pretrain
 from gdt.train.step import Gradient, Metrics
 from gdt.train.tensors import raw_bytes
 
@@ -75,15 +74,13 @@ class Learner:
 
 
 def _prepare(model: GDT, settings: Pretrain) -> None:
-    """Set precision, memory layout and compilation. Raises UserError if code cannot be compiled."""
+    """Set precision, memory layout and compilation."""
     if settings.precision == "float64":
         model.double()
     for module in model.modules():
         if isinstance(module, nn.Conv3d):
             module.to(memory_format=torch.channels_last_3d)  # type: ignore[call-overload]
     if settings.compile == "on" and "video" in model.modalities:
-        if settings.device == "cuda" and (problem := compiler_problem()):
-            raise UserError(f"{problem}, or set --compile off")
         model.video_network.base.compile(dynamic=False)
 
 

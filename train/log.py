@@ -19,11 +19,11 @@ from tqdm import tqdm
 from gdt.common.commandline import pip_command
 from gdt.common.errors import UserError, plural
 from gdt.common.files import write_text
-from gdt.common.serialization import add_checksum, require_checksum
 from gdt.pipeline.composition import Composition
 from gdt.train.flops import peak_flops, step_flops
+from gdt.train.run import METRICS, PROBES, SETTINGS, to_json
 from gdt.train.schedule import Schedule
-from gdt.train.settings import METRICS, PROBES, SETTINGS, Pretrain, to_file, to_json
+from gdt.train.settings import Pretrain
 from gdt.train.step import Metrics
 
 
@@ -44,7 +44,7 @@ class Log:
         """`first`: first step; `bands`: mel bands of the shards."""
         folder = settings.run_folder
         folder.mkdir(parents=True, exist_ok=True)
-        write_text(folder / SETTINGS, to_file(settings))
+        write_text(folder / SETTINGS, to_json(settings, indent=2) + "\n")
         _keep_until(folder / METRICS, first - 1)
         self._file = (folder / METRICS).open("a", buffering=1)
         self._probes = folder / PROBES
@@ -84,7 +84,7 @@ class Log:
         if self._seconds_at_peak:
             row["mfu"] = self._seconds_at_peak / seconds
             mfu = f", MFU {100 * row['mfu']:.0f} %"
-        self._file.write(json.dumps(add_checksum({"step": step} | row)) + "\n")
+        self._file.write(json.dumps({"step": step} | row) + "\n")
         self._plot(row, step)
         self._rates.append(rate)
         self._last = f"loss {metrics.loss:.3f}, top-1 {100 * metrics.top1:.0f} %"
@@ -105,7 +105,7 @@ class Log:
     def add_probe(self, done: int, metrics: dict[str, float]) -> None:
         """Log a probe after `done` steps, in percent."""
         with self._probes.open("a") as file:
-            file.write(json.dumps(add_checksum({"step": done} | metrics)) + "\n")
+            file.write(json.dumps({"step": done} | metrics) + "\n")
         # at the previous step, or `purge_step` would remove it if the run resumes here
         self._plot({f"probe/{name}": value for name, value in metrics.items()}, max(done - 1, 0))
         name, value = next(iter(metrics.items()))
@@ -142,13 +142,13 @@ def _start_wandb(settings: Pretrain) -> Any:
 
 
 def _keep_until(path: Path, last: int) -> None:
-    """Remove damaged lines, and those after step `last`, which a resumed run repeats."""
+    """Remove the lines after step `last`, which a resumed run repeats."""
     lines = path.read_text(errors="replace").splitlines() if path.is_file() else []
     write_text(path, "".join(line + "\n" for line in lines if _step_of(line) <= last))
 
 
 def _step_of(line: str) -> float:
     try:
-        return float(require_checksum(json.loads(line))["step"])
-    except (ValueError, RecursionError):
+        return float(json.loads(line)["step"])
+    except (ValueError, TypeError, KeyError):  # a line that was being written when the run was killed
         return np.inf

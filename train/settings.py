@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import re
-import zlib
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from functools import partial
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import tyro
 
-from gdt.common import serialization
-from gdt.common.commandline import expand_home, parse, value_of
-from gdt.common.errors import UserError, first_line, require_positive, unknown
-from gdt.common.gpu import default_size
+from gdt.common.errors import UserError, require_positive
 from gdt.pipeline import notation, presets
 from gdt.pipeline.composition import Composition
 from gdt.pipeline.leaves import Clip
@@ -31,14 +25,9 @@ from gdt.pipeline.word2vec import WordVectors
 from gdt.train.models.network import Network
 from gdt.train.schedule import Optimization, Schedule
 
-CHECKPOINT = "checkpoint.pt"
-SETTINGS, METRICS, PROBES = "settings.json", "metrics.jsonl", "probe.jsonl"
-"""Files of a run: its settings, a line per step, and a line per probe."""
 Precision = Literal["auto", "float32", "bfloat16", "float64"]
 _GROUP, _SMALLEST_GROUP = 64, 8
 """The default number of videos of a group, and the least that is chosen by default."""
-_MAX_NAME = 24
-"""Characters of an abbreviated composition, before its checksum."""
 TWO_COMPOSITIONS = "--preset and --factors both set the composition; leave one of them out"
 
 
@@ -185,9 +174,8 @@ class Pretrain:
         """With the checksum of --factors-from filled in. Raises UserError if that file is broken."""
         if self.factors_from is None:
             return self
-        code = notation.read_factors(self.factors_from)
-        notation.compile_factors(self.factors_from, code)
-        return replace(self, factors_digest=hashlib.sha256(code).hexdigest()[:16])
+        notation.load_factors(self.factors_from)
+        return replace(self, factors_digest=hashlib.sha256(self.factors_from.read_bytes()).hexdigest()[:16])
 
     def with_batch_size(self, index: Index) -> Pretrain:
         """With the default batch size filled in, lowered to whole groups if there are fewer videos.
@@ -234,8 +222,9 @@ class Pretrain:
 
     @property
     def short_name(self) -> str:
-        """Short name of the composition: the preset, or abbreviated factors such as `tsd2-mi2x-tri2`."""
-        return _abbreviate(self.composition) if self.factors else self.preset
+        """Short name of the composition: the preset, or its factors but the videos and one augmentation."""
+        factors = " ".join(str(self.composition).removesuffix(" augmentation:i:1").split()[1:])
+        return re.sub(r"[^\w.,]+", "-", factors) if self.factors else self.preset
 
     @property
     def run_folder(self) -> Path:
@@ -262,33 +251,6 @@ def default_group_size(settings: Pretrain, memory: int) -> int:
     )
 
 
-def _abbreviate(composition: Composition) -> str:
-    """Initials, contrast, K and `x` for `differs` of each factor, without the videos and one augmentation.
-
-    Adds a checksum if the name is ambiguous: if factors have settings in brackets, custom factors are named like
-    initials, or the last factors are left out to shorten the name.
-    """
-    initials = {name: "".join(part[0] for part in name.split("_")) for name in notation.TRANSFORMATIONS}
-    words = [word for word in str(composition).split()[1:] if word != "augmentation:i:1"]
-    parts = []
-    for word in words:
-        name, _, rest = re.sub(r"\(.*?\)", "", word).partition(":")
-        parts.append(re.sub(r"\W", "", initials.get(name, name) + rest.replace(":differs", "x")))
-    ambiguous = "(" in " ".join(words) or any(word.split(":")[0] in initials.values() for word in words)
-    while len(parts) > 1 and len("-".join(parts)) > _MAX_NAME:
-        ambiguous = bool(parts.pop())
-    checksum = f"{zlib.crc32(' '.join(words).encode()):08x}"
-    return "-".join([*parts, checksum] if ambiguous else parts)
-
-
-def require_checkpoint(path: Path) -> Path:
-    """The checkpoint at a path, which may be its folder. Raises UserError if there is none."""
-    path = path / CHECKPOINT if path.is_dir() else path
-    if not path.is_file():
-        raise UserError(f"there is no checkpoint {path}; make one with 'gdt pretrain', or give the path of yours")
-    return path
-
-
 SIZES: dict[str, Pretrain] = {
     "paper": Pretrain(),
     "tiny": Pretrain(
@@ -307,114 +269,3 @@ SIZES: dict[str, Pretrain] = {
     ),
 }  # fmt: skip
 """Defaults by size."""
-
-
-def parse_arguments(arguments: Sequence[str]) -> Pretrain:
-    """The settings of a command line. Exits like `common.commandline.parse`."""
-    config, size = value_of("--config", arguments), value_of("--size", arguments)
-    parsed = partial(parse, Pretrain, "gdt pretrain", arguments)
-    if config:
-        _require(not size, "--size has no effect with --config, which has all settings; leave one of them out")
-        earlier = from_file(expand_home(Path(config)))
-        return replace(parsed(_without_machine(earlier, {word.partition("=")[0] for word in arguments})), config=None)
-    return sized(parsed, size, on_cpu=value_of("--device", arguments) == "cpu")
-
-
-def _without_machine(earlier: Pretrain, given: Collection[str]) -> Pretrain:
-    """The settings of an earlier run, without those of its machine and folder, and those that given options replace."""
-    automatic = SIZES[earlier.size]
-    changes: dict[str, Any] = {"loading": automatic.loading, "threads": 0, "device": "auto", "compile": "auto"}
-    changes |= {"out": None, "name": "", "overwrite": False}
-    if earlier.precision != "float64":
-        changes["precision"] = "auto"
-    for options, cleared in (
-        (("--dataset", "--shards"), {"dataset": "", "shards": None}),
-        (("--epochs", "--steps"), {"epochs": 0, "steps": 0}),
-        (("--preset", "--factors"), {"preset": "l", "factors": "", "factors_from": None, "factors_digest": ""}),
-    ):
-        if set(options) & set(given):
-            changes |= cleared
-    return replace(earlier, **changes)
-
-
-def sized(build: Callable[[Pretrain], Pretrain], size: str = "", on_cpu: bool = False) -> Pretrain:
-    """Settings built on the defaults of a size: by default that of the run to resume, else that of the machine."""
-    if size:
-        if size not in SIZES:
-            raise unknown("size", size, SIZES)
-        return build(SIZES[size])
-    settings = build(SIZES[default_size(on_cpu)])
-    path = settings.run_folder / SETTINGS
-    if settings.overwrite or not path.is_file() or (earlier := from_file(path).size) == settings.size:
-        return settings
-    return build(SIZES[earlier])
-
-
-_NO_EFFECT_ON_RESULTS = {
-    "size", "config", "name", "overwrite", "out", "shards", "word2vec", "factors_from", "loading", "compile",
-    "gradient_cache", "checkpoint_minutes", "checkpoint_steps", "probe_every", "probe_videos", "probe_split",
-    "wandb",
-}  # fmt: skip
-LENGTH = ("epochs", "steps")
-"""The length of a run, which affects results only through the learning rate."""
-
-
-def to_json(settings: Pretrain) -> str:
-    """Settings as text, for checkpoints."""
-    return serialization.to_json(settings)
-
-
-def from_json(text: str, source: str = "this text") -> Pretrain:
-    """The settings that `to_json` wrote; needs neither a GPU nor the files that they name.
-
-    Raises UserError with `source` and the settings that are missing, unknown or out of range.
-    """
-    try:
-        return serialization.from_dict(Pretrain, json.loads(text))
-    except (ValueError, UserError) as error:
-        raise UserError(
-            f"{source} holds settings of another version of this program ({error}); use the version that wrote it"
-        ) from error
-
-
-def to_file(settings: Pretrain) -> str:
-    """Content of the file SETTINGS: `to_json` with a checksum."""
-    return json.dumps(serialization.add_checksum(json.loads(to_json(settings))), indent=2) + "\n"
-
-
-def from_file(path: Path) -> Pretrain:
-    """The settings in the file SETTINGS of a run. Raises UserError if it is missing, damaged or of another version."""
-    try:
-        values = serialization.require_checksum(json.loads(path.read_text()))
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"cannot read settings from {path} ({first_line(error)})") from error
-    return from_json(json.dumps(values), str(path))
-
-
-def decisive_options(settings: Pretrain) -> dict[str, Any]:
-    """Options that affect results, with their values."""
-    values = _flat(asdict(settings))
-    return {f"--{name.replace('_', '-')}": value for name, value in values.items()}
-
-
-def differences(before: str, now: str, ignored: Collection[str] = ()) -> list[str]:
-    """Descriptions of the differences that affect results, between two outputs of `to_json`."""
-    old, new = (_flat(json.loads(text)) for text in (before, now))
-    return [
-        f"{name} was {old.get(name)}, now {new.get(name)}"
-        for name in sorted(old.keys() | new.keys())
-        if old.get(name) != new.get(name) and name not in ignored
-    ]
-
-
-def _flat(settings: dict[str, Any]) -> dict[str, Any]:
-    """Settings that affect results, by dotted name."""
-    values: dict[str, Any] = {}
-    for name, value in settings.items():
-        if name in _NO_EFFECT_ON_RESULTS:
-            continue
-        if isinstance(value, dict):
-            values |= {f"{name}.{part}": one for part, one in value.items()}
-        else:
-            values[name] = value
-    return values

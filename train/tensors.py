@@ -1,9 +1,7 @@
-"""Tensors and metadata in safetensors files, with a checksum."""
+"""Tensors and metadata in safetensors files."""
 
 from __future__ import annotations
 
-import json
-import zlib
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -15,16 +13,13 @@ from torch import Tensor
 from gdt.common.errors import UserError, first_line
 from gdt.common.files import require_readable, writing
 
-CHECKSUM = "crc32"
-"""Metadata key of our checksum; safetensors has none."""
 _MAX_HEADER = 100_000_000
 """Maximum bytes of a header."""
 
 
 def write(path: Path, tensors: Mapping[str, Tensor], texts: Mapping[str, str]) -> None:
     """Write tensors, and `texts` as metadata, atomically. Raises OSError."""
-    checked = {**texts, CHECKSUM: _checksum(tensors, texts)}
-    data = safetensors.torch.save({name: value.contiguous() for name, value in tensors.items()}, checked)
+    data = safetensors.torch.save({name: value.contiguous() for name, value in tensors.items()}, dict(texts))
     with writing(path) as file:
         file.write(data)
 
@@ -32,21 +27,18 @@ def write(path: Path, tensors: Mapping[str, Tensor], texts: Mapping[str, str]) -
 def read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]] | None:
     """Tensors and metadata of a safetensors file, None if the file is of another kind.
 
-    Raises UserError if it is truncated or does not match its checksum.
+    Raises UserError if it is truncated or damaged.
     """
     try:
         if not _is_safetensors(path):
             return None
         with safetensors.safe_open(path, framework="pt", backend="pread") as file:
-            tensors, texts = file.get_tensors(), dict(file.metadata() or {})
+            return file.get_tensors(), dict(file.metadata() or {})
     except OSError as error:
         require_readable(path, error)
         raise _damaged(path, first_line(error)) from error
     except (safetensors.SafetensorError, ValueError, KeyError, RuntimeError) as error:
         raise _damaged(path, first_line(error)) from error
-    if texts.get(CHECKSUM) not in (None, _checksum(tensors, texts)):
-        raise _damaged(path, "checksum mismatch")
-    return tensors, texts
 
 
 def _is_safetensors(path: Path) -> bool:
@@ -54,15 +46,6 @@ def _is_safetensors(path: Path) -> bool:
     with path.open("rb") as file:
         start = file.read(9)
     return start[8:] == b"{" and int.from_bytes(start[:8], "little") <= _MAX_HEADER
-
-
-def _checksum(tensors: Mapping[str, Tensor], texts: Mapping[str, str]) -> str:
-    """CRC-32 of the tensors' names, types, shapes and values, and of the other texts: 8 hex digits."""
-    value = zlib.crc32(json.dumps(sorted(item for item in texts.items() if item[0] != CHECKSUM)).encode())
-    for name, tensor in sorted(tensors.items()):
-        value = zlib.crc32(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode(), value)
-        value = zlib.crc32(raw_bytes(tensor), value)
-    return f"{value:08x}"
 
 
 def raw_bytes(tensor: Tensor) -> memoryview:

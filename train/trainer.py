@@ -19,7 +19,6 @@ from gdt.common.errors import UserError, plural
 from gdt.pipeline.groups import check_groups, take_rank
 from gdt.pipeline.loader import Batch, Loader
 from gdt.pipeline.shards.index import Index, fingerprint
-from gdt.pipeline.tree import Tree
 from gdt.train import checkpoint
 from gdt.train.checkpoint import Data, load_model
 from gdt.train.crossmodal import Probe
@@ -28,7 +27,8 @@ from gdt.train.flops import max_leaves
 from gdt.train.learner import Learner, start_from
 from gdt.train.log import Log
 from gdt.train.provenance import device_name, record
-from gdt.train.settings import Precision, Pretrain, decisive_options, default_group_size, from_json
+from gdt.train.run import decisive_options, from_json
+from gdt.train.settings import Precision, Pretrain, default_group_size
 from gdt.train.step import Metrics
 from gdt.train.trained import Trained
 
@@ -242,12 +242,6 @@ class Trainer:
         groups = f"groups of {s.group_size} clips" if s.group_size else "one group per modality"
         ranks = f"; {self.world} ranks" if self.world > 1 else ""
         self.describe("composition", f"{s.short_name}: {composition}")
-        if _starts_at_first_frame(self.tree):
-            self.describe(
-                "note",
-                "every clip starts at the first frame of its video, since the composition has no time_shift; "
-                "time_shift:i:1 draws one random start per video",
-            )
         self.describe("size", f"{s.size}: {s.clip}")
         self.describe("network", f"{s.network.backbone}, {parameters / 1e6:.1f} M parameters, {self.weights}")
         self.describe("batch", f"{composition.batch_size} videos, {clips} clips per modality, {groups}")
@@ -268,9 +262,3 @@ class Trainer:
         """Print from rank 0."""
         if self.rank == 0:
             print(text)
-
-
-def _starts_at_first_frame(tree: Tree) -> bool:
-    """Whether every clip starts at the first frame of its video, however long the video is."""
-    longer = replace(tree.source, start_counts=tree.source.start_counts + 1_000_000)
-    return not replace(tree, source=longer).plan(0, 0).leaves.start.any()

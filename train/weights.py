@@ -27,11 +27,12 @@ from gdt.pipeline.transformations.augmentation import Augmentation
 from gdt.train import tensors
 from gdt.train.models.gdt import GDT, load_weights, modalities_of
 from gdt.train.models.network import Network
-from gdt.train.settings import Pretrain, from_json, to_json
+from gdt.train.run import from_json, to_json
+from gdt.train.settings import Pretrain
 from gdt.train.trained import Foreign, Trained
 
 _MAX_STAND_INS = 100
-"""Maximum number of types of objects in a file."""
+"""Maximum number of classes that a file names."""
 RELEASE = Statistics(np.full(3, 255 * 0.45), np.full(3, 255 * 0.225), 1.93, 17.89)
 """Normalisation of the published weights: (x / 255 - 0.45) / 0.225 and (log-mel - 1.93) / 17.89."""
 KINETICS = Statistics(
@@ -43,7 +44,7 @@ HOWTO100M = Statistics(np.zeros(3), np.full(3, 255.0), RELEASE.mel_mean, RELEASE
 STATISTICS = "statistics"
 """Key of the normalisation in exported files and finetuned weights: `Statistics.to_numbers`."""
 SETTINGS = "settings"
-"""Key of the pretraining settings in such files, with the sizes of networks and clips: `train.settings.to_json`."""
+"""Key of the pretraining settings in such files, with the sizes of networks and clips: `train.run.to_json`."""
 FINETUNED_ON = "learned"
 """Key of the finetuning data in finetuned weights: fingerprint of the shards, and fold."""
 _LINEAR_HEADS = tuple(f"mlp_{modality[0]}.{name}" for modality in MODALITIES for name in ("weight", "bias"))
@@ -58,7 +59,7 @@ def inputs_of(trained: Trained) -> dict[str, Any]:
 def read_foreign(path: Path) -> Trained | None:
     """The model in a file of external weights, None if its kind is unknown.
 
-    Raises UserError, naming what differs, if the weights do not fit, or if the file holds code.
+    Raises UserError, naming what differs, if the weights do not fit.
     """
     found = _load(path) if _is_intact(path) else None
     if not isinstance(found, Mapping) or "format" in found:
@@ -112,11 +113,16 @@ def _is_intact(path: Path) -> bool:
 
 
 def _load(path: Path) -> Any:
-    """Content of a safetensors or torch file; inert stand-ins replace all but tensors and plain values."""
+    """Content of a safetensors or torch file, with inert stand-ins for all but tensors and plain values; None if it
+    cannot be read.
+
+    The release's files hold its command line, optimizer and scheduler. torch names each unknown class that it meets,
+    and refuses modules that run code whatever stands in for them.
+    """
     if (table := tensors.read(path)) is not None:
         return table[0]
-    stand_ins: dict[str, Callable[..., Any]] = {}
-    while len(stand_ins) < _MAX_STAND_INS:
+    stand_ins: dict[str, Callable[..., Any]] = {"collections.defaultdict": lambda *_: {}}
+    for _ in range(_MAX_STAND_INS):
         try:
             with torch.serialization.safe_globals([(stand_in, name) for name, stand_in in stand_ins.items()]):
                 return torch.load(path, map_location="cpu", weights_only=True)
@@ -126,29 +132,11 @@ def _load(path: Path) -> Any:
         except MemoryError:
             raise
         except Exception as error:  # damaged bytes raise anything
-            if blocked := re.search(r"unsupported GLOBAL ([\w.]+) whose module \w+ is blocked", str(error)):
-                raise UserError(
-                    f"{path} holds {blocked[1]}, which would run on loading; nothing was run; use another file"
-                ) from error
-            if not _add_stand_in(stand_ins, str(error)):
+            unknown = re.search(r"GLOBAL ([\w.]+) was not an allowed global", str(error))
+            if unknown is None:
                 return None
+            stand_ins[unknown[1] if "." in unknown[1] else f"builtins.{unknown[1]}"] = _Inert
     return None
-
-
-def _add_stand_in(stand_ins: dict[str, Callable[..., Any]], refused: str) -> bool:
-    """Add a stand-in for the object in torch's error message `refused`; False if it names no new one."""
-    if unknown := re.search(r"GLOBAL ([\w.]+) was not an allowed global", refused):
-        name = unknown[1] if "." in unknown[1] else f"builtins.{unknown[1]}"
-        if name in stand_ins:
-            return False
-        stand_ins[name] = type(f"Inert{len(stand_ins)}", (_Inert,), {})
-        return True
-    # torch fills only real dicts and lists, not stand-ins
-    if filled := re.search(r"Can only (SETITEM|append).* but got <class '[\w.]+\.Inert(\d+)'>", refused):
-        real: Callable[..., Any] = dict if filled[1] == "SETITEM" else list
-        stand_ins[list(stand_ins)[int(filled[2])]] = type("Real", (), {"__new__": lambda *_: real()})
-        return True
-    return False
 
 
 class _Inert:

@@ -22,7 +22,6 @@ from gdt.common.errors import UserError, plural
 from gdt.common.files import write_text
 from gdt.common.gpu import default_size
 from gdt.common.lock import locked
-from gdt.common.serialization import add_checksum, require_checksum
 from gdt.eval import record
 from gdt.eval.ablation.compare import OTHERS, compare_rows, label, with_earlier
 from gdt.eval.ablation.equal import equalise
@@ -42,19 +41,10 @@ from gdt.eval.tables import to_csv, wrap, write_tables
 from gdt.pipeline.shards.index import Index, fingerprint
 from gdt.pipeline.shards.layout import shard_folder
 from gdt.train import provenance
-from gdt.train.checkpoint import read_run, require_same_rates
+from gdt.train.checkpoint import other_rates, read_run
 from gdt.train.flops import step_flops
-from gdt.train.settings import (
-    CHECKPOINT,
-    LENGTH,
-    METRICS,
-    SETTINGS,
-    SIZES,
-    Pretrain,
-    differences,
-    from_file,
-    to_json,
-)
+from gdt.train.run import CHECKPOINT, LENGTH, METRICS, SETTINGS, differences, from_file, to_json
+from gdt.train.settings import SIZES, Pretrain
 
 _DONE = "done.json"
 """In the folder of a run: its finished commands."""
@@ -282,7 +272,7 @@ def _run_all(settings: Ablation, planned: Plan) -> None:
                 started = [command[0], to_json(replace(run.pretraining, overwrite=True))]
             run_command(started, run.folder / "log.txt", gpu, f"run {run.folder.name}", stop)
             done = [other for other in done if other[0] != command[0]] + [command]  # it overwrote their results
-            content = add_checksum({**inputs._asdict(), "format": FORMAT, "done": done})
+            content = {**inputs._asdict(), "format": FORMAT, "done": done}
             write_text(run.folder / _DONE, json.dumps(content) + "\n")
 
     with Progress({run.folder: run.pretraining for run in runs}) as bar:
@@ -319,9 +309,9 @@ def _changed(run: Run, data: str) -> str:
         return ""
     try:
         before = from_file(folder / SETTINGS)
-        if provenance.read((folder / provenance.NAME).read_text())["data"] != data:
+        if json.loads((folder / provenance.NAME).read_text())["data"] != data:
             return "shards"
-    except (OSError, ValueError, RecursionError, UserError):
+    except (OSError, ValueError, UserError):
         return ""  # pretraining compares with the checkpoint
     free = {"device", "precision", "threads", "network.word_dimensions"}  # the run decides
     ignored = free | ({"group_size"} if now.group_size is None else set())
@@ -330,10 +320,7 @@ def _changed(run: Run, data: str) -> str:
         log = LogReader(folder / METRICS)
         log.read()
         batches, done = now.tree(Index.open(now.shard_folder)).batches_per_epoch, int(log.last.get("step", -1)) + 1
-        try:
-            require_same_rates(before, now, batches, done, folder / CHECKPOINT)
-        except UserError:
-            changed = longer
+        changed = longer if other_rates(before, now, batches, done) else []
     more = f", and {len(changed) - 1} more" if len(changed) > 1 else ""
     return f"settings ({min(changed, key=len)}{more})" if changed else ""
 
@@ -349,7 +336,7 @@ def _done(run: Run, inputs: Inputs, any_labels: bool = False) -> list[list[str]]
     Empty if shards or training changed; without evaluations by labels if labels changed.
     """
     try:
-        last = require_checksum(json.loads((run.folder / _DONE).read_text()))
+        last = json.loads((run.folder / _DONE).read_text())
         same = last["data"] == inputs.data and last["format"] == FORMAT
         done: list[list[str]] = last["done"] if same and run.commands[0] in last["done"] else []
         if last["labels"] != inputs.labels and not any_labels:

@@ -15,7 +15,6 @@ from gdt.common.errors import UserError
 from gdt.common.streams import Stream, generator
 from gdt.eval.factors.settings import Factors
 from gdt.pipeline.leaves import INPUT_FIELDS, MODALITIES, Clip, Leaves
-from gdt.pipeline.notation import report_custom_errors
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.transformations.augmentation import Augment, Augmentation
 from gdt.pipeline.transformations.base import Choice, Transformation
@@ -115,8 +114,7 @@ class Planner:
         if isinstance(transformation, Augment):
             Augment(self.ranges).act(leaves, values, rng)
         elif not isinstance(transformation, Video | Modality | TimeShift):  # `trial` sets these
-            with report_custom_errors(transformation):
-                transformation.act(leaves, values, rng)
+            transformation.act(leaves, values, rng)
 
     def _videos(self, transformation: Transformation, network: str, probe: Leaves) -> tuple[np.ndarray, np.ndarray]:
         """Videos long enough for every value, and their numbers of possible start frames, both int64 [n]."""

@@ -27,7 +27,7 @@ from gdt.eval.plots import bars
 from gdt.eval.record import RANDOM, Record, budget, conditions, format_details
 from gdt.eval.tables import Lines, Table, build_tables
 from gdt.train.provenance import git_commit
-from gdt.train.settings import SETTINGS
+from gdt.train.run import SETTINGS
 
 _POINTS = 1000
 """Maximum drawn of a curve."""

@@ -6,16 +6,14 @@ permutation orders the frames, and one affine map of RGB does colour jitter and 
 
 from __future__ import annotations
 
-import io
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import torch
-from PIL import Image, UnidentifiedImageError
 
-from gdt.common.errors import UserError, first_line
+from gdt.common.errors import UserError
 from gdt.pipeline.colour import Pixels, affine
 from gdt.pipeline.engines import Run, engine, failure
 from gdt.pipeline.leaves import Leaves
@@ -65,7 +63,7 @@ class VideoSource(InputSource):
         clips = ahead(self._clips(batches), self.loading.read_ahead, lambda clips: len(clips.rows))
         filled = self._engine.fill(self._runs(clips, taken), crops)
         statistics = self.index.statistics
-        while self._next(filled, taken):
+        while self._next(filled):
             work = taken[0].work
             while taken and taken[0].work is work:
                 taken.popleft()
@@ -79,6 +77,16 @@ class VideoSource(InputSource):
     def close(self) -> None:
         super().close()
         self._engine.close()
+
+    def _next(self, filled: Iterator[None]) -> bool:
+        """Whether there was another batch."""
+        try:
+            return next(filled, self) is None
+        except RuntimeError as error:
+            raise UserError(
+                f"decoding failed although all frames are intact: {failure(error)}; if this names CUDA or the driver, "
+                "check nvidia-smi, or set --loading.decoder cpu"
+            ) from error
 
     def _clips(self, batches: Iterator[Leaves]) -> Iterator[_Clips]:
         for leaves in batches:
@@ -100,42 +108,6 @@ class VideoSource(InputSource):
             order = work.leaves.frames[rows].argsort(2, kind="stable").argsort(2)
             last = bool(rows[-1, 0] == work.shared[-1, 0])
             yield Run(rows, len(work.leaves), jpegs, sizes, work.begin[rows], work.end[rows], order, last)
-
-    def _next(self, filled: Iterator[None], taken: Iterable[_Clips]) -> bool:
-        """Whether there was another batch. Raises UserError, with video and shard, if a frame cannot be decoded."""
-        try:
-            next(filled)
-        except StopIteration:
-            return False
-        except RuntimeError as error:
-            message = failure(error)
-            for group in taken:
-                clips = group.work.leaves.take(group.rows[:, 0])
-                for video, positions in zip(clips.video.tolist(), _frames_of(clips), strict=True):
-                    self._require_decodable(video, positions)
-            raise UserError(
-                f"decoding failed although all frames are intact: {message}; if this names CUDA or the driver, check "
-                "nvidia-smi, or set --loading.decoder cpu"
-            ) from error
-        return True
-
-    def _require_decodable(self, video: int, positions: np.ndarray) -> None:
-        """Raise UserError if Pillow cannot decode a frame of the clip either."""
-        size = (int(self.index.width[video]), int(self.index.height[video]))
-        for position, jpeg in zip(positions, self.reader.frames(video, positions), strict=True):
-            try:
-                with Image.open(io.BytesIO(jpeg.tobytes())) as image:
-                    image.load()
-                    reason = "" if image.size == size else f"it has {image.size} pixels, not {size}"
-            except UnidentifiedImageError:
-                reason = "it is not an image"
-            except (OSError, SyntaxError, ValueError) as error:
-                reason = first_line(error)
-            if reason:
-                raise UserError(
-                    f"frame {position} of '{self.index.id[video]}' cannot be decoded ({reason}); delete "
-                    f"{self.index.shard_path(video)} and run the same preprocessing command again"
-                )
 
 
 def regions(index: Index, leaves: Leaves, size: int) -> tuple[np.ndarray, np.ndarray]:

@@ -58,8 +58,6 @@ class Transformation(ABC):
 
     name: ClassVar[str]
     """Name in the factor table and on the command line."""
-    selects_frames: ClassVar[bool] = False
-    """Whether different values select different frames; False if they reorder or change the same frames."""
 
     def __str__(self) -> str:
         """The name as typed, with settings in brackets unless all have their defaults."""

@@ -19,7 +19,6 @@ class Speed(Choice):
     """
 
     name = "speed"
-    selects_frames = True
     rates: tuple[float, ...] = (1.0, 2.0)
     """The first is the rate if speed is not varied."""
 

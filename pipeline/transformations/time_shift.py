@@ -12,7 +12,6 @@ class TimeShift(Transformation):
     """Start frame of the clip, drawn uniformly; time_shift:i:1 draws one per video."""
 
     name = "time_shift"
-    selects_frames = True
 
     def sample(self, rng: np.random.Generator, k: int, branches: Branches) -> np.ndarray:
         return distinct(rng, branches.source.start_counts[branches.columns["video"]], k)

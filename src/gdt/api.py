@@ -32,7 +32,6 @@ from gdt.common import serialization
 from gdt.common.commandline import expand_home
 from gdt.common.errors import UserError, first_line, unknown
 from gdt.common.gpu import default_size
-from gdt.common.serialization import require_checksum
 from gdt.eval.embed import Embed, Features, Kind, Modality, Per, features
 from gdt.eval.embed import read as read_features
 from gdt.eval.nearest import most_similar
@@ -44,7 +43,8 @@ from gdt.train.checkpoint import Trained, load_model, load_trained
 from gdt.train.distributed import require_gpus
 from gdt.train.loss import gdt_loss
 from gdt.train.models.gdt import GDT, any_device
-from gdt.train.settings import METRICS, TWO_COMPOSITIONS, Pretrain, sized
+from gdt.train.run import METRICS, sized
+from gdt.train.settings import TWO_COMPOSITIONS, Pretrain
 
 __all__ = [
     "GDT", "Batch", "Batches", "Evaluated", "Features", "Index", "Model", "Preprocessed", "Pretrained", "UserError",
@@ -113,7 +113,7 @@ def pretrain(shards: str | Path, size: Size | None = None, **settings: Any) -> P
     checkpoint = train(sized(lambda base: _with(base, given), size or "", settings.get("device") == "cpu"))
     path = checkpoint.parent / METRICS
     try:
-        row = require_checksum(json.loads(path.read_bytes().splitlines()[-1]))
+        row = json.loads(path.read_bytes().splitlines()[-1])
     except (ValueError, LookupError) as error:
         raise UserError(f"{path} is damaged ({first_line(error)}); the trained model is in {checkpoint}") from error
     return Pretrained(checkpoint, row["step"] + 1, row["loss"], row["top1"])

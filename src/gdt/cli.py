@@ -42,7 +42,7 @@ COMMANDS = {
     ),
     "pretrain": Command(
         "gdt.train.settings:Pretrain", "gdt.train.command:pretrain", "train a model on shards",
-        "gdt.train.settings:parse_arguments",
+        "gdt.train.run:parse_arguments",
     ),
     "evaluate": Command(
         "gdt.eval.settings:Downstream", "gdt.eval.downstream:downstream",

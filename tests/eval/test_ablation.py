@@ -115,14 +115,14 @@ def test_finished_rows_are_not_run_again(
     done.clear()
     path = tmp_path / "a-1" / "eval" / "results.json"
     text = path.read_bytes()
-    path.write_bytes(text.replace(b'"step": 2', b'"step": 3', 1))
+    path.write_bytes(text.replace(b'"step": 2', b'"stop": 2', 1))
     capsys.readouterr()
     assert ablation(first) == summary and kinds(done) == ["evaluate"] and path.read_bytes() == text
     assert f"{path} is damaged or of another version; it is computed again" in capsys.readouterr().out
     done.clear()
     (tmp_path / "results.json").write_bytes(b"[{}]")
     with pytest.raises(
-        UserError, match=rf"^{tmp_path}/results.json is damaged \(no checksum\); remove it, then rerun the"
+        UserError, match=rf"^{tmp_path}/results.json holds results of another version .*; remove it, then rerun the"
     ):
         ablation(first)
     (tmp_path / "results.json").unlink()

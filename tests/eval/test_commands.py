@@ -192,7 +192,7 @@ def test_positive_and_negative_leaves_are_listed(
         ("cut", "cannot be read as a checkpoint: it is damaged, truncated or not a torch file; use the"),
         ("pickle", "cannot be read as a checkpoint: it holds a Python object"),
         ("foreign", "is not a checkpoint of"),
-        ("other sizes", "holds another model: 4 have another shape"),
+        ("other sizes", "holds another model: "),
     ],
 )
 def test_wrong_checkpoints_are_refused(

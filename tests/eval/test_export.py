@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -26,10 +25,10 @@ from gdt.train.checkpoint import Data, Trained, load_model
 from gdt.train.models.gdt import GDT
 from gdt.train.models.network import Network
 from gdt.train.pretrain import pretrain
-from gdt.train.settings import SIZES, Optimization, Pretrain, to_json
+from gdt.train.run import to_json
+from gdt.train.settings import SIZES, Optimization, Pretrain
 from gdt.train.weights import KINETICS
 from tests.conftest import Run
-from tests.tamper import flip
 from tests.train.test_weights import CLIPS, Video
 from tests.train.test_weights import random as drawn
 
@@ -82,26 +81,6 @@ def test_safetensors_equal_the_checkpoint(tmp_path: Path, modalities: tuple[str,
     assert ("log-mel mean -3, std 2.5" in text) == ("audio" in modalities)
 
 
-def test_flipped_bits_of_a_safetensors_file_are_detected_or_harmless(tmp_path: Path) -> None:
-    path, out = checkpoint_of(tmp_path, replace(TINY, network=MICRO)), tmp_path / "x.safetensors"
-    export(Export(out, ckpt=path))
-    expected, whole = load_model(path), out.read_bytes()
-    header = int.from_bytes(whole[:8], "little")
-    draw = random.Random(0)
-    places = [*range(16), *(draw.randrange(8 + header) for _ in range(120))]
-    places += [draw.randrange(len(whole)) for _ in range(60)]
-    refused = 0
-    for place in places:
-        flip(out, place, draw.randrange(8))
-        try:
-            assert same(expected, load_model(out))
-        except UserError as error:
-            assert str(error).startswith(str(out)) and "\n" not in str(error)
-            refused += 1
-        out.write_bytes(whole)
-    assert refused > 190
-
-
 def test_wrong_safetensors_are_refused(tmp_path: Path) -> None:
     out = tmp_path / "x.safetensors"
     export(Export(out, ckpt=checkpoint_of(tmp_path, replace(TINY, network=MICRO))))
@@ -112,8 +91,7 @@ def test_wrong_safetensors_are_refused(tmp_path: Path) -> None:
         *((partial(out.write_bytes, whole[:n]), cut) for n in (5, 9, 3000, -1)),
         (partial(rewrite, texts | {"version": "2"}), "is of version 2 of gdt-model; use the program that wrote it"),
         (partial(rewrite, texts | {"step": "many"}), "has invalid metadata .*'many'.*; export it again"),
-        (partial(rewrite, texts | {"settings": "{}"}), "holds settings of another version .* .missing: dataset"),
-        (partial(save, table, out, texts | {"crc32": ""}), ".*it is damaged .checksum mismatch."),
+        (partial(rewrite, texts | {"settings": "{}"}), "holds no settings of this version .missing: dataset"),
         (partial(save, {"weight": torch.zeros(3)}, out), "cannot be read as a checkpoint"),
     ):
         damage()

@@ -42,7 +42,8 @@ from gdt.preprocess.stage import Preprocess
 from gdt.train.checkpoint import Trained, load_model
 from gdt.train.models.gdt import GDT
 from gdt.train.pretrain import pretrain
-from gdt.train.settings import SIZES, to_json
+from gdt.train.run import to_json
+from gdt.train.settings import SIZES
 from tests.conftest import Run, preprocess
 
 TINY = SIZES["tiny"]

@@ -39,7 +39,6 @@ from gdt.pipeline.shards.reader import ShardReader
 from gdt.pipeline.sources.loading import Loading
 from gdt.pipeline.transformations.augmentation import Augmentation
 from gdt.pipeline.tree import BatchPlan, Tree, sampling_tree
-from tests.tamper import annotate, changed
 
 CPU = torch.device("cpu")
 CLIP = Clip(frames=6, stride=3, size=40)
@@ -330,20 +329,6 @@ def test_an_error_while_loading_reaches_the_consumer(copy: Path) -> None:
         os.truncate(copy / name, (copy / name).stat().st_size // 2)
     with pytest.raises(UserError, match="damaged|truncated"):
         load(index, [tree(index, "e").plan(0, 0)])
-
-
-def test_an_undecodable_frame_is_reported_with_its_video(copy: Path, index: Index) -> None:
-    video = 0
-    with changed(copy / index.shard_names[index.shard[video]], hidden=True) as file:
-        offset = file["frames/offset"][:]
-        frame = index.frame_start[video] + 3
-        file["frames/jpeg"][offset[frame] : offset[frame + 1]] = 0
-    annotate(copy)
-    short = replace(index, frame_count=np.full(len(index), 16))
-    plan = uniform_clips(short, np.array([5, video]), 1, CLIP, AUGMENTATION)
-    name = index.shard_names[index.shard[video]]
-    with pytest.raises(UserError, match=rf"frame 3 of '{index.id[video]}' cannot be decoded \(.*delete .*{name} and"):
-        load(Index.open(copy), [plan])
 
 
 @pytest.mark.parametrize(

@@ -67,27 +67,19 @@ def test_parsing_and_printing_are_inverse(text: str) -> None:
             "video:d augmentation:x:2",
             r"unknown contrast 'x' of factor 'augmentation:x:2'; available: d \(distinctive\), i \(inv",
         ),
-        ("video:d, augmentation:i:1", "cannot parse factor 'video:d,'; separate factors by spaces, without commas; a"),
+        ("video:d, augmentation:i:1", "cannot parse factor 'video:d,'; a factor is .*, without commas"),
         ("video:d augmentation", "cannot parse factor 'augmentation'; a factor is name:contrast:K"),
         ("video:d augmentation:i", "'augmentation:i' has no K"),
-        ("video:d augmentation:i:two", "K of factor 'augmentation:i:two' is 'two'; K must be a whole number"),
-        ("video:d augmentation:i:differ", "unknown suffix of factor 'augmentation:i:differ': 'differ'; did you mean"),
+        ("video:d augmentation:i:two", "'two' in factor 'augmentation:i:two' is neither a K nor 'differs'"),
         ("video:d augmentation:i:0", "K of factor 'augmentation' is 0; K must be 1 or more"),
-        (
-            "video:d augmentation:i:2:twice",
-            "unknown suffix of factor 'augmentation:i:2:twice': 'twice'; available: any, differs",
-        ),
-        (
-            "video:d modality:i:2:difers",
-            r"unknown suffix of factor 'modality:i:2:difers': 'difers'; did you mean 'differs'\?",
-        ),
+        ("video:d modality:i:2:difers", "'difers' in factor 'modality:i:2:difers' is neither a K nor 'differs'"),
         ("video:d:9 augmentation:i:2", "takes 9 videos and --batch-size is 4; set --batch-size 9"),
         ("video:d time_reversal:i:3", "K of factor 'time_reversal' is 3; the factor has 2 values; set K to 2 or less"),
         ("video:d augmentation:i:2 augmentation:i:2", "'augmentation' occurs twice"),
         ("video:d modality:d:2:differs augmentation:i:2", "'modality' is distinctive and ':differs' keeps"),
         ("video:d augmentation:i:2 time_shift:d:2", "'time_shift' is sampled .*; put 'time_shift' before 'augment"),
         ("video:d augmentation:i:1", "K is below 2 for every invariant factor"),
-        ("l", "cannot parse factor 'l', a row of table 1; pass it as --preset; "),
+        ("l", "cannot parse factor 'l'; .* a row of table 1 is a --preset"),
         (
             "video:d augmentation:d:2",
             r"there is no invariant factor, so every .* \(condition ii of .*\); add one with K = 2",
@@ -185,10 +177,9 @@ def test_a_custom_transformation_may_have_settings_and_write_any_field(tmp_path:
     [
         (
             "leaves.frames = leaves.frames * 0.5",
-            r"act\(\) of factor 'later' set leaves.frames to float64 \[12, 5\]; it must be integers",
+            r"leaves.frames after act\(\) of factor 'later' is float64 \[12, 5\], not integers \[12, 5\]",
         ),
-        ("leaves.frames = valuez", r"spoils.py, line 14: NameError: name 'valuez' is not defined"),
-        ("leaves.frames = leaves.frames[:, :3]; leaves.start = 3", r"'later' set leaves.start to a int; it must be"),
+        ("leaves.start = 3", r"leaves.start after act\(\) of factor 'later' is int64 \[\], not integers \[12\]"),
     ],
 )
 def test_invalid_fields_name_the_custom_transformation(tmp_path: Path, act: str, message: str) -> None:
@@ -205,31 +196,19 @@ def test_custom_samples_must_be_integers_for_every_branch(tmp_path: Path) -> Non
         CUSTOM.format(act="pass") + "\n    def sample(self, rng, k, branches):\n        return np.arange(k)\n"
     )
     composition = parse("video:d later:i:2 augmentation:i:2", 3, known=load_factors(path))
-    with pytest.raises(UserError, match=r"sample\(\) of factor 'later' returned int64 \[2\]; it must .* \[3, 2\]"):
+    with pytest.raises(UserError, match=r"sample\(\) of factor 'later' is int64 \[2\], not integers \[3, 2\]"):
         Tree(composition, Source(np.arange(5), np.full(5, 50), 30), Clip(), 40).plan(0, 0)
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("x = 1\ny = x +\n", r"mine.py, line 2: SyntaxError"),
-        (
-            FREEZE.replace("from gdt.pipeline", "from pipeline"),
-            r"mine.py, line 1: import gdt.pipeline…, not pipeline…$",
-        ),
-        ("import math\nimport pipeline.leaves\n", r"mine.py, line 2: import gdt.pipeline…, not pipeline…$"),
-        ("import math\n\nmath.sqrt(-1)\n", r"mine.py, line 3: ValueError"),
-        ("x = 1\n", "defines no transformation"),
+        ("x = 1\n", "defines no transformation; write a class that implements gdt.pipeline"),
         (FREEZE.replace('"freeze"', '"speed"'), "defines 'speed', which is already the name of a factor"),
         (FREEZE.replace('"freeze"', '"usable"'), "defines 'usable', which is already the name of a factor"),
-        (FREEZE.replace('"freeze"', '"a b"'), "class Freeze needs a name, one word"),
-        (FREEZE.replace('    name = "freeze"\n', ""), "class Freeze needs a name, one word"),
-        (FREEZE.replace("    values =", "    x ="), "class Freeze cannot be created .*, or a Choice lacks its values"),
-        (FREEZE + "\n    def __init__(self, x): pass\n", "class Freeze cannot be created without arguments"),
-        ("import sys\nsys.exit(3)\n", r"mine.py, line 2: SystemExit"),
     ],
 )
-def test_a_broken_file_of_factors_is_reported_with_its_line(tmp_path: Path, text: str, message: str) -> None:
+def test_a_wrong_file_of_factors_is_refused(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "mine.py").write_text(text)
     with pytest.raises(UserError, match=message):
         load_factors(tmp_path / "mine.py")

@@ -33,7 +33,7 @@ from gdt.preprocess.stage import Preprocess
 from gdt.train.checkpoint import load_model
 from gdt.train.loss import gdt_loss
 from gdt.train.models.text import TextNetwork
-from gdt.train.settings import from_json, to_json
+from gdt.train.run import from_json, to_json
 from tests.conftest import Run, preprocess, write_word2vec
 from tests.tamper import changed
 from tests.train.test_loss import RHO, embed, tensors, triple_loop
@@ -234,7 +234,7 @@ def test_text_is_pretrained_from_the_command_line(
     lines = word2vec.read_text().splitlines()
     (tmp_path / "moved.txt").write_text("\n".join([*lines[:-1], lines[-1].split()[0] + " 9" * 12]) + "\n")
     done = command(*train, "--shards", captioned, "--word2vec", "moved.txt")
-    assert done.returncode == 2 and "holds a run with different word vectors" in done.stderr
+    assert done.returncode == 2 and "holds a run with different settings (the word vectors)" in done.stderr
     (tmp_path / "bad.txt").write_text("\n".join([*lines[:-1], lines[-1].split()[0] + " nan" * 12]) + "\n")
     done = command(*train, "--shards", captioned, "--word2vec", "bad.txt")
     assert done.returncode == 2 and "bad.txt contains NaN, infinity or values beyond float16" in done.stderr
@@ -242,7 +242,7 @@ def test_text_is_pretrained_from_the_command_line(
         ((*train, "--shards", captioned), "set --word2vec to the file with which the shards were made"),
         (
             (*train, "--shards", shards, "--word2vec", word2vec),
-            "24 without captions; rebuild the shards from videos with captions",
+            "24 without captions; use another composition",
         ),
         (
             (*train, "--shards", captioned, "--word2vec", word2vec, "--network.word-dimensions", 300),

@@ -23,7 +23,6 @@ from gdt.pipeline.shards.container import Head
 from gdt.pipeline.shards.index import Index, fingerprint
 from gdt.train.settings import SIZES
 from tests.conftest import ROOT, Run, commands_in
-from tests.tamper import flip
 from tests.train.runs import losses, start_gdt, wait_for
 
 TINY = SIZES["tiny"]
@@ -103,7 +102,7 @@ def test_a_run_is_not_resumed_with_other_settings(command: Run, shards: Path, un
     assert "temperature was 0.07, now 0.1" in done.stderr and "--overwrite" in done.stderr
 
 
-def test_damaged_lines_of_the_log_do_not_prevent_resuming(command: Run, shards: Path, tmp_path: Path) -> None:
+def test_a_line_that_was_being_written_is_repeated(command: Run, shards: Path, tmp_path: Path) -> None:
     run = tmp_path / "crashed"
     more = ("--lr-decay", 0, "--steps", 6)
     assert command(*arguments(shards, run, *more[:2], "--steps", 4)).returncode == 0
@@ -114,11 +113,10 @@ def test_damaged_lines_of_the_log_do_not_prevent_resuming(command: Run, shards: 
     with (run / "metrics.jsonl").open("r+") as file:
         lines = file.readlines()
         file.truncate(sum(map(len, lines[:5])) + 10)
-    flip(run / "metrics.jsonl", len(lines[0]) + lines[1].index('"loss": ') + len('"loss": '), 0)
     done = command(*arguments(shards, run, *more))
     assert done.returncode == 0, done.stderr
     kept = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    assert [(row["step"], row["loss"]) for row in kept] == [(k, whole[k]) for k in (0, 2, 3, 4, 5)]
+    assert [(row["step"], row["loss"]) for row in kept] == [(k, whole[k]) for k in range(6)]
 
 
 def test_epochs_and_steps_replace_each_others_default(command: Run, shards: Path, tmp_path: Path) -> None:
@@ -157,7 +155,7 @@ def test_short_videos_are_counted(index: Index) -> None:
     short = replace(index, frame_count=np.where(np.arange(len(index)) % 4 == 0, 20, index.frame_count))
     replace(TINY, preset="e", batch_size=4).tree(short, lines.append)
     number = int((short.frame_count[short.split == "train"] == 20).sum())
-    reason = f"not used: {number} shorter than a clip (0.97 s)"
+    reason = f"not used: {number} shorter than 1 clip of 0.97 s"
     assert lines == [f"{24 - number} of 24 train videos of {index.folder}; {reason}"]
 
 
@@ -189,7 +187,7 @@ def test_pretraining_on_real_videos_lowers_the_loss(
         (("--preset", "z"), "unknown preset 'z'; available"),
         (("--batch-size", "1"), "the K of factor 'video'; it must be 2 or more"),
         (("--batch-size", "25"), "a batch takes 25 videos but only 24 can be used"),
-        (("--clip.frames", "200"), "0 of 24 train videos of .* can be used: 24 too short for 2 clips of"),
+        (("--clip.frames", "200"), "0 of 24 train videos of .* can be used: 24 shorter than 2 clips of"),
         (("--clip.size", "64"), "a crop of 64 pixels .* does not fit"),
         (("--split", "holdout"), "no video of .* is in the split 'holdout'"),
         (("--shards", "nowhere"), "there are no shards in nowhere .*gdt preprocess"),

@@ -21,7 +21,6 @@ from gdt.train.distributed import StopSignal
 from gdt.train.learner import Learner
 from gdt.train.pretrain import pretrain
 from gdt.train.settings import SIZES, Optimization, Pretrain
-from gdt.train.trainer import Trainer
 from tests.train.test_checkpoint import DATA
 
 CPU = torch.device("cpu")
@@ -131,13 +130,3 @@ def test_out_of_memory_gives_one_message_with_what_to_change(
     monkeypatch.setattr(where, greedy)
     with pytest.raises(UserError, match=r"out of memory \(.*\); .*--gradient-cache on.*--group-size"):
         pretrain(replace(batch_settings, out=tmp_path))
-
-
-def test_a_run_without_time_shift_says_that_clips_are_the_first(
-    shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    settings = replace(TINY, shards=shards, out=tmp_path, batch_size=4, steps=1)
-    for factors in ("video:d modality:i:2:differs augmentation:i:1", ""):
-        Trainer(replace(settings, factors=factors), 0, 1, CPU).describe_run()
-        said = " ".join(capsys.readouterr().out.split())
-        assert ("note every clip starts at the first frame of its video, since the" in said) == bool(factors)

@@ -29,7 +29,8 @@ from gdt.train.models.gdt import GDT
 from gdt.train.models.network import Network
 from gdt.train.models.text import TextNetwork
 from gdt.train.pretrain import pretrain
-from gdt.train.settings import SIZES, Optimization, Pretrain, to_json
+from gdt.train.run import to_json
+from gdt.train.settings import SIZES, Optimization, Pretrain
 from gdt.train.trained import Trained
 from gdt.train.weights import KINETICS, RELEASE
 
@@ -149,14 +150,6 @@ def random(network: nn.Module) -> nn.Module:
     return network.eval()
 
 
-class History(list):
-    """A subclass of list, as files hold it."""
-
-
-class Table(dict):
-    """A subclass of dict."""
-
-
 def saved(network: nn.Module, path: Path, prefix: str = "", legacy: bool = False) -> Path:
     """Save as the release's script does: with objects of its command line, optimizer, scheduler and meters."""
     optimizer = torch.optim.SGD(network.parameters(), 0.1, momentum=0.9)
@@ -166,7 +159,7 @@ def saved(network: nn.Module, path: Path, prefix: str = "", legacy: bool = False
         "optimizer": optimizer.state_dict(), "optimizer_object": optimizer, "lr_scheduler": scheduler, "epoch": 99,
         "args": argparse.Namespace(hypothesis=1, path=Path("/data")),
         "meters": collections.defaultdict(list, loss=[1.0]),
-        "best": np.float64(3.5), "history": History([1]), "table": Table(a=1),
+        "best": np.float64(3.5),
     }  # fmt: skip
     torch.save(state, path, _use_new_zipfile_serialization=not legacy)
     return path
@@ -264,18 +257,18 @@ def test_code_in_files_is_not_run(release: Release, tmp_path: Path, function: An
     try:
         load_model(tmp_path / "evil.pth")
     except UserError as error:
-        assert "which would run on loading; nothing was run" in str(error)
+        assert "was not loaded" in str(error)
     assert not ran.exists()
 
 
 def test_differing_parameters_are_listed(tmp_path: Path) -> None:
     weights = random(Video()).state_dict()
     torch.save({name: value for name, value in weights.items() if "layer3" not in name}, tmp_path / "part.pth")
-    with pytest.raises(UserError, match="part.pth holds another model: 54 parameters are missing .first: layer3"):
+    with pytest.raises(UserError, match="part.pth holds another model: it has no layer3"):
         load_model(tmp_path / "part.pth")
     weights["stem.0.weight"] = torch.zeros(83, 3, 1, 7, 7)
     torch.save(weights, tmp_path / "other.pth")
-    with pytest.raises(UserError, match="1 have another shape .first: stem.0.weight, .83, 3, 1, 7, 7. instead of"):
+    with pytest.raises(UserError, match="stem.0.weight is .83, 3, 1, 7, 7. instead of"):
         load_model(tmp_path / "other.pth")
     torch.save({"stem.0.weight": torch.zeros(64, 3, 3, 7, 7), "fc.weight": torch.zeros(400, 512)}, tmp_path / "r3d.pth")
     with pytest.raises(UserError, match=r"r3d.pth holds a video network other than R\(2\+1\)D, such as r3d_18"):
@@ -320,12 +313,12 @@ def test_trunks_without_the_heads_of_the_release_load(
     deep = {"video_network.base.layer3.2.conv1.0.0.weight": torch.zeros(1)}
     torch.save(trunks | deep, tmp_path / "r2plus1d_34.pth")
     with pytest.raises(
-        UserError, match=r"34.pth holds a deeper network: video_.*layer3 has 3 residual blocks instead of 2"
+        UserError, match=r"34.pth holds another model: it has video_network.base.layer3.2.conv1.0.0.weight, which"
     ):
         load_model(tmp_path / "r2plus1d_34.pth")
 
 
-def test_weights_that_are_not_finite_real_and_dense_are_refused_by_name(tmp_path: Path) -> None:
+def test_weights_that_are_not_finite_are_refused_by_name(tmp_path: Path) -> None:
     network = Network(stem=2, stem_middle=2, widths=(2,), depth=1)
     base = random(GDT(network, ["video"])).video_network.base.state_dict()
     texts = {"settings": to_json(Pretrain(network=network)), "statistics": RELEASE.to_numbers()}
@@ -340,17 +333,9 @@ def test_weights_that_are_not_finite_real_and_dense_are_refused_by_name(tmp_path
     for name, value, message in (
         (weight, base[weight] / 0, "contains NaN or infinity"),
         (weight, base[weight].double() * 1e300, "contains NaN or infinity"),
-        (weight, base[weight].to(torch.complex64), "is complex64 instead of float32"),
-        (weight, base[weight].int(), "is int32 instead of float32"),
-        (variance, -base[variance], "contains negative variances"),
-        (weight, base[weight].to_sparse(), "is not a dense tensor"),
-        (weight, base[weight].to("meta"), "is a meta tensor, without values"),
     ):
         with pytest.raises(UserError, match=f"^{path}: {name} {message}; use another file$"):
             load({name: value})
-    both = {weight: base[weight] * np.nan, "stem.1.weight": base["stem.1.weight"] * np.inf}
-    with pytest.raises(UserError, match="stem.0.weight contains NaN or infinity, and 1 more parameters are unusable"):
-        load(both)
     for numbers in ([np.nan] * 8, [*RELEASE.to_numbers()[:7], 0.0]):
         with pytest.raises(UserError, match="x.pt has an invalid normalisation"):
             load({}, statistics=list(map(float, numbers)))
@@ -416,11 +401,9 @@ def test_init_starts_from_the_given_weights(
     assert torch.load(tmp_path / "run" / checkpoint.NAME, weights_only=True)["data"] == fingerprint(index)
     pretrain(settings)  # resumes, and finds that it is done
     torch.save(state | {"statistics": [11.0, *state["statistics"][1:]]}, tmp_path / "start.pt")
-    with pytest.raises(
-        UserError, match="holds a run with a different normalisation of its inputs: --init .*start.pt has changed"
-    ):
+    with pytest.raises(UserError, match="holds a run with different settings .the normalisation of --init"):
         pretrain(settings)
-    with pytest.raises(UserError, match=r"start.pt \(video_network\) holds another model: .* are missing"):
+    with pytest.raises(UserError, match=r"start.pt \(video_network\) holds another model: it has no"):
         pretrain(replace(settings, out=tmp_path / "other", network=replace(settings.network, depth=2)))
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pkgutil import resolve_name
 from typing import Any
 
@@ -118,9 +116,6 @@ def modalities_of(weights: Mapping[str, Tensor]) -> list[str]:
     return [name for name in MODALITIES if any(key.startswith(f"{name}_network.") for key in weights)]
 
 
-_NOT_FINITE = "contains NaN or infinity"
-
-
 class NotFiniteError(UserError):
     """Weights contain NaN or infinity."""
 
@@ -128,58 +123,21 @@ class NotFiniteError(UserError):
 def load_weights(model: nn.Module, weights: Mapping[str, Tensor], source: str) -> None:
     """Load weights; removes the prefix `module.` from their names.
 
-    Raises UserError with the parameters whose names, shapes or values do not fit.
+    Raises UserError with the first parameter whose name, shape or values do not fit.
     """
     weights = {name.removeprefix("module."): value for name, value in weights.items()}
     own = model.state_dict()
-    given, expected = _count_blocks(weights), _count_blocks(own)
-    for stage in sorted(given.keys() & expected.keys()):
-        if given[stage] > expected[stage]:
+    for name in (*own, *weights):
+        if name not in weights:
+            raise UserError(f"{source} holds another model: it has no {name}; use weights of this network")
+        if name not in own:
+            raise UserError(f"{source} holds another model: it has {name}, which this one lacks; use its weights")
+        given, expected = weights[name], own[name]
+        if given.shape != expected.shape:
             raise UserError(
-                f"{source} holds a deeper network: {stage} has {given[stage]} residual blocks instead of "
-                f"{expected[stage]}; use weights of this network"
+                f"{source} holds another model: {name} is {list(given.shape)} instead of {list(expected.shape)}; use "
+                "weights of this network"
             )
-    missing = sorted(own.keys() - weights.keys())
-    unknown = sorted(weights.keys() - own.keys())
-    shared = sorted(own.keys() & weights.keys())
-    faults = {name: fault for name in shared if (fault := _find_fault(name, weights[name], own[name].dtype))}
-    for name, fault in faults.items():
-        more = f", and {len(faults) - 1} more parameters are unusable" if len(faults) > 1 else ""
-        error = NotFiniteError if fault == _NOT_FINITE else UserError
-        raise error(f"{source}: {name} {fault}{more}; use another file")
-    shapes = [name for name in shared if own[name].shape != weights[name].shape]
-    if missing or unknown or shapes:
-        parts = []
-        if missing:
-            parts.append(f"{len(missing)} parameters are missing (first: {missing[0]})")
-        if unknown:
-            parts.append(f"{len(unknown)} are unknown (first: {unknown[0]})")
-        if shapes:
-            name = shapes[0]
-            parts.append(
-                f"{len(shapes)} have another shape (first: {name}, {list(weights[name].shape)} "
-                f"instead of {list(own[name].shape)})"
-            )
-        raise UserError(f"{source} holds another model: {'; '.join(parts)}; use weights of this network")
+        if expected.is_floating_point() and not given.to(expected.dtype).isfinite().all():
+            raise NotFiniteError(f"{source}: {name} contains NaN or infinity; use another file")
     model.load_state_dict(weights)
-
-
-def _count_blocks(names: Iterable[str]) -> Counter[str]:
-    """Number of residual blocks of each stage, from parameter names."""
-    blocks = {(found[1], found[2]) for name in names if (found := re.match(r"(.*\blayer\d+)\.(\d+)\.", name))}
-    return Counter(stage for stage, _ in blocks)
-
-
-def _find_fault(name: str, value: Tensor, dtype: torch.dtype) -> str:
-    """Why a tensor cannot be loaded into a parameter or buffer of type `dtype`; empty if it can."""
-    if value.is_nested or value.layout != torch.strided or value.is_quantized:
-        return "is not a dense tensor"
-    if value.is_meta:
-        return "is a meta tensor, without values"
-    if value.is_complex() or (dtype.is_floating_point and not value.is_floating_point()):
-        return f"is {str(value.dtype).removeprefix('torch.')} instead of {str(dtype).removeprefix('torch.')}"
-    if dtype.is_floating_point and not value.to(dtype).isfinite().all():
-        return _NOT_FINITE
-    if name.endswith("running_var") and (value < 0).any():
-        return "contains negative variances"
-    return ""
