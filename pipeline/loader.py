@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from gdt.common.errors import UserError
+from gdt.pipeline.colour import Pixels
 from gdt.pipeline.device import Device, loader_device
 from gdt.pipeline.leaves import Clip, Leaves
 from gdt.pipeline.shards.index import Index
@@ -33,7 +34,7 @@ T = TypeVar("T")
 SOURCES: dict[str, type[InputSource]] = {source.modality: source for source in (VideoSource, AudioSource, TextSource)}
 
 
-@dataclass
+@dataclass(repr=False)
 class Batch:
     """One training batch on the device. Its tensors are reused: they are valid until the next batch is taken."""
 
@@ -48,6 +49,17 @@ class Batch:
     one rank."""
     plan: BatchPlan
     """The plan of these leaves, in the same order."""
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """The inputs for any network, float32: `video` [n, 3, frames, size, size], `audio` [n, 1, bands, mel_frames],
+        `text` [n, words, d], padded with 0.
+        """
+        plain = {"video": Pixels.floats, "audio": torch.Tensor.float, "text": lambda words: words.vectors.float()}
+        return {name: plain[name](inputs) for name, inputs in self.inputs.items()}
+
+    def __repr__(self) -> str:
+        shapes = ", ".join(f"{name} {list(tensor.shape)}" for name, tensor in self.tensors().items())
+        return f"<gdt.Batch: {shapes}; factors {', '.join(name for name in self.table if name != 'leaf')}>"
 
 
 class Loader:

@@ -214,3 +214,16 @@ def test_home_is_expanded_in_paths(
     assert len(gdt.batches("~/shards", "e", batch_size=4, size="tiny")) == 6
     run = gdt.pretrain("~/shards", "tiny", preset="e", batch_size=4, steps=1, out="~/runs/e")
     assert run.checkpoint.parent == tmp_path / "runs" / "e" and not (tmp_path / "~").exists()
+
+
+def test_batches_are_tensors_for_any_network(shards: Path) -> None:
+    batches = gdt.batches(shards, preset="e", batch_size=4, size="tiny", device="cpu")
+    batch, network = next(iter(batches)), batches.network().eval()
+    tensors = batch.tensors()
+    assert {name: list(tensor.shape) for name, tensor in tensors.items()} == {
+        "video": [4, 3, 8, 32, 32], "audio": [4, 1, 40, 99],
+    }  # fmt: skip
+    assert repr(batch).startswith("<gdt.Batch: video [4, 3, 8, 32, 32], audio [4, 1, 40, 99]; factors video, ")
+    assert torch.equal(network(tensors), network(batch.inputs))
+    with pytest.raises(gdt.UserError, match="embeddings must have length 1; pass torch.nn.functional.normalize"):
+        batches.loss(2 * network(tensors), batch)

@@ -14,8 +14,8 @@ from gdt.cli import COMMANDS
 from tests.conftest import ROOT
 
 LINES = {
-    "src": 474, "common": 662, "pipeline": 3681, "preprocess": 5085, "train": 2848, "eval": 7330, "benchmarks": 790,
-    "tests": 16760,
+    "src": 478, "common": 662, "pipeline": 3693, "preprocess": 5085, "train": 2849, "eval": 7330, "benchmarks": 790,
+    "tests": 16775,
 }  # fmt: skip
 """Lines of Python by folder."""
 WORDS, OPTIONS = 16_800, 142

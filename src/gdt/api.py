@@ -30,7 +30,7 @@ from torch import Tensor
 
 from gdt.common import serialization
 from gdt.common.commandline import expand_home
-from gdt.common.errors import UserError, first_line, unknown
+from gdt.common.errors import UserError, unknown
 from gdt.common.gpu import default_size
 from gdt.eval.embed import Embed, Features, Kind, Modality, Per, features
 from gdt.eval.embed import read as read_features
@@ -107,15 +107,10 @@ def pretrain(shards: str | Path, size: Size | None = None, **settings: Any) -> P
     from gdt.train.pretrain import pretrain as train
 
     _require_one_composition(settings.get("preset"), settings.get("factors"))
-    if settings.get("config"):
-        raise UserError("config is for the command only; use 'gdt pretrain --config'")
     given = {"shards": shards} | settings
     checkpoint = train(sized(lambda base: _with(base, given), size or "", settings.get("device") == "cpu"))
     path = checkpoint.parent / METRICS
-    try:
-        row = json.loads(path.read_bytes().splitlines()[-1])
-    except (ValueError, LookupError) as error:
-        raise UserError(f"{path} is damaged ({first_line(error)}); the trained model is in {checkpoint}") from error
+    row = json.loads(path.read_bytes().splitlines()[-1])
     return Pretrained(checkpoint, row["step"] + 1, row["loss"], row["top1"])
 
 
@@ -210,6 +205,10 @@ class Model:
 
     def __init__(self, path: Path, trained: Trained) -> None:
         self._path, self._trained = path, trained
+
+    def __repr__(self) -> str:
+        modalities, clip = ", ".join(self._trained.model.modalities), self._trained.settings.clip
+        return f"<gdt.Model {self._path}: {self._trained.name}; {modalities}; clips of {clip}>"
 
     @property
     def network(self) -> GDT:
@@ -315,9 +314,14 @@ class Batches:
             yield from loader
 
     def loss(self, embeddings: Tensor | Mapping[str, Tensor], batch: Batch, temperature: float = 0.07) -> Tensor:
-        """Equation 1 for the embeddings of a batch's leaves: [n, d] in the order of `batch.inputs`, or by modality."""
+        """Equation 1 for the embeddings of a batch's leaves: [n, d] in the order of `batch.inputs`, or by modality.
+
+        Raises UserError unless they have length 1.
+        """
         if isinstance(embeddings, Mapping):
             embeddings = torch.cat([embeddings[name] for name in batch.inputs])
+        if not bool(((embeddings.norm(dim=1) - 1).abs() < 1e-2).all()):
+            raise UserError("embeddings must have length 1; pass torch.nn.functional.normalize(embeddings, dim=1)")
         return gdt_loss(embeddings, batch.table, self.composition.factors, temperature)
 
     def network(self) -> GDT:

@@ -9,7 +9,7 @@ from gdt.pipeline.sources.text import Words
 
 
 class TextNetwork(nn.Module):
-    """Word vectors of n text clips to features [n, width]: linear, ReLU, maximum.
+    """Word vectors of n text clips, or a tensor [n, words, dimensions] padded with 0, to features [n, width].
 
     With `padding`, padding counts as words of zeros, as in the release; else it is excluded from the maximum.
     """
@@ -19,9 +19,10 @@ class TextNetwork(nn.Module):
         self.padding = padding
         self.fc1 = nn.Linear(dimensions, width)
 
-    def forward(self, words: Words) -> Tensor:
-        x = functional.relu(self.fc1(words.vectors.to(self.fc1.weight.dtype)))
+    def forward(self, words: Words | Tensor) -> Tensor:
+        vectors, mask = (words.vectors, words.mask) if isinstance(words, Words) else (words, (words != 0).any(2))
+        x = functional.relu(self.fc1(vectors.to(self.fc1.weight.dtype)))
         if self.padding:
             return x.amax(1)
         # after the ReLU, 0 is the feature of a clip without words
-        return x.masked_fill(~words.mask[..., None], 0).amax(1)
+        return x.masked_fill(~mask[..., None], 0).amax(1)
