@@ -16,7 +16,6 @@ import numpy as np
 import torch
 
 from gdt.common.errors import UserError
-from gdt.pipeline.colour import Pixels
 from gdt.pipeline.device import Device, loader_device
 from gdt.pipeline.leaves import Clip, Leaves
 from gdt.pipeline.shards.index import Index
@@ -54,7 +53,11 @@ class Batch:
         """The inputs for any network, float32: `video` [n, 3, frames, size, size], `audio` [n, 1, bands, mel_frames],
         `text` [n, words, d], padded with 0.
         """
-        plain = {"video": Pixels.floats, "audio": torch.Tensor.float, "text": lambda words: words.vectors.float()}
+        plain: dict[str, Any] = {
+            "video": lambda x: x.floats(),
+            "audio": lambda x: x,
+            "text": lambda x: x.vectors.float(),
+        }
         return {name: plain[name](inputs) for name, inputs in self.inputs.items()}
 
     def __repr__(self) -> str:
