@@ -58,7 +58,7 @@ class Batch:
             "audio": lambda x: x,
             "text": lambda x: x.vectors.float(),
         }
-        return {name: plain[name](inputs) for name, inputs in self.inputs.items()}
+        return {name: plain.get(name, torch.Tensor.float)(inputs) for name, inputs in self.inputs.items()}
 
     def __repr__(self) -> str:
         shapes = ", ".join(f"{name} {list(tensor.shape)}" for name, tensor in self.tensors().items())
