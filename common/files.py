@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import glob
 import json
 import os
 import stat
@@ -45,16 +46,18 @@ def require_readable(what: object, error: OSError) -> None:
 def writing(path: Path, scratch: Path | None = None) -> Iterator[BinaryIO]:
     """Write a binary file atomically: it appears complete or not at all.
 
-    Yields `<name>.partial` next to `path` (or in `scratch`, a folder of the same file system), which is synced to disk
-    and renamed at the end, and removed after an error. For example:
+    Yields `<name>.<process>.partial` next to `path`, or `<name>` in `scratch`, a folder of the same file system. It is
+    synced to disk and renamed at the end, and removed after an error. Removes what killed writers left; of two writers
+    at once, the first fails. For example:
 
         with writing(out / "features.npz") as file:
             np.savez(file, features=features)
         with writing(out / "rows.h5") as file, h5py.File(file.name, "w") as rows:
             rows["id"] = ids
     """
-    partial = path.with_name(path.name + ".partial") if scratch is None else scratch / path.name
-    partial.unlink(missing_ok=True)
+    for left in path.parent.glob(f"{glob.escape(path.name)}.[0-9]*.partial"):
+        left.unlink()
+    partial = path.with_name(f"{path.name}.{os.getpid()}.partial") if scratch is None else scratch / path.name
     try:
         with partial.open("wb") as file:
             yield file

@@ -22,13 +22,14 @@ from tests.conftest import ROOT, preprocess
 from tests.preprocess.test_stage import digests
 
 HOOK = """
-import os, signal, sys, threading
+import os, re, signal, sys, threading
 event, name, count, delay = os.environ["GDT_KILL"].split()
 left = int(count)
 
 def watch(what, arguments):
     global left
-    if what == event and any(os.path.basename(str(a)) == name for a in arguments[:2]):
+    names = [re.sub(r"[.][0-9]+[.]partial$", ".partial", os.path.basename(str(a))) for a in arguments[:2]]
+    if what == event and name in names:
         left -= 1
         if left == 0:
             kill = lambda: os.killpg(0, signal.SIGKILL)

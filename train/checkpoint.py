@@ -76,6 +76,14 @@ def read_run(folder: Path) -> dict[str, Any] | None:
         ) from damage
 
 
+def settings_of(state: Mapping[str, Any], run: Path) -> Pretrain:
+    """The settings of the run in a folder, from its state. Raises OtherRun if they are of another version."""
+    try:
+        return from_json(state["settings"], str(run / NAME))
+    except UserError as error:
+        raise OtherRun(f"{error}, or replace the run with --overwrite") from error
+
+
 class OtherRun(UserError):
     """The checkpoint of a folder is damaged, or of a run that this one cannot continue; --overwrite replaces it."""
 
@@ -134,10 +142,8 @@ def load_model(path: Path) -> Trained:
     model = GDT(settings.network, modalities_of(state["model"]))
     load_weights(model, state["model"], str(path))
     statistics = Statistics.from_numbers(state["statistics"], str(path))
-    steps = state.get("steps") or settings.steps  # unknown for older checkpoints of a run in epochs
-    return Trained(
-        model.eval(), settings, state["step"], statistics, data=state["data"], steps=steps, words=state["words"]
-    )
+    rest = {name: state[name] for name in ("data", "steps", "words")}
+    return Trained(model.eval(), settings, state["step"], statistics, **rest)
 
 
 def load_trained(path: Path) -> Trained:
@@ -173,7 +179,7 @@ def require_same_run(
         different.append("the word vectors")
     if state["statistics"] != data.statistics.to_numbers():
         different.append("the normalisation of --init")
-    if why := other_rates(from_json(state["settings"], str(path)), settings, batches_per_epoch, int(state["step"])):
+    if why := other_rates(settings_of(state, path.parent), settings, batches_per_epoch, int(state["step"])):
         different.append(f"{why}; --init {path} starts a new run from its weights")
     if different:
         raise OtherRun(

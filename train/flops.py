@@ -54,8 +54,9 @@ def max_leaves(network: Network, clip: Clip) -> int:
     model = _meta_model(network, ("video",))
     elements: list[int] = []
 
-    def note(module: nn.Module, given: tuple[Tensor, ...], made: Tensor) -> None:
-        elements.extend(-(-x.shape[1] // 8) * 8 * x[0, 0].numel() for x in (*given, made))
+    def note(module: nn.Module, given: tuple[Any, ...], made: Any) -> None:
+        tensors = [x for x in (*given, made) if isinstance(x, Tensor) and x.dim() > 1]
+        elements.extend(-(-x.shape[1] // 8) * 8 * x[0, 0].numel() for x in tensors)
 
     hooks = [module.register_forward_hook(note) for module in model.video_network.base.modules()]
     model.video_network(_inputs(model, "video", clip, 0, 2))

@@ -42,7 +42,7 @@ def write(path: Path, trained: Trained) -> None:
 def read(path: Path) -> Trained | None:
     """The model in a file of `write`; None for other files.
 
-    Raises UserError if the file is damaged or of another version, or its weights do not fit.
+    Raises UserError if the file is cut or of another version, or its weights do not fit.
     """
     found = tensors.read(path)
     if found is None or found[1].get("format") != FORMAT:

@@ -1,4 +1,4 @@
-"""The files of a run: its settings as text, read again by later commands and compared when it resumes."""
+"""The settings of a run as text, in its files and on the command line, and what of them must not change."""
 
 from __future__ import annotations
 

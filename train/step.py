@@ -155,10 +155,19 @@ class RunningStatistics:
             all_reduce_flat([value for sums in self._sums.values() for value in sums])
         torch._foreach_copy_(self._counts, torch._foreach_add(self._seen, 1))
         for name, before in self._before.items():
-            momentum = self._norms[name][0].momentum or 0.0
-            new = torch._foreach_mul(self._sums[name], momentum / (self._groups[name] * world))
-            torch._foreach_copy_(self._running(name), torch._foreach_add(torch._foreach_mul(before, 1 - momentum), new))
+            momenta = [momentum for norm in self._norms[name] for momentum in (_momentum(norm),) * 2]
+            shares = [momentum / (self._groups[name] * world) for momentum in momenta]
+            kept = torch._foreach_mul(before, [1 - momentum for momentum in momenta])
+            new = torch._foreach_mul(self._sums[name], shares)
+            torch._foreach_copy_(self._running(name), torch._foreach_add(kept, new))
 
     def _running(self, modality: str) -> list[Tensor]:
         found = [(norm.running_mean, norm.running_var) for norm in self._norms[modality]]
         return [value for pair in found for value in pair if value is not None]
+
+
+def _momentum(norm: _BatchNorm) -> float:
+    """The share of this step in the running statistics; without a momentum, torch takes the mean over all steps."""
+    if norm.momentum is not None:
+        return float(norm.momentum)
+    return 1 / int(norm.num_batches_tracked) if norm.num_batches_tracked is not None else 1.0

@@ -27,7 +27,7 @@ from gdt.train.flops import max_leaves
 from gdt.train.learner import Learner, start_from
 from gdt.train.log import Log
 from gdt.train.provenance import device_name, record
-from gdt.train.run import decisive_options, from_json
+from gdt.train.run import decisive_options
 from gdt.train.settings import Precision, Pretrain, default_group_size
 from gdt.train.step import Metrics
 from gdt.train.trained import Trained
@@ -54,7 +54,7 @@ class Trainer:
         start = load_model(settings.init) if settings.init else None
         if start is not None:
             self.index = start.normalise(self.index)
-        self.settings = self.freeze(settings, state, start)
+        self.settings = self.fill_in(settings, state, start)
         self.tree = self.settings.tree(self.index, partial(self.describe, "data"))
         self.words = self.settings.words(self.index)
         words = self.words.checksum if self.words else ""
@@ -71,9 +71,9 @@ class Trainer:
             f"the folder {self.path.parent} must be on a disk that all ranks share",
         )
 
-    def freeze(self, settings: Pretrain, state: Mapping[str, Any] | None, start: Trained | None) -> Pretrain:
+    def fill_in(self, settings: Pretrain, state: Mapping[str, Any] | None, start: Trained | None) -> Pretrain:
         """The settings with all defaults filled in: those of the run to resume, else those of data and device."""
-        earlier = from_json(state["settings"], str(settings.run_folder / checkpoint.NAME)) if state else None
+        earlier = checkpoint.settings_of(state, settings.run_folder) if state else None
         cuda = self.device.type == "cuda"
         if settings.precision == "bfloat16" and not cuda:
             raise UserError("--precision bfloat16 needs a GPU: on CPUs, torch's bfloat16 gradients are wrong")
@@ -140,11 +140,11 @@ class Trainer:
         """
         held_out = together(self.open_probe)
         self.describe_run()
+        if self.rank == 0 and self.step == 0:  # first, or a killed run would be resumed from what it replaces
+            self.path.unlink(missing_ok=True)
         with self.open_loader() as loader, together(self.open_log) or nullcontext() as self.log, StopSignal() as stop:
             self.failure: Exception | None = None
             if self.rank == 0:
-                if self.step == 0:  # so that a killed run is not resumed from the checkpoint that it replaces
-                    self.path.unlink(missing_ok=True)
                 record(self.settings.run_folder, self.device, self.step, self.data.fingerprint)
             batches, self.saved_at = iter(loader), time.monotonic()
             if self.step == 0:
@@ -217,7 +217,7 @@ class Trainer:
             self.log.add_probe(self.step, held_out(self.learner.model))
 
     def save_due(self) -> bool:
-        """Whether to save now; only rank 0, which saves, looks at the clock."""
+        """Whether to save now; only what rank 0 decides counts, since it alone saves."""
         every = self.settings.checkpoint_steps
         late = time.monotonic() - self.saved_at > self.settings.checkpoint_minutes * _MINUTE
         return late or self.step == self.steps or (every > 0 and self.step % every == 0)

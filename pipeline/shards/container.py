@@ -11,10 +11,11 @@ import errno
 import json
 import os
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from io import FileIO
+from itertools import chain
 from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,8 +26,8 @@ import numpy as np
 from gdt.common.files import writing
 
 SCHEMA = 3
-Values = np.ndarray | Sequence[np.ndarray]
-"""An array, or its parts, one after another."""
+_BLOCK = 1 << 24
+"""Bytes of files that are read at once."""
 
 
 class Damaged(Exception):
@@ -50,8 +51,31 @@ class Place(NamedTuple):
         return prod(self.shape) * np.dtype(self.dtype).itemsize
 
     def array(self, data: bytes) -> np.ndarray:
-        """The array, from its bytes."""
+        """The array, from its bytes. Raises Damaged if there are fewer."""
+        if len(data) != self.nbytes:
+            raise Damaged("it is truncated")
         return np.frombuffer(data, self.dtype).reshape(self.shape)
+
+
+@dataclass(frozen=True)
+class Files:
+    """An array that is in files, one after another, as it may be larger than memory."""
+
+    paths: Sequence[Path]
+    dtype: type
+    row: tuple[int, ...] = ()
+    """Shape of a row."""
+
+    @property
+    def shape(self) -> list[int]:
+        size = sum(path.stat().st_size for path in self.paths)
+        return [size // (np.dtype(self.dtype).itemsize * prod(self.row)), *self.row]
+
+    def blocks(self) -> Iterator[bytes]:
+        """The content, a part at a time."""
+        for path in self.paths:
+            with path.open("rb") as file:
+                yield from iter(partial(file.read, _BLOCK), b"")
 
 
 @dataclass(frozen=True)
@@ -106,9 +130,9 @@ def check(path: Path) -> Head:
 
 
 def read(path: Path) -> tuple[dict[str, np.ndarray], Mapping[str, str]]:
-    """All arrays and notes of a small file, checked. Raises Damaged, OtherSchema or OSError."""
+    """All arrays and notes of a file that fits into memory, checked. Raises Damaged, OtherSchema or OSError."""
     head, data = Head.read(path), path.read_bytes()
-    if f"{zlib.crc32(data[len(head.line) :]):08x}" != head.crc32:
+    if f"{zlib.crc32(memoryview(data)[len(head.line) :]):08x}" != head.crc32:
         raise Damaged("checksum mismatch")
     return {name: at.array(data[at.begin : at.begin + at.nbytes]) for name, at in head.arrays.items()}, head.notes
 
@@ -124,23 +148,24 @@ def texts(array: np.ndarray) -> np.ndarray:
     return np.asarray(list(map(decoded, array.tolist())), object)
 
 
-def write(path: Path, arrays: Mapping[str, Values], notes: Mapping[str, str], scratch: Path | None = None) -> None:
+def write(
+    path: Path, arrays: Mapping[str, np.ndarray | Files], notes: Mapping[str, str], scratch: Path | None = None
+) -> None:
     """Write a file atomically, see `writing`; equal contents give equal bytes. Raises OSError for a full disk."""
-    parts = {name: [values] if isinstance(values, np.ndarray) else values for name, values in arrays.items()}
-    longest, user_block = len(json.dumps(dict(notes))) + sum(len(name) + 100 for name in parts) + 200, 4096
+    longest, user_block = len(json.dumps(dict(notes))) + sum(len(name) + 100 for name in arrays) + 200, 4096
     while user_block < longest:
         user_block *= 2
     # HDF5 does not report a full disk that it finds as it closes a file, so it writes only its metadata, into memory
     with os.fdopen(os.memfd_create("hdf5"), "r+b", buffering=0) as memory, writing(path, scratch) as file:
-        places = _lay_out(memory, parts, notes, user_block)
+        places = _lay_out(memory, arrays, notes, user_block)
         size = os.fstat(memory.fileno()).st_size
         head = {"schema": SCHEMA, "size": size, "crc32": f"{0:08x}", "notes": dict(notes), "arrays": places}
         at = len(_encoded(head))
         file.write(bytes(at))
         value = 0
         for name, place in sorted([*places.items(), ("", Place(size, "u1", [0]))], key=lambda item: item[1].begin):
-            pieces: list[Any] = [os.pread(memory.fileno(), max(place.begin - at, 0), at)]  # HDF5's metadata
-            for part in pieces + list(map(_bytes_of, parts.get(name, ()))):
+            metadata = os.pread(memory.fileno(), max(place.begin - at, 0), at)
+            for part in chain([metadata], _blocks(arrays[name]) if name else ()):
                 value = zlib.crc32(part, value)
                 at += file.write(part)
         if at != size:
@@ -158,7 +183,7 @@ def _encoded(head: Mapping[str, Any]) -> bytes:
 
 
 def _lay_out(
-    memory: FileIO, parts: Mapping[str, Sequence[np.ndarray]], notes: Mapping[str, str], user_block: int
+    memory: FileIO, arrays: Mapping[str, np.ndarray | Files], notes: Mapping[str, str], user_block: int
 ) -> dict[str, Place]:
     """Write HDF5's metadata, and leave holes for the arrays, whose places are returned."""
     places = {}
@@ -166,14 +191,17 @@ def _lay_out(
     unwritten.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
     unwritten.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
     with h5py.File(memory, "w", libver=("earliest", "v110"), userblock_size=user_block) as file:
-        for name, (first, *more) in parts.items():
-            shape = [len(first) + sum(map(len, more)), *first.shape[1:]]
-            kind = h5py.string_dtype("utf-8", first.itemsize) if first.dtype.kind == "S" else first.dtype
+        for name, values in arrays.items():
+            dtype, shape = np.dtype(values.dtype), list(values.shape)
+            kind = h5py.string_dtype("utf-8", dtype.itemsize) if dtype.kind == "S" else dtype
             dataset = file.create_dataset(name, shape, kind, dcpl=unwritten)
-            places[name] = Place(dataset.id.get_offset() if all(shape) else 0, first.dtype.str, shape)
+            places[name] = Place(dataset.id.get_offset() if all(shape) else 0, dtype.str, shape)
         file.attrs.update(notes)
     return places
 
 
-def _bytes_of(array: np.ndarray) -> Any:
-    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+def _blocks(values: np.ndarray | Files) -> Iterator[Any]:
+    """The bytes of an array."""
+    if isinstance(values, Files):
+        return values.blocks()
+    return iter([np.ascontiguousarray(values).reshape(-1).view(np.uint8).data])

@@ -96,7 +96,7 @@ def read_table(path: Path) -> tuple[Head, dict[str, np.ndarray]]:
                 for name, place in head.arrays.items()
                 if not name.startswith(PIECES)
             }
-        if table_checksum(arrays) != head.notes["table"]:
+        if table_checksum(arrays) != head.notes.get("table"):
             raise Damaged("checksum mismatch in its table of videos")
     except Damaged as error:
         raise UserError(f"shard {path} is damaged: {error}; {verify_hint(path.parent)}") from error
@@ -153,7 +153,10 @@ class Index(VideoTable):
         path, again = folder / INDEX, "run the same preprocessing command again, which rebuilds only what is damaged"
         require_index(folder)
         try:
-            index = _index(folder, *container.read(path))
+            arrays, notes = container.read(path)
+            if "shard/line" not in arrays:
+                raise Damaged("it is not an index")
+            index = _index(folder, arrays, notes)
         except OtherSchema as error:
             raise UserError(f"{path} cannot be used: {error}; rebuild the shards in another folder") from error
         except Damaged as error:
@@ -205,16 +208,18 @@ class Index(VideoTable):
         """
         count = self.frame_count - ((frames - 1) * stride + 1) + 1
         if mel_frames:
-            # the last start f with mel_position(f) + mel_frames <= mel_count: begin above it, then step down
-            last = (self.mel_count - mel_frames) * self.fps // 100 + 1
-            for _ in range(3):
-                last -= self.mel_position(last) + mel_frames > self.mel_count
+            # the last start f with mel_position(f) + mel_frames <= mel_count
+            last = (self.fps * (2 * (self.mel_count - mel_frames) + 1) - 1) // 200
             count = np.minimum(count, last + 1)
         return np.maximum(count, 0)
 
     def mel_position(self, start: np.ndarray) -> np.ndarray:
         """First log-mel row of a clip that starts at frame `start`: round(100 tau), tau = start / fps."""
         return (200 * np.asarray(start) + self.fps) // (2 * self.fps)
+
+
+if clash := COLUMNS.keys() & Index.__annotations__.keys():
+    raise TypeError(f"VideoTable and Index both have {', '.join(clash)}; rename the column")
 
 
 def fingerprint(index: Index) -> str:

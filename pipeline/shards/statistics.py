@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -57,4 +58,4 @@ def _moments(sums: Sequence[int], one: int) -> tuple[float, float]:
     n = max(n, 1)
     # integer arithmetic until the division avoids cancellation
     variance = (n * square * one - total**2) / (n * one) ** 2
-    return total / (n * one), max(variance, 0.0) ** 0.5
+    return total / (n * one), math.sqrt(max(variance, 0.0))  # rounded alike on all CPUs, unlike a power

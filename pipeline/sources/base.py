@@ -62,7 +62,7 @@ class Reading(Generic[T]):
     _futures: list[Future[T]]
 
     def result(self) -> list[T]:
-        """Wait for the contents. Raises DamagedVideo."""
+        """Wait for the contents. Raises UserError if a clip is damaged."""
         return [future.result() for future in self._futures]
 
 

@@ -14,12 +14,13 @@ from gdt.common.files import kind, open_regular, write_lines, write_text, writin
 
 
 def test_a_file_appears_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path, partial = tmp_path / "a.txt", tmp_path / "a.txt.partial"
+    path, partial = tmp_path / "a.txt", tmp_path / f"a.txt.{os.getpid()}.partial"
     flushed: list[int] = []
     sync = os.fsync
     monkeypatch.setattr(os, "fsync", lambda file: [flushed.append(os.fstat(file).st_size), sync(file)])
     write_text(path, "before \N{SNOWMAN}\n")
-    os.mkfifo(partial)  # a leftover may be anything
+    for left in (partial, tmp_path / "a.txt.1.partial"):
+        os.mkfifo(left)  # a leftover may be anything
     with pytest.raises(ZeroDivisionError), writing(path) as file:
         assert file.name == str(partial)
         file.write(b"half")
@@ -35,6 +36,16 @@ def test_a_file_appears_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.
     assert path.read_bytes() == b"by name" and not [*scratch.iterdir()]
     with pytest.raises(OSError, match=f"No space left on device: '{path}'"), writing(path):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # write() names no file
+
+
+def test_of_two_writers_the_first_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a.txt"
+    with pytest.raises(FileNotFoundError), writing(path) as one:
+        one.write(b"unfinished")
+        monkeypatch.setattr("os.getpid", lambda: 1)  # another process
+        with writing(path) as other:
+            other.write(b"whole")
+    assert path.read_bytes() == b"whole" and [*tmp_path.iterdir()] == [path]
 
 
 @pytest.fixture

@@ -22,6 +22,7 @@ from gdt.pipeline.tree import Tree
 from gdt.train import checkpoint
 from gdt.train.checkpoint import Data
 from gdt.train.learner import Learner
+from gdt.train.pretrain import pretrain
 from gdt.train.run import to_json
 from gdt.train.settings import SIZES
 from tests.tamper import flip
@@ -158,6 +159,17 @@ def test_the_untrained_model_has_the_initial_weights_of_the_run(
         weights = found.model.state_dict()
         assert weights.keys() == expected.keys()
         assert all(torch.equal(weights[name], expected[name]) for name in expected)
+
+
+def test_a_run_of_another_version_can_be_replaced(shards: Path, tmp_path: Path) -> None:
+    settings = replace(SIZES["tiny"], preset="e", batch_size=4, steps=1, shards=shards, out=tmp_path, device="cpu")
+    path = pretrain(settings)
+    state = torch.load(path, weights_only=True)
+    torch.save(state | {"settings": state["settings"].replace('"seed"', '"luck": 3, "seed"')}, path)
+    with pytest.raises(UserError, match=r"holds no settings of this version .* or replace the run with --overwrite"):
+        pretrain(settings)
+    pretrain(replace(settings, overwrite=True))
+    assert torch.load(path, weights_only=True)["step"] == 1
 
 
 def test_settings_of_another_version_give_one_message(tmp_path: Path) -> None:

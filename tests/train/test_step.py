@@ -19,7 +19,7 @@ from gdt.pipeline.sources.text import Words
 from gdt.train.loss import gdt_loss
 from gdt.train.models.gdt import GDT
 from gdt.train.settings import SIZES, Pretrain, default_group_size
-from gdt.train.step import Gradient
+from gdt.train.step import Gradient, RunningStatistics
 from tests.golden import subject
 from tests.train.drawn import draw
 
@@ -80,6 +80,27 @@ def test_a_step_is_that_of_a_plain_loop_over_groups(drawn: tuple[Path, Path], na
     moved = model.video_network.base.stem[1]
     assert torch.allclose(moved.running_mean, 0.1 * torch.stack(means).mean(0), rtol=1e-9)
     assert moved.num_batches_tracked == 1 and moved.momentum == 0.1
+
+
+@pytest.mark.parametrize(("momentum", "share"), [(0.02, 0.02), (None, 1.0)])
+def test_every_layer_has_its_own_momentum(drawn: tuple[Path, Path], momentum: float | None, share: float) -> None:
+    model = model_of(run := subject.in_float64("e", *drawn)).train()
+    stem, head = model.video_network.base.stem[1], model.mlp_v.block_forward[4]
+    stem.momentum = momentum
+    inputs = first_batch(run).inputs["video"]
+    with RunningStatistics(model) as statistics, torch.no_grad():
+        for modality, each in first_batch(run).inputs.items():
+            model.embed(modality, each)
+            statistics.add(modality)
+    fresh = model_of(run).train()
+    for layer in (fresh.video_network.base.stem[1], fresh.mlp_v.block_forward[4]):
+        layer.momentum = 1.0
+    fresh.embed("video", inputs)
+    for moved, whole, part in (
+        (stem, fresh.video_network.base.stem[1], share),
+        (head, fresh.mlp_v.block_forward[4], 0.1),
+    ):
+        assert torch.allclose(moved.running_mean, part * whole.running_mean, rtol=1e-9)
 
 
 @pytest.mark.parametrize("name", ["e", "three"])
