@@ -17,7 +17,6 @@ from tqdm import tqdm
 from gdt.common.commandline import gdt_command
 from gdt.common.errors import plural
 from gdt.common.files import write_text
-from gdt.common.lock import locked_file
 from gdt.eval.ablation.compare import table_of
 from gdt.eval.drawing import Key, data_uri, keys, svg
 from gdt.eval.page.collect import Result, Run, Subject, attempt, choose, collect, subjects
@@ -52,11 +51,6 @@ def command(settings: Report) -> str:
 
 def report(settings: Report) -> Path:
     """Write the page; returns its path. Raises UserError if there are no runs, or for an unknown model."""
-    with locked_file(settings.path):
-        return _write(settings)
-
-
-def _write(settings: Report) -> Path:
     collected = collect(settings.runs)
     unread, models = collected.unread, subjects(collected)
     shown = choose(models, settings.figures_of, settings.models)
