@@ -19,7 +19,7 @@ import numpy as np
 from tqdm import tqdm
 
 from gdt.common.commandline import expand_home, gdt_command
-from gdt.common.errors import UserError, first_line, plural, require_positive, with_list
+from gdt.common.errors import UserError, first_line, plural, require_positive
 from gdt.common.files import DAMAGE, require_new_file, writing
 from gdt.eval.of_run import OfRun
 from gdt.pipeline.clips import uniform_plans, usable
@@ -159,10 +159,10 @@ def _decode(sources: Sequence[Path], scratch: Path, workers: int) -> tuple[Index
 
     links, shards = scratch / "videos", scratch / "shards"
     for number, source in enumerate(sources):
-        if not source.is_dir() and not source.is_file():
-            raise UserError(f"no file or folder {source}; set --source to files or folders of videos")
-        if source.is_file() and source.suffix.lower() not in SUFFIXES:
-            raise UserError(with_list(f"{source} does not have the suffix of a video file; known:", sorted(SUFFIXES)))
+        if not source.is_dir() and not (source.is_file() and source.suffix.lower() in SUFFIXES):
+            raise UserError(
+                f"{source} is neither a folder nor a video file, which ends in {', '.join(sorted(SUFFIXES))}"
+            )
         link = links / f"{number:08d}" / (f"video{source.suffix}" if source.is_file() else "videos")
         link.parent.mkdir(parents=True)
         link.symlink_to(source.absolute())
@@ -176,11 +176,9 @@ def _decode(sources: Sequence[Path], scratch: Path, workers: int) -> tuple[Index
         with contextlib.redirect_stdout(io.StringIO()):  # its summary names the temporary folder
             index = run(Preprocess("folder", links, shards, workers=workers or one_per_core())).index
     except UserError as error:
-        rejected = list(read_rejected(shards))
-        if not rejected:
-            raise UserError(f"no video in {', '.join(map(str, sources))} can be used: {error}") from error
-        path, reason = path_of(rejected[0]["id"]), rejected[0]["reason"]
-        raise UserError(f"none of {plural(len(rejected), 'video')} can be used; the first, {path}: {reason}") from error
+        for row in read_rejected(shards):
+            raise UserError(f"no video can be used; the first, {path_of(row['id'])}: {row['reason']}") from error
+        raise UserError(str(error).replace(str(links), ", ".join(map(str, sources)))) from error
     skipped = tuple((path_of(row["id"]), row["reason"]) for row in read_rejected(shards))
     return replace(index, id=np.array([path_of(name) for name in index.id], object)), skipped
 

@@ -83,8 +83,7 @@ def require_comparable(rows: Features, query: Features, by: str, among: str) -> 
     for name, each in ((by, query), (among, rows)):
         if name not in each.features:
             raise UserError(
-                f"there are no {name} features, only {', '.join(each.features)}; set --by and --among to those, or "
-                f"embed again with {name} among --modalities"
+                f"there are no {name} features, only {', '.join(each.features)}; set --by and --among to those"
             )
     one, other = query.metadata, rows.metadata
     if one["kind"] != other["kind"]:
