@@ -9,7 +9,8 @@ import contextlib
 import io
 import json
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -192,7 +193,8 @@ def features_of(
     from gdt.train.models.gdt import any_device
 
     device, weights = device or any_device(), trained.digest()
-    index, model, clip = trained.normalise(index), trained.model, trained.settings.clip
+    index, clip = trained.normalise(index), trained.settings.clip
+    model = deepcopy(trained.model).to(device).eval()  # it may be training
     crop = centred(trained.settings.augmentation.scale[0])
     audible = usable(index, clip, audio=True) if "audio" in modalities else np.ones(len(index), bool)
     pictures = [name for name in modalities if name != "audio"]
@@ -203,8 +205,7 @@ def features_of(
         plans = uniform_plans(index, videos, clips, clip, crop, modalities=present)
         forward = partial(_forward, model=model, modalities=present, clips=clips, kind=kind)
         bar = tqdm(total=len(videos), unit="video", desc="features", mininterval=1.0, leave=False)
-        with _for_evaluation(model, device):
-            outs = outputs(index, plans, clip, device, forward, bar, clips * len(present))
+        outs = outputs(index, plans, clip, device, forward, bar, clips * len(present))
         for name, values in zip(present, outs, strict=True):
             if not np.isfinite(values).all():
                 raise UserError(f"the {name} network gives NaN or infinity; use other weights")
@@ -233,17 +234,6 @@ def _forward(batch: Batch, model: torch.nn.Module, modalities: Sequence[str], cl
         mean = mean / np.linalg.norm(mean, axis=1, keepdims=True) if kind == "embeddings" else mean
         found.append(torch.from_numpy(mean))
     return found
-
-
-@contextlib.contextmanager
-def _for_evaluation(model: torch.nn.Module, device: torch.device) -> Iterator[None]:
-    """Move a model to a device in evaluation mode, and restore it afterwards, as it may be training."""
-    original, training = next(model.parameters()).device, model.training
-    try:
-        model.to(device).eval()
-        yield
-    finally:
-        model.to(original).train(training)
 
 
 def _write(path: Path, rows: Features) -> None:

@@ -72,13 +72,15 @@ def by_features(row: Record, root: Path) -> Found:
     fold = next((part for part in parts if part.number == row.fold), parts[0])
     if (fingerprint(index), fold.digest) != (row.data, row.labels):
         raise UserError(f"videos, labels or splits of {index.folder} have changed since; evaluate again")
-    videos = videos_of(parts)
     device = "cpu" if row.details.get("precision") == "float32" else "cuda"
-    name = features_name(row.data, videos, row.clips, device)
-    path = next(root.rglob(f"{escape(folder_name(row.model, row.weights))}/{name}"), None)
-    features = extract.read(path, videos) if path else None
-    if features is None:
-        raise UserError(f"there are no features {name} of {row.model} below {root}; evaluate again")
+    for together in (parts, [fold]):  # all folds, or one of --folds
+        videos = videos_of(together)
+        name = features_name(row.data, videos, row.clips, device)
+        path = next(root.rglob(f"{escape(folder_name(row.model, row.weights))}/{name}"), None)
+        if path and (features := extract.read(path, videos)):
+            break
+    else:
+        raise UserError(f"there are no features of {row.model} below {root}; evaluate again")
     queries, gallery = (features.maximum[features.positions(part)] for part in (fold.queries, fold.gallery))
     found = nearest(queries, gallery, _NEIGHBOURS)
     answers = fold.gallery_label[found]
