@@ -6,7 +6,6 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -26,8 +25,8 @@ class Run:
     name: str
     """Its folder, relative to the folder of all runs."""
     settings: Pretrain
-    start: dict[str, Any]
-    """Its provenance."""
+    started: str
+    """Date and time."""
     metrics: dict[str, np.ndarray]
     """Per step, float64 [steps] by name: step, loss, clips_per_second, data_wait."""
     probes: dict[str, np.ndarray]
@@ -37,9 +36,9 @@ class Run:
 def read(folder: Path, root: Path) -> Run:
     """Read a run below `root`. Raises UserError, OSError, ValueError or KeyError for files of another kind."""
     name = str(folder.relative_to(root)) if folder != root else folder.resolve().name
-    start = json.loads((folder / provenance.NAME).read_text())
+    started = json.loads((folder / provenance.NAME).read_text())["started"]
     metrics = _columns(folder / METRICS, ("step", "loss", "clips_per_second", "data_wait"))
-    return Run(folder, name, from_file(folder / SETTINGS), start, metrics, _columns(folder / PROBES))
+    return Run(folder, name, from_file(folder / SETTINGS), started, metrics, _columns(folder / PROBES))
 
 
 def _columns(path: Path, names: Sequence[str] = ()) -> dict[str, np.ndarray]:
@@ -71,5 +70,5 @@ def table(runs: Sequence[Run]) -> list[list[str]]:
                 f"{np.median(logged['clips_per_second']):.0f}", f"{100 * np.median(logged['data_wait']):.0f} %",
             ]  # fmt: skip
         composition = settings.factors or settings.preset
-        lines.append([run.name, settings.dataset, composition, *numbers, run.start["started"][:16].replace("T", " ")])
+        lines.append([run.name, settings.dataset, composition, *numbers, run.started[:16].replace("T", " ")])
     return lines

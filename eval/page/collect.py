@@ -52,7 +52,7 @@ def collect(root: Path) -> Collected:
     unread: list[str] = []
     folders = sorted(path.parent for path in root.rglob(METRICS))
     found = [attempt(str(folder), unread, partial(runs.read, folder, root)) for folder in folders]
-    logged = sorted(filter(None, found), key=lambda run: run.start["started"], reverse=True)
+    logged = sorted(filter(None, found), key=lambda run: run.started, reverse=True)
     homes = sorted(path.parent for path in root.rglob(_RESULTS))
     outermost = [home for home in homes if {*homes}.isdisjoint(home.parents)]  # an ablation repeats those of its runs
     read = {home: attempt(str(home), unread, partial(record.read, home / _RESULTS)) for home in outermost}
