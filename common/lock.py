@@ -1,4 +1,4 @@
-"""Locks: only one run may write to a folder or a file."""
+"""Locks: only one run may write to a folder."""
 
 from __future__ import annotations
 
@@ -22,7 +22,19 @@ def locked(destination: Path, alternative: str = "set --destination to another f
     """
     lock = destination / _NAME
     created = list(itertools.takewhile(lambda folder: not folder.exists(), lock.parents))
-    with _held(lock, destination, alternative):
+    try:
+        destination.mkdir(parents=True, exist_ok=True)
+        file = lock.open("a")
+    except OSError as error:
+        reason = "it is a file, not a folder" if isinstance(error, FileExistsError) else error.strerror
+        raise UserError(f"cannot write to {destination}: {reason}; {alternative}") from error
+    with file:  # the system releases the lock when this process ends
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise UserError(f"another run is writing to {destination}; wait for it, or {alternative}") from error
+        except OSError:
+            pass  # a file system without locks
         try:
             yield
         finally:
@@ -30,36 +42,6 @@ def locked(destination: Path, alternative: str = "set --destination to another f
                 lock.unlink()
                 for folder in created:
                     folder.rmdir()
-
-
-@contextlib.contextmanager
-def locked_file(path: Path) -> Iterator[None]:
-    """Lock an output file by a temporary lock file next to it. Raises UserError like `locked`."""
-    lock = path.with_name(f".{path.name}{_NAME}")
-    with _held(lock, path, "set --out to another file"):
-        try:
-            yield
-        finally:
-            lock.unlink(missing_ok=True)
-
-
-@contextlib.contextmanager
-def _held(path: Path, what: Path, alternative: str) -> Iterator[None]:
-    """Hold the lock file of `what`; the system releases it when this process ends."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        file = path.open("a")
-    except OSError as error:
-        reason = "it is a file, not a folder" if isinstance(error, FileExistsError) else error.strerror
-        raise UserError(f"cannot write to {what}: {reason}; {alternative}") from error
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise UserError(f"another run is writing to {what}; wait for it, or {alternative}") from error
-        except OSError:
-            pass  # a file system without locks
-        yield
 
 
 def is_locked(destination: Path) -> bool:

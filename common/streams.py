@@ -37,18 +37,12 @@ class Stream(StrEnum):
     """Cross-validation: seed."""
     FACTOR_DRAWS = auto()
     """Transformations of the probed clips: seed."""
-    MAPS = auto()
-    """Videos in a map of features: seed."""
-    SHOWN_SOUNDS = auto()
-    """Videos found by their sound in the report: seed."""
-    SHOWN_QUERIES = auto()
-    """Queries in the report: seed."""
     DECODERS = auto()
     """Orders in which a GPU's decoders are checked."""
     MOMENTS = auto()
     """Synthetic videos: seed, split, action, number; a fifth number, 1, for identity and later actions."""
     FIGURES = auto()
-    """Videos in the report's plot of deviation: seed."""
+    """Videos in the report."""
 
 
 def seed_sequence(stream: Stream, *numbers: int) -> np.random.SeedSequence:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from gdt.common.errors import UserError
 from gdt.common.files import require_new_file, writing
-from gdt.common.lock import locked_file
 from gdt.eval.of_run import OfRun
 from gdt.train.models.network import VIDEO_OPTIONS, Network
 
@@ -36,34 +35,21 @@ def export(settings: Export) -> str:
     Raises UserError if the checkpoint cannot be read, the model does not fit the format, or the file exists or cannot
     be written.
     """
-    require_new_file(settings.out, settings.overwrite)
-    with locked_file(settings.out):
-        require_new_file(settings.out, settings.overwrite)  # another run may just have written it
-        return _write(settings)
-
-
-def _write(settings: Export) -> str:
     import torch
 
     from gdt.train import portable
     from gdt.train.checkpoint import load_trained
 
-    out = settings.out
+    require_new_file(settings.out, settings.overwrite)
     trained = load_trained(settings.ckpt or settings.checkpoint())
-    try:
-        if settings.format == "safetensors":
-            portable.write(out, trained)
-        else:
-            with writing(out) as file:
-                torch.save(_torchvision(trained), file)
-    except OSError as error:
-        raise UserError(
-            f"{out} cannot be written ({error.strerror}); check the free disk space and your permissions, or set --out "
-            "to another file"
-        ) from error
-    parts = [name for name, _ in trained.model.named_children()]
-    exported = ["video_network"] if settings.format == "torchvision" else parts
-    return f"{out} holds {', '.join(exported)}\n{_expected_inputs(trained)}"
+    if settings.format == "safetensors":
+        portable.write(settings.out, trained)
+        parts = [name for name, _ in trained.model.named_children()]
+    else:
+        with writing(settings.out) as file:
+            torch.save(_torchvision(trained), file)
+        parts = ["video_network"]
+    return f"{settings.out} holds {', '.join(parts)}\n{_expected_inputs(trained)}"
 
 
 def _torchvision(trained: Trained) -> dict[str, Any]:
@@ -72,26 +58,17 @@ def _torchvision(trained: Trained) -> dict[str, Any]:
 
     if "video" not in trained.model.modalities:
         raise UserError("--format torchvision needs a video network, but the model has none; set --format safetensors")
-    _require_sizes_of_the_paper(trained)
+    own, paper = asdict(trained.model.network), asdict(Network())
+    for name in ("backbone", *VIDEO_OPTIONS):
+        if own[name] != paper[name]:
+            raise UserError(
+                f"--format torchvision needs a network of the paper's size, but {name.replace('_', '-')} is "
+                f"{own[name]} instead of {paper[name]}; set --format safetensors"
+            )
     state: Any = trained.model.video_network.base.state_dict()
     # torch saves this metadata with the state, and other programs ignore it
     state._metadata[""].update(inputs_of(trained))
     return state
-
-
-def _require_sizes_of_the_paper(trained: Trained) -> None:
-    """Raise UserError if the video network differs from the paper's."""
-    own, paper = asdict(trained.model.network), asdict(Network())
-    differ = [
-        f"{name.replace('_', '-')} is {own[name]} instead of {paper[name]}"
-        for name in ("backbone", *VIDEO_OPTIONS)
-        if own[name] != paper[name]
-    ]
-    if differ:
-        more = f" and {len(differ) - 1} more" if len(differ) > 1 else ""
-        raise UserError(
-            f"--format torchvision needs a network of the paper's size, but {differ[0]}{more}; set --format safetensors"
-        )
 
 
 def _expected_inputs(trained: Trained) -> str:

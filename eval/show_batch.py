@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from gdt.common.errors import UserError, format_range, require_positive
+from gdt.common.errors import UserError, format_range
 from gdt.common.gpu import default_size
-from gdt.eval.show_tree import IGNORED, NEGATIVE, POSITIVE, relations
+from gdt.eval.show_tree import NEGATIVE, POSITIVE, relations
 from gdt.pipeline.leaves import MODALITIES
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.tree import Tree
@@ -29,6 +29,8 @@ _MEL_RATE = SAMPLE_RATE // HOP
 """Log-mel rows per second."""
 _TICKS_HERTZ = (250, 1000, 3000, 8000)
 _ROW_INCHES = 1.5
+_FRAMES = 8
+"""Most frames shown of a clip."""
 
 
 @dataclass(frozen=True)
@@ -53,13 +55,10 @@ class ShowBatch:
     """Index of the batch in the first epoch."""
     seed: int = 0
     """Seed of the batches."""
-    frames: int = 8
-    """Frames per video leaf."""
     out: Path | None = None
     """The picture; default: runs/batch-<dataset>-<preset>.png."""
 
     def __post_init__(self) -> None:
-        require_positive(self, "", "frames")
         if self.out is not None and self.out.suffix != ".png":
             raise UserError(f"--out is {self.out}; its name must end in .png")
 
@@ -85,13 +84,13 @@ def show_batch(settings: ShowBatch) -> str:
     plans = [tree.plan(0, settings.batch)]
     with Loader(index, plans, train.clip, torch.device("cpu"), train.loading, words) as loader:
         title = "your factors" if settings.factors else f"preset {settings.preset}"
-        picture = draw(next(iter(loader)), tree, index, title, settings.frames, words.words if words else ())
+        picture = draw(next(iter(loader)), tree, index, title, words.words if words else ())
     path = settings.out or Path("runs") / f"batch-{train.dataset_name}-{train.short_name}.png"
     save(picture, path, dpi=130)
     return f"image: {path}"
 
 
-def draw(batch: Batch, tree: Tree, index: Index, title: str, frames: int, words: Sequence[str] = ()) -> Figure:
+def draw(batch: Batch, tree: Tree, index: Index, title: str, words: Sequence[str] = ()) -> Figure:
     """One row per leaf of the batch's first video: some of its frames, its spectrogram, or its text.
 
     Above each row: the leaf's values, and its positive and negative leaves; below: times in the video.
@@ -100,16 +99,15 @@ def draw(batch: Batch, tree: Tree, index: Index, title: str, frames: int, words:
 
     from gdt.pipeline.sources.text import NOTHING
 
-    leaves = batch.plan.leaves
-    shown = _of_first_video(batch)
-    picture = Figure(figsize=(8, _ROW_INCHES * len(shown)), layout="constrained")
-    axes = picture.subplots(len(shown), 1, squeeze=False)[:, 0]
-    for axis, leaf, (label, relation) in zip(axes, shown, describe_leaves(batch, tree), strict=True):
+    leaves, described = batch.plan.leaves, describe_leaves(batch, tree)
+    picture = Figure(figsize=(8, _ROW_INCHES * len(described)), layout="constrained")
+    axes = picture.subplots(len(described), 1, squeeze=False)[:, 0]
+    for axis, (leaf, (label, relation)) in zip(axes, described.items(), strict=True):
         name = MODALITIES[leaves.modality[leaf]]
         row = int((leaves.modality[:leaf] == leaves.modality[leaf]).sum())  # in the inputs of its modality
         if name == "video":
             seconds = (leaves.start[leaf] + leaves.frames[leaf]) / index.fps
-            _draw_clip(axis, batch.inputs[name].part(row), index, frames, seconds)
+            _draw_clip(axis, batch.inputs[name].part(row), index, seconds)
         elif name == "audio":
             seconds = (index.mel_position(leaves.start[leaf]) + leaves.mel_frames[leaf]) / _MEL_RATE
             _draw_sound(axis, batch.inputs[name][row, 0].cpu().numpy(), seconds)
@@ -126,45 +124,34 @@ def draw(batch: Batch, tree: Tree, index: Index, title: str, frames: int, words:
     return picture
 
 
-def describe_leaves(batch: Batch, tree: Tree) -> list[tuple[str, str]]:
-    """The values of every leaf of the batch's first video, and its positive and negative leaves."""
-    columns, video = batch.plan.columns, batch.plan.leaves.video
-    leaves = _of_first_video(batch)
-    own = {name: values[leaves] for name, values in columns.items()}
-    relation = relations(tree.composition.factors, own, columns)
-    usable = np.ones(len(video), bool) if "usable" not in batch.table else batch.table["usable"].cpu().numpy() > 0
-    relation[:, ~usable] = IGNORED
-    descriptions = []
-    for leaf, row in zip(leaves, relation, strict=True):
-        values = (factor.transformation.label(int(columns[factor.name][leaf]), tree.source)
-                 for factor in tree.composition.factors)  # fmt: skip
+def describe_leaves(batch: Batch, tree: Tree) -> dict[int, tuple[str, str]]:
+    """The values of every leaf of the batch's first video, and its positive and negative leaves, by row of the plan."""
+    columns, video, factors = batch.plan.columns, batch.plan.leaves.video, tree.composition.factors
+    leaves = np.flatnonzero(video == video[0])
+    relation = relations(factors, {name: values[leaves] for name, values in columns.items()}, columns)
+    usable = batch.table["usable"].cpu().numpy() > 0 if "usable" in batch.table else np.ones(len(video), bool)
+    described = {}
+    for leaf, row in zip(leaves.tolist(), relation, strict=True):
+        values = [factor.transformation.label(int(columns[factor.name][leaf]), tree.source) for factor in factors]
+        parts = [_partners(kind, usable & (row == kind), columns["leaf"], video) for kind in (POSITIVE, NEGATIVE)]
         label = f"leaf {columns['leaf'][leaf]}: {', '.join(filter(None, values))}"
-        parts = [_partners(kind, row == kind, columns["leaf"], video) for kind in (POSITIVE, NEGATIVE)]
-        descriptions.append((label, "; ".join(filter(None, parts)) if usable[leaf] else "not in the loss"))
-    return descriptions
-
-
-def _of_first_video(batch: Batch) -> np.ndarray:
-    """Indices of the leaves of the batch's first video, int64 [leaves]."""
-    leaves: np.ndarray = np.flatnonzero(batch.plan.leaves.video == batch.plan.leaves.video[0])
-    return leaves
+        described[leaf] = label, "; ".join(filter(None, parts)) if usable[leaf] else "not in the loss"
+    return described
 
 
 def _partners(kind: str, chosen: np.ndarray, leaf: np.ndarray, video: np.ndarray) -> str:
     """Numbers of the chosen leaves of the first video, and their count in every other video."""
     first = video == video[0]
-    numbers = ", ".join(map(str, sorted(leaf[chosen & first].tolist())))
-    counts = {int(chosen[video == other].sum()) for other in np.unique(video[~first])} - {0}
-    leaves = "leaf" if counts == {1} else "leaves"
-    others = f"{format_range(counts)} {leaves} of every other video" if counts else ""
-    both = " and ".join(filter(None, (numbers, others)))
-    return f"{kind}: {both}" if both else ""
+    parts = [", ".join(map(str, sorted(leaf[chosen & first].tolist())))]
+    if counts := {int(chosen[video == other].sum()) for other in np.unique(video[~first])} - {0}:
+        parts.append(f"{format_range(counts)} {'leaf' if counts == {1} else 'leaves'} of every other video")
+    return f"{kind}: {' and '.join(filter(None, parts))}" if any(parts) else ""
 
 
-def _draw_clip(axis: Axes, clip: Pixels, index: Index, frames: int, seconds: np.ndarray) -> None:
+def _draw_clip(axis: Axes, clip: Pixels, index: Index, seconds: np.ndarray) -> None:
     """Some frames, each with its time in the video, which decreases if time is reversed."""
     pixels = clip.floats()[0].permute(1, 2, 3, 0).cpu().numpy()
-    shown = np.linspace(0, len(pixels) - 1, min(frames, len(pixels))).round().astype(int)
+    shown = np.linspace(0, len(pixels) - 1, min(_FRAMES, len(pixels))).round().astype(int)
     coloured = pixels[shown] * index.statistics.pixel_std + index.statistics.pixel_mean
     strip = np.concatenate(list(np.pad(coloured, ((0, 0), (0, 0), (1, 1), (0, 0)), constant_values=255)), 1)
     axis.imshow(np.clip(strip, 0, 255).astype(np.uint8))

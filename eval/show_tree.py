@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gdt.common.errors import UserError, format_range, require_positive
+from gdt.common.errors import UserError, format_range
 from gdt.pipeline.composition import Composition, Contrast, Factor, Table, Weight, contrast, weight
 from gdt.pipeline.leaves import Clip
 from gdt.pipeline.transformations.augmentation import Augment
@@ -24,9 +24,8 @@ if TYPE_CHECKING:  # slow to import, and --help needs only the settings
 
 POSITIVE, NEGATIVE, IGNORED = "positive", "negative", "not compared"
 _COLOURS = {POSITIVE: "#2b7bba", NEGATIVE: "#e08a3c", IGNORED: "#e4e4e4"}
-_SECONDS = 10
-"""Length of the imaginary videos."""
-_FPS = 30
+_SECONDS, _FPS = 10, 30
+"""Length and frame rate of the imaginary videos."""
 _MAX_LEAVES = 256
 """Maximum number of leaves in a legible picture."""
 
@@ -51,9 +50,6 @@ class ShowTree:
     def __post_init__(self) -> None:
         if self.out is not None and self.out.suffix not in (".png", ".svg", ".pdf"):
             raise UserError(f"--out is {self.out}; its name must end in .png, .svg or .pdf")
-        if self.videos > self.batch_size:
-            raise UserError(f"--videos is {self.videos}; it must be at most --batch-size {self.batch_size}")
-        require_positive(self, "", "videos", least=2, why="as other videos are negatives")
 
 
 def show_tree(settings: ShowTree) -> str:
@@ -68,23 +64,18 @@ def show_tree(settings: ShowTree) -> str:
     first, *others = batch.factors
     drawing = TreeDrawing(Composition((replace(first, k=settings.videos), *others)))
     if drawing.n > _MAX_LEAVES:
-        lower = "--videos" if 2 * drawing.n // settings.videos <= _MAX_LEAVES else "a K"  # two are the least
-        raise UserError(f"the picture would have {drawing.n} leaves, more than {_MAX_LEAVES}; lower {lower}")
+        raise UserError(f"the picture would have {drawing.n} leaves, more than {_MAX_LEAVES}; lower --videos or a K")
     title = "your factors" if settings.factors else f"preset {settings.preset}"
     path = settings.out or Path("runs") / f"tree-{train.short_name}.png"
     save(drawing.picture(f"{title}: {settings.videos} of {batch.batch_size} videos of a batch"), path, dpi=130)
     positives, negatives = partners(batch)
-    text = "\n".join(
-        [
-            f"{title}: {batch}", "",
-            *(_describe(factor) for factor in batch.factors), "",
-            f"a batch of {batch.batch_size} videos holds {np.prod([f.k for f in batch.factors])} leaves; each "
-            f"has {positives} positive and {negatives} negative leaves", "",
-            f"example tree of {settings.videos} videos of {_SECONDS} s; right column: the pair with leaf 0", "",
-            *drawing.lines(), "", f"image: {path}",
-        ]
-    )  # fmt: skip
-    return text
+    return "\n".join([
+        f"{title}: {batch}", "", *map(_describe, batch.factors), "",
+        f"a batch of {batch.batch_size} videos holds {np.prod([f.k for f in batch.factors])} leaves; each has "
+        f"{positives} positive and {negatives} negative leaves", "",
+        f"example tree of {settings.videos} videos of {_SECONDS} s; right column: the pair with leaf 0", "",
+        *drawing.lines(), "", f"image: {path}",
+    ])  # fmt: skip
 
 
 def partners(composition: Composition) -> tuple[str, str]:
@@ -128,47 +119,41 @@ class TreeDrawing:
 
     def __init__(self, composition: Composition) -> None:
         tree = toy(composition)
-        self.source = tree.source
         columns = tree.plan(0, 0).columns
         self.factors = [factor for factor in composition.factors if factor.k > 1]
         self.n = len(columns["leaf"])
         self.relation = relations(composition.factors, columns, columns)
         """Between leaves: str [n, n]."""
-        self.labels = [self._labels(factor, columns[factor.name]) for factor in self.factors]
+        self._labels: list[list[str]] = []
         """Per level and leaf."""
-
-    def _labels(self, factor: Factor, values: np.ndarray) -> list[str]:
-        number = {value: k for k, value in enumerate(dict.fromkeys(values.tolist()))}
-        return [
-            factor.transformation.label(value, self.source) or f"{factor.name} {number[value]}"
-            for value in values.tolist()
-        ]
+        for factor in self.factors:
+            values = columns[factor.name].tolist()
+            number = {value: k for k, value in enumerate(dict.fromkeys(values))}
+            label = factor.transformation.label
+            self._labels.append([label(value, tree.source) or f"{factor.name} {number[value]}" for value in values])
 
     def leaves_below(self, level: int) -> int:
         """Leaves per branch of a level."""
         return int(np.prod([factor.k for factor in self.factors[level + 1 :]], dtype=int))
 
+    def _branches(self) -> Iterator[tuple[int, int, str]]:
+        """Level, first leaf and label of every branch, each followed by those below it."""
+        for leaf in range(self.n):
+            for level, labels in enumerate(self._labels):
+                if leaf % self.leaves_below(level) == 0:
+                    yield level, leaf, labels[leaf]
+
     def lines(self) -> list[str]:
         """One line per branch; lines of leaves also have the leaf's number and its relation to leaf 0."""
         lines = []
-        for leaf in range(self.n):
-            for level, factor in enumerate(self.factors):
-                below = self.leaves_below(level)
-                if leaf % below:
-                    continue
-                stems = "".join(self._stem(leaf, above) for above in range(1, level))
-                last = leaf // below % factor.k == factor.k - 1
-                line = stems + ("" if level == 0 else "└ " if last else "├ ") + self.labels[level][leaf]
-                if level == len(self.factors) - 1:
-                    relation = self.relation[0, leaf] if leaf else ""
-                    line = f"{line:44}  leaf {leaf:<3}  {relation}".rstrip()
-                lines.append(line)
+        for level, leaf, label in self._branches():
+            is_last = [(leaf // self.leaves_below(k) + 1) % factor.k == 0 for k, factor in enumerate(self.factors)]
+            stems = "".join("  " if last else "│ " for last in is_last[1:level])
+            line = stems + ("" if level == 0 else "└ " if is_last[level] else "├ ") + label
+            if level == len(self.factors) - 1:
+                line = f"{line:44}  leaf {leaf:<3}  {self.relation[0, leaf] if leaf else ''}".rstrip()
+            lines.append(line)
         return lines
-
-    def _stem(self, leaf: int, level: int) -> str:
-        """A vertical line if later branches of a level follow below this leaf; else spaces."""
-        below = self.leaves_below(level)
-        return "  " if leaf // below % self.factors[level].k == self.factors[level].k - 1 else "│ "
 
     def picture(self, title: str) -> Figure:
         """The tree, one row per leaf, next to the matrix of relations."""
@@ -181,8 +166,7 @@ class TreeDrawing:
         for name, colour in _COLOURS.items():
             rows, columns = np.nonzero(self.relation == name)
             matrix.scatter(columns, rows, s=150, c=colour, marker="s", linewidths=0, label=name)
-        matrix.set_xlim(-0.6, self.n - 0.4)
-        matrix.set_ylim(tree.get_ylim())  # rows next to their leaves
+        matrix.set(xlim=(-0.6, self.n - 0.4), ylim=tree.get_ylim())  # rows next to their leaves
         matrix.set_axis_off()
         matrix.text(-0.5, -1.4, "pairs of leaves (rows and columns: the leaves on the left)", fontsize=8, va="bottom")
         matrix.legend(loc="upper center", bbox_to_anchor=(0.5, 0.0), ncols=3, fontsize=8, frameon=False)
@@ -190,20 +174,21 @@ class TreeDrawing:
         return figure
 
     def _draw_tree(self, axes: Axes) -> None:
-        levels = len(self.factors)
-        for level, factor in enumerate(self.factors):
+        def middle(level: int, leaf: int) -> float:
+            """Height of the branch of a leaf."""
             below = self.leaves_below(level)
-            for first in range(0, self.n, below):
-                y = first + (below - 1) / 2
-                if level:
-                    above = self.leaves_below(level - 1)
-                    parent = first // above * above + (above - 1) / 2
-                    axes.plot([level - 0.45, level - 0.3, level - 0.3, level - 0.2], [parent, parent, y, y],
-                              color="#999999", linewidth=0.8)  # fmt: skip
-                axes.text(level - 0.18, y, self.labels[level][first], fontsize=8, va="center")
+            return leaf // below * below + (below - 1) / 2
+
+        for level, leaf, label in self._branches():
+            y = middle(level, leaf)
+            if level:
+                above = middle(level - 1, leaf)
+                x = [level - 0.45, level - 0.3, level - 0.3, level - 0.2]
+                axes.plot(x, [above, above, y, y], color="#999999", linewidth=0.8)
+            axes.text(level - 0.18, y, label, fontsize=8, va="center")
+        for level, factor in enumerate(self.factors):
             count = f", K = {factor.k}" if level else ""  # videos are drawn in part
             head = f"{factor.name}\n{factor.contrast.value}{count}"
             axes.text(level - 0.18, -1.4, head, fontsize=8, va="bottom", color="#444444", style="italic")
-        axes.set_xlim(-0.25, levels - 0.2)
-        axes.set_ylim(self.n - 0.4, -1.6)
+        axes.set(xlim=(-0.25, len(self.factors) - 0.2), ylim=(self.n - 0.4, -1.6))
         axes.set_axis_off()

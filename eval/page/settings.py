@@ -16,18 +16,11 @@ class Report:
     """Folder of runs and evaluations, with its subfolders."""
     out: Path | None = None
     """The page; default: report.html in --runs."""
-    figures_of: tuple[str, ...] = ()
-    """Runs to show figures of; default: the best ones of each data set."""
     models: int = 4
-    """Maximum number of models with figures if --figures-of is not set."""
-    queries: int = 5
-    """Test videos shown with their nearest neighbours."""
-    seed: int = 0
-    """Seed of the choice of videos, and of t-SNE."""
+    """Maximum number of models with examples: the best."""
 
     def __post_init__(self) -> None:
-        require_positive(self, "", "models", "queries")
-        require_positive(self, "", "seed", least=0)
+        require_positive(self, "", "models")
         if self.out is not None and self.out.suffix != ".html":
             raise UserError(f"--out is {self.out}; its name must end in .html")
 

@@ -18,13 +18,11 @@ strings, and ~ is expanded. Errors in files and settings raise `gdt.UserError`, 
 from __future__ import annotations
 
 import json
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -32,7 +30,7 @@ from gdt.common import serialization
 from gdt.common.commandline import expand_home
 from gdt.common.errors import UserError, unknown
 from gdt.common.gpu import default_size
-from gdt.eval.embed import Embed, Features, Kind, Modality, Per, features
+from gdt.eval.embed import Embed, Features, Kind, Modality, features
 from gdt.eval.embed import read as read_features
 from gdt.eval.nearest import most_similar
 from gdt.pipeline.composition import Composition
@@ -222,13 +220,13 @@ class Model:
 
     def embed(
         self, videos: Paths, *, modalities: Modality | Sequence[Modality] = (), kind: Kind = "embeddings",
-        per: Per = "video", clips: int = 10, workers: int = 0,
+        clips: int = 10, workers: int = 0,
     ) -> Features:  # fmt: skip
         """Features of video files and folders of videos, or of one folder of shards.
 
         `modalities`: "video", "audio" or both; by default all that the model has networks for. `kind`: "embeddings" of
-        length 1, which can be compared across modalities, or "features" of the trunks. `per`: a row per "video", the
-        mean over `clips` uniform clips, or one per "clip". `workers`: processes that decode, 0 for one per core.
+        length 1, which can be compared across modalities, or "features" of the trunks, both the mean over `clips`
+        uniform clips. `workers`: processes that decode, 0 for one per core.
 
         Unusable files are in `skipped` with their reasons. All frames are first decoded into the folder of temporary
         files (TMPDIR); preprocess larger collections, and embed their shards. Raises UserError if no video can be used
@@ -237,13 +235,10 @@ class Model:
         if not (paths := _paths(videos)):
             raise UserError("videos is empty; give one or more")
         shards = paths[0] if len(paths) == 1 and (paths[0] / INDEX).is_file() else None
-        with tempfile.TemporaryDirectory() as folder:
-            settings = Embed(
-                self._path, () if shards else paths, shards=shards, out=Path(folder) / "features.npz", kind=kind,
-                modalities=(modalities,) if isinstance(modalities, str) else tuple(modalities), per=per, clips=clips,
-                workers=workers,
-            )  # fmt: skip
-            return features(settings, self._trained)
+        asked = (modalities,) if isinstance(modalities, str) else tuple(modalities)
+        given = {"modalities": asked, "kind": kind, "clips": clips, "workers": workers}
+        settings = _with(Embed(self._path, () if shards else paths, shards=shards), given)
+        return features(settings, self._trained)
 
 
 def nearest(
@@ -262,12 +257,11 @@ def nearest(
     """
     if not isinstance(features, Features):
         features = read_features(features)
-    own = np.zeros(0, np.int64) if isinstance(query, Features) else np.flatnonzero(features.id == str(query))
-    if not isinstance(query, Features) and not len(own):
-        raise UserError(f"video '{query}' is not among these features; their ids are in gdt.read_features(path).id")
-    queries = query if isinstance(query, Features) else features
-    found, cosines = most_similar(features, queries, own, by, among or by, k)
-    return list(zip(features.id[found].tolist(), cosines.tolist(), strict=True))
+    asked = query if isinstance(query, Features) else str(query)
+    if isinstance(asked, str) and asked not in features.id:
+        raise UserError(f"video '{asked}' is not among these features; their ids are in gdt.read_features(path).id")
+    found, cosines = most_similar(features, asked, by, among or by)
+    return list(zip(features.id[found][:k].tolist(), cosines[:k].tolist(), strict=True))
 
 
 def batches(

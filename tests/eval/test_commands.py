@@ -126,7 +126,7 @@ def test_show_batch_draws_the_inputs_of_the_network(index: Index) -> None:
         plan = planned.plan(0, 1)
         with Loader(index, [plan], CLIP, CPU) as loader:
             batch = next(iter(loader))
-            picture = draw(batch, planned, index, preset, frames=4)
+            picture = draw(batch, planned, index, preset)
         columns = batch.plan.columns
         mine = np.flatnonzero(columns["video"] == columns["video"][0])
         assert len(picture.axes) == len(mine) == leaves
@@ -135,9 +135,9 @@ def test_show_batch_draws_the_inputs_of_the_network(index: Index) -> None:
             (image,) = axis.images
             shown = np.asarray(image.get_array())
             if columns["modality"][leaf] == VIDEO:
-                clip = leaf_oracle(index, reader, batch.plan, leaf)[[0, 2, 3, 5]]  # 4 of its 6 frames
+                clip = leaf_oracle(index, reader, batch.plan, leaf)
                 clip = np.clip(clip * index.statistics.pixel_std + index.statistics.pixel_mean, 0, 255)
-                strip = shown.reshape(CLIP.size, 4, CLIP.size + 2, 3)
+                strip = shown.reshape(CLIP.size, 6, CLIP.size + 2, 3)
                 assert (strip[:, :, [0, -1]] == 255).all()  # a white line on both sides of a frame
                 difference = np.abs(strip[:, :, 1:-1].astype(float) - clip.transpose(1, 0, 2, 3))
                 assert difference.mean() < 1 and difference.max() < 6
@@ -150,7 +150,7 @@ def test_show_batch_draws_the_inputs_of_the_network(index: Index) -> None:
             assert axis.get_title("left") == f"leaf {number}: from {seconds:.2f} s, {kind}, {direction}"
             ticks = [label.get_text() for label in axis.get_xticklabels()]
             shown = [float(label.removesuffix(" s")) for label in ticks]
-            assert len(ticks) == (4 if kind == "video" else 9)
+            assert len(ticks) == (6 if kind == "video" else 9)
             # from the first frame of the clip to its last, or from the last to the first
             first, last = (shown[0], shown[-1]) if direction == "forward" else (shown[-1], shown[0])
             span = 5 * CLIP.stride / 30 if kind == "video" else (CLIP.mel_frames - 1) / 100
@@ -180,7 +180,7 @@ def test_positive_and_negative_leaves_are_listed(
     composition = parse(factors, 3) if factors else presets.composition(preset, 3)
     planned = sampling_tree(index, composition, CLIP, "train", 0)
     with Loader(index, [planned.plan(0, 0)], CLIP, CPU) as loader:
-        descriptions = dict(describe_leaves(next(iter(loader)), planned))
+        descriptions = dict(describe_leaves(next(iter(loader)), planned).values())
     (relation,) = (relation for label, relation in descriptions.items() if label.startswith(f"leaf {leaf}: "))
     assert relation == expected
 
@@ -232,7 +232,7 @@ def test_captions_are_drawn_in_order(captioned: Path, word2vec: Path, tmp_path: 
     planned = sampling_tree(index, presets.composition("three", 2), CLIP, "train", 0)
     with Loader(index, [planned.plan(0, 0)], CLIP, CPU, words=words) as loader:
         batch = next(iter(loader))
-        picture = draw(batch, planned, index, "three", 4, words.words)
+        picture = draw(batch, planned, index, "three", words.words)
     mine = np.flatnonzero(batch.plan.columns["video"] == batch.plan.columns["video"][0])
     said = {leaf: axis.texts[0].get_text() for axis, leaf in zip(picture.axes, mine, strict=True) if axis.texts}
     reader = ShardReader(index)

@@ -147,7 +147,7 @@ def test_torchvision_files_load_into_torchvisions_network_and_here(
 
 def test_models_that_do_not_fit_a_format_are_refused(tmp_path: Path) -> None:
     for modality, message in (
-        ("video", "size, but stem is 16 instead of 64 and . more; set --format safetensors"),
+        ("video", "size, but stem is 16 instead of 64; set --format safetensors"),
         ("text", "needs a video network, but the model has none"),
     ):
         with pytest.raises(UserError, match=message):
@@ -157,12 +157,10 @@ def test_models_that_do_not_fit_a_format_are_refused(tmp_path: Path) -> None:
 def test_files_that_cannot_be_written_are_refused(tmp_path: Path) -> None:
     path, out = checkpoint_of(tmp_path, replace(TINY, network=MICRO)), tmp_path / "x"
     out.write_text("mine")
-    (tmp_path / "y.1.partial").mkdir()
     for out_path, message in (
         (tmp_path / "nowhere" / "x", "the folder .*nowhere does not exist; create it, or set --out"),
         (tmp_path, "is a folder, not a file; set --out to a file"),
         (out, "x already exists; set --out to another file, or pass --overwrite"),
-        (tmp_path / "y", "y cannot be written .Is a directory.; check"),
     ):
         with pytest.raises(UserError, match=message):
             export(Export(out_path, ckpt=path))

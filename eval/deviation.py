@@ -4,16 +4,14 @@ analysis"), beside that over clips of different videos of a class, and of any vi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
-from matplotlib.axes import Axes
 from torch import Tensor
 from tqdm import tqdm
 
 from gdt.common.errors import UserError
 from gdt.common.streams import Stream, generator
-from gdt.eval.drawing import Key, Plot, keys, svg
 from gdt.eval.extract import outputs, require_network
 from gdt.eval.retrieval import unit
 from gdt.pipeline.clips import uniform_plans
@@ -23,38 +21,44 @@ from gdt.pipeline.transformations.augmentation import centred
 from gdt.train.models.gdt import any_device
 from gdt.train.trained import Trained
 
-_CLIPS, _PER_CLASS, _VIDEOS, _BINS = 10, 10, 60, 30
-"""Clips per video, and most videos of a class and in total."""
+CLIPS = 10
+"""Clips per video."""
+_PER_CLASS, _VIDEOS = 10, 60
+"""Most videos of a class and in total."""
 
 
-def deviation(trained: Trained, index: Index, split: str, seed: int, key: str) -> Plot:
-    """Histograms of the deviation of a model, with the medians of random weights of its network in the caption.
+@dataclass(frozen=True)
+class Deviation:
+    """Deviations over clips of a video, of a class where some videos share one, and of any videos: float64 [n] each."""
+
+    videos: int
+    own: dict[str, np.ndarray]
+    """Of a model, by "a video", "a class" and "any videos"."""
+    random: dict[str, np.ndarray]
+    """Of random weights of its network."""
+
+
+def deviation(trained: Trained, index: Index, split: str) -> Deviation:
+    """Deviations of a model's video features on some videos of a split.
 
     Raises UserError if the model has no video network, or the split fewer than two videos with as many starts as clips.
     """
     require_network(trained, "video")
-    videos = _choose(trained, index, split, seed)
+    videos = _choose(trained, index, split)
     own, random = (_groups(values, index.label[videos]) for values in _features(trained, index, videos))
-    title, legend = "standard deviation of features over clips", keys([f"clips of {name}" for name in own])
-    medians = "; ".join(f"{name} {np.median(own[name]):.4f} ({np.median(random[name]):.4f})" for name in own)
-    caption = (
-        f"{len(videos)} videos of the split '{split}', {_CLIPS} clips each; median over clips of {medians}, in "
-        "brackets random weights. A small first median beside the others: features of what stays in a video"
-    )
-    drawn = svg(f"{key}-deviation", f"{title}: {caption}", lambda axes: _histogram(axes, list(own.values()), legend))
-    return Plot(title, drawn, caption, legend)
+    return Deviation(len(videos), own, random)
 
 
-def _choose(trained: Trained, index: Index, split: str, seed: int) -> np.ndarray:
+def _choose(trained: Trained, index: Index, split: str) -> np.ndarray:
     """Random rows of the index, up to ten of a class, of as few classes as fill the plot: int64 [n], ascending."""
     clip = trained.settings.clip
-    long_enough = index.start_counts(clip.frames, clip.stride) >= _CLIPS
-    order = generator(Stream.FIGURES, seed).permutation(np.flatnonzero((index.split == split) & long_enough))
+    long_enough = index.start_counts(clip.frames, clip.stride) >= CLIPS
+    order = generator(Stream.FIGURES).permutation(np.flatnonzero((index.split == split) & long_enough))
     classes = dict.fromkeys(index.label[order])
     grouped = [order[index.label[order] == name][: _PER_CLASS if name else _VIDEOS] for name in classes]
     videos = np.sort(np.concatenate([np.zeros(0, np.int64), *grouped])[:_VIDEOS])
     if len(videos) < 2:
-        raise UserError(f"the split '{split}' has {len(videos)} videos with {_CLIPS} different starts; hold out more")
+        raise UserError(f"the split '{split}' has {len(videos)} videos with {CLIPS} different starts; hold out more")
     return videos
 
 
@@ -64,11 +68,11 @@ def _features(trained: Trained, index: Index, videos: np.ndarray) -> list[np.nda
     networks = [each.model.video_network.to(device).eval() for each in (trained, trained.untrained())]
 
     def forward(batch: Batch) -> list[Tensor]:
-        return [network(batch.inputs["video"]).unflatten(0, (-1, _CLIPS)) for network in networks]
+        return [network(batch.inputs["video"]).unflatten(0, (-1, CLIPS)) for network in networks]
 
     bar = tqdm(total=len(videos), unit="video", desc="deviation", mininterval=1.0, leave=False)
-    plans = uniform_plans(index, videos, _CLIPS, clip, crop)
-    found = outputs(trained.normalise(index), plans, clip, device, forward, bar, _CLIPS)
+    plans = uniform_plans(index, videos, CLIPS, clip, crop)
+    found = outputs(trained.normalise(index), plans, clip, device, forward, bar, CLIPS)
     return [unit(each.reshape(-1, each.shape[-1])).reshape(each.shape) for each in found]
 
 
@@ -77,7 +81,7 @@ def _groups(features: np.ndarray, labels: np.ndarray) -> dict[str, np.ndarray]:
     everything = np.arange(len(features))
     classes = [np.flatnonzero(labels == name) for name in sorted(set(labels) - {""})]
     groups = {"a video": [features], "a class": [mixed(features[rows]) for rows in classes if len(rows) > 1]}
-    groups["any videos"] = [mixed(features[generator(Stream.FIGURES, 0).permutation(everything)])]
+    groups["any videos"] = [mixed(features[generator(Stream.FIGURES).permutation(everything)])]
     return {name: np.concatenate([spread(each) for each in parts]) for name, parts in groups.items() if parts}
 
 
@@ -91,16 +95,3 @@ def mixed(features: np.ndarray) -> np.ndarray:
 def spread(features: np.ndarray) -> np.ndarray:
     """Standard deviation (n - 1) over the second axis of [n, s, d], mean over dimensions: float64 [n]."""
     return features.std(1, ddof=1, dtype=np.float64).mean(1)
-
-
-def _histogram(axes: Axes, values: Sequence[np.ndarray], legend: Sequence[Key]) -> None:
-    edges = np.linspace(0, 1.02 * max(float(each.max()) for each in values) or 1.0, _BINS + 1)
-    for each, mark in zip(values, legend, strict=True):
-        share = np.histogram(each, edges)[0] * (100 / len(each))
-        axes.stairs(share, edges, color=mark.colour, linewidth=1.3)
-        axes.plot((edges[share.argmax()] + edges[share.argmax() + 1]) / 2, share.max(), mark.marker, color=mark.colour)
-        axes.axvline(float(np.median(each)), color=mark.colour, linestyle=":", linewidth=1.2)
-    axes.set_xlabel("standard deviation, mean over dimensions; dotted: medians")
-    axes.set_ylabel("share, %")
-    axes.set_xlim(left=0)
-    axes.set_ylim(bottom=0)
