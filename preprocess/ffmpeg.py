@@ -36,9 +36,6 @@ _MAX_STAMPS = 1 << 22
 _NEVER = 10**12
 """A time in samples beyond all stamps: ffmpeg drops packets that are more than 30 hours off."""
 
-STORED_NAMES = {"silence_db": "silence", "require_audio": "need_sound"}
-"""Settings that have another name in shards."""
-
 
 @dataclass(frozen=True)
 class Extraction:
@@ -74,9 +71,8 @@ class Extraction:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """The settings that change shards (all but the limits), by their names in shards."""
-        names = (setting.name for setting in fields(self) if setting.name != "limits")
-        return {STORED_NAMES.get(name, name): getattr(self, name) for name in names}
+        """The settings that change shards: all but the limits."""
+        return {setting.name: getattr(self, setting.name) for setting in fields(self) if setting.name != "limits"}
 
     @property
     def silence_peak(self) -> float:

@@ -7,8 +7,8 @@ corners floored to FFT bins, natural logarithm, exact zeros replaced by the mach
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from functools import cache, lru_cache
+from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -74,18 +74,6 @@ class Waveform:
         return np.fromfile(self._path, np.int16, last - first, offset=2 * first)
 
 
-@cache
-def pre_emphasis() -> Callable[[torch.Tensor, float], torch.Tensor]:
-    """The function of torchaudio; the same arithmetic where its binary cannot be loaded, as with a torch for CPUs."""
-    try:
-        from torchaudio.functional import preemphasis
-    except (ImportError, OSError):
-        import torch
-
-        return lambda samples, share: torch.cat([samples[:1], samples[1:] - share * samples[:-1]])
-    return preemphasis
-
-
 def logmel(waveform: np.ndarray | Waveform) -> np.ndarray:
     """Log-mel bank of a mono waveform int16 [samples] at 24 kHz: float32 [frames(samples), 40].
 
@@ -104,7 +92,8 @@ def logmel_blocks(waveform: np.ndarray | Waveform) -> Iterator[np.ndarray]:
         begin = first * HOP
         context = int(begin > 0)  # the previous sample, for pre-emphasis
         part = np.asarray(waveform[begin - context : (last - 1) * HOP + WINDOW], np.float32)
-        emphasised = pre_emphasis()(torch.from_numpy(part), PRE_EMPHASIS)[context:]
+        part[1:] -= np.float32(PRE_EMPHASIS) * part[:-1]
+        emphasised = torch.from_numpy(part[context:])
         spectrum = torch.fft.rfft(emphasised.unfold(0, WINDOW, HOP), FFT)
         energy = (spectrum.real.square() + spectrum.imag.square()) / FFT @ filters()
         yield torch.where(energy == 0, torch.full_like(energy, MEL_FLOOR), energy.log()).numpy()

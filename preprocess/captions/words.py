@@ -5,13 +5,12 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable, Mapping
-from functools import cached_property
 from operator import itemgetter
 from pathlib import Path
 
-from gdt.common.errors import UserError
+from gdt.common.files import open_regular
 from gdt.pipeline.word2vec import digest, load
-from gdt.preprocess.captions.readers import Caption, open_text
+from gdt.preprocess.captions.readers import Caption
 from gdt.preprocess.datasets.listing import Words
 
 _TOKEN = re.compile(r"[^\W_]+(?:'[^\W_]+)*")  # letters and digits of any script, with apostrophes inside
@@ -35,18 +34,11 @@ class Vocabulary:
         stop = _stop_words(stop_words)  # first, since it fails fast
         return Vocabulary(load(word2vec).key_to_index, stop)
 
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    @cached_property
-    def stop_digest(self) -> str:
-        """Hash of the stop words, 16 hex digits."""
-        return hashlib.sha256("\n".join(sorted(self._stop_words)).encode()).hexdigest()[:16]
-
-    @cached_property
-    def digest(self) -> str:
-        """Hash of the words in order, 16 hex digits; it identifies the meaning of tokens."""
-        return digest(self._rows)
+    @property
+    def identity(self) -> dict[str, str]:
+        """Hashes of the words in order, which identify the meaning of tokens, and of the stop words; 16 hex digits."""
+        stop_words = hashlib.sha256("\n".join(sorted(self._stop_words)).encode()).hexdigest()[:16]
+        return {"vocabulary": digest(self._rows), "stop_words": stop_words}
 
     def words(self, captions: Iterable[Caption]) -> Words:
         """Known words except stop words, sorted by start time.
@@ -76,11 +68,6 @@ def _stop_words(path: Path | None) -> frozenset[str]:
         from sklearn.feature_extraction.text import ENGLISH_STOP_WORDS
 
         return frozenset(ENGLISH_STOP_WORDS)
-    words = set()
-    with open_text(path, "stop words") as file:
-        for number, line in enumerate(file.text(), start=1):
-            parts = line.partition("#")[0].split()
-            if len(parts) > 1:
-                raise UserError(f"line {number} of {path}: several words; write one stop word per line")
-            words.update(parts)
-    return frozenset(words)
+    with open_regular(path) as file:
+        lines = file.read().decode("utf-8", errors="replace").splitlines()
+    return frozenset(word for line in lines for word in line.partition("#")[0].split())
