@@ -114,25 +114,21 @@ def describe(summary: Summary) -> str:
         lines.append(f"labels: {', '.join(['label'] * bool(index.classes) + sorted(index.columns))}")
     if summary.drawn and not numbers["splits"].keys() & {"val", "test"}:
         lines.append("no test split: evaluation needs one; set --test 0.1 and run again (nothing is decoded again)")
-    if summary.rejected:
-        lines += [f"{summary.rejected} rejected (see {index.folder / REJECTED}):", *_table(summary.reasons)]
-    if summary.notes:
-        lines.append(f"{sum(summary.notes.values())} kept with a note (see video/note in {index.folder / INDEX}):")
-        lines += _table(summary.notes)
+    if index.settings.get("vocabulary"):
+        lines.append(f"{numbers['words']} words, without stop words and unknown words")
     if summary.without_sound:
         lines.append(f"{summary.without_sound} without sound: usable only with presets without audio")
-    if index.settings.get("vocabulary"):
-        videos = int((index.text_count > 0).sum())
-        lines.append(f"{numbers['words']} words in {plural(videos, 'video')}, without stop words and unknown words")
+    for title, counts in (
+        (f"rejected (see {index.folder / REJECTED})", summary.reasons),
+        (f"kept with a note (see video/note in {index.folder / INDEX})", summary.notes),
+    ):
+        rows = [f"{n:8d}  {reason}{_meaning(reason)}" for reason, n in counts.items()]
+        more = [f"{sum(list(counts.values())[_SHOWN:]):8d}  other"] if len(rows) > _SHOWN else []
+        lines += [f"{sum(counts.values())} {title}:", *rows[:_SHOWN], *more] if counts else []
     lines.append(f"shards and {SUMMARY} in {index.folder}")
     return "\n".join(textwrap.fill(line, COLUMNS, **_WRAP) for line in lines)
 
 
-def _table(counts: dict[str, int]) -> list[str]:
-    """A line per reason, with ffmpeg's common messages explained."""
-    rows = []
-    for reason, n in list(counts.items())[:_SHOWN]:
-        meaning = next((f" ({said})" for pattern, said in _MEANINGS.items() if re.search(pattern, reason)), "")
-        rows.append(f"{n:8d}  {reason}{meaning}")
-    rest = sum(list(counts.values())[_SHOWN:])
-    return rows + ([f"{rest:8d}  other"] if rest else [])
+def _meaning(reason: str) -> str:
+    """What a common message of ffmpeg means."""
+    return next((f" ({said})" for pattern, said in _MEANINGS.items() if re.search(pattern, reason)), "")

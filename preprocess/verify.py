@@ -9,7 +9,6 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 from tqdm import tqdm
 
@@ -20,14 +19,6 @@ from gdt.pipeline.shards import container
 from gdt.pipeline.shards.container import Damaged, OtherSchema
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.shards.layout import INDEX, shard_folder
-
-
-class Finding(NamedTuple):
-    """What is wrong with a file."""
-
-    problem: str
-    damaged: bool
-    """Whether --remove removes it: not files that cannot be read, are missing or of another version."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +37,10 @@ class Verify:
         return shard_folder(self.dataset, self.shards)
 
 
+Finding = Damaged | OSError
+"""What is wrong with a file."""
+
+
 def verify(settings: Verify) -> dict[str, Finding]:
     """Check the shards, also those of an unfinished run, and the index; returns what is wrong, by name of the file.
 
@@ -57,16 +52,13 @@ def verify(settings: Verify) -> dict[str, Finding]:
         sizes = {path.name: path.lstat().st_size for path in sorted(folder.glob("shard-*.h5"))}
         findings: dict[str, Finding] = {}
         lines: dict[str, bytes] = {}
-        if (folder / INDEX).is_file():
-            try:
-                index, _ = container.read(folder / INDEX)
-                lines = dict(zip(map(bytes.decode, index["shard/name"]), index["shard/line"], strict=True))
-            except (Damaged, OSError) as error:
-                findings[INDEX] = _finding(error)
-        elif not sizes:
+        if not sizes and not (folder / INDEX).is_file():
             Index.open(folder)  # raises a UserError that says what to do
-        else:
-            findings[INDEX] = Finding("it is missing: preprocessing is unfinished", damaged=False)
+        try:
+            index, _ = container.read(folder / INDEX)
+            lines = dict(zip(map(bytes.decode, index["shard/name"]), index["shard/line"], strict=True))
+        except (Damaged, OSError) as error:
+            findings[INDEX] = error
         sizes = dict.fromkeys(lines, 0) | sizes
         with (
             ThreadPoolExecutor(os.cpu_count()) as pool,
@@ -77,9 +69,14 @@ def verify(settings: Verify) -> dict[str, Finding]:
                 if finding:
                     findings[name] = finding
         for name, finding in findings.items():
-            if settings.remove and finding.damaged:
+            if settings.remove and is_damaged(finding):
                 (folder / name).unlink()
     return findings
+
+
+def is_damaged(finding: Finding) -> bool:
+    """Whether --remove removes the file: not if it cannot be read or is of another version."""
+    return isinstance(finding, Damaged) and not isinstance(finding, OtherSchema)
 
 
 def _check(folder: Path, lines: dict[str, bytes], name: str) -> Finding | None:
@@ -87,33 +84,23 @@ def _check(folder: Path, lines: dict[str, bytes], name: str) -> Finding | None:
     try:
         head = container.check(folder / name)
     except (Damaged, OSError) as error:
-        return _finding(error)
-    if lines.get(name, head.line) != head.line:
-        return Finding("it is not the shard that the index was made from", damaged=False)
-    return None
-
-
-def _finding(error: Damaged | OSError) -> Finding:
-    if isinstance(error, FileNotFoundError):
-        return Finding("it is missing", damaged=False)
-    if isinstance(error, OSError):
-        return Finding(f"it cannot be read ({error.strerror}); check the disk", damaged=False)
-    return Finding(str(error), damaged=not isinstance(error, OtherSchema))
+        return error
+    known = lines.get(name, head.line) == head.line
+    return None if known else OtherSchema("it is not the shard that the index was made from")
 
 
 def command(settings: Verify) -> str:
     """Verify, and print what is wrong. Raises UserError, with what to do, if anything is."""
     findings, folder = verify(settings), settings.shard_folder
     for name, finding in sorted(findings.items()):
-        print(f"{folder / name}: {finding.problem}", file=sys.stderr)
+        print(f"{folder / name}: {finding.strerror if isinstance(finding, OSError) else finding}", file=sys.stderr)
     if not findings:
         return f"every shard in {folder} is intact"
-    found = f"something is wrong with {plural(len(findings), 'file')} in {folder}"
-    rebuild = "the same preprocessing command as before rebuilds what is missing"
-    if not any(finding.damaged for finding in findings.values()):
-        raise UserError(f"{found}; {rebuild}")
-    if settings.remove:
-        raise UserError(f"{found}; damaged ones were removed: {rebuild}")
+    removal = ""
+    if any(map(is_damaged, findings.values())):
+        remove = gdt_command("verify", "--shards", folder, "--remove")
+        removal = "damaged ones were removed; " if settings.remove else f"remove damaged ones with `{remove}`; "
     raise UserError(
-        f"{found}; remove damaged ones with `{gdt_command('verify', '--shards', folder, '--remove')}`: {rebuild}"
+        f"something is wrong with {plural(len(findings), 'file')} in {folder}; {removal}"
+        "the same preprocessing command as before rebuilds what is missing"
     )
