@@ -32,7 +32,7 @@ from gdt.preprocess.ffmpeg import Extraction, require_ffmpeg
 from gdt.preprocess.plan import ShardTask, assign, read_plan, read_shares, shard_path, write_plan
 from gdt.preprocess.summary import Summary, describe, summarise
 from gdt.preprocess.videos import Listed, Shares, collect
-from gdt.preprocess.worker import PROGRESS, explain_full_disk, make_shard
+from gdt.preprocess.worker import PROGRESS, make_shard
 
 _SIMILAR = 0.75
 """Likeness of the name of a data set to a known one above which it counts as misspelled."""
@@ -161,13 +161,6 @@ def dry_run(settings: Preprocess) -> str:
 
 def run(settings: Preprocess) -> Summary:
     """Make the missing shards, then the index. Raises UserError on bad input, before any work if possible."""
-    try:
-        return _run(settings)
-    except OSError as error:
-        raise explain_full_disk(error, settings.shard_folder) from error
-
-
-def _run(settings: Preprocess) -> Summary:
     require_ffmpeg()
     datasets.find(settings.known_layout, settings.source_folder)
     destination = settings.shard_folder.absolute()

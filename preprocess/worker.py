@@ -33,19 +33,9 @@ def make_shard(task: ShardTask) -> None:
         with tempfile.TemporaryDirectory(prefix=f".{task.path.stem}-", dir=task.path.parent) as folder:
             _make_shard(task, Path(folder))
     except OSError as error:
-        explained = explain_full_disk(error, task.path.parent)
-        if explained is error:
-            explained = UserError(f"cannot write {task.path}: {error}; fix this and run the same command again")
-        raise explained from error
-
-
-def explain_full_disk(error: Exception, folder: Path) -> Exception:
-    """A UserError for a full disk; any other error as it is."""
-    if not is_disk_full(error):
-        return error
-    return UserError(
-        f"no space left on the disk of {folder}; free some and run the same command again: finished shards are kept"
-    )
+        full = f"no space left on the disk of {task.path.parent}; free some"
+        what = full if is_disk_full(error) else f"cannot write {task.path}: {error}; fix this"
+        raise UserError(f"{what} and run the same command again: finished shards are kept") from error
 
 
 def _make_shard(task: ShardTask, folder: Path) -> None:
