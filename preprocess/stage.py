@@ -208,8 +208,6 @@ def _find_captions(settings: Preprocess) -> Spoken | None:
                 f"{settings.known_layout} needs word vectors for its captions; set --word2vec to a file in word2vec's "
                 "format, or use --dataset folder to do without captions"
             )
-        if path := readers.Captions.locate(source):
-            print(f"{path} is ignored; to store its words, set --word2vec", flush=True)
         return None
     if settings.extraction.fps % 10 and entry.needs_captions:
         raise UserError(

@@ -53,23 +53,12 @@ class Captions:
                 self._parts.setdefault(id, []).append(zlib.compress(json.dumps(lines).encode(), level=1))
 
     @staticmethod
-    def locate(source: Path) -> Path | None:
-        """The file or folder that `find` reads (of several tables the first), or None."""
-        for name in JSON_NAMES:
-            if not is_missing(path := source / name):
-                return path
-        for name in FOLDERS:
-            if (source / name).is_dir() and any(_caption_files(source / name)):
-                return source / name
-        return next(filter(_is_table, sorted(source.glob("*.csv"))), None)
-
-    @staticmethod
     def find(source: Path) -> Captions | None:
         """The captions in the folder `source`, as in EXPECTED, or None. Raises UserError if they are damaged or none.
 
         Captions without text, with times that are not finite, or that end before they start are dropped.
         """
-        path = Captions.locate(source)
+        path = _locate(source)
         if path is None:
             return None
         if path.name in FOLDERS:
@@ -95,6 +84,13 @@ class Captions:
     def __len__(self) -> int:
         """Number of videos with captions."""
         return len(self._parts)
+
+
+def _locate(source: Path) -> Path | None:
+    """The file or folder of the captions, of several tables the first; None without captions."""
+    files = (source / name for name in JSON_NAMES if not is_missing(source / name))
+    folders = (source / name for name in FOLDERS if (source / name).is_dir() and any(_caption_files(source / name)))
+    return next(itertools.chain(files, folders, filter(_is_table, sorted(source.glob("*.csv")))), None)
 
 
 def _json_videos(path: Path) -> Iterator[tuple[str, list[Caption]]]:
