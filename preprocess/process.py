@@ -65,7 +65,7 @@ class Limits:
         require_in_range(self, timeout_factor=POSITIVE, ffmpeg_memory=POSITIVE)
 
 
-POSITIVE = (0.001, 1_000_000)
+POSITIVE = (1e-6, 1_000_000)
 """Range of settings that are above 0."""
 
 

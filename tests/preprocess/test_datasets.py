@@ -528,23 +528,3 @@ def test_howto100m(tmp_path: Path) -> None:
         Missing("missing0001", "listed in HowTo100M_v1.csv, but there is no such file"),
     ]
     assert DATASETS["howto100m"].needs_captions
-
-
-def test_howto100m_without_videos_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "caption.json").touch()
-    refused("howto100m", tmp_path, r"there are no videos in .*; expected:\nsource/0wR5jVB-WPk.mp4")
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"", "HowTo100M_v1.csv has no column video_id, category_1; expected video_id,category_1"),
-        (b"id,label\na,b\n", "has no column video_id, category_1"),
-        (b"video_id,category_1\na\n", "line 2 of .*: the row does not have 2 values"),
-        (b'video_id,category_1\na,"b', "line 2 of .*: unexpected end of data; expected"),
-        (b"video_id,category_1\na,\xe9\n", "HowTo100M_v1.csv is not UTF-8 text: .*; convert it"),
-    ],
-)
-def test_a_damaged_howto100m_table_is_refused(tmp_path: Path, content: bytes, message: str) -> None:
-    (tmp_path / "HowTo100M_v1.csv").write_bytes(content)
-    refused("howto100m", tmp_path, message)

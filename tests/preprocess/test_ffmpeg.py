@@ -733,7 +733,7 @@ def test_invalid_settings_are_refused_with_the_option(name: str, value: float) -
 
 
 def test_too_large_settings_are_refused_with_their_maximum() -> None:
-    with pytest.raises(UserError, match=r"--max-hours is 1e\+07; it must be from 0.001 to 1,000,000$"):
+    with pytest.raises(UserError, match=r"--max-hours is 1e\+07; it must be from 1e-06 to 1,000,000$"):
         Extraction(max_hours=1e7)
 
 
