@@ -53,8 +53,6 @@ class Preprocess(cluster.Workers):
     extraction: Annotated[Extraction, tyro.conf.arg(name="")] = field(default_factory=Extraction)
     word2vec: Path | None = None
     """word2vec file, to store captions as words; default: no captions."""
-    stop_words: Path | None = None
-    """Words to skip, one per line; default: scikit-learn's list."""
     videos_per_shard: int = 128
     """Maximum number of videos per shard."""
     megabytes_per_shard: float = 256.0
@@ -191,8 +189,9 @@ def prepare(settings: Preprocess) -> Job:
             f"every video in {source} already has a split, from its folder or a list; --val and --test apply only to "
             "videos without one, so leave them out; with --dataset folder, labels.csv can move videos to other splits"
         )
-    language = spoken.vocabulary.identity if spoken else {"vocabulary": "", "stop_words": ""}
-    details = settings.extraction.identity | {"bands": BANDS, "dataset": settings.known_layout} | language
+    details = settings.extraction.identity | {
+        "bands": BANDS, "dataset": settings.known_layout, "vocabulary": spoken.vocabulary.digest if spoken else ""
+    }  # fmt: skip
     _protect_shards(listed, destination, details, settings)
     shards = assign(listed.videos, read_plan(destination), settings.videos_per_shard, settings.megabytes_per_shard)
     return Job(settings, listed, shares, spoken, details, shards)
@@ -217,7 +216,7 @@ def _find_captions(settings: Preprocess) -> Spoken | None:
     captions = readers.Captions.find(source)
     if captions is None:
         raise UserError(f"there are no captions in {source}; expected:\n{readers.EXPECTED}")
-    vocabulary = Vocabulary.load(settings.word2vec, settings.stop_words)
+    vocabulary = Vocabulary.load(settings.word2vec)
     return Spoken(captions, vocabulary, source, entry.needs_captions)
 
 

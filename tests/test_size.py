@@ -14,7 +14,7 @@ from gdt.cli import COMMANDS
 from tests.conftest import ROOT
 
 LINES = {
-    "src": 474, "common": 662, "pipeline": 3681, "preprocess": 3912, "train": 2848, "eval": 7330, "benchmarks": 790,
+    "src": 474, "common": 662, "pipeline": 3681, "preprocess": 3899, "train": 2848, "eval": 7330, "benchmarks": 790,
     "tests": 16760,
 }  # fmt: skip
 """Lines of Python by folder."""

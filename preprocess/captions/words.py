@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Iterable, Mapping
 from operator import itemgetter
 from pathlib import Path
 
-from gdt.common.files import open_regular
 from gdt.pipeline.word2vec import digest, load
 from gdt.preprocess.captions.readers import Caption
 from gdt.preprocess.datasets.listing import Words
@@ -24,21 +22,21 @@ class Vocabulary:
         self._stop_words = frozenset(word.lower() for word in stop_words)
 
     @staticmethod
-    def load(word2vec: Path, stop_words: Path | None = None) -> Vocabulary:
-        """Read a word2vec file (binary if it ends in .bin or .bin.gz, else text) and a file of stop words.
+    def load(word2vec: Path) -> Vocabulary:
+        """Read a word2vec file, binary if it ends in .bin or .bin.gz, else text; stop words are scikit-learn's.
 
-        Stop words are one per line, with comments after '#'; by default scikit-learn's English ones. The vectors are
-        read as float16 and freed: Google News (3 million words) takes 1.8 GB while it is read, and 0.4 GB after. Rows
-        are numbered as in gensim, without repeated words. Raises UserError if a file is missing or cannot be parsed.
+        The vectors are read as float16 and freed: Google News (3 million words) takes 1.8 GB while it is read, and
+        0.4 GB after. Rows are numbered as in gensim, without repeated words. Raises UserError if the file is missing or
+        cannot be parsed.
         """
-        stop = _stop_words(stop_words)  # first, since it fails fast
-        return Vocabulary(load(word2vec).key_to_index, stop)
+        from sklearn.feature_extraction.text import ENGLISH_STOP_WORDS
+
+        return Vocabulary(load(word2vec).key_to_index, ENGLISH_STOP_WORDS)
 
     @property
-    def identity(self) -> dict[str, str]:
-        """Hashes of the words in order, which identify the meaning of tokens, and of the stop words; 16 hex digits."""
-        stop_words = hashlib.sha256("\n".join(sorted(self._stop_words)).encode()).hexdigest()[:16]
-        return {"vocabulary": digest(self._rows), "stop_words": stop_words}
+    def digest(self) -> str:
+        """Hash of the words in order, 16 hex digits; it identifies the meaning of tokens."""
+        return digest(self._rows)
 
     def words(self, captions: Iterable[Caption]) -> Words:
         """Known words except stop words, sorted by start time.
@@ -61,13 +59,3 @@ class Vocabulary:
             start=[start for start, _, _ in spoken],
             end=[end for _, end, _ in spoken],
         )
-
-
-def _stop_words(path: Path | None) -> frozenset[str]:
-    if path is None:
-        from sklearn.feature_extraction.text import ENGLISH_STOP_WORDS
-
-        return frozenset(ENGLISH_STOP_WORDS)
-    with open_regular(path) as file:
-        lines = file.read().decode("utf-8", errors="replace").splitlines()
-    return frozenset(word for line in lines for word in line.partition("#")[0].split())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import os
 import pickle
 from pathlib import Path
 
@@ -40,12 +39,12 @@ def test_text_and_binary_files_give_the_same_rows(word2vec: Path) -> None:
     loaded = [Vocabulary.load(word2vec.with_name(f"vectors.{suffix}")) for suffix in ("txt", "bin", "bin.gz")]
     for vocabulary in loaded:
         assert rows(vocabulary, " ".join(WORDS)) == [0, 1, 2, 3, 5, 6]  # well, the and until are stop words
-    assert len({vocabulary.identity["vocabulary"] for vocabulary in loaded}) == 1
+    assert len({vocabulary.digest for vocabulary in loaded}) == 1
 
 
 def test_the_digest_depends_on_words_and_their_order() -> None:
     def digest(*words: str) -> str:
-        return Vocabulary({word: row for row, word in enumerate(words)}, []).identity["vocabulary"]
+        return Vocabulary({word: row for row, word in enumerate(words)}, []).digest
 
     assert digest("a", "b") == digest("a", "b")
     assert len({digest("a", "b"), digest("b", "a"), digest("ab"), digest("a"), digest("a", "b", "c")}) == 5
@@ -57,21 +56,6 @@ def test_words_are_letters_digits_and_inner_apostrophes(word2vec: Path) -> None:
     assert rows(vocabulary, "Don't 'stir' CAFÉ,2;paris [Paris] don’t_stir 22 STIR") == [2, 0, 3, 6, 5, 2, 0, 0]
     assert rows(vocabulary, "Stir stir THE the Until") == [1, 0]
     assert rows(vocabulary, "... - '' _ \u266a") == []
-
-
-def test_stop_words_of_a_file(word2vec: Path, tmp_path: Path) -> None:
-    (tmp_path / "stop.txt").write_text("# ours\n\nSTIR  # both spellings\r\ndon't\n")
-    vocabulary = Vocabulary.load(word2vec, tmp_path / "stop.txt")
-    assert rows(vocabulary, "Stir stir don't the well until") == [7, 4, 8]
-    with pytest.raises(UserError, match="cannot read .*none.txt: No such file or directory"):
-        Vocabulary.load(word2vec, tmp_path / "none.txt")
-
-
-@pytest.mark.timeout(20)
-def test_stop_words_that_are_no_file_are_refused(word2vec: Path, tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "fifo")
-    with pytest.raises(UserError, match="fifo is a FIFO, not a file"):
-        Vocabulary.load(word2vec, tmp_path / "fifo")
 
 
 def test_a_caption_gives_its_words_equal_shares_of_its_time(word2vec: Path) -> None:
