@@ -11,18 +11,16 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from multiprocessing import resource_tracker
-from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from gdt.common.errors import UserError, require_positive
+from gdt.common.errors import UserError, first_line, require_positive
 
 if TYPE_CHECKING:  # takes half a second to import, and a run with nothing to do does not need it
     import distributed
 
 _Task = TypeVar("_Task")
 _Result = TypeVar("_Result")
-_STARTS = 3
 _CONFIG: dict[str, Any] = {
     # the stage bounds its own memory; a worker paused or restarted because of page cache would lose its shard
     **{f"distributed.worker.memory.{name}": False for name in ("target", "spill", "pause", "terminate")},
@@ -35,10 +33,8 @@ _CONFIG: dict[str, Any] = {
     "distributed.admin.tick.limit": "30s",
     "distributed.admin.system-monitor.interval": "5s",
 }
-
-
-_PER_CORE_MOST, _CLUSTER_MOST = 16, 10_000
-"""Maximum number of workers: per core of this machine, and elsewhere."""
+_MOST = 10_000
+"""Maximum number of workers."""
 
 
 def one_per_core() -> int:
@@ -56,8 +52,7 @@ class Workers:
     """Dask scheduler (tcp://host:8786); default: this machine."""
 
     def __post_init__(self) -> None:
-        most = _CLUSTER_MOST if self.scheduler else _PER_CORE_MOST * one_per_core()
-        require_positive(self, "", "workers", most=most)
+        require_positive(self, "", "workers", most=_MOST)
         if self.scheduler and ":" not in self.scheduler:
             raise UserError(f"--scheduler is '{self.scheduler}'; it must be an address, such as tcp://host:8786")
 
@@ -75,15 +70,12 @@ def connect(scheduler: str, workers: int) -> Iterator[distributed.Client]:
         logging.getLogger(name).setLevel(logging.CRITICAL)  # `map_unordered` reports a lost scheduler in one sentence
     with dask.config.set(_CONFIG), contextlib.ExitStack() as stack:
         if scheduler:
-            if scheduler.startswith("tls:") and not distributed.Security().get_connection_args("client")["ssl_context"]:
-                raise UserError(
-                    f"{scheduler} needs certificates; set ca-file, and cert and key of the client, under "
-                    "distributed.comm.tls in Dask's configuration"
-                )
             try:
                 client = distributed.Client(scheduler, timeout=10, set_as_default=False)
-            except (OSError, TimeoutError, ValueError) as error:
-                raise UserError(f"no Dask scheduler answers at {scheduler}; start one with 'dask scheduler'") from error
+            except (OSError, TimeoutError, ValueError, TypeError) as error:  # TypeError: tls:// without certificates
+                raise UserError(
+                    f"no Dask scheduler answers at {scheduler} ({first_line(error)}); start one with 'dask scheduler'"
+                ) from error
         else:
             stack.enter_context(_hidden_script())
             cluster = stack.enter_context(_local(workers))
@@ -112,16 +104,12 @@ def _local(workers: int) -> distributed.LocalCluster:
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     before = signal.signal(signal.SIGINT, lambda number, _: interrupts.append(number)) if main else None
     try:
-        for start in range(1, _STARTS + 1):
-            try:
-                return distributed.LocalCluster(
-                    n_workers=workers, threads_per_worker=1, processes=True, dashboard_address=None,
-                    silence_logs=logging.CRITICAL,
-                )  # fmt: skip
-            except RuntimeError as error:  # a worker that dies at its start ends the whole cluster
-                if start == _STARTS:
-                    raise UserError(f"worker processes die at their start ({error}); check the free memory") from error
-        raise AssertionError("unreachable")
+        return distributed.LocalCluster(
+            n_workers=workers, threads_per_worker=1, processes=True, dashboard_address=None,
+            silence_logs=logging.CRITICAL,
+        )  # fmt: skip
+    except RuntimeError as error:  # a worker that dies at its start ends the whole cluster
+        raise UserError(f"worker processes die at their start ({error}); check the free memory") from error
     finally:
         if main:
             signal.signal(signal.SIGINT, before)
@@ -172,8 +160,3 @@ def map_unordered(
             f"the Dask scheduler was lost ({type(error).__name__}); run the same command again with --scheduler set to "
             "a running one: finished shards are kept"
         ) from error
-
-
-def explain_unmounted(path: Path, host: str, disk: str) -> str:
-    """Message about a file on `disk` that a worker on `host` does not see."""
-    return f"{path} exists, but {host} does not see it; mount {disk} on every machine, then run the same command again"

@@ -22,7 +22,7 @@ import tyro
 from gdt.common.errors import UserError
 from gdt.preprocess.datasets.listing import Video, size_of
 from gdt.preprocess.logmel import SAMPLE_RATE
-from gdt.preprocess.process import Limits, killed_with_parent, require_in_range
+from gdt.preprocess.process import POSITIVE, Limits, killed_with_parent, require_in_range
 
 _FORMATS = "asf,avi,flv,h264,hevc,ivf,m4v,matroska,mjpeg,mov,mpeg,mpegts,mpegvideo,mxf,nut,ogg,rm,webm_dash_manifest"
 _QUEUE = 1024
@@ -35,9 +35,6 @@ _MAX_STAMPS = 1 << 22
 """Maximum number of sound time stamps, 62 bytes each: a file of tiny frames could fill the disk with them."""
 _NEVER = 10**12
 """A time in samples beyond all stamps: ffmpeg drops packets that are more than 30 hours off."""
-
-STORED_NAMES = {"silence_db": "silence", "require_audio": "need_sound"}
-"""Settings that have another name in shards."""
 
 
 @dataclass(frozen=True)
@@ -61,22 +58,15 @@ class Extraction:
     limits: Annotated[Limits, tyro.conf.arg(name="")] = field(default_factory=Limits)
 
     def __post_init__(self) -> None:
-        if not 1 <= self.fps <= 100:
-            raise UserError(f"--fps is {self.fps}; it must be between 1 and 100")
-        if self.short_side < 16:
-            raise UserError(f"--short-side is {self.short_side}; it must be 16 pixels or more")
-        if not 2 <= self.quality <= 31:
-            raise UserError(f"--quality is {self.quality}; ffmpeg's JPEG scale is from 2 (best) to 31")
-        require_in_range("min_seconds", self.min_seconds)
-        require_in_range("max_hours", self.max_hours)
-        if not -200 <= self.silence_db <= 0:
-            raise UserError(f"--silence-db is {self.silence_db:g}; it must be between -200 and 0 dB of full scale")
+        require_in_range(
+            self, fps=(1, 100), short_side=(16, 10_000), quality=(2, 31), min_seconds=POSITIVE, max_hours=POSITIVE,
+            silence_db=(-200, 0),
+        )  # fmt: skip
 
     @property
     def identity(self) -> dict[str, Any]:
-        """The settings that change shards (all but the limits), by their names in shards."""
-        names = (setting.name for setting in fields(self) if setting.name != "limits")
-        return {STORED_NAMES.get(name, name): getattr(self, name) for name in names}
+        """The settings that change shards: all but the limits."""
+        return {setting.name: getattr(self, setting.name) for setting in fields(self) if setting.name != "limits"}
 
     @property
     def silence_peak(self) -> float:

@@ -11,7 +11,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -26,7 +26,6 @@ _STOPPED = {255, -signal.SIGINT, -signal.SIGTERM, -signal.SIGKILL, -signal.SIGHU
 _LOG_BYTES = 1 << 16
 _GRACE = 60.0
 """Seconds that ffmpeg may take whatever the length of its output."""
-_MAX_SETTING = 1_000_000
 _ERROR = re.compile(r"^(\[[^\]]* @ 0x[0-9a-f]+\] )*\[(error|fatal|panic)\] ")
 """Start of an error line; lines that quote the file start differently."""
 _CONTINUED = re.compile(r"^\[info\] (?!  |Input #|Output #|Stream mapping:|frame=|size=|video:)")
@@ -63,14 +62,19 @@ class Limits:
     """Address space of each ffmpeg process, GiB; a smaller `ulimit -v` wins."""
 
     def __post_init__(self) -> None:
-        for name, value in asdict(self).items():
-            require_in_range(name, value)
+        require_in_range(self, timeout_factor=POSITIVE, ffmpeg_memory=POSITIVE)
 
 
-def require_in_range(name: str, value: float) -> None:
-    """Raise UserError, naming the option, unless a setting is above 0 and at most `_MAX_SETTING`."""
-    if not 0 < value <= _MAX_SETTING:
-        raise UserError(f"--{name.replace('_', '-')} is {value:g}; it must be above 0 and at most {_MAX_SETTING}")
+POSITIVE = (1e-6, 1_000_000)
+"""Range of settings that are above 0."""
+
+
+def require_in_range(settings: object, **ranges: tuple[float, float]) -> None:
+    """Raise UserError, naming the option, unless the settings are within these bounds."""
+    for name, (least, most) in ranges.items():
+        if not least <= (value := getattr(settings, name)) <= most:
+            option = name.replace("_", "-")
+            raise UserError(f"--{option} is {value:g}; it must be from {least:g} to {most:,.15g}")
 
 
 @cache

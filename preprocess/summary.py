@@ -6,36 +6,25 @@ import json
 import re
 import textwrap
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import PurePath
 from typing import Any
 
 import numpy as np
 
-from gdt.common.errors import plural
+from gdt.common.errors import COLUMNS, plural
 from gdt.common.files import write_text
-from gdt.pipeline.shards.index import LABELS, Index
+from gdt.pipeline.shards.index import Index
 from gdt.pipeline.shards.layout import INDEX, REJECTED, read_rejected
-from gdt.preprocess.datasets.labels import NO_FILE
 
 SUMMARY = "summary.json"
-_NAMED = 3
-"""Maximum number of missing files of labels.csv that the summary names."""
 _SPLITS = ("train", "val", "test", "unused")
-_COLUMNS = 100
-_FEW = 20
-"""With fewer test videos, confidence intervals are too wide to compare models."""
-_REJECTED, _NOTE = "ffmpeg cannot decode it: ", "ffmpeg: "
-_OUR_NOTE = re.compile("its sound|HDR without|cut at|shorter than|ffmpeg ")
+_SHOWN = 8
+"""Reasons and notes to print."""
 _MEANINGS = {
     "moov atom not found": "truncated, only partly downloaded, or not a video",
-    "Invalid data found|could not find codec parameters|Could not find codec parameters": "damaged, or not a video",
-    "error while decoding|Error submitting packet|Invalid NAL|concealing|corrupt|non-existing PPS|no frame!"
-    "|Error splitting|bytestream|damaged|illegal|missing picture|left block|mb_type": "some frames are damaged",
-    "Header missing|invalid band type|channel element|Prediction is not allowed|Number of bands|overread"
-    "|big_values": "some sound is damaged",
-    "Truncat|End of file|partial file|File ended": "the file ends early",
+    "Invalid data found": "damaged, or not a video",
+    "error while decoding|Invalid NAL|concealing|corrupt": "some frames are damaged",
 }
 """What common messages of ffmpeg mean, by regular expression."""
 _WRAP: dict[str, Any] = {"subsequent_indent": " " * 10, "break_long_words": False, "break_on_hyphens": False}
@@ -48,7 +37,7 @@ class Summary:
     index: Index
     """Of all shards."""
     videos: int
-    """Files and entries of official lists."""
+    """Files, and entries of official lists."""
     reasons: dict[str, int]
     """Number of rejected videos by reason."""
     notes: dict[str, int]
@@ -56,14 +45,8 @@ class Summary:
     shards_made: int
     decoded: int
     """Videos of the new shards."""
-    relabelled: int
-    """Videos whose label, split, folds or further columns differ from the previous index."""
-    without_file: Sequence[str] = ()
-    """First names in labels.csv that match no video."""
     drawn: bool = True
     """Whether --val and --test decide the split of some videos."""
-    test: float = 0.0
-    """--test."""
 
     @property
     def kept(self) -> int:
@@ -87,7 +70,7 @@ class Summary:
         index = self.index
         splits = {split: int(np.count_nonzero(index.split == split)) for split in _SPLITS}
         return {
-            "videos": self.videos, "kept": self.kept, "decoded": self.decoded, "relabelled": self.relabelled,
+            "videos": self.videos, "kept": self.kept, "decoded": self.decoded,
             "left_out": self.reasons, "notes": self.notes, "splits": {split: n for split, n in splits.items() if n},
             "classes": len(index.classes), "hours": float(index.frame_count.sum()) / index.fps / 3600,
             "gigabytes": sum(head.size for head in index.heads) / 1e9, "without_sound": self.without_sound,
@@ -95,43 +78,26 @@ class Summary:
         }  # fmt: skip
 
 
-def count_relabelled(before: Index, now: Index) -> int:
-    """Number of videos in both indexes whose label, split, folds or further columns differ."""
-    _, here, there = np.intersect1d(before.id, now.id, assume_unique=True, return_indices=True)
-    changed = np.zeros(len(here), bool)
-    for name in {*LABELS, *before.columns, *now.columns}:
-        old, new = (vars(index).get(name, index.columns.get(name)) for index in (before, now))
-        # a column that is not there is empty
-        changed |= ("" if old is None else old[here]) != ("" if new is None else new[there])
-    return int(np.count_nonzero(changed))
-
-
-def summarise(index: Index, videos: int, made: int, decoded: int, relabelled: int, drawn: bool, test: float) -> Summary:
+def summarise(index: Index, videos: int, made: int, decoded: int, drawn: bool) -> Summary:
     """Count the contents of the shards and write `summary.json` next to them."""
-    reasons: Counter[str] = Counter()
-    without_file: list[str] = []
-    for row in read_rejected(index.folder):
-        reasons[_generalise(row["reason"])] += 1
-        if row["reason"] == NO_FILE and len(without_file) < _NAMED:
-            without_file.append(row["id"])
-    notes = Counter(_generalise(note) for note in index.note if note)
-    summary = Summary(
-        index, videos, dict(reasons.most_common()), dict(notes.most_common()), made, decoded, relabelled, without_file,
-        drawn, test,
-    )  # fmt: skip
+    reasons = _count(row["reason"] for row in read_rejected(index.folder))
+    summary = Summary(index, videos, reasons, _count(filter(None, index.note)), made, decoded, drawn)
     write_text(index.folder / SUMMARY, json.dumps(summary.numbers, indent=1, ensure_ascii=False) + "\n")
     return summary
 
 
+def _count(reasons: Iterable[str]) -> dict[str, int]:
+    """Number of equal reasons, most frequent first."""
+    return dict(Counter(map(_generalise, reasons)).most_common())
+
+
 def _generalise(reason: str) -> str:
     """A reason without names, numbers and details, which differ from video to video."""
-    if short := re.match(r"only [\d.]+ s of it can be decoded, ([\d.]+) s are needed(;?)", reason):
-        least = f"--min-seconds {short[1]}"  # "; <error>" follows if the file may be longer, but damaged
-        return f"less than {least} could be decoded" if short[2] else f"shorter than {least}"
     reason = re.sub(r"^it has the id of .*, which is kept$", "it has the id of another video, which is kept", reason)
-    reason = reason.split(";")[0]
-    reason += ")" * (reason.count("(") - reason.count(")"))
-    return re.sub(r"(?<!UTF-)\b(0x[0-9a-f]+|\d+(\.\d+)?)(?=\D|$)", "…", reason)
+    reason = re.sub(r"^only [\d.]+ s of it can be decoded, ([\d.]+) s are needed.*", r"shorter than \1 s", reason)
+    if reason.startswith("shorter than"):
+        return reason
+    return re.sub(r"(?<!UTF-)\b(0x[0-9a-f]+|\d+(\.\d+)?)(?=\D|$)", "…", reason.split(";")[0])
 
 
 def describe(summary: Summary) -> str:
@@ -139,80 +105,30 @@ def describe(summary: Summary) -> str:
     index, numbers = summary.index, summary.numbers
     splits = ", ".join(f"{n} {split}" for split, n in numbers["splits"].items())
     lines = [
-        f"{summary.kept} of {plural(summary.videos - summary.reasons.get(NO_FILE, 0), 'video')} kept "
+        f"{summary.kept} of {plural(summary.videos, 'video')} kept "
         f"({splits}; {plural(len(index.classes), 'class', 'classes')}), "
         f"{numbers['hours']:.2f} hours, {numbers['gigabytes']:.2f} GB",
-        f"{summary.decoded} decoded, {summary.relabelled} relabelled; {plural(summary.shards_made, 'new shard')}, "
-        f"{summary.shards_kept} unchanged",
+        f"{summary.decoded} decoded; {plural(summary.shards_made, 'new shard')}, {summary.shards_kept} unchanged",
     ]
-    if index.settings.get("dataset") == "folder":
-        lines.append(_describe_classes(index))
     if index.columns:
         lines.append(f"labels: {', '.join(['label'] * bool(index.classes) + sorted(index.columns))}")
-    split = "test" if "test" in numbers["splits"] else "val"
-    if split not in numbers["splits"] and summary.drawn:
-        lines.append(_no_test_split(summary))
-    if 0 < (held_out := numbers["splits"].get(split, 0)) < _FEW:
-        advice = f"raise --{split} or add videos (nothing is decoded again)" if summary.drawn else "add videos"
-        lines.append(
-            f"warning: the {split} split has only {plural(held_out, 'video')}, too few for evaluation; {advice}"
-        )
-    if summary.rejected:
-        named = {NO_FILE: _describe_without_file(summary)}
-        reasons = {named.get(reason, reason): n for reason, n in summary.reasons.items()}
-        lines += [f"{summary.rejected} rejected (see {index.folder / REJECTED}):", *_counts(reasons)]
-    if summary.notes:
-        lines += [f"{sum(summary.notes.values())} kept with a note (see video/note in {index.folder / INDEX}):"]
-        lines += _counts({note if _OUR_NOTE.match(note) else _NOTE + note: n for note, n in summary.notes.items()})
+    if summary.drawn and not numbers["splits"].keys() & {"val", "test"}:
+        lines.append("no test split: evaluation needs one; set --test 0.1 and run again (nothing is decoded again)")
+    if index.settings.get("vocabulary"):
+        lines.append(f"{numbers['words']} words, without stop words and unknown words")
     if summary.without_sound:
         lines.append(f"{summary.without_sound} without sound: usable only with presets without audio")
-    if numbers["silent_seconds"] >= 0.5:
-        lines.append(f"{numbers['silent_seconds']:.0f} s of silence in videos with sound")
-    if index.settings.get("vocabulary"):
-        videos = int((index.text_count > 0).sum())
-        lines.append(f"{numbers['words']} words in {plural(videos, 'video')}, without stop words and unknown words")
+    for title, counts in (
+        (f"rejected (see {index.folder / REJECTED})", summary.reasons),
+        (f"kept with a note (see video/note in {index.folder / INDEX})", summary.notes),
+    ):
+        rows = [f"{n:8d}  {reason}{_meaning(reason)}" for reason, n in counts.items()]
+        more = [f"{sum(list(counts.values())[_SHOWN:]):8d}  other"] if len(rows) > _SHOWN else []
+        lines += [f"{sum(counts.values())} {title}:", *rows[:_SHOWN], *more] if counts else []
     lines.append(f"shards and {SUMMARY} in {index.folder}")
-    return "\n".join(textwrap.fill(line, _COLUMNS, **_WRAP) for line in lines)
+    return "\n".join(textwrap.fill(line, COLUMNS, **_WRAP) for line in lines)
 
 
-def _no_test_split(summary: Summary) -> str:
-    if summary.test:
-        return (
-            f"no test split: --test is {summary.test:g}, but none of {plural(summary.kept, 'video')} was drawn, as the "
-            "draw is by a hash of the id; raise it, add videos, or use a folder test/ or the column split"
-        )
-    return "no test split: evaluation needs one; set --test 0.1 and run again (nothing is decoded again)"
-
-
-def _describe_without_file(summary: Summary) -> str:
-    lost = {name.casefold() for name in summary.without_file}
-    similar = (p for p in map(PurePath, summary.index.id) if lost & {n.casefold() for n in (str(p), p.name, p.stem)})
-    more = ", …" if summary.reasons.get(NO_FILE, 0) > _NAMED else ""
-    if meant := next(similar, None):
-        more += f" (did you mean {meant}? Names are paths below the source)"
-    return f"{NO_FILE}: {', '.join(summary.without_file)}{more}"
-
-
-def _describe_classes(index: Index) -> str:
-    """The source of the classes, and how many videos have none."""
-    without = int((index.label == "").sum())
-    if without == len(index):
-        return "no classes: no video is in a subfolder that would name its class"
-    rest = f"; {plural(without, 'video')} without a class" if without else ""
-    return f"classes come from subfolders or labels.csv{rest}"
-
-
-def _plain(reason: str) -> str:
-    """A reason with ffmpeg's common messages explained."""
-    for prefix, default in ((_REJECTED, "cannot be decoded"), (_NOTE, "warning of the decoder")):
-        if prefix in reason:
-            own, _, message = reason.partition(prefix)
-            meanings = (meaning for pattern, meaning in _MEANINGS.items() if re.search(pattern, message))
-            return f"{own}{next(meanings, default)} (ffmpeg: {message})"
-    return reason
-
-
-def _counts(counts: dict[str, int], most: int = 8) -> list[str]:
-    rows = [f"{n:8d}  {_plain(reason)}" for reason, n in list(counts.items())[:most]]
-    rest = sum(list(counts.values())[most:])
-    return rows + ([f"{rest:8d}  other"] if rest else [])
+def _meaning(reason: str) -> str:
+    """What a common message of ffmpeg means."""
+    return next((f" ({said})" for pattern, said in _MEANINGS.items() if re.search(pattern, reason)), "")

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import shutil
 import socket
 import tempfile
-from collections.abc import Sequence
 from dataclasses import astuple
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
 from gdt.common.errors import UserError
-from gdt.common.files import is_disk_full, open_regular
+from gdt.common.files import is_disk_full
 from gdt.pipeline.shards.statistics import mel_sums
 from gdt.pipeline.shards.writer import VideoRecord, write_shard
 from gdt.preprocess.datasets.listing import Words, size_of
@@ -30,117 +27,31 @@ PROGRESS = "gdt-preprocess"
 """Dask topic of the number of videos just done."""
 
 
-class ChangedVideo(NamedTuple):
-    """A video of a task that has changed since it was listed."""
-
-    number: int
-    """Index in the task."""
-    size: int
-    """As seen by `host`."""
-    host: str
-
-
-def make_shard(task: ShardTask) -> list[ChangedVideo]:
-    """Decode the videos of one shard and write it; returns the videos that changed since they were listed.
-
-    If a video has changed since it was listed, or changes during decoding, no shard is written. In the last attempt
-    such videos are rejected instead, and the next run makes the shard again.
-    """
-    states = [_file_state(video.path) for video in task.videos]
-    changed = [
-        ChangedVideo(k, state.size, socket.gethostname())
-        for k, (state, size) in enumerate(zip(states, task.sizes, strict=False))
-        if state.size != size
-    ]
-    if changed and (not task.last or any(video.size < 0 for video in changed)):
-        return changed
+def make_shard(task: ShardTask) -> None:
+    """Decode the videos of one shard and write it. Raises UserError if the machine, not a video, is at fault."""
     try:
         with tempfile.TemporaryDirectory(prefix=f".{task.path.stem}-", dir=task.path.parent) as folder:
-            return _make_shard(task, Path(folder), states, {video.number for video in changed})
+            _make_shard(task, Path(folder))
     except OSError as error:
-        explained = explain_full_disk(error, task.path.parent)
-        if explained is error:
-            explained = UserError(f"cannot write {task.path}: {error}; fix this and run the same command again")
-        raise explained from error
+        full = f"no space left on the disk of {task.path.parent}; free some"
+        what = full if is_disk_full(error) else f"cannot write {task.path}: {error}; fix this"
+        raise UserError(f"{what} and run the same command again: finished shards are kept") from error
 
 
-def make_planned_shard(task: tuple[int, ShardTask]) -> tuple[int, list[ChangedVideo]]:
-    """Call `make_shard` for a task with its index in the plan, and return the index too."""
-    shard, what = task
-    return shard, make_shard(what)
-
-
-def explain_full_disk(error: Exception, folder: Path) -> Exception:
-    """A UserError for a full disk; any other error as it is."""
-    if not is_disk_full(error):
-        return error
-    return UserError(
-        f"no space left on the disk of {folder}; free some and run the same command again: finished shards are kept"
-    )
-
-
-class _FileState(NamedTuple):
-    """Size and time of a file, to detect writes."""
-
-    size: int
-    modified: int = 0
-    """Nanoseconds."""
-
-
-def _file_state(path: Path) -> _FileState:
-    size = size_of(path)
-    try:
-        return _FileState(size, path.stat().st_mtime_ns if size > 0 else 0)
-    except OSError:
-        return _FileState(-1)
-
-
-def _read_error(path: Path) -> str:
-    """The error that prevents reading the file; empty if it can be read."""
-    left = size_of(path)
-    if left <= 0:  # some system files report size 0 but are endless
-        return ""
-    try:
-        with open_regular(path) as file:
-            while left > 0 and (data := file.read(min(left, 1 << 24))):
-                left -= len(data)
-    except OSError as error:
-        return error.strerror or str(error)
-    except UserError as error:
-        return str(error)
-    return ""
-
-
-def _make_shard(task: ShardTask, folder: Path, states: Sequence[_FileState], unstable: set[int]) -> list[ChangedVideo]:
-    """Make the shard in `folder`; `unstable` are the indices of videos to reject because they changed."""
+def _make_shard(task: ShardTask, folder: Path) -> None:
     from distributed import get_worker
 
     records: list[VideoRecord] = []
     rejected: list[dict[str, str]] = []
-    unreadable = 0
     pixels, mels = np.zeros((3, 3), np.int64), np.zeros(3, np.int64)
     for group in groups(task.videos):
         first = len(records) + len(rejected)
-        numbers = range(first, first + len(group))
-        targets = [Target.within(folder / str(number), task.videos[number]) for number in numbers]
-        for number, target, output in zip(numbers, targets, extract_group(targets, task.extraction), strict=True):
-            path, reason = target.video.path, ""
+        targets = [Target.within(folder / str(first + k), video) for k, video in enumerate(group)]
+        for target, output in zip(targets, extract_group(targets, task.extraction), strict=True):
             try:
                 record, sums = _record(target, output, task.extraction)
             except Rejected as error:
-                reason = str(error)
-                if failure := _read_error(path):
-                    reason, unreadable = f"it cannot be read ({failure})", unreadable + 1
-                    unstable.add(number)
-            if task.sizes and _file_state(path) != states[number]:
-                reason = f"it is still being written ({size_of(path)} bytes now)"
-                unstable.add(number)
-            elif number in unstable:
-                reason = reason or f"it changed after it was listed ({states[number].size} bytes now)"
-            if number in unstable and not task.last:
-                return [ChangedVideo(number, size_of(path), socket.gethostname())]
-            if reason:
-                rejected.append({"id": target.video.id, "path": os.path.relpath(path, task.source), "reason": reason})
+                rejected.append({"id": target.video.id, "reason": str(error)})
                 shutil.rmtree(target.jpeg.parent)
             else:
                 records.append(record)
@@ -148,15 +59,15 @@ def _make_shard(task: ShardTask, folder: Path, states: Sequence[_FileState], uns
                 pixels += pixel_sums(record.jpeg, record.sizes, every=task.extraction.fps)
         with contextlib.suppress(ValueError):  # without Dask
             get_worker().log_event(PROGRESS, len(group))
-    if unreadable == len(task.videos) > 1:
+    sizes = [size_of(video.path) for video in task.videos]
+    if all(now < 0 <= video.size for now, video in zip(sizes, task.videos, strict=True)):
         raise UserError(
-            f"none of the videos of {task} can be read: {rejected[0]['reason']}; check their disk, then run the same "
-            "command again: finished shards are kept"
+            f"{socket.gethostname()} sees none of the videos of {task}; mount their disk on every machine, then run "
+            "the same command again: finished shards are kept"
         )
-    content = "" if unstable else task.content  # matches no plan
-    notes = {"settings": json.dumps(dict(task.details)), "content": content}
+    unchanged = sizes == [video.size for video in task.videos]  # else the next run makes the shard again
+    notes = {"settings": json.dumps(dict(task.details)), "content": task.content if unchanged else ""}
     write_shard(task.path, records, {"pixels": pixels, "mels": mels}, folder, rejected, notes)
-    return []
 
 
 def _record(target: Target, output: Extracted | Rejected, settings: Extraction) -> tuple[VideoRecord, np.ndarray]:

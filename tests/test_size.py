@@ -14,8 +14,8 @@ from gdt.cli import COMMANDS
 from tests.conftest import ROOT
 
 LINES = {
-    "src": 472, "common": 641, "pipeline": 3725, "preprocess": 5085, "train": 2865, "eval": 6493, "benchmarks": 790,
-    "tests": 16450,
+    "src": 472, "common": 641, "pipeline": 3725, "preprocess": 3911, "train": 2865, "eval": 6493, "benchmarks": 790,
+    "tests": 15700,
 }  # fmt: skip
 """Lines of Python by folder."""
 WORDS, OPTIONS = 16_800, 142

@@ -104,7 +104,7 @@ def read_table(path: Path) -> tuple[Head, dict[str, np.ndarray]]:
 
 
 def read_rejected_of(path: Path) -> list[dict[str, str]]:
-    """The rejected videos of a shard: id, path below the source folder, reason. Raises UserError if it is damaged."""
+    """The rejected videos of a shard: id and reason. Raises UserError if it is damaged."""
     return [json.loads(row) for row in read_table(path)[1]["rejected"].tolist()]
 
 

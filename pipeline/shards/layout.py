@@ -74,7 +74,7 @@ SHARD: dict[str, Stored] = {
     **{f"video/{name}": stored for name, stored in COLUMNS.items()},
     "sums/pixels": Stored(np.int64, "[3, 3]: pixels, sum and sum of squares of each colour channel"),
     "sums/mels": Stored(np.int64, "[3]: log-mel values, sum and sum of squares in fixed point (statistics.py)"),
-    "rejected": Stored(str, "[n_rejected]: JSON of id, path and reason of each rejected video"),
+    "rejected": Stored(str, "[n_rejected]: JSON of id and reason of each rejected video"),
 }
 PARTS = ("frame", "mel", "text")
 """A video has a contiguous range of frames, log-mel rows and words; video/<part> holds its bounds."""
@@ -103,9 +103,8 @@ def shard_folder(dataset: str, named: Path | None = None) -> Path:
 
 def preprocess_command(folder: Path) -> str:
     """The command that makes the shards of a folder, with a placeholder for the videos."""
-    source = [] if folder.name == "synthetic" else ["--source", "VIDEOS"]
     elsewhere = [] if folder == shard_folder(folder.name) else ["--destination", folder]
-    return gdt_command("preprocess", "--dataset", folder.name, *source, *elsewhere)
+    return gdt_command("preprocess", "--dataset", folder.name, "--source", "VIDEOS", *elsewhere)
 
 
 def verify_hint(folder: Path) -> str:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Iterable, Mapping
-from functools import cached_property
 from operator import itemgetter
 from pathlib import Path
 
-from gdt.common.errors import UserError
 from gdt.pipeline.word2vec import digest, load
-from gdt.preprocess.captions.readers import Caption, open_text
+from gdt.preprocess.captions.readers import Caption
 from gdt.preprocess.datasets.listing import Words
 
 _TOKEN = re.compile(r"[^\W_]+(?:'[^\W_]+)*")  # letters and digits of any script, with apostrophes inside
@@ -25,25 +22,18 @@ class Vocabulary:
         self._stop_words = frozenset(word.lower() for word in stop_words)
 
     @staticmethod
-    def load(word2vec: Path, stop_words: Path | None = None) -> Vocabulary:
-        """Read a word2vec file (binary if it ends in .bin or .bin.gz, else text) and a file of stop words.
+    def load(word2vec: Path) -> Vocabulary:
+        """Read a word2vec file, binary if it ends in .bin or .bin.gz, else text; stop words are scikit-learn's.
 
-        Stop words are one per line, with comments after '#'; by default scikit-learn's English ones. The vectors are
-        read as float16 and freed: Google News (3 million words) takes 1.8 GB while it is read, and 0.4 GB after. Rows
-        are numbered as in gensim, without repeated words. Raises UserError if a file is missing or cannot be parsed.
+        The vectors are read as float16 and freed: Google News (3 million words) takes 1.8 GB while it is read, and
+        0.4 GB after. Rows are numbered as in gensim, without repeated words. Raises UserError if the file is missing or
+        cannot be parsed.
         """
-        stop = _stop_words(stop_words)  # first, since it fails fast
-        return Vocabulary(load(word2vec).key_to_index, stop)
+        from sklearn.feature_extraction.text import ENGLISH_STOP_WORDS
 
-    def __len__(self) -> int:
-        return len(self._rows)
+        return Vocabulary(load(word2vec).key_to_index, ENGLISH_STOP_WORDS)
 
-    @cached_property
-    def stop_digest(self) -> str:
-        """Hash of the stop words, 16 hex digits."""
-        return hashlib.sha256("\n".join(sorted(self._stop_words)).encode()).hexdigest()[:16]
-
-    @cached_property
+    @property
     def digest(self) -> str:
         """Hash of the words in order, 16 hex digits; it identifies the meaning of tokens."""
         return digest(self._rows)
@@ -69,18 +59,3 @@ class Vocabulary:
             start=[start for start, _, _ in spoken],
             end=[end for _, end, _ in spoken],
         )
-
-
-def _stop_words(path: Path | None) -> frozenset[str]:
-    if path is None:
-        from sklearn.feature_extraction.text import ENGLISH_STOP_WORDS
-
-        return frozenset(ENGLISH_STOP_WORDS)
-    words = set()
-    with open_text(path, "stop words") as file:
-        for number, line in enumerate(file.text(), start=1):
-            parts = line.partition("#")[0].split()
-            if len(parts) > 1:
-                raise UserError(f"line {number} of {path}: several words; write one stop word per line")
-            words.update(parts)
-    return frozenset(words)

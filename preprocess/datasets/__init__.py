@@ -27,7 +27,7 @@ def find(dataset: str, source: Path) -> DataSet:
     if dataset not in DATASETS:
         raise unknown("layout", dataset, DATASETS)
     entry = DATASETS[dataset]
-    if entry.generate is None and not source.is_dir():
+    if not source.is_dir():
         state = "is not a folder" if source.exists() else "does not exist"
         raise UserError(f"the source folder {source} {state}; set --source to the folder of your videos")
     return entry

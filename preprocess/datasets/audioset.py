@@ -38,8 +38,7 @@ def listing(source: Path) -> Iterator[Video | Missing]:
         raise incomplete(f"{source} has none of {', '.join(_SPLITS)}", TREE)
     classes = source / "class_labels_indices.csv"
     names = {} if is_missing(classes) else dict(read_csv(classes, ("mid", "display_name"), _class_name))
-    segments = youtube.by_youtube_id(segment for path in paths for segment in _segments(path, names))
-    return youtube.listing(source, segments, _name)
+    return youtube.listing(source, (segment for path in paths for segment in _segments(path, names)))
 
 
 def _class_name(row: Row) -> tuple[str, str]:
@@ -53,11 +52,6 @@ def _segments(path: Path, names: dict[str, str]) -> Iterator[Segment]:
         return Segment(row["YTID"], start, end, names.get(label, label), _SPLITS[path.name])
 
     return read_csv(path, _COLUMNS, segment, header=False)
-
-
-def _name(segment: Segment) -> str:
-    """The id as in AudioSet's strong labels, with the start in milliseconds."""
-    return f"{segment.youtube_id}_{round(1000 * segment.start)}"
 
 
 DATA = DataSet(listing, TREE)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from gdt.common.errors import UserError
 from gdt.common.files import open_regular
-from gdt.preprocess.datasets.listing import Missing, Video, incomplete, is_missing, unlisted, video_files
+from gdt.preprocess.datasets.listing import Missing, Video, incomplete, unlisted, video_files
 
 FOLDS = (1, 2, 3)
 
@@ -32,18 +32,13 @@ def find_lists(source: Path, name: str, tree: str) -> Path:
     raise incomplete(f"the folder {name} of the official splits is missing, in {source} or next to it", tree)
 
 
-def read_lines(path: Path, tree: str) -> Iterator[str]:
-    """The non-empty lines of an official list. Raises UserError if the file is missing, empty or not UTF-8."""
-    if is_missing(path):
-        raise incomplete(f"{path} of the official splits is missing", tree)
+def read_lines(path: Path) -> list[str]:
+    """The non-empty lines of an official list. Raises UserError if the file is missing or empty."""
     with open_regular(path) as file:
-        try:
-            text = file.read().decode("utf-8")
-        except UnicodeDecodeError as error:
-            raise UserError(f"{path} is not UTF-8 text: {error.reason}; copy or download it again") from error
-    if not text.strip():
+        lines = [line for line in file.read().decode(errors="replace").splitlines() if line.strip()]
+    if not lines:
         raise UserError(f"{path} is empty; copy or download it again")
-    return (line for line in text.splitlines() if line.strip())
+    return lines
 
 
 @dataclass

@@ -37,7 +37,7 @@ def _lines(lists: Path) -> Iterator[Line]:
     for name in classes:
         for fold in folds.FOLDS:
             path = lists / f"{name}_test_split{fold}.txt"
-            for line in folds.read_lines(path, TREE):
+            for line in folds.read_lines(path):
                 file, _, number = line.strip().rpartition(" ")
                 if number not in _SPLITS:
                     raise UserError(f"{path}: unknown line '{line}'; expected a file name and 0, 1 or 2")

@@ -32,7 +32,7 @@ def listing(source: Path) -> Iterator[Video | Missing]:
     if not paths:
         return map(_from_folders, folder.tree(source))
     rows = (row for path in paths for row in read_csv(path, _COLUMNS, _segment))
-    return youtube.listing(source, youtube.by_youtube_id(rows), _name)
+    return youtube.listing(source, rows)
 
 
 def _segment(row: Row) -> Segment:
@@ -40,10 +40,6 @@ def _segment(row: Row) -> Segment:
         row["youtube_id"], float(row["time_start"]), float(row["time_end"]),
         row.get("label", "").strip(), SPLITS[row["split"].strip().lower()],
     )  # fmt: skip
-
-
-def _name(segment: Segment) -> str:
-    return f"{segment.youtube_id}_{int(segment.start):06d}_{int(segment.end):06d}"
 
 
 def _from_folders(item: Video | Missing) -> Video | Missing:

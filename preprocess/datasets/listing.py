@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-
-import numpy as np
 
 from gdt.common.errors import UserError
 from gdt.common.files import is_regular, kind
@@ -56,6 +53,8 @@ class Video:
     """Words of the captions; None without captions or vocabulary."""
     columns: tuple[tuple[str, str], ...] = ()
     """Name and value of further columns of labels."""
+    size: int = -1
+    """Bytes of the file when it was listed; -1 if there was none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,13 +77,11 @@ class DataSet:
     """Where the videos, labels and splits of a data set are."""
 
     listing: Callable[[Path], Iterator[Video | Missing]]
-    """Yields the videos below a folder in a fixed order; a list of millions would not fit in memory."""
+    """Yields the videos below a folder in a fixed order."""
     tree: str
     """The expected files and folders, for messages."""
     needs_captions: bool = False
     """Whether videos and stretches without captions are skipped."""
-    generate: Callable[[Path, bool], None] | None = None
-    """Generates missing videos into a folder; the second argument is whether the user chose the folder."""
 
 
 def incomplete(what: str, tree: str) -> UserError:
@@ -97,18 +94,6 @@ def is_missing(path: Path) -> bool:
     return kind(path) == "missing"
 
 
-def key_of(name: str) -> int:
-    """A 64-bit hash of an id or a path; the probability of a collision among millions is one in a million."""
-    return int.from_bytes(hashlib.blake2b(name.encode(errors="surrogateescape"), digest_size=8).digest(), "little")
-
-
-def find_key(keys: np.ndarray, name: str) -> int | None:
-    """Index of the key of a name in sorted keys (uint64); None if absent."""
-    key = np.uint64(key_of(name))
-    index = int(np.searchsorted(keys, key))
-    return index if index < len(keys) and keys[index] == key else None
-
-
 def size_of(path: Path) -> int:
     """Bytes of a regular file; -1 for anything else (a FIFO, a broken link) and for inaccessible files."""
     try:
@@ -118,8 +103,8 @@ def size_of(path: Path) -> int:
     return status.st_size if is_regular(status) else -1
 
 
-def walk(root: Path) -> Iterator[tuple[str, list[str], list[str]]]:
-    """The folders below `root` in a fixed order: path, sorted names of subfolders, sorted names of files.
+def walk(root: Path) -> Iterator[tuple[str, list[str]]]:
+    """The folders below `root` in a fixed order, each with the sorted names of its files.
 
     Links are followed, and each folder is read once. Raises UserError for a folder that cannot be read.
     """
@@ -135,34 +120,18 @@ def walk(root: Path) -> Iterator[tuple[str, list[str], list[str]]]:
             continue
         seen.add(real)
         subfolders.sort()
-        yield folder, subfolders, sorted(names)
+        yield folder, sorted(names)
 
 
 def video_files(root: Path) -> Iterator[Path | Missing]:
     """Yield the paths below `root` with the suffix of a video, whatever kind of file they are, in the order of `walk`.
 
-    Yields Missing, with the path below `root` as id, for hidden files and folders with such a suffix.
+    Yields Missing, with the path below `root` as id, for hidden ones.
     """
-    for folder, subfolders, names in walk(root):
-        # its target may be a folder on a disk that is not mounted
-        for name in (name for name in names if "." not in name and _is_broken_link(Path(folder, name))):
-            yield _unused(Path(folder, name), root, "it is a broken link")
-        for name in filter(_has_video_suffix, subfolders):
-            yield _unused(Path(folder, name), root, "it is a folder, not a file")
-        for name in filter(_has_video_suffix, names):
-            if name.startswith("."):
-                yield _unused(Path(folder, name), root, "it is hidden: its name begins with a dot")
-            else:
-                yield Path(folder, name)
-
-
-def _has_video_suffix(name: str) -> bool:
-    return Path(name).suffix.lower() in SUFFIXES or name.lower() in SUFFIXES
-
-
-def _is_broken_link(path: Path) -> bool:
-    return path.is_symlink() and not path.exists()
-
-
-def _unused(path: Path, root: Path, reason: str) -> Missing:
-    return Missing(str(path.relative_to(root)), reason, path)
+    for folder, names in walk(root):
+        for path in (Path(folder, name) for name in names):
+            if path.name.startswith("."):
+                if Path(f"x{path.name}").suffix.lower() in SUFFIXES:
+                    yield Missing(str(path.relative_to(root)), "it is hidden: its name begins with a dot", path)
+            elif path.suffix.lower() in SUFFIXES:
+                yield path

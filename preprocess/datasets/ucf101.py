@@ -34,7 +34,7 @@ def _lines(lists: Path) -> Iterator[Line]:
     for fold in folds.FOLDS:
         for split in ("train", "test"):
             path = lists / f"{split}list{fold:02d}.txt"
-            for line in folds.read_lines(path, TREE):
+            for line in folds.read_lines(path):
                 if (found := _LINE.fullmatch(line)) is None:
                     raise UserError(
                         f"{path}: unknown line '{line}'; expected lines such as Archery/v_Archery_g01_c01.avi 1"

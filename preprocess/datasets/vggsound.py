@@ -27,17 +27,12 @@ def listing(source: Path) -> Iterator[Video | Missing]:
     path = source / "vggsound.csv"
     if is_missing(path):
         raise incomplete(f"{path} is missing", TREE)
-    segments = youtube.by_youtube_id(read_csv(path, _COLUMNS, _segment, header=False))
-    return youtube.listing(source, segments, _name)
+    return youtube.listing(source, read_csv(path, _COLUMNS, _segment, header=False))
 
 
 def _segment(row: Row) -> Segment:
     start = float(row["start_seconds"])
     return Segment(row["youtube_id"], start, start + _SECONDS, row["label"].strip(), SPLITS[row["split"].strip()])
-
-
-def _name(segment: Segment) -> str:
-    return f"{segment.youtube_id}_{int(segment.start):06d}"
 
 
 DATA = DataSet(listing, TREE)

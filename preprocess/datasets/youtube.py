@@ -23,27 +23,22 @@ class Segment:
     split: str
     has_file: bool = False
 
-
-Segments = dict[str, tuple[Segment, ...]]
-"""The segments of each YouTube id, nearly always one."""
-
-
-def by_youtube_id(segments: Iterable[Segment]) -> Segments:
-    """All segments by YouTube id; csv files may repeat an id and start, and the last row counts."""
-    result: Segments = {}
-    for segment in segments:
-        others = (other for other in result.get(segment.youtube_id, ()) if other.start != segment.start)
-        result[segment.youtube_id] = (*others, segment)
-    return result
+    @property
+    def name(self) -> str:
+        """The id of its video if it has no file of its own, as files of Kinetics are named."""
+        return f"{self.youtube_id}_{int(self.start):06d}_{int(self.end):06d}"
 
 
-def listing(source: Path, segments: Segments, name: Callable[[Segment], str]) -> Iterator[Video | Missing]:
+def listing(source: Path, rows: Iterable[Segment]) -> Iterator[Video | Missing]:
     """Yield the files below `source` with the label and split of their segments, then the segments without a file.
 
     A file named by the bare id may be the original video: it gets the times to cut out, and stands for every segment
-    of its id without a file of its own. `name` gives the id of a segment without a file of its own. A file without a
-    segment is left out.
+    of its id without a file of its own. A file without a segment is left out. Of rows with the same id and start, the
+    last counts.
     """
+    segments: dict[str, list[Segment]] = {}
+    for row in {(row.youtube_id, row.start): row for row in rows}.values():
+        segments.setdefault(row.youtube_id, []).append(row)
     originals: list[tuple[Path, Segment]] = []
     for video in folder.tree(source):
         if isinstance(video, Missing):
@@ -51,7 +46,7 @@ def listing(source: Path, segments: Segments, name: Callable[[Segment], str]) ->
             continue
         path = video.path
         youtube_id, start = parse_name(path.stem)
-        candidates = segments.get(youtube_id, ())
+        candidates = segments.get(youtube_id, [])
         if start is None and len(candidates) > 1:
             originals += [(path, segment) for segment in candidates]  # some may turn out to have files of their own
         elif segment := _match(candidates, start):
@@ -63,9 +58,9 @@ def listing(source: Path, segments: Segments, name: Callable[[Segment], str]) ->
     for path, segment in originals:
         if not segment.has_file:
             segment.has_file = True
-            yield Video(name(segment), path, segment.label, segment.split, segment=(segment.start, segment.end))
+            yield Video(segment.name, path, segment.label, segment.split, segment=(segment.start, segment.end))
     for segment in (segment for several in segments.values() for segment in several if not segment.has_file):
-        yield Missing(name(segment), "listed in the official annotations, but there is no such file")
+        yield Missing(segment.name, "listed in the official annotations, but there is no such file")
 
 
 # An id is any 11 of these characters: it may contain or begin with what looks like a separator or a number. Times are

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from gdt.common.errors import UserError
+from gdt.common.errors import UserError, require_positive
 from gdt.common.streams import Stream, generator, seed_sequence
 from gdt.preprocess.synthetic import drawing
 from gdt.preprocess.synthetic.actions import ACTIONS, Array, Motion, Sound, Tempo
@@ -58,16 +58,13 @@ class Synthetic:
     """Actions of a training video, 1 to 3, of equal length. With several, training videos have no class."""
 
     def __post_init__(self) -> None:
-        checks = {
-            f"--classes is {self.classes}; it must be 1 to {len(ACTIONS)}": 1 <= self.classes <= len(ACTIONS),
-            f"--seconds is {self.seconds}; it must be above 0": self.seconds > 0,
-            f"--identity is {self.identity}; it must be 0 to 1": 0 <= self.identity <= 1,
-            f"--actions-per-video is {self.actions_per_video}; it must be 1 to 3": 1 <= self.actions_per_video <= 3,
-        }
-        for name in (*SPLITS, "seed"):
-            checks[f"--{name} is {getattr(self, name)}; it must be 0 or more"] = getattr(self, name) >= 0
-        if problems := [message for message, passed in checks.items() if not passed]:
-            raise UserError("; ".join(problems))
+        require_positive(self, "", "classes", most=len(ACTIONS))
+        require_positive(self, "", "actions_per_video", most=3)
+        require_positive(self, "", *SPLITS, "seed", least=0)
+        if not (self.seconds > 0 and 0 <= self.identity <= 1):
+            raise UserError(
+                f"--seconds is {self.seconds} and --identity {self.identity}; they must be above 0, and from 0 to 1"
+            )
 
     @property
     def actions(self) -> tuple[str, ...]:
@@ -86,33 +83,22 @@ class Synthetic:
 
 @dataclass(frozen=True)
 class Scene:
-    """Everything random about one video, except noise."""
+    """Everything random about one video, except noise; numbers are from 0 to 1 unless they are signed."""
 
-    actions: tuple[tuple[str, Tempo], ...]
-    """One after another, each as long as the others, with their tempi."""
-    identity: tuple[float, float]
-    """Hue and pitch, then brightness of colour and tone; each 0 to 1."""
-    strength: float
-    """Of the identity."""
+    actions: tuple[tuple[str, Tempo], ...]  # one after another, each as long as the others, with their tempi
+    identity: tuple[float, float]  # hue and pitch, then brightness of colour and tone
+    strength: float  # of the identity
     actor: drawing.Thing
     distractors: tuple[drawing.Thing, ...]
-    hue: float
-    """Of the actor."""
-    reach: float
-    """Factor of the actor's excursions; negative values mirror them horizontally."""
-    texture: float
-    """Of the background, coarse (0) to fine (1)."""
+    hue: float  # of the actor
+    reach: float  # factor of the actor's excursions; negative values mirror them horizontally
+    texture: float  # of the background, coarse to fine
     background_colours: Array
-    pitch: float
-    """0 to 1, low to high."""
-    timbre: float
-    """0 to 1, pure to bright."""
-    ambience: float
-    """0 to 1, dark rumble to hiss."""
-    seeds: tuple[np.random.SeedSequence, ...]
-    """Of the noise in video, audio and text."""
-    drone: np.random.Generator
-    """Of the drone's harmonics; used once."""
+    pitch: float  # low to high
+    timbre: float  # pure to bright
+    ambience: float  # dark rumble to hiss
+    seeds: tuple[np.random.SeedSequence, ...]  # of the noise in video, audio and text
+    drone: np.random.Generator  # of the drone's harmonics; used once
 
     def moments(self, times: drawing.Times, seconds: float) -> npt.NDArray[np.intp]:
         """Index of the action at each of `times` [N], in seconds."""

@@ -78,7 +78,7 @@ def make_shards(
 
     full = _with(Preprocess(dataset, Path(source), None if destination is None else Path(destination)), settings)
     if full.dry_run:
-        raise UserError("dry_run is for the command only; use 'gdt preprocess --dry-run' to estimate time and size")
+        raise UserError("dry_run is for the command only; use 'gdt preprocess --dry-run' to count the videos")
     summary = run(full)
     return Preprocessed(summary.index.folder, summary.videos, summary.kept, summary.reasons)
 

@@ -14,7 +14,6 @@ from tests.conftest import ROOT
 ELSEWHERE = {
     "common/streams.py": "here",
     "pipeline/clips.py": "evaluation, which draws nothing",
-    "preprocess/estimate.py": "the videos that --dry-run times",
     "preprocess/synthetic/moments.py": "the content of generated videos, whose seeds are part of the data set",
 }
 """Files that make generators of numpy, and for what."""

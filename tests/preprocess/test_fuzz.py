@@ -92,7 +92,7 @@ def test_damaged_files_are_kept_or_rejected_with_a_reason(originals: list[Path],
     left_out = 0
     for number, videos in enumerate(batches(originals, tmp_path, size=50)):
         path = tmp_path / f"shard-{number:06d}.h5"
-        make_shard(ShardTask(path, videos, SETTINGS, tmp_path, "content"))
+        make_shard(ShardTask(path, videos, SETTINGS, {}))
         assert problems(path) == []
         rejected = read_rejected_of(path)
         assert all(row["reason"].strip() for row in rejected)

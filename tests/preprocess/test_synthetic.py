@@ -19,7 +19,7 @@ from gdt.common.errors import UserError
 from gdt.preprocess.synthetic import Synthetic, generate
 from gdt.preprocess.synthetic.actions import ACTIONS
 from gdt.preprocess.synthetic.drawing import SAMPLE_RATE
-from gdt.preprocess.synthetic.files import GROUP, MARKER, UNFINISHED, run_ffmpeg
+from gdt.preprocess.synthetic.files import GROUP, MARKER
 from gdt.preprocess.synthetic.moments import FPS, SIZE, SPLITS, Video, captions, draw_scene, picture, sound
 
 # More videos than one ffmpeg process takes, so that two workers share them.
@@ -102,12 +102,11 @@ def test_an_incomplete_set_is_completed(made: Path, tmp_path: Path) -> None:
     half = tmp_path / "set"
     settings = replace(SMALL, train=2)
     generate(half, settings, workers=1, progress=False)
-    (half / MARKER).rename(half / (MARKER + UNFINISHED))
     (half / "captions.json").unlink()
     kept, *lost = sorted(half.rglob("*.mp4"))
     for path in lost[::2]:
-        path.rename(path.with_name(path.name + UNFINISHED))
-    lost[0].with_name(lost[0].name + UNFINISHED).write_bytes(b"cut short")
+        path.rename(path.with_name(f"{path.name}.partial"))
+    lost[0].with_name(f"{lost[0].name}.partial").write_bytes(b"cut short")
     before = kept.stat().st_mtime_ns
     generate(half, settings, workers=1, progress=False)
     assert kept.stat().st_mtime_ns == before
@@ -115,7 +114,7 @@ def test_an_incomplete_set_is_completed(made: Path, tmp_path: Path) -> None:
     videos = {name: data for name, data in contents(half).items() if name.endswith(".mp4")}
     assert len(videos) == (2 + 1 + 1) * SMALL.classes
     assert all(expected[name] == data for name, data in videos.items())
-    assert (half / MARKER).exists() and not list(half.rglob("*" + UNFINISHED))
+    assert (half / MARKER).exists() and not list(half.rglob("*.partial"))
 
 
 def test_other_settings_are_refused(made: Path, tmp_path: Path) -> None:
@@ -127,23 +126,16 @@ def test_other_settings_are_refused(made: Path, tmp_path: Path) -> None:
 
 
 def test_wrong_settings_are_refused() -> None:
-    with pytest.raises(UserError, match="--classes is 11; it must be 1 to 10"):
+    with pytest.raises(UserError, match="--classes is 11; it must be 10 or less"):
         Synthetic(classes=11)
-    with pytest.raises(
-        UserError, match=r"--identity is 1.5; it must be 0 to 1; --actions-per-video is 4; it must be 1"
-    ):
-        Synthetic(identity=1.5, actions_per_video=4)
+    with pytest.raises(UserError, match="--identity 1.5; they must be above 0, and from 0 to 1"):
+        Synthetic(identity=1.5)
 
 
 def test_missing_ffmpeg_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UserError, match="ffmpeg is not installed; install it with"):
         generate(tmp_path / "set", replace(SMALL, train=1), workers=1, progress=False)
-
-
-def test_failing_ffmpeg_is_quoted() -> None:
-    with pytest.raises(UserError, match=r"(?s)exit status.*nowhere.mp4: No such file"):
-        run_ffmpeg(["ffmpeg", "-v", "error", "-i", "nowhere.mp4"])
 
 
 def test_the_command_makes_the_same_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

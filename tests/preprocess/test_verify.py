@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from gdt.common.errors import UserError
-from gdt.common.lock import is_locked, locked
+from gdt.common.lock import locked
 from gdt.pipeline.shards import container
 from gdt.preprocess import verify as module
 from gdt.preprocess.stage import Preprocess, run
@@ -50,7 +50,7 @@ def test_every_flipped_bit_is_found(copy: Path, name: str) -> None:
             container.check(path)
         flip(path, place, bit)
     flip(path, places[0])
-    assert {name: found.state for name, found in verify(Verify(shards=copy)).items()} == {name: "damaged"}
+    assert [(name, module.is_damaged(found)) for name, found in verify(Verify(shards=copy)).items()] == [(name, True)]
 
 
 def test_command_names_and_removes_damage_and_preprocessing_rebuilds(
@@ -65,11 +65,11 @@ def test_command_names_and_removes_damage_and_preprocessing_rebuilds(
     done = command("verify", "--shards", copy)
     assert done.returncode == 2 and "Traceback" not in done.stderr
     assert f"{flipped}: checksum mismatch\n" in done.stderr and f"{cut}: it has" in done.stderr
-    assert "2 files damaged: " in done.stderr and flipped.exists()
+    assert "something is wrong with 2 files in " in done.stderr and flipped.exists()
     assert command("verify", "--shards", copy, "--remove").returncode == 2
     assert not flipped.exists() and not cut.exists()
     done = command("verify", "--shards", copy)
-    assert done.stderr.count("it is missing") == 2 and "--remove" not in done.stderr
+    assert done.stderr.count("No such file") == 2 and "--remove" not in done.stderr
     assert run(Preprocess("synthetic", synthetic, copy, videos_per_shard=16)).shards_made == 2
     assert digests(copy) == digests(shards)
 
@@ -85,16 +85,14 @@ def test_a_damaged_index_is_rebuilt(command: Run, copy: Path, synthetic: Path) -
 def test_an_unfinished_data_set_is_checked(command: Run, copy: Path) -> None:
     (copy / "index.h5").unlink()
     done = command("verify", "--shards", copy)
-    assert done.returncode == 2 and "index.h5: it is missing: preprocessing is unfinished" in done.stderr
+    assert done.returncode == 2 and "index.h5: No such file" in done.stderr
     with locked(copy):  # as during a run
-        done = command("verify", "--shards", copy)
-        assert done.returncode == 0 and "3 finished shards were checked" in done.stdout, done.stderr
         flip(copy / "shard-000001.h5", 9000)
         done = command("verify", "--shards", copy)
         assert done.returncode == 2 and "shard-000001.h5: checksum mismatch" in done.stderr
         done = command("verify", "--shards", copy, "--remove")
         assert done.returncode == 2 and "run is writing to" in done.stderr
-    assert len(list(copy.glob("shard-*.h5"))) == 3 and not is_locked(copy)
+    assert len(list(copy.glob("shard-*.h5"))) == 3
 
 
 def test_no_shards_is_one_sentence_and_creates_no_folder(command: Run, tmp_path: Path) -> None:
@@ -113,9 +111,9 @@ def test_unreadable_shards_are_never_removed(
 
     before = names(copy)
     monkeypatch.setattr(module.container, "check", fail)
-    with pytest.raises(UserError, match=r"^3 files not checked, and kept: check the disk"):
+    with pytest.raises(UserError, match=r"^something is wrong with 3 files in .*; the same preproc"):
         module.command(Verify(shards=copy, remove=True))
-    assert "shard-000002.h5: it cannot be read (Input/output error)" in capsys.readouterr().err
+    assert "shard-000002.h5: Input/output error" in capsys.readouterr().err
     assert names(copy) == before
 
 
@@ -131,7 +129,6 @@ def test_shards_of_another_version_are_named_and_kept(
     done = command("verify", "--shards", copy, "--remove")
     assert done.returncode == 2 and names(copy) == before
     assert "shard-000001.h5: it has schema 9 but this version reads schema 3" in done.stderr
-    assert "error: 1 file of another version: rebuild the shards in another folder" in done.stderr
 
 
 def test_a_stray_shard_is_kept(command: Run, copy: Path, synthetic: Path) -> None:
@@ -139,7 +136,7 @@ def test_a_stray_shard_is_kept(command: Run, copy: Path, synthetic: Path) -> Non
         file["video/silence"][3] = 2
     done = command("verify", "--shards", copy, "--remove")
     assert done.returncode == 2 and "it is not the shard that the index was made from" in done.stderr
-    assert "remove" not in done.stderr and "rebuilds the index" in done.stderr
+    assert "remove" not in done.stderr
     assert run(Preprocess("synthetic", synthetic, copy, videos_per_shard=16)).shards_made == 0
     assert command("verify", "--shards", copy).returncode == 0
 
@@ -156,13 +153,13 @@ def test_printed_advice_works(copy: Path) -> None:
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     verifying = [sys.executable, "-m", "gdt", "verify", "--shards", folder]
     done = subprocess.run(verifying, capture_output=True, text=True, env=environment)
-    assert done.returncode == 2 and "then the same preprocessing command as before rebuilds them" in done.stderr
+    assert done.returncode == 2 and "the same preprocessing command as before rebuilds" in done.stderr
     advice = re.search(r"`\S*gdt (.*)`", done.stderr)[1]
     assert shlex.split(advice) == ["verify", "--shards", str(folder), "--remove"]
     done = subprocess.run(
         f"{sys.executable} -m gdt {advice}", shell=True, capture_output=True, text=True, env=environment
     )
-    assert done.returncode == 2 and "damaged and removed: the same" in done.stderr and not path.exists()
+    assert done.returncode == 2 and "damaged ones were removed; the same" in done.stderr and not path.exists()
 
 
 def test_non_files_are_named_and_the_rest_checked(command: Run, copy: Path) -> None:
@@ -173,7 +170,7 @@ def test_non_files_are_named_and_the_rest_checked(command: Run, copy: Path) -> N
     before = names(copy)
     done = command("verify", "--shards", copy, "--remove")
     assert done.returncode == 2 and "Traceback" not in done.stderr
-    for number, what in ((5, "it cannot be read (not a file)"), (7, "it is missing"), (8, "it cannot be read (not a")):
+    for number, what in ((5, "not a file"), (7, "No such file"), (8, "not a file")):
         assert f"shard-00000{number}.h5: {what}" in done.stderr
     assert "shard-000001.h5: checksum mismatch" in done.stderr
     assert sorted([*names(copy), "shard-000001.h5"]) == before

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import os
 import pickle
 from pathlib import Path
 
@@ -12,7 +11,6 @@ import numpy as np
 import pytest
 
 from gdt.common.errors import UserError
-from gdt.preprocess.captions import readers
 from gdt.preprocess.captions.readers import Caption
 from gdt.preprocess.captions.words import Vocabulary
 from gdt.preprocess.datasets.listing import Words
@@ -40,7 +38,6 @@ def rows(vocabulary: Vocabulary, text: str) -> list[int]:
 def test_text_and_binary_files_give_the_same_rows(word2vec: Path) -> None:
     loaded = [Vocabulary.load(word2vec.with_name(f"vectors.{suffix}")) for suffix in ("txt", "bin", "bin.gz")]
     for vocabulary in loaded:
-        assert len(vocabulary) == len(WORDS)
         assert rows(vocabulary, " ".join(WORDS)) == [0, 1, 2, 3, 5, 6]  # well, the and until are stop words
     assert len({vocabulary.digest for vocabulary in loaded}) == 1
 
@@ -61,37 +58,6 @@ def test_words_are_letters_digits_and_inner_apostrophes(word2vec: Path) -> None:
     assert rows(vocabulary, "... - '' _ \u266a") == []
 
 
-def test_stop_words_of_a_file(word2vec: Path, tmp_path: Path) -> None:
-    (tmp_path / "stop.txt").write_text("# ours\n\nSTIR  # both spellings\r\ndon't\n")
-    vocabulary = Vocabulary.load(word2vec, tmp_path / "stop.txt")
-    assert rows(vocabulary, "Stir stir don't the well until") == [7, 4, 8]
-    (tmp_path / "stop.txt").write_text("a\nthe until\n")
-    with pytest.raises(UserError, match="line 2 of .*stop.txt: several words; write one stop word per line"):
-        Vocabulary.load(word2vec, tmp_path / "stop.txt")
-    (tmp_path / "stop.txt").write_bytes(b"\xe9\n")
-    with pytest.raises(UserError, match="stop.txt is not UTF-8 text"):
-        Vocabulary.load(word2vec, tmp_path / "stop.txt")
-    with pytest.raises(UserError, match="cannot read .*none.txt: No such file or directory"):
-        Vocabulary.load(word2vec, tmp_path / "none.txt")
-
-
-def test_an_endless_stop_word_is_refused(word2vec: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(readers, "_MAX_BYTES", 1 << 20)
-    (tmp_path / "stop.txt").write_text("a" * 2_000_000)
-    with pytest.raises(UserError, match=r"stop.txt holds more than 1 MB of stop words \(after reading 1"):
-        Vocabulary.load(word2vec, tmp_path / "stop.txt")
-
-
-@pytest.mark.timeout(20)
-def test_words_that_are_not_in_regular_files_are_refused(word2vec: Path, tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "fifo")
-    (tmp_path / "fifo.bin").symlink_to("fifo")
-    with pytest.raises(UserError, match="fifo is a FIFO, not a file"):
-        Vocabulary.load(word2vec, tmp_path / "fifo")
-    with pytest.raises(UserError, match="the word2vec file .*fifo.bin is a FIFO; download one"):
-        Vocabulary.load(tmp_path / "fifo.bin")
-
-
 def test_a_caption_gives_its_words_equal_shares_of_its_time(word2vec: Path) -> None:
     vocabulary = Vocabulary.load(word2vec)
     words = vocabulary.words(
@@ -107,8 +73,7 @@ def test_words_of_real_captions(word2vec: Path, real: Path, tmp_path: Path) -> N
     source.mkdir()
     (source / "youcook2.csv").write_bytes((real / "captions" / "youcook2_validation.csv").read_bytes())
     vocabulary = Vocabulary({"lemon": 0, "juice": 1, "salt": 2}, ["and"])
-    with find(source) as captions:
-        words = vocabulary.words(captions.get("xHr8X2Wpmno"))
+    words = vocabulary.words(find(source).get("xHr8X2Wpmno"))
     first = words.start.index(67 + 22 / 11)  # "combine lemon juice sumac garlic salt and oil in a bowl", 67 to 89 s
     assert words.token[first : first + 3] == [0, 1, 2]
     assert words.start[first : first + 3] == pytest.approx([69, 71, 77])
@@ -118,28 +83,17 @@ def test_words_of_real_captions(word2vec: Path, real: Path, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("none.txt", None, "the word2vec file .*none.txt does not exist; download one"),
-        ("folder", None, "the word2vec file .*folder is a folder"),
-        ("a.kv", b"", "a.kv is a pickle, .*, and is not accepted; save the vectors with gensim's save_word2vec_format"),
-        ("a.model", b"", "a.model is a pickle"),
-        ("a.bin", pickle.dumps([1]), "a.bin is a pickle"),
-        ("a.txt", b"", "a.txt cannot be read as a text word2vec file .*; binary files must end in .bin"),
-        ("a.txt", b"word 0.1 0.2 0.3\n", "a.txt cannot be read as a text word2vec file .*the first line must hold"),
-        ("a.txt", b"2 3\na 1 2 3\n", "unexpected end of input"),
-        ("a.txt", b"1 3\na 1 2\n", "cannot be read as a text"),
+        ("none.txt", None, "none.txt cannot be read as a text word2vec file .*No such file"),
+        ("a.kv", b"", "a.kv cannot be read as a text .*it is a pickle, which can run code; save it with gensim's save"),
+        ("a.bin", pickle.dumps([1]), "it is a pickle"),
+        ("a.txt", b"", "a.txt cannot be read as a text word2vec file .*; binary files, .*, must end in .bin"),
         ("a.txt", b"1 3\na 1 2 x\n", "cannot be read as a text"),
-        ("a.txt", b"1 3\n\xe9 1 2 3\n", "cannot be read as a text .*utf-8"),
-        ("a.txt", b"999999999999 999999\na 1\n", "cannot be read as a text"),
-        ("a.txt", b"-1 3\n", "cannot be read as a text|has no words"),
         ("a.txt", b"0 3\n", "the word2vec file .*a.txt has no words"),
         ("a.bin", b"2 3\nabc", "a.bin cannot be read as a binary word2vec file .*unexpected end of input"),
-        ("a.bin", b"1 3\na 1 2 3\n", "cannot be read as a binary"),
-        ("a.bin.gz", b"2 3\nabc", "cannot be read as a binary .*gzip"),
         ("a.bin.gz", gzip.compress(bytes(range(256)) * 99)[:-50], "cannot be read as a binary"),
     ],
 )  # fmt: skip
 def test_an_unexpected_word2vec_file_is_refused(tmp_path: Path, name: str, content: bytes | None, message: str) -> None:
-    (tmp_path / "folder").mkdir()
     if content is not None:
         (tmp_path / name).write_bytes(content)
     with pytest.raises(UserError, match=message):
@@ -148,5 +102,5 @@ def test_an_unexpected_word2vec_file_is_refused(tmp_path: Path, name: str, conte
 
 def test_gensims_own_files_are_refused(word2vec: Path) -> None:
     renamed = word2vec.with_name("vectors.kv").rename(word2vec.with_name("renamed.bin"))
-    with pytest.raises(UserError, match="renamed.bin is a pickle"):
+    with pytest.raises(UserError, match="it is a pickle"):
         Vocabulary.load(renamed)
