@@ -149,19 +149,6 @@ def models(settings: Downstream, first: Trained) -> Iterator[Model]:
         yield Model(name_of(path), path, trained, False)
 
 
-def checkpoints(first: Trained, paths: Sequence[Path]) -> list[Model]:
-    """The models at paths, without duplicates; `first` is the first. Names are made unique by a digest."""
-    loaded = [
-        Model(name_of(path), path, first if path == paths[0] else load_trained(path), False)
-        for path in dict.fromkeys(paths)
-    ]
-    names = [model.name for model in loaded]
-    return [
-        replace(model, name=f"{model.name} ({model.digest[:8]})") if names.count(model.name) > 1 else model
-        for model in loaded
-    ]
-
-
 def gallery_split(given: str, index: Index, query_split: str) -> str:
     """The split of the gallery: the given one, or by default train, or val if only that has labels."""
     if given:

@@ -327,7 +327,7 @@ def test_ablations_are_averaged_over_seeds_and_published_results_are_shown(runs:
         row.metrics["R@1"] = row.metrics["R@1"]._replace(value=value)
     write(folder / "demo" / "results.json", kept)
     page = Page(report(Report(folder, models=1)).read_text(encoding="utf-8"))
-    assert rows_of(page, folder / "demo")["row e: AV, TR ., TS .", "R@1"] == "37.5 (25.0-50.0)"
+    assert rows_of(page, folder / "demo")["row e: AV, TR ., TS .", "R@1"] == "37.5 (0.0-100.0)"
     (bars,) = (image for tag, image in page.tags if tag == "img" and "as bars" in str(image["alt"]))
     assert str(folder / "demo") in str(bars["alt"]) and str(bars["src"]).startswith("data:image/png;base64,")
     cells = rows_of(page, folder / "ucf")
