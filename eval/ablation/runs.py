@@ -49,7 +49,7 @@ def _run_all(runs: Sequence[Run], todo: Sequence[Run], jobs: int) -> None:
         return sum(min(run.steps, logged_steps(run.folder / METRICS)) for run in runs)
 
     total = sum(run.steps for run in runs)
-    with tqdm(total=total, initial=steps(), unit="step", desc="pretrain", mininterval=1.0) as bar:
+    with tqdm(total=total, initial=steps(), unit="step", desc="pretrain", mininterval=5.0) as bar:
         for run in run_parallel(todo, work, jobs, lambda: bar.update(steps() - bar.n)):
             metrics = next((each.metrics for each in run.records() if each.model == run.folder.name), {})
             first = next((f": {name} {metric.value:.1f} %" for name, metric in metrics.items()), "")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -93,19 +92,16 @@ def measure(trained: Trained, data: Data, settings: Factors) -> list[Row]:
     planner = Planner(index, order, clip, trained.settings.augmentation, settings)
     models = [trained.model, trained.untrained().model]
     layers = (TRUNK,) if trained.without_head else (TRUNK, EMBEDDING)
-    transformations = known(trained)
-    found: dict[str, list[tuple[str, Layers]]] = {name: [] for name in transformations}
-    for network in (name for name in trained.model.modalities if name != "text"):
-        trials = [trial for each in transformations.values() if (trial := planner.trial(each, network))]
-        for trial, features in zip(trials, extract(models, index, trials, clip, any_device()), strict=True):
-            found[trial.factor.name].append((network, features))
-    rows = []
-    for name, parts in found.items():
-        if isinstance(transformations[name], Modality):  # its values are the networks, comparable in embeddings only
+    networks = [name for name in trained.model.modalities if name != "text"]
+    rows: list[Row] = []
+    for factor in known(trained):
+        trials = [trial for network in networks if (trial := planner.trial(factor, network))]
+        parts = [(trial.network, extract(models, index, trial, clip, any_device())) for trial in trials]
+        if isinstance(factor, Modality):  # its values are the networks, comparable in embeddings only
             parts = [_joined(parts)] if len(parts) == 2 and EMBEDDING in layers else []
         for network, features in parts:
             for layer in (each for each in layers if each in features):
-                rows += _rows(name, network, layer, features[layer], settings.seed)
+                rows += _rows(factor.name, network, layer, features[layer], settings.seed)
     if not rows:
         raise UserError(
             f"no factor can be measured on {data.index.folder}: fewer than {FOLDS} videos of the split '{data.split}' "
@@ -114,42 +110,30 @@ def measure(trained: Trained, data: Data, settings: Factors) -> list[Row]:
     return sorted(rows, key=lambda row: row.measure, reverse=True)  # distances first
 
 
-def known(trained: Trained) -> dict[str, Transformation]:
-    """All transformations by name: those of the model's composition with their settings, the others with defaults."""
+def known(trained: Trained) -> list[Transformation]:
+    """All transformations: those of the model's composition with their settings, the others with defaults."""
     if trained.foreign is not None:
-        return {name: kind() for name, kind in TRANSFORMATIONS.items()}
+        return [kind() for kind in TRANSFORMATIONS.values()]
     varied = {factor.name: factor.transformation for factor in trained.settings.composition.factors}
-    return {name: kind() for name, kind in trained.settings.transformations.items()} | varied
+    return [varied.get(name) or kind() for name, kind in trained.settings.transformations.items()]
 
 
-def extract(
-    models: Sequence[GDT], index: Index, trials: Sequence[Trial], clip: Clip, device: torch.device
-) -> list[Layers]:
-    """Features of the trials of one network, from each of the models, which must be in evaluation mode.
+def extract(models: Sequence[GDT], index: Index, trial: Trial, clip: Clip, device: torch.device) -> Layers:
+    """Features of a trial from each of the models, which must be in evaluation mode; clips are loaded once for all.
 
-    The clips are loaded once for all models. Raises UserError if a shard is damaged.
+    Raises UserError if a shard is damaged.
     """
-    if not trials:
-        return []
-    network = trials[0].network
-    parts = [
-        [model.get_submodule(name).to(device) for name in (f"{network}_network", f"mlp_{network[0]}")]
-        for model in models
-    ]
+    names = f"{trial.network}_network", f"mlp_{trial.network[0]}"
+    parts = [[model.get_submodule(name).to(device) for name in names] for model in models]
 
     def forward(batch: Batch) -> list[Tensor]:
-        pooled = [trunk(batch.inputs[network]) for trunk, _ in parts]
+        pooled = [trunk(batch.inputs[trial.network]) for trunk, _ in parts]
         return [*pooled, *(head(values) for (_, head), values in zip(parts, pooled, strict=True))]
 
-    plans = chain.from_iterable(trial.plans() for trial in trials)
-    ends = np.cumsum([len(trial.leaves) for trial in trials])
-    bar = tqdm(total=int(ends[-1]), unit="clip", desc=network, mininterval=1.0, leave=False)
-    values = [np.split(rows, ends[:-1]) for rows in outputs(index, plans, clip, device, forward, bar)]
-    features = []
-    for number, trial in enumerate(trials):
-        each = [rows[number].reshape(*trial.shape, -1) for rows in values]
-        features.append({TRUNK: each[: len(models)], EMBEDDING: each[len(models) :]})
-    return features
+    what = f"{trial.factor.name}, {trial.network}"
+    bar = tqdm(total=len(trial.leaves), unit="clip", desc=what, mininterval=1.0, leave=False)
+    values = [rows.reshape(*trial.shape, -1) for rows in outputs(index, trial.plans(), clip, device, forward, bar)]
+    return {TRUNK: values[: len(models)], EMBEDDING: values[len(models) :]}
 
 
 def _joined(parts: Sequence[tuple[str, Layers]]) -> tuple[str, Layers]:
