@@ -44,10 +44,10 @@ class Metric(NamedTuple):
     def high(self) -> float:
         return self.interval[1]
 
-    def text(self, form: str = "{:.1f}", between: str = "-") -> str:
+    def text(self, form: str = "{:.1f}") -> str:
         """The value with its interval in brackets, each in this form."""
         value, low, high = map(form.format, (self.value, *self.interval))
-        return f"{value} ({low}{between}{high})"
+        return f"{value} ({low}-{high})"
 
 
 def share(correct: np.ndarray, chance: float) -> Metric:
@@ -73,15 +73,12 @@ def clustered(right: np.ndarray, chance: float, cross_validated: bool) -> Metric
     return Metric(100 * value, chance, max(1, round(independent)))
 
 
-def jackknife(whole: float, without: np.ndarray, least: float = -np.inf) -> Metric:
-    """A statistic of n videos with a jackknife interval (Student's t), given its values without each of them [n].
-
-    `least` is the lowest possible value.
-    """
+def jackknife(whole: float, without: np.ndarray) -> Metric:
+    """A statistic of n videos, 0 or more, with its jackknife interval (Student's t), given it without each [n]."""
     n = len(without)
     error = np.sqrt((n - 1) / n * ((without - without.mean()) ** 2).sum())
     half = float(stats.t.ppf(0.975, n - 1) * error)
-    return Metric(whole, answers=n, bounds=(max(least, whole - half), whole + half))
+    return Metric(whole, answers=n, bounds=(max(0.0, whole - half), whole + half))
 
 
 def over_seeds(metrics: Sequence[Metric]) -> Metric:

@@ -47,7 +47,7 @@ def relative_distance(features: np.ndarray) -> Metric:
         )
     total = between.sum()
     without = (within.sum() - within) / (n - 1) / ((total - 2 * between.sum(1)) / ((n - 1) * (n - 2)))
-    return jackknife(float(within.mean() / (total / (n * (n - 1)))), without, least=0.0)
+    return jackknife(float(within.mean() / (total / (n * (n - 1)))), without)
 
 
 def probe_accuracy(features: np.ndarray, seed: int) -> Metric:

@@ -69,7 +69,7 @@ class Planner:
         None if the factor does not change its inputs or has no values to set, or if too few videos are long enough.
         For the factor modality k is 1, since its values are the networks.
         """
-        k = self._values(factor)
+        k = _count(factor)
         probe = Leaves.plain(k, self.clip, self.index.bands)
         self._apply(factor, probe, network)
         if not isinstance(factor, Video | Modality | TimeShift) and not _differ(probe, network):
@@ -89,14 +89,9 @@ class Planner:
         self._apply(factor, leaves, network)
         return Trial(factor, network, starts.shape, leaves)
 
-    def _values(self, factor: Transformation) -> int:
-        if isinstance(factor, Choice) and not isinstance(factor, Modality):
-            return len(factor.values)
-        return {TimeShift: _THIRDS, Augment: _DRAWS}.get(type(factor), 1)
-
     def _apply(self, factor: Transformation, leaves: Leaves, network: str) -> None:
         """Apply the factor's values in turn, and nothing else."""
-        values = np.arange(len(leaves), dtype=np.int64) % self._values(factor)
+        values = np.arange(len(leaves), dtype=np.int64) % _count(factor)
         rng = generator(Stream.FACTOR_DRAWS, self.settings.seed)  # the same draws for every network
         crop = centred(self.augmentation.scale[0])
         leaves.modality[:] = MODALITIES.index(network)
@@ -105,6 +100,13 @@ class Planner:
             Augment(self.augmentation).act(leaves, values, rng)
         elif not isinstance(factor, Video | Modality | TimeShift):  # `trial` sets these
             factor.act(leaves, values, rng)
+
+
+def _count(factor: Transformation) -> int:
+    """Number of values that are compared; 1 if they cannot be set, or are the networks."""
+    if isinstance(factor, Choice) and not isinstance(factor, Modality):
+        return len(factor.values)
+    return {TimeShift: _THIRDS, Augment: _DRAWS}.get(type(factor), 1)
 
 
 def _starts(factor: Transformation, counts: np.ndarray, k: int) -> np.ndarray:
