@@ -62,13 +62,13 @@ class Model:
     def record(self, data: Data, settings: Any, queries: np.ndarray, **fields: Any) -> Record:
         """A record of this model on query videos (rows of the index); `fields` are the others of `Record`."""
         trained, (trained_on, seen) = self.trained, self.seen(data, queries)
-        if trained.step < trained.steps:
-            fields["notes"] = (f"its run had done {trained.step} of {trained.steps} steps", *fields.get("notes", ()))
+        unfinished = trained.step < trained.steps
         return Record(
             model=self.name, weights=self.digest, checkpoint=self.path, preset=RANDOM if self.random else trained.name,
             step=trained.step, seed=trained.settings.seed, trained_on=trained_on, seen=seen, queries=len(queries),
             pretraining=trained.settings, dataset=data.dataset, shards=data.index.folder, data=data.fingerprint,
-            query_split=data.split, settings=settings_of(settings), **fields,
+            query_split=data.split, settings=settings_of(settings),
+            notes=(f"its run had done {trained.step} of {trained.steps} steps",) if unfinished else (), **fields,
         )  # fmt: skip
 
 

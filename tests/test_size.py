@@ -14,11 +14,11 @@ from gdt.cli import COMMANDS
 from tests.conftest import ROOT
 
 LINES = {
-    "src": 474, "common": 662, "pipeline": 3681, "preprocess": 5085, "train": 2848, "eval": 7330, "benchmarks": 790,
-    "tests": 16760,
+    "src": 474, "common": 662, "pipeline": 3681, "preprocess": 5085, "train": 2848, "eval": 5796, "benchmarks": 790,
+    "tests": 16169,
 }  # fmt: skip
 """Lines of Python by folder."""
-WORDS, OPTIONS = 16_800, 142
+WORDS, OPTIONS = 16_800, 136
 
 
 def tracked(pattern: str) -> list[str]:
