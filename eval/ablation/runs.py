@@ -19,6 +19,7 @@ from gdt.eval.ablation.settings import Ablation
 from gdt.eval.drawing import save
 from gdt.eval.plots import bars
 from gdt.eval.processes import job_limit, run_command, run_parallel
+from gdt.eval.protocols import PROTOCOLS
 from gdt.eval.record import Record
 from gdt.eval.tables import Table, to_csv, with_notes, write_tables
 from gdt.train.run import METRICS
@@ -67,10 +68,10 @@ def logged_steps(log: Path) -> int:
 
 
 def _report(records: Sequence[Record], out: Path) -> str:
-    """Write the tables, one per label column, with and without text; returns those of the first metrics."""
-    groups: dict[tuple[str, str], list[Record]] = {}
-    for each in records:  # rows with text are evaluated on the videos with captions only
-        groups.setdefault((each.words, each.label), []).append(each)
+    """Write the tables, one per set of videos and label column; returns those of the first metrics."""
+    groups: dict[tuple[str, str, bool], list[Record]] = {}
+    for each in records:  # recall between modalities takes the videos with sound, or with captions
+        groups.setdefault((each.words, each.label, PROTOCOLS[each.protocol].labels), []).append(each)
     tables = [table_of(group) for group in groups.values()]
     write_tables(out, _text(tables), [table.lines for table in tables])
     write_text(out / "results.csv", to_csv(records))

@@ -278,14 +278,16 @@ def test_rows_with_one_seed_are_named_in_the_caption() -> None:
     assert first_metrics([ROW])[0].metrics == {"R@1": ROW.metrics["R@1"]}
 
 
-def test_rows_with_and_without_text_have_their_own_tables(tmp_path: Path) -> None:
-    """They are evaluated on other videos."""
+def test_results_on_other_videos_have_their_own_tables(tmp_path: Path) -> None:
+    """Rows with text, and recall between modalities."""
     rows = [
         replace(ROW, preset=preset, words=words, label="") for preset, words in (("e", ""), ("l", ""), ("three", "x"))
     ]
-    text = runs._report(rows, tmp_path)
-    plain, with_text = (part for part in text.split("\n\n") if "% on test" in part)
+    recall = replace(rows[1], protocol="cross-modal", queries=7, gallery=0, metrics={"video to audio R@1": metric(9.0)})
+    text = runs._report([*rows, recall], tmp_path)
+    plain, with_text, pairs = (part for part in text.split("\n\n") if "% on test" in part)
     assert "row e" in plain and "row l" in plain and "three" not in plain and "three: " in with_text
+    assert "row l" in pairs and "row e" not in pairs and "7 queries; " in text
 
 
 def test_steps_of_a_log_that_is_being_written(tmp_path: Path) -> None:
