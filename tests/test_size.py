@@ -14,8 +14,8 @@ from gdt.cli import COMMANDS
 from tests.conftest import ROOT
 
 LINES = {
-    "src": 474, "common": 662, "pipeline": 3681, "preprocess": 5085, "train": 2848, "eval": 5796, "benchmarks": 790,
-    "tests": 16169,
+    "src": 474, "common": 662, "pipeline": 3681, "preprocess": 5085, "train": 2848, "eval": 5797, "benchmarks": 790,
+    "tests": 16171,
 }  # fmt: skip
 """Lines of Python by folder."""
 WORDS, OPTIONS = 16_800, 136
