@@ -65,7 +65,7 @@ demo: $(SETUP)
 	@$(gdt) generate --identity 0.15 --actions-per-video 3 --train 40 --val 20 --test 20 --destination data/videos/demo
 	@$(gdt) preprocess --dataset demo --layout synthetic --source data/videos/demo
 	@CUDA_VISIBLE_DEVICES= $(gdt) ablation --dataset demo --rows l a e --steps 400 --clips 3 --seeds 0 \
-	  --protocols retrieval linear --test-factors none --out runs/demo
+	  --protocols retrieval linear --label label,identity --out runs/demo
 	@$(gdt) report --runs runs/demo
 generate preprocess verify factors embed ablation report show-batch show-tree: $(SETUP)
 	@$(gdt) $@ $(options)

@@ -1,4 +1,4 @@
-"""Metrics with 95 % confidence intervals, and intervals of their differences."""
+"""Metrics with 95 % confidence intervals."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ class Metric(NamedTuple):
     def high(self) -> float:
         return self.interval[1]
 
-    def text(self, form: str = "{:.1f}", between: str = "-") -> str:
+    def text(self, form: str = "{:.1f}") -> str:
         """The value with its interval in brackets, each in this form."""
         value, low, high = map(form.format, (self.value, *self.interval))
-        return f"{value} ({low}{between}{high})"
+        return f"{value} ({low}-{high})"
 
 
 def share(correct: np.ndarray, chance: float) -> Metric:
@@ -73,73 +73,26 @@ def clustered(right: np.ndarray, chance: float, cross_validated: bool) -> Metric
     return Metric(100 * value, chance, max(1, round(independent)))
 
 
-def jackknife(whole: float, without: np.ndarray, least: float = -np.inf) -> Metric:
-    """A statistic of n videos with a jackknife interval (Student's t), given its values without each of them [n].
-
-    `least` is the lowest possible value.
-    """
+def jackknife(whole: float, without: np.ndarray) -> Metric:
+    """A statistic of n videos, 0 or more, with its jackknife interval (Student's t), given it without each [n]."""
     n = len(without)
     error = np.sqrt((n - 1) / n * ((without - without.mean()) ** 2).sum())
     half = float(stats.t.ppf(0.975, n - 1) * error)
-    return Metric(whole, answers=n, bounds=(max(least, whole - half), whole + half))
+    return Metric(whole, answers=n, bounds=(max(0.0, whole - half), whole + half))
 
 
-def difference(one: Sequence[Metric], other: Sequence[Metric]) -> tuple[float, float, float]:
-    """Mean of `one` minus mean of `other`, with its 95 % interval: the wider of two; in points for shares.
+def over_seeds(metrics: Sequence[Metric]) -> Metric:
+    """Mean over training runs (or folds) with its 95 % interval (Student's t), which covers other runs.
 
-    The first covers the sampling of queries. It is computed from the intervals of both means, as if independent
-    (Newcombe 1998); shares of several folds or seeds count as one with their mean number of answers, and metrics with
-    `bounds` as one with their mean bounds. The second covers the variance over folds or seeds, see `_welch`.
+    Their variance is at least that of rounding to a whole number of answers, since few runs often agree by rounding.
     """
-    (a, a_low, a_high), (b, b_low, b_high) = _pooled(one), _pooled(other)
-    below, above = np.hypot(a - a_low, b_high - b), np.hypot(a_high - a, b - b_low)
-    spread = _welch(one, other) / 100
-    low, high = a - b - max(below, spread), a - b + max(above, spread)
-    if all(metric.bounds is None for metric in (*one, *other)):
-        low, high = max(-1.0, low), min(1.0, high)
-    return 100 * (a - b), 100 * low, 100 * high
-
-
-def over_seeds(one: Sequence[Metric], other: Sequence[Metric]) -> tuple[float, float, float]:
-    """Mean of `one` minus mean of `other` in points, with its 95 % interval over training runs (Welch).
-
-    Each needs at least two metrics. The interval covers other seeds on the same queries.
-    """
-    points = float(np.mean([m.value for m in one]) - np.mean([m.value for m in other]))
-    half = _welch(one, other)
-    return points, points - half, points + half
-
-
-def _welch(one: Sequence[Metric], other: Sequence[Metric]) -> float:
-    """Half the 95 % interval of the difference of two means, points; 0 if each has one metric.
-
-    A single metric is assigned the variance of the others (a prediction interval); with a variance of 0, 17 % of
-    differences between equal rows were significant. Variances are at least that of rounding to a whole number of
-    answers; without it, 10 % were, with 2 + 2 seeds on 37 queries, where seeds often agree by rounding.
-    """
-    several = [np.array([m.value for m in metrics]) for metrics in (one, other) if len(metrics) > 1]
-    if not several:
-        return 0.0
-    counts = [len(values) for values in several]
-    rounding = max(100 / m.answers if m.answers and m.bounds is None else 0.0 for m in (*one, *other)) ** 2 / 12
-    variances = np.array([max(values.var(ddof=1), rounding) / n for values, n in zip(several, counts, strict=True)])
-    if not variances.any():
-        return 0.0
-    if len(several) == 1:
-        (variance,), (n,) = variances, counts
-        return float(stats.t.ppf(0.975, n - 1) * np.sqrt(variance * (1 + n)))
-    # Welch and Satterthwaite
-    freedom = variances.sum() ** 2 / sum(v**2 / (n - 1) for v, n in zip(variances, counts, strict=True))
-    return float(stats.t.ppf(0.975, freedom) * np.sqrt(variances.sum()))
-
-
-def _pooled(metrics: Sequence[Metric]) -> tuple[float, float, float]:
-    """Mean of metrics and its interval, as fractions."""
-    value = float(np.mean([m.value for m in metrics])) / 100
-    if any(metric.bounds is not None for metric in metrics):
-        low, high = np.mean([metric.interval for metric in metrics], axis=0) / 100
-        return value, float(low), float(high)
-    return value, *_wilson(value, round(np.mean([m.answers for m in metrics])))
+    values = np.array([metric.value for metric in metrics])
+    mean, n = float(values.mean()), len(values)
+    rounding = max(100 / m.answers if m.answers and m.bounds is None else 0.0 for m in metrics) ** 2 / 12
+    half = float(stats.t.ppf(0.975, n - 1) * np.sqrt(max(values.var(ddof=1), rounding) / n))
+    shares = all(metric.bounds is None for metric in metrics)
+    low, high = (max(0.0, mean - half), min(100.0, mean + half)) if shares else (mean - half, mean + half)
+    return metrics[0]._replace(value=mean, spread=0.0, bounds=(low, high))
 
 
 def _wilson(share: float, answers: int) -> tuple[float, float]:

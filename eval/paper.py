@@ -40,14 +40,6 @@ PAPER: dict[str, dict[str, Reported]] = {
     },
 }
 """By data set and protocol: tables 3 and 4, and results of the SEVERE benchmark with the published K-400 weights."""
-TABLE_1 = {
-    "a": (44.6, 11.8), "b": (36.9, 13.3), "c": (35.9, 15.3), "d": (37.8, 13.9), "e": (52.4, 21.8), "f": (58.8, 22.6),
-    "g": (57.4, 23.5), "h": (59.9, 24.8), "i": (57.8, 26.1), "j": (58.7, 22.1), "k": (61.1, 25.4), "l": (61.4, 27.1),
-    "m": (57.2, 20.5),
-}  # fmt: skip
-"""By row: finetuning accuracy and retrieval R@1 on HMDB-51, fold 1, after 50 epochs of Kinetics-400."""
-TABLE_2 = {"a": 36.1, "b": 59.2, "c": 61.5, "d": 62.9, "e": 63.8, "f": 64.4, "g": 64.4}
-"""By row: finetuning accuracy on HMDB-51 after 20 epochs of HowTo100M."""
 SAMPLED: dict[str, dict[str, Reported]] = {
     "ucf101": {"finetune": {"SEVERE: GDT, K-400, 1,000 samples": {"finetune top-1": 77.8}}}
 }

@@ -88,39 +88,22 @@ def visible_gpus() -> list[str]:
 
 
 def run_command(command: Sequence[str], log: Path, gpu: str, name: str, stop: threading.Event) -> None:
-    """Run `gdt command` on one GPU, or with one thread, until it ends or `stop` is set.
+    """Run `gdt command` on one GPU, or with one thread, until it ends or `stop` is set; killed when this process is.
 
-    Raises UserError with `name` and the log if it fails, and StoppedError if it was stopped.
+    Raises UserError with `name` and the last line of the log if it fails, and StoppedError if it was stopped.
     """
     if stop.is_set():
         raise StoppedError
-    process = start(command, log, gpu)
+    environment = {**os.environ, **({"CUDA_VISIBLE_DEVICES": gpu} if gpu else {"OMP_NUM_THREADS": "1"})}
+    words = [*killed_with_parent(), sys.executable, "-P", "-m", "gdt", *command]
+    with log.open("a") as file:
+        process = subprocess.Popen(words, stdout=file, stderr=subprocess.STDOUT, env=environment)
     while process.poll() is None and not stop.is_set():
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(1.0)
     process.terminate()  # has no effect if it has ended
     if status := process.wait():
-        raise StoppedError if interrupted(stop) else command_error(name, log, status)
-
-
-def interrupted(stop: threading.Event) -> bool:
-    """Whether a failed command was interrupted: Ctrl-C reaches it and this process, in any order."""
-    return stop.wait(1.0)
-
-
-def start(command: Sequence[str], log: Path, gpu: str) -> subprocess.Popen[bytes]:
-    """Start `gdt command` on one GPU, or with one thread; it is killed when this process is."""
-    environment = dict(os.environ)
-    if gpu:
-        environment["CUDA_VISIBLE_DEVICES"] = gpu
-    else:
-        environment["OMP_NUM_THREADS"] = "1"
-    with log.open("a") as file:
-        words = [*killed_with_parent(), sys.executable, "-P", "-m", "gdt", *command]
-        return subprocess.Popen(words, stdout=file, stderr=subprocess.STDOUT, env=environment)
-
-
-def command_error(name: str, log: Path, status: int) -> UserError:
-    """The error of a command that failed, with the last line of its log."""
-    lines = log.read_text(errors="replace").strip().splitlines()
-    return UserError(f"{name} failed ({lines[-1] if lines else f'status {status}'}); see {log}")
+        if stop.wait(1.0):  # Ctrl-C reaches the command and this process, in any order
+            raise StoppedError
+        lines = log.read_text(errors="replace").strip().splitlines()
+        raise UserError(f"{name} failed ({lines[-1] if lines else f'status {status}'}); see {log}")

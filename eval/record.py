@@ -27,26 +27,6 @@ _INPUTS = ("--network", "--clip.")
 _COMPOSITION = ("--preset", "--factors", "--factors-digest", "--seed", "--batch-size", "--network.word-dimensions")
 """Options in which the rows and seeds of one table may differ; the last is set only for text."""
 TrainedOn = Literal["others", "these", "unknown"]
-Promise = Literal["distinctive", "invariant", "not varied", "not known"]
-
-
-@dataclass(frozen=True)
-class FactorResult:
-    """A factor, the network that it was measured in, and whether its promise is kept."""
-
-    name: str
-    network: str
-    """Modality of the network, or both for the factor that is the modality."""
-    values: tuple[str, ...]
-    """Names of the factor's values."""
-    promise: Promise
-    """What the composition promises about the factor."""
-    kept: bool | None
-    """Whether the embedding keeps the promise; None without a promise, or if there are too few videos to tell."""
-    against: str
-    """Evidence against it, as text; the measured values if there are too few videos."""
-    needed: int = 0
-    """If there are too few videos to tell, the number that would do, rounded up."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +34,7 @@ class Record:
     """Result of one protocol for one model on some videos."""
 
     protocol: str
-    """A name of `eval.protocols`, or the command `factors` or `figures`."""
+    """A name of `eval.protocols`."""
     model: str
     """Name of the run's folder or of the file, or RANDOM."""
     weights: str
@@ -77,7 +57,7 @@ class Record:
     """Fingerprint of the shards, without regard to folds."""
     query_split: str
     clips: int
-    """Clips per video; for factors, clips per network over all videos and values."""
+    """Clips per video."""
     queries: int
     """Number of evaluated videos."""
     metrics: dict[str, Metric]
@@ -104,7 +84,6 @@ class Record:
     """Classes of the gallery; 0 without labels."""
     details: dict[str, str] = field(default_factory=dict)
     """Other details that could change the numbers, as text: clips, precision, recipe."""
-    factor: FactorResult | None = None
     notes: tuple[str, ...] = ()
     """Remarks, a sentence each."""
     equal: str = ""
@@ -172,7 +151,7 @@ def conditions(record: Record) -> dict[str, Any]:
 
     Settings that do not affect its protocol are None.
     """
-    own = decisive_names(record.protocol) if record.protocol in PROTOCOLS else ()
+    own = decisive_names(record.protocol)
     settings = {name: record.settings[name] if name in own else None for name in dict.fromkeys((*_SETTINGS, *own))}
     settings["evaluation_seed"] = settings.pop("seed")  # `seed` is that of pretraining
     plain = {name: " ".join(map(str, value)) if isinstance(value, list) else value for name, value in settings.items()}
@@ -202,7 +181,6 @@ def rows(records: Iterable[Record]) -> Iterator[dict[str, Any]]:
     """One dict per metric, for CSV and data frames: the model, the `conditions`, the metric, and counts of videos."""
     for record in records:
         own = {name: getattr(record, name) for name in _MODEL} | conditions(record)
-        own |= {"factor": record.factor.name, "network": record.factor.network} if record.factor else {}
         own |= {name: value for name, value in vars(record).items() if isinstance(value, str | int | float | Path)}
         for name, metric in record.metrics.items():
             yield own | {

@@ -62,13 +62,13 @@ class Model:
     def record(self, data: Data, settings: Any, queries: np.ndarray, **fields: Any) -> Record:
         """A record of this model on query videos (rows of the index); `fields` are the others of `Record`."""
         trained, (trained_on, seen) = self.trained, self.seen(data, queries)
-        if trained.step < trained.steps:
-            fields["notes"] = (f"its run had done {trained.step} of {trained.steps} steps", *fields.get("notes", ()))
+        unfinished = trained.step < trained.steps
         return Record(
             model=self.name, weights=self.digest, checkpoint=self.path, preset=RANDOM if self.random else trained.name,
             step=trained.step, seed=trained.settings.seed, trained_on=trained_on, seen=seen, queries=len(queries),
             pretraining=trained.settings, dataset=data.dataset, shards=data.index.folder, data=data.fingerprint,
-            query_split=data.split, settings=settings_of(settings), **fields,
+            query_split=data.split, settings=settings_of(settings),
+            notes=(f"its run had done {trained.step} of {trained.steps} steps",) if unfinished else (), **fields,
         )  # fmt: skip
 
 
@@ -147,19 +147,6 @@ def models(settings: Downstream, first: Trained) -> Iterator[Model]:
         if trained.foreign is not None:
             print(f"{path} holds {trained.foreign}; clips of {trained.settings.clip}")
         yield Model(name_of(path), path, trained, False)
-
-
-def checkpoints(first: Trained, paths: Sequence[Path]) -> list[Model]:
-    """The models at paths, without duplicates; `first` is the first. Names are made unique by a digest."""
-    loaded = [
-        Model(name_of(path), path, first if path == paths[0] else load_trained(path), False)
-        for path in dict.fromkeys(paths)
-    ]
-    names = [model.name for model in loaded]
-    return [
-        replace(model, name=f"{model.name} ({model.digest[:8]})") if names.count(model.name) > 1 else model
-        for model in loaded
-    ]
 
 
 def gallery_split(given: str, index: Index, query_split: str) -> str:

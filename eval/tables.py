@@ -1,4 +1,4 @@
-"""Tables of records as text, LaTeX and CSV, with notes on the data, the models, the protocols and significance."""
+"""Tables of records as text, LaTeX and CSV, with notes on the data, the models and the protocols."""
 
 from __future__ import annotations
 
@@ -15,21 +15,17 @@ from tabulate import tabulate
 from gdt.common.errors import COLUMNS, format_range
 from gdt.common.files import write_text
 from gdt.eval import record
-from gdt.eval.metrics import Metric, difference
+from gdt.eval.metrics import Metric, over_seeds
 from gdt.eval.paper import reported
 from gdt.eval.protocols import PROTOCOLS
 from gdt.eval.record import RANDOM, Record, format_details
 from gdt.eval.subjects import name_of
-from gdt.pipeline import presets
 from gdt.pipeline.leaves import MODALITIES
-from gdt.pipeline.transformations.modality import Modality
 
 Lines = list[list[str]]
 """Cells of a table; the first line and the first cell of each line are headings."""
 Groups = Mapping[str, Sequence[Record]]
 """Rows of a table by name: the records of their seeds and folds."""
-_PRINTED = 4
-"""Maximum number of printed comparisons with random weights; more are in the file only."""
 _PUBLISHED = "published results were obtained with their authors' networks and clips, and on all classes"
 _FEW_QUERIES = 50
 """A warning is printed for fewer: the 95 % interval of a share of 50 answers is up to 27 points wide."""
@@ -134,14 +130,9 @@ def metrics_of(records: Sequence[Record], column: str) -> list[Metric]:
     return [each.metrics[column] for each in records if column in each.metrics]
 
 
-def format_cell(metrics: Sequence[Metric]) -> str:
-    """One value with its 95 % interval, or the mean of several with the lowest and the highest; empty for none."""
-    if not metrics:
-        return ""
-    if len(metrics) == 1:
-        return metrics[0].text()
-    values = [each.value for each in metrics]
-    return Metric(float(np.mean(values)), bounds=(min(values), max(values))).text()
+def mean_of(metrics: Sequence[Metric]) -> Metric:
+    """One metric with its interval, or the mean of several with that over seeds or folds."""
+    return metrics[0] if len(metrics) == 1 else over_seeds(metrics)
 
 
 def table_lines(groups: Groups, corner: str = "", others: Mapping[str, Mapping[str, float]] | None = None) -> Lines:
@@ -152,7 +143,7 @@ def table_lines(groups: Groups, corner: str = "", others: Mapping[str, Mapping[s
     names = columns(groups)
     lines = [[corner, *map(_heading, names)]]
     for name, records in groups.items():
-        lines.append([name, *(format_cell(metrics_of(records, column)) for column in names)])
+        lines.append([name, *(mean_of(of).text() if (of := metrics_of(records, column)) else "" for column in names)])
     every = [each for records in groups.values() for each in records]
     lines.append(["chance", *(f"{np.mean([m.chance for m in metrics_of(every, column)]):.1f}" for column in names)])
     for name, values in (others or {}).items():
@@ -185,67 +176,6 @@ def by_direction(lines: Lines) -> Lines:
     return found
 
 
-def verdicts(groups: Groups) -> list[str]:
-    """A sentence per group and protocol: whether its first metric differs from random weights."""
-    sentences = []
-    untrained = [each for group in groups.values() for each in group if each.preset == RANDOM]
-    for name, records in groups.items():
-        if records[0].preset == RANDOM:
-            continue
-        for column in dict.fromkeys(next(iter(each.metrics)) for each in records if each.metrics):
-            baselines = [_baseline(each, untrained, column) for each in records if column in each.metrics]
-            random = list({id(each): each for each in baselines if each}.values())
-            if random:
-                points = difference(metrics_of(records, column), metrics_of(random, column))
-                sentences.append(f"{_heading(column)} of {name}: {_verdict(*points)}")
-    return sentences
-
-
-def _baseline(trained: Record, untrained: Sequence[Record], column: str) -> Record | None:
-    """The random weights that a record is compared with: of its own checkpoint, or else of its seed, or else others.
-
-    All have the same network.
-    """
-    same = [
-        each
-        for each in untrained
-        if column in each.metrics
-        and each.fold == trained.fold
-        and each.pretraining.network == trained.pretraining.network
-    ]
-    run, networks = name_of(trained.checkpoint), _networks(trained)
-    return max(
-        same,
-        key=lambda each: (name_of(each.checkpoint) == run, each.seed == trained.seed, _networks(each) == networks),
-        default=None,
-    )
-
-
-def _networks(one: Record) -> list[str]:
-    """Name and K of the factor modality, which decide which networks there are.
-
-    Read from the text, since parsing would run the file of custom transformations.
-    """
-    factors = one.pretraining.factors or presets.preset(one.pretraining.preset).factors
-    words = (word.split(":") for word in factors.split())
-    return next((word[::2] for word in words if word[0].startswith(Modality.name)), [])
-
-
-def main_verdicts(groups: Groups) -> list[str]:
-    """The verdicts on the first protocol; none if there are more than are printed."""
-    protocol = next(iter(groups.values()))[0].protocol
-    main = {name: [each for each in records if each.protocol == protocol] for name, records in groups.items()}
-    sentences = verdicts({name: records for name, records in main.items() if records})
-    return sentences if len(sentences) <= _PRINTED else []
-
-
-def _verdict(points: float, low: float, high: float) -> str:
-    interval = f"95 % CI {low:+.1f} to {high:+.1f}"
-    if low <= 0 <= high:
-        return f"no significant difference from random weights ({points:+.1f} points, {interval})"
-    return f"{abs(points):.1f} points {'above' if points > 0 else 'below'} random weights ({interval})"
-
-
 def report(parts: Sequence[Iterable[Record]], out: Path) -> str:
     """Tables to print, with the most important notes. The records of a part were evaluated with the same settings.
 
@@ -274,17 +204,12 @@ def build_tables(records: Iterable[Record]) -> list[Table]:
         samples = max(each.settings["train_samples"] for group in groups.values() for each in group)
         of_video = first.settings["modalities"] == ["video"]
         others = {} if first.label or not of_video else reported(first.dataset, protocols, samples)
-        pairs = PROTOCOLS[first.protocol].pairs
-        sentences = {row: f"{row}: {_in_plain_words(own[0])}" for row, own in groups.items() if pairs}
-        trained = [text for row, text in sentences.items() if groups[row][0].preset != RANDOM]
-        brief = [_caption(groups), *([] if tables else few_videos(records)), *trained[-_PRINTED:]]
-        brief += [*main_verdicts(groups), *_seen_in_pretraining(groups)]
+        brief = [_caption(groups), *([] if tables else few_videos(records)), *_seen_in_pretraining(groups)]
         published = any(column in values for values in others.values() for column in columns(groups))
         if published and all(_PUBLISHED not in table.brief for table in tables):
             brief.append(_PUBLISHED)
-        details = [*_descriptions(groups), *sentences.values(), *verdicts(groups)]
-        details = [note for note in details if note not in brief]
-        tables.append(Table(groups, table_lines(groups, f"% on {first.query_split}", others), brief, details))
+        lines = table_lines(groups, f"% on {first.query_split}", others)
+        tables.append(Table(groups, lines, brief, _descriptions(groups)))
     return tables
 
 
@@ -359,7 +284,7 @@ def _caption(groups: Groups) -> str:
     data += f" against {format_range(galleries)} videos" if max(galleries) else ""
     noun = "class" if all(each.classes == 1 for each in every) else "classes"
     data += f", {format_range(each.classes for each in every)} {noun}" if first.classes else ""
-    brackets = "lowest and highest fold, or the 95 % CI of one fold" if len(folds) > 1 else "95 % CI"
+    brackets = "95 % CI over folds, or over the queries of one fold" if len(folds) > 1 else "95 % CI"
     short = {each.short for each in every}
     repeated = (
         f"; videos shorter than a clip, whose last frame is repeated: {format_range(short)}" if any(short) else ""
@@ -402,16 +327,3 @@ def _descriptions(groups: Groups) -> list[str]:
 
 def _details(records: Sequence[Record], protocol: str) -> str:
     return format_details(next((each.details for each in records if each.protocol == protocol), {}))
-
-
-def _in_plain_words(row: Record) -> str:
-    """The first cross-modal metric as a plain sentence."""
-    column, metric = next(iter(row.metrics.items()))
-    query, _, gallery, _ = column.split()
-    nouns = {"video": "frames", "audio": "sound", "text": "words"}
-    kind = {"others": "an unseen video", "these": "a training video", "unknown": "a video"}[row.trained_on]
-    note = "" if row.trained_on != "unknown" else "; it is not known whether they were used in training"
-    return (
-        f"Given {nouns[query]} of {kind}, it ranks that video's {nouns[gallery]} first {metric.value:.1f} % of the "
-        f"time ({row.queries} candidates; chance {metric.chance:.1f} %{note})"
-    )

@@ -33,7 +33,7 @@ OTHERS = r"(dask|tensorboard|git|source|python -m pytest) |make (setup|test|lint
 """What is neither: other programs, and targets without options."""
 SHORTER = {
     "pretrain": ["--steps", "2", "--batch-size", "4"], "evaluate": ["--clips", "2"], "embed": ["--clips", "2"],
-    "factors": ["--videos", "8", "--starts", "1", "--cv-folds", "2", "--split", "train"],
+    "factors": ["--videos", "8", "--split", "train"],
 }  # fmt: skip
 """Options that make commands short."""
 

@@ -14,11 +14,11 @@ from gdt.cli import COMMANDS
 from tests.conftest import ROOT
 
 LINES = {
-    "src": 472, "common": 641, "pipeline": 3725, "preprocess": 3911, "train": 2865, "eval": 6493, "benchmarks": 790,
-    "tests": 15700,
+    "src": 472, "common": 641, "pipeline": 3724, "preprocess": 3910, "train": 2865, "eval": 4960, "benchmarks": 790,
+    "tests": 14880,
 }  # fmt: skip
 """Lines of Python by folder."""
-WORDS, OPTIONS = 16_800, 142
+WORDS, OPTIONS = 16_800, 136
 
 
 def tracked(pattern: str) -> list[str]:

@@ -1,1 +1,1 @@
-"""How well features encode each factor, compared with what the composition promises."""
+"""How far each factor moves the features, and how well it can be read off them."""

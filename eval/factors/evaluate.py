@@ -1,11 +1,11 @@
-"""`gdt factors`: measure every factor in the features of models; write tables, records and a plot."""
+"""`gdt factors`: measure every factor in the features of models, beside random weights."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import chain
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -13,260 +13,167 @@ from torch import Tensor
 from tqdm import tqdm
 
 from gdt.common.errors import UserError, explain_out_of_memory
+from gdt.common.files import write_text
 from gdt.common.lock import locked
 from gdt.common.streams import Stream, generator
-from gdt.eval import record
-from gdt.eval.drawing import save
 from gdt.eval.extract import outputs
-from gdt.eval.factors.probing import distances, probe_accuracy, relative_distance, video_accuracy
-from gdt.eval.factors.promises import (
-    ACCURACY,
-    ACCURACY_RANDOM,
-    DISTANCE,
-    DISTANCE_MORE,
-    DISTANCE_RANDOM,
-    Metrics,
-    Promises,
-    Verdict,
-    check_promise,
-    promises_of,
-    round_up,
-)
-from gdt.eval.factors.settings import Factors
-from gdt.eval.factors.tables import (
-    EMBEDDING,
-    LAYERS,
-    TRUNK,
-    by_model,
-    describe_model,
-    flatten,
-    summarise_model,
-    table_of,
-)
+from gdt.eval.factors.probing import probe_accuracy, relative_distance, video_accuracy
+from gdt.eval.factors.settings import FOLDS, Factors
 from gdt.eval.factors.trials import Planner, Trial
+from gdt.eval.metrics import Metric
 from gdt.eval.of_run import NO_RUN
-from gdt.eval.plots import matrix
-from gdt.eval.record import FactorResult, Record
-from gdt.eval.subjects import Data, checkpoints, held_out
-from gdt.eval.tables import write_tables
+from gdt.eval.subjects import Data, Model, held_out, name_of
+from gdt.eval.tables import Lines, csv_text, layout, wrap, write_tables
 from gdt.pipeline.leaves import Clip
 from gdt.pipeline.loader import Batch
+from gdt.pipeline.notation import TRANSFORMATIONS
 from gdt.pipeline.shards.index import Index
-from gdt.pipeline.transformations.augmentation import centred
+from gdt.pipeline.transformations.base import Transformation
 from gdt.pipeline.transformations.modality import Modality
-from gdt.pipeline.transformations.video import Video
 from gdt.train.checkpoint import Trained, load_trained
-from gdt.train.models.gdt import GDT, any_device, modalities_of
-from gdt.train.provenance import provenance_of
+from gdt.train.models.gdt import GDT, any_device
 
-NAME = "factors.json"
-_NETWORKS = ("video", "audio")
-_NOT_DECISIVE = ("ckpt", "dataset", "shards", "split", "out", *NO_RUN)
-"""Settings that do not change the numbers, or that a record has resolved."""
-LayerFeatures = dict[str, list[np.ndarray]]
-"""By layer and model: float32 [n, s, k, d]."""
-Row = tuple[FactorResult, Trial, dict[str, Metrics]]
-"""A factor, its trial, and its metrics by layer."""
+TRUNK, EMBEDDING = "trunk", "embedding"
+"""Where features are taken: pooled trunk, and output of the head."""
+_NOTES = (
+    "distance: between features of a clip at two values of the factor, divided by the distance between videos (0: the "
+    "factor is ignored, 1: it moves features as far as another video)",
+    f"accuracy, %: of a linear probe for the factor's value on videos that it was not trained on ({FOLDS} folds); for "
+    "time_shift, of the third of the video; for video, share of clips whose nearest clip at another time is of it",
+    "random weights: the same networks untrained; in brackets 95 % intervals over videos",
+    "not in the table: text, factors that do not change a network's input or that too few videos are long enough for",
+)
+_HEADS = ("model", "weights", "step", "dataset", "data_checksum", "split", "factor", "network", "features", "videos",
+          "measure", "value", "low", "high", "random", "random_low", "random_high", "chance")  # fmt: skip
+Layers = dict[str, list[np.ndarray]]
+"""Features of a trial, by layer and model: float32 [n, s, k, d]."""
+
+
+class Row(NamedTuple):
+    """A measure of a factor in the features of a network, and of the same network with random weights."""
+
+    factor: str
+    network: str
+    features: str
+    videos: int
+    measure: str
+    own: Metric
+    random: Metric
 
 
 def factors(settings: Factors) -> str:
-    """Measure the factors and write tables, records and a plot; returns a summary.
+    """Measure the factors, write the tables and return them.
 
     Raises UserError if a checkpoint, the shards or their held-out videos are missing or do not fit.
     """
     if not settings.ckpt:
         settings = replace(settings, ckpt=(settings.checkpoint(settings.dataset, settings.shards),), **NO_RUN)
-    with explain_out_of_memory("lower --videos"):
-        first = load_trained(settings.ckpt[0])
-        data = Data.open(settings.ckpt[0], first, settings.dataset, settings.shards, settings.split, "")
-        out = settings.out or Path("runs") / f"factors-{data.dataset}"
-        with locked(out, "set --out to another folder"):
-            return _write(evaluate(settings, first, data), out)
+    first = load_trained(settings.ckpt[0])
+    data = Data.open(settings.ckpt[0], first, settings.dataset, settings.shards, settings.split, "")
+    out = settings.out or Path("runs") / f"factors-{data.dataset}"
+    texts, tables, lines = [], [], list[list[object]]([[*_HEADS]])
+    with locked(out, "set --out to another folder"), explain_out_of_memory("lower --videos"):
+        for path in dict.fromkeys(settings.ckpt):
+            trained = first if path == settings.ckpt[0] else load_trained(path)
+            model, rows = Model(name_of(path), path, trained, False), measure(trained, data, settings)
+            tables.append(_table(rows))
+            texts.append(f"{wrap(_heading(model, data, rows))}\n\n{layout(tables[-1])}")
+            lines += [_line(model, data, row) for row in rows]
+        text = "\n\n".join([*texts, "\n".join(map(wrap, _NOTES))])
+        write_tables(out, text, tables)
+        write_text(out / "factors.csv", csv_text(lines))
+    return f"\n{text}\n\ntables: {out}/table.txt, table.tex, factors.csv"
 
 
-def _write(records: Sequence[Record], out: Path) -> str:
-    """Write tables, records and a plot, with the models of earlier calls; returns a summary of these records."""
-    summary = "\n".join(map(summarise_model, by_model(records).values()))
-    earlier = _measured_before(records, out / NAME)
-    if earlier:
-        summary += f"\nalso in the tables, from earlier calls with the same settings: {', '.join(by_model(earlier))}"
-    records = [*records, *earlier]
-    models = by_model(records).values()
-    text = "\n\n".join("\n".join(describe_model(rows)) for rows in models)
-    tables = [lines for rows in models for layer in (EMBEDDING, TRUNK) if len(lines := table_of(layer, rows)) > 1]
-    write_tables(out, text, tables)
-    record.write(out / NAME, records)
-    save(matrix(records), out / "factors.png")
-    return f"\n{summary}\ntables: {out}/table.txt, table.tex, {NAME}\npicture: {out}/factors.png"
-
-
-def _measured_before(records: Sequence[Record], path: Path) -> list[Record]:
-    """Records in a file of other models that were measured on the same videos with the same settings."""
-
-    def conditions(one: Record) -> tuple[object, ...]:
-        settings = {name: value for name, value in one.settings.items() if name not in _NOT_DECISIVE}
-        return one.data, one.query_split, settings
-
-    models = by_model(records)
-    same = conditions(records[0])
-    return [
-        one
-        for one in record.read_or_warn(path, "it is replaced")
-        if one.model not in models and conditions(one) == same
-    ]
-
-
-def evaluate(settings: Factors, first: Trained, data: Data) -> list[Record]:
-    """The records of all checkpoints, in their order; `first` is the first of them."""
+def measure(trained: Trained, data: Data, settings: Factors) -> list[Row]:
+    """All factors in the features of a model. Raises UserError if none can be measured on these videos."""
     order = generator(Stream.FACTOR_VIDEOS, settings.seed).permutation(held_out(data.index, data.split).queries)
-    device = any_device()
-    provenance = provenance_of(device)
-    records = []
-    for number, model in enumerate(checkpoints(first, settings.ckpt), start=1):
-        if len(settings.ckpt) > 1:
-            print(f"{model.name} ({number} of {len(settings.ckpt)})", flush=True)
-        promises = promises_of(model.trained)
-        rows, notes = _rows(model.trained, data.index, order, promises, settings, device)
-        details = {"composition": promises.composition} if promises.composition else {}
-        for factor, trial, layers in rows:
-            records.append(
-                model.record(
-                    data, settings, trial.videos, protocol="factors", factor=factor,
-                    clips=len(trial.leaves), metrics=flatten(layers), details=details, notes=tuple(notes),
-                    provenance=provenance,
-                )
-            )  # fmt: skip
-    return records
-
-
-def _rows(
-    trained: Trained, index: Index, order: np.ndarray, promises: Promises, settings: Factors, device: torch.device
-) -> tuple[list[Row], list[str]]:
-    """One row per factor and network, and notes on those that are missing."""
-    clip, ranges = trained.settings.clip, trained.settings.augmentation
-    planner = Planner(trained.normalise(index), order, clip, centred(ranges.scale[0]), ranges, settings)
-    networks, notes = _networks(trained, index, order)
-    layers = (TRUNK,) if trained.without_head else LAYERS
-    if trained.without_head:
-        notes.append("the weights have no head, so embeddings are not measured")
-    trials, skipped = _plan_trials(planner, promises, networks)
-    notes = [*([promises.reason] if promises.reason else []), *notes, *skipped]
-    if not trials:
-        raise UserError(
-            f"no factor can be measured on {index.folder}: {(skipped or notes)[0]}; set --split to a split with more "
-            "videos, such as train"
-        )
+    index, clip = trained.normalise(data.index), trained.settings.clip
+    planner = Planner(index, order, clip, trained.settings.augmentation, settings)
     models = [trained.model, trained.untrained().model]
-    measured: dict[tuple[str, str], tuple[Trial, LayerFeatures]] = {}
-    for network in networks:
-        own = [trial for trial in trials if trial.network == network]
-        for trial, values in zip(own, extract(models, planner.index, own, clip, device), strict=True):
-            measured[trial.transformation.name, network] = trial, values
-    rows = []
-    for factor in promises.factors:
-        parts = [measured[factor.name, network] for network in networks if (factor.name, network) in measured]
-        if isinstance(factor, Modality):  # its values are the networks
-            if len(parts) == 2 and EMBEDDING in layers:
-                pairs = zip(*(values[EMBEDDING] for _, values in parts), strict=True)
-                joined = [np.concatenate(pair, axis=2) for pair in pairs]
-                metrics = {EMBEDDING: _metrics(joined, parts[0][0], settings)}
-                rows.append(_row(parts[0][0], tuple(trial.network for trial, _ in parts), metrics, promises))
-            continue
-        for trial, values in parts:
-            metrics = {layer: _metrics(values[layer], trial, settings) for layer in layers}
-            rows.append(_row(trial, (trial.network,), metrics, promises))
-    return rows, list(dict.fromkeys(notes))
+    layers = (TRUNK,) if trained.without_head else (TRUNK, EMBEDDING)
+    networks = [name for name in trained.model.modalities if name != "text"]
+    rows: list[Row] = []
+    for factor in known(trained):
+        trials = [trial for network in networks if (trial := planner.trial(factor, network))]
+        parts = [(trial.network, extract(models, index, trial, clip, any_device())) for trial in trials]
+        if isinstance(factor, Modality):  # its values are the networks, comparable in embeddings only
+            parts = [_joined(parts)] if len(parts) == 2 and EMBEDDING in layers else []
+        for network, features in parts:
+            for layer in (each for each in layers if each in features):
+                rows += _rows(factor.name, network, layer, features[layer], settings.seed)
+    if not rows:
+        raise UserError(
+            f"no factor can be measured on {data.index.folder}: fewer than {FOLDS} videos of the split '{data.split}' "
+            "are long enough; set --split to a split with more videos, such as train"
+        )
+    return sorted(rows, key=lambda row: row.measure, reverse=True)  # distances first
 
 
-def extract(
-    models: Sequence[GDT], index: Index, trials: Sequence[Trial], clip: Clip, device: torch.device
-) -> list[LayerFeatures]:
-    """Features of the trials of one network, from each of the models, which must be in evaluation mode.
+def known(trained: Trained) -> list[Transformation]:
+    """All transformations: those of the model's composition with their settings, the others with defaults."""
+    if trained.foreign is not None:
+        return [kind() for kind in TRANSFORMATIONS.values()]
+    varied = {factor.name: factor.transformation for factor in trained.settings.composition.factors}
+    return [varied.get(name) or kind() for name, kind in trained.settings.transformations.items()]
 
-    The clips are loaded once for all models. Raises UserError if a shard is damaged.
+
+def extract(models: Sequence[GDT], index: Index, trial: Trial, clip: Clip, device: torch.device) -> Layers:
+    """Features of a trial from each of the models, which must be in evaluation mode; clips are loaded once for all.
+
+    Raises UserError if a shard is damaged.
     """
-    if not trials:
-        return []
-    network = trials[0].network
-    parts = [
-        [model.get_submodule(name).to(device) for name in (f"{network}_network", f"mlp_{network[0]}")]
-        for model in models
-    ]
+    names = f"{trial.network}_network", f"mlp_{trial.network[0]}"
+    parts = [[model.get_submodule(name).to(device) for name in names] for model in models]
 
     def forward(batch: Batch) -> list[Tensor]:
-        pooled = [trunk(batch.inputs[network]) for trunk, _ in parts]
+        pooled = [trunk(batch.inputs[trial.network]) for trunk, _ in parts]
         return [*pooled, *(head(values) for (_, head), values in zip(parts, pooled, strict=True))]
 
-    plans = chain.from_iterable(trial.plans() for trial in trials)
-    total = sum(len(trial.leaves) for trial in trials)
-    bar = tqdm(total=total, unit="clip", desc=network, mininterval=1.0, leave=False)
-    ends = np.cumsum([len(trial.leaves) for trial in trials])[:-1]
-    values = [np.split(rows, ends) for rows in outputs(index, plans, clip, device, forward, bar)]
-    features = []
-    for number, trial in enumerate(trials):
-        each = [rows[number].reshape(*trial.shape, -1) for rows in values]
-        features.append(dict(zip(LAYERS, (each[: len(models)], each[len(models) :]), strict=True)))
-    return features
+    what = f"{trial.factor.name}, {trial.network}"
+    bar = tqdm(total=len(trial.leaves), unit="clip", desc=what, mininterval=1.0, leave=False)
+    values = [rows.reshape(*trial.shape, -1) for rows in outputs(index, trial.plans(), clip, device, forward, bar)]
+    return {TRUNK: values[: len(models)], EMBEDDING: values[len(models) :]}
 
 
-def _networks(trained: Trained, index: Index, order: np.ndarray) -> tuple[list[str], list[str]]:
-    """Networks that can be measured, and notes on the others."""
-    modalities = modalities_of(trained.model.state_dict())
-    networks = [name for name in _NETWORKS if name in modalities]
-    notes = []
-    if "text" in modalities:
-        notes.append("text is not measured, as many clips have no text")
-    if "audio" not in modalities:
-        notes.append("the model has no audio network, so audio and modality are not measured")
-    elif not (index.mel_count[order] > 0).any():
-        networks.remove("audio")
-        notes.append("the videos have no sound, so audio and modality are not measured")
-    if "video" not in modalities:
-        notes.append("the model has no video network, so video and modality are not measured")
-    return networks, notes
+def _joined(parts: Sequence[tuple[str, Layers]]) -> tuple[str, Layers]:
+    """Embeddings of both networks, as two values of the factor modality."""
+    pairs = zip(*(features[EMBEDDING] for _, features in parts), strict=True)
+    return "both", {EMBEDDING: [np.concatenate(pair, axis=2) for pair in pairs]}
 
 
-def _plan_trials(planner: Planner, promises: Promises, networks: Sequence[str]) -> tuple[list[Trial], list[str]]:
-    """One trial per factor and network, and the reasons for those that are missing."""
-    trials, skipped = [], []
-    for factor in promises.factors:
-        for network in networks:
-            if isinstance(factor, Modality) and len(networks) < 2:
-                continue  # noted by `_networks`
-            try:
-                trial = planner.trial(factor, network)
-            except UserError as error:
-                skipped.append(f"{factor.name} of {network} is not measured: {error}")
-                continue
-            if trial is None:
-                skipped.append(f"{factor.name} does not change {network}")
-            else:
-                trials.append(trial)
-    return trials, skipped
+def _rows(name: str, network: str, layer: str, features: Sequence[np.ndarray], seed: int) -> list[Row]:
+    """The measures of a factor, given the features of the model and of random weights."""
+    n, _, k, _ = features[0].shape
+    if k == 1:  # the factor video
+        return [Row(name, network, layer, n, "accuracy", *map(video_accuracy, features))]
+    return [
+        Row(name, network, layer, n, "distance", *map(relative_distance, features)),
+        Row(name, network, layer, n, "accuracy", *(probe_accuracy(each, seed) for each in features)),
+    ]
 
 
-def _metrics(features: Sequence[np.ndarray], trial: Trial, settings: Factors) -> Metrics:
-    """Distance and accuracy, of the features [n, s, k, d] of the model and of random weights."""
-    if isinstance(trial.transformation, Video):
-        return dict(zip((ACCURACY, ACCURACY_RANDOM), map(video_accuracy, features), strict=True))
-    own, random = map(distances, features)
-    metrics = {
-        DISTANCE: relative_distance(own),
-        DISTANCE_RANDOM: relative_distance(random),
-        DISTANCE_MORE: relative_distance(own, random),
-    }
-    accuracies = [probe_accuracy(each, settings.cv_folds, settings.probe_c, settings.seed) for each in features]
-    return metrics | dict(zip((ACCURACY, ACCURACY_RANDOM), accuracies, strict=True))
+def _table(rows: Sequence[Row]) -> Lines:
+    """The table of a model, headings first."""
+    lines = [["factor, features", "measure", "trained", "random weights", "chance"]]
+    for row in rows:
+        form, chance = ("{:.2f}", "") if row.measure == "distance" else ("{:.1f}", f"{row.own.chance:.1f}")
+        name = f"{row.factor}, {row.network} {row.features}"
+        lines.append([name, row.measure, row.own.text(form), row.random.text(form), chance])
+    return lines
 
 
-def _row(trial: Trial, networks: tuple[str, ...], layers: dict[str, Metrics], promises: Promises) -> Row:
-    name, values = trial.transformation.name, trial.values if len(networks) == 1 else networks
-    found = Verdict(None)
-    if EMBEDDING in layers and name in promises.contrasts:
-        found = check_promise(name, promises.contrasts, layers[EMBEDDING], len(trial.videos))
-    needed = round_up(found.needed)
+def _line(model: Model, data: Data, row: Row) -> list[object]:
+    """The values of `_HEADS`."""
+    of = [model.name, model.digest, model.trained.step, data.dataset, data.fingerprint, data.split, *row[:5]]
+    return [*of, row.own.value, *row.own.interval, row.random.value, *row.random.interval, row.own.chance]
+
+
+def _heading(model: Model, data: Data, rows: Sequence[Row]) -> str:
+    trained, most = model.trained, max(row.videos for row in rows)
+    steps = f"{trained.step} of {trained.steps} steps" if trained.step < trained.steps else f"{trained.step} steps"
+    seen = model.seen(data, np.flatnonzero(data.index.split == data.split))[0] == "these"
     return (
-        FactorResult(name, " and ".join(networks), values, promises.of(name), found.kept, found.against, needed),
-        trial,
-        layers,
+        f"{model.name}: {trained.name}, {steps}, {model.path}; up to {most} {data.split} videos of {data.dataset}"
+        f"{', which it was trained on' if seen else ''}"
     )

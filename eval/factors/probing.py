@@ -5,8 +5,6 @@ Features are float [n, s, k, d]: n videos, s clips each, k values of the factor 
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
@@ -15,28 +13,28 @@ from threadpoolctl import threadpool_limits
 
 from gdt.common.errors import UserError
 from gdt.common.streams import Stream, generator
+from gdt.eval.factors.settings import FOLDS
 from gdt.eval.metrics import Metric, clustered, jackknife
 from gdt.eval.retrieval import nearest, unit
 
 _SAME = 1e-6
 """Distances between unit vectors below this are rounding errors."""
+_C = 0.1
+"""Inverse strength of L2 regularisation of the probe."""
 
 
-class Distances(NamedTuple):
-    """Distances between features of length 1."""
+def relative_distance(features: np.ndarray) -> Metric:
+    """Distance between values of the factor in the same clip, divided by the distance between videos.
 
-    within: np.ndarray
-    """Per video, mean over its clips and pairs of values: float64 [n]."""
-    between: np.ndarray
-    """Per pair of videos at the same value, mean over values and clips: float64 [n, n], 0 on the diagonal."""
-
-
-def distances(features: np.ndarray) -> Distances:
-    """Distances for `relative_distance`. Raises UserError if features are not finite or the same for all videos."""
+    Features have length 1. 0: they are invariant; 1: values lie as far apart as videos. For the time shift, this is the
+    quantity of the paper's histogram of deviations. The 95 % interval is a jackknife over videos (Student's t with
+    n - 1). Raises UserError if features are not finite or the same for all videos.
+    """
     n, s, k, d = features.shape
     x = unit(features.reshape(-1, d).astype(np.float64)).reshape(n, s, k, d)
     pairs = [np.linalg.norm(x[:, :, a] - x[:, :, b], axis=-1).mean(1) for a in range(k) for b in range(a)]
-    between = np.zeros((n, n))
+    within = np.mean(pairs, axis=0)  # per video, over its clips and pairs of values
+    between = np.zeros((n, n))  # per pair of videos at the same value, over values and clips
     for value in np.moveaxis(x, 2, 0):  # one value per pass, to hold only [n s, n s]
         flat = value.reshape(n * s, d)
         cosine = np.clip(flat @ flat.T, -1, 1)
@@ -47,53 +45,32 @@ def distances(features: np.ndarray) -> Distances:
             "features of all videos are the same: the weights are damaged, or training has collapsed; use another "
             "checkpoint"
         )
-    return Distances(np.mean(pairs, axis=0), between)
-
-
-def relative_distance(features: Distances, minus: Distances | None = None) -> Metric:
-    """Distance between values of the factor in the same clip, divided by the distance between videos.
-
-    0: features are invariant; 1: values lie as far apart as videos. For the time shift, this is the quantity of the
-    paper's histogram of deviations. With `minus`, of the same videos, the difference. The 95 % interval is a jackknife
-    over videos (Student's t with n - 1).
-    """
-    whole, without = _ratio(features)
-    if minus is not None:
-        other, other_without = _ratio(minus)
-        whole, without = whole - other, without - other_without
-    return jackknife(whole, without, least=-np.inf if minus is not None else 0.0)
-
-
-def _ratio(features: Distances) -> tuple[float, np.ndarray]:
-    """The ratio over all videos, and with each video left out [n]."""
-    within, between = features
-    n, total = len(within), between.sum()
+    total = between.sum()
     without = (within.sum() - within) / (n - 1) / ((total - 2 * between.sum(1)) / ((n - 1) * (n - 2)))
-    return float(within.mean() / (total / (n * (n - 1)))), without
+    return jackknife(float(within.mean() / (total / (n * (n - 1)))), without)
 
 
-def probe_accuracy(features: np.ndarray, folds: int, c: float, seed: int) -> Metric:
+def probe_accuracy(features: np.ndarray, seed: int) -> Metric:
     """Accuracy of a linear probe for the factor's value, cross-validated over videos.
 
-    The probe is a logistic regression on standardised features; `c` is its inverse strength of L2 regularisation. All
-    clips and values of a video are in the same fold.
+    The probe is a logistic regression on standardised features. All clips and values of a video are in the same fold.
     """
     n, s, k, d = features.shape
-    fold = assign_folds(n, folds, seed)
+    fold = assign_folds(n, seed)
     values = np.broadcast_to(np.arange(k), (n, s, k))
     right = np.zeros((n, s, k), bool)
-    for number in range(folds):
+    for number in range(FOLDS):
         test = fold == number
-        probe = make_pipeline(StandardScaler(), LogisticRegression(C=c, max_iter=300, tol=1e-3))
+        probe = make_pipeline(StandardScaler(), LogisticRegression(C=_C, max_iter=300, tol=1e-3))
         with threadpool_limits(1):  # as in `linear_probe`
             probe.fit(features[~test].reshape(-1, d), values[~test].reshape(-1))
         right[test] = probe.predict(features[test].reshape(-1, d)).reshape(-1, s, k) == values[test]
     return clustered(right.reshape(n, -1), 100 / k, cross_validated=True)
 
 
-def assign_folds(videos: int, folds: int, seed: int) -> np.ndarray:
+def assign_folds(videos: int, seed: int) -> np.ndarray:
     """The fold of each video, of nearly equal sizes: int64 [videos]."""
-    return generator(Stream.FACTOR_FOLDS, seed).permutation(videos) % folds
+    return generator(Stream.FACTOR_FOLDS, seed).permutation(videos) % FOLDS
 
 
 def video_accuracy(features: np.ndarray) -> Metric:

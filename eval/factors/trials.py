@@ -11,19 +11,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gdt.common.errors import UserError
 from gdt.common.streams import Stream, generator
-from gdt.eval.factors.settings import Factors
+from gdt.eval.factors.settings import FOLDS, Factors
 from gdt.pipeline.leaves import INPUT_FIELDS, MODALITIES, Clip, Leaves
 from gdt.pipeline.shards.index import Index
-from gdt.pipeline.transformations.augmentation import Augment, Augmentation
+from gdt.pipeline.transformations.augmentation import Augment, Augmentation, centred
 from gdt.pipeline.transformations.base import Choice, Transformation
 from gdt.pipeline.transformations.modality import Modality
 from gdt.pipeline.transformations.time_shift import TimeShift
 from gdt.pipeline.transformations.video import Video
 from gdt.pipeline.tree import BatchPlan
 
-THIRDS = ("first third", "second third", "last third")
+_STARTS, _THIRDS, _DRAWS = 3, 3, 4
+"""Clips per video (for the time shift, per third of it), thirds of a video, and augmentations per clip."""
 _LEAVES = 64
 """Maximum per plan, unless one clip has more values."""
 _AUDIO_DRAWS = ("volume", "frequency_", "time_")
@@ -34,25 +34,17 @@ _AUDIO_DRAWS = ("volume", "frequency_", "time_")
 class Trial:
     """One factor, for one network."""
 
-    transformation: Transformation
+    factor: Transformation
     network: str
     """Its modality."""
-    values: tuple[str, ...]
-    """Names of the k values; one name for factors whose value cannot be set, such as the video."""
-    videos: np.ndarray
-    """Rows of the index: int64 [n], ascending."""
-    clips: int
-    """Per video: s."""
+    shape: tuple[int, int, int]
+    """Videos n, clips per video s, values k; k is 1 for factors whose value cannot be set, such as the video."""
     leaves: Leaves
     """n s k leaves, ordered by video, clip, value."""
 
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        return len(self.videos), self.clips, len(self.values)
-
     def plans(self) -> Iterator[BatchPlan]:
         """The leaves in order, with all values of a clip in one plan."""
-        k = len(self.values)
+        k = self.shape[2]
         size = max(1, _LEAVES // k) * k
         for first in range(0, len(self.leaves), size):
             part = self.leaves.take(slice(first, first + size))
@@ -67,82 +59,64 @@ class Planner:
     candidates: np.ndarray
     """Held-out rows of the index, the preferred ones first: int64 [n]."""
     clip: Clip
-    crop: Augmentation
-    """For all factors except the augmentation; deterministic."""
-    ranges: Augmentation
-    """For the augmentation."""
+    augmentation: Augmentation
+    """Ranges of the factor augmentation; all others have the centre crop."""
     settings: Factors
 
-    def trial(self, transformation: Transformation, network: str) -> Trial | None:
-        """The trial of a factor for the network of a modality; None if the factor does not change its inputs.
+    def trial(self, factor: Transformation, network: str) -> Trial | None:
+        """The trial of a factor for the network of a modality.
 
-        For the factor modality k is 1, since its values are the networks. Raises UserError with the reason if no trial
-        is possible on these videos.
+        None if the factor does not change its inputs or has no values to set, or if too few videos are long enough.
+        For the factor modality k is 1, since its values are the networks.
         """
-        values = self._values(transformation)
-        probe = Leaves.plain(len(values), self.clip, self.index.bands)
-        self._apply(transformation, probe, network)
-        if len(values) > 1 and not isinstance(transformation, TimeShift) and not _differ(probe, network):
+        k = _count(factor)
+        probe = Leaves.plain(k, self.clip, self.index.bands)
+        self._apply(factor, probe, network)
+        if not isinstance(factor, Video | Modality | TimeShift) and not _differ(probe, network):
             return None
-        videos, counts = self._videos(transformation, network, probe)
-        starts = self._starts(transformation, counts, len(values))
-        _, clips, k = starts.shape
-        leaves = Leaves.plain(starts.size, self.clip, self.index.bands)
-        leaves.video = np.repeat(videos, clips * k)
-        leaves.start = starts.reshape(-1)
-        self._apply(transformation, leaves, network)
-        named = (network,) if isinstance(transformation, Modality) else values
-        return Trial(transformation, network, named, videos, clips, leaves)
-
-    def _values(self, transformation: Transformation) -> tuple[str, ...]:
-        if isinstance(transformation, Video | Modality):
-            return ("",)
-        if isinstance(transformation, TimeShift):
-            return THIRDS
-        if isinstance(transformation, Augment):
-            return tuple(f"draw {number + 1}" for number in range(self.settings.draws))
-        if isinstance(transformation, Choice) and len(transformation.values) > 1:
-            return tuple(transformation.values)
-        raise UserError("it is not a Choice of two or more values, so a probe cannot classify its value")
-
-    def _apply(self, transformation: Transformation, leaves: Leaves, network: str) -> None:
-        """Apply the factor's values in turn, and nothing else."""
-        values = np.arange(len(leaves), dtype=np.int64) % len(self._values(transformation))
-        rng = generator(Stream.FACTOR_DRAWS, self.settings.seed)  # the same draws for every network
-        leaves.modality[:] = MODALITIES.index(network)
-        leaves.draws = {name: np.repeat(draw, len(leaves)) for name, draw in self.crop.draw(rng, 1, (1, 1)).items()}
-        if isinstance(transformation, Augment):
-            Augment(self.ranges).act(leaves, values, rng)
-        elif not isinstance(transformation, Video | Modality | TimeShift):  # `trial` sets these
-            transformation.act(leaves, values, rng)
-
-    def _videos(self, transformation: Transformation, network: str, probe: Leaves) -> tuple[np.ndarray, np.ndarray]:
-        """Videos long enough for every value, and their numbers of possible start frames, both int64 [n]."""
-        sound = network == "audio" or isinstance(transformation, Modality)
+        sound = network == "audio" or isinstance(factor, Modality)
         rows = int(probe.mel_frames.max()) + 1 if sound else 0
         counts = self.index.start_counts(int(probe.frames.max()) + 1, 1, rows)
-        needed = {Video: 2, TimeShift: len(THIRDS)}.get(type(transformation), 1)
+        needed = {Video: 2, TimeShift: _THIRDS}.get(type(factor), 1)
         usable = self.candidates[counts[self.candidates] >= needed]
-        if len(usable) < self.settings.min_videos:
-            with_sound = int((self.index.mel_count[self.candidates] > 0).sum())
-            audible = f" ({with_sound} have sound)" if sound else ""
-            raise UserError(
-                f"only {len(usable)} of {len(self.candidates)} videos are long enough{audible}, but at least "
-                f"{self.settings.min_videos} are needed"
-            )
+        if len(usable) < FOLDS:
+            return None
         videos = np.sort(usable[: self.settings.videos])
-        return videos, counts[videos]
+        starts = _starts(factor, counts[videos], k)
+        leaves = Leaves.plain(starts.size, self.clip, self.index.bands)
+        leaves.video = np.repeat(videos, starts[0].size)
+        leaves.start = starts.reshape(-1)
+        self._apply(factor, leaves, network)
+        return Trial(factor, network, starts.shape, leaves)
 
-    def _starts(self, transformation: Transformation, counts: np.ndarray, k: int) -> np.ndarray:
-        """Start frames, given the number of possible ones per video: int64 [n, clips, k]."""
-        s = self.settings.starts
-        if isinstance(transformation, TimeShift):  # the middles of equal parts of each third
-            shares = (np.arange(k)[None] + (np.arange(s)[:, None] + 0.5) / s) / k
-            return np.floor(shares * counts[:, None, None]).astype(np.int64)
-        s = 2 if isinstance(transformation, Video) else s
-        shares = np.arange(s) / (s - 1) if s > 1 else np.array([0.5])
-        starts = np.floor(shares * (counts[:, None] - 1) + 0.5).astype(np.int64)
-        return np.repeat(starts[:, :, None], k, axis=2)
+    def _apply(self, factor: Transformation, leaves: Leaves, network: str) -> None:
+        """Apply the factor's values in turn, and nothing else."""
+        values = np.arange(len(leaves), dtype=np.int64) % _count(factor)
+        rng = generator(Stream.FACTOR_DRAWS, self.settings.seed)  # the same draws for every network
+        crop = centred(self.augmentation.scale[0])
+        leaves.modality[:] = MODALITIES.index(network)
+        leaves.draws = {name: np.repeat(draw, len(leaves)) for name, draw in crop.draw(rng, 1, (1, 1)).items()}
+        if isinstance(factor, Augment):
+            Augment(self.augmentation).act(leaves, values, rng)
+        elif not isinstance(factor, Video | Modality | TimeShift):  # `trial` sets these
+            factor.act(leaves, values, rng)
+
+
+def _count(factor: Transformation) -> int:
+    """Number of values that are compared; 1 if they cannot be set, or are the networks."""
+    if isinstance(factor, Choice) and not isinstance(factor, Modality):
+        return len(factor.values)
+    return {TimeShift: _THIRDS, Augment: _DRAWS}.get(type(factor), 1)
+
+
+def _starts(factor: Transformation, counts: np.ndarray, k: int) -> np.ndarray:
+    """Start frames, given the number of possible ones per video: int64 [n, s, k]."""
+    if isinstance(factor, TimeShift):  # the middles of equal parts of each third
+        shares = (np.arange(k)[None] + (np.arange(_STARTS)[:, None] + 0.5) / _STARTS) / k
+        return np.floor(shares * counts[:, None, None]).astype(np.int64)
+    shares = np.linspace(0, 1, 2 if isinstance(factor, Video) else _STARTS)
+    starts = np.floor(shares * (counts[:, None] - 1) + 0.5).astype(np.int64)
+    return np.repeat(starts[:, :, None], k, axis=2)
 
 
 def _differ(leaves: Leaves, network: str) -> bool:

@@ -144,12 +144,9 @@ def test_all_protocols_on_three_folds(command: Run, checkpoint: Path, ucf: Path,
     whole = " ".join((out / "table.txt").read_text().split())
     for text in ("paper: GDT, K-400", "62.8", "90.9", "SEVERE: GDT, K-400", "chance", "clip top-1", "random weights",
                  "retrieval: clips 2 of 8 frames, stride 4, 32x32, centre crops; pooling maximum; precision float32",
-                 "synthetic-e: e, 3 steps", "no significant difference from random weights (",
+                 "synthetic-e: e, 3 steps", "in brackets 95 % CI over folds",
                  "finetune: epochs 1 (the last is tested); lr 0.0025 to 0.02 over 0.166667 epochs"):  # fmt: skip
         assert text in whole
-    candidates = r"12 candidates; chance 8.3 %"
-    assert re.search(rf"random weights: Given frames of an unseen video, [^(]* \({candidates}\)", whole)
-    assert re.search(rf"synthetic-e: Given frames of a video, [^(]* \({candidates}; it is not known", whole)
     # the tables, the most important notes, and where the others are
     printed = done.stdout[done.stdout.index("% on") :]
     assert max(map(len, printed.splitlines())) <= 100 and "lr 0.0025" not in printed
@@ -221,7 +218,7 @@ def test_a_checkpoint_of_an_unfinished_run_is_named(
     state = torch.load(whole, weights_only=True)
     torch.save(state | {"step": 2}, path)
     warning = f"warning: {path} is from step 2 of 3: its run has not finished; repeat the command "
-    measured = Factors((path,), shards=on_ucf.shards, videos=6, starts=1, draws=2, cv_folds=2, out=tmp_path / "factors")
+    measured = Factors((path,), shards=on_ucf.shards, videos=6, out=tmp_path / "factors")
     uses: list[Callable[[], object]] = [
         lambda: downstream(replace(on_ucf, ckpt=(path,), clips=1)), lambda: factors(measured), lambda: gdt.load(path),
         lambda: features(Embed(path, shards=on_ucf.shards, clips=1)),
@@ -229,9 +226,12 @@ def test_a_checkpoint_of_an_unfinished_run_is_named(
     for use in uses:
         use()
         assert capsys.readouterr().err.count(warning) == 1
-    for folder in (tmp_path, tmp_path / "factors"):
+    for folder, said in (
+        (tmp_path, "its run had done 2 of 3 steps"),
+        (tmp_path / "factors", "stopped: e, 2 of 3 steps"),
+    ):
         text = " ".join((folder / "table.txt").read_text().split())
-        assert text.count("its run had done 2 of 3 steps") == 1, text
+        assert text.count(said) == 1, text
     torch.save({name: value for name, value in state.items() if name != "steps"}, path)  # of an earlier version
     for finished in (whole, path):
         assert load_trained(finished).steps == 3 and "warning" not in capsys.readouterr().err
@@ -250,13 +250,12 @@ def test_tables_include_models_of_earlier_calls_with_the_same_settings(on_ucf: D
     assert sorted(earlier.split(", ")) == ["random weights", "synthetic-e"]
 
 
-def test_a_model_with_fewer_folds_is_compared_on_its_folds(on_ucf: Downstream, tmp_path: Path) -> None:
+def test_a_model_with_fewer_folds_is_named_with_them(on_ucf: Downstream, tmp_path: Path) -> None:
     downstream(on_ucf)
     text = downstream(replace(on_ucf, folds=(1, 2, 1), random_weights="only"))
     found = {(r.model, r.fold): r.metrics["R@1"].value for r in results(tmp_path)}
     assert sorted(found) == [("random weights", 1), ("random weights", 2), ("synthetic-e", 1)]
-    points = found["synthetic-e", 1] - found["random weights", 1]
-    assert re.search(rf"R@1 of synthetic-e, fold 1: .*{abs(points):.1f} points", " ".join(text.split()))
+    assert "synthetic-e, fold 1  " in text and "random weights  " in text
 
 
 @pytest.mark.parametrize("damage", ["", "{}", "\xff\xfe\x00"])
@@ -402,10 +401,7 @@ def test_a_folder_without_labels_is_evaluated_by_cross_modal_retrieval(
     evaluation = ("evaluate", "--ckpt", "runs/folder-e", "--dataset", "folder")
     done = command(*evaluation)
     assert done.returncode == 0, done.stderr
-    chance = f"{100 / held_out:.1f}"
-    assert re.search(
-        rf"an unseen video, .* \({held_out} candidates; chance {chance} %\)", " ".join(done.stdout.split())
-    )
+    assert f"{held_out} queries" in done.stdout and re.search(rf"chance +{100 / held_out:.1f}", done.stdout)
     for row in ("folder-e", "random weights"):
         for direction in ("V→A", "A→V"):
             assert re.search(rf"{row}, {direction} +\d+\.\d \(\d+\.\d-\d+\.\d\)", done.stdout), (row, direction)
@@ -537,7 +533,7 @@ def test_every_column_of_labels_has_a_table_and_models_and_features_are_read_onc
     settings = Downstream((checkpoint,), "x", shards, clips=2, out=tmp_path / "o", random_weights="exclude",
                           label="label,parity")  # fmt: skip
     text = " ".join(downstream(settings).split())
-    assert text.count("first ") == 1 and text.count("1-shot") == 2 and "labels of the column parity" in text
+    assert text.count("V→A") == 1 and text.count("1-shot") == 2 and "labels of the column parity" in text
     split = np.isin(index.split, ("train", "test"))
     left_out = int((split & (np.arange(len(index)) % 3 == 2)).sum())
     expected = (

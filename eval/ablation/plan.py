@@ -1,0 +1,166 @@
+"""The runs of an ablation: rows x seeds, with equal videos or equal compute."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from gdt.common import serialization
+from gdt.common.errors import UserError
+from gdt.common.gpu import default_size
+from gdt.eval import record
+from gdt.eval.ablation.settings import Ablation
+from gdt.eval.protocols import FORMAT, PROTOCOLS
+from gdt.eval.record import RANDOM, Record
+from gdt.eval.settings import Downstream
+from gdt.eval.subjects import folds, gallery_split, held_out, official_folds
+from gdt.pipeline.shards.index import Index, fingerprint
+from gdt.pipeline.shards.layout import shard_folder
+from gdt.train.flops import step_flops
+from gdt.train.run import to_json
+from gdt.train.settings import SIZES, Pretrain
+
+REFERENCE = "l"
+"""The row whose FLOPs every row gets with --equal compute: the paper's best."""
+_DONE = "done.json"
+"""In the folder of a run: its finished commands and the data that they read."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One row with one seed: its `gdt pretrain`, then its `gdt evaluate`."""
+
+    row: str
+    pretraining: Pretrain
+    steps: int
+    evaluation: Downstream
+    inputs: tuple[str, ...]
+    """Checksums of the shards, and of gallery, queries and their labels."""
+    equal: str
+    """What all rows share, as text."""
+    tflop: float
+    """Of the pretraining."""
+
+    @property
+    def folder(self) -> Path:
+        return self.pretraining.run_folder
+
+    @property
+    def commands(self) -> list[list[str]]:
+        """Arguments of `gdt`. A row without the modalities of any protocol is not evaluated."""
+        evaluate = [["evaluate", serialization.to_json(self.evaluation)]] if self.evaluation.protocols else []
+        return [["pretrain", to_json(self.pretraining)], *evaluate]
+
+    @property
+    def done(self) -> tuple[Path, str]:
+        """The file that says that the commands are finished, and its content then."""
+        return self.folder / _DONE, json.dumps([FORMAT, *self.inputs, *self.commands])
+
+    @property
+    def is_done(self) -> bool:
+        path, content = self.done
+        results = not self.evaluation.protocols or (self.folder / "eval" / "results.json").is_file()
+        return results and path.is_file() and path.read_text() == content
+
+    def records(self) -> list[Record]:
+        """The results of its final weights and of random weights; empty before the evaluation."""
+        path = self.folder / "eval" / "results.json"
+        every = record.read(path) if path.is_file() and self.evaluation.protocols else []
+        return [
+            replace(each, equal=self.equal, tflop=0.0 if each.preset == RANDOM else self.tflop)
+            for each in every  # which may also be of earlier steps, or of random weights before another row had them
+            if each.step == self.steps or (each.preset == RANDOM and self.evaluation.random_weights == "include")
+        ]
+
+
+def plan(settings: Ablation) -> list[Run]:
+    """The runs of an ablation, seed by seed. Raises UserError if the videos do not fit the rows or protocols."""
+    shards = shard_folder(settings.dataset, settings.shards)
+    index = Index.open(shards)
+    held_out(index, settings.query_split)  # raises UserError if there are none
+    rows, equal = equalise(settings, {row: _pretraining(settings, shards, row) for row in settings.rows}, index)
+    evaluation = _evaluation(settings, shards, index)
+    columns = evaluation.labels if any(PROTOCOLS[name].labels for name in evaluation.protocols) else ()
+    parts = [part for name in columns for part in folds(evaluation, index.labelled(name), settings.query_split)]
+    inputs = fingerprint(index), *(part.digest for part in parts)
+    modalities = {row: run.composition.modalities for row, run in rows.items()}
+    baseline = max(rows, key=lambda row: len(modalities[row]))  # whose untrained networks are evaluated, too
+    runs = []
+    for seed in dict.fromkeys(settings.seeds):
+        for row, run in rows.items():
+            steps = _steps(run, index)
+            adjusted = f"-{steps}steps" if settings.equal == "compute" and run.steps != settings.steps else ""
+            own = replace(run, seed=seed, out=settings.folder / f"{run.short_name}{adjusted}-{seed}")
+            protocols = tuple(
+                name for name in evaluation.protocols if not PROTOCOLS[name].pairs or len(modalities[row]) > 1
+            )
+            of_row = replace(
+                evaluation, ckpt=(own.run_folder,), out=own.run_folder / "eval", protocols=protocols,
+                random_weights="include" if row == baseline else "exclude",
+                word2vec=run.word2vec if "cross-modal" in protocols else None,
+            )  # fmt: skip
+            runs.append(Run(row, own, steps, of_row, inputs, equal, steps * step_flops(own, index.bands) / 1e12))
+    if not any(run.evaluation.protocols for run in runs):
+        raise UserError(
+            f"nothing can compare the rows {' '.join(rows)}: recall between modalities needs a row of two; add one, "
+            "or labels (labels.csv)"
+        )
+    return runs
+
+
+def equalise(settings: Ablation, rows: Mapping[str, Pretrain], index: Index) -> tuple[dict[str, Pretrain], str]:
+    """Give every row the same videos per step, and the same steps or FLOPs; returns the rows and what they share.
+
+    Raises UserError if a row has too few videos.
+    """
+    videos = settings.batch_size or min(run.with_batch_size(index).composition.batch_size for run in rows.values())
+    own = {row: replace(run, batch_size=videos) for row, run in rows.items()}
+    first = next(iter(own.values()))
+    steps = _steps(first, index)
+    if settings.equal == "videos":
+        length = f"{first.planned_epochs} epochs" if first.planned_epochs else f"{steps} steps"
+        return own, f"videos: {videos} videos per step, {length}"
+    reference = replace(first, preset=REFERENCE, factors="", factors_from=None, word2vec=None)
+    spent = steps * step_flops(reference, index.bands)
+    for row, run in own.items():
+        as_costly = max(1, round(spent / step_flops(run, index.bands)))
+        if as_costly != _steps(run, index):
+            own[row] = replace(run, steps=as_costly, epochs=0)
+    return own, f"compute: {videos} videos per step, the FLOPs of {steps} steps of row {REFERENCE}"
+
+
+def _steps(run: Pretrain, index: Index) -> int:
+    """Steps of a run. Raises UserError if it has too few videos."""
+    return run.schedule(run.tree(index).batches_per_epoch).steps
+
+
+def _pretraining(settings: Ablation, shards: Path, row: str) -> Pretrain:
+    """The run of a row, without its batch size and seed."""
+    options: dict[str, Any] = {"steps": settings.steps, "epochs": 0} if settings.steps else {}
+    options |= {"factors": row, "factors_from": settings.factors_from} if ":" in row else {"preset": row}
+    run = replace(
+        SIZES[settings.size or default_size()], dataset=settings.dataset, shards=shards,
+        group_size=settings.group_size, **options,
+    )  # fmt: skip
+    return replace(run, word2vec=settings.word2vec if "text" in run.composition.modalities else None).resolved()
+
+
+def _evaluation(settings: Ablation, shards: Path, index: Index) -> Downstream:
+    """The evaluation of every run.
+
+    Of official folds it takes the first, whose splits are those of pretraining; the other folds test videos that
+    pretraining has used.
+    """
+    labelled = bool(settings.label) or (index.label != "").any()
+    protocols: Sequence[str] = settings.protocols or (("retrieval", "few-shot") if labelled else ("cross-modal",))
+    of_labels: dict[str, Any] = {}
+    if any(PROTOCOLS[name].labels for name in protocols):
+        of_labels["gallery_split"] = gallery_split("", index, settings.query_split)
+        of_labels["folds"] = (1,) if official_folds(index) else ()
+    return Downstream(
+        dataset=settings.dataset, shards=shards, protocols=tuple(protocols), label=settings.label,
+        query_split=settings.query_split, clips=settings.clips, **of_labels,
+    )  # fmt: skip
