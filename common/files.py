@@ -12,7 +12,6 @@ import zipfile
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -26,7 +25,6 @@ DAMAGE = (
     struct.error,
 )  # fmt: skip
 """What h5py, zipfile and numpy raise for damaged files, besides OSError."""
-_NOT_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG)
 
 
 def is_disk_full(error: Exception) -> bool:
@@ -91,58 +89,23 @@ def dump_row(row: Mapping[str, Any]) -> str:
 
 
 def kind(path: Path) -> str:
-    """Kind of file at a path, following links: "" for a regular file.
-
-    Else "a folder", "a FIFO", "a socket", "a device", "a virtual file", "a broken link" or "missing" (also for a name
-    that no file can have). Raises UserError if the path cannot be accessed.
-    """
+    """What is at a path, following links: "" for a regular file, else "a folder", "a special file" or "missing"."""
     try:
-        return _kind(path.stat())
-    except ValueError:  # NUL or a lone surrogate in the name
+        mode = path.stat().st_mode
+    except (OSError, ValueError):  # ValueError: a name that no file can have
         return "missing"
-    except OSError as error:
-        if error.errno not in _NOT_THERE:
-            raise UserError(f"cannot access {path}: {error.strerror}; check its disk and permissions") from error
-        return "a broken link" if os.path.islink(path) else "missing"  # noqa: PTH114 - pathlib raises for long names
-
-
-def is_regular(status: os.stat_result) -> bool:
-    """Whether this is a regular file on a disk, not a virtual file of the kernel, which may be endless."""
-    return stat.S_ISREG(status.st_mode) and status.st_dev not in _virtual_devices()
-
-
-@lru_cache(maxsize=1)
-def _virtual_devices() -> frozenset[int]:
-    """Device numbers of the kernel's file systems, whose files look regular."""
-    roots = (Path(name) for name in ("/proc", "/sys", "/sys/kernel/debug"))
-    return frozenset(root.stat().st_dev for root in roots if root.is_dir())
-
-
-def _kind(status: os.stat_result) -> str:
-    if stat.S_ISREG(status.st_mode):
-        return "" if is_regular(status) else "a virtual file"
-    kinds = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket"}
-    return kinds.get(stat.S_IFMT(status.st_mode), "a device")
+    return "" if stat.S_ISREG(mode) else "a folder" if stat.S_ISDIR(mode) else "a special file"
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """Open a regular file for reading. Raises UserError for anything else."""
-    if (what := kind(path)) not in ("", "missing"):  # checked before opening: opening has effects on some devices
-        raise _not_a_file(path, what)
+    """Open a regular file for reading: opening a FIFO would block. Raises UserError for anything else."""
+    if (what := kind(path)) not in ("", "missing"):
+        raise UserError(f"{path} is {what}, not a file; replace it with a regular file, or remove it")
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        return path.open("rb")
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", error)
         raise UserError(f"cannot read {path}: {reason}; check the path and its permissions") from error
-    if what := _kind(os.fstat(descriptor)):  # changed since the first check
-        os.close(descriptor)
-        raise _not_a_file(path, what)
-    os.set_blocking(descriptor, True)
-    return os.fdopen(descriptor, "rb")
-
-
-def _not_a_file(path: Path, what: str) -> UserError:
-    return UserError(f"{path} is {what}, not a file; replace it with a regular file, or remove it")
 
 
 def require_new_file(out: Path, overwrite: bool) -> None:

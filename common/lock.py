@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import itertools
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -42,20 +41,3 @@ def locked(destination: Path, alternative: str = "set --destination to another f
                 lock.unlink()
                 for folder in created:
                     folder.rmdir()
-
-
-def is_locked(destination: Path) -> bool:
-    """Whether a run is writing to the folder."""
-    try:
-        file = os.open(destination / _NAME, os.O_RDONLY)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        pass  # a file system without locks
-    finally:
-        os.close(file)
-    return False

@@ -17,14 +17,11 @@ from gdt.common.errors import UserError, first_line
 from gdt.common.files import write_text
 from gdt.eval.metrics import Metric
 from gdt.eval.protocols import PROTOCOLS, decisive_names
-from gdt.train.run import LENGTH, decisive_options
 from gdt.train.settings import Pretrain
 
 T = TypeVar("T")
 RANDOM = "random weights"
 """Model and preset in records of untrained networks."""
-_INPUTS = ("--network", "--clip.")
-_COMPOSITION = ("--preset", "--factors", "--factors-digest", "--seed", "--batch-size", "--network.word-dimensions")
 """Options in which the rows and seeds of one table may differ; the last is set only for text."""
 TrainedOn = Literal["others", "these", "unknown"]
 
@@ -156,25 +153,6 @@ def conditions(record: Record) -> dict[str, Any]:
     settings["evaluation_seed"] = settings.pop("seed")  # `seed` is that of pretraining
     plain = {name: " ".join(map(str, value)) if isinstance(value, list) else value for name, value in settings.items()}
     return plain | {name: getattr(record, name) for name in _DATA} | {"precision": record.details.get("precision", "")}
-
-
-def budget(record: Record) -> dict[str, Any]:
-    """Settings of pretraining that records must share to be seeds or rows of one table, by name.
-
-    These are all but the composition and the seed. The video clips per step replace the batch size; in an ablation,
-    what `--equal` gives every row replaces batch size and steps. For random weights, only the network and its clips
-    count. Raises UserError if the composition's --factors-from is missing or has changed.
-    """
-    settings = record.pretraining
-    same = {name: value for name, value in decisive_options(settings).items() if name not in _COMPOSITION}
-    if record.preset == RANDOM:
-        return {name: value for name, value in same.items() if name.startswith(_INPUTS)}
-    if settings.factors_digest != settings.resolved().factors_digest:
-        raise UserError(f"{settings.factors_from} has changed since")
-    if record.equal:
-        return {name: value for name, value in same.items() if name[2:] not in LENGTH} | {"--equal": record.equal}
-    clips = settings.composition.batch_size * settings.composition.clips_per_video
-    return same | {"--equal": "not given", "video clips per step": clips}
 
 
 def rows(records: Iterable[Record]) -> Iterator[dict[str, Any]]:

@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from gdt.common.errors import UserError
 from gdt.common.files import kind
 from gdt.preprocess import ffmpeg
 from gdt.preprocess.clock import put_on_clock, rearrange
@@ -121,10 +120,7 @@ def _extract(target: Target, settings: Extraction) -> Extracted:
 
 
 def _file_problem(path: Path) -> str:
-    try:
-        what = kind(path)
-    except UserError as error:
-        return str(error)
+    what = kind(path)
     return "the file does not exist" if what == "missing" else f"it is {what}, not a file"
 
 

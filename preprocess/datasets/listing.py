@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gdt.common.errors import UserError
-from gdt.common.files import is_regular, kind
+from gdt.common.files import kind
 
 SUFFIXES = {
     ".3g2", ".3gp", ".asf", ".avi", ".divx", ".f4v", ".flv", ".h264", ".ivf", ".m2ts", ".m2v", ".m4v", ".mkv", ".mov",
@@ -96,11 +96,7 @@ def is_missing(path: Path) -> bool:
 
 def size_of(path: Path) -> int:
     """Bytes of a regular file; -1 for anything else (a FIFO, a broken link) and for inaccessible files."""
-    try:
-        status = path.stat()
-    except OSError:
-        return -1
-    return status.st_size if is_regular(status) else -1
+    return -1 if kind(path) else path.stat().st_size
 
 
 def walk(root: Path) -> Iterator[tuple[str, list[str]]]:

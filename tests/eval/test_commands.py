@@ -19,7 +19,6 @@ import torch
 from PIL import Image
 
 from gdt.common.errors import INTERRUPTED, UserError
-from gdt.common.lock import is_locked
 from gdt.eval.downstream import downstream
 from gdt.eval.extract import extract, load_or_extract
 from gdt.eval.settings import Downstream
@@ -113,7 +112,7 @@ def test_a_signal_to_the_parent_alone_stops_its_runs(
     process.send_signal(number)
     _, errors = process.communicate(timeout=120)
     assert process.returncode == 128 + number and (number == signal.SIGTERM or errors.endswith(f"{INTERRUPTED}\n"))
-    assert "waiting for the other runs" not in errors and not is_locked(tmp_path / "out")
+    assert "waiting for the other runs" not in errors
     if kind == "ablation" and number == signal.SIGINT:
         assert "stopped after step" in (tmp_path / "out" / "e-0" / "log.txt").read_text()
 

@@ -182,5 +182,5 @@ def test_a_damaged_file_is_refused(tmp_path: Path, name: str, content: bytes, me
 def test_captions_that_are_not_regular_files_are_refused(tmp_path: Path, name: str) -> None:
     (tmp_path / name).parent.mkdir(exist_ok=True)
     os.mkfifo(tmp_path / name)
-    with pytest.raises(UserError, match=f"/{name} is a FIFO, not a file"):
+    with pytest.raises(UserError, match=f"/{name} is a special file, not a file"):
         find(tmp_path)

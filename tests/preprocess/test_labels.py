@@ -163,7 +163,7 @@ def test_a_damaged_labels_csv_is_refused(tmp_path: Path, text: bytes, message: s
 def test_a_labels_csv_that_is_a_fifo_is_refused(tmp_path: Path) -> None:
     touch(tmp_path, "a.mp4")
     os.mkfifo(tmp_path / "labels.csv")
-    with pytest.raises(UserError, match="labels.csv is a FIFO, not a file"):
+    with pytest.raises(UserError, match="labels.csv is a special file, not a file"):
         listed_videos("folder", tmp_path)
 
 
