@@ -14,11 +14,11 @@ from gdt.cli import COMMANDS
 from tests.conftest import ROOT
 
 LINES = {
-    "src": 472, "common": 641, "pipeline": 3724, "preprocess": 3910, "train": 2865, "eval": 4960, "benchmarks": 790,
-    "tests": 14880,
+    "src": 472, "common": 586, "pipeline": 3724, "preprocess": 3902, "train": 2865, "eval": 4938, "benchmarks": 790,
+    "tests": 14846,
 }  # fmt: skip
 """Lines of Python by folder."""
-WORDS, OPTIONS = 16_800, 136
+WORDS, OPTIONS = 15_650, 136
 
 
 def tracked(pattern: str) -> list[str]:
