@@ -53,9 +53,10 @@ def writing(path: Path, scratch: Path | None = None) -> Iterator[BinaryIO]:
         with writing(out / "rows.h5") as file, h5py.File(file.name, "w") as rows:
             rows["id"] = ids
     """
-    for left in path.parent.glob(f"{glob.escape(path.name)}.[0-9]*.partial"):
-        left.unlink()
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial") if scratch is None else scratch / path.name
+    if scratch is None:  # else nothing is left next to `path`, and a folder of shards is long to list
+        for left in path.parent.glob(f"{glob.escape(path.name)}.[0-9]*.partial"):
+            left.unlink()
     try:
         with partial.open("wb") as file:
             yield file

@@ -37,8 +37,6 @@ class Stream(StrEnum):
     """Cross-validation: seed."""
     FACTOR_DRAWS = auto()
     """Transformations of the probed clips: seed."""
-    DECODERS = auto()
-    """Orders in which a GPU's decoders are checked."""
     MOMENTS = auto()
     """Synthetic videos: seed, split, action, number; a fifth number, 1, for identity and later actions."""
     FIGURES = auto()

@@ -61,15 +61,17 @@ class Batch:
         return {name: plain.get(name, torch.Tensor.float)(inputs) for name, inputs in self.inputs.items()}
 
     def __repr__(self) -> str:
-        shapes = ", ".join(f"{name} {list(tensor.shape)}" for name, tensor in self.tensors().items())
+        first = {name: x[:1] if isinstance(x, torch.Tensor) else x.part(0) for name, x in self.inputs.items()}
+        one = replace(self, inputs=first).tensors()  # all leaves would take long to convert
+        shapes = ", ".join(f"{name} {[len(x), *one[name].shape[1:]]}" for name, x in self.inputs.items())
         return f"<gdt.Batch: {shapes}; factors {', '.join(name for name in self.table if name != 'leaf')}>"
 
 
 class Loader:
     """Executes plans in their order, ahead of the consumer; iterate once.
 
-    All plans must have the same modalities; text needs `words`. Raises UserError if there is no source for a modality,
-    and, while iterating, if a shard is damaged. To stop early, close it or use it as a context manager.
+    All plans must have the same modalities; text needs `words`. Raises UserError, while iterating, if a shard is
+    damaged. To stop early, close it or use it as a context manager.
     """
 
     def __init__(
@@ -85,7 +87,7 @@ class Loader:
         if loading.decoder == "auto":
             loading = replace(loading, decoder="gpu" if self._device.is_gpu else "cpu")
         reader = ShardReader(index)
-        self._sources = {name: _source(name)(reader, clip, self._device, loading, words) for name in modalities}
+        self._sources = {name: SOURCES[name](reader, clip, self._device, loading, words) for name in modalities}
         self._ahead = loading.prefetch + 1  # the waiting batches and the one in preparation
         # one more for the batch of the consumer; the memory in use comes first
         self._memories = deque(Memory(self._device.device) for _ in range(self._ahead + 1))
@@ -159,12 +161,6 @@ class Loader:
 
 def _leaves(plans: Iterable[BatchPlan], modality: str) -> Iterator[Leaves]:
     return (plan.leaves.of(modality) for plan in plans)
-
-
-def _source(modality: str) -> type[InputSource]:
-    if modality not in SOURCES:
-        raise UserError(f"no source loads the modality '{modality}'; available: {', '.join(SOURCES)}")
-    return SOURCES[modality]
 
 
 def tee(items: Iterable[T], readers: int) -> list[Iterator[T]]:

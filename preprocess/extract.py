@@ -86,7 +86,8 @@ def _extract(target: Target, settings: Extraction) -> Extracted:
     """Decode one video. Raises Rejected with a reason if there is no usable output."""
     path = target.video.path
     if (size := size_of(path)) < 0:
-        raise Rejected(_file_problem(path))
+        what = kind(path)
+        raise Rejected("the file does not exist" if what == "missing" else f"it is {what}, not a file")
     if size == 0:
         raise Rejected("the file is empty")
     target = _drop_cut_segment(target, settings)
@@ -117,11 +118,6 @@ def _extract(target: Target, settings: Extraction) -> Extracted:
     if not _has_bytes(target.jpeg):
         raise Rejected(f"ffmpeg cannot decode it: {_first(errors)}")
     return _collect(target, settings, errors)
-
-
-def _file_problem(path: Path) -> str:
-    what = kind(path)
-    return "the file does not exist" if what == "missing" else f"it is {what}, not a file"
 
 
 def _drop_cut_segment(target: Target, settings: Extraction) -> Target:

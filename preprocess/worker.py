@@ -90,9 +90,7 @@ def _record(target: Target, output: Extracted | Rejected, settings: Extraction) 
     silence = np.count_nonzero(peaks <= settings.silence_peak) * HOP / SAMPLE_RATE
     words = video.words or Words([], [], [])
     kept = [k for k, end in enumerate(words.end) if end <= seconds]
-    columns = {
-        "id": video.id, "height": output.height, "width": output.width, "silence": silence, "note": note,
-    }  # fmt: skip
+    columns = {"id": video.id, "height": output.height, "width": output.width, "silence": silence, "note": note}
     return VideoRecord(
         columns, output.jpeg, output.sizes, bank, [[column[k] for k in kept] for column in astuple(words)]
     ), sums

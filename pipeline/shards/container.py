@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import h5py
 import numpy as np
 
-from gdt.common.files import writing
+from gdt.common.files import kind, writing
 
 SCHEMA = 3
 _BLOCK = 1 << 24
@@ -74,8 +74,7 @@ class Files:
     def blocks(self) -> Iterator[bytes]:
         """The content, a part at a time."""
         for path in self.paths:
-            with path.open("rb") as file:
-                yield from iter(partial(file.read, _BLOCK), b"")
+            yield from _read_blocks(path)
 
 
 @dataclass(frozen=True)
@@ -107,7 +106,7 @@ class Head:
     @staticmethod
     def read(path: Path) -> Head:
         """The head of a file of the right length. Raises Damaged, OtherSchema or OSError."""
-        if path.exists() and not path.is_file():  # opening a FIFO would block
+        if kind(path) not in ("", "missing"):  # opening a FIFO would block
             raise OSError(errno.EINVAL, "not a file", str(path))
         with path.open("rb") as file:
             head = Head.parse(file.readline(1 << 20))
@@ -120,10 +119,8 @@ class Head:
 def check(path: Path) -> Head:
     """The head of a file, all of whose bytes are as they were written. Raises Damaged, OtherSchema or OSError."""
     head, value = Head.read(path), 0
-    with path.open("rb") as file:
-        file.seek(len(head.line))
-        while block := file.read(1 << 22):
-            value = zlib.crc32(block, value)
+    for block in _read_blocks(path, len(head.line)):
+        value = zlib.crc32(block, value)
     if f"{value:08x}" != head.crc32:
         raise Damaged("checksum mismatch")
     return head
@@ -135,6 +132,13 @@ def read(path: Path) -> tuple[dict[str, np.ndarray], Mapping[str, str]]:
     if f"{zlib.crc32(memoryview(data)[len(head.line) :]):08x}" != head.crc32:
         raise Damaged("checksum mismatch")
     return {name: at.array(data[at.begin : at.begin + at.nbytes]) for name, at in head.arrays.items()}, head.notes
+
+
+def _read_blocks(path: Path, begin: int = 0) -> Iterator[bytes]:
+    """A file from a position on, a part at a time."""
+    with path.open("rb") as file:
+        file.seek(begin)
+        yield from iter(partial(file.read, _BLOCK), b"")
 
 
 def text_array(values: Sequence[str]) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""The index of a data set: the video table of all shards with labels, and the statistics, in one small file."""
+"""The index of a data set: the video table of all shards with labels, and the statistics, in one file."""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -96,7 +97,11 @@ def is_missing(path: Path) -> bool:
 
 def size_of(path: Path) -> int:
     """Bytes of a regular file; -1 for anything else (a FIFO, a broken link) and for inaccessible files."""
-    return -1 if kind(path) else path.stat().st_size
+    try:
+        status = path.stat()
+    except OSError:
+        return -1
+    return status.st_size if stat.S_ISREG(status.st_mode) else -1
 
 
 def walk(root: Path) -> Iterator[tuple[str, list[str]]]:
