@@ -23,7 +23,7 @@ from gdt.eval.factors.trials import Planner, Trial
 from gdt.eval.metrics import Metric
 from gdt.eval.of_run import NO_RUN
 from gdt.eval.subjects import Data, Model, held_out, name_of
-from gdt.eval.tables import Lines, csv_text, layout, wrap, write_tables
+from gdt.eval.tables import Lines, csv_text, layout, wrap
 from gdt.pipeline.leaves import Clip
 from gdt.pipeline.loader import Batch
 from gdt.pipeline.notation import TRANSFORMATIONS
@@ -80,9 +80,9 @@ def factors(settings: Factors) -> str:
             texts.append(f"{wrap(_heading(model, data, rows))}\n\n{layout(tables[-1])}")
             lines += [_line(model, data, row) for row in rows]
         text = "\n\n".join([*texts, "\n".join(map(wrap, _NOTES))])
-        write_tables(out, text, tables)
+        write_text(out / "table.txt", text + "\n")
         write_text(out / "factors.csv", csv_text(lines))
-    return f"\n{text}\n\ntables: {out}/table.txt, table.tex, factors.csv"
+    return f"\n{text}\n\ntables: {out}/table.txt, factors.csv"
 
 
 def measure(trained: Trained, data: Data, settings: Factors) -> list[Row]:
@@ -172,7 +172,7 @@ def _line(model: Model, data: Data, row: Row) -> list[object]:
 def _heading(model: Model, data: Data, rows: Sequence[Row]) -> str:
     trained, most = model.trained, max(row.videos for row in rows)
     steps = f"{trained.step} of {trained.steps} steps" if trained.step < trained.steps else f"{trained.step} steps"
-    seen = model.seen(data, np.flatnonzero(data.index.split == data.split))[0] == "these"
+    seen = model.seen(data, np.flatnonzero(data.index.split == data.split)) > 0
     return (
         f"{model.name}: {trained.name}, {steps}, {model.path}; up to {most} {data.split} videos of {data.dataset}"
         f"{', which it was trained on' if seen else ''}"

@@ -20,7 +20,8 @@ from PIL import Image
 
 from gdt.common.errors import INTERRUPTED, UserError
 from gdt.eval.downstream import downstream
-from gdt.eval.extract import extract, load_or_extract
+from gdt.eval.extract import cached, extract
+from gdt.eval.results import RESULTS
 from gdt.eval.settings import Downstream
 from gdt.eval.show_batch import ShowBatch, describe_leaves, draw, show_batch
 from gdt.pipeline import presets
@@ -46,7 +47,7 @@ def test_downstream_runs_protocols_without_training_by_default(
     done = command("evaluate", "--ckpt", checkpoint)
     assert done.returncode == 0, done.stderr
     assert re.search(r"% on test +R@1 +R@5 +R@20\n(.*\n)*% on test +1-shot +5-shot\n", done.stdout)
-    results = json.loads((tmp_path / "runs" / "eval-synthetic" / "results.json").read_text())
+    results = [json.loads(line) for line in (tmp_path / "runs" / "eval-synthetic" / RESULTS).read_text().splitlines()]
     assert [(row["protocol"], row["model"]) for row in results] == [
         (protocol, model) for model in ("random weights", "e") for protocol in ("cross-modal", "retrieval", "few-shot")
     ]
@@ -68,14 +69,17 @@ def test_features_do_not_depend_on_the_batch(index: Index, checkpoint: Path) -> 
 
 
 def test_features_are_computed_once(index: Index, checkpoint: Path, tmp_path: Path) -> None:
-    trained, videos, path = load_model(checkpoint), np.array([0, 7, 30]), tmp_path / "features.npz"
-    first = load_or_extract(path, trained, index, videos, 2, CPU)
+    trained, path = load_model(checkpoint), tmp_path / "m" / "features.npz"
+    first = cached(path, trained, index, np.array([0, 30]), 2, CPU)
+    whole = extract(trained, index, np.array([0, 7, 30]), 2, CPU)
+    more = cached(path, trained, index, np.array([7, 0]), 2, CPU)  # the missing video is added
+    assert more.videos.tolist() == [0, 7, 30] and np.allclose(more.average, whole.average, atol=1e-5)
+    assert np.array_equal(more.average[[0, 2]], first.average)
     trained.model.video_network.base.stem[0].weight.data.zero_()  # extracting again would give other features
-    assert np.array_equal(load_or_extract(path, trained, index, videos, 2, CPU).average, first.average)
-    other = load_or_extract(path, trained, index, videos[:2], 2, CPU)
-    assert other.average.shape == (2, 128) and not np.allclose(other.average, first.average[:2])
+    assert np.array_equal(cached(path, trained, index, np.array([30, 7]), 2, CPU).maximum, more.maximum)
     path.write_bytes(path.read_bytes()[:-100])
-    assert np.array_equal(load_or_extract(path, trained, index, videos[:2], 2, CPU).average, other.average)
+    again = cached(path, trained, index, np.array([7]), 2, CPU)
+    assert again.videos.tolist() == [7] and not np.allclose(again.average, more.average[1:2])
 
 
 def test_a_failed_run_of_an_ablation_names_its_log(command: Run, shards: Path, tmp_path: Path) -> None:
@@ -254,7 +258,7 @@ def test_custom_transformations_are_trained_evaluated_and_drawn(command: Run, sh
     assert Image.open(tmp_path / "batch.png").height == round(8 * 1.5 * 130)  # 2 shifts x 2 x 2 modalities
     done = command("evaluate", "--ckpt", "run", "--shards", shards, "--dataset", "x", "--clips", 2)
     assert done.returncode == 0, done.stderr
-    results = json.loads((tmp_path / "runs" / "eval-x" / "results.json").read_text())
+    results = [json.loads(line) for line in (tmp_path / "runs" / "eval-x" / RESULTS).read_text().splitlines()]
     assert {row["preset"] for row in results} == {"random weights", own[1]}
     (tmp_path / "mine.py").write_text(FREEZE.replace("// 2", "// 3"))
     done = command("pretrain", "--shards", shards, "--out", "run", "--batch-size", 4, "--steps", 3, *own)

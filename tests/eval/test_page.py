@@ -19,11 +19,10 @@ from playwright.sync_api import Browser, sync_playwright
 from gdt.common.errors import UserError
 from gdt.eval.deviation import mixed, spread
 from gdt.eval.downstream import downstream
-from gdt.eval.metrics import Metric
 from gdt.eval.page.page import report
 from gdt.eval.page.settings import Report
 from gdt.eval.planes import planes
-from gdt.eval.record import RANDOM, read, write
+from gdt.eval.results import RANDOM, RESULTS, append, read
 from gdt.eval.runs import smooth
 from gdt.eval.settings import Downstream
 from gdt.pipeline.shards.index import Index
@@ -116,10 +115,10 @@ def page(text: str) -> Page:
 
 def test_numbers_are_those_of_the_json(page: Page, runs: Path) -> None:
     cells = page.cells()
-    for row in json.loads((runs / "eval" / "results.json").read_text()):
-        for column, values in row["metrics"].items():
-            name, metric = row["model"], Metric(*values)
-            if row["protocol"] == "cross-modal":
+    for row in read(runs / "eval" / RESULTS):
+        for column, metric in row.metrics.items():
+            name = row.model
+            if row.protocol == "cross-modal":
                 name += ", V→A" if column.startswith("video") else ", A→V"
                 column = column.split()[-1]
             assert cells[name, column] == f"{metric.value:.1f} ({metric.low:.1f}-{metric.high:.1f})"
@@ -195,8 +194,6 @@ def test_equal_inputs_give_equal_pages(runs: Path, text: str, tmp_path: Path) ->
 
 def test_broken_files_are_listed_and_the_rest_is_shown(runs: Path, page: Page, tmp_path: Path) -> None:
     folder = shutil.copytree(runs, tmp_path / "runs")
-    (folder / "older").mkdir()
-    (folder / "older" / "results.json").write_text("[{")
     log = (folder / "unlabelled" / "metrics.jsonl").read_text()
     (folder / "unlabelled" / "metrics.jsonl").write_text(log[:-30])  # a line that is being written
     (folder / "unlabelled" / "checkpoint.pt").write_bytes(b"PK")
@@ -206,7 +203,6 @@ def test_broken_files_are_listed_and_the_rest_is_shown(runs: Path, page: Page, t
         path.unlink()
     shown = Page(write_page(folder))
     listed = shown.text[shown.text.index("Files that could not be read") :]
-    assert re.search(rf"{folder}/older: .*results.json is damaged", listed)
     assert re.search(rf"{folder}/cut: .*holds no settings of this version", listed)
     assert "cannot be read as a checkpoint" in shown.text and "; evaluate again" in shown.text  # next to their models
     assert shown.cells()["unlabelled", "steps"] == "4"
@@ -216,24 +212,25 @@ def test_broken_files_are_listed_and_the_rest_is_shown(runs: Path, page: Page, t
 def altered(runs: Path, folder: Path, **values: Any) -> None:
     """Results of the model in another folder, with other values."""
     folder.mkdir(parents=True)
-    rows = [row for row in read(runs / "eval" / "results.json") if row.model != RANDOM]
-    write(folder / "results.json", [replace(row, **values) for row in rows])
+    rows = [row for row in read(runs / "eval" / RESULTS) if row.model != RANDOM]
+    for row in rows:
+        append(folder / RESULTS, replace(row, **values))
 
 
 def test_ablations_are_averaged_over_seeds_and_published_results_are_shown(runs: Path, tmp_path: Path) -> None:
     folder = tmp_path / "runs"
     altered(runs, folder / "ucf", dataset="ucf101")
-    altered(runs, folder / "demo" / "e-0" / "eval", model="e-0", seed=0)
-    altered(runs, folder / "demo" / "e-1" / "eval", model="e-1", seed=1)
-    both = [row for name in ("e-0", "e-1") for row in read(folder / "demo" / name / "eval" / "results.json")]
-    kept = [replace(row, equal="videos: 6 per step") for row in both if row.protocol == "retrieval"]
-    for row, value in zip(kept, (25.0, 50.0), strict=True):
-        row.metrics["R@1"] = row.metrics["R@1"]._replace(value=value)
-    write(folder / "demo" / "results.json", kept)
+    (folder / "demo").mkdir()
+    row = next(row for row in read(runs / "eval" / RESULTS) if row.model != RANDOM and row.protocol == "retrieval")
+    for seed, value in enumerate((25.0, 50.0)):
+        metrics = row.metrics | {"R@1": row.metrics["R@1"]._replace(value=value)}
+        append(
+            folder / "demo" / RESULTS, replace(row, model=f"e-{seed}", seed=seed, weights=str(seed), metrics=metrics)
+        )
     (folder / "demo" / "table.png").write_bytes(b"picture")
     page = Page(write_page(folder, models=1))
     cells = page.cells()
-    assert cells["row e: AV, TR ., TS .", "R@1"].startswith("37.5 (") and "e-0/eval" not in page.text
+    assert cells["row e: AV, TR ., TS .", "R@1"].startswith("37.5 (")
     assert any("as bars" in str(attrs.get("alt")) for _, attrs in page.tags)
     assert cells["paper: GDT, K-400 (split 1)", "R@1"] == "62.8"
     assert cells["paper: GDT, K-400 (split 1)", "1-shot"] == "26.7"

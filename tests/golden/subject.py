@@ -19,7 +19,7 @@ import torch
 
 from gdt.eval.downstream import downstream
 from gdt.eval.embed import Embed, features
-from gdt.eval.record import read
+from gdt.eval.results import RESULTS, read
 from gdt.eval.settings import Downstream
 from gdt.pipeline.leaves import Clip
 from gdt.pipeline.presets import PRESETS
@@ -188,7 +188,7 @@ def evaluate(
     asked = Downstream((checkpoint,), "drawn", shards, protocols, clips=2, threads=1, jobs=1, out=out, **options)
     downstream(asked)
     found = {}
-    for record in read(out / "results.json"):
+    for record in read(out / RESULTS):
         metrics = {
             name: [round(x, 6) for x in (m.value, m.low, m.high, m.chance, m.answers)]
             for name, m in record.metrics.items()
