@@ -138,7 +138,7 @@ def plan(settings: Downstream, data: Data, compared: Sequence[Model], out: Path)
     for number, label in enumerate(settings.labels):
         of_label = replace(data, index=data.index.labelled(label))
         own = replace(settings, label=label)
-        if any(PROTOCOLS[name].labels for name in protocols):  # others refuse it
+        if any("gallery_split" in PROTOCOLS[name].settings for name in protocols):  # others refuse it
             own = replace(own, gallery_split=gallery_split(own.gallery_split, of_label.index, data.split))
         evaluator = Evaluator(own, of_label, device, out, words)
         for protocol in protocols:
@@ -180,7 +180,10 @@ def choose_protocols(settings: Downstream, data: Data, compared: Sequence[Model]
         if protocol.default and (not reason or not protocol.labels) and (pairs or not protocol.pairs)
     ]
     if not chosen:
-        raise UserError(f"nothing to evaluate: no model shares two modalities with these videos, and {reason}")
+        raise UserError(
+            "nothing to evaluate: no model shares two modalities with these videos (text needs --word2vec), and "
+            f"{reason}"
+        )
     if reason:
         print(f"retrieval and few-shot are skipped: {reason}", flush=True)
     if not settings.word2vec and any("text" in model.trained.model.modalities for model in compared):

@@ -394,7 +394,7 @@ def test_text_is_evaluated_if_word2vec_is_set(captioned: Path, word2vec: Path, t
     downstream(settings)
     (without,) = results(tmp_path / "eval")
     text = downstream(replace(settings, word2vec=word2vec))
-    (record,) = results(tmp_path / "eval")
+    _, record = results(tmp_path / "eval")
     pairs = {name.rpartition(" ")[0] for name in record.metrics}
     assert {name.rpartition(" ")[0] for name in without.metrics} == {"video to audio", "audio to video"}
     assert pairs == {f"{a} to {b}" for a in ("video", "audio", "text") for b in ("video", "audio", "text") if a != b}
