@@ -28,7 +28,6 @@ from gdt.eval.settings import Downstream
 from gdt.pipeline.shards.index import Index
 from gdt.train.pretrain import pretrain
 from gdt.train.settings import SIZES
-from tests.conftest import Run
 from tests.tamper import annotate, edit_json
 
 EVIL = "<script>alert('{}')</script>&\"$x$"
@@ -188,10 +187,6 @@ def test_the_page_is_self_contained_and_names_are_escaped(page: Page, text: str)
     assert len(text) < 5e6
 
 
-def test_equal_inputs_give_equal_pages(runs: Path, text: str, tmp_path: Path) -> None:
-    assert write_page(runs, out=tmp_path / "again.html") == text
-
-
 def test_broken_files_are_listed_and_the_rest_is_shown(runs: Path, page: Page, tmp_path: Path) -> None:
     folder = shutil.copytree(runs, tmp_path / "runs")
     log = (folder / "unlabelled" / "metrics.jsonl").read_text()
@@ -250,13 +245,10 @@ def test_curves_are_centred_moving_means() -> None:
         assert np.allclose(smooth(values, width), expected)
 
 
-def test_bad_settings_are_one_sentence(command: Run, tmp_path: Path) -> None:
+def test_a_folder_without_runs_is_refused(tmp_path: Path) -> None:
     (tmp_path / "runs" / "deep").mkdir(parents=True)
-    done = command("report")
-    assert done.returncode == 2 and done.stderr.count("\n") == 1
-    assert "runs has no runs or evaluations; set --runs to the folder of your runs" in done.stderr
-    done = command("report", "--out", "page.txt")
-    assert done.returncode == 2 and "--out is page.txt; its name must end in .html" in done.stderr
+    with pytest.raises(UserError, match="has no runs or evaluations; set --runs to the folder of your runs"):
+        write_page(tmp_path / "runs")
 
 
 @pytest.fixture(scope="module")
