@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-import torch
 from tqdm import tqdm
 
 from gdt.common import serialization
@@ -24,7 +23,6 @@ from gdt.common.lock import locked
 from gdt.eval import results
 from gdt.eval.extract import require_network
 from gdt.eval.finetune import METRICS, STATE, build_recipe
-from gdt.eval.of_run import NO_RUN
 from gdt.eval.processes import job_limit, run_command, run_parallel
 from gdt.eval.protocols import (
     PROTOCOLS,
@@ -44,7 +42,7 @@ from gdt.train.checkpoint import load_trained
 from gdt.train.flops import step_flops
 from gdt.train.models.gdt import any_device
 from gdt.train.provenance import provenance_of
-from gdt.train.run import CHECKPOINT
+from gdt.train.run import CHECKPOINT, latest_checkpoint
 
 
 @dataclass(frozen=True)
@@ -103,10 +101,8 @@ def evaluate(settings: Downstream) -> Evaluated:
 
     Raises UserError if the shards, their labels, a split, a fold or a checkpoint is missing or does not fit.
     """
-    if settings.threads:
-        torch.set_num_threads(settings.threads)
     if not settings.ckpt:
-        settings = replace(settings, ckpt=(settings.checkpoint(settings.dataset, settings.shards),), **NO_RUN)
+        settings = replace(settings, ckpt=(latest_checkpoint(),))
     compared = list(models(settings, first := load_trained(settings.ckpt[0])))
     data = Data.open(settings.ckpt[0], first, settings.dataset, settings.shards, settings.query_split, "")
     out = settings.out or Path("runs") / f"eval-{data.dataset}"
@@ -280,7 +276,6 @@ def _command(job: Job) -> list[str]:
         only_decisive(settings, job.protocol), ckpt=(job.model.path,), dataset=evaluator.data.dataset,
         shards=evaluator.data.index.folder, out=evaluator.out, protocols=(job.protocol,),
         folds=(job.fold.number,) if job.fold.number else (), query_split=evaluator.data.split,
-        random_weights="only" if job.model.random else "exclude", jobs=1,
-        threads=settings.threads or int(evaluator.device.type != "cuda"), tables=False,
+        random_weights="only" if job.model.random else "exclude", jobs=1, tables=False,
     )  # fmt: skip
     return ["evaluate", serialization.to_json(alone)]

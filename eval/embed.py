@@ -21,7 +21,6 @@ from tqdm import tqdm
 from gdt.common.commandline import expand_home
 from gdt.common.errors import UserError, first_line, plural, require_positive
 from gdt.common.files import DAMAGE, require_new_file, writing
-from gdt.eval.of_run import OfRun
 from gdt.pipeline.clips import uniform_plans, usable
 from gdt.pipeline.leaves import MODALITIES
 from gdt.pipeline.shards import container
@@ -29,6 +28,7 @@ from gdt.pipeline.shards.container import Damaged, text_array, texts
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.shards.layout import read_rejected, shard_folder
 from gdt.pipeline.transformations.augmentation import centred
+from gdt.train.run import latest_checkpoint
 
 if TYPE_CHECKING:
     import torch
@@ -43,11 +43,11 @@ FORMAT = "gdt-features-2"
 
 
 @dataclass(frozen=True)
-class Embed(OfRun):
+class Embed:
     """Write embeddings or trunk features of your videos, or of a data set, to a file."""
 
     ckpt: Path | None = None
-    """Checkpoint of a pretrained model, or external weights; default: that of a run."""
+    """Checkpoint of a pretrained model, or external weights; default: the latest in runs."""
     source: tuple[Path, ...] = ()
     """Video files and folders."""
     dataset: str = ""
@@ -68,7 +68,6 @@ class Embed(OfRun):
     """Replace an existing file."""
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         if bool(self.source) == bool(self.dataset or self.shards):
             raise UserError(
                 "set --source to files or folders of videos, or --dataset to a preprocessed data set, but not both"
@@ -120,7 +119,7 @@ def features(settings: Embed, trained: Trained | None = None) -> Features:
     """
     from gdt.train.checkpoint import load_trained
 
-    checkpoint = settings.ckpt or settings.checkpoint(settings.dataset, settings.shards)
+    checkpoint = settings.ckpt or latest_checkpoint()
     trained = trained or load_trained(checkpoint)
     modalities = _modalities(settings, trained, checkpoint)
     with tempfile.TemporaryDirectory() as scratch:

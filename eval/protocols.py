@@ -205,7 +205,6 @@ def _cross_modal(evaluator: Evaluator, model: Model, fold: Fold, _: Path) -> Out
 
 def _finetune(evaluator: Evaluator, model: Model, fold: Fold, folder: Path) -> Outcome:
     from gdt.eval.finetune import Finetuning, Task, build_recipe
-    from gdt.eval.results import format_details
     from gdt.eval.retrieval import targets
     from gdt.eval.subjects import describe, subsample
 
@@ -216,10 +215,9 @@ def _finetune(evaluator: Evaluator, model: Model, fold: Fold, folder: Path) -> O
         model.trained.normalise(data.index), fold.gallery, targets(fold.gallery_label, classes),
         fold.queries, targets(fold.query_label, classes), tuple(classes.tolist()), data.fingerprint,
     )  # fmt: skip
-    name, details = describe(model, fold), recipe.describe() | {"seed": str(settings.seed)}
-    print(f"finetuning {name}: {format_details(details)}", flush=True)
     run = Finetuning(model.trained, task, recipe, settings.seed, fold.number, evaluator.device, folder)
-    return Outcome(run.run(f"finetune {name}"), details, fold)
+    metrics = run.run(f"finetune {describe(model, fold)}")
+    return Outcome(metrics, {name: str(value) for name, value in vars(recipe).items()}, fold)
 
 
 def _classes(fold: Fold, protocol: str) -> np.ndarray:
@@ -253,7 +251,7 @@ class Protocol:
     """Whether it trains a network, in its own process."""
 
 
-_LABELS = ("label", "folds", "gallery_split", "gallery_per_class", "seed")
+_LABELS = ("label", "folds", "gallery_split", "seed")
 _FROZEN = (*_LABELS, "modalities")
 _RESOLVED = ("folds", "word2vec")
 """Settings that the digests of the fold and of the words stand for."""

@@ -113,10 +113,5 @@ def rows(results: Iterable[Result]) -> Iterator[dict[str, Any]]:
                 "metric": name, "value": metric.value, "low": metric.low, "high": metric.high,
                 "chance": metric.chance, "spread": metric.spread, "n": metric.answers,
                 "settings": "; ".join(f"{name} {value}" for name, value in settings.items()),
-                "details": format_details(result.details), "commit": result.provenance.get("commit", ""),
+                "details": "; ".join(f"{name} {value}" for name, value in result.details.items()), "commit": result.provenance.get("commit", ""),
             }  # fmt: skip
-
-
-def format_details(details: dict[str, str]) -> str:
-    """Details of a result in one line."""
-    return "; ".join(f"{name} {value}" for name, value in details.items())

@@ -164,10 +164,6 @@ def _fold(settings: Downstream, index: Index, splits: tuple[str, str], number: i
             f"gallery and queries share {plural(len(both), 'video')} (first: '{index.id[both[0]]}'); check the splits "
             "of your labels"
         )
-    if most := settings.gallery_per_class:
-        rng = generator(Stream.GALLERY, settings.seed)
-        groups = [gallery[index.label[gallery] == label] for label in np.unique(index.label[gallery].astype(str))]
-        gallery = np.sort(np.concatenate([rng.permutation(group)[:most] for group in groups]))
     return Fold(number, gallery, queries, index.label[gallery].astype(str), index.label[queries].astype(str))
 
 

@@ -47,7 +47,7 @@ class Table:
     groups: Groups = field(default_factory=dict)
 
     def __str__(self) -> str:
-        return "\n".join([wrap(self.title), layout(by_direction(self.lines)), "", *map(wrap, self.notes)])
+        return "\n".join([wrap(self.title), layout(self.lines), "", *map(wrap, self.notes)])
 
 
 def pivot(every: Sequence[Result], by_row: bool = False) -> list[Table]:
@@ -250,20 +250,3 @@ def _heading(column: str) -> str:
     for modality in MODALITIES:
         column = column.replace(modality, modality[0].upper())
     return column.replace(" to ", "→")
-
-
-def by_direction(lines: Lines) -> Lines:
-    """A table with a line per direction instead of columns such as V→A R@1 and A→V R@1; others are unchanged."""
-    heads = [head.split(" ", 1) for head in lines[0][1:]]
-    if not all("→" in head[0] for head in heads):
-        return lines
-    directions, names = dict.fromkeys(head[0] for head in heads), dict.fromkeys(head[1] for head in heads)
-    found: Lines = [[lines[0][0], *names]]
-    for first, *cells in lines[1:]:
-        of = {tuple(head): cell for head, cell in zip(heads, cells, strict=True)}
-        rows = {direction: [of.get((direction, name), "") for name in names] for direction in directions}
-        if first == "chance":  # it is the same in all directions
-            found.append([first, *rows[next(iter(rows))]])
-        else:
-            found += [[f"{first}, {direction}", *row] for direction, row in rows.items()]
-    return found

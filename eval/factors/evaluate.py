@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,6 @@ from gdt.eval.extract import outputs
 from gdt.eval.factors.probing import probe_accuracy, relative_distance
 from gdt.eval.factors.settings import FOLDS, Factors
 from gdt.eval.factors.trials import Planner, Trial
-from gdt.eval.of_run import NO_RUN
 from gdt.eval.subjects import Data, held_out, name_of
 from gdt.eval.tables import csv_text
 from gdt.pipeline.leaves import Clip
@@ -29,6 +27,7 @@ from gdt.pipeline.shards.index import Index
 from gdt.pipeline.transformations.base import Transformation
 from gdt.train.checkpoint import Trained, load_trained
 from gdt.train.models.gdt import GDT, any_device
+from gdt.train.run import latest_checkpoint
 
 _NOTES = f"""\
 distance: between features of a clip at two values of the factor, divided by that between videos
@@ -42,14 +41,13 @@ def factors(settings: Factors) -> str:
 
     Raises UserError if a checkpoint, the shards or their held-out videos are missing or do not fit.
     """
-    if not settings.ckpt:
-        settings = replace(settings, ckpt=(settings.checkpoint(settings.dataset, settings.shards),), **NO_RUN)
-    first = load_trained(settings.ckpt[0])
-    data = Data.open(settings.ckpt[0], first, settings.dataset, settings.shards, settings.split, "")
+    paths = tuple(dict.fromkeys(settings.ckpt)) or (latest_checkpoint(),)
+    first = load_trained(paths[0])
+    data = Data.open(paths[0], first, settings.dataset, settings.shards, settings.split, "")
     rows: list[Row] = []
     notes = [_NOTES, f"{data.split} videos of {data.dataset}, up to {settings.videos}"]
-    for path in dict.fromkeys(settings.ckpt):
-        trained, name = first if path == settings.ckpt[0] else load_trained(path), name_of(path)
+    for path in paths:
+        trained, name = first if path == paths[0] else load_trained(path), name_of(path)
         of = {"model": name, "weights": trained.digest(), "step": trained.step, "dataset": data.dataset}
         rows += [of | row for row in measure(trained, data.index, data.split, settings)]
         steps = f"{trained.step} of {trained.steps}" if trained.step < trained.steps else trained.step

@@ -18,7 +18,7 @@ from gdt.eval.page.collect import Model, attempt, collect
 from gdt.eval.page.figures import CURVES, curves, histograms, maps, thumbnails
 from gdt.eval.page.settings import Report
 from gdt.eval.results import Result
-from gdt.eval.tables import by_direction, pivot
+from gdt.eval.tables import pivot
 from gdt.pipeline.shards.index import Index
 from gdt.train.checkpoint import load_model
 
@@ -36,7 +36,6 @@ def report(settings: Report) -> Path:
         loader=jinja2.PackageLoader("gdt.eval.page", ""), autoescape=True, trim_blocks=True, lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )  # fmt: skip
-    environment.filters["by_direction"] = by_direction
     text = environment.get_template("page.html.j2").render(
         root=settings.runs,
         results=[

@@ -31,7 +31,6 @@ from gdt.eval.embed import Embed, features, features_of
 from gdt.eval.factors.evaluate import factors
 from gdt.eval.factors.settings import Factors
 from gdt.eval.metrics import Metric
-from gdt.eval.of_run import OfRun
 from gdt.eval.protocols import PROTOCOLS, Evaluator, Outcome, Protocol
 from gdt.eval.results import RESULTS, Result, read
 from gdt.eval.retrieval import unit
@@ -176,10 +175,10 @@ def test_killed_parallel_finetuning_resumes_with_the_numbers_of_sequential_runs(
         return any(str(tmp_path / "cut").encode() in line for line in lines)
 
     settings = Downstream((checkpoint,), "ucf101", ucf, ("finetune",), (1, 2) , epochs=4, clips=2,
-                          clips_per_epoch=2, random_weights="exclude", threads=1, jobs=1)  # fmt: skip
+                          clips_per_epoch=2, random_weights="exclude", jobs=1)  # fmt: skip
     command = [sys.executable, "-m", "gdt", "evaluate", "--ckpt", str(checkpoint), "--dataset", "ucf101",
                "--shards", str(ucf), "--protocols", "finetune", "--random-weights", "exclude", "--folds", "1", "2",
-               "--threads", "1", "--jobs", "2", "--out", str(tmp_path / "cut"), *FINETUNE, "--epochs", "4"]  # fmt: skip
+               "--jobs", "2", "--out", str(tmp_path / "cut"), *FINETUNE, "--epochs", "4"]  # fmt: skip
     run = subprocess.Popen(
         command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=os.environ | {"PYTHONPATH": str(ROOT)}
     )
@@ -194,6 +193,7 @@ def test_killed_parallel_finetuning_resumes_with_the_numbers_of_sequential_runs(
         time.sleep(0.02)
     assert 2 not in {each.fold for each in results(tmp_path / "cut")}
     threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # as every process of several
     try:
         for out in ("cut", "whole"):
             downstream(replace(settings, out=tmp_path / out))
@@ -348,7 +348,6 @@ def test_official_folds_count_every_video_however_short(checkpoint: Path, tmp_pa
         ("--train-samples 25 --protocols linear", "--train-samples is 25, but there are only 24 training videos"),
         ("--label colour", "unknown column 'colour'"),
         ("--shards /nowhere", "there are no shards in /nowhere .* '.*gdt preprocess --dataset nowhere"),
-        ("--preset e", "--preset finds a run, but --ckpt already names the model; leave one of them out"),
         ("--clips 0", "--clips is 0; it must be 1 or more"),
     ],
 )
@@ -379,8 +378,8 @@ def test_a_folder_without_labels_is_evaluated_by_cross_modal_retrieval(
     assert done.returncode == 0, done.stderr
     assert f"{held_out} queries" in done.stdout and re.search(rf"chance +{100 / held_out:.1f}", done.stdout)
     for row in ("folder-e", "random weights"):
-        for direction in ("V→A", "A→V"):
-            assert re.search(rf"{row}, {direction} +\d+\.\d \(\d+\.\d-\d+\.\d\)", done.stdout), (row, direction)
+        assert re.search(rf"{row}( +\d+\.\d \(\d+\.\d-\d+\.\d\))+", done.stdout), row
+    assert "V→A R@1" in done.stdout and "A→V R@5" in done.stdout
     assert "R@20" not in done.stdout  # retrieval needs labels
     done = command(*evaluation, "--protocols", "retrieval")
     assert done.returncode == 2 and "has no labelled videos in the split 'train'" in done.stderr
@@ -501,7 +500,7 @@ def test_every_column_of_labels_has_a_table_and_models_and_features_are_read_onc
     settings = Downstream((checkpoint,), "x", shards, clips=2, out=tmp_path / "o", random_weights="exclude",
                           label="label,parity")  # fmt: skip
     text = " ".join(downstream(settings).split())
-    assert text.count("V→A") == 1 and text.count("1-shot") == 2 and "labels of the column parity" in text
+    assert text.count("V→A R@1") == 1 and text.count("1-shot") == 2 and "labels of the column parity" in text
     records = results(tmp_path / "o")
     assert [(row.protocol, row.label, row.classes) for row in records] == [
         ("cross-modal", "", 0), ("retrieval", "", 3), ("few-shot", "", 3), ("retrieval", "parity", 2),
@@ -558,7 +557,7 @@ def changes(settings: Downstream, others: dict[str, Any]) -> dict[str, Downstrea
     """Settings with one field changed, by the name of each that matters with --ckpt; `others` has values that exist."""
     hints = get_type_hints(Downstream)
     changed = {}
-    for name in [field.name for field in fields(Downstream) if field not in fields(OfRun)]:
+    for name in [field.name for field in fields(Downstream)]:
         value, choices = getattr(settings, name), get_args(hints[name])
         if name not in others:
             assert isinstance(value, int | float | str), f"give another value of {name}"
@@ -622,7 +621,7 @@ def test_whatever_changes_a_number_changes_what_identifies_it(
     assert [key for key, values in numbers.items() if len(values) > 1] == []
     # these change no number, so that the test above is of all others
     same = [name for name in everything if changed[name] <= changed[""]]
-    assert same == ["dataset", "protocols", "jobs", "threads", "out", "tables"]
+    assert same == ["dataset", "protocols", "jobs", "out", "tables"]
 
 
 def test_a_finetuning_process_gets_every_setting(
@@ -631,7 +630,6 @@ def test_a_finetuning_process_gets_every_setting(
 ) -> None:  # fmt: skip
     parity = np.array(["even", "odd"], object)[np.arange(len(index)) % 2]
     change_index(columns={"-x": parity}, folds=np.array([f"{split},{split}" for split in index.split], object))
-    monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
     sent: list[str] = []
 
     def catch(command: list[str], *_: object) -> None:

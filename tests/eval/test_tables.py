@@ -10,7 +10,7 @@ import pytest
 
 from gdt.eval.metrics import Metric
 from gdt.eval.results import RANDOM, RESULTS, Result, append, read
-from gdt.eval.tables import Table, by_direction, layout, pivot, table_lines, to_latex, write_tables
+from gdt.eval.tables import Table, layout, pivot, table_lines, to_latex, write_tables
 
 ROW = Result(
     conditions="c1", protocol="retrieval", model="mine", weights="ab12", checkpoint=Path("runs/a b/checkpoint.pt"),
@@ -121,9 +121,6 @@ def test_tables_as_latex_and_csv(tmp_path: Path) -> None:
     recall = replace(ROW, metrics={"video to audio R@1": Metric(50.0, 1.0, 100)})
     lines = table_lines({"row e": [recall]}, "% on test")
     assert lines[0][1] == "V→A R@1"
-    both = [["%", "V→A R@1", "V→A R@5", "A→V R@1", "A→V R@5"], ["e", *"1234"], ["chance", *"5656"]]
-    assert by_direction(both) == [["%", "R@1", "R@5"], ["e, V→A", *"12"], ["e, A→V", *"34"], ["chance", *"56"]]
-    assert by_direction([["%", "R@1"], ["e", "1"]]) == [["%", "R@1"], ["e", "1"]]
     latex = to_latex(lines)
     assert latex.startswith("\\begin{tabular}{lr}") and r"\% on test" in latex and "V to A R@1" in latex
     text = write_tables(tmp_path, [Table("a title", lines)], [recall])

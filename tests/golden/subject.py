@@ -185,7 +185,7 @@ def evaluate(
     checkpoint: Path, shards: Path, out: Path, protocols: tuple[str, ...], **options: Any
 ) -> dict[str, dict[str, list[float]]]:
     """Metrics of protocols as value, interval, chance and answers, by model and protocol."""
-    asked = Downstream((checkpoint,), "drawn", shards, protocols, clips=2, threads=1, jobs=1, out=out, **options)
+    asked = Downstream((checkpoint,), "drawn", shards, protocols, clips=2, jobs=1, out=out, **options)
     downstream(asked)
     found = {}
     for record in read(out / RESULTS):
