@@ -107,11 +107,16 @@ def rows(results: Iterable[Result]) -> Iterator[dict[str, Any]]:
     """A dict per metric, for CSV files and data frames."""
     for result in results:
         own = {name: value for name, value in vars(result).items() if isinstance(value, str | int | float | Path)}
-        settings = {k: " ".join(map(str, v)) if isinstance(v, list | tuple) else v for k, v in result.settings.items()}
+        texts = {"settings": _text(result.settings), "details": _text(result.details)}
         for name, metric in result.metrics.items():
             yield own | {
                 "metric": name, "value": metric.value, "low": metric.low, "high": metric.high,
                 "chance": metric.chance, "spread": metric.spread, "n": metric.answers,
-                "settings": "; ".join(f"{name} {value}" for name, value in settings.items()),
-                "details": "; ".join(f"{name} {value}" for name, value in result.details.items()), "commit": result.provenance.get("commit", ""),
+                **texts, "commit": result.provenance.get("commit", ""),
             }  # fmt: skip
+
+
+def _text(values: dict[str, Any]) -> str:
+    """Names and values in one line."""
+    plain = {k: " ".join(map(str, v)) if isinstance(v, list | tuple) else v for k, v in values.items()}
+    return "; ".join(f"{name} {value}" for name, value in plain.items())
