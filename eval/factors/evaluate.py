@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from gdt.eval.extract import outputs
 from gdt.eval.factors.probing import probe_accuracy, relative_distance
 from gdt.eval.factors.settings import FOLDS, Factors
 from gdt.eval.factors.trials import Planner, Trial
+from gdt.eval.metrics import Metric
 from gdt.eval.subjects import Data, held_out, name_of
 from gdt.eval.tables import csv_text
 from gdt.pipeline.leaves import Clip
@@ -56,18 +58,22 @@ def factors(settings: Factors) -> str:
     text, out = "\n".join([_table(rows), "", *notes]), settings.out or Path("runs") / f"factors-{data.dataset}"
     out.mkdir(parents=True, exist_ok=True)
     write_text(out / "table.txt", text + "\n")
-    write_text(out / "factors.csv", csv_text([[*rows[0]], *(list(row.values()) for row in rows)]))
+    write_text(out / "factors.csv", _csv(rows))
     return f"{text}\n\ntable: {out}/table.txt, factors.csv"
 
 
 def measure(trained: Trained, index: Index, split: str, settings: Factors) -> list[Row]:
-    """All factors in the features of a model, a row per measure: of its weights, and of random ones.
+    """All factors in the features of a model, a row per measure, with a Metric of its weights and of random ones.
 
     Raises UserError if none can be measured on these videos.
     """
     order = generator(Stream.FACTOR_VIDEOS, settings.seed).permutation(held_out(index, split).queries)
     index, clip = trained.normalise(index), trained.settings.clip
-    planner = Planner(index, order, clip, trained.settings.augmentation, settings.videos, settings.seed)
+    planner = Planner(index, order, trained.settings, settings)
+    measures: dict[str, Callable[[np.ndarray], Metric]] = {
+        "distance": relative_distance,
+        "accuracy": partial(probe_accuracy, seed=settings.seed),
+    }
     models = [trained.model, trained.untrained().model]
     rows: list[Row] = []
     for factor in known(trained):
@@ -76,8 +82,9 @@ def measure(trained: Trained, index: Index, split: str, settings: Factors) -> li
                 head = network not in trained.without_head
                 own, random = extract(models, index, trial, clip, network, head, f"{factor.name}, {network}")
                 layer = f"{network} {'embeddings' if head else 'trunk'}"
-                shared = {"split": split, "factor": factor.name, "features": layer}
-                rows += [shared | row for row in compare(own, random, settings.seed)]
+                for name, of in measures.items():
+                    row = {"split": split, "factor": factor.name, "features": layer, "videos": len(own)}
+                    rows.append(row | {"measure": name, "own": of(own), "random": of(random)})
     if not rows:
         raise UserError(
             f"no factor can be measured on {index.folder}: fewer than {FOLDS} videos of the split '{split}' are long "
@@ -115,30 +122,24 @@ def extract(
     return [values.reshape(*trial.shape, -1) for values in found]
 
 
-def compare(own: np.ndarray, random: np.ndarray, seed: int) -> list[Row]:
-    """The measures of a factor, given the features of a model and of random weights: [n, s, k, d]."""
-    rows = []
-    for name, measured in (
-        ("distance", [relative_distance(each) for each in (own, random)]),
-        ("accuracy", [probe_accuracy(each, seed) for each in (own, random)]),
-    ):
-        row: Row = {"videos": len(own), "measure": name}
-        for prefix, metric in zip(("", "random_"), measured, strict=True):
-            row |= {f"{prefix}value": metric.value, f"{prefix}low": metric.low, f"{prefix}high": metric.high}
-        rows.append(row | {"chance": measured[0].chance if name == "accuracy" else ""})
-    return rows
-
-
 def _table(rows: Sequence[Row]) -> str:
     """The rows as text."""
     lines = []
     for row in rows:
-        digits = 2 if row["measure"] == "distance" else 1
-        values = [
-            f"{row[f'{kind}value']:.{digits}f} ({row[f'{kind}low']:.{digits}f}-{row[f'{kind}high']:.{digits}f})"
-            for kind in ("", "random_")
-        ]
-        chance = f"{row['chance']:.1f}" if row["chance"] else ""
-        lines.append([*(row[name] for name in ("measure", "factor", "features", "model")), *values, chance])
+        form = "{:.2f}" if row["measure"] == "distance" else "{:.1f}"
+        chance = f"{row['own'].chance:.1f}" if row["own"].chance else ""
+        values = (row["own"].text(form), row["random"].text(form), chance)
+        lines.append([*(row[name] for name in ("measure", "factor", "features", "model")), *values])
     heads = ["measure", "factor", "features", "model", "trained", "random weights", "chance"]
     return tabulate(lines, heads, colalign=(*["left"] * 4, *["right"] * 3), disable_numparse=True)
+
+
+def _csv(rows: Sequence[Row]) -> str:
+    """The rows as CSV, with a column per number."""
+    flat = []
+    for row in rows:
+        plain = {name: value for name, value in row.items() if not isinstance(value, Metric)}
+        for prefix, metric in (("", row["own"]), ("random_", row["random"])):
+            plain |= {f"{prefix}value": metric.value, f"{prefix}low": metric.low, f"{prefix}high": metric.high}
+        flat.append(plain | {"chance": row["own"].chance or ""})
+    return csv_text([[*flat[0]], *(list(row.values()) for row in flat)])

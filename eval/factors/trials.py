@@ -12,14 +12,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from gdt.common.streams import Stream, generator
-from gdt.eval.factors.settings import FOLDS
-from gdt.pipeline.leaves import MODALITIES, Clip, Leaves
+from gdt.eval.factors.settings import FOLDS, Factors
+from gdt.pipeline.leaves import MODALITIES, Leaves
 from gdt.pipeline.shards.index import Index
-from gdt.pipeline.transformations.augmentation import Augment, Augmentation, centred
+from gdt.pipeline.transformations.augmentation import Augment, centred
 from gdt.pipeline.transformations.base import Choice, Transformation
 from gdt.pipeline.transformations.modality import Modality
 from gdt.pipeline.transformations.time_shift import TimeShift
 from gdt.pipeline.tree import BatchPlan
+from gdt.train.settings import Pretrain
 
 _STARTS, _THIRDS, _DRAWS = 3, 3, 4
 """Clips per video (for the time shift, per third of it), thirds of a video, and augmentations per clip."""
@@ -52,12 +53,9 @@ class Planner:
     index: Index
     candidates: np.ndarray
     """Held-out rows of the index, the preferred ones first: int64 [n]."""
-    clip: Clip
-    augmentation: Augmentation
-    """Ranges of the factor augmentation; all others have the centre crop."""
-    videos: int
-    """Most videos of a trial."""
-    seed: int
+    run: Pretrain
+    """Of the model: its clip, and the ranges of the factor augmentation; all other factors have the centre crop."""
+    settings: Factors
 
     def trial(self, factor: Transformation, network: str) -> Trial | None:
         """The trial of a factor for a network, video or audio.
@@ -72,21 +70,21 @@ class Planner:
         usable = self.candidates[counts[self.candidates] >= (_THIRDS if isinstance(factor, TimeShift) else 1)]
         if len(usable) < FOLDS:
             return None
-        videos = np.sort(usable[: self.videos])
+        videos = np.sort(usable[: self.settings.videos])
         starts = _starts(factor, counts[videos], k)
         return Trial(starts.shape, self._leaves(factor, network, videos, starts))
 
     def _leaves(self, factor: Transformation, network: str, videos: np.ndarray, starts: np.ndarray) -> Leaves:
         """Leaves of videos [n] at start frames [n, s, k] with the factor's values in turn, and nothing else changed."""
-        leaves = Leaves.plain(starts.size, self.clip, self.index.bands)
+        leaves = Leaves.plain(starts.size, self.run.clip, self.index.bands)
         leaves.video, leaves.start = np.repeat(videos, starts[0].size), starts.reshape(-1)
         leaves.modality[:] = MODALITIES.index(network)
         values = np.arange(starts.size, dtype=np.int64) % starts.shape[2]
-        rng = generator(Stream.FACTOR_DRAWS, self.seed)  # the same draws for every network
-        crop = centred(self.augmentation.scale[0])
+        rng = generator(Stream.FACTOR_DRAWS, self.settings.seed)  # the same draws for every network
+        crop = centred(self.run.augmentation.scale[0])
         leaves.draws = {name: np.repeat(draw, starts.size) for name, draw in crop.draw(rng, 1, (1, 1)).items()}
         if isinstance(factor, Augment):
-            Augment(self.augmentation).act(leaves, values, rng)
+            Augment(self.run.augmentation).act(leaves, values, rng)
         elif not isinstance(factor, TimeShift):  # which the starts hold
             factor.act(leaves, values, rng)
         return leaves

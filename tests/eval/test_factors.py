@@ -109,7 +109,7 @@ CHANGED = {
 @pytest.fixture
 def planner(index: Index) -> Planner:
     order = np.flatnonzero(index.split == "test")[::-1]
-    return Planner(index, order, TINY.clip, TINY.augmentation, videos=5, seed=0)
+    return Planner(index, order, TINY, Factors((Path("x"),), videos=5))
 
 
 def custom(tmp_path: Path) -> Trained:
@@ -187,15 +187,15 @@ def test_table_and_csv(checkpoint: Path, shards: Path, tmp_path: Path) -> None:
     """Of a whole model and of a trunk without a head."""
     trained, out = load_model(checkpoint), tmp_path / "new" / "out"
     weights = {f"base.{name}": value for name, value in trained.model.video_network.base.state_dict().items()}
-    torch.save(weights | {"settings": to_json(trained.settings)}, tmp_path / "finetuned.pt")
-    text = factors(Factors((tmp_path / "finetuned.pt", checkpoint), shards=shards, out=out, videos=6))
+    torch.save(weights | {"settings": to_json(trained.settings)}, tmp_path / "mine.pt")
+    text = factors(Factors((tmp_path / "mine.pt", checkpoint), shards=shards, out=out, videos=6))
     assert (out / "table.txt").read_text() in text + "\n" and "e: e, 3 steps, " in text
     text = " ".join(text.split())
     with (out / "factors.csv").open() as file:
         rows = list(csv.DictReader(file))
     found = [tuple(row[name] for name in ("measure", "factor", "features", "model")) for row in rows]
     measured = itertools.product(("distance", "accuracy"), TRANSFORMATIONS.keys() - {"video", "modality"})
-    networks = (("video embeddings", "e"), ("audio embeddings", "e"), ("video trunk", "finetuned"))
+    networks = (("video embeddings", "e"), ("audio embeddings", "e"), ("video trunk", "mine"))
     assert sorted(found) == sorted((*each, *of) for each in measured for of in networks)
     for (kind, factor, layer, model), row in zip(found, rows, strict=True):
         own, random = ([float(row[f"{of}{name}"]) for name in ("value", "low", "high")] for of in ("", "random_"))

@@ -8,7 +8,6 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from html import unescape
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -31,39 +30,22 @@ from gdt.train.settings import SIZES
 from tests.tamper import annotate, edit_json
 
 EVIL = "<script>alert('{}')</script>&\"$x$"
-VOID = {"meta", "img"}
 
 
-class Page(HTMLParser):
-    """The parsed page."""
+class Page:
+    """The tags, tables and text of a page; names in it are escaped, so that each < begins a tag."""
 
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.tables: list[list[list[str]]] = []
-        self.text = ""
-        self._open: list[str] = []
-        self.feed(text)
-        assert not self._open
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-        if tag not in VOID:
-            self._open.append(tag)
-        if tag == "table":
-            self.tables.append([])
-        elif tag == "tr":
-            self.tables[-1].append([])
-        elif tag in ("td", "th"):
-            self.tables[-1][-1].append("")
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self._open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        if {"td", "th"} & set(self._open):
-            self.tables[-1][-1][-1] += data
-        self.text += data
+    def __init__(self, page: str) -> None:
+        found = re.findall(r"<(\w+)([^>]*)>", page)
+        self.tags = [(name, dict(re.findall(r'([\w-]+)="(.*?)"', attributes))) for name, attributes in found]
+        self.text = unescape(re.sub(r"<[^>]*>", "", page))
+        self.tables = [
+            [
+                [unescape(cell) for cell in re.findall(r"<t[hd].*?>(.*?)</t[hd]>", row)]
+                for row in table.split("<tr>")[1:]
+            ]
+            for table in re.findall(r"<table.*?</table>", page, re.S)
+        ]
 
     def cells(self) -> dict[tuple[str, str], str]:
         """The cells of all tables, by row and column."""
