@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from matplotlib.figure import Figure
 
-from gdt.eval.ablation.compare import by_preset, label, title_of
+from gdt.eval.ablation.compare import by_row, label, title_of
 from gdt.eval.record import RANDOM, Record
 from gdt.eval.tables import mean_of, metrics_of
 
@@ -20,7 +20,7 @@ def bars(records: Sequence[Record]) -> Figure:
     Bars: means over runs; dots: single runs; vertical lines: 95 % intervals; dashed line: chance.
     """
     panels = list(dict.fromkeys((record.label, next(iter(record.metrics))) for record in records))
-    groups = by_preset(records)
+    groups = by_row(records)
     across = min(len(panels), _COLUMNS)
     down, single = -(-len(panels) // across), len(panels) == 1
     width = 1.5 + (1.2 if single else 0.32) * len(groups)
@@ -38,14 +38,15 @@ def bars(records: Sequence[Record]) -> Figure:
         axes.spines[["top", "right"]].set_visible(False)
         axes.set_title(f"{f'{column}, ' if column else ''}{metric}, %", fontsize=9)
         axes.tick_params(labelsize=7)
-        axes.set_xticks(range(len(groups)), [_tick(preset, not single) for preset in groups], fontsize=7)
+        axes.set_xticks(range(len(groups)), [_tick(*row, not single) for row in groups], fontsize=7)
     for axes in list(grid.flat)[len(panels) :]:
         axes.set_visible(False)
     figure.suptitle(title_of(records), fontsize=8)
     return figure
 
 
-def _tick(preset: str, short: bool) -> str:
+def _tick(preset: str, steps: int, short: bool) -> str:
     if short:
-        return "random" if preset == RANDOM else preset if len(preset) < 12 else "own"
-    return label(preset).replace(": ", "\n").replace(", ", " ")
+        name = "random" if preset == RANDOM else preset if len(preset) < 12 else "own"
+        return f"{name}\n{steps}" if steps else name
+    return label(preset, steps).replace(": ", "\n").replace(", ", "\n")

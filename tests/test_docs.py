@@ -164,13 +164,12 @@ def test_links_files_targets_variables_and_options_exist(page: str, options: set
         assert name in options, (page, name)
 
 
-def test_tables_of_presets_are_the_presets() -> None:
-    tables = re.findall(r"^\| \| (.*) \|\n\|[-|]+\n\| TR \| (.*) \|\n\| TS \| (.*) \|\n\| modality \| (.*) \|$",
-                        TEXT["docs/compositions.md"], re.M)  # fmt: skip
-    rows = [row for table in tables for row in zip(*(line.split(" | ") for line in table), strict=True)]
+def test_the_table_of_presets_is_the_presets() -> None:
+    rows = re.findall(r"^\| `([\w-]+)` \| ([\w-]+) \| ([di]?) ?\| ([di]?) ?\|$", TEXT["docs/compositions.md"], re.M)
     assert [name for name, *_ in rows] == [*presets.TABLE_1, *presets.TABLE_2]
-    for name, reversal, shift, modality in rows:
-        assert presets.PRESETS[name].label == f"{modality}, TR {reversal}, TS {shift}".replace("·", ".")
+    for name, modalities, shift, reversal in rows:
+        varied = [f"{what} {role}" for what, role in (("shift", shift), ("reversal", reversal)) if role]
+        assert presets.PRESETS[name].label == ", ".join([modalities, *varied])
 
 
 def test_the_index_and_the_site_list_every_page() -> None:

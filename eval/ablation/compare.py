@@ -10,22 +10,19 @@ from gdt.eval.record import RANDOM, Record
 from gdt.eval.tables import Groups, Table, few_videos, table_lines
 from gdt.pipeline import presets
 
-_NOTATION = (
-    "rows: V video, A audio, T text; TR time reversal, TS time shift; features should distinguish (d) or ignore (i) "
-    "them; '.': not varied"
-)
+_NOTATION = "features should distinguish (d) or ignore (i) a shift or a reversal in time"
 
 
 def table_of(records: Sequence[Record]) -> Table:
-    """One row per preset, averaged over seeds; all records must be of the same videos and label column."""
-    groups = {label(preset): group for preset, group in by_preset(records).items()}
+    """A row per composition and its steps, averaged over seeds; all records must be of the same videos and labels."""
+    groups = {label(*key): group for key, group in by_row(records).items()}
     fold = f", fold {records[0].fold}" if records[0].fold else ""
     lines = table_lines(groups, f"% on {records[0].query_split}{fold}")
-    if any(record.tflop for record in records):
-        spent = [_spent(groups.get(line[0], ())) for line in lines[1:]]
-        heads = (("clips", "TFLOP"), *spent)
+    if least := min((record.tflop for record in records if record.tflop), default=0.0):
+        spent = [_spent(groups.get(line[0], ()), least) for line in lines[1:]]
+        heads = (("videos seen", "compute"), *spent)
         lines = [[line[0], *own, *line[1:]] for line, own in zip(lines, heads, strict=True)]
-    brief = [_caption(groups), *few_videos(records), *_compute(records), _NOTATION]
+    brief = [_caption(groups), *few_videos(records), _NOTATION]
     return Table(groups, lines, brief, [], title_of(records))
 
 
@@ -41,37 +38,33 @@ def title_of(records: Sequence[Record]) -> str:
     return f"equal {equal}" if equal else ""
 
 
-def label(preset: str) -> str:
-    """Label of a row: a preset with its description; random weights and other compositions unchanged."""
-    if preset not in presets.PRESETS:
-        return preset
-    return f"{'row ' if preset in presets.TABLE_1 else ''}{preset}: {presets.preset(preset).label}"
+def label(preset: str, steps: int = 0) -> str:
+    """Label of a row: a preset with its description, and the steps if given; other compositions by themselves."""
+    if preset in presets.PRESETS:
+        preset = f"{'row ' if preset in presets.TABLE_1 else ''}{preset}: {presets.preset(preset).label}"
+    return f"{preset}, {steps} steps" if steps else preset
 
 
-def by_preset(records: Sequence[Record]) -> dict[str, list[Record]]:
-    """Records by preset: random weights first, then the rows in order."""
-    groups: dict[str, list[Record]] = {}
-    for each in sorted(records, key=lambda each: (each.preset != RANDOM, each.preset)):
-        groups.setdefault(each.preset, []).append(each)
+def by_row(records: Sequence[Record]) -> dict[tuple[str, int], list[Record]]:
+    """Records by preset and steps: random weights first, then in the order of the records.
+
+    The steps are 0 for random weights, and for the shortest runs of a preset.
+    """
+    usual: dict[str, int] = {}
+    for each in records:
+        usual[each.preset] = min(each.step, usual.get(each.preset, each.step))
+    groups: dict[tuple[str, int], list[Record]] = {}
+    for each in sorted(records, key=lambda each: each.preset != RANDOM):
+        longer = each.preset != RANDOM and each.step != usual[each.preset]
+        groups.setdefault((each.preset, each.step if longer else 0), []).append(each)
     return groups
 
 
-def _spent(records: Sequence[Record]) -> tuple[str, str]:
-    """Video clips and TFLOP of the pretraining of a row; empty without one."""
+def _spent(records: Sequence[Record], least: float) -> tuple[str, str]:
+    """Training videos that a row has seen, with repetitions, and its FLOPs relative to `least`; empty without them."""
     if not (trained := next((each for each in records if each.tflop), None)):
         return "", ""
-    composition, tflop = trained.pretraining.composition, trained.tflop
-    clips = trained.step * composition.batch_size * composition.clips_per_video
-    return str(clips), f"{tflop:,.1f}" if tflop >= 1 else f"{tflop:.2g}"
-
-
-def _compute(records: Sequence[Record]) -> list[str]:
-    """A note if the rows of an ablation at equal videos differ in compute."""
-    spent = [record.tflop for record in records if record.equal.startswith("videos") and record.tflop]
-    ratio = max(spent, default=1.0) / min(spent, default=1.0)
-    if ratio <= 1.1:
-        return []
-    return [f"rows differ in compute by a factor of up to {ratio:.1f}; compare them with --equal compute, too"]
+    return f"{trained.step * trained.pretraining.composition.batch_size:,}", f"{trained.tflop / least:.1f}x"
 
 
 def _caption(groups: Groups) -> str:
