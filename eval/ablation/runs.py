@@ -54,7 +54,7 @@ def _run_all(runs: Sequence[Run], todo: Sequence[Run], jobs: int) -> None:
         for run in run_parallel(todo, work, jobs, lambda: bar.update(steps() - bar.n)):
             metrics = next((each.metrics for each in run.records() if each.model == run.folder.name), {})
             first = next((f": {name} {metric.value:.1f} %" for name, metric in metrics.items()), "")
-            bar.write(f"{label(run.row)}, seed {run.pretraining.seed}{first}")
+            bar.write(f"{label(run.row, run.steps)}, seed {run.pretraining.seed}{first}")
 
 
 def logged_steps(log: Path) -> int:
