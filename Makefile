@@ -68,7 +68,7 @@ demo: $(SETUP)
 	@$(gdt) preprocess --dataset demo --layout synthetic --source data/videos/demo | sed '/^next:/d'
 	@CUDA_VISIBLE_DEVICES= $(gdt) ablation --dataset demo --rows e l --equal videos compute --steps 300 --clips 3 \
 	  --seeds 0 --protocols retrieval --out runs/demo
-	@$(gdt) report --runs runs/demo
+	@$(gdt) report --runs runs/demo --models 1
 generate preprocess verify factors embed ablation report show-batch show-tree: $(SETUP)
 	@$(gdt) $@ $(options)
 pretrain: $(SETUP)
