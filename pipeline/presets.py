@@ -71,8 +71,7 @@ PRESETS = {
         "video:d time_shift:i:2 modality(video,text):i:2:differs augmentation:i:1",
     ),
     "arrow": Preset(
-        "video, reversal d",
-        "arrow of time: reversed clips are negatives",
+        "video, reversal d", "arrow of time: reversed clips are negatives",
         "video:d time_shift:i:1 time_reversal:d:2 augmentation:i:2",
     ),
 }  # fmt: skip

@@ -122,8 +122,7 @@ def equalise(settings: Ablation, rows: Mapping[str, Pretrain], index: Index) -> 
     own = {row: replace(run, batch_size=videos) for row, run in rows.items()}
     first = next(iter(own.values()))
     steps = _steps(first, index)
-    trained: list[tuple[str, Pretrain]] = []
-    shared = []
+    trained, shared = list[tuple[str, Pretrain]](), list[str]()
     if "videos" in settings.equal:
         trained += own.items()
         shared.append(f"{first.planned_epochs} epochs" if first.planned_epochs else f"{steps} steps")
