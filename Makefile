@@ -18,6 +18,7 @@
 #: ARGS="--option value" passes further options; `.venv/bin/gdt <command> --help` lists them.
 
 SHELL := /bin/bash
+.SHELLFLAGS := -o pipefail -c
 ifdef CONDA_PREFIX  # an active conda environment is used as it is; otherwise everything goes into .venv
 PYTHON := $(CONDA_PREFIX)/bin/python
 SETUP := $(CONDA_PREFIX)/.gdt-setup
@@ -61,11 +62,12 @@ setup: $(SETUP)
 $(SETUP): pyproject.toml constraints.txt setup.sh
 	@bash setup.sh "$(PYTHON)" "$@"
 demo: $(SETUP)
-	@$(gdt) generate --identity 0.15 --actions-per-video 3 --train 40 --val 20 --test 20 --destination data/videos/demo
-	@$(gdt) preprocess --dataset demo --layout synthetic --source data/videos/demo
-	@CUDA_VISIBLE_DEVICES= $(gdt) ablation --dataset demo --rows l a e --steps 400 --clips 3 --seeds 0 \
-	  --protocols retrieval linear --label label,identity --out runs/demo
-	@$(gdt) report --runs runs/demo
+	@$(gdt) generate --identity 0.04 --actions-per-video 3 --train 40 --val 20 --test 20 \
+	  --destination data/videos/demo | sed '/^next:/d'
+	@$(gdt) preprocess --dataset demo --layout synthetic --source data/videos/demo | sed '/^next:/d'
+	@CUDA_VISIBLE_DEVICES= $(gdt) ablation --dataset demo --rows e l --equal videos compute --steps 300 --clips 3 \
+	  --seeds 0 --protocols retrieval --out runs/demo
+	@$(gdt) report --runs runs/demo --models 1
 generate preprocess verify factors embed ablation report show-batch show-tree: $(SETUP)
 	@$(gdt) $@ $(options)
 pretrain: $(SETUP)

@@ -29,10 +29,7 @@ Groups = Mapping[str, Sequence[Result]]
 UNANSWERABLE = "of classes without gallery videos"
 """Detail of a result: queries that every model gets wrong."""
 _PUBLISHED = "published results were obtained with their authors' networks and clips, and on all classes"
-_ROWS = (
-    "rows: V video, A audio, T text; TR time reversal, TS time shift; features should distinguish (d) or ignore (i) "
-    "them; '.': not varied"
-)
+_ROWS = "features should distinguish (d) or ignore (i) a shift or a reversal in time"
 _FEW_QUERIES = 50
 """A note warns of fewer: the 95 % interval of a share of 50 answers is up to 27 points wide."""
 
@@ -70,7 +67,8 @@ def pivot(every: Sequence[Result], by_row: bool = False) -> list[Table]:
             others = reported(first.dataset, list(dict.fromkeys(each.protocol for each in part)), samples)
         lines = table_lines(groups, f"% on {first.query_split}", others)
         if by_row:
-            spent = [("videos", "TFLOP"), *(_spent(groups.get(line[0], ())) for line in lines[1:])]
+            least = min((each.tflop for each in part if each.tflop), default=1.0)
+            spent = [("videos seen", "compute"), *(_spent(groups.get(line[0], ()), least) for line in lines[1:])]
             lines = [[line[0], *own, *line[1:]] for line, own in zip(lines, spent, strict=True)]
         shown = any(line[0] in others for line in lines)
         notes = [*_notes(groups), *([_PUBLISHED] if shown else []), *([_ROWS] if by_row else [])]
@@ -97,28 +95,24 @@ def _model_names(part: Sequence[Result]) -> dict[tuple[str, str], str]:
 
 
 def _row_names(part: Sequence[Result]) -> dict[tuple[str, str], str]:
-    """Names of the rows of an ablation by model and weights: the composition, and its steps where they differ."""
-    steps: dict[str, set[int]] = {}
-    for each in part:
-        steps.setdefault(each.preset, set()).add(each.step)
-    names = {}
-    for each in sorted(part, key=lambda each: (each.preset != RANDOM, each.preset, each.step)):
-        several = each.preset != RANDOM and len(steps[each.preset]) > 1
-        names[_subject(each)] = f"{row_label(each.preset)}{f', {each.step:,} steps' if several else ''}"
-    return names
+    """Names of the rows of an ablation by model and weights: the composition, with the steps of longer runs."""
+    least = {each.preset: each.step for each in sorted(part, key=lambda each: -each.step)}
+    longer = {_subject(each): each.step * (each.step > least[each.preset] and each.preset != RANDOM) for each in part}
+    ordered = sorted(part, key=lambda each: (each.preset != RANDOM, longer[_subject(each)], each.preset))
+    return {_subject(each): row_label(each.preset, longer[_subject(each)]) for each in ordered}
 
 
-def row_label(preset: str) -> str:
-    """Label of a row: a preset with its description; random weights and other compositions unchanged."""
-    if preset not in presets.PRESETS:
-        return preset
-    return f"{'row ' if preset in presets.TABLE_1 else ''}{preset}: {presets.preset(preset).label}"
+def row_label(preset: str, steps: int = 0) -> str:
+    """Label of a row: a preset with its description, and the steps if given; other compositions by themselves."""
+    if preset in presets.PRESETS:
+        preset = f"{'row ' if preset in presets.TABLE_1 else ''}{preset}: {presets.preset(preset).label}"
+    return f"{preset}, {steps:,} steps" if steps else preset
 
 
-def _spent(group: Sequence[Result]) -> tuple[str, str]:
-    """Videos seen and TFLOP of the pretraining of a row; empty without one."""
+def _spent(group: Sequence[Result], least: float) -> tuple[str, str]:
+    """Training videos that a row has seen, with repetitions, and its FLOPs relative to `least`; empty without them."""
     trained = next((each for each in group if each.videos), None)
-    return (f"{trained.videos:,}", f"{trained.tflop:,.3g}") if trained else ("", "")
+    return (f"{trained.videos:,}", f"{trained.tflop / least:.1f}x") if trained else ("", "")
 
 
 def _title(part: Sequence[Result]) -> str:

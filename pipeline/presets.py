@@ -34,7 +34,8 @@ def _row(table: str, role: tuple[Role, Role, str]) -> Preset:
     modality, views = (f"{name}:i:{len(modalities)}:differs", 1) if len(modalities) > 1 else (f"{name}:i:1", 2)
     ts, tr = ("i:1" if contrast == "." else f"{contrast}:2" for contrast in (shift, reversal))
     factors = f"video:d time_shift:{ts} {modality} time_reversal:{tr} augmentation:i:{views}"
-    return Preset(f"{'AV' if modalities == 'VA' else modalities}, TR {reversal}, TS {shift}", table, factors)
+    varied = [f"{what} {contrast}" for what, contrast in (("shift", shift), ("reversal", reversal)) if contrast != "."]
+    return Preset(", ".join(["-".join(_MODALITIES[letter] for letter in modalities), *varied]), table, factors)
 
 
 _MODALITIES = {"V": "video", "A": "audio", "T": "text"}
@@ -57,21 +58,20 @@ PRESETS = {
     "cross-modal": TABLE_1["e"]._replace(source="appendix, cross-modal: table 1, row e"),
     "three": _row("all pairs of video, audio and text", ("i", "d", "VAT")),
     "simclr": Preset(
-        "V, two augmentations of one clip", "SimCLR, section 3.1", "video:d time_shift:i:1 augmentation:i:2"
+        "video, two augmentations of one clip", "SimCLR, section 3.1", "video:d time_shift:i:1 augmentation:i:2"
     ),
     "avid": Preset(
-        "AV, instance discrimination",
+        "video-audio, instance discrimination",
         "cross-modal AVID without its memory bank",
         "video:d time_shift:i:1 modality:i:2:differs augmentation:i:1",
     ),
     "mil-nce": Preset(
-        "VT, several positive moments",
+        "video-text, several positive moments",
         "like MIL-NCE: two moments of a video are positives",
         "video:d time_shift:i:2 modality(video,text):i:2:differs augmentation:i:1",
     ),
     "arrow": Preset(
-        "V, TR d",
-        "arrow of time: reversed clips are negatives",
+        "video, reversal d", "arrow of time: reversed clips are negatives",
         "video:d time_shift:i:1 time_reversal:d:2 augmentation:i:2",
     ),
 }  # fmt: skip

@@ -1,4 +1,4 @@
-"""The runs of an ablation: rows x seeds, with equal videos or equal compute."""
+"""The runs of an ablation: rows x seeds, with equal videos, equal compute, or both."""
 
 from __future__ import annotations
 
@@ -70,22 +70,24 @@ def plan(settings: Ablation) -> list[Run]:
     shards = shard_folder(settings.dataset, settings.shards)
     index = Index.open(shards)
     held_out(index, settings.query_split)  # raises UserError if there are none
-    rows, equal = equalise(settings, {row: _pretraining(settings, shards, row) for row in settings.rows}, index)
+    rows = {row: _pretraining(settings, shards, row) for row in settings.rows}
+    trained, equal = equalise(settings, rows, index)
     evaluation = _evaluation(settings, shards, index)
     modalities = {row: run.composition.modalities for row, run in rows.items()}
     baseline = max(rows, key=lambda row: len(modalities[row]))  # whose untrained networks are evaluated, too
+    first = next(run for row, run in trained if row == baseline)
     runs = []
     for seed in dict.fromkeys(settings.seeds):
-        for row, run in rows.items():
+        for row, run in trained:
             steps = _steps(run, index)
-            adjusted = f"-{steps}steps" if settings.equal == "compute" and run.steps != settings.steps else ""
+            adjusted = f"-{steps}steps" if run.steps != rows[row].steps else ""
             own = replace(run, seed=seed, out=settings.folder / f"{run.short_name}{adjusted}-{seed}")
             protocols = tuple(
                 name for name in evaluation.protocols if not PROTOCOLS[name].pairs or len(modalities[row]) > 1
             )
             of_row = replace(
                 evaluation, ckpt=(own.run_folder,), out=settings.folder, protocols=protocols, tables=False,
-                random_weights="include" if row == baseline else "exclude",
+                random_weights="include" if run == first else "exclude",
                 word2vec=run.word2vec if "cross-modal" in protocols else None,
             )  # fmt: skip
             runs.append(Run(row, own, steps, of_row, _conditions(of_row, index), equal))
@@ -110,25 +112,29 @@ def _conditions(evaluation: Downstream, index: Index) -> frozenset[str]:
     return frozenset(found)
 
 
-def equalise(settings: Ablation, rows: Mapping[str, Pretrain], index: Index) -> tuple[dict[str, Pretrain], str]:
-    """Give every row the same videos per step, and the same steps or FLOPs; returns the rows and what they share.
+def equalise(settings: Ablation, rows: Mapping[str, Pretrain], index: Index) -> tuple[list[tuple[str, Pretrain]], str]:
+    """Give every row the same videos per step, and the same steps, the same FLOPs, or first one and then the other.
 
-    Raises UserError if a row has too few videos.
+    Returns rows with their runs, each once, and what they share. Raises UserError if a row has too few videos.
     """
     videos = settings.batch_size or min(run.with_batch_size(index).composition.batch_size for run in rows.values())
     own = {row: replace(run, batch_size=videos) for row, run in rows.items()}
     first = next(iter(own.values()))
     steps = _steps(first, index)
-    if settings.equal == "videos":
-        length = f"{first.planned_epochs} epochs" if first.planned_epochs else f"{steps} steps"
-        return own, f"videos: {videos} videos per step, {length}"
-    reference = replace(first, preset=REFERENCE, factors="", factors_from=None, word2vec=None)
-    spent = steps * step_flops(reference, index.bands)
-    for row, run in own.items():
-        as_costly = max(1, round(spent / step_flops(run, index.bands)))
-        if as_costly != _steps(run, index):
-            own[row] = replace(run, steps=as_costly, epochs=0)
-    return own, f"compute: {videos} videos per step, the FLOPs of {steps} steps of row {REFERENCE}"
+    trained, shared = list[tuple[str, Pretrain]](), list[str]()
+    if "videos" in settings.equal:
+        trained += own.items()
+        shared.append(f"{first.planned_epochs} epochs" if first.planned_epochs else f"{steps} steps")
+    if "compute" in settings.equal:
+        reference = replace(first, preset=REFERENCE, factors="", factors_from=None, word2vec=None)
+        spent = steps * step_flops(reference, index.bands)
+        for row, run in own.items():
+            as_costly = max(1, round(spent / step_flops(run, index.bands)))
+            longer = run if as_costly == _steps(run, index) else replace(run, steps=as_costly, epochs=0)
+            if (row, longer) not in trained:
+                trained.append((row, longer))
+        shared.append(f"the FLOPs of {steps} steps of row {REFERENCE}")
+    return trained, f"{' and '.join(settings.equal)}: {videos} videos per step, {' or '.join(shared)}"
 
 
 def _steps(run: Pretrain, index: Index) -> int:

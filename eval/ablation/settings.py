@@ -28,8 +28,8 @@ class Ablation:
     """Seeds; one run per row and seed."""
     size: Literal["paper", "tiny"] | None = None
     """Size of networks, clips and schedule; default: paper with a GPU, else tiny."""
-    equal: Literal["videos", "compute"] = "videos"
-    """What rows share besides the videos per step: steps, or compute (cheap rows get more steps)."""
+    equal: tuple[Literal["videos", "compute"], ...] = ("videos",)
+    """What rows share besides the videos per step: steps, compute (cheap rows get more steps), or both."""
     batch_size: int = 0
     """Videos per step; 0: as --size, or fewer."""
     group_size: int | None = None

@@ -59,7 +59,7 @@ def command(settings: Generate) -> str:
     folder = settings.destination
     generate(folder, settings.videos, settings.workers)
     following = gdt_command("preprocess", "--dataset", folder.name, "--layout", "synthetic", "--source", folder)
-    return f"the videos are in {folder}; next:\n  {following}"
+    return f"the videos are in {folder}\nnext: {following}"
 
 
 class Task(NamedTuple):

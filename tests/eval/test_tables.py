@@ -58,7 +58,7 @@ def test_folds_and_seeds_are_averaged() -> None:
     seeds = [replace(each, fold=0, seed=each.fold, model=f"e-{each.fold}", weights=str(each.fold)) for each in folds]
     (table,) = pivot(seeds, by_row=True)
     assert table.lines[:2] == [
-        ["% on test", "videos", "TFLOP", "R@1"], ["row e: AV, TR ., TS .", "9,600", "3", "27.0 (0.0-65.2)"]
+        ["% on test", "videos seen", "compute", "R@1"], ["row e: video-audio", "9,600", "1.0x", "27.0 (0.0-65.2)"]
     ]  # fmt: skip
     assert "over seeds" in table.notes[0]
 
@@ -68,8 +68,9 @@ def test_rows_of_other_lengths_are_rows_of_their_own() -> None:
     longer = replace(ROW, step=1200, steps=1200, videos=19200, tflop=6.0, model="longer", weights="12")
     (table,) = pivot([RANDOM_ROW, longer, ROW, replace(ROW, preset="l", weights="34", tflop=12.0)], by_row=True)
     assert [line[:3] for line in table.lines] == [
-        ["% on test", "videos", "TFLOP"], [RANDOM, "", ""], ["row e: AV, TR ., TS ., 600 steps", "9,600", "3"],
-        ["row e: AV, TR ., TS ., 1,200 steps", "19,200", "6"], ["row l: AV, TR i, TS d", "9,600", "12"],
+        ["% on test", "videos seen", "compute"], [RANDOM, "", ""], ["row e: video-audio", "9,600", "1.0x"],
+        ["row l: video-audio, shift d, reversal i", "9,600", "4.0x"],
+        ["row e: video-audio, 1,200 steps", "19,200", "2.0x"],
         ["chance", "", ""],
     ]  # fmt: skip
 
@@ -112,7 +113,7 @@ def test_what_would_mislead_has_a_footnote(change: dict, note: str) -> None:
 
 def test_rows_with_fewer_seeds_are_named() -> None:
     seeds = [replace(ROW, seed=seed, weights=str(seed), model=f"e-{seed}") for seed in (1, 2)]
-    assert "seeds differ in number: random weights (1); row e: AV, TR ., TS . (2)" in notes(
+    assert "seeds differ in number: random weights (1); row e: video-audio (2)" in notes(
         RANDOM_ROW, *seeds, by_row=True
     )
 
