@@ -17,7 +17,7 @@ from gdt.common.files import is_disk_full
 from gdt.pipeline.shards.statistics import mel_sums
 from gdt.pipeline.shards.writer import VideoRecord, write_shard
 from gdt.preprocess.datasets.listing import Words, size_of
-from gdt.preprocess.extract import Extracted, extract_group, groups, pixel_sums
+from gdt.preprocess.extract import Extracted, Unread, extract_group, groups, pixel_sums
 from gdt.preprocess.ffmpeg import Extraction, Target
 from gdt.preprocess.logmel import HOP, SAMPLE_RATE, Waveform, logmel_blocks, peak_levels
 from gdt.preprocess.plan import ShardTask
@@ -44,6 +44,7 @@ def _make_shard(task: ShardTask, folder: Path) -> None:
     records: list[VideoRecord] = []
     rejected: list[dict[str, str]] = []
     pixels, mels = np.zeros((3, 3), np.int64), np.zeros(3, np.int64)
+    final = True
     for group in groups(task.videos):
         first = len(records) + len(rejected)
         targets = [Target.within(folder / str(first + k), video) for k, video in enumerate(group)]
@@ -52,6 +53,7 @@ def _make_shard(task: ShardTask, folder: Path) -> None:
                 record, sums = _record(target, output, task.extraction)
             except Rejected as error:
                 rejected.append({"id": target.video.id, "reason": str(error)})
+                final &= not isinstance(error, Unread)
                 shutil.rmtree(target.jpeg.parent)
             else:
                 records.append(record)
@@ -65,8 +67,8 @@ def _make_shard(task: ShardTask, folder: Path) -> None:
             f"{socket.gethostname()} sees none of the videos of {task}; mount their disk on every machine, then run "
             "the same command again: finished shards are kept"
         )
-    unchanged = sizes == [video.size for video in task.videos]  # else the next run makes the shard again
-    notes = {"settings": json.dumps(dict(task.details)), "content": task.content if unchanged else ""}
+    final &= sizes == [video.size for video in task.videos]  # else the next run makes the shard again
+    notes = {"settings": json.dumps(dict(task.details)), "content": task.content if final else ""}
     write_shard(task.path, records, {"pixels": pixels, "mels": mels}, folder, rejected, notes)
 
 

@@ -72,13 +72,6 @@ def test_captions_match_a_video_of_a_split_by_id_or_path(tmp_path: Path, layout:
 
 
 @LAYOUTS
-def test_captions_of_a_bare_name_match_only_in_the_source_itself(pets: Path, layout: str) -> None:
-    write_captions(pets, layout, {"a": "moo", "dogs/a": "bark"})
-    assert tokens(pets) == {"a.mp4": [2], "cats/a.mp4": [], "dogs/a.webm": [0], "dogs/indoor/a.mp4": []}
-    assert tokens(pets, only_captioned=True)["dogs/indoor/a.mp4"] == "it has no captions"
-
-
-@LAYOUTS
 def test_captions_by_id_match_in_any_folder(tmp_path: Path, layout: str) -> None:
     for name in ("0wR5jVB-WPk.mp4", "part1/-caPS4FHFF8.webm", "part2/silent.mkv"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gdt.common.errors import UserError
-from gdt.preprocess.captions import readers
 from gdt.preprocess.captions.readers import Caption, Captions
 
 HELLO = {"start": [1], "end": [2], "text": ["hello"]}
@@ -107,12 +105,6 @@ def test_a_folder_without_captions_gives_none(tmp_path: Path) -> None:
     assert Captions.find(tmp_path) is None
 
 
-def test_an_id_that_comes_twice_has_the_captions_of_both(tmp_path: Path) -> None:
-    first, second = '{"start": [3], "end": [4], "text": ["y"]}', '{"start": [1], "end": [2], "text": ["x"]}'
-    write(tmp_path / "caption.json", f'{{"a": {first}, "a": {second}}}')
-    assert find(tmp_path).get("a") == [(1, 2, "x"), (3, 4, "y")]
-
-
 # --- content -----------------------------------------------------------------------------------------------
 
 
@@ -125,18 +117,6 @@ def test_unusable_captions_are_dropped_and_the_others_sorted(tmp_path: Path) -> 
     assert read(tmp_path, {"start": start, "end": end, "text": text}) == [
         (-1, 2, "7"), (1, 2, "first"), (1, 1, "a moment"), (5, 6, "last"),
     ]  # fmt: skip
-
-
-def test_a_video_without_usable_captions_has_none(tmp_path: Path) -> None:
-    assert read(tmp_path, {"start": [], "end": [], "text": []}) == []
-    assert len(find(tmp_path)) == 1
-
-
-def test_times_may_be_numbers_of_any_kind() -> None:
-    columns = {"start": ["1.25", Decimal("2.5"), 3], "end": [2, " 3 ", 4.5], "text": ["a", "b", float("nan")]}
-    found = readers._usable(readers._rows(columns), "here")
-    assert found == [(1.25, 2.0, "a"), (2.5, 3.0, "b")]
-    assert {type(time) for caption in found for time in caption[:2]} == {float}
 
 
 @pytest.mark.parametrize(

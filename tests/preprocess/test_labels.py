@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -55,14 +54,6 @@ def test_videos_with_the_same_name_in_several_splits_keep_their_whole_paths(tmp_
     assert paths(tmp_path)["cats/1.mp4"] == "train/cats/1.mp4"
 
 
-def test_names_below_a_split_that_are_not_utf8_are_reported(tmp_path: Path) -> None:
-    touch(tmp_path, "test/a.mp4")
-    Path(os.fsdecode(os.fsencode(tmp_path) + b"/test/caf\xe9.mp4")).touch()
-    write(tmp_path, "id,label\na.mp4,x\n")
-    assert list(videos(tmp_path)) == ["a.mp4"]
-    assert [item.reason for item in missing("folder", tmp_path)] == ["its name is not valid UTF-8; rename it"]
-
-
 # labels.csv
 
 
@@ -82,17 +73,6 @@ def test_labels_csv_overrides_folders(tmp_path: Path) -> None:
         "cats/3.mp4": (("colour", ""), ("Note", "x")), "cats/4.mp4": (("colour", "é"), ("Note", "")),
     }  # fmt: skip
     assert missing("folder", tmp_path) == []
-
-
-def test_blanks_around_values_and_column_names_are_removed(tmp_path: Path) -> None:
-    touch(tmp_path, "1.mp4", "2.mp4", "3.mp4")
-    write(
-        tmp_path,
-        'path , weather,time of day \n1.mp4, sunny,late  morning\n2.mp4,"sunny\t"," late  morning\n"\n3.mp4,\u00a0,x\n',
-    )
-    columns = [video.columns for video in videos(tmp_path).values()]
-    assert columns[0] == columns[1] == (("weather", "sunny"), ("time of day", "late  morning"))  # inside it is kept
-    assert columns[2] == (("weather", ""), ("time of day", "x"))
 
 
 @pytest.mark.parametrize("first", ["path", "id", "file", "filename", "video", "name", "FileName"])
@@ -157,14 +137,6 @@ def test_a_damaged_labels_csv_is_refused(tmp_path: Path, text: bytes, message: s
     with pytest.raises(UserError, match=f"^{message}") as error:
         listed_videos("folder", tmp_path)
     assert "\n" not in str(error.value)
-
-
-@pytest.mark.timeout(20)
-def test_a_labels_csv_that_is_a_fifo_is_refused(tmp_path: Path) -> None:
-    touch(tmp_path, "a.mp4")
-    os.mkfifo(tmp_path / "labels.csv")
-    with pytest.raises(UserError, match="labels.csv is a special file, not a file"):
-        listed_videos("folder", tmp_path)
 
 
 def test_a_real_table_of_labels(real: Path) -> None:

@@ -5,12 +5,10 @@ from __future__ import annotations
 import itertools
 import random
 
-import numpy as np
 import pytest
 
 from gdt.preprocess.captions.readers import Caption
 from gdt.preprocess.captions.stretches import retime, stretches
-from gdt.preprocess.captions.words import Vocabulary
 from gdt.preprocess.datasets.listing import Words
 
 # --- covered parts ------------------------------------------------------------------------------------
@@ -123,17 +121,3 @@ def test_retimed_words_equal_a_slow_oracle(seed: int) -> None:
     assert found.start == sorted(found.start)
     assert all(start <= end for start, end in zip(found.start, found.end, strict=True))
     assert {type(value) for value in (*found.token, *found.start)} <= {int, float}
-
-
-def test_all_words_of_captions_are_in_their_stretches() -> None:
-    rng = random.Random(0)
-    vocabulary = Vocabulary({"stir": 0}, [])
-    for _ in range(50):
-        starts = [rng.uniform(0, 300) for _ in range(20)]
-        captions = [Caption(start, start + rng.uniform(0.1, 5), "stir it and stir") for start in starts]
-        words, kept = vocabulary.words(captions), stretches(captions)
-        moved = retime(words, kept)
-        assert len(moved.token) == 40
-        lengths = np.subtract(words.end, words.start)
-        assert np.subtract(moved.end, moved.start) == pytest.approx(lengths, abs=1e-6)
-        assert max(moved.end) <= sum(end - start for start, end in kept) + 1e-6

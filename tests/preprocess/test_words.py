@@ -14,7 +14,6 @@ from gdt.common.errors import UserError
 from gdt.preprocess.captions.readers import Caption
 from gdt.preprocess.captions.words import Vocabulary
 from gdt.preprocess.datasets.listing import Words
-from tests.preprocess.test_caption_readers import find
 
 WORDS = ["stir", "Stir", "don't", "café", "well", "Paris", "2", "the", "until"]
 
@@ -68,18 +67,6 @@ def test_a_caption_gives_its_words_equal_shares_of_its_time(word2vec: Path) -> N
     assert vocabulary.words([]) == Words([], [], [])
 
 
-def test_words_of_real_captions(word2vec: Path, real: Path, tmp_path: Path) -> None:
-    source = tmp_path / "real"
-    source.mkdir()
-    (source / "youcook2.csv").write_bytes((real / "captions" / "youcook2_validation.csv").read_bytes())
-    vocabulary = Vocabulary({"lemon": 0, "juice": 1, "salt": 2}, ["and"])
-    words = vocabulary.words(find(source).get("xHr8X2Wpmno"))
-    first = words.start.index(67 + 22 / 11)  # "combine lemon juice sumac garlic salt and oil in a bowl", 67 to 89 s
-    assert words.token[first : first + 3] == [0, 1, 2]
-    assert words.start[first : first + 3] == pytest.approx([69, 71, 77])
-    assert words.end[first : first + 3] == pytest.approx([71, 73, 79])
-
-
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
@@ -98,9 +85,3 @@ def test_an_unexpected_word2vec_file_is_refused(tmp_path: Path, name: str, conte
         (tmp_path / name).write_bytes(content)
     with pytest.raises(UserError, match=message):
         Vocabulary.load(tmp_path / name)
-
-
-def test_gensims_own_files_are_refused(word2vec: Path) -> None:
-    renamed = word2vec.with_name("vectors.kv").rename(word2vec.with_name("renamed.bin"))
-    with pytest.raises(UserError, match="it is a pickle"):
-        Vocabulary.load(renamed)
