@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import shutil
 import sys
@@ -31,9 +30,6 @@ from gdt.preprocess.ffmpeg import Extraction, require_ffmpeg
 from gdt.preprocess.plan import Listed, Plan, ShardTask, Shares, assign, collect, shard_path
 from gdt.preprocess.summary import Summary, describe, summarise
 from gdt.preprocess.worker import PROGRESS, make_shard
-
-_SIMILAR = 0.75
-"""Likeness of the name of a data set to a known one above which it counts as misspelled."""
 
 
 @dataclass(frozen=True)
@@ -69,15 +65,7 @@ class Preprocess(cluster.Workers):
 
     @property
     def known_layout(self) -> str:
-        """The layout. Raises UserError if it is unknown, or if the name of the data set looks like one misspelled."""
-        if self.layout or self.dataset in DATASETS:
-            return self.layout or self.dataset
-        if similar := difflib.get_close_matches(self.dataset.casefold(), DATASETS, 1, _SIMILAR):
-            raise UserError(
-                f"--dataset is '{self.dataset}'; did you mean '{similar[0]}'? Otherwise set --layout folder if its "
-                f"videos are any tree of folders, or --layout {similar[0]} if they lie as in {similar[0]}"
-            )
-        return "folder"
+        return self.layout or (self.dataset if self.dataset in DATASETS else "folder")
 
     @property
     def shard_folder(self) -> Path:

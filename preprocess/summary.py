@@ -10,15 +10,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from gdt.common.errors import COLUMNS, plural
 from gdt.common.files import write_text
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.shards.layout import INDEX, REJECTED, read_rejected
 
 SUMMARY = "summary.json"
-_SPLITS = ("train", "val", "test", "unused")
 _SHOWN = 8
 """Reasons and notes to print."""
 _MEANINGS = {
@@ -53,10 +50,6 @@ class Summary:
         return len(self.index)
 
     @property
-    def rejected(self) -> int:
-        return sum(self.reasons.values())
-
-    @property
     def shards_kept(self) -> int:
         return len(self.index.shard_names) - self.shards_made
 
@@ -67,11 +60,11 @@ class Summary:
     @property
     def numbers(self) -> dict[str, Any]:
         """The content of `summary.json`."""
-        index = self.index
-        splits = {split: int(np.count_nonzero(index.split == split)) for split in _SPLITS}
+        index, splits = self.index, Counter(self.index.split.tolist())
         return {
             "videos": self.videos, "kept": self.kept, "decoded": self.decoded,
-            "left_out": self.reasons, "notes": self.notes, "splits": {split: n for split, n in splits.items() if n},
+            "left_out": self.reasons, "notes": self.notes,
+            "splits": {split: splits[split] for split in ("train", "val", "test", "unused") if splits[split]},
             "classes": len(index.classes), "hours": float(index.frame_count.sum()) / index.fps / 3600,
             "gigabytes": sum(head.size for head in index.heads) / 1e9, "without_sound": self.without_sound,
             "silent_seconds": float(index.silence.sum()), "words": int(index.text_count.sum()),

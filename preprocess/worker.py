@@ -61,13 +61,12 @@ def _make_shard(task: ShardTask, folder: Path) -> None:
                 pixels += pixel_sums(record.jpeg, record.sizes, every=task.extraction.fps)
         with contextlib.suppress(ValueError):  # without Dask
             get_worker().log_event(PROGRESS, len(group))
-    sizes = [size_of(video.path) for video in task.videos]
-    if all(now < 0 <= video.size for now, video in zip(sizes, task.videos, strict=True)):
+    if all(size_of(video.path) < 0 <= video.size for video in task.videos):
         raise UserError(
             f"{socket.gethostname()} sees none of the videos of {task}; mount their disk on every machine, then run "
             "the same command again: finished shards are kept"
         )
-    final &= sizes == [video.size for video in task.videos]  # else the next run makes the shard again
+    # without content, the next run makes the shard again
     notes = {"settings": json.dumps(dict(task.details)), "content": task.content if final else ""}
     write_shard(task.path, records, {"pixels": pixels, "mels": mels}, folder, rejected, notes)
 

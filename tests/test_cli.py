@@ -117,7 +117,6 @@ def test_a_run_ends_with_the_next_commands_and_is_left_alone_afterwards(
     ("typed", "message"),
     [
         ("pretran", "unknown command 'pretran'; did you mean 'pretrain'?"),
-        ("preprocess --dataset kinetcs", "did you mean 'kinetics'? Otherwise set --layout folder"),
         ("preprocess --dataset mine --source missing", "missing does not exist; set --source"),
         ("preprocess --dataset x --layout foldr --source .", "unknown layout 'foldr'; did you mean 'folder'?"),
         ("pretrain --dataset mine", "there are no shards in data/shards/mine (no index.h5); make them with"),

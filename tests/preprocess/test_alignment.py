@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gdt.preprocess import extract, ffmpeg
+from gdt.preprocess import extract
 from gdt.preprocess.clock import Piece, cut, pieces, put_on_clock
 from gdt.preprocess.datasets.listing import Video
 from gdt.preprocess.extract import Extracted, extract_group
@@ -114,14 +114,6 @@ def test_mp4_without_gaps_is_aligned(tmp_path: Path, options: str) -> None:
     flash, click = events(kept(path, tmp_path))
     assert len(flash) == len(click) == 4
     assert np.abs(flash - np.arange(1, 5)).max() < 2 * FRAME + 1e-6 and np.abs(click - flash).max() < FRAME
-
-
-def test_gaps_are_filled_in_a_segment(tmp_path: Path) -> None:
-    sizes = (0.06,) * 10
-    path = made(tmp_path / "gaps.mp4", flashes(10.5), clicks(jumping(sizes), 9.9))
-    flash, click = events(kept(Video("part", path, segment=(3.5, 8.5)), tmp_path))
-    assert len(flash) == len(click) == 5
-    assert np.abs(flash - np.arange(5) - 0.5).max() < FRAME and np.abs(click - flash).max() < FRAME
 
 
 def test_gaps_are_filled_in_stretches(tmp_path: Path) -> None:
@@ -302,17 +294,6 @@ def test_constant_stamps_do_not_fill_the_disk(tmp_path: Path, picture: Path) -> 
     assert len(kept(path, tmp_path, settings).sizes) == 60
 
 
-def test_frames_beyond_the_limit_of_stamps_are_kept(
-    tmp_path: Path, picture: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(ffmpeg, "_MAX_STAMPS", 100)
-    path = muxed(tmp_path / "gaps.mkv", picture, clicks(jumping((0.06, 0.06)), 4.38), "-c:a", "pcm_s16le")
-    taken = kept(path, tmp_path)
-    flash, click = events(taken)
-    assert len(flash) == len(click) == 4
-    assert np.abs(click - flash)[:1].max() < FRAME and abs(seconds(taken) - 4.44) < 0.01
-
-
 # ----------------------------------------------------------------------------------------------------- stamps to pieces
 
 FRAME_SAMPLES = 512
@@ -325,17 +306,6 @@ def regular(count: int = 600) -> np.ndarray:
 
 def of(stamps: np.ndarray, samples: int = FRAME_SAMPLES) -> list[Piece]:
     return pieces(stamps, np.full(len(stamps), samples))
-
-
-def off(stamps: np.ndarray, samples: int = FRAME_SAMPLES) -> np.ndarray:
-    """Offset in seconds of each complete frame from its stamp."""
-    played = np.full(len(stamps), np.nan)
-    written = 0
-    for silence, start, stop in of(stamps, samples):
-        whole = np.arange(-(-start // samples), stop // samples)
-        played[whole] = written + silence + whole * samples - start
-        written += silence + stop - start
-    return (played - stamps)[~np.isnan(played)] / 24_000
 
 
 def test_aligned_sound_is_unchanged_and_late_or_early_sound_is_moved() -> None:
@@ -361,24 +331,6 @@ def test_gap_is_filled_in_place(count: int, gap: int) -> None:
 def test_lasting_jumps_are_gaps_and_short_ones_jitter(lasts: int, jump: int) -> None:
     stamps = regular() + jump * ((np.arange(600) >= 200) & (np.arange(600) < 200 + lasts))
     assert (len(of(stamps)) > 1) == (lasts > 23)  # frames of 21 ms
-
-
-@pytest.mark.parametrize("samples", [60, 512, 3072])
-@pytest.mark.parametrize("jitter", [120, 720])
-def test_jitter_moves_the_sound_rarely_and_little(samples: int, jitter: int) -> None:
-    random = np.random.default_rng(jitter + samples)
-    count = 60 * 24_000 // samples
-    stamps = np.arange(count) * samples
-    shaken = stamps + random.integers(-jitter, jitter + 1, count)
-    assert len(of(shaken, samples)) <= (8 if samples < 1440 or jitter < 720 else 40)
-    played = np.asarray([silence for silence, _, _ in of(shaken, samples)])
-    assert played.max() <= jitter + 360
-
-
-@pytest.mark.parametrize("drift", [1e-4, -1e-3, 5e-3, -2e-2, 2e-2])
-def test_drift_is_followed_within_half_a_frame(drift: float) -> None:
-    stamps = np.round(np.arange(30_000) * FRAME_SAMPLES * (1 + drift)).astype(np.int64)
-    assert np.abs(off(stamps)).max() < 0.016
 
 
 def test_repeated_stamps_are_not_played_twice() -> None:

@@ -122,16 +122,12 @@ def test_unusable_captions_are_dropped_and_the_others_sorted(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (
-            [1],
-            r"cannot read the captions of video 'a' of .*caption.json: .*; expected \{start: \[...\], end: ",
-        ),
+        ([1], r"cannot read the captions of video 'a' of .*caption.json: .*; expected \{start: \[...\], end: "),
         ({"start": [1], "end": [2]}, "'text'; expected {start"),
-        ({"start": 1, "end": 2, "text": "x"}, "expected {start"),
         ({"start": [1, 2], "end": [2], "text": ["x"]}, "argument 2 is shorter than argument 1; expected {start"),
         ({"start": ["early"], "end": [2], "text": ["x"]}, "'early'; expected .* with times in seconds"),
     ],
-)
+)  # fmt: skip
 def test_an_unexpected_layout_is_refused(tmp_path: Path, content: Any, message: str) -> None:
     with pytest.raises(UserError, match=message):
         read(tmp_path, content)
@@ -141,11 +137,8 @@ def test_an_unexpected_layout_is_refused(tmp_path: Path, content: Any, message: 
     ("name", "content", "message"),
     [
         ("caption.json", b'{"a": {"start": [1, 2', "caption.json is not valid JSON: parse error: premature EOF; copy"),
-        ("caption.json", b"", "premature EOF"),
         ("caption.json", b"[]", r"caption.json holds no captions; expected:\nsource/caption.json"),
         ("captions/a.csv", b"start,text\n1,x\n", "a.csv has no column end; expected start,end,text"),
-        ("captions/a.csv", b"start,end,text\n1,2\n", "line 2 of .*a.csv: the row does not have 3 values; expected sta"),
-        ("captions/a.csv", b"start,end,text\n1,2,\xe9\n", "a.csv is not UTF-8 text: .*; convert it"),
         ("captions/a.json", b'{"start": [', "cannot read the captions of .*a.json: Expecting value"),
         ("x.csv", b"video_id,start,end,text\na,0,1,x\nb,zero,1,x\n", "captions of video 'b' of .*x.csv: .*'zero'"),
         ("x.csv", b"video_id,start,end,text\n", "x.csv holds no captions"),

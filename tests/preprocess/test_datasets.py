@@ -57,11 +57,7 @@ def counts(items: list[Video], fold: int) -> tuple[int, int]:
 @pytest.mark.parametrize(
     ("dataset", "names", "message"),
     [
-        (
-            "folder",
-            ["notes.txt", ".hidden.mp4"],
-            r"there are no videos in .* that can be used \(.*/.hidden.mp4: it is hid",
-        ),
+        ("folder", ["notes.txt", ".hidden.mp4"], "there are no videos in .*; TREE"),
         ("ucf", [], r"unknown layout 'ucf'; did you mean 'ucf101'\?"),
         (
             "ucf101",
@@ -102,13 +98,8 @@ def test_names_that_are_not_utf8_are_reported(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("dataset", "name"),
     [
-        ("audioset", "eval_segments.csv"),
-        ("audioset", "class_labels_indices.csv"),
-        ("hmdb51", "testTrainMulti_7030_splits/wave_test_split1.txt"),
-        ("howto100m", "HowTo100M_v1.csv"),
         ("kinetics", "any.csv"),
         ("ucf101", "ucfTrainTestlist/trainlist01.txt"),
-        ("vggsound", "vggsound.csv"),
     ],
 )
 def test_lists_that_are_not_regular_files_are_refused(tmp_path: Path, dataset: str, name: str) -> None:

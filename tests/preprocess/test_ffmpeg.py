@@ -9,7 +9,6 @@ import shutil
 import signal
 import struct
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -262,7 +261,7 @@ def combing(taken: Extracted) -> float:
     return float(np.abs(next_one).mean() - np.abs(next_but_one).mean())
 
 
-@pytest.mark.parametrize(("first", "codec"), [("top", "libx264"), ("bottom", "libx264"), ("top", "mpeg2video")])
+@pytest.mark.parametrize(("first", "codec"), [("bottom", "libx264"), ("top", "mpeg2video")])
 def test_interlaced_video_is_deinterlaced(tmp_path: Path, first: str, codec: str) -> None:
     bar = "color=black:s=160x120:r=60:d=1.5[a];color=white:s=20x120:r=60:d=1.5[b];[a][b]overlay=x=90*t:y=0"
     woven = f"{bar},tinterlace=interleave_{first}"
@@ -396,8 +395,7 @@ def shifted(source: Path, path: Path, picture: float, sound: float, *options: ob
     return encode(path, *inputs, "-map", "0:v", "-map", "1:a", "-c", "copy", *options)
 
 
-@pytest.mark.parametrize("suffix", ["mkv", "mp4"])
-@pytest.mark.parametrize("shift", [0.5, -0.5])
+@pytest.mark.parametrize(("shift", "suffix"), [(0.5, "mkv"), (0.5, "mp4"), (-0.5, "mp4")])
 def test_late_or_early_sound_is_moved_on_the_clock(
     flash_and_click: Path, tmp_path: Path, shift: float, suffix: str
 ) -> None:
@@ -440,7 +438,7 @@ def ticking(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made(tmp_path_factory.mktemp("clock") / "clock.mp4", clock(4), tone(4), "-qp", "4", "-g", "999")
 
 
-@pytest.mark.parametrize("segment", [(1.0, 2.5), (0.0, 1.5), (2.2, 4.0)])
+@pytest.mark.parametrize("segment", [(1.0, 2.5), (2.2, 4.0)])
 def test_segment_is_cut_out_of_the_original(ticking: Path, tmp_path: Path, segment: tuple[float, float]) -> None:
     begin, end = segment
     taken = kept(Video("part", ticking, segment=segment), tmp_path)
@@ -449,14 +447,7 @@ def test_segment_is_cut_out_of_the_original(ticking: Path, tmp_path: Path, segme
     assert np.abs(shown_times(taken) - begin - np.arange(len(taken.sizes)) / 30).max() <= 1 / 30 + 0.03
 
 
-def test_segment_of_a_slow_video_without_sound_begins_on_time(tmp_path: Path) -> None:
-    slow = made(tmp_path / "slow.mkv", clock(4, 5), "", "-qp", "4", "-bf", "0")
-    taken = kept(Video("part", slow, segment=(1.05, 2.55)), tmp_path)  # the next frame is 0.15 s later
-    assert len(taken.sizes) == 45
-    assert np.abs(shown_times(taken)[4:] - 1.05 - np.arange(4, 45) / 30).max() <= 1 / 5 + 0.03
-
-
-@pytest.mark.parametrize("segment", [(1.0, 4.0), (100.0, 103.0), (0.0, 4.0)])
+@pytest.mark.parametrize("segment", [(100.0, 103.0), (0.0, 4.0)])
 def test_file_of_a_cut_segment_is_used_whole(ticking: Path, tmp_path: Path, segment: tuple[float, float]) -> None:
     taken = kept(Video("part", ticking, segment=segment), tmp_path)
     assert len(taken.sizes) == 120
@@ -592,14 +583,6 @@ def test_late_time_stamp_does_not_repeat_a_frame_for_an_hour(tmp_path: Path) -> 
     assert abs(seconds(taken) - 2) < 0.06
 
 
-def test_sound_an_hour_late_is_cut(tmp_path: Path) -> None:
-    late = tone(2) + ",asetpts='PTS+if(gte(T,1.5),3600/TB,0)'"
-    path = made(tmp_path / "late.mkv", clock(2), late)
-    taken = kept(path, tmp_path)
-    assert len(taken.sizes) in (60, 61)
-    assert seconds(taken) <= 60 + path.stat().st_size // 250
-
-
 # ------------------------------------------------------------------------------------------------------- memory, limits
 
 
@@ -643,39 +626,6 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fake:
 
     monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=os.pathsep)
     return install
-
-
-LIMITED = """
-import resource, sys
-from pathlib import Path
-from gdt.preprocess.datasets.listing import Video
-from gdt.preprocess.extract import extract_group
-from gdt.preprocess.ffmpeg import Extraction, Target
-resource.setrlimit(resource.RLIMIT_AS, (int(sys.argv[3]),) * 2)
-taken, = extract_group([Target.within(Path(sys.argv[2]), Video("limited", Path(sys.argv[1])))], Extraction())
-print(len(taken.sizes))
-"""
-
-
-@pytest.mark.parametrize(("limit", "used"), [(3 << 30, 3 << 20), (5 << 30, 4 << 20)])
-def test_memory_limit_of_the_shell_holds(ticking: Path, tmp_path: Path, fake: Fake, limit: int, used: int) -> None:
-    fake(f'$real "$@" && ulimit -v > {tmp_path}/kilobytes')
-    # only root may raise a hard limit, unless it lacks this capability
-    before = ["setpriv", "--bounding-set", "-sys_resource"] if os.geteuid() == 0 else []
-    arguments = [*before, sys.executable, "-c", LIMITED, ticking, tmp_path / "out", str(limit)]
-    run = subprocess.run(arguments, capture_output=True, text=True, check=False)
-    assert (run.stdout, run.stderr) == ("120\n", "")
-    assert int((tmp_path / "kilobytes").read_text()) == used
-
-
-def test_crash_rejects_one_video_of_a_group(ticking: Path, tmp_path: Path, fake: Fake) -> None:
-    fake('case "$*" in *bad*) kill -SEGV $$;; esac; exec $real "$@"')
-    videos = [Video(name, shutil.copy(ticking, tmp_path / name)) for name in ("a.mp4", "bad.mp4", "c.mp4")]
-    targets = [Target.within(tmp_path / str(k), video) for k, video in enumerate(videos)]
-    first, bad, last = extract_group(targets, Extraction())
-    assert isinstance(bad, Rejected) and str(bad) == "ffmpeg crashes on it (SIGSEGV)"
-    for taken in (first, last):
-        assert isinstance(taken, Extracted) and len(taken.sizes) == 120 and abs(seconds(taken) - 4) < 0.06
 
 
 @pytest.mark.parametrize(
@@ -759,15 +709,6 @@ def test_file_name_is_not_mistaken_for_an_error(ticking: Path, tmp_path: Path, n
     assert len(kept(whole, tmp_path / name).sizes) == 120
 
 
-def test_metadata_line_does_not_stop_the_run(tmp_path: Path) -> None:
-    tags = ["-metadata", "x\n[fatal] y=: No space left on device"]
-    path = made(tmp_path / "tags.nut", "testsrc=s=64x64:r=30:d=2", "", *tags)
-    probe = subprocess.run(["ffprobe", "-loglevel", "level+info", path], capture_output=True, text=True, check=True)
-    assert "\n[fatal] y" in probe.stderr  # at the beginning of a line
-    taken = kept(path, tmp_path)
-    assert len(taken.sizes) == 60 and taken.note.endswith("No space left on device")
-
-
 def test_a_reading_error_is_no_verdict_on_the_video(
     ticking: Path, tmp_path: Path, fake: Fake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -848,12 +789,6 @@ def test_flood_of_errors_neither_hangs_nor_takes_memory(ticking: Path, tmp_path:
     log.unlink()
 
 
-@pytest.mark.parametrize("script", ["exit 1", "echo '[info]  title: Duration: 09:00:00.0' >&2"])
-def test_file_of_unknown_length_is_used_whole(ticking: Path, tmp_path: Path, fake: Fake, script: str) -> None:
-    fake(script, "ffprobe")
-    assert len(kept(Video("part", ticking, segment=SEGMENT), tmp_path).sizes) == 120
-
-
 # -------------------------------------------------------------------------------------------------- groups, names, etc.
 
 
@@ -867,17 +802,24 @@ def test_group_gives_the_same_bytes_as_single_files(synthetic: Path, tmp_path: P
         assert np.array_equal(one.waveform[:], other.waveform[:]) and len(one.waveform)
 
 
-def test_broken_file_does_not_affect_its_group(synthetic: Path, tmp_path: Path) -> None:
+def test_broken_file_does_not_affect_its_group(synthetic: Path, tmp_path: Path, fake: Fake) -> None:
+    fake('case "$*" in *crash*) kill -SEGV $$;; esac; exec $real "$@"')
     good = sorted((synthetic / "train").rglob("*.mp4"))[:2]
     broken, empty = tmp_path / "broken.mp4", tmp_path / "empty.mp4"
     broken.write_bytes(good[0].read_bytes()[:2000])
     empty.touch()
-    paths = [good[0], broken, empty, tmp_path / "gone.mp4", good[1]]
-    targets = [Target.within(tmp_path / str(k), Video(str(k), path)) for k, path in enumerate(paths)]
-    results = extract_group(targets, Extraction())
-    assert [isinstance(result, Extracted) for result in results] == [True, False, False, False, True]
-    assert "ffmpeg cannot decode it" in str(results[1]) and str(results[2]) == "the file is empty"
-    assert str(results[3]) == "the file does not exist"
+    crash = Path(shutil.copy(good[0], tmp_path / "crash.mp4"))
+    for bad in ([crash], [broken, empty, tmp_path / "gone.mp4"]):
+        paths = [good[0], *bad, good[1]]
+        targets = [Target.within(tmp_path / f"{len(bad)}{k}", Video(str(k), path)) for k, path in enumerate(paths)]
+        first, *results, last = extract_group(targets, Extraction())
+        assert all(isinstance(taken, Extracted) and len(taken.sizes) == 90 for taken in (first, last))
+        assert all(isinstance(taken, Rejected) for taken in results)
+        reasons = [str(taken).partition(":")[0] for taken in results]
+        assert reasons == (
+            ["ffmpeg crashes on it (SIGSEGV)"] if bad == [crash]
+            else ["ffmpeg cannot decode it", "the file is empty", "the file does not exist"]
+        )  # fmt: skip
 
 
 def pair(folder: Path, first: Path, second: Path) -> list[Extracted]:

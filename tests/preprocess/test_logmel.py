@@ -89,21 +89,3 @@ def test_peak_levels_cover_10_ms_each(
     peaks = peak_levels(in_file)
     assert peaks.dtype == np.int32
     assert np.array_equal(peaks, np.abs(whole).max(1))
-
-
-def test_long_waveform_is_read_in_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with (tmp_path / "long.pcm").open("wb") as file:
-        file.truncate(2 * 24_000 * 60)
-    longest = 0
-    read = Waveform.__getitem__
-
-    def measured(self: Waveform, part: slice) -> np.ndarray:
-        nonlocal longest
-        samples = read(self, part)
-        longest = max(longest, len(samples))
-        return samples
-
-    monkeypatch.setattr(Waveform, "__getitem__", measured)
-    waveform = Waveform(tmp_path / "long.pcm")
-    assert sum(len(block) for block in logmel_blocks(waveform)) == 5999 and len(peak_levels(waveform)) == 6000
-    assert 0 < longest <= 6 * 24_000

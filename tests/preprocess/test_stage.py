@@ -8,7 +8,6 @@ import hashlib
 import json
 import os
 import re
-import shlex
 import shutil
 import signal
 import socket
@@ -34,7 +33,7 @@ from gdt.preprocess.ffmpeg import Extraction
 from gdt.preprocess.plan import ShardTask
 from gdt.preprocess.process import Limits
 from gdt.preprocess.stage import Preprocess, run
-from gdt.preprocess.summary import _generalise, describe
+from gdt.preprocess.summary import describe
 from gdt.preprocess.worker import make_shard
 from tests.conftest import ROOT
 from tests.preprocess.intact import problems
@@ -181,28 +180,11 @@ def test_summary_counts_everything(alone: None, real: Path, tmp_path: Path) -> N
     assert index.silence[silent] == 10 and index.mel_count[silent] == 0
     assert saved["without_sound"] == int((index.mel_count == 0).sum()) == 2
     rejected = {row["id"]: row["reason"] for row in read_rejected(tmp_path / "shards")}
-    assert (done.videos, done.kept, done.rejected, done.without_sound) == (6, 3, 3, 2)
+    assert (done.videos, done.kept, done.without_sound) == (6, 3, 2)
     assert sorted(rejected) == bad and "moov atom not found" in rejected["broken.mp4"]
     text = describe(done)
     assert "3 of 6 videos kept" in text and "its sound track is silent" in text
     assert "       1  shorter than 1 s\n" in text and "set --test 0.1 and run again" in text
-    assert max(map(len, text.splitlines()[:-1])) <= 100
-
-
-@pytest.mark.parametrize(
-    ("reason", "group"),
-    [
-        ("only 0.90 s of it can be decoded, 1 s are needed; File ended", "shorter than 1 s"),
-        ("only 1.20 s of it can be decoded, 2.5 s are needed", "shorter than 2.5 s"),
-        (
-            "ffmpeg took more than 60 s to decode 0 s of the video",
-            "ffmpeg took more than … s to decode … s of the video",
-        ),
-        ("it has the id of /a/b.mp4, which is kept", "it has the id of another video, which is kept"),
-    ],
-)
-def test_reasons_are_counted_without_names_and_numbers(reason: str, group: str) -> None:
-    assert _generalise(reason) == group
 
 
 @pytest.fixture
@@ -233,27 +215,6 @@ def test_full_disk_stops_the_run_without_partial_shards(
     assert digests(small_disk / "shards") == digests(tmp_path / "undisturbed")
 
 
-def test_all_folds_are_in_the_index(alone: None, synthetic: Path, tmp_path: Path) -> None:
-    videos = sorted((synthetic / "train").rglob("*.mp4"))[:4]
-    lists = tmp_path / "ucfTrainTestlist"
-    lists.mkdir()
-    for k, video in enumerate(videos):
-        name = tmp_path / "UCF-101" / ("Archery" if k % 2 else "Biking") / f"v_{k}.mp4"
-        name.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(video, name)
-    for fold in (1, 2, 3):
-        rows = [(f"{'Archery' if k % 2 else 'Biking'}/v_{k}.avi", k == fold) for k in range(4)]
-        (lists / f"testlist{fold:02d}.txt").write_text("".join(f"{row}\r\n" for row, test in rows if test))
-        (lists / f"trainlist{fold:02d}.txt").write_text("".join(f"{row} 1\r\n" for row, test in rows if not test))
-    index = run(Preprocess("ucf101", tmp_path, tmp_path / "shards", workers=1)).index
-    assert index.id.tolist() == ["v_0", "v_1", "v_2", "v_3"] and index.classes == ["Archery", "Biking"]
-    for fold in (1, 2, 3):
-        assert index.fold(fold).split.tolist() == ["test" if k == fold else "train" for k in range(4)]
-    assert index.split.tolist() == index.fold(1).split.tolist()
-    last = stage.command(Preprocess("ucf101", tmp_path, tmp_path / "shards", workers=1)).splitlines()[-1]
-    assert last.startswith("or, to evaluate ") and last.endswith(f" --shards {tmp_path}/shards --ckpt <checkpoint>")
-
-
 @pytest.fixture(scope="module")
 def word2vec(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small file of word vectors."""
@@ -261,27 +222,6 @@ def word2vec(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("words") / "small.txt"
     path.write_text(f"{len(words)} 2\n" + "".join(f"{word} {k} 1\n" for k, word in enumerate(words)))
     return path
-
-
-def test_captions_become_timed_tokens(alone: None, real: Path, word2vec: Path, tmp_path: Path) -> None:
-    videos = tmp_path / "videos"
-    videos.mkdir()
-    for name in ("bbas3a", "bgan4n", "lbax4n"):
-        if (source := next((real / "grid").rglob(f"{name}.mpg"), None)) is not None:
-            (videos / f"{name}.mpg").symlink_to(source)
-    shutil.copy(real / "captions" / "grid_captions.json", videos / "caption.json")
-    settings = Preprocess("folder", videos, tmp_path / "shards", word2vec=word2vec, workers=1)
-    index = run(settings).index
-    spoken = ShardReader(index).tokens(index.id.tolist().index("bbas3a.mpg"), 0.0).tolist()
-    # "bin blue at" from 0.98 s, "s three again" from 1.47 s, without scikit-learn's stop words
-    assert spoken == [0, 4, 16]
-    assert index.settings["vocabulary"]
-    for _ in range(2):
-        with pytest.raises(UserError, match="made with other settings: vocabulary was [0-9a-f]+, now none;"):
-            run(replace(settings, word2vec=None))
-        for shard in (tmp_path / "shards").glob("shard-*.h5"):  # as 'gdt verify --remove' does
-            shard.unlink()
-    assert run(settings).index.text_count.any()
 
 
 def test_howto100m_keeps_captioned_stretches(alone: None, synthetic: Path, word2vec: Path, tmp_path: Path) -> None:
@@ -426,24 +366,17 @@ def odd_entries(folder: Path) -> Iterator[dict[str, str]]:
     """Entries named like videos that are not usable files: name -> expected reason."""
     folder.mkdir(parents=True, exist_ok=True)
     os.mkfifo(folder / "fifo.mp4")
-    (folder / "fifo-link.mp4").symlink_to(folder / "fifo.mp4")
     (folder / "zero.mp4").symlink_to("/dev/zero")
-    (folder / "tty.mkv").symlink_to("/dev/tty")
-    (folder / "gone.mp4").symlink_to(folder / "nowhere")
     (folder / "loop.mp4").symlink_to(folder / "loop.mp4")
     (folder / "folder.mp4").mkdir()
-    (folder / ".hidden.mp4").touch()
-    (folder / ".mp4").touch()
+    (folder / "._a.mp4").touch()  # left by macOS: no video
     (folder / "empty.mp4").touch()
     with socket.socket(socket.AF_UNIX) as server, contextlib.chdir(folder):
         server.bind("socket.mp4")
         yield {
-            "fifo.mp4": "it is a special file, not a file", "fifo-link.mp4": "it is a special file, not a file",
-            "zero.mp4": "it is a special file, not a file", "tty.mkv": "it is a special file, not a file",
-            "gone.mp4": "the file does not exist",
+            "fifo.mp4": "it is a special file, not a file", "zero.mp4": "it is a special file, not a file",
             "loop.mp4": "the file does not exist",
-            ".hidden.mp4": "it is hidden: its name begins with a dot",
-            ".mp4": "it is hidden: its name begins with a dot", "empty.mp4": "the file is empty",
+            "empty.mp4": "the file is empty",
             "socket.mp4": "it is a special file, not a file",
         }  # fmt: skip
 
@@ -451,7 +384,7 @@ def odd_entries(folder: Path) -> Iterator[dict[str, str]]:
 @pytest.mark.timeout(60)
 def test_non_files_named_like_videos_are_reported_and_never_opened(alone: None, four: Preprocess) -> None:
     with odd_entries(four.source_folder / "odd") as expected:
-        assert stage.dry_run(four).startswith("12 videos (12 train; ")
+        assert stage.dry_run(four).startswith("9 videos (9 train; ")
         summary = run(four)
         rejected = {row["id"]: row for row in read_rejected(four.shard_folder)}
     assert {row.removeprefix("odd/"): rejected[row]["reason"] for row in rejected} == expected
@@ -483,7 +416,7 @@ def test_no_usable_video_is_an_error_with_the_reason(alone: None, tmp_path: Path
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--dataset", "kinetix"), "--dataset is 'kinetix'; did you mean 'kinetics'? Otherwise set --layout folder"),
+        (("--dataset", "kinetix"), "data/videos/kinetix does not exist; set --source"),
         (("--dataset", "folder", "--source", "."), "files ending in"),
         (("--dataset", "ucf101", "--source", "."), "source/UCF-101/Archery/v_Archery_g01_c01.avi"),
         (("--dataset", "folder", "--source", ".", "--word2vec", "x.bin"), "there are no captions in"),
@@ -495,18 +428,6 @@ def test_mistakes_are_one_sentence_and_exit_2(command, arguments: tuple[str, ...
     done = command("preprocess", *arguments)
     assert done.returncode == 2
     assert message in done.stderr and "Traceback" not in done.stderr
-
-
-def test_tilde_in_paths_is_the_home_folder(alone: None, command, synthetic: Path, tmp_path: Path) -> None:
-    (tmp_path / "My videos").mkdir()
-    shutil.copy(next((synthetic / "val").rglob("*.mp4")), tmp_path / "My videos")
-    paths = ("--source", "~/My videos", "--destination=~/shards")
-    done = command("preprocess", "--dataset", "mine", *paths, "--workers", 1, HOME=str(tmp_path))
-    assert done.returncode == 0 and "1 of 1 video kept" in done.stdout, done.stderr
-    _, program, *words = shlex.split(done.stdout.splitlines()[-1])
-    assert (Path(program).name, words[0]) == ("gdt", "pretrain")
-    assert words[1:] == ["--shards", f"{tmp_path}/shards"]  # another folder than data/shards/mine
-    assert (tmp_path / "shards" / "index.h5").is_file()
 
 
 def test_missing_ffmpeg_or_scheduler_is_one_sentence(command, synthetic: Path) -> None:
