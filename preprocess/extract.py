@@ -251,4 +251,4 @@ def _has_bytes(path: Path) -> bool:
 
 
 def _first(errors: list[str]) -> str:
-    return errors[0][:200] if errors else "ffmpeg produced no frames"
+    return errors[0][:100] if errors else "ffmpeg produced no frames"
