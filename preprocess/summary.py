@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-import textwrap
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from gdt.common.errors import COLUMNS, plural
+from gdt.common.errors import plural
 from gdt.common.files import write_text
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.shards.layout import INDEX, REJECTED, read_rejected
@@ -18,13 +17,6 @@ from gdt.pipeline.shards.layout import INDEX, REJECTED, read_rejected
 SUMMARY = "summary.json"
 _SHOWN = 8
 """Reasons and notes to print."""
-_MEANINGS = {
-    "moov atom not found": "truncated, only partly downloaded, or not a video",
-    "Invalid data found": "damaged, or not a video",
-    "error while decoding|Invalid NAL|concealing|corrupt": "some frames are damaged",
-}
-"""What common messages of ffmpeg mean, by regular expression."""
-_WRAP: dict[str, Any] = {"subsequent_indent": " " * 10, "break_long_words": False, "break_on_hyphens": False}
 
 
 @dataclass(frozen=True)
@@ -94,7 +86,7 @@ def _generalise(reason: str) -> str:
 
 
 def describe(summary: Summary) -> str:
-    """The table printed at the end of a run, at most 100 columns wide unless a path is longer."""
+    """The table printed at the end of a run."""
     index, numbers = summary.index, summary.numbers
     splits = ", ".join(f"{n} {split}" for split, n in numbers["splits"].items())
     lines = [
@@ -115,13 +107,8 @@ def describe(summary: Summary) -> str:
         (f"rejected (see {index.folder / REJECTED})", summary.reasons),
         (f"kept with a note (see video/note in {index.folder / INDEX})", summary.notes),
     ):
-        rows = [f"{n:8d}  {reason}{_meaning(reason)}" for reason, n in counts.items()]
+        rows = [f"{n:8d}  {reason}" for reason, n in counts.items()]
         more = [f"{sum(list(counts.values())[_SHOWN:]):8d}  other"] if len(rows) > _SHOWN else []
         lines += [f"{sum(counts.values())} {title}:", *rows[:_SHOWN], *more] if counts else []
     lines.append(f"shards and {SUMMARY} in {index.folder}")
-    return "\n".join(textwrap.fill(line, COLUMNS, **_WRAP) for line in lines)
-
-
-def _meaning(reason: str) -> str:
-    """What a common message of ffmpeg means."""
-    return next((f" ({said})" for pattern, said in _MEANINGS.items() if re.search(pattern, reason)), "")
+    return "\n".join(lines)
