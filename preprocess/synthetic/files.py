@@ -93,6 +93,7 @@ def generate(destination: Path, settings: Synthetic, workers: int = 0, progress:
         return
     partial = destination.with_name(f"{destination.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)  # of a killed run
+    partial.mkdir(parents=True)
     every = tasks(partial, settings)
     groups = [every[k : k + GROUP] for k in range(0, len(every), GROUP)]
     with (
