@@ -187,10 +187,10 @@ def test_positive_and_negative_leaves_are_listed(
 @pytest.mark.parametrize(
     ("kind", "expected"),
     [
-        ("text", "cannot be read as a checkpoint: it is damaged, truncated or not a torch file; use the"),
-        ("cut", "cannot be read as a checkpoint: it is damaged, truncated or not a torch file; use the"),
-        ("pickle", "cannot be read as a checkpoint: it holds a Python object"),
-        ("foreign", "is not a checkpoint of"),
+        ("text", "cannot be read as a checkpoint: it is damaged, .*; use the"),
+        ("cut", "cannot be read as a checkpoint: it is damaged, .*; use the"),
+        ("pickle", "cannot be read as a checkpoint: it is not one of this version"),
+        ("foreign", "cannot be read as a checkpoint: it is not one of this version"),
         ("other sizes", "holds another model: "),
     ],
 )

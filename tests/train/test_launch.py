@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 import torch
 
-from tests.conftest import ROOT, Run, commands_in
+from tests.conftest import ROOT, Forked, Run, commands_in
 from tests.train.drawn import draw
-from tests.train.runs import Forked, losses, wait_for
+from tests.train.runs import losses, wait_for
 
 STEPS = 20
 SIGNALS = [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1]

@@ -15,8 +15,9 @@ import torch
 
 from gdt.pipeline.shards.index import Index
 from gdt.train import checkpoint
+from tests.conftest import Forked
 from tests.tamper import annotate
-from tests.train.runs import Forked, losses, wait_until
+from tests.train.runs import losses, wait_until
 from tests.train.test_pretrain import ruin
 
 STEPS = 10
