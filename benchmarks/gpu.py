@@ -15,12 +15,12 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -28,13 +28,12 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from benchmarks.shared import DeviceName, draw, machine, prepare, run_settings
 from gdt.common.errors import UserError, exit_with_message
 from gdt.pipeline.device import Device, loader_device
-from gdt.pipeline.groups import take_rank
 from gdt.pipeline.loader import Loader
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.sources.loading import Loading
-from gdt.train.flops import peak_flops, step_flops
-from gdt.train.log import peak_memory
 from gdt.train.models.network import Network
+from gdt.train.pretrain import pretrain
+from gdt.train.run import METRICS
 from gdt.train.settings import Precision, Pretrain
 
 ROWS, DECODERS = ("l", "e", "a"), ("gpu", "cpu")
@@ -59,14 +58,6 @@ class Processor(Device):
     is_gpu = True
 
 
-def device_for(name: str, decoder: str) -> Device:
-    """The loader's device for a decoder."""
-    return Processor(torch.device("cpu")) if (name, decoder) == ("cpu", "gpu") else loader_device(torch.device(name))
-
-
-# ----------------------------------------------------------------------------------------- rows, in their own process
-
-
 def settings_of(size: str, row: str, clips: int, device: DeviceName, group: int = 0) -> Pretrain:
     run = run_settings(size, row, clips, device, group)
     return replace(run, network=SMALL) if size == "tiny" else run
@@ -84,9 +75,9 @@ def pixels(index: Index, size: str, device: DeviceName) -> dict[str, Any]:
     run = settings_of(size, "l", CHECKED[size], device)
     tree = run.tree(index)
     loaded: list[dict[str, Tensor]] = []
-    for where, decoder in (("cpu", "cpu"), (device, "gpu")):
-        loading = Loading(decoder=decoder)  # type: ignore[arg-type]
-        with Loader(index, [tree.plan(0, 0)], run.clip, device_for(where, decoder), loading) as loader:
+    on_gpu = loader_device(torch.device(device)) if device == "cuda" else Processor(torch.device("cpu"))
+    for where, loading in ((torch.device("cpu"), Loading(decoder="cpu")), (on_gpu, Loading(decoder="gpu"))):
+        with Loader(index, [tree.plan(0, 0)], run.clip, where, loading) as loader:
             batch = next(iter(loader))
             loaded.append({"crops": batch.inputs["video"].crops.cpu(), "audio": batch.inputs["audio"].cpu()})
     one, other = loaded
@@ -132,41 +123,26 @@ def gradient(index: Index, run: Pretrain, precision: Precision, compiled: bool) 
 
 
 def training(index: Index, size: str, device: DeviceName, row: str, decoder: str, group: int) -> dict[str, Any]:
-    """Clips/s, waiting, MFU and memory of training a row, with loading."""
-    clips, (warm, steps), where = CLIPS[size], STEPS[size], torch.device(device)
-    torch.backends.cudnn.benchmark = True
+    """Clips/s, waiting, MFU and memory of pretraining with a row."""
+    clips, (warm, steps) = CLIPS[size], STEPS[size]
+    loading = Loading(decoder=decoder if device == "cuda" else "cpu")  # type: ignore[arg-type]
     run = settings_of(size, row, clips, device, group)
-    learner, _ = prepare(index, run)
-    plans = (take_rank(plan, 0, 1, group) for plan in run.tree(index).plans(0, warm + steps))
-    seconds = waiting = 0.0
-    loading = Loading(decoder=decoder)  # type: ignore[arg-type]
-    with Loader(index, plans, run.clip, device_for(device, decoder), loading) as loader:
-        began = time.perf_counter()
-        for step, batch in enumerate(loader):
-            loaded = time.perf_counter()
-            loss = learner.step(step, batch).loss  # waits for the device
-            done = time.perf_counter()
-            if step >= warm:
-                seconds, waiting = seconds + done - began, waiting + loaded - began
-            began = done
-    found: dict[str, Any] = {"clips/s": clips * steps / seconds, "waiting %": 100 * waiting / seconds}
-    if peak := peak_flops(where):
-        found["MFU %"] = 100 * step_flops(run, index.bands) * steps / seconds / peak
-    found["GiB"] = peak_memory(where)
-    if device == "cuda":  # also the memory of DALI, libraries and other processes
-        free, total = torch.cuda.mem_get_info(where)
-        found["GiB with DALI"] = (total - free) / 2**30
-    return found | {"loss": loss}
+    with tempfile.TemporaryDirectory() as out:
+        pretrain(replace(run, shards=index.folder, out=Path(out), steps=warm + steps, loading=loading))
+        rows = [json.loads(line) for line in (Path(out) / METRICS).read_text().splitlines()][warm:]
+    seconds = np.array([clips / row["clips_per_second"] for row in rows])
+    waiting = sum(seconds * [row["data_wait"] for row in rows])
+    found = {"clips/s": clips * steps / seconds.sum(), "waiting %": 100 * waiting / seconds.sum()}
+    if "mfu" in rows[0]:
+        found["MFU %"] = 100 * steps / sum(1 / row["mfu"] for row in rows)
+    return found | {"GiB": rows[-1]["memory_gib"], "loss": rows[-1]["loss"]}
 
 
 def measure_here(index: Index, size: str, device: DeviceName, row: Sequence[str]) -> dict[str, Any]:
-    """The values of a row of `rows_of`. Raises UserError where numbers are wrong."""
+    """The values of a row of `rows_of`, in this process. Raises UserError where numbers are wrong."""
     if len(row) == 1:
         return {"pixels": pixels, "gradients": gradients}[row[0]](index, size, device)
     return training(index, size, device, row[0], row[1], int(row[2]))
-
-
-# ------------------------------------------------------------------------------------------------ the parent's part
 
 
 def rows_of(size: str) -> list[list[str]]:
@@ -204,7 +180,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description="Measure a GPU in ten minutes.")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--size", choices=tuple(CLIPS), default="paper", help="paper, or tiny to see that it runs")
-    parser.add_argument("--minutes", type=float, default=9.5, help="rows that do not begin in this time are skipped")
     parser.add_argument("--limit", type=float, default=120, help="seconds of a row")
     parser.add_argument("--row", nargs="+", help="measure one row here: pixels, gradients, or l gpu 32")
     parser.add_argument("--shards", type=Path, help="folder of drawn shards, with --row")
@@ -215,7 +190,6 @@ def main() -> None:
         found = measure_here(Index.open(given.shards), given.size, given.device, given.row)
         print(json.dumps(found))
         return
-    end = time.monotonic() + 60 * given.minutes
     if given.device == "cuda" and not torch.cuda.is_available():
         raise UserError("torch finds no GPU; see nvidia-smi, or set --device cpu --size tiny to see that it runs")
     name = torch.cuda.get_device_name() if given.device == "cuda" else machine()
@@ -226,9 +200,7 @@ def main() -> None:
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = f"{folder}/compiled"  # of this run alone: a stopped row may leave parts
         common = [sys.executable, "-m", "benchmarks.gpu", "--device", given.device, "--size", given.size]
         for row in rows_of(given.size):
-            left = end - time.monotonic()
-            command = [*common, "--shards", str(shards), "--row", *row]
-            show(row, measure(command, min(given.limit, left)) if left > 0 else {"is": "skipped: no time left"})
+            show(row, measure([*common, "--shards", str(shards), "--row", *row], given.limit))
 
 
 if __name__ == "__main__":

@@ -22,24 +22,19 @@ import tyro
 from PIL import Image
 
 from benchmarks.shared import Measurements, machine
-from gdt.common.errors import UserError, exit_with_message
-from gdt.preprocess.datasets.listing import Video, video_files
+from gdt.common.errors import exit_with_message
+from gdt.preprocess.datasets.listing import Video
 from gdt.preprocess.ffmpeg import Extraction, Target, command
 from gdt.preprocess.stage import Preprocess, run
 
-BARE, USUAL, STAGE, START = "bare ffmpeg", "usual way", "stage", "start of the stage"
+BARE, USUAL, STAGE = "bare ffmpeg", "usual way", "stage"
 
 
-def videos(source: Path | None, folder: Path, count: int) -> list[Path]:
-    """Videos of `source`, or `count` generated in `folder`: 10 s, 426x320, 25 fps, H.264 and AAC.
+def generate(folder: Path, count: int) -> list[Path]:
+    """`count` videos of 10 s, 426x320, 25 fps, H.264 and AAC.
 
-    Generated ones show moving noise and texture, so decoding and JPEGs cost about as much as for real ones.
+    They show moving noise and texture, so decoding and JPEGs cost about as much as for real ones.
     """
-    if source is not None:
-        found = list(video_files(source.resolve()))
-        if not found:
-            raise UserError(f"there are no videos in {source}; set --source to a folder of videos")
-        return found
     folder.mkdir()
     for number in range(count):
         picture = f"mandelbrot=s=426x320:r=25:start_scale={3 / (1 + number):.4f},noise=alls=12:allf=t"
@@ -53,30 +48,26 @@ def videos(source: Path | None, folder: Path, count: int) -> list[Path]:
     return sorted(folder.glob("*.mp4"))
 
 
-def has_audio(path: Path) -> bool:
-    return bool(ffmpeg.probe(str(path), select_streams="a")["streams"])
-
-
-def bare(paths: Sequence[Path], audio: Sequence[bool], workers: int, folder: Path) -> None:
+def bare(paths: Sequence[Path], workers: int, folder: Path) -> None:
     """`workers` ffmpeg processes in parallel, one video each."""
 
     def run_one(number: int) -> None:
         target = Target(Video(paths[number].name, paths[number]), folder / f"{number}.mjpeg", folder / f"{number}.pcm")
-        arguments = command([target], Extraction(), sound=audio[number])
+        arguments = command([target], Extraction(), sound=True)
         subprocess.run(arguments, check=False, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
     with ThreadPoolExecutor(workers) as pool:
         list(pool.map(run_one, range(len(paths))))
 
 
-def usual(paths: Sequence[Path], audio: Sequence[bool], workers: int, folder: Path) -> None:
+def usual(paths: Sequence[Path], workers: int, folder: Path) -> None:
     """`workers` Python processes in parallel, one video each, through raw frames."""
     outs = [folder / str(k) for k in range(len(paths))]
     with ProcessPoolExecutor(workers) as pool:
-        list(pool.map(_usual, paths, audio, outs))
+        list(pool.map(_usual, paths, outs))
 
 
-def _usual(path: Path, audio: bool, out: Path) -> None:
+def _usual(path: Path, out: Path) -> None:
     settings = Extraction()
     shown = ffmpeg.probe(str(path), select_streams="V:0")["streams"][0]
     shrink = min(1.0, settings.short_side / min(shown["width"], shown["height"]))
@@ -90,9 +81,8 @@ def _usual(path: Path, audio: bool, out: Path) -> None:
         while len(frame := process.stdout.read(width * height * 3)) == width * height * 3:
             Image.frombytes("RGB", (width, height), frame).save(file, "JPEG", quality=90)  # as large as ffmpeg's -q:v 3
         process.wait()
-    if audio:
-        sound = ffmpeg.output(ffmpeg.input(str(path))["a:0"], str(out.with_suffix(".wav")), ar=24_000, ac=1)
-        sound.global_args("-loglevel", "quiet").run(quiet=True)
+    sound = ffmpeg.output(ffmpeg.input(str(path))["a:0"], str(out.with_suffix(".wav")), ar=24_000, ac=1)
+    sound.global_args("-loglevel", "quiet").run(quiet=True)
 
 
 def seconds(measured: Callable[[Path], object], folder: Path) -> float:
@@ -105,52 +95,33 @@ def seconds(measured: Callable[[Path], object], folder: Path) -> float:
     return taken
 
 
-def main(
-    source: Path | None = None, count: int = 32, rounds: int = 3, workers: int = len(os.sched_getaffinity(0)),
-) -> None:  # fmt: skip
+def main(count: int = 32, rounds: int = 3, workers: int = len(os.sched_getaffinity(0))) -> None:
     """Measure preprocessing.
 
     Args:
-        source: Folder of videos; by default some are generated.
-        count: Videos per measurement; fewer files are used several times.
+        count: Generated videos.
         rounds: Rounds of all measurements.
         workers: Parallel processes.
 
     """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        print("listing or generating videos", flush=True)
-        found = videos(source, folder / "videos", (count + 1) // 2)
-        (folder / "all").mkdir()
-        (folder / "first").mkdir()
-        for k in range(count):
-            for to in ("all", "first")[: 1 + (k < workers)]:
-                (folder / to / f"{k:06d}{found[k % len(found)].suffix}").symlink_to(found[k % len(found)].absolute())
-        paths = sorted((folder / "all").iterdir())
-        audio = list(map(has_audio, paths))
-
-        def stage(name: str, videos_per_shard: int, out: Path) -> None:
-            run(Preprocess("folder", folder / name, out, videos_per_shard=videos_per_shard, workers=workers))
-
+        print("generating videos", flush=True)
+        paths = generate(folder / "videos", count)
+        whole = Preprocess("folder", folder / "videos", folder / "out", videos_per_shard=4, workers=workers)
         ways: dict[str, Callable[[Path], object]] = {
-            BARE: partial(bare, paths, audio, workers),
-            STAGE: partial(stage, "all", 4),
-            START: partial(stage, "first", 1),  # one video per worker, so that all start
-            USUAL: partial(usual, paths, audio, workers),
+            BARE: partial(bare, paths, workers),
+            USUAL: partial(usual, paths, workers),
+            STAGE: lambda _: run(whole),
         }
-        print(f"{machine()}; {count} videos ({sum(audio)} with audio), {workers} processes", flush=True)
-        taken, rates = Measurements(), Measurements()
+        print(f"{machine()}; {count} videos, {workers} processes", flush=True)
+        rates = Measurements()
         for _ in range(rounds):
             for way, measured in ways.items():
-                taken.add(way, seconds(measured, folder / "out"), "s")
-    for way in (BARE, USUAL, STAGE):
-        rates[way] = [count / one for one in taken[way]]
-    steady = zip(taken[STAGE], taken[START], strict=True)
-    rates[f"{STAGE}, without start"] = [(count - workers) / max(whole - start, 1e-9) for whole, start in steady]
-    for way in (BARE, USUAL):
-        rates.show(way, "videos/s")
-    for way in list(rates)[2:]:
-        rates.show(way, "videos/s", BARE, USUAL)
+                rates.add(way, count / seconds(measured, folder / "out"), "videos/s")
+    rates.show(BARE, "videos/s")
+    rates.show(USUAL, "videos/s")
+    rates.show(STAGE, "videos/s", BARE, USUAL)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 import tyro
@@ -22,7 +23,6 @@ from torch.nn import functional
 from benchmarks.shared import DeviceName, Measurements, draw, machine, prepare, run_settings
 from gdt.common.errors import UserError, exit_with_message
 from gdt.pipeline.loader import Batch
-from gdt.train.learner import Learner
 from gdt.train.models.gdt import GDT
 from gdt.train.settings import Pretrain
 
@@ -61,12 +61,7 @@ class PlainLoop:
         return float(loss.detach())
 
 
-def update(learner: Learner, batch: Batch) -> float:
-    """One update of ours; returns the loss."""
-    return learner.step(0, batch).loss
-
-
-def seconds(step: Callable[[], float], steps: int) -> float:
+def seconds(step: Callable[[], Any], steps: int) -> float:
     """Seconds per step."""
     step()
     start = time.perf_counter()
@@ -103,13 +98,13 @@ def main(
             learner, batch = prepare(index, run)
             plain = PlainLoop(run, batch)
             # a group is at most one leaf of each video
-            in_groups = run_settings(size, row, clips, device, clips // 4)
-            ways: dict[str, Callable[[], float]] = {
+            grouped, groups = prepare(index, run_settings(size, row, clips, device, clips // 4))
+            ways: dict[str, Callable[[], Any]] = {
                 PLAIN: plain.step,
-                WHOLE: partial(update, learner, batch),
-                CACHED: partial(update, *prepare(index, in_groups)),
+                WHOLE: partial(learner.step, 0, batch),
+                CACHED: partial(grouped.step, 0, groups),
             }
-            first = {name: ways[name]() for name in (PLAIN, WHOLE)}
+            first = {PLAIN: plain.step(), WHOLE: learner.step(0, batch).loss}
             if abs(first[PLAIN] - first[WHOLE]) > (1e-3 if device == "cpu" else 0.05) * first[PLAIN]:
                 raise UserError(f"the losses of the first step differ: {first}")
             found = Measurements()

@@ -12,6 +12,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # workers share the cores; torch reads 
 
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -157,35 +158,54 @@ def command(server: subprocess.Popen[str], tmp_path: Path) -> Run:
     return commands_in(tmp_path, server)
 
 
-def ask(
-    server: subprocess.Popen[str], folder: Path, command: Iterable[object], environment: Mapping[str, str],
-    **files: Path,
-) -> int:  # fmt: skip
-    """Let the server run a command, or start it if `files` has `status`; its exit status, or process ID."""
-    alone = {name: value for name, value in os.environ.items() if name == "GDT_TEST_ALONE"}
-    for name in ("said", "errors"):
-        files[name].write_bytes(b"")
-    request = {
-        "command": [*map(str, command)], "folder": str(folder), **{name: str(path) for name, path in files.items()},
-        "environment": {"PYTHONPATH": str(ROOT)} | alone | environment,
-    }  # fmt: skip
-    print(json.dumps(request), file=server.stdin, flush=True)
-    try:
-        return int(server.stdout.readline())
-    except BaseException:  # a timeout: the next test must not read the answer to this command
-        server.kill()
-        raise
+class Forked:
+    """A command that a server has started in a folder, as a subprocess.Popen."""
+
+    def __init__(
+        self, server: subprocess.Popen[str], folder: Path, command: Iterable[object], environment: Mapping[str, str]
+    ) -> None:
+        number = len([*folder.glob(".said-*")])
+        self.files = {name: folder / f".{name}-{number}" for name in ("said", "errors", "status")}
+        for name in ("said", "errors"):
+            self.files[name].write_bytes(b"")
+        alone = {name: value for name, value in os.environ.items() if name == "GDT_TEST_ALONE"}
+        request = {
+            "command": [*map(str, command)], "folder": str(folder),
+            "environment": {"PYTHONPATH": str(ROOT)} | alone | dict(environment),
+        } | {name: str(path) for name, path in self.files.items()}  # fmt: skip
+        print(json.dumps(request), file=server.stdin, flush=True)
+        self.pid = int(server.stdout.readline())
+        self.returncode: int | None = None
+
+    def send_signal(self, number: int) -> None:
+        os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def wait(self) -> None:
+        while not self.files["status"].is_file():
+            time.sleep(0.005)
+        self.returncode = int(self.files["status"].read_text())
+
+    def communicate(self) -> tuple[str, str]:
+        self.wait()
+        return self.files["said"].read_text(), self.files["errors"].read_text()
 
 
 def commands_in(folder: Path, server: subprocess.Popen[str]) -> Run:
     """Runs commands in a folder."""
 
     def run_command(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
-        said, errors = folder / ".said", folder / ".errors"
-        code = ask(server, folder, arguments, environment, said=said, errors=errors)
-        done = subprocess.CompletedProcess(arguments, code, said.read_text(), errors.read_text())
-        said.unlink()
-        errors.unlink()
+        process = Forked(server, folder, arguments, environment)
+        try:
+            done = subprocess.CompletedProcess(arguments, 0, *process.communicate())
+        except BaseException:  # such as a timeout
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
+        done.returncode = process.returncode
+        for path in process.files.values():
+            path.unlink()
         return done
 
     return run_command

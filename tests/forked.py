@@ -10,10 +10,8 @@ import importlib
 import json
 import os
 import runpy
-import signal
 import sys
 import tempfile
-import time
 import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -24,29 +22,17 @@ from tests.conftest import without_workers
 
 _HEAVY = (
     "torch", "torch._dynamo", "nvidia.dali.fn", "sklearn", "distributed", "librosa", "matplotlib.figure",
-    "tyro", "gdt.train.pretrain", *(one.run.partition(":")[0] for one in COMMANDS.values()),
+    "tyro", *(f"gdt.{one.run.partition(':')[0]}" for one in COMMANDS.values()),
 )  # fmt: skip
-_LIMIT = 900.0
-"""Seconds after which a command and its children are killed."""
-
-
-def run(command: Sequence[str], folder: Path, said: Path, errors: Path, environment: Mapping[str, str]) -> int:
-    """Run `gdt command` in a folder, with its outputs in two files; the exit status as in subprocess."""
-    sys.stdout.flush()
-    if not (pid := os.fork()):
-        _child(command, folder, said, errors, environment)
-    until = time.monotonic() + _LIMIT
-    while not (ended := os.waitpid(pid, os.WNOHANG))[0]:
-        time.sleep(0.005)
-        if time.monotonic() > until:
-            os.killpg(pid, signal.SIGKILL)
-    return os.waitstatus_to_exitcode(ended[1])
 
 
 def start(
     command: Sequence[str], folder: Path, said: Path, errors: Path, environment: Mapping[str, str], status: Path
 ) -> int:
-    """Start a command as `run`; its process ID. A process that waits for it writes its exit status to a file."""
+    """Start `gdt command` in a folder, with its outputs in two files; its process ID.
+
+    A process that waits for it writes its exit status, as in subprocess, to a file.
+    """
     ours, theirs = os.pipe()
     if not os.fork():
         if not (pid := os.fork()):
@@ -89,13 +75,13 @@ def _child(command: Sequence[str], folder: Path, said: Path, errors: Path, envir
 
 
 def serve() -> None:
-    """Run or start commands from standard input, a line of JSON each; print their exit status or process ID."""
+    """Start commands from standard input, a line of JSON each; print their process IDs."""
     for line in sys.stdin:
         request = json.loads(line)
-        paths = {name: Path(request.pop(name)) for name in ("folder", "said", "errors", "status") if name in request}
+        paths = {name: Path(request.pop(name)) for name in ("folder", "said", "errors", "status")}
         for name in _HEAVY:
             importlib.import_module(name)
-        print((start if "status" in paths else run)(**request, **paths), flush=True)
+        print(start(**request, **paths), flush=True)
 
 
 if __name__ == "__main__":

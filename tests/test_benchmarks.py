@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -31,20 +30,11 @@ def test_loading_is_measured_against_the_peer(drawn: Index, capsys: pytest.Captu
     assert rate.startswith("loader, speed: ") and rate.endswith(" of peer, speed")
 
 
-def test_preprocessing_is_measured_with_and_without_sound(
-    real: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    source = tmp_path / "videos"
-    source.mkdir()
-    subprocess.run(
-        ["ffmpeg", "-v", "error", "-f", "lavfi", "-i", "testsrc=d=3:s=64x48:r=25", source / "silent.mp4"], check=True
-    )  # fmt: skip
-    (source / "spoken.mpg").symlink_to(next((real / "grid").glob("*.mpg")))
-    preprocess.main(source, count=2, rounds=1, workers=1)
-    out = capfd.readouterr().out
-    assert "2 videos (1 with audio), 1 processes" in out
-    for way in (preprocess.BARE, preprocess.USUAL):
-        assert f"  {way}: " in out and f" of {way}" in out  # when it is measured, and as a ratio
+def test_preprocessing_is_measured_against_other_ways(capfd: pytest.CaptureFixture[str]) -> None:
+    preprocess.main(count=2, rounds=1, workers=1)
+    *_, bare, usual, stage = capfd.readouterr().out.splitlines()
+    assert bare.startswith("bare ffmpeg: ") and usual.startswith("usual way: ")
+    assert " of bare ffmpeg" in stage and " of usual way" in stage
 
 
 def test_the_step_equals_the_plain_loop(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,10 +74,6 @@ def test_every_row_of_the_gpu_benchmark_is_measured(drawn: Index, monkeypatch: p
     assert found["pixels",]["is"].startswith("worst leaf 0.0") and len(found) == 10
     rows = [values for row, values in found.items() if len(row) > 1]
     assert all(values.keys() == {"clips/s", "waiting %", "GiB", "loss"} for values in rows)
-    # decoders and loading do not change what is learned
-    for row in gpu.ROWS:
-        one, other = (found[row, decoder, "4"]["loss"] for decoder in gpu.DECODERS)
-        assert one == pytest.approx(other, rel=1e-3)
 
 
 def test_wrong_gradients_are_reported(drawn: Index, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import subprocess
-from pkgutil import resolve_name
 from typing import Any, get_args, get_type_hints
 
 import pytest
 import tyro
 
-from gdt.cli import COMMANDS
+from gdt.cli import COMMANDS, below_gdt
 from tests.conftest import ROOT
 
 LINES = {
@@ -38,7 +37,7 @@ def test_pages_keep_their_budget() -> None:
 
 def test_commands_keep_their_budget() -> None:
     """An option that several commands share counts once."""
-    assert len(set().union(*(options(resolve_name(command.settings)) for command in COMMANDS.values()))) <= OPTIONS
+    assert len(set().union(*(options(below_gdt(command.settings)) for command in COMMANDS.values()))) <= OPTIONS
 
 
 def options(kind: Any, prefix: str = "") -> set[str]:

@@ -27,41 +27,14 @@ def losses() -> np.ndarray:
     return losses
 
 
-def theorem(losses: np.ndarray) -> tuple[float, float, float]:
-    """L, the variance of the GDT estimate, and that of the direct estimate as the proof derives it."""
-    mean, variance = np.nanmean(losses, (2, 3)), np.nanvar(losses, (2, 3))  # L_jj', sigma_jj'^2
-    scale = V**4 * K_I**2
-    return mean.mean(), variance.sum() / scale, (variance + (mean - mean.mean()) ** 2).sum() / scale
-
-
-def pairs(losses: np.ndarray, strata: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """The loss of a random pair of each of some strata, drawn independently; `strata` are j V + j'."""
-    drawn = np.empty(strata.shape)
-    for k, stratum in enumerate(losses.reshape(V**2, -1)):
-        here = strata == k
-        drawn[here] = rng.choice(stratum[~np.isnan(stratum)], here.sum())
-    return drawn
-
-
-def assert_agree(estimates: np.ndarray, mean: float, variance: float) -> None:
-    """Within 4 standard errors of the mean, and of the variance by the fourth moment."""
-    n, deviation = len(estimates), estimates - estimates.mean()
-    assert abs(estimates.mean() - mean) < 4 * estimates.std() / np.sqrt(n)
-    assert abs(estimates.var() - variance) < 4 * np.sqrt(((deviation**4).mean() - estimates.var() ** 2) / n)
-
-
-def test_estimates_have_the_mean_and_variance_of_the_theorem(losses: np.ndarray) -> None:
-    mean, of_gdt, of_direct = theorem(losses)
-    rng, shape = np.random.default_rng(0), (BATCHES, V**2 * K_I**2)
-    stratified = np.broadcast_to(np.repeat(np.arange(V**2), K_I**2), shape)
-    assert_agree(pairs(losses, stratified, rng).mean(1), mean, of_gdt)
-    assert_agree(pairs(losses, rng.integers(V**2, size=shape), rng).mean(1), mean, of_direct)
-    assert of_direct > 1.2 * of_gdt  # never smaller, and here clearly larger
+def theorem(losses: np.ndarray) -> tuple[float, float]:
+    """L, and the variance of the GDT estimate."""
+    return np.nanmean(losses, (2, 3)).mean(), np.nanvar(losses, (2, 3)).sum() / (V**4 * K_I**2)
 
 
 def test_batches_of_the_tree_are_unbiased_and_vary_more_than_the_theorem_says(losses: np.ndarray) -> None:
     """The proof takes the pairs of a stratum as independent; those of a batch share samples."""
-    mean, of_gdt, _ = theorem(losses)
+    mean, of_gdt = theorem(losses)
     factors = parse(f"video:d time_shift:i:{K_I} augmentation:i:1", V).factors
     source = Source(np.arange(V), np.full(V, N), 30)
     estimates = np.empty(BATCHES)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
 import sys
-import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,18 +10,19 @@ from typing import Any
 
 import torch
 
-from gdt.common.errors import UserError, first_line
-from gdt.common.files import is_disk_full, require_readable, writing
+from gdt.common.errors import UserError
+from gdt.common.files import writing
 from gdt.pipeline.shards.statistics import Statistics
-from gdt.train import portable
+from gdt.train import portable, weights
 from gdt.train.models.gdt import GDT, load_weights, modalities_of
 from gdt.train.run import CHECKPOINT, LENGTH, differences, from_json, require_checkpoint, to_json
 from gdt.train.settings import Pretrain
+from gdt.train.tensors import Damaged, load_checked
 from gdt.train.trained import Trained
-from gdt.train.weights import damaged_part, read_foreign
 
 NAME = CHECKPOINT
 FORMAT = "gdt-pretrain-2"
+_USE = "use the checkpoint.pt of a run, or external weights (.pt, .pth, .safetensors)"
 
 
 @dataclass(frozen=True)
@@ -50,16 +49,9 @@ def make_state(
 
 
 def write(path: Path, state: Mapping[str, Any]) -> None:
-    """Write a state; the file is replaced when the new one is complete. Raises UserError if that fails."""
-    try:
-        with writing(path) as file:
-            torch.save(dict(state), file)
-    except OSError as error:
-        advice = "free some space" if is_disk_full(error) else "check the disk and the permissions"
-        raise UserError(
-            f"the checkpoint of step {state['step']} cannot be written to {path.parent} ({error.strerror}); {advice}, "
-            "then run again to resume from the previous checkpoint, if any"
-        ) from error
+    """Write a state; the file is replaced when the new one is complete. Raises OSError."""
+    with writing(path) as file:
+        torch.save(dict(state), file)
 
 
 def read_run(folder: Path) -> dict[str, Any] | None:
@@ -88,38 +80,11 @@ class OtherRun(UserError):
     """The checkpoint of a folder is damaged, or of a run that this one cannot continue; --overwrite replaces it."""
 
 
-class Damaged(Exception):
-    """A file is not an intact checkpoint; the message does not name the file."""
-
-
-def load_checked(path: Path) -> Any:
-    """Load a torch file after verifying its checksums; refuses pickled objects. Raises Damaged."""
-    try:
-        if (part := damaged_part(path)) is not None:
-            raise Damaged(f"checksum mismatch in its part {part}")
-        return torch.load(path, map_location="cpu", weights_only=True)
-    except (MemoryError, Damaged):
-        raise
-    except zipfile.BadZipFile as error:
-        raise Damaged("it is damaged, truncated or not a torch file") from error
-    except OSError as error:
-        require_readable(path, error)  # a readable file has damaged bytes that led to a bad offset
-        raise Damaged(f"it is damaged or not a torch file ({first_line(error)})") from error
-    except Exception as error:  # damaged bytes raise anything
-        # torch's message suggests weights_only=False, which would run the file's code
-        if named := re.search(r"GLOBAL `?([\w.]+)", str(error)):
-            raise Damaged(
-                f"it holds a Python object ({named[1]}), which was not loaded; save the state_dict of a model, not the "
-                "model"
-            ) from error
-        raise Damaged("it is damaged or not a torch file") from error
-
-
 def read(path: Path) -> dict[str, Any]:
     """The state in a checkpoint, as from `make_state`. Raises Damaged."""
     state = load_checked(path)
     if not isinstance(state, dict) or state.get("format") != FORMAT:
-        raise Damaged(f"it is not a checkpoint of this program (format {FORMAT} expected)")
+        raise Damaged(f"it is not a checkpoint of this version ({FORMAT})")
     return state
 
 
@@ -130,14 +95,21 @@ def load_model(path: Path) -> Trained:
     """
     path = require_checkpoint(path)
     try:
-        state = read(path)
+        found = load_checked(path)
     except Damaged as damage:
-        if (other := portable.read(path)) is not None or (other := read_foreign(path)) is not None:
-            return other
-        raise UserError(
-            f"{path} cannot be read as a checkpoint: {damage}; use the checkpoint.pt of a run, or external weights "
-            "(.pt, .pth, .safetensors)"
-        ) from damage
+        raise UserError(f"{path} cannot be read as a checkpoint: {damage}; {_USE}") from damage
+    state = found if isinstance(found, Mapping) else {}
+    form = str(state.get("format", ""))
+    if form == FORMAT:
+        return _model_of_run(state, path)
+    if form == portable.FORMAT:
+        return portable.model_of(state, path)
+    if form.startswith("gdt-") or (foreign := weights.model_of(state, path)) is None:
+        raise UserError(f"{path} cannot be read as a checkpoint: it is not one of this version ({FORMAT}); {_USE}")
+    return foreign
+
+
+def _model_of_run(state: Mapping[str, Any], path: Path) -> Trained:
     settings = from_json(state["settings"], str(path))
     model = GDT(settings.network, modalities_of(state["model"]))
     load_weights(model, state["model"], str(path))

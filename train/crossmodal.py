@@ -23,8 +23,8 @@ from gdt.train.models.gdt import GDT, autocast
 from gdt.train.settings import Pretrain
 
 KS = (1, 5, 10)
-_PROBE_CLIPS = 2
-"""Clips per video of a probe."""
+_PROBE_VIDEOS, _PROBE_CLIPS = 256, 2
+"""Maximum number of videos of a probe, and clips per video."""
 
 
 class Embedded(NamedTuple):
@@ -107,17 +107,16 @@ class Probe:
                 f"--probe-every compares modalities, but '{settings.composition}' has only {self._modalities[0]}; "
                 "leave it out"
             )
-        default = next((split for split in ("val", "test") if (index.split == split).any()), "val")
-        split = settings.probe_split or default
+        split = next((split for split in ("val", "test") if (index.split == split).any()), "val")
         held_out = usable_videos(index, np.flatnonzero(index.split == split), settings.clip, self._modalities)
         if len(held_out) < 2:
             raise UserError(
                 f"--probe-every needs 2 videos with {' and '.join(self._modalities)}, and the split '{split}' of "
-                f"{index.folder} has {len(held_out)}; set --probe-split to another, or "
-                "preprocess again with --val 0.05 and start a new run"
+                f"{index.folder} has {len(held_out)}; leave it out, or preprocess again with --val 0.05 and start a "
+                "new run"
             )
         # at random, since the first ids may be of few classes
-        self._videos = np.sort(generator(Stream.PROBE).permutation(held_out)[: settings.probe_videos])
+        self._videos = np.sort(generator(Stream.PROBE).permutation(held_out)[:_PROBE_VIDEOS])
 
     def __call__(self, model: GDT) -> dict[str, float]:
         """R@k in percent by query modality, gallery modality and k; and the number of videos."""

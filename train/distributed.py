@@ -6,7 +6,6 @@ import os
 import signal
 import sys
 import threading
-import time
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NoReturn, TypeVar
 
@@ -14,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from gdt.common.errors import UserError
+from gdt.common.errors import UserError, plural
 from gdt.common.gpu import require_no_gpu
 
 T = TypeVar("T")
@@ -43,23 +42,17 @@ def join_ranks(requested: Literal["auto", "cpu", "cuda"], threads: int) -> tuple
 
 def require_gpus(ranks: int, device: Literal["auto", "cpu", "cuda"]) -> None:
     """Raise UserError if this machine has fewer GPUs than ranks, or a GPU that torch cannot use."""
-    if device == "cpu":
-        return
     # device_count alone also counts GPUs that an old driver makes unusable
     found = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if ranks <= found:
+    if device == "cpu" or ranks <= found:
         return
     if not found:
         require_no_gpu()
-    if ranks == 1:
-        if device == "cuda":
-            raise UserError("--device cuda: torch finds no GPU; use --device cpu, or check the driver with nvidia-smi")
-        return
-    there = f"only {found} GPU{'s' if found > 1 else ''}" if found else "no GPU"
-    raise UserError(
-        f"there are {ranks} processes on this machine, but torch finds {there}; start one per GPU, or train on the CPU "
-        "with --device cpu"
-    )
+    if ranks > 1 or device == "cuda":
+        raise UserError(
+            f"{plural(ranks, 'process', 'processes')} on this machine, but torch finds {plural(found, 'GPU')}; start "
+            "one per GPU, check the driver with nvidia-smi, or set --device cpu"
+        )
 
 
 def require_equal(facts: Mapping[str, str], advice: str) -> None:
@@ -138,15 +131,10 @@ def leave_without_teardown(status: int = 0) -> NoReturn:
 
 
 class StopSignal:
-    """Context that remembers SIGTERM, SIGUSR1 or Ctrl-C until the step is done; a second Ctrl-C stops at once."""
-
-    REPEATED = 0.2
-    """Seconds within which a second SIGINT is a duplicate: Ctrl-C reaches a rank from the terminal and from
-    torchrun."""
+    """Context that remembers SIGTERM, SIGUSR1 or Ctrl-C, so that the step in progress is finished and saved."""
 
     def __init__(self) -> None:
         self.signal = 0
-        self._first = 0.0
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> StopSignal:
@@ -160,9 +148,4 @@ class StopSignal:
             signal.signal(number, handler)
 
     def _remember(self, number: int, frame: Any) -> None:
-        now = time.monotonic()
-        if self.signal == number == signal.SIGINT:
-            if now - self._first < self.REPEATED:
-                return
-            raise KeyboardInterrupt
-        self.signal, self._first = number, now
+        self.signal = number

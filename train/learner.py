@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -18,9 +17,6 @@ from gdt.train.run import to_json
 from gdt.train.schedule import Optimization
 from gdt.train.settings import Pretrain
 from gdt.train.step import Gradient, Metrics
-from gdt.train.tensors import raw_bytes
-
-PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 
 
 class Learner:
@@ -36,10 +32,7 @@ class Learner:
             model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
         self.model: GDT = model
         _prepare(model, settings)
-        self._gradient = Gradient(
-            model, tree.composition.factors, settings.temperature, settings.seed, settings.group_size or 0,
-            settings.gradient_cache == "on", PRECISIONS[settings.precision],
-        )  # fmt: skip
+        self._gradient = Gradient(model, settings)
         self.optimizer = _optimizer(settings.optimization, model, device)
 
     def step(self, step: int, batch: Batch) -> Metrics:
@@ -55,22 +48,12 @@ class Learner:
         settings, steps = to_json(self.settings), self.schedule.steps
         return checkpoint.make_state(self.model, self.optimizer, done, settings, self._data, steps)
 
-    def resume(self, state: Mapping[str, Any]) -> int:
-        """Load the state of a checkpoint; returns the next step. Raises UserError as `require_same_run`."""
+    def resume(self, state: Mapping[str, Any]) -> None:
+        """Load the state of a checkpoint. Raises UserError as `require_same_run`."""
         path = self.settings.run_folder / checkpoint.NAME
         require_same_run(state, self.settings, self._data, self.schedule.batches_per_epoch, path)
         load_weights(self.model, state["model"], str(path))
         self.optimizer.load_state_dict(dict(state["optimizer"]))
-        return int(state["step"])
-
-    def digest(self) -> str:
-        """Checksum of the weights and the optimizer's state."""
-        value = hashlib.sha256()
-        for state in (self.model.state_dict(), *self.optimizer.state_dict()["state"].values()):
-            for tensor in state.values():
-                if isinstance(tensor, torch.Tensor):
-                    value.update(raw_bytes(tensor))
-        return value.hexdigest()
 
 
 def _prepare(model: GDT, settings: Pretrain) -> None:

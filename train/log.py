@@ -6,10 +6,8 @@ import hashlib
 import json
 import resource
 import sys
-import time
-from datetime import timedelta
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,7 +17,6 @@ from tqdm import tqdm
 from gdt.common.commandline import pip_command
 from gdt.common.errors import UserError, plural
 from gdt.common.files import write_text
-from gdt.pipeline.composition import Composition
 from gdt.train.flops import peak_flops, step_flops
 from gdt.train.run import METRICS, PROBES, SETTINGS, to_json
 from gdt.train.schedule import Schedule
@@ -27,20 +24,10 @@ from gdt.train.settings import Pretrain
 from gdt.train.step import Metrics
 
 
-class _ProbeText(NamedTuple):
-    """The printed result of the last probe."""
-
-    full: str = ""
-    short: str = ""
-    """For the progress bar, which should fit into 100 columns."""
-
-
 class Log:
     """Log of one run, on rank 0; a context manager."""
 
-    def __init__(
-        self, settings: Pretrain, first: int, schedule: Schedule, composition: Composition, bands: int, world: int
-    ) -> None:
+    def __init__(self, settings: Pretrain, first: int, schedule: Schedule, bands: int, world: int) -> None:
         """`first`: first step; `bands`: mel bands of the shards."""
         folder = settings.run_folder
         folder.mkdir(parents=True, exist_ok=True)
@@ -50,14 +37,14 @@ class Log:
         self._probes = folder / PROBES
         if self._probes.is_file():
             _keep_until(self._probes, first or -1)
-        self._probe_text = _ProbeText()
         self._device = torch.device(settings.device)
-        self._began, self._rates, self._last = time.monotonic(), list[float](), ""
+        self._rates, self._last, self._probed = list[float](), "", ""
         self._board = SummaryWriter(str(folder), purge_step=first)
         self._bar = tqdm(
             total=schedule.steps, initial=first, bar_format="step {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]",
             mininterval=0.5 if sys.stderr.isatty() else 30.0,
         )  # fmt: skip
+        composition = settings.composition
         self._schedule, self._clips = schedule, composition.batch_size * composition.clips_per_video
         peak = peak_flops(self._device)
         self._seconds_at_peak = step_flops(settings, bands) / world / peak if peak else 0.0
@@ -89,18 +76,17 @@ class Log:
         self._rates.append(rate)
         self._last = f"loss {metrics.loss:.3f}, top-1 {100 * metrics.top1:.0f} %"
         self._bar.set_postfix_str(
-            f"{self._last}, {rate:.0f} clips/s, data wait {100 * share:.0f} %{mfu}{self._probe_text.short}", False
+            f"{self._last}{self._probed}, {rate:.0f} clips/s, data wait {100 * share:.0f} %{mfu}", False
         )
         self._bar.update()
 
     def summary(self) -> str:
         """Last metrics, median clips/s and peak memory of a finished run."""
-        seconds = timedelta(seconds=round(time.monotonic() - self._began))
-        resumed = f", the last {len(self._rates)}" if len(self._rates) < self._bar.n else ""
-        metrics = f"{plural(self._bar.n, 'step')}{resumed} in {seconds}: {self._last}{self._probe_text.full}"
-        of = "tensors" if self._device.type == "cuda" else "whole process"
-        memory = f"{peak_memory(self._device):.1f} GiB ({of})"
-        return f"{metrics}\nmedian {np.median(self._rates):.0f} clips/s, peak memory {memory}"
+        of = "tensors" if self._device.type == "cuda" else "the process"
+        return (
+            f"{plural(self._bar.n, 'step')}: {self._last}{self._probed}; median {np.median(self._rates):.0f} clips/s, "
+            f"peak memory of {of} {peak_memory(self._device):.1f} GiB"
+        )
 
     def add_probe(self, done: int, metrics: dict[str, float]) -> None:
         """Log a probe after `done` steps, in percent."""
@@ -109,7 +95,7 @@ class Log:
         # at the previous step, or `purge_step` would remove it if the run resumes here
         self._plot({f"probe/{name}": value for name, value in metrics.items()}, max(done - 1, 0))
         name, value = next(iter(metrics.items()))
-        self._probe_text = _ProbeText(f", {name} {value:.1f} %", f", {name.split()[-1]} {value:.1f} %")
+        self._probed = f", {name.split()[-1]} {value:.1f} %"
 
     def _plot(self, metrics: dict[str, float], step: int) -> None:
         for name, value in metrics.items():

@@ -1,20 +1,40 @@
-"""Pretraining from settings to checkpoint: one call on each rank."""
+"""`gdt pretrain`: from settings to a checkpoint, as one process or as one of the ranks that torchrun started."""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
-from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from gdt.common.commandline import gdt_command
-from gdt.common.errors import UserError, first_line, is_out_of_memory
-from gdt.common.files import is_disk_full
+from gdt.common.errors import exit_with_message, explain_out_of_memory
 from gdt.common.lock import locked
 from gdt.train.checkpoint import OtherRun
-from gdt.train.distributed import barrier, join_ranks, together
+from gdt.train.distributed import barrier, join_ranks, leave_without_teardown, together
 from gdt.train.settings import Pretrain
 from gdt.train.trainer import Trainer
+
+
+def command(settings: Pretrain) -> None:
+    """Pretrain. Raises UserError on bad input."""
+    threading.excepthook = _show
+    if "RANK" not in os.environ:
+        pretrain(settings)
+        return
+    status: Any = 0
+    try:
+        exit_with_message(lambda: pretrain(settings))
+    except SystemExit as end:
+        status = end.code
+    leave_without_teardown(status)
+
+
+def _show(thread: threading.ExceptHookArgs) -> None:
+    """Print the traceback of a thread; not of TensorBoard's on a full disk, of which the main thread reports."""
+    if not issubclass(thread.exc_type, OSError):
+        threading.__excepthook__(thread)
 
 
 def pretrain(settings: Pretrain) -> Path:
@@ -24,8 +44,10 @@ def pretrain(settings: Pretrain) -> Path:
     Raises UserError on bad input; exits with 128 + n after a signal n.
     """
     rank, world, device = join_ranks(settings.device, settings.threads)
-    with contextlib.ExitStack() as lock, report_shortage(settings):
-        together(lambda: rank or lock.enter_context(_folder(settings.run_folder)))
+    advice = "set --gradient-cache on, which is the default, or a smaller --group-size"
+    with contextlib.ExitStack() as lock, explain_out_of_memory(advice):
+        folder = locked(settings.run_folder, "set --out to another folder")
+        together(lambda: rank or lock.enter_context(folder))
         try:
             trainer = Trainer(settings, rank, world, device)
         except OtherRun:
@@ -38,61 +60,7 @@ def pretrain(settings: Pretrain) -> Path:
         trainer.train()
         barrier()  # no rank exits while another still communicates with it
         if trainer.log:
-            print(trainer.log.summary())
-            print(_next_steps(trainer.settings, trainer.path))
+            words = ("--word2vec", settings.word2vec) if settings.word2vec else ()
+            evaluate = gdt_command("evaluate", "--ckpt", trainer.path, *words)
+            print(f"{trainer.log.summary()}\nthe trained model is in {trainer.path}; evaluate it with:\n  {evaluate}")
         return trainer.path
-
-
-@contextlib.contextmanager
-def _folder(folder: Path) -> Iterator[None]:
-    """Lock the folder of the run. Raises UserError if another run holds it, or TensorBoard cannot use it."""
-    try:
-        str(folder).encode()
-    except UnicodeEncodeError as error:
-        raise UserError(f"{folder} is not UTF-8, which TensorBoard needs; set --out to another folder") from error
-    with locked(folder, "set --out to another folder"):
-        yield
-
-
-@contextlib.contextmanager
-def report_shortage(settings: Pretrain) -> Iterator[None]:
-    """Context that turns a lack of memory or disk space into a UserError that says what to change."""
-    before = threading.excepthook
-
-    def show(thread: threading.ExceptHookArgs) -> None:
-        """Print the traceback of a thread, unless the disk is full: then the main thread reports it."""
-        if not (isinstance(thread.exc_value, OSError) and is_disk_full(thread.exc_value)):
-            before(thread)
-
-    threading.excepthook = show
-    try:
-        yield
-    except OSError as error:
-        if not is_disk_full(error):
-            raise
-        raise UserError(
-            f"no space left on the disk of {settings.run_folder}; free some, then run the same command to resume"
-        ) from error
-    except (MemoryError, RuntimeError) as error:
-        if not is_out_of_memory(error):
-            raise
-        raise UserError(
-            f"out of memory ({first_line(error)}); resume with --gradient-cache on, or start again with a smaller "
-            "--group-size"
-        ) from error
-    finally:
-        threading.excepthook = before
-
-
-def _next_steps(settings: Pretrain, path: Path) -> str:
-    """Where the trained model is, and the commands that use it."""
-    # the report finds evaluations below its folder only
-    runs = settings.run_folder if settings.out else settings.run_folder.parent
-    results = ("--out", settings.run_folder / "eval") if settings.out else ()
-    words = ("--word2vec", settings.word2vec) if settings.word2vec else ()
-    commands = (
-        ("evaluate", "--ckpt", path, *words, *results),
-        ("embed", "--ckpt", path, "--shards", settings.shard_folder),
-        ("report", "--runs", runs),
-    )
-    return "\n  ".join([f"the trained model is in {path}", *(gdt_command(*command) for command in commands)])

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import asdict, replace
-from functools import partial
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from gdt.common import serialization
-from gdt.common.commandline import expand_home, parse, value_of
+from gdt.common.commandline import parse, value_of
 from gdt.common.errors import UserError, first_line, unknown
 from gdt.common.gpu import default_size
 from gdt.train.settings import SIZES, Pretrain
@@ -19,9 +17,8 @@ CHECKPOINT = "checkpoint.pt"
 SETTINGS, METRICS, PROBES = "settings.json", "metrics.jsonl", "probe.jsonl"
 """Its settings, a line per step, and a line per probe."""
 _NO_EFFECT_ON_RESULTS = {
-    "size", "config", "name", "overwrite", "out", "shards", "word2vec", "factors_from", "loading", "compile",
-    "gradient_cache", "checkpoint_minutes", "checkpoint_steps", "probe_every", "probe_videos", "probe_split",
-    "wandb",
+    "overwrite", "out", "shards", "word2vec", "factors_from", "loading", "compile", "gradient_cache",
+    "checkpoint_steps", "probe_every", "wandb",
 }  # fmt: skip
 LENGTH = ("epochs", "steps")
 """The length of a run, which affects results only through the learning rate."""
@@ -53,15 +50,9 @@ def from_file(path: Path) -> Pretrain:
         raise UserError(f"cannot read settings from {path} ({first_line(error)})") from error
 
 
-def decisive_options(settings: Pretrain) -> dict[str, Any]:
-    """Options that affect results, with their values."""
-    values = _flat(asdict(settings))
-    return {f"--{name.replace('_', '-')}": value for name, value in values.items()}
-
-
 def differences(before: str, now: str, ignored: Collection[str] = ()) -> list[str]:
     """Descriptions of the differences that affect results, between two outputs of `to_json`."""
-    old, new = (_flat(json.loads(text)) for text in (before, now))
+    old, new = (decisive(json.loads(text)) for text in (before, now))
     return [
         f"{name} was {old.get(name)}, now {new.get(name)}"
         for name in sorted(old.keys() | new.keys())
@@ -69,17 +60,13 @@ def differences(before: str, now: str, ignored: Collection[str] = ()) -> list[st
     ]
 
 
-def _flat(settings: dict[str, Any]) -> dict[str, Any]:
-    """Settings that affect results, by dotted name."""
+def decisive(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings that affect results, by dotted name, from their dictionary."""
     values: dict[str, Any] = {}
     for name, value in settings.items():
-        if name in _NO_EFFECT_ON_RESULTS:
-            continue
-        if isinstance(value, dict):
-            values |= {f"{name}.{part}": one for part, one in value.items()}
-        else:
-            values[name] = value
-    return values
+        parts = value if isinstance(value, dict) else {"": value}
+        values |= {f"{name}.{part}".strip("."): one for part, one in parts.items()}
+    return {name: value for name, value in values.items() if name.partition(".")[0] not in _NO_EFFECT_ON_RESULTS}
 
 
 def require_checkpoint(path: Path) -> Path:
@@ -101,41 +88,13 @@ def latest_checkpoint() -> Path:
 
 def parse_arguments(arguments: Sequence[str]) -> Pretrain:
     """The settings of a command line. Exits like `common.commandline.parse`."""
-    config, size = value_of("--config", arguments), value_of("--size", arguments)
-    parsed = partial(parse, Pretrain, "gdt pretrain", arguments)
-    if config:
-        if size:
-            raise UserError("--size has no effect with --config, which has all settings; leave one of them out")
-        earlier = from_file(expand_home(Path(config)))
-        return replace(parsed(_without_machine(earlier, {word.partition("=")[0] for word in arguments})), config=None)
-    return sized(parsed, size, on_cpu=value_of("--device", arguments) == "cpu")
+    on_cpu = value_of("--device", arguments) == "cpu"
+    return parse(Pretrain, "gdt pretrain", arguments, defaults(value_of("--size", arguments), on_cpu))
 
 
-def _without_machine(earlier: Pretrain, given: Collection[str]) -> Pretrain:
-    """The settings of an earlier run, without those of its machine and folder, and those that given options replace."""
-    automatic = SIZES[earlier.size]
-    changes: dict[str, Any] = {"loading": automatic.loading, "threads": 0, "device": "auto", "compile": "auto"}
-    changes |= {"out": None, "name": "", "overwrite": False}
-    if earlier.precision != "float64":
-        changes["precision"] = "auto"
-    for options, cleared in (
-        (("--dataset", "--shards"), {"dataset": "", "shards": None}),
-        (("--epochs", "--steps"), {"epochs": 0, "steps": 0}),
-        (("--preset", "--factors"), {"preset": "l", "factors": "", "factors_from": None, "factors_digest": ""}),
-    ):
-        if set(options) & set(given):
-            changes |= cleared
-    return replace(earlier, **changes)
-
-
-def sized(build: Callable[[Pretrain], Pretrain], size: str = "", on_cpu: bool = False) -> Pretrain:
-    """Settings built on the defaults of a size: by default that of the run to resume, else that of the machine."""
-    if size:
-        if size not in SIZES:
-            raise unknown("size", size, SIZES)
-        return build(SIZES[size])
-    settings = build(SIZES[default_size(on_cpu)])
-    path = settings.run_folder / SETTINGS
-    if settings.overwrite or not path.is_file() or (earlier := from_file(path).size) == settings.size:
-        return settings
-    return build(SIZES[earlier])
+def defaults(size: str = "", on_cpu: bool = False) -> Pretrain:
+    """The settings of a size, by default of that of the machine."""
+    size = size or default_size(on_cpu)
+    if size not in SIZES:
+        raise unknown("size", size, SIZES)
+    return SIZES[size]

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Literal
 
-from gdt.common.errors import UserError, require_positive
+from gdt.common.errors import require_positive
 
 
 @dataclass(frozen=True)
@@ -31,15 +30,8 @@ class Optimization:
     """Share of the steps, at the end, over which the learning rate falls linearly to 0."""
 
     def __post_init__(self) -> None:
-        if not 0 < self.lr < math.inf:
-            raise UserError(f"--lr is {self.lr}; it must be above 0")
-        if not 0 <= self.momentum < 1:
-            raise UserError(f"--momentum is {self.momentum}; it must be 0 or more and below 1")
-        if not 0 <= self.weight_decay < math.inf:
-            raise UserError(f"--weight-decay is {self.weight_decay}; it must be 0 or more")
-        require_positive(self, "", "base_batch_size", "warmup_epochs", least=0)
-        if not 0 <= self.lr_decay <= 1:
-            raise UserError(f"--lr-decay is {self.lr_decay}; it must lie between 0 and 1")
+        require_positive(self, "", "lr", "weight_decay", "base_batch_size", "warmup_epochs", least=0)
+        require_positive(self, "", "momentum", "lr_decay", least=0, most=1)
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,6 @@ from gdt.train.schedule import Optimization, Schedule
 Precision = Literal["auto", "float32", "bfloat16", "float64"]
 _GROUP, _SMALLEST_GROUP = 64, 8
 """The default number of videos of a group, and the least that is chosen by default."""
-TWO_COMPOSITIONS = "--preset and --factors both set the composition; leave one of them out"
 
 
 def _require(condition: bool, message: str) -> None:
@@ -55,9 +54,7 @@ class Pretrain:
     factor with its contrast (distinctive or invariant) and its K."""
     size: Literal["paper", "tiny"] = "paper"
     """Defaults of networks, clips and schedule: the paper's, or small ones for a CPU; default: paper with a GPU, else
-    tiny, and that of the run to resume."""
-    config: Annotated[Path | None, tyro.conf.arg(metavar="PATH")] = None
-    """settings.json of an earlier run, whose settings are the defaults."""
+    tiny."""
     factors_from: Path | None = None
     """Python file with custom transformations, for --factors."""
     factors_digest: Annotated[str, tyro.conf.Suppress] = ""
@@ -66,10 +63,8 @@ class Pretrain:
     """word2vec file that the shards were made with; needed for text."""
     init: Path | None = None
     """Weights to start from. Sets the normalisation of inputs, too, but not the size of clips."""
-    name: str = ""
-    """Name of the run, whose folder is runs/<name>; default: <dataset>-<composition>, and -seed<n> unless that is 0."""
     out: Path | None = None
-    """Folder of the run, instead of --name."""
+    """Folder of the run; default: runs/<dataset>-<composition>, and -seed<n> unless that is 0."""
     overwrite: bool = False
     """Replace a run of other settings in that folder."""
     batch_size: int | None = None
@@ -107,26 +102,18 @@ class Pretrain:
     """torch.compile for the video network; auto compiles on GPUs."""
     threads: int = 0
     """CPU threads per process; 0: torch's default."""
-    checkpoint_minutes: float = 10.0
-    """Minutes between checkpoints; one is also written at the end and when the run is stopped."""
     checkpoint_steps: int = 0
-    """Also write a checkpoint every N steps; 0: none."""
+    """Also write a checkpoint every N steps, besides those every 5 minutes, at the end and when the run is stopped."""
     probe_every: int = 0
-    """Steps between probes of cross-modal recall among held-out videos; 0: none. The probe does
-    not affect training."""
-    probe_videos: int = 256
-    """Maximum number of videos of a probe."""
-    probe_split: str = ""
-    """Split of the probe; default: val, or test if there is no val split."""
+    """Steps between probes of cross-modal recall among up to 256 videos of the split val, or test; 0: none. The probe
+    does not affect training."""
     wandb: str = ""
     """Weights & Biases project to send the metrics to; needs the package wandb."""
 
     def __post_init__(self) -> None:
-        _require(not self.factors or self.preset == "l", TWO_COMPOSITIONS)
-        _require(not (self.name and self.out), "--name and --out both set the folder of the run; leave one of them out")
         _require(
-            bool(self.factors) or not self.factors_from,
-            "--factors-from has no effect without --factors; set --factors, or leave it out",
+            not self.factors or self.preset == "l",
+            "--preset and --factors both set the composition; leave one of them out",
         )
         if not self.factors:
             presets.preset(self.preset)
@@ -135,10 +122,8 @@ class Pretrain:
             f"--batch-size is {self.batch_size}, the K of factor 'video'; it must be 2 or more, "
             "so that there are negatives (condition iii of section 3.1)",
         )
-        require_positive(self, "", "epochs", "steps", least=0)
+        require_positive(self, "", "epochs", "steps", "shuffle_shards", "probe_every", "seed", least=0)
         _require(not (self.epochs and self.steps), "--epochs and --steps both set the length; leave one of them out")
-        require_positive(self, "", "shuffle_shards", "probe_every", "seed", least=0)
-        require_positive(self, "", "probe_videos", least=2)
         _require((self.group_size or 2) >= 2, f"--group-size is {self.group_size}; it must be 0 or 2 and more")
         _require(0 < self.temperature < math.inf, f"--temperature is {self.temperature}; it must be above 0")
         _require(
@@ -185,12 +170,8 @@ class Pretrain:
         if self.batch_size is not None or notation.batch_size(self.factors):
             return replace(self, batch_size=self.composition.batch_size)
         usable = len(replace(self, batch_size=2).tree(index).source.videos)
-        return replace(self, batch_size=self.whole_groups(min(self.default_batch_size, usable)))
-
-    def whole_groups(self, videos: int) -> int:
-        """A number of videos, lowered to a multiple of the default group unless it is below one."""
-        group = _GROUP if self.size == "paper" else 1
-        return videos - videos % group or videos
+        videos, group = min(self.default_batch_size, usable), _GROUP if self.size == "paper" else 1
+        return replace(self, batch_size=videos - videos % group or videos)
 
     def tree(self, index: Index, say: Callable[[str], None] = lambda _: None) -> Tree:
         """The sampling tree over these shards; `say` gets their number of videos. Raises UserError if too few."""
@@ -212,13 +193,7 @@ class Pretrain:
             if self.word2vec:
                 raise UserError(f"--word2vec has no effect: '{self.composition}' has no text; leave it out")
             return None
-        vectors = WordVectors.of(index, self.word2vec)
-        if self.network.word_dimensions not in (0, vectors.dimensions):
-            raise UserError(
-                f"the vectors of {self.word2vec} have {vectors.dimensions} dimensions, but --network.word-dimensions "
-                f"is {self.network.word_dimensions}; leave that option out"
-            )
-        return vectors
+        return WordVectors.of(index, self.word2vec)
 
     @property
     def short_name(self) -> str:
@@ -229,7 +204,7 @@ class Pretrain:
     @property
     def run_folder(self) -> Path:
         seed = f"-seed{self.seed}" if self.seed else ""
-        return self.out or Path("runs") / (self.name or f"{self.dataset_name}-{self.short_name}{seed}")
+        return self.out or Path("runs") / f"{self.dataset_name}-{self.short_name}{seed}"
 
 
 def default_group_size(settings: Pretrain, memory: int) -> int:
@@ -265,7 +240,6 @@ SIZES: dict[str, Pretrain] = {
             optimizer="adamw", lr=3e-3, base_batch_size=0, weight_decay=1e-2, warmup_epochs=0, lr_decay=0.25
         ),
         loading=Loading(threads=1, decode_batch_size=32),
-        checkpoint_minutes=2.0,
     ),
 }  # fmt: skip
 """Defaults by size."""

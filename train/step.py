@@ -8,7 +8,7 @@ groups, so neither their number nor the ranks change the result. Without groups,
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,11 +18,11 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from gdt.common.streams import Stream, seed_sequence
-from gdt.pipeline.composition import Factor
 from gdt.pipeline.loader import Batch
 from gdt.train.distributed import all_reduce_flat
 from gdt.train.loss import outcome
 from gdt.train.models.gdt import GDT
+from gdt.train.settings import Pretrain
 
 
 class Metrics(NamedTuple):
@@ -48,19 +48,15 @@ class Group(NamedTuple):
 class Gradient:
     """Computes the gradient of a batch, split over ranks, and stores it in the parameters of a model."""
 
-    def __init__(
-        self, model: GDT, factors: Sequence[Factor], temperature: float, seed: int, group_size: int = 0,
-        cache: bool = True, precision: torch.dtype = torch.float32,
-    ) -> None:  # fmt: skip
-        """`group_size`: leaves of a group, 0 for all of a modality; `cache`: embed groups again for their gradient."""
-        self.model, self._factors, self._temperature, self._seed = model, factors, temperature, seed
-        self._group_size, self._cache, self._precision = group_size, cache, precision
+    def __init__(self, model: GDT, settings: Pretrain) -> None:
+        """`settings` as from `Trainer`: with group size and precision filled in."""
+        self.model, self._settings, self._factors = model, settings, settings.composition.factors
         self._rank, self._world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
 
     def __call__(self, step: int, batch: Batch) -> Metrics:
         """Gradient of this rank's share of a batch, averaged over ranks; updates running statistics once."""
         groups = list(self._groups(batch))
-        keep = not self._cache or len(groups) == len(batch.inputs)
+        keep = self._settings.gradient_cache == "off" or len(groups) == len(batch.inputs)
         self.model.train()
         self.model.zero_grad(set_to_none=True)
         with RunningStatistics(self.model) as statistics:
@@ -71,7 +67,7 @@ class Gradient:
                     statistics.add(group.modality)
             embedded = torch.cat(parts)
             embeddings = embedded.detach().requires_grad_()
-            result = outcome(embeddings, batch.table, self._factors, self._temperature, batch.joined)
+            result = outcome(embeddings, batch.table, self._factors, self._settings.temperature, batch.joined)
             result.loss.backward()
             gradient = embeddings.grad
             assert gradient is not None
@@ -91,7 +87,7 @@ class Gradient:
         """This rank's groups; each modality has equally many, and a rank has a contiguous share of them."""
         done = 0
         for number, (modality, inputs) in enumerate(batch.inputs.items()):
-            size = self._group_size or len(inputs)
+            size = self._settings.group_size or len(inputs)
             here = len(inputs) // size
             first = (number * self._world + self._rank) * here
             for k in range(here):
@@ -100,11 +96,11 @@ class Gradient:
                 done += size
 
     def _embed(self, step: int, group: Group) -> Tensor:
-        state = seed_sequence(Stream.DROPOUT, self._seed, step, group.number).generate_state(1, np.uint64)
+        state = seed_sequence(Stream.DROPOUT, self._settings.seed, step, group.number).generate_state(1, np.uint64)
         torch.manual_seed(int(state[0]) >> 1)
         # a new context per pass, since a pass with gradient must not reuse the cached casts of one without
         device = next(self.model.parameters()).device.type
-        with torch.autocast(device, self._precision, enabled=self._precision == torch.bfloat16):
+        with torch.autocast(device, torch.bfloat16, enabled=self._settings.precision == "bfloat16"):
             return self.model.embed(group.modality, group.inputs)
 
 
@@ -116,14 +112,15 @@ class RunningStatistics:
     """Context that updates the running statistics of a model once, with the mean over the groups of all ranks."""
 
     def __init__(self, model: GDT) -> None:
-        self._norms: dict[str, list[_BatchNorm]] = {}
+        self._norms: dict[str, list[Any]] = {}
         for modality in model.modalities:
             parts = nn.ModuleList([
                 model.get_submodule(f"{modality}_network"), model.get_submodule(f"mlp_{modality[0]}")
             ])  # fmt: skip
-            self._norms[modality] = [module for module in parts.modules() if isinstance(module, _BatchNorm)]
+            norms = [part for part in parts.modules() if isinstance(part, _BatchNorm) and part.track_running_stats]
+            self._norms[modality] = norms
         self._every = [norm for several in self._norms.values() for norm in several]
-        self._counts = [n.num_batches_tracked for n in self._every if n.num_batches_tracked is not None]
+        self._counts = [norm.num_batches_tracked for norm in self._every]
         self._sums: dict[str, list[Tensor]] = {}
         self._groups: dict[str, int] = {}
 
@@ -155,19 +152,11 @@ class RunningStatistics:
             all_reduce_flat([value for sums in self._sums.values() for value in sums])
         torch._foreach_copy_(self._counts, torch._foreach_add(self._seen, 1))
         for name, before in self._before.items():
-            momenta = [momentum for norm in self._norms[name] for momentum in (_momentum(norm),) * 2]
+            momenta = [momentum for norm in self._norms[name] for momentum in (norm.momentum,) * 2]
             shares = [momentum / (self._groups[name] * world) for momentum in momenta]
             kept = torch._foreach_mul(before, [1 - momentum for momentum in momenta])
             new = torch._foreach_mul(self._sums[name], shares)
             torch._foreach_copy_(self._running(name), torch._foreach_add(kept, new))
 
     def _running(self, modality: str) -> list[Tensor]:
-        found = [(norm.running_mean, norm.running_var) for norm in self._norms[modality]]
-        return [value for pair in found for value in pair if value is not None]
-
-
-def _momentum(norm: _BatchNorm) -> float:
-    """The share of this step in the running statistics; without a momentum, torch takes the mean over all steps."""
-    if norm.momentum is not None:
-        return float(norm.momentum)
-    return 1 / int(norm.num_batches_tracked) if norm.num_batches_tracked is not None else 1.0
+        return [value for norm in self._norms[modality] for value in (norm.running_mean, norm.running_var)]

@@ -1,58 +1,87 @@
-"""Tensors and metadata in safetensors files."""
+"""Files of tensors, of torch or safetensors: checked before they are used, and read without running code in them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import pickle
+import re
+import zipfile
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import safetensors
 import safetensors.torch
 import torch
 from torch import Tensor
 
-from gdt.common.errors import UserError, first_line
 from gdt.common.files import require_readable, writing
 
-_MAX_HEADER = 100_000_000
-"""Maximum bytes of a header."""
+_MAX_STAND_INS = 100
+"""Maximum number of classes that a file names."""
+
+
+class Damaged(Exception):
+    """A file holds no intact tensors; the message does not name the file."""
 
 
 def write(path: Path, tensors: Mapping[str, Tensor], texts: Mapping[str, str]) -> None:
-    """Write tensors, and `texts` as metadata, atomically. Raises OSError."""
+    """Write a safetensors file, with `texts` as metadata, atomically. Raises OSError."""
     data = safetensors.torch.save({name: value.contiguous() for name, value in tensors.items()}, dict(texts))
     with writing(path) as file:
         file.write(data)
 
 
-def read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]] | None:
-    """Tensors and metadata of a safetensors file, None if the file is of another kind.
-
-    Raises UserError if it is truncated or damaged.
+def load_checked(path: Path) -> Any:
+    """Content of a file: of torch with inert stand-ins for all but tensors and plain values, of safetensors the
+    metadata with all tensors as `model`. Raises Damaged.
     """
     try:
-        if not _is_safetensors(path):
-            return None
-        with safetensors.safe_open(path, framework="pt", backend="pread") as file:
-            return file.get_tensors(), dict(file.metadata() or {})
-    except OSError as error:
-        require_readable(path, error)
-        raise _damaged(path, first_line(error)) from error
-    except (safetensors.SafetensorError, ValueError, KeyError, RuntimeError) as error:
-        raise _damaged(path, first_line(error)) from error
+        with path.open("rb") as file:
+            start = file.read(9)
+        if start[8:] == b"{":  # after the length of safetensors' header
+            with safetensors.safe_open(path, framework="pt", backend="pread") as table:
+                return (table.metadata() or {}) | {"model": table.get_tensors()}
+        if start.startswith(
+            b"PK"
+        ):  # files of torch before 1.6 have no checksums, and torch does not verify those of others
+            with zipfile.ZipFile(path) as archive:
+                if (part := archive.testzip()) is not None:
+                    raise Damaged(f"checksum mismatch in its part {part}")
+        return _unpickle(path)
+    except (MemoryError, Damaged):
+        raise
+    except Exception as error:  # damaged bytes raise anything
+        if isinstance(error, OSError):
+            require_readable(path, error)
+        raise Damaged("it is damaged, of another kind, or names code, which is not run") from error
 
 
-def _is_safetensors(path: Path) -> bool:
-    """Whether the file starts with the length of a header and a brace."""
-    with path.open("rb") as file:
-        start = file.read(9)
-    return start[8:] == b"{" and int.from_bytes(start[:8], "little") <= _MAX_HEADER
+def _unpickle(path: Path) -> Any:
+    """Content of a torch file.
+
+    The release's files hold its command line, optimizer and scheduler. torch names each unknown class that it meets,
+    and refuses modules that run code whatever stands in for them.
+    """
+    stand_ins: dict[str, Callable[..., Any]] = {"collections.defaultdict": lambda *_: {}}
+    for _ in range(_MAX_STAND_INS):
+        try:
+            with torch.serialization.safe_globals([(stand_in, name) for name, stand_in in stand_ins.items()]):
+                return torch.load(path, map_location="cpu", weights_only=True)
+        except pickle.UnpicklingError as error:
+            if (unknown := re.search(r"GLOBAL ([\w.]+) was not an allowed global", str(error))) is None:
+                raise
+            stand_ins[unknown[1] if "." in unknown[1] else f"builtins.{unknown[1]}"] = _Inert
+    raise ValueError(f"it names more than {_MAX_STAND_INS} classes")
 
 
-def raw_bytes(tensor: Tensor) -> memoryview:
-    """Bytes of a tensor's values in index order."""
-    data: memoryview = tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().data
-    return data
+class _Inert:
+    """Stand-in that ignores everything that unpickling does to it."""
 
+    def __new__(cls, *arguments: object, **named: object) -> _Inert:
+        return object.__new__(cls)
 
-def _damaged(path: Path, why: str) -> UserError:
-    return UserError(f"{path} cannot be read as safetensors: it is damaged ({why}); export or download it again")
+    def __init__(self, *arguments: object, **named: object) -> None:
+        pass
+
+    def __setstate__(self, state: object) -> None:
+        pass

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 
 import torch
@@ -13,7 +12,6 @@ from gdt.pipeline.shards.index import Index
 from gdt.pipeline.shards.statistics import Statistics
 from gdt.train.models.gdt import GDT
 from gdt.train.settings import Pretrain
-from gdt.train.tensors import raw_bytes
 
 
 @dataclass(frozen=True)
@@ -22,8 +20,6 @@ class Foreign:
 
     kind: str
     """Kind of file."""
-    loaded: tuple[str, ...]
-    """Parts of the model that were loaded."""
     dropped: tuple[str, ...]
     """Parts of the file that the model does not have."""
     fresh: tuple[str, ...]
@@ -31,19 +27,9 @@ class Foreign:
     finetuned_on: tuple[str, int] | None = None
     """Fingerprint of the shards and fold that the weights were finetuned on; None if unknown."""
 
-    @staticmethod
-    def of(
-        model: GDT, kind: str, dropped: Sequence[str], fresh: Sequence[str], finetuned_on: tuple[str, int] | None = None
-    ) -> Foreign:
-        """Origin of the weights of `model`."""
-        loaded = tuple(name for name, _ in model.named_children() if name not in fresh)
-        return Foreign(kind, loaded, tuple(dropped), tuple(fresh), finetuned_on)
-
     def __str__(self) -> str:
-        parts = [f"{self.kind}: loaded {', '.join(self.loaded)}"]
-        parts += [f"dropped {', '.join(self.dropped)}"] if self.dropped else []
-        parts += [f"random {', '.join(self.fresh)}"] if self.fresh else []
-        return "; ".join(parts)
+        lists = {"dropped": self.dropped, "random": self.fresh}
+        return "; ".join([self.kind, *(f"{name} {', '.join(parts)}" for name, parts in lists.items() if parts)])
 
 
 @dataclass(frozen=True)
@@ -84,7 +70,7 @@ class Trained:
         value = hashlib.sha256()
         for name, tensor in sorted(self.model.state_dict().items()):
             value.update(name.encode())
-            value.update(raw_bytes(tensor))
+            value.update(tensor.cpu().reshape(-1).view(torch.uint8).numpy().data)
         inputs = [self.statistics.to_numbers(), asdict(self.settings.clip), asdict(self.settings.augmentation)]
         value.update(json.dumps(inputs).encode())
         return value.hexdigest()

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import sys
-import textwrap
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
@@ -27,12 +26,13 @@ from gdt.train.flops import max_leaves
 from gdt.train.learner import Learner, start_from
 from gdt.train.log import Log
 from gdt.train.provenance import device_name, record
-from gdt.train.run import decisive_options
+from gdt.train.run import decisive
 from gdt.train.settings import Precision, Pretrain, default_group_size
 from gdt.train.step import Metrics
 from gdt.train.trained import Trained
 
-_MINUTE = 60.0
+_SAVE_SECONDS = 300.0
+"""Seconds between checkpoints."""
 
 
 class Trainer:
@@ -57,19 +57,14 @@ class Trainer:
         self.settings = self.fill_in(settings, state, start)
         self.tree = self.settings.tree(self.index, partial(self.describe, "data"))
         self.words = self.settings.words(self.index)
-        words = self.words.checksum if self.words else ""
-        self.data = Data(shards, self.index.statistics, words)
+        self.data = Data(shards, self.index.statistics, self.words.checksum if self.words else "")
+        self.path = self.settings.run_folder / checkpoint.NAME
+        self.step = self.saved = int(state["step"]) if state else 0
         self.require_passes()
-        self.require_equal_starts()
+        self.require_equal_starts(start)
         self.learner = Learner(self.settings, self.tree, self.data, device, world)
-        self.steps, self.path = self.learner.schedule.steps, self.settings.run_folder / checkpoint.NAME
-        self.weights = self.initialise(start) if state is None else self.describe_resumed(state)
-        self.step = self.saved = 0 if state is None else self.learner.resume(state)
-        digest = self.learner.digest() if world > 1 else ""
-        require_equal(
-            {"step": str(self.step), "state of the model": digest},
-            f"the folder {self.path.parent} must be on a disk that all ranks share",
-        )
+        self.steps = self.learner.schedule.steps
+        self.weights = self.resume(state) if state else self.initialise(start)
 
     def fill_in(self, settings: Pretrain, state: Mapping[str, Any] | None, start: Trained | None) -> Pretrain:
         """The settings with all defaults filled in: those of the run to resume, else those of data and device."""
@@ -109,15 +104,15 @@ class Trainer:
                 f"kernels; set --group-size to {most} or less"
             )
 
-    def require_equal_starts(self) -> None:
-        """Raise UserError unless all ranks have the same settings, data and software."""
-        require_equal(
-            {name: str(value) for name, value in decisive_options(self.settings).items()}
-            | {"set of shards": self.data.fingerprint[:12], "set of words": self.data.words}
-            | {"normalisation of the inputs": str(self.data.statistics.to_numbers())}
-            | {"version of torch": torch.__version__},
-            "start all ranks with the same command, software and shards",
-        )
+    def require_equal_starts(self, start: Trained | None) -> None:
+        """Raise UserError unless all ranks have the same settings, data, software, weights and step."""
+        facts = decisive(asdict(self.settings)) | {
+            "set of shards": self.data.fingerprint[:12], "set of words": self.data.words,
+            "normalisation of the inputs": self.data.statistics.to_numbers(), "version of torch": torch.__version__,
+            "file of --init": start.digest() if start and self.world > 1 else "", "step": self.step,
+        }  # fmt: skip
+        advice = f"start all ranks with the same command, software and shards, and with {self.path.parent} on a disk "
+        require_equal({name: str(value) for name, value in facts.items()}, f"{advice}that they share")
 
     def initialise(self, start: Trained | None) -> str:
         """Keep random weights, or copy those of --init; returns a description."""
@@ -127,10 +122,11 @@ class Trainer:
         copied = start_from(self.learner.model, start.model, str(self.settings.init), fresh)
         return f"starting from {self.settings.init}: {copied}"
 
-    def describe_resumed(self, state: Mapping[str, Any]) -> str:
-        """The step that the run resumes from, and its earlier length if that was another."""
+    def resume(self, state: Mapping[str, Any]) -> str:
+        """Load the state of a checkpoint; returns the step that it resumes from, and the length if that was another."""
+        self.learner.resume(state)
         longer = "" if state["steps"] == self.steps else f" of {state['steps']}; now {plural(self.steps, 'step')}"
-        return f"resume from step {state['step']}{longer}"
+        return f"resume from step {self.step}{longer}"
 
     def train(self) -> None:
         """Train for the remaining steps.
@@ -179,7 +175,7 @@ class Trainer:
         """The log, on rank 0."""
         if self.rank:
             return None
-        return Log(self.settings, self.step, self.learner.schedule, self.tree.composition, self.index.bands, self.world)
+        return Log(self.settings, self.step, self.learner.schedule, self.index.bands, self.world)
 
     def load(self, batches: Iterator[Batch]) -> tuple[Batch | Any, Exception | None]:
         """The next batch, or the error that ends the run: all ranks must end before the same step."""
@@ -219,7 +215,7 @@ class Trainer:
     def save_due(self) -> bool:
         """Whether to save now; only what rank 0 decides counts, since it alone saves."""
         every = self.settings.checkpoint_steps
-        late = time.monotonic() - self.saved_at > self.settings.checkpoint_minutes * _MINUTE
+        late = time.monotonic() - self.saved_at > _SAVE_SECONDS
         return late or self.step == self.steps or (every > 0 and self.step % every == 0)
 
     def save(self) -> None:
@@ -227,7 +223,7 @@ class Trainer:
         if self.rank == 0 and self.step > self.saved:
             try:
                 checkpoint.write(self.path, self.learner.state(self.step))
-            except UserError as error:
+            except OSError as error:
                 self.failure = error  # which all ranks end with
             self.saved, self.saved_at = self.step, time.monotonic()
 
@@ -237,26 +233,20 @@ class Trainer:
         clips = composition.batch_size * composition.clips_per_video
         parameters = sum(weight.numel() for weight in self.learner.model.parameters())
         epochs = f"{self.steps / schedule.batches_per_epoch:.4g} epochs of {plural(schedule.batches_per_epoch, 'step')}"
-        falling = f", falls to 0 over the last {100 * s.optimization.lr_decay:.0f} %" if s.optimization.lr_decay else ""
-        rates = f"{s.optimization.optimizer}, lr {schedule.peak:.3g}{falling}"
         groups = f"groups of {s.group_size} clips" if s.group_size else "one group per modality"
+        compiled = ", compiled" if s.compile == "on" else ""
         ranks = f"; {self.world} ranks" if self.world > 1 else ""
         self.describe("composition", f"{s.short_name}: {composition}")
-        self.describe("size", f"{s.size}: {s.clip}")
-        self.describe("network", f"{s.network.backbone}, {parameters / 1e6:.1f} M parameters, {self.weights}")
+        self.describe("network", f"{s.size}, {s.clip}; {parameters / 1e6:.1f} M parameters, {self.weights}")
         self.describe("batch", f"{composition.batch_size} videos, {clips} clips per modality, {groups}")
-        compiled = ", compiled" if s.compile == "on" else ""
         self.describe("device", f"{device_name(self.device)}, {s.precision}{compiled}{ranks}")
+        rates = f"{s.optimization.optimizer}, lr {schedule.peak:.3g}"
         self.describe("schedule", f"{plural(self.steps, 'step')} ({epochs}), {rates}")
         self.describe("folder", str(s.run_folder))
 
     def describe(self, name: str, text: str) -> None:
-        """Print a line of the settings, wrapped at 100 columns."""
-        self.say(
-            textwrap.fill(
-                f"{name:13}{text}", 100, subsequent_indent=" " * 13, break_long_words=False, break_on_hyphens=False
-            )
-        )
+        """Print a line of the settings."""
+        self.say(f"{name:13}{text}")
 
     def say(self, text: str) -> None:
         """Print from rank 0."""

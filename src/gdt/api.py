@@ -29,7 +29,6 @@ from torch import Tensor
 from gdt.common import serialization
 from gdt.common.commandline import expand_home
 from gdt.common.errors import UserError, unknown
-from gdt.common.gpu import default_size
 from gdt.eval.embed import Embed, Features, Kind, Modality, features
 from gdt.eval.embed import read as read_features
 from gdt.eval.nearest import most_similar
@@ -41,8 +40,8 @@ from gdt.train.checkpoint import Trained, load_trained
 from gdt.train.distributed import require_gpus
 from gdt.train.loss import gdt_loss
 from gdt.train.models.gdt import GDT, any_device
-from gdt.train.run import METRICS, sized
-from gdt.train.settings import TWO_COMPOSITIONS, Pretrain
+from gdt.train.run import METRICS, defaults
+from gdt.train.settings import Pretrain
 
 __all__ = [
     "GDT", "Batch", "Batches", "Evaluated", "Features", "Index", "Model", "Preprocessed", "Pretrained", "UserError",
@@ -104,9 +103,8 @@ def pretrain(shards: str | Path, size: Size | None = None, **settings: Any) -> P
     """
     from gdt.train.pretrain import pretrain as train
 
-    _require_one_composition(settings.get("preset"), settings.get("factors"))
     given = {"shards": shards} | settings
-    checkpoint = train(sized(lambda base: _with(base, given), size or "", settings.get("device") == "cpu"))
+    checkpoint = train(_with(defaults(size or "", settings.get("device") == "cpu"), given))
     path = checkpoint.parent / METRICS
     row = json.loads(path.read_bytes().splitlines()[-1])
     return Pretrained(checkpoint, row["step"] + 1, row["loss"], row["top1"])
@@ -117,12 +115,10 @@ class Evaluated:
     """The results of an evaluation."""
 
     rows: tuple[dict[str, Any], ...]
-    """A row per metric of these models and random weights, for pandas.DataFrame: model, protocol, metric, value,
+    """A row per metric of these models and of random weights, for pandas.DataFrame: model, protocol, metric, value,
     95 % CI (low, high), chance, settings."""
     text: str
     """The tables as printed, with the models of earlier calls."""
-    tables: dict[str, Path]
-    """Files of the tables by suffix: txt, tex and csv."""
 
 
 def evaluate(checkpoints: Paths, shards: str | Path | None = None, **settings: Any) -> Evaluated:
@@ -135,23 +131,16 @@ def evaluate(checkpoints: Paths, shards: str | Path | None = None, **settings: A
     from gdt.eval.results import rows
     from gdt.eval.settings import Downstream
 
-    paths = _paths(checkpoints)
-    if not paths:
+    if not (paths := _paths(checkpoints)):
         raise UserError("checkpoints is empty; give one or more")
     dataset = settings.get("dataset") or (Path(shards).name if shards else "")
     found = downstream.evaluate(_with(Downstream(paths, dataset, Path(shards) if shards else None), settings))
     asked = [each for each in found.results if (each.model, each.weights) in found.models]
-    tables = {"txt": found.out / "table.txt", "tex": found.out / "table.tex", "csv": found.out / "results.csv"}
-    return Evaluated(tuple(rows(asked)), found.text, tables)
+    return Evaluated(tuple(rows(asked)), found.text)
 
 
 def _paths(given: Paths) -> tuple[Path, ...]:
     return tuple(expand_home(Path(path)) for path in ([given] if isinstance(given, str | Path) else given))
-
-
-def _require_one_composition(preset: str | None, factors: str | None) -> None:
-    if preset and factors:
-        raise UserError(TWO_COMPOSITIONS)
 
 
 def _with(base: T, given: Mapping[str, Any]) -> T:
@@ -255,22 +244,21 @@ def nearest(
 
 
 def batches(
-    shards: str | Path, preset: str | None = None, *, factors: str = "", batch_size: int = 16, epochs: int = 1,
+    shards: str | Path, preset: str = "l", *, factors: str = "", batch_size: int = 16, epochs: int = 1,
     size: Size | None = None, split: str = "train", seed: int = 0, word2vec: str | Path | None = None,
     device: str | torch.device | None = None,
 ) -> Batches:  # fmt: skip
     """Batches of a composition for your own training loop, the same in every run.
 
-    `preset` (default: l) or `factors` name the composition, as in pretraining; `size` is the size of clips: paper
+    `preset` or `factors` name the composition, as in pretraining; `size` is the size of clips: paper
     (30 frames of 112x112; default with a GPU) or tiny (8 of 32x32). Raises UserError if shards, composition and split
     do not match.
     """
-    _require_one_composition(preset, factors)
     given = {
-        "shards": shards, "preset": preset or "l", "factors": factors, "batch_size": batch_size, "split": split,
+        "shards": shards, "preset": preset, "factors": factors, "batch_size": batch_size, "split": split,
         "seed": seed, "epochs": epochs, "word2vec": word2vec,
     }  # fmt: skip
-    settings = sized(lambda base: _with(base, given), size or default_size())
+    settings = _with(defaults(size or ""), given)
     index, device = Index.open(settings.shard_folder), any_device() if device is None else torch.device(device)
     require_gpus(1, "cuda" if device.type == "cuda" else "cpu")
     return Batches(settings, index, device)

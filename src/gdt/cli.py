@@ -20,48 +20,42 @@ from gdt.common.errors import exit_with_message, unknown
 
 
 class Command(NamedTuple):
-    """A command."""
+    """A command. Names are module:attribute below `gdt`."""
 
     settings: str
-    """module:class of its settings, whose fields are the options."""
+    """Its settings, whose fields are the options."""
     run: str
-    """module:function that takes the settings and returns what to print; imported after the options are parsed."""
+    """The function that takes the settings and returns what to print; imported after the options are parsed."""
     help: str
     parse: str = ""
-    """module:function that parses the arguments, if defaults depend on them."""
+    """The function that parses the arguments, if defaults depend on them."""
 
 
 COMMANDS = {
-    "preprocess": Command(
-        "gdt.preprocess.stage:Preprocess", "gdt.preprocess.stage:command", "turn videos into shards"
-    ),
-    "verify": Command("gdt.preprocess.verify:Verify", "gdt.preprocess.verify:command", "check shards for damage"),
+    "preprocess": Command("preprocess.stage:Preprocess", "preprocess.stage:command", "turn videos into shards"),
+    "verify": Command("preprocess.verify:Verify", "preprocess.verify:command", "check shards for damage"),
     "generate": Command(
-        "gdt.preprocess.synthetic.files:Generate", "gdt.preprocess.synthetic.files:command",
-        "make labelled videos to try it on",
+        "preprocess.synthetic.files:Generate", "preprocess.synthetic.files:command", "make labelled videos to try it on"
     ),
     "pretrain": Command(
-        "gdt.train.settings:Pretrain", "gdt.train.command:pretrain", "train a model on shards",
-        "gdt.train.run:parse_arguments",
+        "train.settings:Pretrain", "train.pretrain:command", "train a model on shards", "train.run:parse_arguments"
     ),
     "evaluate": Command(
-        "gdt.eval.settings:Downstream", "gdt.eval.downstream:downstream",
+        "eval.settings:Downstream", "eval.downstream:downstream",
         "retrieval, few-shot, linear probes, finetuning, cross-modal recall",
     ),
     "ablation": Command(
-        "gdt.eval.ablation.settings:Ablation", "gdt.eval.ablation.runs:ablation", "pretrain and compare compositions"
+        "eval.ablation.settings:Ablation", "eval.ablation.runs:ablation", "pretrain and compare compositions"
     ),
     "factors": Command(
-        "gdt.eval.factors.settings:Factors", "gdt.eval.factors.evaluate:factors", "measure what moves the features"
+        "eval.factors.settings:Factors", "eval.factors.evaluate:factors", "measure what moves the features"
     ),
-    "embed": Command("gdt.eval.embed:Embed", "gdt.eval.embed:embed", "write features of videos to a file"),
-    "nearest": Command("gdt.eval.nearest:Nearest", "gdt.eval.nearest:nearest", "find videos similar to one"),
-    "export": Command("gdt.eval.export:Export", "gdt.eval.export:export", "write weights for other programs"),
-    "report": Command("gdt.eval.page.settings:Report", "gdt.eval.page.page:command", "write one page of all runs"),
-    "show-batch": Command(
-        "gdt.eval.show:ShowBatch", "gdt.eval.show:show_batch", "draw the clips of one video of a batch"
-    ),
-    "show-tree": Command("gdt.eval.show:ShowTree", "gdt.eval.show:show_tree", "draw a composition and its pairs"),
+    "embed": Command("eval.embed:Embed", "eval.embed:embed", "write features of videos to a file"),
+    "nearest": Command("eval.nearest:Nearest", "eval.nearest:nearest", "find videos similar to one"),
+    "export": Command("eval.export:Export", "eval.export:export", "write weights for other programs"),
+    "report": Command("eval.page.settings:Report", "eval.page.page:command", "write one page of all runs"),
+    "show-batch": Command("eval.show:ShowBatch", "eval.show:show_batch", "draw the clips of one video"),
+    "show-tree": Command("eval.show:ShowTree", "eval.show:show_tree", "draw a composition and its pairs"),
 }  # fmt: skip
 _HELP = "\n".join([
     "usage: gdt <command> [options]", "", "Pretrain video and audio networks on compositions of transformations.", "",
@@ -96,7 +90,7 @@ def run(name: str, arguments: list[str]) -> None:
     with contextlib.nullcontext() if first else contextlib.redirect_stderr(io.StringIO()):
         settings = settings_of(name, arguments)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # ends with the clean-up of an exception
-    if text := resolve_name(COMMANDS[name].run)(settings):
+    if text := below_gdt(COMMANDS[name].run)(settings):
         print(text)
 
 
@@ -106,7 +100,12 @@ def settings_of(name: str, arguments: list[str]) -> Any:
     from gdt.common.serialization import from_dict
 
     command = COMMANDS[name]
-    kind = resolve_name(command.settings)
+    kind = below_gdt(command.settings)
     if arguments[:1] and arguments[0].startswith("{"):  # as other commands start it
         return from_dict(kind, json.loads(arguments[0]))
-    return resolve_name(command.parse)(arguments) if command.parse else parse(kind, f"gdt {name}", arguments)
+    return below_gdt(command.parse)(arguments) if command.parse else parse(kind, f"gdt {name}", arguments)
+
+
+def below_gdt(name: str) -> Any:
+    """What a name of `Command` stands for."""
+    return resolve_name(f"gdt.{name}")

@@ -115,10 +115,10 @@ def test_a_signal_to_the_parent_alone_stops_its_runs(
 @pytest.mark.parametrize(
     ("kind", "expected"),
     [
-        ("text", "cannot be read as a checkpoint: it is damaged, truncated or not a torch file; use the"),
-        ("cut", "cannot be read as a checkpoint: it is damaged, truncated or not a torch file; use the"),
-        ("pickle", "cannot be read as a checkpoint: it holds a Python object"),
-        ("foreign", "is not a checkpoint of"),
+        ("text", "cannot be read as a checkpoint: it is damaged, .*; use the"),
+        ("cut", "cannot be read as a checkpoint: it is damaged, .*; use the"),
+        ("pickle", "cannot be read as a checkpoint: it is not one of this version"),
+        ("foreign", "cannot be read as a checkpoint: it is not one of this version"),
         ("other sizes", "holds another model: "),
     ],
 )

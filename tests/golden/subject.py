@@ -32,8 +32,7 @@ from gdt.preprocess.synthetic import Synthetic, generate
 from gdt.train.checkpoint import load_model
 from gdt.train.pretrain import pretrain
 from gdt.train.settings import SIZES, Optimization, Pretrain
-from tests.conftest import preprocess, write_word2vec
-from tests.train.runs import Forked
+from tests.conftest import Forked, preprocess, write_word2vec
 from tests.train.test_weights import BANKS, CLIPS, Release, random, saved
 
 MORE = "video:d time_shift:i:1 speed(1,2):i:2 order(2):i:2 modality:i:2:differs rotation:i:2 augmentation:i:1"

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.conftest import ROOT, ask
+from tests.conftest import ROOT
 
 
 def losses(run: Path) -> list[float]:
@@ -32,32 +31,6 @@ def wait_until(condition: Callable[[], object]) -> None:
 def wait_for(path: Path, lines: int = 1) -> None:
     """Wait until a file has `lines` lines, also counting an unfinished one."""
     wait_until(lambda: path.is_file() and len(path.read_text().splitlines()) >= lines)
-
-
-class Forked:
-    """A command that a server has started in a folder, as a subprocess.Popen."""
-
-    def __init__(
-        self, server: subprocess.Popen[str], folder: Path, command: list[str], environment: dict[str, str]
-    ) -> None:
-        number = len([*folder.glob(".said-*")])
-        self.files = {name: folder / f".{name}-{number}" for name in ("said", "errors", "status")}
-        self.pid = ask(server, folder, command, environment, **self.files)
-        self.returncode: int | None = None
-
-    def send_signal(self, number: int) -> None:
-        os.kill(self.pid, number)
-
-    def kill(self) -> None:
-        self.send_signal(signal.SIGKILL)
-
-    def wait(self) -> None:
-        wait_until(self.files["status"].is_file)
-        self.returncode = int(self.files["status"].read_text())
-
-    def communicate(self) -> tuple[str, str]:
-        self.wait()
-        return self.files["said"].read_text(), self.files["errors"].read_text()
 
 
 def start_gdt(arguments: list[str], folder: Path, **environment: str) -> subprocess.Popen[str]:

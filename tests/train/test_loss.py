@@ -15,7 +15,7 @@ import torch.multiprocessing as mp
 from torch.nn import functional
 
 from gdt.pipeline import presets
-from gdt.pipeline.composition import Contrast, Factor, contrast, weight
+from gdt.pipeline.composition import Factor, contrast, weight
 from gdt.pipeline.groups import take_rank
 from gdt.pipeline.leaves import Clip
 from gdt.pipeline.transformations.base import Source
@@ -76,15 +76,6 @@ def test_simclr_equals_nt_xent(videos: int) -> None:
     partner = torch.arange(len(z)) ^ 1  # NT-Xent: the two augmentations of a video are neighbours
     usual = functional.cross_entropy(similarity, partner)
     assert math.isclose(usual.item(), gdt_loss(z, tensors(plan), factors, RHO).item(), rel_tol=1e-12)
-
-
-def test_the_order_of_the_leaves_does_not_matter() -> None:
-    factors, plan = planned("l", 3)
-    z, order = embed(len(plan)), torch.randperm(len(plan), generator=torch.Generator().manual_seed(1))
-    table = tensors(plan)
-    shuffled = {name: values[order] for name, values in table.items()}
-    one, other = gdt_loss(z, table, factors, RHO), gdt_loss(z[order], shuffled, factors, RHO)
-    assert math.isclose(one.item(), other.item(), rel_tol=1e-12)
 
 
 @pytest.mark.parametrize("preset", ["a", "e", "l"])
@@ -163,12 +154,3 @@ def test_two_ranks_equal_one_process_with_the_joined_batch(tmp_path: Path) -> No
         assert math.isclose(part["loss"].item(), one["loss"].item(), rel_tol=1e-12)
         assert math.isclose(part["without"].item(), one["without"].item(), rel_tol=1e-12)
         assert torch.allclose(part["gradient"], one["gradient"], rtol=1e-9, atol=1e-13)
-
-
-def test_contrast_of_tensors_equals_contrast_of_arrays() -> None:
-    factors, plan = planned("m", 3)
-    table = tensors(plan)
-    assert any(factor.contrast is Contrast.DISTINCTIVE for factor in factors)
-    for function in (contrast, weight):
-        of_arrays, of_tensors = function(factors, plan.columns, plan.columns), function(factors, table, table)
-        assert np.array_equal(of_arrays, of_tensors.numpy())

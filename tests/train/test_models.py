@@ -24,25 +24,11 @@ from gdt.train.weights import FINETUNED_ON, SETTINGS, STATISTICS
 TINY = SIZES["tiny"]
 
 
-def test_r2plus1d_18_has_the_names_and_size_of_torchvisions() -> None:
-    state = GDT(Network()).video_network.base.state_dict()
-    shapes = {name: tuple(value.shape) for name, value in state.items()}
-    # 31,505,325 parameters with the classifier of 512 * 400 + 400 that this trunk leaves off
-    assert sum(p.numel() for p in GDT(Network()).video_network.parameters()) == 31_505_325 - 205_200
-    assert shapes["stem.0.weight"] == (45, 3, 1, 7, 7)
-    assert shapes["stem.3.weight"] == (64, 45, 3, 1, 1)
-    assert shapes["layer1.0.conv1.0.0.weight"] == (144, 64, 1, 3, 3)
-    assert shapes["layer2.0.conv1.0.0.weight"] == (230, 64, 1, 3, 3)
-    assert shapes["layer2.0.downsample.0.weight"] == (128, 64, 1, 1, 1)
-    assert shapes["layer4.1.conv2.0.3.weight"] == (512, 921 + 231, 3, 1, 1)
-    assert len([name for name in shapes if not name.endswith("num_batches_tracked")]) == 5 * 37
-
-
 class Flat(Backbone):
     """One convolution."""
 
     def __init__(self, network: Network) -> None:
-        super().__init__(network)
+        super().__init__()
         self.dim = network.widths[-1]
         self.only = nn.Conv3d(3, self.dim, 3, stride=2, padding=1)
 
@@ -73,14 +59,6 @@ def test_a_custom_video_network_is_a_class_and_a_line(
     assert parse_arguments(words).network.widths == (6,)
 
 
-def test_audio_resnet_has_nine_layers() -> None:
-    model = GDT(Network()).audio_network.base
-    weights = [name for name, p in model.named_parameters() if p.dim() == 4 and "downsample" not in name]
-    assert len(weights) == 9
-    assert model.conv1.weight.shape == (64, 1, 7, 7)
-    assert model(torch.randn(2, 1, 40, 99)).shape == (2, 512)
-
-
 def test_convolutions_are_initialised_as_in_the_release() -> None:
     torch.manual_seed(0)
     weights = {name: p.detach() for name, p in GDT(Network()).named_parameters() if p.dim() > 2}
@@ -94,13 +72,6 @@ def test_convolutions_are_initialised_as_in_the_release() -> None:
         assert math.isclose(p.std(), sd, rel_tol=0.06) and p.abs().max() > 2.5 * sd, name
 
 
-def test_heads_have_the_published_names() -> None:
-    names = {name for name in GDT(Network()).state_dict() if name.startswith("mlp_")}
-    norm = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
-    parts = ["2.weight", *(f"4.{part}" for part in norm), "8.weight", "8.bias"]
-    assert names == {f"mlp_{m}.block_forward.{part}" for m in "va" for part in parts}
-
-
 def test_shapes_and_unit_length() -> None:
     model = GDT(TINY.network).eval()
     clips = torch.randn(3, 3, 8, 32, 32)
@@ -111,17 +82,12 @@ def test_shapes_and_unit_length() -> None:
     assert torch.allclose(maps.mean((2, 3, 4)), model.video_network(clips), atol=1e-6)
 
 
-def test_weights_of_another_model_are_refused_with_the_differences() -> None:
+def test_weights_of_another_model_are_refused_with_the_first_difference() -> None:
     tiny = GDT(TINY.network)
     weights = {f"module.{name}": value for name, value in tiny.state_dict().items()}
     load_weights(tiny, weights, "x.pt")  # the prefix of data-parallel training is removed
-    with pytest.raises(UserError, match=r"x.pt holds another model: it has no"):
-        load_weights(
-            GDT(TINY.network, ["video", "audio"]),
-            GDT(TINY.network, ["video"]).state_dict(),
-            "x.pt",
-        )
-    with pytest.raises(UserError, match="instead of"):
-        load_weights(
-            tiny, GDT(Network(stem=16, stem_middle=16, widths=(16, 32, 64, 256), depth=1, slim=True)).state_dict(), "x"
-        )
+    with pytest.raises(UserError, match=r"x.pt holds another model: audio_network\S+ is missing there and \[16"):
+        load_weights(tiny, GDT(TINY.network, ["video"]).state_dict(), "x.pt")
+    other = GDT(replace(TINY.network, widths=(16, 32, 64, 256))).state_dict()
+    with pytest.raises(UserError, match=r"layer4\S+ is \[256, 64, .*\] there and \[128, 64, .*\] here"):
+        load_weights(tiny, other, "x.pt")

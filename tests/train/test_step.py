@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -15,11 +14,10 @@ from gdt.common.errors import UserError
 from gdt.pipeline.groups import take_rank
 from gdt.pipeline.loader import Batch, Loader
 from gdt.pipeline.shards.index import Index
-from gdt.pipeline.sources.text import Words
 from gdt.train.loss import gdt_loss
 from gdt.train.models.gdt import GDT
 from gdt.train.settings import SIZES, Pretrain, default_group_size
-from gdt.train.step import Gradient, RunningStatistics
+from gdt.train.step import Gradient
 from tests.golden import subject
 from tests.train.drawn import draw
 
@@ -45,8 +43,8 @@ def model_of(run: Pretrain, dropout: float = 0.0) -> GDT:
 
 def gradient(run: Pretrain, batch: Batch, dropout: float = 0.0, cache: bool = True) -> tuple[GDT, Any]:
     """A model after the gradient of a batch, and the metrics."""
-    model, factors = model_of(run, dropout), run.composition.factors
-    step = Gradient(model, factors, run.temperature, 3, run.group_size or 0, cache, torch.float64)
+    model = model_of(run, dropout)
+    step = Gradient(model, replace(run, seed=3, gradient_cache="on" if cache else "off"))
     return model, step(7, batch)
 
 
@@ -82,27 +80,6 @@ def test_a_step_is_that_of_a_plain_loop_over_groups(drawn: tuple[Path, Path], na
     assert moved.num_batches_tracked == 1 and moved.momentum == 0.1
 
 
-@pytest.mark.parametrize(("momentum", "share"), [(0.02, 0.02), (None, 1.0)])
-def test_every_layer_has_its_own_momentum(drawn: tuple[Path, Path], momentum: float | None, share: float) -> None:
-    model = model_of(run := subject.in_float64("e", *drawn)).train()
-    stem, head = model.video_network.base.stem[1], model.mlp_v.block_forward[4]
-    stem.momentum = momentum
-    inputs = first_batch(run).inputs["video"]
-    with RunningStatistics(model) as statistics, torch.no_grad():
-        for modality, each in first_batch(run).inputs.items():
-            model.embed(modality, each)
-            statistics.add(modality)
-    fresh = model_of(run).train()
-    for layer in (fresh.video_network.base.stem[1], fresh.mlp_v.block_forward[4]):
-        layer.momentum = 1.0
-    fresh.embed("video", inputs)
-    for moved, whole, part in (
-        (stem, fresh.video_network.base.stem[1], share),
-        (head, fresh.mlp_v.block_forward[4], 0.1),
-    ):
-        assert torch.allclose(moved.running_mean, part * whole.running_mean, rtol=1e-9)
-
-
 @pytest.mark.parametrize("name", ["e", "three"])
 def test_cached_gradients_are_those_of_one_pass_with_dropout(drawn: tuple[Path, Path], name: str) -> None:
     run = subject.in_float64(name, *drawn, group_size=3)
@@ -118,7 +95,7 @@ def test_dropout_differs_between_groups_steps_and_seeds(drawn: tuple[Path, Path]
     run = subject.in_float64("e", *drawn, group_size=6)
     batch, losses = first_batch(run), []
     for seed, step in ((0, 0), (0, 1), (1, 0)):
-        learn = Gradient(model_of(run, 0.5), run.composition.factors, 0.07, seed, 6, precision=torch.float64)
+        learn = Gradient(model_of(run, 0.5), replace(run, seed=seed))
         losses.append(learn(step, batch).loss)
         groups = list(learn._groups(batch))
         assert [group.number for group in groups] == [0, 1, 2, 3]
@@ -153,9 +130,3 @@ def test_the_default_group_is_a_divisor_of_the_batch(videos: int, memory: int, e
 def test_a_batch_without_groups_is_refused_with_those_that_have_some() -> None:
     with pytest.raises(UserError, match=r"97 videos do not make groups of 8 to 64; set --batch-size to 96 or 104, or "):
         default_group_size(replace(SIZES["paper"], batch_size=97), 0)
-
-
-def test_words_are_sliced_with_their_masks() -> None:
-    words = Words(torch.zeros(4, 2, 3), torch.tensor([[True, False]] * 4), np.arange(8).reshape(4, 2))
-    part = words.part(1, 2)
-    assert len(part) == 2 and part.tokens.tolist() == [[2, 3], [4, 5]] and part.mask.shape == (2, 2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import collections
+import contextlib
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -178,9 +179,7 @@ BANKS = torch.randn(2, 1, 40, 99, generator=torch.Generator().manual_seed(2))
 @pytest.mark.parametrize(("prefix", "legacy"), [("", False), ("module.", False), ("module.", True)])
 def test_published_weights_reproduce_the_outputs(release: Release, tmp_path: Path, prefix: str, legacy: bool) -> None:
     trained = load_model(saved(release, tmp_path / "gdt_K400.pth", prefix, legacy))
-    assert str(trained.foreign) == (
-        "published GDT weights: loaded video_network, mlp_v, audio_network, mlp_a; dropped audio_network.base.fc"
-    )
+    assert str(trained.foreign) == "published GDT weights; dropped audio_network.base.fc"
     with torch.no_grad():
         video, sound = release.video_network.base(CLIPS), release.audio_network.base(BANKS)
         assert torch.allclose(trained.model.video_network(CLIPS), video, rtol=1e-6, atol=1e-6 * video.abs().max())
@@ -231,7 +230,7 @@ def test_torchvisions_weights_load_without_the_classifier(tmp_path: Path) -> Non
     network = random(Video())
     torch.save(network.state_dict(), tmp_path / "r2plus1d_18-91a641e6.pth")
     trained = load_model(tmp_path / "r2plus1d_18-91a641e6.pth")
-    assert str(trained.foreign) == "torchvision's r2plus1d_18: loaded video_network; dropped fc; random mlp_v"
+    assert str(trained.foreign) == "torchvision's r2plus1d_18; dropped fc; random mlp_v"
     with torch.no_grad():
         video = network(CLIPS)
         assert torch.allclose(trained.model.video_network(CLIPS), video, rtol=1e-6, atol=1e-6 * video.abs().max())
@@ -254,27 +253,28 @@ def test_code_in_files_is_not_run(release: Release, tmp_path: Path, function: An
     code = f"touch {ran}" if function is os.system else f"open('{ran}', 'w')"
     state = {"model": release.state_dict(), "args": Evil(function, code)}
     torch.save(state, tmp_path / "evil.pth")
-    try:
+    with contextlib.suppress(UserError):
         load_model(tmp_path / "evil.pth")
-    except UserError as error:
-        assert "was not loaded" in str(error)
     assert not ran.exists()
 
 
 def test_differing_parameters_are_listed(tmp_path: Path) -> None:
     weights = random(Video()).state_dict()
     torch.save({name: value for name, value in weights.items() if "layer3" not in name}, tmp_path / "part.pth")
-    with pytest.raises(UserError, match="part.pth holds another model: it has no layer3"):
+    with pytest.raises(UserError, match="part.pth holds another model: layer3\\S+ is missing there"):
         load_model(tmp_path / "part.pth")
     weights["stem.0.weight"] = torch.zeros(83, 3, 1, 7, 7)
     torch.save(weights, tmp_path / "other.pth")
-    with pytest.raises(UserError, match="stem.0.weight is .83, 3, 1, 7, 7. instead of"):
+    with pytest.raises(UserError, match="stem.0.weight is .83, 3, 1, 7, 7. there"):
         load_model(tmp_path / "other.pth")
-    torch.save({"stem.0.weight": torch.zeros(64, 3, 3, 7, 7), "fc.weight": torch.zeros(400, 512)}, tmp_path / "r3d.pth")
-    with pytest.raises(UserError, match=r"r3d.pth holds a video network other than R\(2\+1\)D, such as r3d_18"):
-        load_model(tmp_path / "r3d.pth")
+    deep = {"video_network.base.layer3.2.conv1.0.0.weight": torch.zeros(1)}
+    torch.save(Release().state_dict() | deep, tmp_path / "r2plus1d_34.pth")
+    with pytest.raises(
+        UserError, match=r"34.pth holds another model: video_network.base.layer3.2.conv1\S+ is .1. there and missing"
+    ):
+        load_model(tmp_path / "r2plus1d_34.pth")
     torch.save({"model": {"conv1.weight": torch.zeros(3)}}, tmp_path / "resnet.pth")
-    with pytest.raises(UserError, match="resnet.pth cannot be read as a checkpoint: it is not a checkpoint of this"):
+    with pytest.raises(UserError, match="resnet.pth cannot be read as a checkpoint: it is not one of this version"):
         load_model(tmp_path / "resnet.pth")
 
 
@@ -283,23 +283,11 @@ def test_trunks_without_the_heads_of_the_release_load(
 ) -> None:
     weights = release.state_dict()
     trunks = {name: value for name, value in weights.items() if not name.startswith("mlp_")}
-    linear = {
-        f"mlp_{m}.{name}": torch.ones(256, 512)[: 256 if name == "weight" else 1]
-        for m in "va"
-        for name in ("weight", "bias")
-    }
     sound = {name: value for name, value in weights.items() if name.startswith(("audio_network.", "mlp_a."))}
-    for name, state, said in (
-        ("trunks", trunks, "video_network, audio_network; dropped audio_network.base.fc; random mlp_v, mlp_a"),
-        (
-            "linear", trunks | linear, "video_network, audio_network; dropped audio_network.base.fc, mlp_v.weight, "
-            "mlp_v.bias, mlp_a.weight, mlp_a.bias; random mlp_v, mlp_a",
-        ),
-        ("sound", sound, "audio_network, mlp_a; dropped audio_network.base.fc"),
-    ):  # fmt: skip
+    for name, state, random in (("trunks", trunks, ("mlp_v", "mlp_a")), ("sound", sound, ())):
         torch.save({"model": state}, tmp_path / name)
         trained = load_model(tmp_path / name)
-        assert str(trained.foreign) == f"published GDT weights: loaded {said}"
+        assert (trained.foreign.dropped, trained.foreign.fresh) == (("audio_network.base.fc",), random)
         taken = trained.model.state_dict()
         assert all(torch.equal(state[key], taken[key]) for key in taken.keys() & state.keys())
         with torch.no_grad():
@@ -310,12 +298,6 @@ def test_trunks_without_the_heads_of_the_release_load(
     settings = Downstream((tmp_path / "trunks",), "x", shards, ("cross-modal",), clips=1, random_weights="exclude")
     with pytest.raises(UserError, match=r"cross-modal .* has none for these videos .it has no head for video audio;"):
         downstream(replace(settings, out=tmp_path / "out"))
-    deep = {"video_network.base.layer3.2.conv1.0.0.weight": torch.zeros(1)}
-    torch.save(trunks | deep, tmp_path / "r2plus1d_34.pth")
-    with pytest.raises(
-        UserError, match=r"34.pth holds another model: it has video_network.base.layer3.2.conv1.0.0.weight, which"
-    ):
-        load_model(tmp_path / "r2plus1d_34.pth")
 
 
 def test_weights_that_are_not_finite_are_refused_by_name(tmp_path: Path) -> None:
@@ -329,13 +311,10 @@ def test_weights_that_are_not_finite_are_refused_by_name(tmp_path: Path) -> None
         torch.save({"model": named, **texts, **others}, path)
         return load_model(path)
 
-    assert load({weight: base[weight].half(), variance: base[variance] * 0}).foreign.loaded == ("video_network",)
-    for name, value, message in (
-        (weight, base[weight] / 0, "contains NaN or infinity"),
-        (weight, base[weight].double() * 1e300, "contains NaN or infinity"),
-    ):
-        with pytest.raises(UserError, match=f"^{path}: {name} {message}; use another file$"):
-            load({name: value})
+    assert load({weight: base[weight].half(), variance: base[variance] * 0}).foreign.fresh == ("mlp_v",)
+    for value in (base[weight] / 0, base[weight].double() * 1e300):
+        with pytest.raises(UserError, match=f"^{path}: {weight} contains NaN or infinity; use another file$"):
+            load({weight: value})
     for numbers in ([np.nan] * 8, [*RELEASE.to_numbers()[:7], 0.0]):
         with pytest.raises(UserError, match="x.pt has an invalid normalisation"):
             load({}, statistics=list(map(float, numbers)))
@@ -365,22 +344,6 @@ def test_evaluation_uses_the_statistics_of_training(
     assert [result.metrics for result in one] == [result.metrics for result in other] and len(one) == 3
 
 
-def test_a_damaged_checkpoint_is_not_read_as_foreign_weights(run: Path, tmp_path: Path) -> None:
-    whole = run.read_bytes()
-    place = whole.index(torch.load(run, weights_only=True)["model"]["mlp_v.block_forward.8.weight"].numpy().tobytes())
-    (tmp_path / "x.pt").write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
-    with pytest.raises(UserError, match="x.pt cannot be read as a checkpoint: checksum mismatch in its part"):
-        load_model(tmp_path / "x.pt")
-
-
-def test_damage_that_looks_like_encryption_gives_one_message(run: Path, tmp_path: Path) -> None:
-    whole = bytearray(run.read_bytes())
-    whole[whole.index(b"PK\x01\x02") + 8] |= 1  # flags of the first part in the central directory
-    (tmp_path / "x.pt").write_bytes(whole)
-    with pytest.raises(UserError, match="x.pt cannot be read as a checkpoint: it is damaged or not a torch file"):
-        load_model(tmp_path / "x.pt")
-
-
 def test_init_starts_from_the_given_weights(
     run: Path, shards: Path, index: Index, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -403,7 +366,7 @@ def test_init_starts_from_the_given_weights(
     torch.save(state | {"statistics": [11.0, *state["statistics"][1:]]}, tmp_path / "start.pt")
     with pytest.raises(UserError, match="holds a run with different settings .the normalisation of --init"):
         pretrain(settings)
-    with pytest.raises(UserError, match=r"start.pt \(video_network\) holds another model: it has no"):
+    with pytest.raises(UserError, match=r"start.pt \(video_network\) holds another model: "):
         pretrain(replace(settings, out=tmp_path / "other", network=replace(settings.network, depth=2)))
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from gdt.train.models.backbone import Backbone
+
 
 class Block(nn.Module):
     """Residual block of two 3x3 convolutions."""
@@ -27,7 +29,7 @@ class Block(nn.Module):
         return self.relu(x + shortcut)
 
 
-class AudioResNet(nn.Module):
+class AudioResNet(Backbone):
     """Audio trunk with a 1-channel 7x7 stem: log-mel [n, 1, bands, frames] to features [n, dim]."""
 
     def __init__(self, stem: int = 64, widths: tuple[int, ...] = (64, 128, 256, 512)) -> None:
@@ -41,13 +43,3 @@ class AudioResNet(nn.Module):
             self.add_module(f"layer{number}", nn.Sequential(Block(inputs, outputs, 1 if number == 1 else 2)))
             inputs = outputs
         self.dim = inputs
-
-    def maps(self, x: Tensor) -> Tensor:
-        """Log-mel clips to the maps after the last block [n, dim, bands, frames]."""
-        for part in self.children():
-            x = part(x)
-        return x
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Globally average-pooled features: [n, dim]."""
-        return self.maps(x).mean(dim=(2, 3))

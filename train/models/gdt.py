@@ -42,29 +42,22 @@ class Head(nn.Module):
 
 
 class Trunk(nn.Module):
-    """Wraps a trunk as `base`, as in the published checkpoints."""
+    """Wraps a network as `base`, as in the published checkpoints."""
 
-    def __init__(self, base: nn.Module) -> None:
+    base: Any
+
+    def __init__(self, base: Backbone) -> None:
         super().__init__()
         self.base = base
 
-    def forward(self, x: Tensor) -> Tensor:
-        own = next(self.parameters()).dtype
-        features: Tensor = self.base(x.to(own) if own == torch.float64 else x)
-        return features
-
-
-class VideoTrunk(Trunk):
-    """Video trunk for clips of the loader, or floats [n, 3, frames, height, width]."""
-
-    base: Backbone
-
     def forward(self, x: Pixels | Tensor) -> Tensor:
+        """Clips of the loader, or floats as the network takes them, to features [n, dim]."""
+        own = next(self.parameters()).dtype
         if isinstance(x, Pixels):
             device = x.crops.device.type
-            own = next(self.parameters()).dtype
             x = x.floats(torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else own)
-        return super().forward(x)
+        features: Tensor = self.base(x.to(own) if own == torch.float64 else x)
+        return features
 
 
 class GDT(nn.Module):
@@ -76,7 +69,7 @@ class GDT(nn.Module):
         self.modalities = tuple(name for name in MODALITIES if name in modalities)
         if "video" in modalities:
             video: Backbone = resolve_name(BACKBONES[n.backbone])(n)
-            self.video_network = VideoTrunk(video)
+            self.video_network = Trunk(video)
             self.mlp_v = Head(video.dim, n.hidden, n.embedding, n.dropout)
         if "audio" in modalities:
             sound = AudioResNet(n.audio_stem, n.audio_widths)
@@ -116,10 +109,6 @@ def modalities_of(weights: Mapping[str, Tensor]) -> list[str]:
     return [name for name in MODALITIES if any(key.startswith(f"{name}_network.") for key in weights)]
 
 
-class NotFiniteError(UserError):
-    """Weights contain NaN or infinity."""
-
-
 def load_weights(model: nn.Module, weights: Mapping[str, Tensor], source: str) -> None:
     """Load weights; removes the prefix `module.` from their names.
 
@@ -128,16 +117,11 @@ def load_weights(model: nn.Module, weights: Mapping[str, Tensor], source: str) -
     weights = {name.removeprefix("module."): value for name, value in weights.items()}
     own = model.state_dict()
     for name in (*own, *weights):
-        if name not in weights:
-            raise UserError(f"{source} holds another model: it has no {name}; use weights of this network")
-        if name not in own:
-            raise UserError(f"{source} holds another model: it has {name}, which this one lacks; use its weights")
-        given, expected = weights[name], own[name]
-        if given.shape != expected.shape:
+        there, here = (list(each[name].shape) if name in each else "missing" for each in (weights, own))
+        if there != here:
             raise UserError(
-                f"{source} holds another model: {name} is {list(given.shape)} instead of {list(expected.shape)}; use "
-                "weights of this network"
+                f"{source} holds another model: {name} is {there} there and {here} here; use weights of this network"
             )
-        if expected.is_floating_point() and not given.to(expected.dtype).isfinite().all():
-            raise NotFiniteError(f"{source}: {name} contains NaN or infinity; use another file")
+        if own[name].is_floating_point() and not weights[name].to(own[name].dtype).isfinite().all():
+            raise UserError(f"{source}: {name} contains NaN or infinity; use another file")
     model.load_state_dict(weights)

@@ -17,28 +17,28 @@ VIDEO_OPTIONS = ("stem", "stem_middle", "widths", "depth", "slim")
 
 @dataclass(frozen=True)
 class Network:
-    """Sizes of the networks (the paper's section A.3.4)."""
+    """Sizes of the networks (the paper's section A.3.4). Those that are not options are set by --size, or in Python."""
 
     backbone: str = "r2plus1d"
     """Name of the video network."""
-    stem: int = 64
+    stem: Annotated[int, tyro.conf.Suppress] = 64
     """Channels after the stem of the video trunk."""
-    stem_middle: int = 45
+    stem_middle: Annotated[int, tyro.conf.Suppress] = 45
     """Channels between the spatial and the temporal convolution of the stem."""
     widths: tuple[int, ...] = (64, 128, 256, 512)
     """Channels of the stages of the video trunk; the last is the feature size."""
     depth: int = 2
     """Residual blocks per stage; 2 with four stages is R(2+1)D-18."""
-    slim: bool = False
+    slim: Annotated[bool, tyro.conf.Suppress] = False
     """Fewer inner channels in factorised convolutions: as many as output channels, instead of
     the number that gives as many parameters as a 3x3x3 convolution."""
-    audio_stem: int = 64
+    audio_stem: Annotated[int, tyro.conf.Suppress] = 64
     """Channels after the stem of the audio trunk."""
-    audio_widths: tuple[int, ...] = (64, 128, 256, 512)
+    audio_widths: Annotated[tuple[int, ...], tyro.conf.Suppress] = (64, 128, 256, 512)
     """Channels of the stages of the audio trunk."""
-    word_dimensions: int = 0
-    """Dimensions of the word vectors; 0: those of the word2vec file."""
-    text_width: int = 2048
+    word_dimensions: Annotated[int, tyro.conf.Suppress] = 0
+    """Dimensions of the word vectors; set by the word2vec file, not by an option."""
+    text_width: Annotated[int, tyro.conf.Suppress] = 2048
     """Feature size of a text clip."""
     text_padding: Annotated[bool, tyro.conf.Suppress] = False
     """Include padding in the maximum over words, as the published weights do; set by the weights, not by an option."""
@@ -52,13 +52,8 @@ class Network:
     def __post_init__(self) -> None:
         if self.backbone not in BACKBONES:
             raise unknown("--network.backbone", self.backbone, BACKBONES)
-        require_positive(
-            self, "network", "stem", "stem_middle", "depth", "audio_stem", "text_width", "hidden", "embedding"
-        )
-        require_positive(self, "network", "word_dimensions", least=0)
-        if not 0 <= self.dropout < 1:
-            raise UserError(f"--network.dropout is {self.dropout}; it must be 0 or more and below 1")
-        for option, widths in (("widths", self.widths), ("audio-widths", self.audio_widths)):
-            if min(widths, default=0) < 1:
-                given = " ".join(map(str, widths)) or "empty"
-                raise UserError(f"--network.{option} is {given}; it must be one or more numbers of 1 or more")
+        sizes = ("stem", "stem_middle", "depth", "audio_stem", "text_width", "hidden", "embedding")
+        require_positive(self, "network", *sizes)
+        require_positive(self, "network", "dropout", least=0, most=1)
+        if not self.widths or min(*self.widths, *self.audio_widths) < 1:
+            raise UserError(f"--network.widths is {self.widths}; it must be one or more numbers of 1 or more")

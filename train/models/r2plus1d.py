@@ -49,7 +49,7 @@ class R2Plus1D(Backbone):
     """Stages, all but the first halving time and space; four with two blocks each are 18 layers."""
 
     def __init__(self, network: Network) -> None:
-        super().__init__(network)
+        super().__init__()
         middle, inputs = network.stem_middle, network.stem
         self.stem = nn.Sequential(
             nn.Conv3d(3, middle, (1, 7, 7), stride=(1, 2, 2), padding=(0, 3, 3), bias=False),
