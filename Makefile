@@ -6,7 +6,7 @@
 #: make pretrain    train on shards; again: resume    [DATASET=kinetics] [PRESET=l | FACTORS="..."] [GPUS=] [SEED=]
 #:                                                    [STEPS=] [SIZE=paper|tiny]
 #: make eval        retrieval, few-shot, cross-modal recall, on any data set; make eval-ucf, make eval-hmdb: finetuning
-#:                  and linear probes, too      [DATASET=] [CKPT="a.pt b.pt", or PRESET=, FACTORS=, SEED= of a run]
+#:                  and linear probes, too      [DATASET=] [CKPT="a.pt b.pt"; default: the latest run] [SEED=]
 #: make factors     which factors move the features                               [as make eval]
 #: make embed       features of videos                                            [SOURCE=/my/videos] [as make eval]
 #: make ablation    pretrain and compare compositions                             [DATASET=kinetics] [STEPS=] [SIZE=]
@@ -32,11 +32,11 @@ takes.generate := SEED
 takes.preprocess := DATASET SOURCE
 takes.verify := DATASET
 takes.pretrain := DATASET PRESET FACTORS SEED STEPS SIZE GPUS
-takes.eval := DATASET CKPT PRESET FACTORS SEED
-takes.factors := DATASET CKPT PRESET FACTORS SEED
-takes.eval-ucf := CKPT PRESET FACTORS SEED
-takes.eval-hmdb := CKPT PRESET FACTORS SEED
-takes.embed := SOURCE DATASET CKPT PRESET FACTORS SEED
+takes.eval := DATASET CKPT SEED
+takes.factors := DATASET CKPT SEED
+takes.eval-ucf := CKPT SEED
+takes.eval-hmdb := CKPT SEED
+takes.embed := SOURCE DATASET CKPT
 takes.ablation := DATASET STEPS SIZE
 takes.show-batch := DATASET PRESET FACTORS SEED SIZE
 takes.show-tree := PRESET FACTORS
@@ -47,13 +47,12 @@ takes := $(foreach goal,$(goals),$(takes.$(goal)) $(if $(filter help setup demo 
 typed := $(foreach name,$(.VARIABLES),$(if $(filter command,$(firstword $(origin $(name)))),$(name)))
 $(foreach name,$(filter-out $(takes) PYTHON SETUP MAKE%,$(typed)),$(error 'make $(goals)' has no variable $(name); it has $(or $(strip $(takes)),none)))
 
-name.SEED = $(if $(filter eval% factors,$@),$(if $(CKPT),seed,run-seed),$(if $(filter embed,$@),run-seed,seed))
-option = $(if $($(1)),--$(or $(name.$(1)),$(shell tr A-Z a-z <<< $(1))) $(if $(filter CKPT,$(1)),$$$(1),"$$$(1)"))
+option = $(if $($(1)),--$(shell tr A-Z a-z <<< $(1)) $(if $(filter CKPT,$(1)),$$$(1),"$$$(1)"))
 options = $(foreach name,$(filter-out GPUS,$(takes.$@)),$(call option,$(name))) $(ARGS)
 gdt := $(PYTHON) -m gdt
 # torchrun does not pass on SIGUSR1, and kills its ranks after 30 s, unless told otherwise
 ranks := PET_SIGNALS_TO_HANDLE=SIGTERM,SIGINT,SIGUSR1 PET_SHUTDOWN_TIMEOUT=600 $(PYTHON) -m torch.distributed.run --standalone
-official := --pretrained-on kinetics --protocols finetune retrieval few-shot linear
+official := --protocols finetune retrieval few-shot linear
 
 .PHONY: help setup demo test lint clean generate preprocess verify pretrain eval eval-ucf eval-hmdb factors embed \
   ablation report show-batch show-tree bench bench-gpu

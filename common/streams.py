@@ -27,8 +27,6 @@ class Stream(StrEnum):
     """Clips of an epoch: seed, fold, epoch."""
     FINETUNING_VIDEOS = auto()
     """Subset of the training videos: seed, fold."""
-    GALLERY = auto()
-    """Videos per class: seed."""
     SHOTS = auto()
     """Few-shot galleries: seed."""
     FACTOR_VIDEOS = auto()

@@ -12,17 +12,15 @@ import tempfile
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 from tqdm import tqdm
 
-from gdt.common.commandline import expand_home, gdt_command
+from gdt.common.commandline import expand_home
 from gdt.common.errors import UserError, first_line, plural, require_positive
 from gdt.common.files import DAMAGE, require_new_file, writing
-from gdt.eval.of_run import OfRun
 from gdt.pipeline.clips import uniform_plans, usable
 from gdt.pipeline.leaves import MODALITIES
 from gdt.pipeline.shards import container
@@ -30,7 +28,7 @@ from gdt.pipeline.shards.container import Damaged, text_array, texts
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.shards.layout import read_rejected, shard_folder
 from gdt.pipeline.transformations.augmentation import centred
-from gdt.train.provenance import provenance_of
+from gdt.train.run import latest_checkpoint
 
 if TYPE_CHECKING:
     import torch
@@ -45,11 +43,11 @@ FORMAT = "gdt-features-2"
 
 
 @dataclass(frozen=True)
-class Embed(OfRun):
+class Embed:
     """Write embeddings or trunk features of your videos, or of a data set, to a file."""
 
     ckpt: Path | None = None
-    """Checkpoint of a pretrained model, or external weights; default: that of a run."""
+    """Checkpoint of a pretrained model, or external weights; default: the latest in runs."""
     source: tuple[Path, ...] = ()
     """Video files and folders."""
     dataset: str = ""
@@ -70,7 +68,6 @@ class Embed(OfRun):
     """Replace an existing file."""
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         if bool(self.source) == bool(self.dataset or self.shards):
             raise UserError(
                 "set --source to files or folders of videos, or --dataset to a preprocessed data set, but not both"
@@ -90,7 +87,7 @@ class Features:
     """By modality, float32 [n, d]; NaN for videos where it is missing or shorter than a clip (see
     `pipeline.clips.usable`)."""
     metadata: dict[str, str]
-    """Checkpoint, digest of its weights, kind, number and size of clips, provenance."""
+    """Checkpoint, digest of its weights, kind, number and size of clips."""
     skipped: tuple[tuple[str, str], ...] = ()
     """Skipped files with reasons; not stored."""
 
@@ -105,16 +102,13 @@ def embed(settings: Embed) -> str:
     _write(settings.out, rows)
     sizes = ", ".join(f"{name} [{len(values)}, {values.shape[1]}]" for name, values in rows.features.items())
     lines = [
-        f"{settings.out}: {settings.kind} of {plural(len(rows.id), 'video')}: {sizes}",
-        f"from {settings.clips} clips per video, each of {rows.metadata['clip']}",
+        f"{settings.out}: {settings.kind} of {plural(len(rows.id), 'video')}: {sizes}; from {settings.clips} clips per "
+        f"video, each of {rows.metadata['clip']}"
     ]
     for name, values in rows.features.items():
         if lacking := int(np.isnan(values[:, 0]).sum()):
             lines.append(f"'{name}' is NaN for {plural(lacking, 'video')}: missing or shorter than a clip")
-    lines += [f"{len(rows.skipped)} skipped:"] if rows.skipped else []
-    lines += [f"  {path}: {reason}" for path, reason in rows.skipped]
-    by = [] if "video" in rows.features else ["--by", "audio"]
-    lines.append(f"next: {gdt_command('nearest', '--features', settings.out, f'--query={rows.id[0]}', *by)}")
+    lines += [f"skipped {path}: {reason}" for path, reason in rows.skipped]
     return "\n".join(lines)
 
 
@@ -125,7 +119,7 @@ def features(settings: Embed, trained: Trained | None = None) -> Features:
     """
     from gdt.train.checkpoint import load_trained
 
-    checkpoint = settings.ckpt or settings.checkpoint(settings.dataset, settings.shards)
+    checkpoint = settings.ckpt or latest_checkpoint()
     trained = trained or load_trained(checkpoint)
     modalities = _modalities(settings, trained, checkpoint)
     with tempfile.TemporaryDirectory() as scratch:
@@ -177,9 +171,9 @@ def _decode(sources: Sequence[Path], scratch: Path, workers: int) -> tuple[Index
         with contextlib.redirect_stdout(io.StringIO()):  # its summary names the temporary folder
             index = run(Preprocess("folder", links, shards, workers=workers or one_per_core())).index
     except UserError as error:
-        for row in read_rejected(shards):
-            raise UserError(f"no video can be used; the first, {path_of(row['id'])}: {row['reason']}") from error
-        raise UserError(str(error).replace(str(links), ", ".join(map(str, sources)))) from error
+        first = next((f"; the first, {path_of(row['id'])}: {row['reason']}" for row in read_rejected(shards)), "")
+        told = f"no video can be used{first}" if first else str(error).replace(str(links), " ".join(map(str, sources)))
+        raise UserError(told) from error
     skipped = tuple((path_of(row["id"]), row["reason"]) for row in read_rejected(shards))
     return replace(index, id=np.array([path_of(name) for name in index.id], object)), skipped
 
@@ -189,12 +183,26 @@ def features_of(
     device: torch.device | None = None,
 ) -> Features:  # fmt: skip
     """Features of all videos of an index, in its order; NaN where the audio is shorter than a clip."""
+    import torch
+
     from gdt.eval.extract import outputs
     from gdt.train.models.gdt import any_device
 
     device, weights = device or any_device(), trained.digest()
     index, clip = trained.normalise(index), trained.settings.clip
     model = deepcopy(trained.model).to(device).eval()  # it may be training
+
+    def forward(batch: Batch) -> list[Tensor]:
+        """Means over clips, [videos, d] by modality; embeddings are normalised again."""
+        means = []
+        for name, inputs in batch.inputs.items():
+            out = model.get_submodule(f"{name}_network")(inputs)
+            out = model.get_submodule(f"mlp_{name[0]}")(out) if kind == "embeddings" else out
+            mean = out.float().unflatten(0, (-1, clips)).cpu().numpy().mean(1)
+            mean = mean / np.linalg.norm(mean, axis=1, keepdims=True) if kind == "embeddings" else mean
+            means.append(torch.from_numpy(mean))
+        return means
+
     crop = centred(trained.settings.augmentation.scale[0])
     audible = usable(index, clip, audio=True) if "audio" in modalities else np.ones(len(index), bool)
     pictures = [name for name in modalities if name != "audio"]
@@ -203,7 +211,6 @@ def features_of(
         if not len(videos) or not present:
             continue
         plans = uniform_plans(index, videos, clips, clip, crop, modalities=present)
-        forward = partial(_forward, model=model, modalities=present, clips=clips, kind=kind)
         bar = tqdm(total=len(videos), unit="video", desc="features", mininterval=1.0, leave=False)
         outs = outputs(index, plans, clip, device, forward, bar, clips * len(present))
         for name, values in zip(present, outs, strict=True):
@@ -215,25 +222,9 @@ def features_of(
             f"the {' and '.join(modalities)} of every video is missing or shorter than a clip; use longer videos, or "
             "set --modalities"
         )
-    metadata = {
+    return Features(index.id, found, {
         "format": FORMAT, "kind": kind, "clips": str(clips), "clip": str(clip), "weights": weights,
-        "provenance": json.dumps(provenance_of(device)),
-    }  # fmt: skip
-    return Features(index.id, found, metadata)
-
-
-def _forward(batch: Batch, model: torch.nn.Module, modalities: Sequence[str], clips: int, kind: Kind) -> list[Tensor]:
-    """By modality, the mean over clips of the features of each video: [videos, d]; embeddings are normalised again."""
-    import torch
-
-    found = []
-    for name in modalities:
-        out = model.get_submodule(f"{name}_network")(batch.inputs[name])
-        out = out if kind == "features" else model.get_submodule(f"mlp_{name[0]}")(out)
-        mean = out.float().unflatten(0, (-1, clips)).cpu().numpy().mean(1)
-        mean = mean / np.linalg.norm(mean, axis=1, keepdims=True) if kind == "embeddings" else mean
-        found.append(torch.from_numpy(mean))
-    return found
+    })  # fmt: skip
 
 
 def _write(path: Path, rows: Features) -> None:

@@ -12,11 +12,11 @@ import numpy as np
 from gdt.common.errors import UserError
 from gdt.common.streams import Stream, generator
 from gdt.eval import extract
-from gdt.eval.protocols import features_name, videos_of
-from gdt.eval.record import Record
+from gdt.eval.protocols import conditions, features_path
+from gdt.eval.results import Result
 from gdt.eval.retrieval import nearest
 from gdt.eval.settings import Downstream
-from gdt.eval.subjects import folder_name, folds
+from gdt.eval.subjects import Data, folder_name, folds
 from gdt.pipeline.shards.index import Index, fingerprint
 from gdt.train import crossmodal
 from gdt.train.models.gdt import any_device
@@ -62,24 +62,21 @@ class Found:
     """None without classes."""
 
 
-def by_features(row: Record, root: Path) -> Found:
+def by_features(row: Result, root: Path) -> Found:
     """Videos found by the features of an evaluation, which are below `root`.
 
     Raises UserError if they are missing or the data has changed.
     """
     index = Index.open(row.shards).labelled(row.label)
-    parts = folds(row.settings_as(Downstream), index, row.query_split)
-    fold = next((part for part in parts if part.number == row.fold), parts[0])
-    if (fingerprint(index), fold.digest) != (row.data, row.labels):
+    settings = Downstream(folds=(row.fold,) if row.fold else (), **row.settings)
+    (fold,) = folds(settings, index, row.query_split)
+    data = Data(row.dataset, index, fingerprint(index), row.query_split)
+    known = {conditions(settings, row.protocol, data, fold, device): device for device in ("cpu", "cuda")}
+    if row.conditions not in known:
         raise UserError(f"videos, labels or splits of {index.folder} have changed since; evaluate again")
-    device = "cpu" if row.details.get("precision") == "float32" else "cuda"
-    for together in (parts, [fold]):  # all folds, or one of --folds
-        videos = videos_of(together)
-        name = features_name(row.data, videos, row.clips, device)
-        path = next(root.rglob(f"{escape(folder_name(row.model, row.weights))}/{name}"), None)
-        if path and (features := extract.read(path, videos)):
-            break
-    else:
+    name = features_path(Path(), row.data, row.settings["clips"], known[row.conditions])
+    path = next(root.rglob(f"{escape(folder_name(row.model, row.weights))}/{name}"), None)
+    if not path or not (features := extract.read(path)):
         raise UserError(f"there are no features of {row.model} below {root}; evaluate again")
     queries, gallery = (features.maximum[features.positions(part)] for part in (fold.queries, fold.gallery))
     found = nearest(queries, gallery, _NEIGHBOURS)

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from gdt.common.errors import UserError
 from gdt.common.files import require_new_file, writing
-from gdt.eval.of_run import OfRun
 from gdt.train.models.network import VIDEO_OPTIONS, Network
+from gdt.train.run import latest_checkpoint
 
 if TYPE_CHECKING:  # slow to import, and --help needs only the settings
     from gdt.train.checkpoint import Trained
 
 
 @dataclass(frozen=True)
-class Export(OfRun):
+class Export:
     """Write the weights of a checkpoint in a format that other programs read."""
 
     out: Path
@@ -24,7 +24,7 @@ class Export(OfRun):
     format: Literal["safetensors", "torchvision"] = "safetensors"
     """File type; torchvision needs the paper's network sizes."""
     ckpt: Path | None = None
-    """Checkpoint of a pretrained model, or external weights; default: that of a run."""
+    """Checkpoint of a pretrained model, or external weights; default: the latest in runs."""
     overwrite: bool = False
     """Replace an existing file."""
 
@@ -41,7 +41,7 @@ def export(settings: Export) -> str:
     from gdt.train.checkpoint import load_trained
 
     require_new_file(settings.out, settings.overwrite)
-    trained = load_trained(settings.ckpt or settings.checkpoint())
+    trained = load_trained(settings.ckpt or latest_checkpoint())
     if settings.format == "safetensors":
         portable.write(settings.out, trained)
         parts = [name for name, _ in trained.model.named_children()]

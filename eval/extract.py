@@ -94,32 +94,33 @@ def require_network(trained: Trained, modality: str) -> None:
         )
 
 
-def read(path: Path, videos: np.ndarray) -> PooledFeatures | None:
-    """Read a file of features; None if it is missing, damaged or of other videos."""
-    try:
-        with np.load(path) as file:
-            features = PooledFeatures(file["videos"], file["average"], file["maximum"])
-    except (OSError, *DAMAGE):
-        return None
-    return features if np.array_equal(features.videos, videos) else None
-
-
-def load_or_extract(
+def cached(
     path: Path, trained: Trained, index: Index, videos: np.ndarray, clips: int, device: torch.device,
-    whole: tuple[Path, np.ndarray] | None = None, modality: str = "video",
+    modality: str = "video",
 ) -> PooledFeatures:  # fmt: skip
-    """Read the features of some videos from a file, or extract them and write it.
+    """Features of at least these videos from a file, whose name must identify model, data and clips.
 
-    The file's name must identify model, data and clips. If `whole`, another file and its videos, covers these videos,
-    their features are copied from it.
+    Those that it lacks are extracted and added to it.
     """
-    if (features := read(path, videos)) is not None:
-        return features
-    if whole and np.isin(videos, whole[1]).all() and (more := read(*whole)) is not None:
-        rows = more.positions(videos)
-        features = PooledFeatures(videos, more.average[rows], more.maximum[rows])
-    else:
-        features = extract(trained, index, videos, clips, device, modality=modality)
+    known = read(path)
+    missing = np.setdiff1d(videos, known.videos) if known else np.unique(videos)
+    if not len(missing) and known:
+        return known
+    features = extract(trained, index, missing, clips, device, modality=modality)
+    if known:
+        order = np.argsort(np.concatenate([known.videos, missing]))
+        parts = ((getattr(known, name), getattr(features, name)) for name in ("videos", "average", "maximum"))
+        features = PooledFeatures(*(np.concatenate(pair)[order] for pair in parts))
+    path.parent.mkdir(parents=True, exist_ok=True)
     with writing(path) as file:
         np.savez(file, videos=features.videos, average=features.average, maximum=features.maximum)
     return features
+
+
+def read(path: Path) -> PooledFeatures | None:
+    """Read a file of features; None if it is missing or damaged."""
+    try:
+        with np.load(path) as file:
+            return PooledFeatures(file["videos"], file["average"], file["maximum"])
+    except (OSError, *DAMAGE):
+        return None

@@ -70,23 +70,6 @@ class Recipe:
         fallen = self.drop ** sum(epoch >= start for start in self.drops)
         return (self.first_lr + (self.lr - self.first_lr) * risen) * fallen
 
-    def describe(self) -> dict[str, str]:
-        """Everything that could change a number, as text for logs and records."""
-        a, low, high = self.augmentation, *self.augmentation.scale
-        drops = " and ".join(f"{epoch:g}" for epoch in self.drops)
-        return {
-            "epochs": f"{self.epochs} (the last is tested)",
-            "lr": f"{self.first_lr:g} to {self.lr:g} over {self.warmup:g} epochs, x {self.drop:g} at epochs {drops}",
-            "batch": f"{self.batch} clips, incomplete batches dropped",
-            "optimizer": f"SGD, momentum {self.momentum:g}, weight decay {self.weight_decay:g}",
-            "clips": f"{self.clips} random per video and epoch, {self.clip}, random crops of frames of {low} to {high} "
-            "pixels",
-            "flip": f"{a.flip:g}",
-            "colour": f"brightness {a.brightness:g}, contrast {a.contrast:g}, saturation {a.saturation:g}, "
-            f"hue {a.hue:g}",
-            "test": f"{self.test_clips} uniform clips, centre crops of frames of {low} pixels, average of softmax",
-        }
-
     def spread_over(self, epochs: int) -> Recipe:
         """The same schedule, scaled to another number of epochs."""
         scale = epochs / self.epochs

@@ -55,21 +55,19 @@ def share(correct: np.ndarray, chance: float) -> Metric:
     return Metric(float(100 * np.mean(correct)), chance, len(correct))
 
 
-def clustered(right: np.ndarray, chance: float, cross_validated: bool) -> Metric:
-    """Share of right answers [n, m] to m questions about each of n videos; answers about a video are dependent.
+def clustered(right: np.ndarray, chance: float) -> Metric:
+    """Share of right answers [n, m] of a cross-validated probe to m questions about each of n videos.
 
-    The interval is Wilson's with the effective number of answers: the number of independent ones that would have the
-    variance of the videos' means (Korn and Graubard 1998), at most n m. It is halved for `cross_validated` probes, in
-    which every pair of videos counts twice; simulations on noise showed this to be necessary. If all or none are right,
-    the number is n.
+    The interval is Wilson's with the effective number of answers: half the number of independent ones that would have
+    the variance of the videos' means (Korn and Graubard 1998), at most n m / 2. Half, because every pair of videos
+    counts twice; simulations on noise showed this to be necessary. If all or none are right, the number is n.
     """
     n, answers = right.shape[0], right.size
     value = float(right.mean())
     variance = float(right.mean(1).var(ddof=1)) / n
     independent: float = n
     if 0 < value < 1:
-        independent = min(answers, value * (1 - value) / variance) if variance else answers
-        independent = independent / 2 if cross_validated else independent
+        independent = (min(answers, value * (1 - value) / variance) if variance else answers) / 2
     return Metric(100 * value, chance, max(1, round(independent)))
 
 

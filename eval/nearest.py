@@ -46,13 +46,12 @@ def nearest(settings: Nearest) -> str:
         if not Path(settings.query).is_file():
             hint = f"set --query to a video file, or to an id such as {rows.id[0]}"
             raise unknown("query", settings.query, rows.id, hint)
-        require_comparable(rows, rows, settings.by, among)  # before decoding
         query = _embed_query(settings, rows)
     found, cosines = most_similar(rows, query, settings.by, among)
-    columns = {"cosine": [f"{cosine:.3f}" for cosine in cosines], "video": rows.id[found]}
-    table = tabulate({name: values[: settings.k] for name, values in columns.items()}, "keys", disable_numparse=True)
+    lines = [(f"{cosine:.3f}", rows.id[k]) for k, cosine in zip(found[: settings.k], cosines, strict=False)]
     # cosines across modalities are low even for the best match
-    return f"{table}\n\nmedian cosine of {plural(len(cosines), 'candidate')}: {np.median(cosines):.3f}"
+    median = f"median cosine of {plural(len(cosines), 'candidate')}: {np.median(cosines):.3f}"
+    return f"{tabulate(lines, ['cosine', 'video'], disable_numparse=True)}\n\n{median}"
 
 
 def most_similar(rows: Features, query: str | Features, by: str, among: str) -> tuple[np.ndarray, np.ndarray]:
@@ -65,7 +64,7 @@ def most_similar(rows: Features, query: str | Features, by: str, among: str) -> 
 
     own = rows.id == query if isinstance(query, str) else np.zeros(len(rows.id), bool)
     asked = rows if isinstance(query, str) else query
-    require_comparable(rows, asked, by, among)
+    _require_comparable(rows, asked, by, among)
     queries, gallery = asked.features[by], rows.features[among]
     queries = queries[own] if isinstance(query, str) else queries
     queries = queries[~np.isnan(queries[:, 0])]
@@ -78,7 +77,7 @@ def most_similar(rows: Features, query: str | Features, by: str, among: str) -> 
     return others[order], similarity[order]
 
 
-def require_comparable(rows: Features, query: Features, by: str, among: str) -> None:
+def _require_comparable(rows: Features, query: Features, by: str, among: str) -> None:
     """Raise UserError if these features are missing or cannot be compared by cosine."""
     for name, each in ((by, query), (among, rows)):
         if name not in each.features:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from gdt.eval.extract import PooledFeatures
     from gdt.eval.metrics import Metric
     from gdt.eval.settings import Downstream
-    from gdt.eval.subjects import Fold, Model
-    from gdt.pipeline.leaves import Clip
+    from gdt.eval.subjects import Data, Fold, Model
     from gdt.pipeline.shards.index import Index
     from gdt.pipeline.word2vec import WordVectors
     from gdt.train.trained import Trained
@@ -34,10 +33,8 @@ SHOTS = (1, 5, 20)
 """Training videos per class of few-shot classification."""
 _DRAWS = 20
 """Random choices of shots that few-shot accuracies are averaged over."""
-FORMAT = 3
+FORMAT = 4
 """Increase it when the same settings give different numbers."""
-_RESOLVED = ("folds", "word2vec")
-"""Settings that a record holds as `fold` and `words` instead."""
 
 
 class Outcome(NamedTuple):
@@ -48,8 +45,6 @@ class Outcome(NamedTuple):
     """Details that could change the numbers, as text."""
     fold: Fold
     """Videos that were evaluated."""
-    clip: Clip
-    """Clip of the network's input."""
 
 
 @dataclass
@@ -57,18 +52,11 @@ class Evaluator:
     """Data, settings and device of an evaluation, with its cache of features."""
 
     settings: Downstream
-    index: Index
-    data: str
-    """Fingerprint of the shards."""
-    folds: list[Fold]
-    """Folds whose features are extracted together."""
-    query_split: str
+    data: Data
     device: torch.device
     out: Path
     """Folder of results and features."""
     words: WordVectors | None
-    extracted: dict[str, tuple[Path, np.ndarray]] = field(default_factory=dict)
-    """By model's folder and modality: a file of features used in this call, and its videos, to copy subsets from."""
     _latest: dict[Path, PooledFeatures] = field(default_factory=dict)
     """Features kept in memory, of one model, by file."""
 
@@ -87,9 +75,11 @@ class Evaluator:
 
         Raises UserError if no query or no gallery video is left.
         """
+        from gdt.pipeline.clips import usable
+
         if "audio" not in self.settings.modalities:
             return fold, {}
-        audible = self._audible(model)
+        audible = usable(self.data.index, model.trained.settings.clip, audio=True)
         gallery, queries = audible[fold.gallery], audible[fold.queries]
         if not (gallery.any() and queries.any()):
             raise UserError(
@@ -103,31 +93,19 @@ class Evaluator:
         silent = len(fold.videos) - len(kept.videos)
         return kept, {"left out": f"{silent} videos whose audio is missing or shorter than a clip"} if silent else {}
 
-    def _audible(self, model: Model) -> np.ndarray:
-        """Whether each video has audio as long as a clip, bool [videos]."""
-        from gdt.pipeline.clips import usable
+    def features(self, model: Model, videos: np.ndarray, modality: str) -> PooledFeatures:
+        """Features of at least these videos, extracted once."""
+        from gdt.eval.extract import cached
 
-        return usable(self.index, model.trained.settings.clip, audio=True)
-
-    def features(self, model: Model, modality: str = "video") -> PooledFeatures:
-        """Features of all videos of the folds, for audio only of those that have it; extracted once."""
-        from gdt.eval.extract import load_or_extract
-
-        videos, device = videos_of(self.folds), self.device
-        if modality == "audio":
-            videos = videos[self._audible(model)[videos]]
-        name = features_name(self.data, videos, self.settings.clips, device.type, modality)
-        path, key = self.out / model.folder / name, f"{model.folder}/{modality}"
-        if path not in self._latest:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            features = load_or_extract(
-                path, model.trained, self.index, videos, self.settings.clips, device, self.extracted.get(key), modality
-            )
-            self.extracted.setdefault(key, (path, videos))
+        data, clips, device = self.data, self.settings.clips, self.device
+        path = features_path(self.out / model.folder, data.fingerprint, clips, device.type, modality)
+        found = self._latest.get(path)
+        if found is None or not np.isin(videos, found.videos).all():
             if any(other.parent != path.parent for other in self._latest):
                 self._latest.clear()
-            self._latest[path] = features
-        return self._latest[path]
+            found = cached(path, model.trained, data.index, videos, clips, device, modality)
+            self._latest[path] = found
+        return found
 
     def pooled(self, model: Model, fold: Fold, pooling: str) -> tuple[np.ndarray, np.ndarray]:
         """Features of queries and gallery [n, dim], with "average" or "maximum" pooling; see --modalities."""
@@ -135,7 +113,7 @@ class Evaluator:
 
         parts: list[list[np.ndarray]] = []
         for modality in self.settings.modalities:
-            features = self.features(model, modality)
+            features = self.features(model, fold.videos, modality)
             values: np.ndarray = getattr(features, pooling)
             values = values if len(self.settings.modalities) == 1 else unit(values)
             parts.append([values[features.positions(videos)] for videos in (fold.queries, fold.gallery)])
@@ -144,11 +122,10 @@ class Evaluator:
 
     def frozen(self, model: Model, metrics: dict[str, Metric], fold: Fold, **details: str) -> Outcome:
         """The outcome of a protocol on frozen features."""
-        clip, modalities = model.trained.settings.clip, self.settings.modalities
+        clip = model.trained.settings.clip
         clips = {"video": f"{clip}, centre crops", "audio": f"{clip.mel_frames} log-mel frames"}
-        features = {"features": " and ".join(modalities)} if modalities != ("video",) else {}
-        text = f"{self.settings.clips} of {' and '.join(clips[name] for name in modalities)}"
-        return Outcome(metrics, {"clips": text} | features | details, fold, clip)
+        text = f"{self.settings.clips} of {' and '.join(clips[name] for name in self.settings.modalities)}"
+        return Outcome(metrics, {"clips": text} | details, fold)
 
 
 def _retrieval(evaluator: Evaluator, model: Model, fold: Fold, _: Path) -> Outcome:
@@ -180,6 +157,7 @@ def _linear(evaluator: Evaluator, model: Model, fold: Fold, _: Path) -> Outcome:
 
     settings = evaluator.settings
     fold = subsample(fold, settings.train_samples, settings.seed)
+    _classes(fold, "linear")
     query, gallery = evaluator.pooled(model, fold, "average")
     accuracy = linear_probe(query, fold.query_label, gallery, fold.gallery_label, settings.linear_c, (1, 5))
     metrics = {f"linear top-{k}": metric for k, metric in accuracy.items()}
@@ -190,23 +168,23 @@ def _cross_modal(evaluator: Evaluator, model: Model, fold: Fold, _: Path) -> Out
     from gdt.eval.metrics import share
     from gdt.train import crossmodal
 
-    trained, settings, split = model.trained, evaluator.settings, evaluator.query_split
-    modalities = shared_modalities(trained, evaluator.index, settings)
+    trained, settings, data = model.trained, evaluator.settings, evaluator.data
+    modalities = shared_modalities(trained, data.index, settings)
     if len(modalities) < 2:
         reason = "the videos have no sound"
-        if evaluator.index.mel_count.any():
+        if data.index.mel_count.any():
             reason = f"it was trained on {' and '.join(trained.settings.composition.modalities)}"
         reason = f"it has no head for {' '.join(trained.without_head)}" if trained.without_head else reason
         raise UserError(
             f"cross-modal retrieval needs two modalities; {model.path} has {' '.join(modalities) or 'none'} for these "
             f"videos ({reason}; text needs --word2vec)"
         )
-    index, clip = trained.normalise(evaluator.index), trained.settings.clip
+    index, clip = trained.normalise(data.index), trained.settings.clip
     videos = crossmodal.usable_videos(index, fold.queries, clip, modalities)
     if len(videos) < 2:
         raise UserError(
             f"cross-modal retrieval needs two videos with {' and '.join(modalities)} as long as a clip; the split "
-            f"'{split}' has {len(videos)} among its {len(fold.queries)} videos; evaluate on more or longer videos"
+            f"'{data.split}' has {len(videos)} among its {len(fold.queries)} videos; evaluate on more or longer videos"
         )
     found = crossmodal.embed(
         trained.model.to(evaluator.device), index, videos, clip, trained.settings.augmentation.scale[0],
@@ -215,8 +193,8 @@ def _cross_modal(evaluator: Evaluator, model: Model, fold: Fold, _: Path) -> Out
     n = len(found.videos)
     if n < 2:
         raise UserError(
-            f"cross-modal retrieval needs two videos with captions of known words, but the split '{split}' has {n}; "
-            "evaluate on more videos, or preprocess with a word2vec file that has their words"
+            f"cross-modal retrieval needs two videos with captions of known words, but the split '{data.split}' has "
+            f"{n}; evaluate on more videos, or preprocess with a word2vec file that has their words"
         )
     metrics = {
         f"{query} to {gallery} R@{k}": share(correct, 100 * min(k, n) / n)
@@ -227,22 +205,30 @@ def _cross_modal(evaluator: Evaluator, model: Model, fold: Fold, _: Path) -> Out
 
 def _finetune(evaluator: Evaluator, model: Model, fold: Fold, folder: Path) -> Outcome:
     from gdt.eval.finetune import Finetuning, Task, build_recipe
-    from gdt.eval.record import format_details
     from gdt.eval.retrieval import targets
     from gdt.eval.subjects import describe, subsample
 
-    settings = evaluator.settings
+    settings, data = evaluator.settings, evaluator.data
     fold = subsample(fold, settings.train_samples, settings.seed)
-    recipe = build_recipe(settings, model.trained)
-    classes = np.unique(fold.gallery_label)
+    recipe, classes = build_recipe(settings, model.trained), _classes(fold, "finetune")
     task = Task(
-        model.trained.normalise(evaluator.index), fold.gallery, targets(fold.gallery_label, classes),
-        fold.queries, targets(fold.query_label, classes), tuple(classes.tolist()), evaluator.data,
+        model.trained.normalise(data.index), fold.gallery, targets(fold.gallery_label, classes),
+        fold.queries, targets(fold.query_label, classes), tuple(classes.tolist()), data.fingerprint,
     )  # fmt: skip
-    name, details = describe(model, fold), recipe.describe() | {"seed": str(settings.seed)}
-    print(f"finetuning {name}: {format_details(details)}", flush=True)
     run = Finetuning(model.trained, task, recipe, settings.seed, fold.number, evaluator.device, folder)
-    return Outcome(run.run(f"finetune {name}"), details, fold, recipe.clip)
+    metrics = run.run(f"finetune {describe(model, fold)}")
+    return Outcome(metrics, {name: str(value) for name, value in vars(recipe).items()}, fold)
+
+
+def _classes(fold: Fold, protocol: str) -> np.ndarray:
+    """The classes of the gallery. Raises UserError if there is only one."""
+    classes: np.ndarray = np.unique(fold.gallery_label)
+    if len(classes) < 2:
+        raise UserError(
+            f"{protocol} needs at least two classes; the gallery has only '{classes[0]}'; evaluate on videos of more "
+            "classes, or set --label to another column"
+        )
+    return classes
 
 
 @dataclass(frozen=True)
@@ -263,42 +249,29 @@ class Protocol:
     """Whether the model and the videos need two modalities."""
     trains: bool = False
     """Whether it trains a network, in its own process."""
-    draws_for: tuple[str, ...] | None = None
-    """Settings that make it draw at random, without which the seed has no effect; None: it always draws."""
 
 
-_LABELS = ("label", "folds", "gallery_split", "gallery_per_class", "seed")
+_LABELS = ("label", "folds", "gallery_split", "seed")
 _FROZEN = (*_LABELS, "modalities")
+_RESOLVED = ("folds", "word2vec")
+"""Settings that the digests of the fold and of the words stand for."""
 _RECIPE = ("epochs", "lr", "clips_per_epoch")
 PROTOCOLS = {
     protocol.name: protocol
     for protocol in (
         Protocol("cross-modal", _cross_modal, ("word2vec",), "cross-modal", default=True, labels=False, pairs=True),
-        Protocol("retrieval", _retrieval, _FROZEN, "neighbours", default=True, draws_for=("gallery_per_class",)),
+        Protocol("retrieval", _retrieval, _FROZEN, "neighbours", default=True),
         Protocol("few-shot", _few_shot, _FROZEN, "neighbours", default=True),
-        Protocol(
-            "linear",
-            _linear,
-            (*_FROZEN, "train_samples", "linear_c"),
-            "classifiers",
-            draws_for=("gallery_per_class", "train_samples"),
-        ),
+        Protocol("linear", _linear, (*_FROZEN, "train_samples", "linear_c"), "classifiers"),
         Protocol("finetune", _finetune, (*_LABELS, "train_samples", *_RECIPE), "classifiers", trains=True),
     )
 }
 """All protocols, in the order of the tables' columns."""
 
 
-def videos_of(folds: Sequence[Fold]) -> np.ndarray:
-    """All videos of some folds, whose features are in one file: rows of the index, int64 [n]."""
-    videos: np.ndarray = np.unique(np.concatenate([fold.videos for fold in folds]))
-    return videos
-
-
-def features_name(data: str, videos: np.ndarray, clips: int, device: str, modality: str = "video") -> str:
-    """File name of a model's features, by shards, videos, clips, modality and the type of device (cpu or cuda)."""
-    kind = "" if modality == "video" else f"-{modality}"
-    return f"features{kind}-{short_digest([FORMAT, data, videos.tolist(), clips, device])}.npz"
+def features_path(folder: Path, data: str, clips: int, device: str, modality: str = "video") -> Path:
+    """The file of a model's features in its folder, by shards, clips, type of device (cpu or cuda) and modality."""
+    return folder / f"features-{modality}-{_digest([FORMAT, data, clips, device])}.npz"
 
 
 def shared_modalities(trained: Trained, index: Index, settings: Downstream) -> list[str]:
@@ -307,20 +280,29 @@ def shared_modalities(trained: Trained, index: Index, settings: Downstream) -> l
     return [name for name in trained.model.modalities if available[name] and name not in trained.without_head]
 
 
-def decisive_names(protocol: str) -> tuple[str, ...]:
-    """The settings that decide a protocol's numbers, besides model, videos, fold and words."""
-    return tuple(name for name in ("clips", *PROTOCOLS[protocol].settings) if name not in _RESOLVED)
-
-
 def only_decisive(settings: Downstream, protocol: str) -> Downstream:
     """The settings, with those that do not decide a protocol's numbers at their defaults."""
-    own, draws_for = {"ckpt", "clips", *PROTOCOLS[protocol].settings}, PROTOCOLS[protocol].draws_for
-    if draws_for is not None and not any(getattr(settings, name) for name in draws_for):
-        own.discard("seed")
+    own = {"clips", *PROTOCOLS[protocol].settings}
     defaults: dict[str, Any] = {field.name: field.default for field in fields(settings) if field.name not in own}
-    return replace(settings, **defaults | {"ckpt": ()})
+    return replace(settings, **defaults)
 
 
-def short_digest(values: object) -> str:
-    """Digest of JSON values for file names: ten hex digits."""
-    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:10]
+def decisive(settings: Downstream, protocol: str) -> dict[str, Any]:
+    """The settings that decide a protocol's numbers, besides model, videos and words."""
+    return {name: getattr(settings, name) for name in ("clips", *PROTOCOLS[protocol].settings) if name not in _RESOLVED}
+
+
+def conditions(settings: Downstream, protocol: str, data: Data, fold: Fold, device: str) -> str:
+    """Digest of all that decides a protocol's numbers on a fold, besides the model."""
+    videos = data.fingerprint, data.split, fold.digest, words_of(settings, protocol, data.index)
+    return _digest([FORMAT, protocol, decisive(settings, protocol), videos, device])
+
+
+def words_of(settings: Downstream, protocol: str, index: Index) -> str:
+    """Checksum of the words that a protocol uses; their vectors are those that a model was trained with."""
+    return str(index.settings["vocabulary"]) if settings.word2vec and protocol == "cross-modal" else ""
+
+
+def _digest(values: object) -> str:
+    """Digest of JSON values: sixteen hex digits."""
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Literal
 
 from gdt.common.errors import UserError, require_positive
 from gdt.eval.embed import Modality
-from gdt.eval.of_run import OfRun
 from gdt.eval.protocols import PROTOCOLS
 
 if TYPE_CHECKING:
@@ -21,11 +20,11 @@ _ALWAYS_ACCEPTED = ("seed",)
 
 
 @dataclass(frozen=True)
-class Downstream(OfRun):
+class Downstream:
     """Evaluate checkpoints by the paper's protocols. Run the same command again to resume."""
 
     ckpt: tuple[Path, ...] = ()
-    """Checkpoints or external weights, a row of the table each; default: that of one run."""
+    """Checkpoints or external weights, a row of the table each; default: the latest in runs."""
     dataset: str = ""
     """Preprocessed data set; default: that of the first checkpoint."""
     shards: Path | None = None
@@ -44,8 +43,6 @@ class Downstream(OfRun):
     """Split of the queries; default: test, or val if there is no test split."""
     clips: int = 10
     """Uniformly spaced clips per video, which are averaged."""
-    gallery_per_class: int = 0
-    """Random gallery videos per class; 0: all."""
     random_weights: Literal["include", "only", "exclude"] = "include"
     """Random weights as a baseline: include, only these rows, or exclude."""
     modalities: tuple[Modality, ...] = ("video",)
@@ -64,17 +61,14 @@ class Downstream(OfRun):
     """Seed of shots, samples, classifier and order of clips."""
     jobs: int = 0
     """Finetuning runs in parallel; 0: one per GPU, else per core."""
-    threads: int = 0
-    """CPU threads per process; 0: torch's choice (finetuning on a CPU: 1)."""
     out: Path | None = None
     """Folder of results; default: runs/eval-<dataset>."""
     tables: bool = True
     """Write the tables; off in subprocesses."""
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         require_positive(self, "", "clips", most=1000)
-        counts = ("epochs", "clips_per_epoch", "train_samples", "gallery_per_class", "seed", "threads", "jobs")
+        counts = ("epochs", "clips_per_epoch", "train_samples", "seed", "jobs")
         require_positive(self, "", *counts, least=0)
         if self.lr < 0:
             raise UserError(f"--lr is {self.lr:g}; it must be 0 or more")
@@ -116,5 +110,5 @@ class Downstream(OfRun):
     @property
     def requires_labels(self) -> bool:
         """Whether a setting is given that applies only to protocols with labels."""
-        given = self.label, self.folds, self.gallery_per_class, self.gallery_split, self.modalities != ("video",)
+        given = self.label, self.folds, self.gallery_split, self.modalities != ("video",)
         return any(given)

@@ -4,27 +4,23 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from gdt.common.errors import UserError, plural, unknown
+from gdt.common.errors import UserError, plural
 from gdt.common.streams import Stream, generator
 from gdt.eval.finetune import WEIGHTS
 from gdt.eval.paper import PAPER
-from gdt.eval.protocols import PROTOCOLS
-from gdt.eval.record import RANDOM, Record, TrainedOn, settings_of
+from gdt.eval.results import RANDOM
 from gdt.eval.settings import Downstream
 from gdt.pipeline.shards.index import Index, fingerprint
 from gdt.pipeline.shards.layout import INDEX, shard_folder
-from gdt.train.checkpoint import NAME, Trained, load_trained
-
-_USUAL = ("train", "val", "test")
-"""Splits that preprocessing makes."""
+from gdt.train.checkpoint import Trained, load_trained
+from gdt.train.run import CHECKPOINT
 
 
 @dataclass(frozen=True)
@@ -45,31 +41,19 @@ class Model:
     def folder(self) -> str:
         return folder_name(self.name, self.digest)
 
-    def seen(self, data: Data, videos: np.ndarray) -> tuple[TrainedOn, int]:
-        """Whether these videos (rows of the index) are in the split that it was pretrained on, and how many are.
+    def seen(self, data: Data, videos: np.ndarray) -> int:
+        """How many of these videos (rows of the index) it was pretrained on, without labels; -1 if unknown.
 
-        The splits of official folds overlap with it.
+        The splits of official folds overlap with that of pretraining.
         """
         settings = self.trained.settings
-        if self.random:
-            return "others", 0
+        if self.random or data.dataset != settings.dataset:
+            return 0
         if self.trained.data != data.fingerprint:
-            return "unknown", 0
+            return -1
         # the fingerprint covers the splits, so this index has those of the pretraining
         count = int((data.index.split[videos] == settings.split).sum())
-        return "these" if count else "unknown" if settings.init else "others", count
-
-    def record(self, data: Data, settings: Any, queries: np.ndarray, **fields: Any) -> Record:
-        """A record of this model on query videos (rows of the index); `fields` are the others of `Record`."""
-        trained, (trained_on, seen) = self.trained, self.seen(data, queries)
-        unfinished = trained.step < trained.steps
-        return Record(
-            model=self.name, weights=self.digest, checkpoint=self.path, preset=RANDOM if self.random else trained.name,
-            step=trained.step, seed=trained.settings.seed, trained_on=trained_on, seen=seen, queries=len(queries),
-            pretraining=trained.settings, dataset=data.dataset, shards=data.index.folder, data=data.fingerprint,
-            query_split=data.split, settings=settings_of(settings),
-            notes=(f"its run had done {trained.step} of {trained.steps} steps",) if unfinished else (), **fields,
-        )  # fmt: skip
+        return count if count or not settings.init else -1
 
 
 @dataclass(frozen=True)
@@ -127,7 +111,7 @@ class Fold:
 
 
 def folder_name(model: str, digest: str) -> str:
-    """Folder of a model's results, by its name and the digest of its weights."""
+    """Folder of a model's features and finetuning, by its name and the digest of its weights."""
     return f"{model.replace(' ', '-')}-{digest[:8]}"
 
 
@@ -153,38 +137,50 @@ def gallery_split(given: str, index: Index, query_split: str) -> str:
     """The split of the gallery: the given one, or by default train, or val if only that has labels."""
     if given:
         return given
-    labelled = {split for split in ("train", "val") if (index.label[index.split == split] != "").any()}
+    labelled = {split for split in ("train", "val") if len(_labelled(index, split))}
     return "val" if labelled == {"val"} and query_split != "val" else "train"
 
 
 def folds(settings: Downstream, index: Index, query_split: str) -> list[Fold]:
-    """The folds of --folds, or all.
-
-    Raises UserError if there is no such fold, it has no labelled videos, or only one class for a classifier.
-    """
+    """The folds of --folds, or all. Raises UserError if there is no such fold, or it has no labelled videos."""
     numbers = dict.fromkeys(settings.folds) or official_folds(index) or (0,)
     splits = gallery_split(settings.gallery_split, index, query_split), query_split
-    for number in numbers:
-        part = index.fold(number) if number else index
-        if lacking := [split for split in splits if not len(_labelled(part, split))]:
-            require_known_split(part, lacking[0])
-            where = f"fold {number} of {index.folder}" if number else str(index.folder)
-            raise UserError(_no_labels(part, where, settings.label, lacking[0], complete_folds(index, splits)))
-    chosen = [_fold(settings, index, splits, number) for number in numbers]
-    classifiers = [name for name in settings.protocols if PROTOCOLS[name].table == "classifiers"]
-    for fold in chosen if classifiers else ():
-        if len(classes := np.unique(fold.gallery_label)) < 2:
-            raise UserError(
-                f"{classifiers[0]} needs at least two classes; the split '{splits[0]}' of {index.folder} has only "
-                f"'{classes[0]}'; evaluate on videos of more classes, or set --label to another column"
-            )
-    return chosen
+    if splits[0] == splits[1]:
+        raise UserError(
+            f"gallery and queries are both the split '{query_split}', so every video would find itself; change "
+            "--query-split or --gallery-split"
+        )
+    return [_fold(settings, index, splits, number) for number in numbers]
 
 
-def require_known_split(index: Index, split: str) -> None:
-    """Raise UserError if a split has no videos and an unusual name, which is probably misspelt."""
-    if split not in _USUAL and not (index.split == split).any():
-        raise unknown("split", split, sorted({*index.split}))
+def _fold(settings: Downstream, index: Index, splits: tuple[str, str], number: int) -> Fold:
+    index = index.fold(number) if number else index
+    gallery, queries = (_labelled(index, split) for split in splits)
+    for split, videos in zip(splits, (gallery, queries), strict=True):
+        if not len(videos):
+            raise UserError(_no_labels(index, number, settings.label, split))
+    if len(both := np.intersect1d(gallery, queries)):
+        raise UserError(
+            f"gallery and queries share {plural(len(both), 'video')} (first: '{index.id[both[0]]}'); check the splits "
+            "of your labels"
+        )
+    return Fold(number, gallery, queries, index.label[gallery].astype(str), index.label[queries].astype(str))
+
+
+def _no_labels(index: Index, number: int, column: str, split: str) -> str:
+    """The message about a split without labels in a column."""
+    where = f"fold {number} of {index.folder}" if number else str(index.folder)
+    others = ", ".join(sorted({*index.split[index.label != ""]})) or "none"
+    names = ", ".join(sorted(index.columns))
+    return (
+        f"{where} has no labelled videos in the split '{split}' (labels of '{column or 'label'}' are in: {others}); "
+        "choose another fold, split or label column"
+        f"{f' ({names})' if names else ''}, or add labels.csv and repeat 'gdt preprocess' (nothing is decoded again)"
+    )
+
+
+def _labelled(index: Index, split: str) -> np.ndarray:
+    return np.flatnonzero((index.split == split) & (index.label != ""))
 
 
 def official_folds(index: Index) -> range:
@@ -192,71 +188,15 @@ def official_folds(index: Index) -> range:
     return range(1, max((len(row.split(",")) if row else 0 for row in index.folds), default=0) + 1)
 
 
-def complete_folds(index: Index, splits: Sequence[str]) -> list[int]:
-    """The official folds with labelled videos in all of these splits."""
-    folds = [(number, index.fold(number)) for number in official_folds(index)]
-    return [number for number, part in folds if all(len(_labelled(part, split)) for split in splits)]
-
-
-def _no_labels(index: Index, where: str, column: str, split: str, complete: Sequence[int]) -> str:
-    """The message about a split without labels in a column; `complete` are the official folds that can be used."""
-    others = sorted({*index.split[index.label != ""]})
-    only = f", only in {', '.join(others)}" if others else ""
-    if column not in ("", "label"):
-        return (
-            f"the column {column} of {where} has no values in the split '{split}'{only}; add values for its videos to "
-            "labels.csv and repeat 'gdt preprocess' (nothing is decoded again), or choose another column"
-        )
-    advice = "put videos into train/<class>/ and test/<class>/, or add a labels.csv"
-    if index.columns:
-        advice = f"set --label to one of {', '.join(sorted(index.columns))}"
-    if split not in _USUAL:
-        advice = "choose another split"
-    elif official_folds(index):
-        usable = " ".join(map(str, complete))
-        advice = f"set --folds {usable}" if usable else "preprocess more of the videos on its official lists"
-    return f"{where} has no labelled videos in the split '{split}'{only}; {advice}"
-
-
-def _fold(settings: Downstream, index: Index, splits: tuple[str, str], number: int) -> Fold:
-    index = index.fold(number) if number else index
-    gallery, queries = (_labelled(index, split) for split in splits)
-    if len(both := np.intersect1d(gallery, queries)):
-        raise UserError(
-            f"gallery and queries share {plural(len(both), 'video')} (first: '{index.id[both[0]]}'); check the splits "
-            "of your labels"
-        )
-    if most := settings.gallery_per_class:
-        rng = generator(Stream.GALLERY, settings.seed)
-        groups = [gallery[index.label[gallery] == label] for label in np.unique(index.label[gallery].astype(str))]
-        gallery = np.sort(np.concatenate([rng.permutation(group)[:most] for group in groups]))
-    return Fold(number, gallery, queries, index.label[gallery].astype(str), index.label[queries].astype(str))
-
-
-def _labelled(index: Index, split: str) -> np.ndarray:
-    return np.flatnonzero((index.split == split) & (index.label != ""))
-
-
-def require_videos(index: Index, split: str) -> None:
-    """Raise UserError if a split has no videos."""
-    if (index.split == split).any():
-        return
-    require_known_split(index, split)
-    advice = (
-        f"repeat 'gdt preprocess' with --{split} 0.1 or more (nothing is decoded again); earlier models were "
-        "trained on those videos, so pretrain them again"
-    )
-    if official_folds(index):
-        advice = "preprocess more of the videos on its official lists"
-        if split != "test":
-            advice = "its official lists have only train and test; use other videos"
-    raise UserError(f"{index.folder} has no held-out videos (split '{split}'); {advice}")
-
-
 def held_out(index: Index, split: str) -> Fold:
     """All videos of a split as queries, without labels or gallery. Raises UserError if there are none."""
-    require_videos(index, split)
     videos = np.flatnonzero(index.split == split)
+    if not len(videos):
+        raise UserError(
+            f"{index.folder} has no videos in the split '{split}', only in {', '.join(sorted({*index.split}))}; choose "
+            "another split, or hold videos out: repeat 'gdt preprocess' with --test 0.1 (nothing is decoded again), "
+            "and pretrain again"
+        )
     none = np.zeros(0, np.int64)
     return Fold(0, none, videos, none.astype(str), np.full(len(videos), ""))
 
@@ -293,4 +233,4 @@ def name_of(path: Path) -> str:
     if path.name == WEIGHTS:
         run = path.resolve().parent
         return f"{run.parent.name}-{run.name.rpartition('-')[0]}"
-    return path.resolve().parent.name if path.name == NAME else path.stem
+    return path.resolve().parent.name if path.name == CHECKPOINT else path.stem

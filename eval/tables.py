@@ -1,4 +1,4 @@
-"""Tables of records as text, LaTeX and CSV, with notes on the data, the models and the protocols."""
+"""Tables as views of results: one pivot, models x metrics, as text, LaTeX and CSV."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import csv
 import io
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -14,43 +14,155 @@ from tabulate import tabulate
 
 from gdt.common.errors import COLUMNS, format_range
 from gdt.common.files import write_text
-from gdt.eval import record
+from gdt.eval import results
 from gdt.eval.metrics import Metric, over_seeds
 from gdt.eval.paper import reported
 from gdt.eval.protocols import PROTOCOLS
-from gdt.eval.record import RANDOM, Record, format_details
-from gdt.eval.subjects import name_of
+from gdt.eval.results import RANDOM, Result
+from gdt.pipeline import presets
 from gdt.pipeline.leaves import MODALITIES
 
 Lines = list[list[str]]
 """Cells of a table; the first line and the first cell of each line are headings."""
-Groups = Mapping[str, Sequence[Record]]
-"""Rows of a table by name: the records of their seeds and folds."""
+Groups = Mapping[str, Sequence[Result]]
+"""Rows of a table by name: the results of their seeds and folds."""
+UNANSWERABLE = "of classes without gallery videos"
+"""Detail of a result: queries that every model gets wrong."""
 _PUBLISHED = "published results were obtained with their authors' networks and clips, and on all classes"
+_ROWS = "features should distinguish (d) or ignore (i) a shift or a reversal in time"
 _FEW_QUERIES = 50
-"""A warning is printed for fewer: the 95 % interval of a share of 50 answers is up to 27 points wide."""
+"""A note warns of fewer: the 95 % interval of a share of 50 answers is up to 27 points wide."""
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table of records."""
+    """A table of results."""
 
-    groups: Groups
+    title: str
     lines: Lines
-    brief: list[str]
-    """Notes to print."""
-    details: list[str]
-    """Other notes, for files and pages only."""
-    title: str = ""
+    notes: list[str] = field(default_factory=list)
+    groups: Groups = field(default_factory=dict)
 
-    @property
-    def notes(self) -> list[str]:
-        return [*self.brief, *self.details]
+    def __str__(self) -> str:
+        return "\n".join([wrap(self.title), layout(self.lines), "", *map(wrap, self.notes)])
 
 
-def with_notes(lines: Sequence[Sequence[str]], notes: Iterable[str], title: str = "") -> str:
-    """A table as text, with a title above and notes below, at most 100 columns wide."""
-    return "\n".join([*([wrap(title)] if title else []), layout(lines), "", *map(wrap, notes)])
+def pivot(every: Sequence[Result], by_row: bool = False) -> list[Table]:
+    """Tables of results: a row per model with the mean over its folds, or, for `by_row`, per composition and number of
+    steps with the mean over seeds. Random weights come first, chance and published results last.
+    """
+    tables: list[Table] = []
+    parts: dict[tuple[str, str, str], list[Result]] = {}
+    for each in sorted(every, key=_order):
+        parts.setdefault((PROTOCOLS[each.protocol].table, each.label, each.words), []).append(each)
+    said: set[str] = set()
+    for part in parts.values():
+        names = _row_names(part) if by_row else _model_names(part)
+        groups: dict[str, list[Result]] = {name: [] for name in names.values()}
+        for each in part:
+            groups[names[_subject(each)]].append(each)
+        first, others = part[0], {}
+        if not (by_row or first.label) and _modalities(first) == ["video"]:
+            samples = max(each.settings.get("train_samples", 0) for each in part)
+            others = reported(first.dataset, list(dict.fromkeys(each.protocol for each in part)), samples)
+        lines = table_lines(groups, f"% on {first.query_split}", others)
+        if by_row:
+            least = min((each.tflop for each in part if each.tflop), default=1.0)
+            spent = [("videos seen", "compute"), *(_spent(groups.get(line[0], ()), least) for line in lines[1:])]
+            lines = [[line[0], *own, *line[1:]] for line, own in zip(lines, spent, strict=True)]
+        shown = any(line[0] in others for line in lines)
+        notes = [*_notes(groups), *([_PUBLISHED] if shown else []), *([_ROWS] if by_row else [])]
+        tables.append(Table(_title(part), lines, [note for note in notes if note not in said], groups))
+        said.update(notes)
+    return tables
+
+
+def _order(each: Result) -> tuple[bool, int, str, int, int]:
+    """Random weights first; then protocols as in PROTOCOLS, folds and seeds."""
+    return each.model != RANDOM, [*PROTOCOLS].index(each.protocol), each.label, each.fold, each.seed
+
+
+def _subject(each: Result) -> tuple[str, str]:
+    return each.model, each.weights
+
+
+def _model_names(part: Sequence[Result]) -> dict[tuple[str, str], str]:
+    """Names of rows by model and weights; weights that share a name are told apart by a digest."""
+    subjects = dict.fromkeys(map(_subject, part))
+    models = [model for model, _ in subjects]
+    return {(model, weights): model if models.count(model) == 1 else f"{model} ({weights[:6]})"
+            for model, weights in subjects}  # fmt: skip
+
+
+def _row_names(part: Sequence[Result]) -> dict[tuple[str, str], str]:
+    """Names of the rows of an ablation by model and weights: the composition, and its steps where they differ."""
+    steps: dict[str, set[int]] = {}
+    for each in part:
+        steps.setdefault(each.preset, set()).add(each.step)
+    names = {}
+    for each in sorted(part, key=lambda each: (each.preset != RANDOM, each.preset, each.step)):
+        several = each.preset != RANDOM and len(steps[each.preset]) > 1
+        names[_subject(each)] = f"{row_label(each.preset)}{f', {each.step:,} steps' if several else ''}"
+    return names
+
+
+def row_label(preset: str) -> str:
+    """Label of a row: a preset with its description; random weights and other compositions unchanged."""
+    if preset not in presets.PRESETS:
+        return preset
+    return f"{'row ' if preset in presets.TABLE_1 else ''}{preset}: {presets.preset(preset).label}"
+
+
+def _spent(group: Sequence[Result], least: float) -> tuple[str, str]:
+    """Videos seen in the pretraining of a row, and its FLOPs relative to `least`; empty without one."""
+    trained = next((each for each in group if each.videos), None)
+    return (f"{trained.videos:,}", f"{trained.tflop / least:.1f}x") if trained else ("", "")
+
+
+def _title(part: Sequence[Result]) -> str:
+    """The data, the queries and what they are compared with."""
+    first = part[0]
+    folds = sorted({each.fold for each in part} - {0})
+    title = first.dataset + (f", fold{'s' if len(folds) > 1 else ''} {' '.join(map(str, folds))}" if folds else "")
+    title += f", labels of the column {first.label}" if first.label else ""
+    title += f", features of {' and '.join(_modalities(first))}" if _modalities(first) != ["video"] else ""
+    title += f": {format_range(each.queries for each in part)} queries"
+    if first.gallery:
+        title += f" against {format_range(each.gallery for each in part)} videos"
+        title += f" of {format_range(each.classes for each in part)} classes"
+    return title
+
+
+def _modalities(each: Result) -> list[str]:
+    return list(each.settings.get("modalities", ["video"]))
+
+
+def _notes(groups: Groups) -> list[str]:
+    """Footnotes: what the brackets are, and what makes a comparison misleading."""
+    part = [each for group in groups.values() for each in group]
+    counts = {len({(each.seed, each.fold) for each in group}) for group in groups.values()}
+    what = "folds" if any(each.fold for each in part) else "seeds"
+    brackets = f"over {what}" if max(counts) > 1 else "over the queries; another seed or CPU may differ by more"
+    notes = [f"in brackets: 95 % intervals {brackets}"]
+    if len(counts) > 1:
+        fewer = [f"{name} ({len({(each.seed, each.fold) for each in group})})" for name, group in groups.items()]
+        notes.append(f"{what} differ in number: {'; '.join(fewer)}")
+    if min(each.queries for each in part) < _FEW_QUERIES:
+        notes.append(f"warning: only {format_range(each.queries for each in part)} queries: the intervals are wide")
+    full = {name for each in part for name, metric in each.metrics.items() if metric.chance >= 100}
+    if full:
+        notes.append(f"warning: {', '.join(sorted(full))}: 100 % for any model, since the gallery is small")
+    for name, group in groups.items():
+        first = group[0]
+        if seen := max(each.seen for each in group):
+            notes.append(f"{name} was pretrained, without labels, on up to {seen} queries" if seen > 0 else "")
+        if any(each.seen < 0 for each in group):
+            notes.append(f"warning: {name} may have been pretrained on queries: the data has changed since, or --init")
+        if first.step < first.steps:
+            notes.append(f"{name}: its run had done {first.step} of {first.steps} steps")
+    for text in dict.fromkeys(each.details[UNANSWERABLE] for each in part if UNANSWERABLE in each.details):
+        notes.append(f"warning: {text} are {UNANSWERABLE}: any model gets them wrong")
+    return [note for note in notes if note]
 
 
 def wrap(note: str, indent: str = "  ") -> str:
@@ -84,14 +196,15 @@ def to_latex(lines: Sequence[Sequence[str]]) -> str:
     return _render([[cell.replace("→", " to ") for cell in line] for line in lines], "latex_booktabs")
 
 
-def write_tables(out: Path, text: str, tables: Sequence[Sequence[Sequence[str]]] = ()) -> None:
-    """Write a text as table.txt and tables as table.tex, which is removed if there are none."""
-    out.mkdir(parents=True, exist_ok=True)
+def write_tables(out: Path, tables: Sequence[Table], every: Iterable[Result]) -> str:
+    """Write table.txt, table.tex and results.csv; returns the text."""
+    text = "\n\n".join(map(str, tables))
     write_text(out / "table.txt", text + "\n")
-    if tables:
-        write_text(out / "table.tex", "\n\n".join(map(to_latex, tables)) + "\n")
-    else:
-        (out / "table.tex").unlink(missing_ok=True)
+    write_text(out / "table.tex", "\n\n".join(to_latex(table.lines) for table in tables) + "\n")
+    rows = list(results.rows(every))
+    heads = dict.fromkeys(name for row in rows for name in row)
+    write_text(out / "results.csv", csv_text([[*heads], *([row.get(name, "") for name in heads] for row in rows)]))
+    return text
 
 
 def csv_text(lines: Iterable[Sequence[object]]) -> str:
@@ -103,31 +216,9 @@ def csv_text(lines: Iterable[Sequence[object]]) -> str:
     return text.getvalue()
 
 
-_CSV_NAMES = {"value": "percent", **{name: f"{name}_checksum" for name in ("weights", "data", "labels", "words")}}
-
-
-def to_csv(records: Iterable[Record]) -> str:
-    """CSV of `record.rows`, one line per metric, with clearer names for some columns."""
-    rows = list(record.rows(records))
-    heads = dict.fromkeys(name for row in rows for name in row)
-    measured = ("value", "low", "high", "chance", "spread")
-    # only measured values are rounded
-    lines = ([row.get(name) if name in measured else _as_text(row.get(name)) for name in heads] for row in rows)
-    return csv_text([[_CSV_NAMES.get(name, name) for name in heads], *lines])
-
-
-def _as_text(value: object) -> str:
-    return "" if value is None else str(value)
-
-
-def columns(groups: Groups) -> list[str]:
-    """Names of all metrics, in the order of their columns."""
-    return list(dict.fromkeys(name for records in groups.values() for each in records for name in each.metrics))
-
-
-def metrics_of(records: Sequence[Record], column: str) -> list[Metric]:
-    """The metric of a column, of the records that have it."""
-    return [each.metrics[column] for each in records if column in each.metrics]
+def metrics_of(group: Sequence[Result], column: str) -> list[Metric]:
+    """The metric of a column, of the results that have it."""
+    return [each.metrics[column] for each in group if column in each.metrics]
 
 
 def mean_of(metrics: Sequence[Metric]) -> Metric:
@@ -140,11 +231,11 @@ def table_lines(groups: Groups, corner: str = "", others: Mapping[str, Mapping[s
 
     `corner` is the first heading.
     """
-    names = columns(groups)
+    every = [each for group in groups.values() for each in group]
+    names = list(dict.fromkeys(name for each in every for name in each.metrics))
     lines = [[corner, *map(_heading, names)]]
-    for name, records in groups.items():
-        lines.append([name, *(mean_of(of).text() if (of := metrics_of(records, column)) else "" for column in names)])
-    every = [each for records in groups.values() for each in records]
+    for name, group in groups.items():
+        lines.append([name, *(mean_of(of).text() if (of := metrics_of(group, column)) else "" for column in names)])
     lines.append(["chance", *(f"{np.mean([m.chance for m in metrics_of(every, column)]):.1f}" for column in names)])
     for name, values in (others or {}).items():
         if any(column in values for column in names):
@@ -157,173 +248,3 @@ def _heading(column: str) -> str:
     for modality in MODALITIES:
         column = column.replace(modality, modality[0].upper())
     return column.replace(" to ", "→")
-
-
-def by_direction(lines: Lines) -> Lines:
-    """A table with a line per direction instead of columns such as V→A R@1 and A→V R@1; others are unchanged."""
-    heads = [head.split(" ", 1) for head in lines[0][1:]]
-    if not all("→" in head[0] for head in heads):
-        return lines
-    directions, names = dict.fromkeys(head[0] for head in heads), dict.fromkeys(head[1] for head in heads)
-    found: Lines = [[lines[0][0], *names]]
-    for first, *cells in lines[1:]:
-        of = {tuple(head): cell for head, cell in zip(heads, cells, strict=True)}
-        rows = {direction: [of.get((direction, name), "") for name in names] for direction in directions}
-        if first == "chance":  # it is the same in all directions
-            found.append([first, *rows[next(iter(rows))]])
-        else:
-            found += [[f"{first}, {direction}", *row] for direction, row in rows.items()]
-    return found
-
-
-def report(parts: Sequence[Iterable[Record]], out: Path) -> str:
-    """Tables to print, with the most important notes. The records of a part were evaluated with the same settings.
-
-    Writes the tables with all notes, LaTeX, CSV and JSON to `out`.
-    """
-    ordered = [_sorted(records) for records in parts]
-    tables = [table for records in ordered for table in build_tables(records)]
-    whole = "\n\n".join(with_notes(by_direction(table.lines), table.notes) for table in tables)
-    write_tables(out, whole, [table.lines for table in tables])
-    every = [each for records in ordered for each in records]
-    write_text(out / "results.csv", to_csv(every))
-    record.write(out / "results.json", every)
-    return "\n\n".join(with_notes(by_direction(table.lines), table.brief) for table in tables)
-
-
-def build_tables(records: Iterable[Record]) -> list[Table]:
-    """Tables of records evaluated with the same settings, with published results and notes."""
-    records = _sorted(records)
-    tables: list[Table] = []
-    for name in dict.fromkeys(protocol.table for protocol in PROTOCOLS.values()):
-        protocols = [protocol.name for protocol in PROTOCOLS.values() if protocol.table == name]
-        groups = _rows([each for each in records if each.protocol in protocols])
-        if not groups:
-            continue
-        first = next(iter(groups.values()))[0]
-        samples = max(each.settings["train_samples"] for group in groups.values() for each in group)
-        of_video = first.settings["modalities"] == ["video"]
-        others = {} if first.label or not of_video else reported(first.dataset, protocols, samples)
-        brief = [_caption(groups), *([] if tables else few_videos(records)), *_seen_in_pretraining(groups)]
-        published = any(column in values for values in others.values() for column in columns(groups))
-        if published and all(_PUBLISHED not in table.brief for table in tables):
-            brief.append(_PUBLISHED)
-        lines = table_lines(groups, f"% on {first.query_split}", others)
-        tables.append(Table(groups, lines, brief, _descriptions(groups)))
-    return tables
-
-
-def few_videos(records: Sequence[Record]) -> list[str]:
-    """A warning if there are few queries, or if the gallery is so small that a metric is 100 % for any model."""
-    few = [each.queries for each in records if each.queries < _FEW_QUERIES]
-    parts = [f"only {format_range(few)} queries: the 95 % intervals are wide"] if few else []
-    full: dict[str, dict[str, None]] = {}
-    for each in records:
-        names = {name.split()[-1]: None for name, metric in each.metrics.items() if metric.chance >= 100}
-        if names:
-            small = f"the gallery has {each.gallery or each.queries} videos"
-            full.setdefault("there is one class" if each.classes == 1 else small, {}).update(names)
-    for why, names in full.items():
-        parts.append(f"{', '.join(names)}: 100 % for any model, as {why}")
-    return [f"warning: {'; '.join(parts)}; evaluate on more videos"] if parts else []
-
-
-def _sorted(records: Iterable[Record]) -> list[Record]:
-    return sorted(records, key=lambda each: (each.model != RANDOM, each.fold))
-
-
-def _rows(records: Sequence[Record]) -> dict[str, list[Record]]:
-    """Records by row. The name of a row without all folds lists those that it has."""
-    folds = {each.fold for each in records}
-    names = _names(records)
-    rows: dict[str, list[Record]] = {}
-    for each in records:
-        own = sorted({other.fold for other in records if other.weights == each.weights and other.model == each.model})
-        name = names[each.model, each.weights]
-        if set(own) != folds:
-            name += f", fold{'s' if len(own) > 1 else ''} {' '.join(map(str, own))}"
-        rows.setdefault(name, []).append(each)
-    return rows
-
-
-def _names(records: Sequence[Record]) -> dict[tuple[str, str], str]:
-    """Names of rows by model and weights.
-
-    If several weights share a name, it is completed: for random weights by the run with the same network, for others by
-    the steps, or else by a digest.
-    """
-    firsts = {(each.model, each.weights): each for each in reversed(records)}
-    names = {}
-    for (model, weights), first in firsts.items():
-        namesakes = [other for (name, _), other in firsts.items() if name == model]
-        runs = [name_of(other.checkpoint) for other in namesakes]
-        own = name_of(first.checkpoint)
-        if len(namesakes) == 1:
-            names[model, weights] = model
-        elif model == RANDOM and runs.count(own) == 1:
-            names[model, weights] = f"{RANDOM} of {own}"
-        elif [other.step for other in namesakes].count(first.step) == 1:
-            names[model, weights] = f"{model} ({first.step} steps)"
-        else:
-            names[model, weights] = f"{model} ({weights[:8]})"
-    return names
-
-
-def _caption(groups: Groups) -> str:
-    """Data, queries and gallery, and the meaning of the brackets."""
-    every = [each for records in groups.values() for each in records]
-    first = every[0]
-    folds = sorted({each.fold for each in every} - {0})
-    data = first.dataset
-    data += f", fold{'s' if len(folds) > 1 else ''} {' '.join(map(str, folds))}" if folds else ""
-    data += f", labels of the column {first.label}" if first.label else ""
-    modalities = first.settings["modalities"]
-    data += f", features of {' and '.join(modalities)}" if modalities != ["video"] else ""
-    data += f": {format_range(each.queries for each in every)} queries"
-    galleries = {each.gallery for each in every}
-    data += f" against {format_range(galleries)} videos" if max(galleries) else ""
-    noun = "class" if all(each.classes == 1 for each in every) else "classes"
-    data += f", {format_range(each.classes for each in every)} {noun}" if first.classes else ""
-    brackets = "95 % CI over folds, or over the queries of one fold" if len(folds) > 1 else "95 % CI"
-    short = {each.short for each in every}
-    repeated = (
-        f"; videos shorter than a clip, whose last frame is repeated: {format_range(short)}" if any(short) else ""
-    )
-    return f"{data}; in brackets {brackets}{repeated}"
-
-
-def _seen_in_pretraining(groups: Groups) -> list[str]:
-    """A note per model that was pretrained on some of the queries, or perhaps was."""
-    lines = []
-    for name, records in groups.items():
-        seen = {each.fold: f"up to {each.seen} of {each.queries} queries" for each in records if each.seen}
-        if seen:
-            counts = ", ".join(f"{count} of fold {fold}" if fold else count for fold, count in seen.items())
-            lines.append(f"{name} was pretrained, without labels, on {counts}")
-        elif any(each.trained_on == "unknown" and each.pretraining.dataset == each.dataset for each in records):
-            lines.append(
-                f"warning: {name} may have been pretrained on these queries: the videos or splits of "
-                f"{records[0].dataset} have changed since, or it started from other weights (--init); to be sure, "
-                "pretrain again"
-            )
-    return lines
-
-
-def _descriptions(groups: Groups) -> list[str]:
-    """Notes on the models and the details of the protocols."""
-    lines = []
-    for name, records in groups.items():
-        if records[0].model != RANDOM:
-            described = (f"{records[0].preset}, {records[0].step} steps, {records[0].checkpoint}", *records[0].notes)
-            lines.append(f"{name}: {'; '.join(described)}")
-    for protocol in dict.fromkeys(each.protocol for records in groups.values() for each in records):
-        details = {name: _details(records, protocol) for name, records in groups.items()}
-        if len(set(details.values()) - {""}) == 1:
-            lines.append(f"{protocol}: {max(details.values())}")
-        else:
-            lines += [f"{protocol} of {name}: {text}" for name, text in details.items() if text]
-    return lines
-
-
-def _details(records: Sequence[Record], protocol: str) -> str:
-    return format_details(next((each.details for each in records if each.protocol == protocol), {}))

@@ -41,17 +41,9 @@ class Clip:
         return f"{self.frames} frames{every}, {self.size}x{self.size}"
 
 
-INPUT_FIELDS = {"video": ("start", "frames", "turns", "crop_scale"), "audio": ("start", "mel_frames")}
-"""Fields of `Leaves`, besides `draws`, that determine the inputs of the video and the audio network; `gdt factors`
-compares them."""
-
-
 @dataclass
 class Leaves:
-    """What to load for each of n leaves. Transformations write these fields in turn; the loader reads them.
-
-    A new field that changes video or audio must also be added to `INPUT_FIELDS`.
-    """
+    """What to load for each of n leaves. Transformations write these fields in turn; the loader reads them."""
 
     video: np.ndarray
     """Row of the index: int64 [n]."""

@@ -76,11 +76,13 @@ def test_names_of_runs_and_how_they_are_found(command: Run, shards: Path) -> Non
     assert Pretrain(factors=factors).run_folder == Path("runs/kinetics-time_shift-i-1-modality-i-2-differs")
     assert Pretrain(shards=Path("x/mine"), seed=2).run_folder == Path("runs/mine-l-seed2")
     assert Pretrain(name="first").run_folder == Path("runs/first")
+    said = "there is no checkpoint in runs; make one with 'gdt pretrain', or set --ckpt"
+    assert sentence(command("evaluate", "--shards", shards)) == said
     done = command("pretrain", "--shards", shards, "--factors", factors, "--steps", 1)
     assert done.returncode == 0, done.stderr
-    spelled = factors.replace(" modality", "  modality").replace("video:d:4", "video:d")
-    done = command("evaluate", "--shards", shards, "--factors", spelled, "--clips", 1)
+    done = command("evaluate", "--clips", 1)
     assert done.returncode == 0 and "R@1" in done.stdout, done.stderr
+    assert "checkpoint: runs/synthetic-time_shift-i-1-modality-i-2-differs/checkpoint.pt, the latest in" in done.stdout
 
 
 def test_a_run_of_other_settings_is_replaced_only_when_asked(command: Run, shards: Path, tmp_path: Path) -> None:
@@ -199,10 +201,10 @@ def make(*typed: str, **environment: str) -> subprocess.CompletedProcess[str]:
          ["preprocess", "--dataset", "kinetics", "--source", "/a b/'c\""]),
         (["pretrain"], ["pretrain"]),
         (["pretrain", "FACTORS=video:d x:i:2", "ARGS=--lr 3"], ["pretrain", "--factors", "video:d x:i:2", "--lr", "3"]),
-        (["eval", "DATASET=x", "PRESET=e", "SEED=2"],
-         ["evaluate", "--dataset", "x", "--preset", "e", "--run-seed", "2"]),
+        (["eval", "DATASET=x", "CKPT=runs/x-e", "SEED=2"],
+         ["evaluate", "--dataset", "x", "--ckpt", "runs/x-e", "--seed", "2"]),
         (["eval-ucf", "CKPT=a.pt b.pt", "SEED=2"],
-         ["evaluate", "--dataset", "ucf101", "--pretrained-on", "kinetics", "--protocols", "finetune", "retrieval",
+         ["evaluate", "--dataset", "ucf101", "--protocols", "finetune", "retrieval",
           "few-shot", "linear", "--ckpt", "a.pt", "b.pt", "--seed", "2"]),
         (["embed", "SOURCE=/v"], ["embed", "--source", "/v"]),
         (["report", "ARGS=--runs x"], ["report", "--runs", "x"]),

@@ -39,9 +39,10 @@ found = gdt.evaluate(run.checkpoint, clips=1)
 print(sorted({row["model"] for row in found.rows}), {path.is_file() for path in found.tables.values()})
 other = gdt.pretrain("shards/mine", "tiny", preset="e", batch_size=2, steps=1, out="runs/other")
 again = gdt.evaluate(other.checkpoint, clips=1, random_weights="exclude")
-assert {row["model"] for row in again.rows} == {"random weights", "other"} and "evaluated by earlier" in again.text
+assert {row["model"] for row in again.rows} == {"other"}
+assert all(name in again.text for name in ("random weights", "e  ", "other"))
 table = found.tables["txt"].read_text().splitlines()[0]
-assert found.text.startswith(table) and table.startswith("% on test")
+assert found.text.startswith(table) and "queries" in table
 
 model = gdt.load(run.checkpoint)
 features = model.embed("mine", clips=2, workers=1)

@@ -14,7 +14,7 @@ import torch
 from benchmarks.gpu import MEAN, NEARLY_ALL, levels
 from gdt.eval.downstream import downstream
 from gdt.eval.extract import extract
-from gdt.eval.record import read
+from gdt.eval.results import RESULTS, read
 from gdt.eval.settings import Downstream
 from gdt.pipeline import presets
 from gdt.pipeline.colour import Pixels
@@ -148,7 +148,7 @@ def test_finetuning_and_recall_on_a_gpu(shards: Path, tmp_path: Path) -> None:
         clips_per_epoch=2, clips=2, random_weights="exclude", jobs=1, out=tmp_path / "eval",
     )  # fmt: skip
     assert "finetune top-1" in downstream(settings)
-    results = read(tmp_path / "eval" / "results.json")
+    results = read(tmp_path / "eval" / RESULTS)
     expected = "bfloat16" if DEVICE == "cuda" else "float32"
     assert {result.details["precision"] for result in results} == {expected} and len(results) == 5
     trained, index = load_model(path), Index.open(shards)

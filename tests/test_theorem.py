@@ -7,7 +7,7 @@ from math import prod
 import numpy as np
 import pytest
 
-from gdt.eval.show_tree import toy
+from gdt.eval.show import toy
 from gdt.pipeline import presets
 from gdt.pipeline.composition import Contrast, contrast, weight
 from gdt.pipeline.notation import parse

@@ -90,6 +90,15 @@ def require_checkpoint(path: Path) -> Path:
     return path
 
 
+def latest_checkpoint() -> Path:
+    """The checkpoint in runs/<run> that was written last. Raises UserError if there is none."""
+    paths = sorted(Path("runs").glob(f"*/{CHECKPOINT}"), key=lambda path: path.stat().st_mtime)
+    if not paths:
+        raise UserError("there is no checkpoint in runs; make one with 'gdt pretrain', or set --ckpt")
+    print(f"checkpoint: {paths[-1]}, the latest in runs (--ckpt takes another)", flush=True)
+    return paths[-1]
+
+
 def parse_arguments(arguments: Sequence[str]) -> Pretrain:
     """The settings of a command line. Exits like `common.commandline.parse`."""
     config, size = value_of("--config", arguments), value_of("--size", arguments)

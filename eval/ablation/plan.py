@@ -1,8 +1,7 @@
-"""The runs of an ablation: rows x seeds, with equal videos, equal compute, or both."""
+"""The runs of an ablation: rows x seeds, with equal videos or equal compute."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,22 +10,20 @@ from typing import Any
 from gdt.common import serialization
 from gdt.common.errors import UserError
 from gdt.common.gpu import default_size
-from gdt.eval import record
 from gdt.eval.ablation.settings import Ablation
-from gdt.eval.protocols import FORMAT, PROTOCOLS
-from gdt.eval.record import RANDOM, Record
+from gdt.eval.protocols import PROTOCOLS, conditions
+from gdt.eval.results import RANDOM, Result
 from gdt.eval.settings import Downstream
-from gdt.eval.subjects import folds, gallery_split, held_out, official_folds
+from gdt.eval.subjects import Data, folds, gallery_split, held_out, official_folds
 from gdt.pipeline.shards.index import Index, fingerprint
 from gdt.pipeline.shards.layout import shard_folder
 from gdt.train.flops import step_flops
+from gdt.train.models.gdt import any_device
 from gdt.train.run import to_json
 from gdt.train.settings import SIZES, Pretrain
 
 REFERENCE = "l"
 """The row whose FLOPs every row gets with --equal compute: the paper's best."""
-_DONE = "done.json"
-"""In the folder of a run: its finished commands and the data that they read."""
 
 
 @dataclass(frozen=True)
@@ -37,12 +34,10 @@ class Run:
     pretraining: Pretrain
     steps: int
     evaluation: Downstream
-    inputs: tuple[str, ...]
-    """Checksums of the shards, and of gallery, queries and their labels."""
+    conditions: frozenset[str]
+    """Conditions of the results of its evaluation."""
     equal: str
     """What all rows share, as text."""
-    tflop: float
-    """Of the pretraining."""
 
     @property
     def folder(self) -> Path:
@@ -55,25 +50,19 @@ class Run:
         return [["pretrain", to_json(self.pretraining)], *evaluate]
 
     @property
-    def done(self) -> tuple[Path, str]:
-        """The file that says that the commands are finished, and its content then."""
-        return self.folder / _DONE, json.dumps([FORMAT, *self.inputs, *self.commands])
+    def marker(self) -> Path:
+        """A file that holds the settings of its pretraining once it is finished."""
+        return self.folder / "done.json"
 
-    @property
-    def is_done(self) -> bool:
-        path, content = self.done
-        results = not self.evaluation.protocols or (self.folder / "eval" / "results.json").is_file()
-        return results and path.is_file() and path.read_text() == content
-
-    def records(self) -> list[Record]:
-        """The results of its final weights and of random weights; empty before the evaluation."""
-        path = self.folder / "eval" / "results.json"
-        every = record.read(path) if path.is_file() and self.evaluation.protocols else []
-        return [
-            replace(each, equal=self.equal, tflop=0.0 if each.preset == RANDOM else self.tflop)
-            for each in every  # which may also be of earlier steps, or of random weights before another row had them
-            if each.step == self.steps or (each.preset == RANDOM and self.evaluation.random_weights == "include")
-        ]
+    def is_done(self, results: Sequence[Result]) -> bool:
+        """Whether it was trained with the same settings, and evaluated after its last step."""
+        if not self.marker.is_file() or self.marker.read_text() != self.commands[0][1]:
+            return False
+        own = {each.conditions for each in results if each.model == self.folder.name and each.step == self.steps}
+        if self.evaluation.random_weights == "include":
+            seed = self.pretraining.seed
+            own &= {each.conditions for each in results if each.model == RANDOM and each.seed == seed}
+        return own >= self.conditions
 
 
 def plan(settings: Ablation) -> list[Run]:
@@ -84,9 +73,6 @@ def plan(settings: Ablation) -> list[Run]:
     rows = {row: _pretraining(settings, shards, row) for row in settings.rows}
     trained, equal = equalise(settings, rows, index)
     evaluation = _evaluation(settings, shards, index)
-    columns = evaluation.labels if any(PROTOCOLS[name].labels for name in evaluation.protocols) else ()
-    parts = [part for name in columns for part in folds(evaluation, index.labelled(name), settings.query_split)]
-    inputs = fingerprint(index), *(part.digest for part in parts)
     modalities = {row: run.composition.modalities for row, run in rows.items()}
     baseline = max(rows, key=lambda row: len(modalities[row]))  # whose untrained networks are evaluated, too
     first = next(run for row, run in trained if row == baseline)
@@ -100,17 +86,30 @@ def plan(settings: Ablation) -> list[Run]:
                 name for name in evaluation.protocols if not PROTOCOLS[name].pairs or len(modalities[row]) > 1
             )
             of_row = replace(
-                evaluation, ckpt=(own.run_folder,), out=own.run_folder / "eval", protocols=protocols,
+                evaluation, ckpt=(own.run_folder,), out=settings.folder, protocols=protocols, tables=False,
                 random_weights="include" if run == first else "exclude",
                 word2vec=run.word2vec if "cross-modal" in protocols else None,
             )  # fmt: skip
-            runs.append(Run(row, own, steps, of_row, inputs, equal, steps * step_flops(own, index.bands) / 1e12))
+            runs.append(Run(row, own, steps, of_row, _conditions(of_row, index), equal))
     if not any(run.evaluation.protocols for run in runs):
         raise UserError(
             f"nothing can compare the rows {' '.join(rows)}: recall between modalities needs a row of two; add one, "
             "or labels (labels.csv)"
         )
     return runs
+
+
+def _conditions(evaluation: Downstream, index: Index) -> frozenset[str]:
+    """The conditions of an evaluation's results. Raises UserError if a split has no labels."""
+    found, device = set(), any_device().type
+    data = Data(evaluation.dataset, index, fingerprint(index), evaluation.query_split)
+    for label in evaluation.labels:
+        own, of_label = replace(evaluation, label=label), replace(data, index=index.labelled(label))
+        for name in evaluation.protocols:
+            labels = PROTOCOLS[name].labels
+            parts = folds(own, of_label.index, data.split) if labels else [held_out(index, data.split)]
+            found |= {conditions(own, name, of_label, part, device) for part in parts}
+    return frozenset(found)
 
 
 def equalise(settings: Ablation, rows: Mapping[str, Pretrain], index: Index) -> tuple[list[tuple[str, Pretrain]], str]:

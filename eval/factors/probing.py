@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 from sklearn.linear_model import LogisticRegression
+from sklearn.model_selection import PredefinedSplit, cross_val_predict
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from threadpoolctl import threadpool_limits
@@ -15,7 +16,7 @@ from gdt.common.errors import UserError
 from gdt.common.streams import Stream, generator
 from gdt.eval.factors.settings import FOLDS
 from gdt.eval.metrics import Metric, clustered, jackknife
-from gdt.eval.retrieval import nearest, unit
+from gdt.eval.retrieval import unit
 
 _SAME = 1e-6
 """Distances between unit vectors below this are rounding errors."""
@@ -56,26 +57,9 @@ def probe_accuracy(features: np.ndarray, seed: int) -> Metric:
     The probe is a logistic regression on standardised features. All clips and values of a video are in the same fold.
     """
     n, s, k, d = features.shape
-    fold = assign_folds(n, seed)
-    values = np.broadcast_to(np.arange(k), (n, s, k))
-    right = np.zeros((n, s, k), bool)
-    for number in range(FOLDS):
-        test = fold == number
-        probe = make_pipeline(StandardScaler(), LogisticRegression(C=_C, max_iter=300, tol=1e-3))
-        with threadpool_limits(1):  # as in `linear_probe`
-            probe.fit(features[~test].reshape(-1, d), values[~test].reshape(-1))
-        right[test] = probe.predict(features[test].reshape(-1, d)).reshape(-1, s, k) == values[test]
-    return clustered(right.reshape(n, -1), 100 / k, cross_validated=True)
-
-
-def assign_folds(videos: int, seed: int) -> np.ndarray:
-    """The fold of each video, of nearly equal sizes: int64 [videos]."""
-    return generator(Stream.FACTOR_FOLDS, seed).permutation(videos) % FOLDS
-
-
-def video_accuracy(features: np.ndarray) -> Metric:
-    """Share of clips whose nearest clip at the other time, by cosine, is of the same video; features [n, 2, 1, d]."""
-    first, second = features[:, 0, 0], features[:, 1, 0]
-    index = np.arange(len(first))
-    right = np.stack([nearest(a, b, 1)[:, 0] == index for a, b in ((first, second), (second, first))], 1)
-    return clustered(right, 100 / len(first), cross_validated=False)
+    x, values = features.reshape(-1, d), np.tile(np.arange(k), n * s)
+    fold = np.repeat(generator(Stream.FACTOR_FOLDS, seed).permutation(n) % FOLDS, s * k)
+    probe = make_pipeline(StandardScaler(), LogisticRegression(C=_C, max_iter=300, tol=1e-3))
+    with threadpool_limits(1):  # as in `linear_probe`
+        answers = cross_val_predict(probe, x, values, cv=PredefinedSplit(fold))
+    return clustered((answers == values).reshape(n, -1), 100 / k)

@@ -6,18 +6,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gdt.common.errors import require_positive
-from gdt.eval.of_run import OfRun
 
 FOLDS = 5
 """Of the probe's cross-validation over videos."""
 
 
 @dataclass(frozen=True)
-class Factors(OfRun):
+class Factors:
     """Measure how far each factor moves the features, and how well a linear probe reads it off them."""
 
     ckpt: tuple[Path, ...] = ()
-    """Checkpoints or external weights, a table each; default: that of one run."""
+    """Checkpoints or external weights, compared in a table; default: the latest in runs."""
     dataset: str = ""
     """Preprocessed data set; default: that of the first checkpoint."""
     shards: Path | None = None
@@ -32,6 +31,5 @@ class Factors(OfRun):
     """Folder of results; default: runs/factors-<dataset>."""
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         require_positive(self, "", "videos", least=FOLDS, why="at least one per fold of the probe's cross-validation")
         require_positive(self, "", "seed", least=0)

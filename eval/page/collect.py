@@ -9,14 +9,12 @@ from pathlib import Path
 from typing import TypeVar
 
 from gdt.common.errors import UserError, first_line
-from gdt.eval import record, runs
-from gdt.eval.record import RANDOM, Record
+from gdt.eval import results, runs
+from gdt.eval.results import RANDOM, RESULTS, Result
 from gdt.eval.runs import Run
-from gdt.train import checkpoint
-from gdt.train.run import METRICS
+from gdt.train.run import CHECKPOINT, METRICS
 
 T = TypeVar("T")
-_RESULTS = "results.json"
 
 
 @dataclass
@@ -25,7 +23,7 @@ class Model:
 
     name: str
     checkpoint: Path
-    results: list[Record] = field(default_factory=list)
+    results: list[Result] = field(default_factory=list)
 
     @property
     def score(self) -> float:
@@ -39,7 +37,7 @@ class Collected:
 
     runs: list[Run]
     """Last started first."""
-    results: dict[Path, list[Record]]
+    results: dict[Path, list[Result]]
     """By folder."""
     models: list[Model]
     """The best first."""
@@ -53,17 +51,25 @@ def collect(root: Path) -> Collected:
     folders = sorted(path.parent for path in root.rglob(METRICS))
     found = [attempt(str(folder), unread, partial(runs.read, folder, root)) for folder in folders]
     logged = sorted(filter(None, found), key=lambda run: run.started, reverse=True)
-    homes = sorted(path.parent for path in root.rglob(_RESULTS))
-    outermost = [home for home in homes if {*homes}.isdisjoint(home.parents)]  # an ablation repeats those of its runs
-    read = {home: attempt(str(home), unread, partial(record.read, home / _RESULTS)) for home in outermost}
-    results = {home: rows for home, rows in read.items() if rows}
-    if not logged and not results:
+    found_results = {path.parent: latest(results.read(path)) for path in sorted(root.rglob(RESULTS))}
+    found_results = {home: rows for home, rows in found_results.items() if rows}
+    if not logged and not found_results:
         broken = f"{'; '.join(unread)}; " if unread else ""
         raise UserError(
             f"{root} has no runs or evaluations; {broken}set --runs to the folder of your runs, or start one with 'gdt "
             "pretrain'"
         )
-    return Collected(logged, results, _models(logged, results), unread)
+    return Collected(logged, found_results, _models(logged, found_results), unread)
+
+
+def latest(rows: list[Result]) -> list[Result]:
+    """The results under the conditions that a protocol was evaluated under last, by data, labels, fold and words."""
+
+    def of(row: Result) -> tuple[str, ...]:
+        return row.protocol, row.dataset, row.label, str(row.fold), row.words
+
+    last = {of(row): row.conditions for row in rows}
+    return [row for row in rows if last[of(row)] == row.conditions]
 
 
 def attempt(what: str, unread: list[str], make: Callable[[], T]) -> T | None:
@@ -76,12 +82,12 @@ def attempt(what: str, unread: list[str], make: Callable[[], T]) -> T | None:
         return None
 
 
-def _models(logged: Sequence[Run], results: dict[Path, list[Record]]) -> list[Model]:
+def _models(logged: Sequence[Run], results: dict[Path, list[Result]]) -> list[Model]:
     """All models whose checkpoint is there."""
-    models = {run.folder.resolve(): Model(run.name, run.folder / checkpoint.NAME) for run in logged}
+    models = {run.folder.resolve(): Model(run.name, run.folder / CHECKPOINT) for run in logged}
     for row in (row for rows in results.values() for row in rows if row.model != RANDOM):
         path = row.checkpoint.resolve()
-        home = path.parent if path.name == checkpoint.NAME else path
+        home = path.parent if path.name == CHECKPOINT else path
         models.setdefault(home, Model(row.model, path)).results.append(row)
     there = (model for model in models.values() if model.checkpoint.is_file() or model.checkpoint.is_dir())
     return sorted(there, key=lambda model: (-model.score, model.name))

@@ -6,13 +6,13 @@ from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
-from matplotlib.axes import Axes
+from matplotlib import rc_context
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from gdt.common.streams import Stream, generator
 from gdt.eval.deviation import CLIPS, Deviation
-from gdt.eval.drawing import COLOURS, data_uri, mark, picture
+from gdt.eval.drawing import COLOURS, STYLE, data_uri, mark, picture
 from gdt.eval.examples import Found
 from gdt.eval.planes import planes
 from gdt.eval.runs import Run, smooth
@@ -43,23 +43,21 @@ def thumbnails(found: Found) -> list[list[dict[str, str]]]:
     ]
 
 
+@rc_context(STYLE)
 def curves(runs: Sequence[Run]) -> str:
     """Learning curves of runs on a data set: moving means of what is logged, and probes."""
     probes = dict.fromkeys(name for run in runs for name in run.probes if name.endswith(" R@1"))
     titles = _TITLES | {name: f"probe: {name}, %" for name in probes}
     down = -(-len(titles) // 3)
-
-    def draw(figure: Figure) -> None:
-        for axes, (name, title) in zip(figure.subplots(down, 3, squeeze=False).flat, titles.items(), strict=False):
-            for k, run in enumerate(runs):
-                steps, values = _curve(run, name)
-                axes.plot(steps, values, **mark(k), markersize=4, markevery=max(1, len(steps) // 6), linewidth=1.4)
-            axes.set(xlabel="step", title=title)
-        for axes in figure.axes[len(titles) :]:
-            axes.set_visible(False)
-        _legend(figure, [run.name for run in runs])
-
-    return picture(draw, 12, 3 * down + 0.25 * -(-len(runs) // 5))
+    figure = Figure(figsize=(12, 3 * down + 0.25 * -(-len(runs) // 5)), layout="constrained")
+    for axes, (name, title) in zip(figure.subplots(down, 3, squeeze=False).flat, titles.items(), strict=False):
+        for k, run in enumerate(runs):
+            steps, values = _curve(run, name)
+            axes.plot(steps, values, **mark(k), markersize=4, markevery=max(1, len(steps) // 6), linewidth=1.4)
+        axes.set(xlabel="step", title=title)
+    for axes in figure.axes[len(titles) :]:
+        axes.set_visible(False)
+    return _with_legend(figure, [run.name for run in runs])
 
 
 def _curve(run: Run, name: str) -> tuple[np.ndarray, np.ndarray]:
@@ -71,6 +69,7 @@ def _curve(run: Run, name: str) -> tuple[np.ndarray, np.ndarray]:
     return run.metrics["step"][::every], values[::every]
 
 
+@rc_context(STYLE)
 def maps(found: Found) -> str:
     """PCA and t-SNE of features, with a mark for each of the most frequent labels."""
     chosen = np.sort(generator(Stream.FIGURES).permutation(len(found.features))[:_POINTS])
@@ -79,19 +78,17 @@ def maps(found: Found) -> str:
     common = sorted(name for name, _ in Counter(sorted(map(str, label))).most_common(len(COLOURS)))
     share = " and ".join(f"{100 * each:.0f} %" for each in flat.variance)
     titles = (f"PCA: {share} of the variance", f"t-SNE, perplexity {flat.perplexity:.3g}")
-
-    def draw(figure: Figure) -> None:
-        for axes, title, positions in zip(figure.subplots(1, 2), titles, (flat.pca, flat.tsne), strict=True):
-            for k, name in enumerate(common):
-                axes.plot(*positions[label == name].T, linestyle="", markersize=5, alpha=0.8, **mark(k))
-            axes.plot(*positions[~np.isin(label, common)].T, ".", markersize=3, color="#7f7f7f")
-            axes.set_title(title)
-            axes.set_axis_off()
-        _legend(figure, common)
-
-    return picture(draw, 9, 4.5)
+    figure = Figure(figsize=(9, 4.5), layout="constrained")
+    for axes, title, positions in zip(figure.subplots(1, 2), titles, (flat.pca, flat.tsne), strict=True):
+        for k, name in enumerate(common):
+            axes.plot(*positions[label == name].T, linestyle="", markersize=5, alpha=0.8, **mark(k))
+        axes.plot(*positions[~np.isin(label, common)].T, ".", markersize=3, color="#7f7f7f")
+        axes.set_title(title)
+        axes.set_axis_off()
+    return _with_legend(figure, common)
 
 
+@rc_context(STYLE)
 def histograms(found: Deviation) -> str:
     """Histograms of deviations, with their medians and those of random weights."""
     names = [
@@ -99,20 +96,19 @@ def histograms(found: Deviation) -> str:
         for name, values in found.own.items()
     ]
     edges = np.linspace(0, 1.02 * max(float(each.max()) for each in found.own.values()) or 1.0, 31)
-
-    def draw(figure: Figure) -> None:
-        axes: Axes = figure.subplots()
-        for k, values in enumerate(found.own.values()):
-            share = np.histogram(values, edges)[0] * (100 / len(values))
-            axes.stairs(share, edges, color=COLOURS[k], linewidth=1.3)
-            axes.plot((edges[share.argmax()] + edges[share.argmax() + 1]) / 2, share.max(), **mark(k))
-        axes.set(xlabel="standard deviation of features, mean over dimensions", ylabel="share, %", ylim=(0, None))
-        axes.set_title(f"{found.videos} videos, {CLIPS} clips each")
-        _legend(figure, names, 1)
-
-    return picture(draw, 6, 4)
+    figure = Figure(figsize=(6, 4), layout="constrained")
+    axes = figure.subplots()
+    for k, values in enumerate(found.own.values()):
+        share = np.histogram(values, edges)[0] * (100 / len(values))
+        axes.stairs(share, edges, color=COLOURS[k], linewidth=1.3)
+        axes.plot((edges[share.argmax()] + edges[share.argmax() + 1]) / 2, share.max(), **mark(k))
+    axes.set(xlabel="standard deviation of features, mean over dimensions", ylabel="share, %", ylim=(0, None))
+    axes.set_title(f"{found.videos} videos, {CLIPS} clips each")
+    return _with_legend(figure, names, 1)
 
 
-def _legend(figure: Figure, names: Sequence[str], columns: int = 5) -> None:
+def _with_legend(figure: Figure, names: Sequence[str], columns: int = 5) -> str:
+    """The picture of a figure, with a legend of the marks of some names."""
     handles = [Line2D([], [], linestyle="", **mark(k)) for k in range(len(names))]
     figure.legend(handles, list(names), loc="outside lower left", ncols=columns)
+    return picture(figure)

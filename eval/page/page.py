@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,15 +11,14 @@ from tqdm import tqdm
 
 from gdt.common.files import write_text
 from gdt.eval import runs
-from gdt.eval.ablation.compare import table_of
 from gdt.eval.deviation import deviation
 from gdt.eval.drawing import data_uri
 from gdt.eval.examples import by_features, by_sound
 from gdt.eval.page.collect import Model, attempt, collect
 from gdt.eval.page.figures import CURVES, curves, histograms, maps, thumbnails
 from gdt.eval.page.settings import Report
-from gdt.eval.record import RANDOM, Record
-from gdt.eval.tables import Table, build_tables, by_direction
+from gdt.eval.results import Result
+from gdt.eval.tables import pivot
 from gdt.pipeline.shards.index import Index
 from gdt.train.checkpoint import load_model
 
@@ -38,11 +36,10 @@ def report(settings: Report) -> Path:
         loader=jinja2.PackageLoader("gdt.eval.page", ""), autoescape=True, trim_blocks=True, lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )  # fmt: skip
-    environment.filters["by_direction"] = by_direction
     text = environment.get_template("page.html.j2").render(
         root=settings.runs,
         results=[
-            (folder, attempt(str(folder), unread, partial(tables, rows)) or [], bars(folder))
+            (folder, attempt(str(folder), unread, partial(pivot, rows, bool(bars(folder)))) or [], bars(folder))
             for folder, rows in found.results.items()
         ],
         models=[examples(model, settings.runs) for model in tqdm(shown, "report", unit="model")],
@@ -57,17 +54,6 @@ def report(settings: Report) -> Path:
     )
     write_text(settings.path, text)
     return settings.path
-
-
-def tables(records: Sequence[Record]) -> list[Table]:
-    """Tables of the results in a folder, by column of labels; of an ablation by row, without and with text."""
-    of_ablation = any(row.equal for row in records)
-    groups: dict[tuple[Any, ...], list[Record]] = {}
-    for row in records:
-        groups.setdefault((row.label, bool(row.words) and of_ablation), []).append(row)
-    if not of_ablation:
-        return [table for group in groups.values() for table in build_tables(group)]
-    return [table_of(group) for group in groups.values() if any(row.model != RANDOM for row in group)]
 
 
 def bars(folder: Path) -> str:
@@ -97,5 +83,5 @@ def examples(model: Model, root: Path) -> dict[str, Any]:
     return parts
 
 
-def _of_video(row: Record) -> bool:
+def _of_video(row: Result) -> bool:
     return row.settings["modalities"] == ["video"]

@@ -37,7 +37,7 @@ from gdt.pipeline.composition import Composition
 from gdt.pipeline.loader import Batch, Loader
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.shards.layout import INDEX
-from gdt.train.checkpoint import Trained, load_model, load_trained
+from gdt.train.checkpoint import Trained, load_trained
 from gdt.train.distributed import require_gpus
 from gdt.train.loss import gdt_loss
 from gdt.train.models.gdt import GDT, any_device
@@ -131,28 +131,18 @@ def evaluate(checkpoints: Paths, shards: str | Path | None = None, **settings: A
     `settings` are fields of `gdt.eval.settings.Downstream`. `shards` default to those of the first model's
     pretraining; if given, the data set is named after their folder. `out` defaults to runs/eval-<dataset>.
     """
-    from gdt.eval import record
-    from gdt.eval.downstream import downstream
+    from gdt.eval import downstream
+    from gdt.eval.results import rows
     from gdt.eval.settings import Downstream
-    from gdt.eval.subjects import name_of
 
     paths = _paths(checkpoints)
     if not paths:
         raise UserError("checkpoints is empty; give one or more")
     dataset = settings.get("dataset") or (Path(shards).name if shards else "")
-    out = Path("runs") / f"eval-{dataset or load_model(paths[0]).settings.dataset}"
-    full = _with(Downstream(paths, dataset, Path(shards) if shards else None), settings)
-    if not full.tables:
-        raise UserError("tables must not be False: the results are read from the tables")
-    text, out = downstream(full), full.out or out
-    tables = {"txt": out / "table.txt", "tex": out / "table.tex", "csv": out / "results.csv"}
-    every = record.read(out / "results.json")  # also has models of earlier calls
-    random = [each for each in every if each.model == record.RANDOM]
-    names = {name_of(path) for path in paths}
-    asked = [each for each in every if each.model != record.RANDOM and name_of(each.checkpoint) in names]
-    networks = [each.pretraining.network for each in asked or random]
-    random = [each for each in random if each.pretraining.network in networks]
-    return Evaluated(tuple(record.rows([*random, *asked])), text, tables)
+    found = downstream.evaluate(_with(Downstream(paths, dataset, Path(shards) if shards else None), settings))
+    asked = [each for each in found.results if (each.model, each.weights) in found.models]
+    tables = {"txt": found.out / "table.txt", "tex": found.out / "table.tex", "csv": found.out / "results.csv"}
+    return Evaluated(tuple(rows(asked)), found.text, tables)
 
 
 def _paths(given: Paths) -> tuple[Path, ...]:

@@ -59,11 +59,9 @@ COMMANDS = {
     "export": Command("gdt.eval.export:Export", "gdt.eval.export:export", "write weights for other programs"),
     "report": Command("gdt.eval.page.settings:Report", "gdt.eval.page.page:command", "write one page of all runs"),
     "show-batch": Command(
-        "gdt.eval.show_batch:ShowBatch", "gdt.eval.show_batch:show_batch", "draw the clips of one video of a batch"
+        "gdt.eval.show:ShowBatch", "gdt.eval.show:show_batch", "draw the clips of one video of a batch"
     ),
-    "show-tree": Command(
-        "gdt.eval.show_tree:ShowTree", "gdt.eval.show_tree:show_tree", "draw a composition and its pairs"
-    ),
+    "show-tree": Command("gdt.eval.show:ShowTree", "gdt.eval.show:show_tree", "draw a composition and its pairs"),
 }  # fmt: skip
 _HELP = "\n".join([
     "usage: gdt <command> [options]", "", "Pretrain video and audio networks on compositions of transformations.", "",

@@ -17,20 +17,18 @@ from gdt.common.errors import UserError
 from gdt.common.serialization import from_dict
 from gdt.eval.ablation import plan as planning
 from gdt.eval.ablation import runs
-from gdt.eval.ablation.compare import first_metrics, table_of
 from gdt.eval.ablation.plan import plan
 from gdt.eval.ablation.runs import ablation, logged_steps
 from gdt.eval.ablation.settings import Ablation
 from gdt.eval.downstream import downstream
 from gdt.eval.metrics import Metric, over_seeds
-from gdt.eval.record import RANDOM, read
+from gdt.eval.results import RANDOM, RESULTS, read
 from gdt.eval.settings import Downstream
 from gdt.pipeline.shards.index import Index
 from gdt.train.flops import training_flops
 from gdt.train.pretrain import pretrain
 from gdt.train.run import METRICS
 from gdt.train.settings import Pretrain
-from tests.eval.test_record import ROW
 from tests.tamper import annotate
 
 CUSTOM = "video:d modality:i:2:differs augmentation:i:1"
@@ -75,30 +73,27 @@ def test_finished_rows_are_not_run_again(
     for name in ("random weights", "row a: video", "row l: video-audio, shift d, reversal i", "chance"):
         assert name in summary and name in (tmp_path / "table.txt").read_text()
     assert "R@20" in (tmp_path / "table.txt").read_text() and "R@20" not in summary
-    results = read(tmp_path / "results.json")
-    assert [(row.preset, row.protocol) for row in results] == [
-        (preset, protocol) for preset in ("a", RANDOM, "l") for protocol in ("retrieval", "few-shot")
-    ]
+    found = {(row.preset, row.protocol) for row in read(tmp_path / RESULTS)}
+    assert found == {(preset, protocol) for preset in ("a", RANDOM, "l") for protocol in ("retrieval", "few-shot")}
     assert Image.open(tmp_path / "table.png").width > 200 and (tmp_path / "results.csv").is_file()
     done.clear()
     capsys.readouterr()
     assert ablation(first) == summary and not done
     assert "0 of 2 runs left" in capsys.readouterr().out
-    # a new row does not run the others again; without it, it is not in the table
-    assert "row e" in ablation(replace(first, rows=("a", "l", "e"))) and kinds(done) == ["pretrain", "evaluate"]
+    # a new row does not run the others again, and they stay in the table
+    more = ablation(replace(first, rows=("e",)))
+    assert all(f"row {row}" in more for row in "ael") and kinds(done) == ["pretrain", "evaluate"]
+    # another evaluation trains no step, and has a table of its own
     done.clear()
-    assert ablation(first) == summary and not done
-    # another evaluation trains no step
-    ablation(replace(first, rows=("a",), clips=3))
+    text = ablation(replace(first, rows=("a",), clips=3))
+    assert "row l" not in text.partition("rows: ")[0]
     assert kinds(done) == ["pretrain", "evaluate"] and logged_steps(tmp_path / "a-1" / METRICS) == 2
-    # more steps continue, fewer are an error of pretraining
-    ablation(replace(first, rows=("a",), steps=3))
-    assert {row.step for row in read(tmp_path / "results.json") if row.preset != RANDOM} == {3}
-    with pytest.raises(UserError, match="3 steps are done, more than the requested 2"):
-        ablation(replace(first, rows=("a",)))
-    # a results file that is gone is computed again
+    # more steps continue; both lengths are in the table
+    text = ablation(replace(first, rows=("a",), steps=3))
+    assert "row a: video, 2 steps" in text and "row a: video, 3 steps" in text
+    # results that are gone are computed again
     done.clear()
-    (tmp_path / "l-1" / "eval" / "results.json").unlink()
+    (tmp_path / RESULTS).unlink()
     ablation(replace(first, rows=("l",)))
     assert kinds(done) == ["pretrain", "evaluate"]
 
@@ -116,9 +111,10 @@ def test_label_columns_have_a_table_each(
     text = ablation(given)
     assert sent(done, "pretrain", "preset")[:2] == ["e", "l"] and sent(done, "pretrain", "factors")[:2] == ["", CUSTOM]
     assert {*sent(done, "evaluate", "label")} == {"label,parity"}
-    assert text.count("videos seen    compute") == text.count("linear top-1") == 2
-    assert text.count("of the label column parity") == 1 and text.count("features should distinguish") == 1
-    assert text.count(CUSTOM) >= 2 and "in brackets 95 % intervals over seeds" in text.replace("\n  ", " ")
+    heads = [line.replace("% on test", "").split() for line in text.splitlines() if "% on test" in line]
+    assert heads == [["videos", "seen", "compute", *metric] for metric in [["R@1"]] * 2 + [["linear", "top-1"]] * 2]
+    assert text.count("labels of the column parity") == 2 and text.count("features should distinguish") == 1
+    assert text.count(CUSTOM) == 4 and "95 % intervals over seeds" in text
 
 
 def test_videos_without_labels_or_without_sound(
@@ -146,26 +142,24 @@ def test_fold_1_is_evaluated_and_changed_labels_again(done: list[list[str]], sha
     annotate(folder, folds=[f"{split},{swapped.get(split, split)}" for split in index.split])
     given = settings(folder, tmp_path / "out", rows=("a",))
     ablation(given)
-    table = (tmp_path / "out" / "table.txt").read_text()
-    assert table.startswith("equal videos: 2 videos per step, 2 steps\n% on test, fold 1")
-    assert "12 queries against a gallery of 24 videos, 3 classes" in table
-    before = read(tmp_path / "out" / "results.json")
-    assert {(row.fold, row.queries, row.trained_on) for row in before} == {(1, 12, "others")}
+    assert "fold 1: 12 queries against 24 videos of 3 classes" in (tmp_path / "out" / "table.txt").read_text()
+    before = read(tmp_path / "out" / RESULTS)
+    assert {(row.fold, row.queries, row.seen) for row in before} == {(1, 12, 0)}
 
     annotate(folder, label=[min(label, index.classes[1]) for label in index.label])
     done.clear()
     ablation(given)
     assert kinds(done) == ["pretrain", "evaluate"] and logged_steps(tmp_path / "out" / "a-1" / METRICS) == 2
-    assert [row.classes for row in read(tmp_path / "out" / "results.json")] == [2] * 4
+    assert "of 2 classes" in (tmp_path / "out" / "table.txt").read_text()
     done.clear()
     ablation(given)
     assert not done
 
     # the other fold tests the videos that pretraining has used
     text = downstream(Downstream((tmp_path / "out" / "a-1",), clips=1, protocols=("retrieval",), out=tmp_path / "eval"))
-    assert "a-1 was pretrained, without labels, on up to 24 of 24 queries of fold 2" in text
-    rows = [row for row in read(tmp_path / "eval" / "results.json") if row.preset != RANDOM]
-    assert [(row.fold, row.trained_on, row.seen) for row in rows] == [(1, "others", 0), (2, "these", 24)]
+    assert "a-1 was pretrained, without labels, on up to 24 queries" in text
+    rows = [row for row in read(tmp_path / "eval" / RESULTS) if row.preset != RANDOM]
+    assert [(row.fold, row.seen) for row in rows] == [(1, 0), (2, 24)]
 
 
 def test_bad_settings(tmp_path: Path, shards: Path) -> None:
@@ -189,8 +183,8 @@ def test_a_split_without_videos_is_refused_before_training(
 ) -> None:
     for split, folds, message in (
         ("test", "", "is in the split 'train'; set --split to test"),
-        ("train", "", r"has no held-out videos \(split 'test'\); repeat 'gdt preprocess' with --test 0.1"),
-        ("train", "train,test", "has no held-out videos .* more of the videos on its official lists"),
+        ("train", "", "has no videos in the split 'test', only in train; .* with --test 0.1"),
+        ("train", "train,test", "has no videos in the split 'test', only in train"),
     ):
         every = {"split": np.full(len(index), split, object), "folds": np.full(len(index), folds, object)}
         monkeypatch.setattr(Index, "open", lambda _, every=every: replace(index, **every))
@@ -223,31 +217,26 @@ def test_a_default_is_lowered_to_the_videos_for_all_rows(
     assert [run.pretraining.batch_size for run in planned] == [14, 14] and "14 videos per step" in planned[0].equal
 
 
-def test_equal_videos_and_equal_compute_share_runs_and_may_share_a_table(
+def test_equal_videos_and_equal_compute_share_runs_and_a_table(
     done: list[list[str]], shards: Path, tmp_path: Path
 ) -> None:
     videos = settings(shards, tmp_path, rows=("e", "l"), protocols=("retrieval",), clips=1)
-    compute = replace(videos, equal=("compute",))
-
-    def spent(text: str) -> list[list[str]]:
-        return re.findall(r"^row (\S+): .*?  ([\d,]+) +([\d.]+)x  ", text, re.M)
-
-    summary = ablation(videos)
-    assert summary.startswith("\nequal videos: 2 videos per step, 2 steps\n")
-    assert spent(summary) == spent((tmp_path / "table.txt").read_text()) == [("e", "4", "1.0"), ("l", "4", "4.0")]
+    ablation(videos)
+    spent = {row.preset: (row.step, row.videos, row.tflop) for row in read(tmp_path / RESULTS)}
+    assert spent["e"][:2] == spent["l"][:2] == (2, 4) and spent[RANDOM] == (0, 0, 0)
+    assert spent["l"][2] == pytest.approx(4 * spent["e"][2])
     done.clear()
-    summary = ablation(compute)
-    assert summary.startswith("\nequal compute: 2 videos per step, the FLOPs of 2 steps of row l\n")
+    text = ablation(replace(videos, equal=("compute",)))
     # row l is not trained again; row e takes more steps, in a folder of its own
     assert sent(done, "pretrain", "out") == [str(tmp_path / "e-8steps-1")]
-    assert spent(summary) == [("e", "16", "1.0"), ("l", "4", "1.0")]
+    rows = re.findall(r"^(row [el]: .*?)  +([\d,]+) +([\d.]+)x  ", text, re.M)
+    assert rows == [
+        ("row e: video-audio, 2 steps", "4", "1.0"), ("row e: video-audio, 8 steps", "16", "4.0"),
+        ("row l: video-audio, shift d, reversal i", "4", "4.0"),
+    ]  # fmt: skip
     done.clear()
-    summary = ablation(replace(videos, equal=("videos", "compute")))
-    assert kinds(done) == ["pretrain", "evaluate"]  # without random weights, which row e has already
-    assert "row e: video-audio, 8 steps  " in summary and summary.count("random weights") == 1
-    assert spent(summary) == [("e", "4", "1.0"), ("l", "4", "4.0"), ("e", "16", "4.0")]
-    records = read(tmp_path / "results.json")
-    assert [record.model for record in records] == [RANDOM, "e-1", "l-1", "e-8steps-1"]
+    ablation(videos)
+    assert ablation(replace(videos, equal=("videos", "compute"))) == text and not done
 
 
 def metric(value: float, answers: int = 200) -> Metric:
@@ -261,33 +250,6 @@ def test_intervals_over_seeds_are_students() -> None:
     same = over_seeds([metric(60.0)] * 2)  # of 200 answers each: they agree by rounding to 0.5 points
     assert same.high - same.low == pytest.approx(2 * 12.706 * 0.5 / 12**0.5 / 2**0.5, abs=1e-3)
     assert over_seeds([metric(1.0), metric(99.0)]).interval == (0.0, 100.0)
-
-
-def test_rows_with_one_seed_are_named_in_the_caption() -> None:
-    rows = [replace(ROW, preset="a", seed=seed, metrics={"R@1": metric(40.0 + seed)}) for seed in range(3)]
-    alone = replace(ROW, preset="e", metrics={"R@1": metric(58.0)})
-    for records, said in (
-        (rows, "in brackets 95 % intervals over seeds"),
-        ([alone], "in brackets 95 % intervals over queries; another seed or CPU may differ by more"),
-        ([*rows, alone], "over seeds; of rows with one seed, over queries; another seed or CPU may differ by more"),
-    ):
-        assert table_of(records).brief[0].endswith(said)
-    assert table_of([*rows, alone]).lines[1:3] == [
-        ["row a: video", "41.0 (38.5-43.5)"], ["row e: video-audio", "58.0 (51.1-64.6)"]
-    ]  # fmt: skip
-    assert first_metrics([ROW])[0].metrics == {"R@1": ROW.metrics["R@1"]}
-
-
-def test_results_on_other_videos_have_their_own_tables(tmp_path: Path) -> None:
-    """Rows with text, and recall between modalities."""
-    rows = [
-        replace(ROW, preset=preset, words=words, label="") for preset, words in (("e", ""), ("l", ""), ("three", "x"))
-    ]
-    recall = replace(rows[1], protocol="cross-modal", queries=7, gallery=0, metrics={"video to audio R@1": metric(9.0)})
-    text = runs._report([*rows, recall], tmp_path)
-    plain, with_text, pairs = (part for part in text.split("\n\n") if "% on test" in part)
-    assert "row e" in plain and "row l" in plain and "three" not in plain and "three: " in with_text
-    assert "row l" in pairs and "row e" not in pairs and "7 queries; " in text
 
 
 def test_steps_of_a_log_that_is_being_written(tmp_path: Path) -> None:

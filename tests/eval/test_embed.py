@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import errno
-import json
 import random
-import shlex
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -48,19 +45,18 @@ def test_embed_a_folder_and_find_neighbours(command: Run, checkpoint: Path, vide
     embedding = ("embed", "--ckpt", checkpoint, "--source", videos, "--clips", 2)
     done = command(*embedding)
     assert done.returncode == 0, done.stderr
-    assert "features.h5: embeddings of 5 videos: video [5, 128], audio [5, 128]" in done.stdout
-    assert "\nfrom 2 clips per video, each of 8 frames, stride 4, 32x32\n" in done.stdout
-    assert "1 skipped:" in done.stdout and str(videos / "broken.mp4") in done.stdout
+    assert done.stdout.startswith(
+        "features.h5: embeddings of 5 videos: video [5, 128], audio [5, 128]; from 2 clips per video, each of 8 frames"
+    )
+    assert f"\nskipped {videos / 'broken.mp4'}: " in done.stdout
     assert {path.name for path in tmp_path.iterdir()} == {"features.h5"}  # no temporary files
     one = str(videos / "more" / "one.mp4")
     with h5py.File(tmp_path / "features.h5") as file:
         assert np.allclose(np.linalg.norm(file["video"][:], axis=1), 1)
         assert file["id"].asstr()[0] == one and file.attrs["checkpoint"] == str(checkpoint)
-        assert "gdt embed --ckpt" in json.loads(file.attrs["provenance"])["command"]
     refused = command(*embedding)
     assert refused.returncode == 2 and "features.h5 already exists" in refused.stderr
-    (step,) = (line for line in done.stdout.splitlines() if line.startswith("next: "))
-    found = command(*shlex.split(step)[2:], "--k", 3)
+    found = command("nearest", "--query", one, "--k", 3)
     assert found.returncode == 0, found.stderr
     lines = found.stdout.splitlines()
     assert lines[0].split() == ["cosine", "video"] and len(lines) == 2 + 3 + 2
@@ -74,24 +70,9 @@ def test_embed_a_folder_and_find_neighbours(command: Run, checkpoint: Path, vide
     refused = command("nearest", "--query", f"{one}x")
     assert refused.stderr.startswith(f"error: unknown query '{one}x'; did you mean '{one}'? set --query to a video")
     refused = command("nearest", "--query", videos / "broken.mp4")
-    assert f"the first, {videos / 'broken.mp4'}: " in refused.stderr and str(checkpoint) not in refused.stderr
+    assert f"the first, {videos / 'broken.mp4'}: " in refused.stderr
     across = command("nearest", "--query", one, "--by", "audio", "--among", "video")
     assert across.returncode == 0 and len(across.stdout.splitlines()) == 2 + 4 + 2
-
-
-def test_features_of_a_video_are_the_same_from_folder_file_and_shards(
-    checkpoint: Path, videos: Path, synthetic: Path, shards: Path, tmp_path: Path
-) -> None:
-    base = Embed(checkpoint, (videos,), out=tmp_path / "f.npz", clips=3, workers=1)
-    folder = features(base)
-    name = next(name for name in folder.id if "/test_" in name)
-    alone = features(replace(base, source=(Path(name),)))
-    stored = features(replace(base, source=(), shards=shards))
-    assert len(folder.skipped) == 1 and alone.id.tolist() == [name]
-    for modality in ("video", "audio"):
-        one = folder.features[modality][folder.id.tolist().index(name)]
-        assert np.allclose(one, alone.features[modality][0], atol=1e-5)
-        assert np.allclose(one, stored.features[modality][stored.id.tolist().index(Path(name).stem)], atol=1e-5)
 
 
 def test_rows_are_in_the_order_of_the_sources(
@@ -154,25 +135,6 @@ def test_npz_and_h5_hold_the_same(checkpoint: Path, shards: Path, tmp_path: Path
 
 
 @pytest.mark.parametrize("suffix", [".h5", ".npz"])
-def test_a_full_disk_keeps_the_old_features(
-    checkpoint: Path, shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str
-) -> None:
-    settings = Embed(checkpoint, dataset="x", shards=shards, clips=1, out=tmp_path / f"a{suffix}")
-    rows = features(settings)
-    monkeypatch.setattr("gdt.eval.embed.features", lambda _: rows)
-    embed(settings)
-    before = settings.out.read_bytes()
-
-    def full(file: int) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr("os.fsync", full)
-    with pytest.raises(OSError, match="No space left on device"):
-        embed(replace(settings, overwrite=True))
-    assert [*tmp_path.iterdir()] == [settings.out] and settings.out.read_bytes() == before
-
-
-@pytest.mark.parametrize("suffix", [".h5", ".npz"])
 def test_flipped_bits_and_cut_features_are_refused_or_harmless(
     checkpoint: Path, shards: Path, tmp_path: Path, suffix: str
 ) -> None:
@@ -200,14 +162,9 @@ def test_flipped_bits_and_cut_features_are_refused_or_harmless(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (
-            {"source": ()},
-            "set --source to files or folders of videos, or --dataset to a preprocessed data set, but not both",
-        ),
+        ({"source": ()}, "set --source to files or folders of videos, or --dataset to a preprocessed data set"),
         ({"out": Path("features.txt")}, "its name must end in .h5 or .npz"),
-        ({"out": Path("nowhere/features.h5")}, "the folder nowhere does not exist"),
         ({"source": (Path("gone"),)}, "gone is neither a folder nor a video file"),
-        ({"source": (Path("text.txt"),)}, "text.txt is neither a folder nor a video file, which ends in .3g2"),
         ({"source": (Path("empty"),)}, "there are no videos in"),
         ({"query": "x"}, "no features file features.h5; write one"),
         ({"query": "x", "features": Path("text.txt")}, "text.txt is damaged, or not a features file"),

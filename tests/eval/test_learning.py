@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from gdt.eval.downstream import downstream
-from gdt.eval.record import Record, read
+from gdt.eval.results import RESULTS, Result, read
 from gdt.eval.settings import Downstream
 from gdt.pipeline.shards.index import Index
 from gdt.preprocess.stage import Preprocess
@@ -43,10 +43,10 @@ def checkpoint(videos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
 
 
-def evaluate(settings: Downstream) -> dict[tuple[str, bool], list[Record]]:
+def evaluate(settings: Downstream) -> dict[tuple[str, bool], list[Result]]:
     downstream(settings)
-    found: dict[tuple[str, bool], list[Record]] = {}
-    for result in read(settings.out / "results.json"):
+    found: dict[tuple[str, bool], list[Result]] = {}
+    for result in read(settings.out / RESULTS):
         found.setdefault((result.protocol, result.model == "e"), []).append(result)
     return found
 

@@ -19,7 +19,7 @@ import torch
 
 from gdt.eval.downstream import downstream
 from gdt.eval.embed import Embed, features
-from gdt.eval.record import read
+from gdt.eval.results import RESULTS, read
 from gdt.eval.settings import Downstream
 from gdt.pipeline.leaves import Clip
 from gdt.pipeline.presets import PRESETS
@@ -185,10 +185,10 @@ def evaluate(
     checkpoint: Path, shards: Path, out: Path, protocols: tuple[str, ...], **options: Any
 ) -> dict[str, dict[str, list[float]]]:
     """Metrics of protocols as value, interval, chance and answers, by model and protocol."""
-    asked = Downstream((checkpoint,), "drawn", shards, protocols, clips=2, threads=1, jobs=1, out=out, **options)
+    asked = Downstream((checkpoint,), "drawn", shards, protocols, clips=2, jobs=1, out=out, **options)
     downstream(asked)
     found = {}
-    for record in read(out / "results.json"):
+    for record in read(out / RESULTS):
         metrics = {
             name: [round(x, 6) for x in (m.value, m.low, m.high, m.chance, m.answers)]
             for name, m in record.metrics.items()

@@ -18,7 +18,7 @@ from torch.nn import functional
 from gdt.common.errors import UserError
 from gdt.eval.downstream import downstream
 from gdt.eval.embed import Embed, features
-from gdt.eval.record import read
+from gdt.eval.results import RESULTS, read
 from gdt.eval.settings import Downstream
 from gdt.pipeline.shards.index import Index, fingerprint
 from gdt.pipeline.sources.text import Words
@@ -361,7 +361,7 @@ def test_evaluation_uses_the_statistics_of_training(
     downstream(replace(settings, out=tmp_path / "one"))
     monkeypatch.undo()
     downstream(replace(settings, out=tmp_path / "other"))
-    one, other = (read(tmp_path / name / "results.json") for name in ("one", "other"))
+    one, other = (read(tmp_path / name / RESULTS) for name in ("one", "other"))
     assert [result.metrics for result in one] == [result.metrics for result in other] and len(one) == 3
 
 

@@ -1,0 +1,122 @@
+"""Lines of `results.jsonl`: what a protocol measured of a model, and all that decides it. Tables are views of them."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gdt.common import serialization
+from gdt.common.errors import UserError, first_line
+from gdt.eval.metrics import Metric
+
+RESULTS = "results.jsonl"
+RANDOM = "random weights"
+"""Model and preset of untrained networks."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """What one protocol measured of one model, on one fold and with the labels of one column."""
+
+    conditions: str
+    """Digest of all that decides the numbers besides the model; rows that can be compared have the same."""
+    protocol: str
+    """A name of `eval.protocols`."""
+    model: str
+    """Name of the run's folder or of the file, or RANDOM."""
+    weights: str
+    """Digest of the weights, the statistics of their inputs, the clip and the crops."""
+    checkpoint: Path
+    """Checkpoint; for random weights, that of the same network."""
+    preset: str
+    """Name of the preset, custom factors, kind of weights, or RANDOM."""
+    seed: int
+    """Seed of pretraining and of random weights."""
+    step: int
+    """Steps of pretraining."""
+    steps: int
+    """Steps of its whole run."""
+    videos: int
+    """Videos drawn in pretraining: steps x videos per step."""
+    tflop: float
+    """10^12 FLOPs of the networks in pretraining."""
+    seen: int
+    """Queries that pretraining used, without labels; -1 if the data has changed since, so that it is unknown."""
+    dataset: str
+    shards: Path
+    """Folder of shards."""
+    data: str
+    """Fingerprint of the shards, without regard to folds."""
+    query_split: str
+    label: str
+    """Column of labels; empty for the classes of the data set."""
+    words: str
+    """Checksum of word vectors and captions; empty without text."""
+    fold: int
+    """Official fold; 0 for the splits of the data set."""
+    gallery: int
+    """Videos that were searched or trained on."""
+    queries: int
+    """Videos that were evaluated."""
+    classes: int
+    """Classes of the gallery; 0 without labels."""
+    metrics: dict[str, Metric]
+    """By name, which is also the heading of its column in tables."""
+    settings: dict[str, Any]
+    """Settings of the protocol."""
+    details: dict[str, str] = field(default_factory=dict)
+    """Clips, pooling, recipe and the like, as text."""
+    provenance: dict[str, Any] = field(default_factory=dict)
+    """As from `train.provenance`."""
+
+    @property
+    def identity(self) -> tuple[str, str, str]:
+        """A result with the same is not computed again."""
+        return self.conditions, self.model, self.weights
+
+
+def append(path: Path, result: Result) -> None:
+    """Append a line; several processes may."""
+    with path.open("ab+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        if file.tell():
+            file.seek(-1, 2)
+            if file.read(1) != b"\n":  # a line that was cut by a kill or a full disk
+                file.write(b"\n")
+        file.write(serialization.to_json(result).encode() + b"\n")
+
+
+def read(path: Path) -> list[Result]:
+    """The results of a file; none if it is missing. Lines that cannot be read are left out, with a warning."""
+    found, lines = [], path.read_text(errors="replace").splitlines() if path.is_file() else []
+    for number, line in enumerate(lines, 1):
+        try:
+            found.append(serialization.from_dict(Result, json.loads(line)))
+        except (ValueError, TypeError, UserError) as error:
+            reason = f"is damaged or of another version ({first_line(error)})"
+            print(f"warning: line {number} of {path} {reason}; it is left out", file=sys.stderr)
+    return found
+
+
+def rows(results: Iterable[Result]) -> Iterator[dict[str, Any]]:
+    """A dict per metric, for CSV files and data frames."""
+    for result in results:
+        own = {name: value for name, value in vars(result).items() if isinstance(value, str | int | float | Path)}
+        texts = {"settings": _text(result.settings), "details": _text(result.details)}
+        for name, metric in result.metrics.items():
+            yield own | {
+                "metric": name, "value": metric.value, "low": metric.low, "high": metric.high,
+                "chance": metric.chance, "spread": metric.spread, "n": metric.answers,
+                **texts, "commit": result.provenance.get("commit", ""),
+            }  # fmt: skip
+
+
+def _text(values: dict[str, Any]) -> str:
+    """Names and values in one line."""
+    plain = {k: " ".join(map(str, v)) if isinstance(v, list | tuple) else v for k, v in values.items()}
+    return "; ".join(f"{name} {value}" for name, value in plain.items())

@@ -1,0 +1,141 @@
+"""Lines of results, and tables as views of them."""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gdt.eval.metrics import Metric
+from gdt.eval.results import RANDOM, RESULTS, Result, append, read
+from gdt.eval.tables import Table, layout, pivot, table_lines, to_latex, write_tables
+
+ROW = Result(
+    conditions="c1", protocol="retrieval", model="mine", weights="ab12", checkpoint=Path("runs/a b/checkpoint.pt"),
+    preset="e", seed=2, step=600, steps=600, videos=9600, tflop=3.0, seen=0, dataset="mine", shards=Path("s"),
+    data="0a1b", query_split="test", label="", words="", fold=0, gallery=500, queries=200, classes=5,
+    metrics={"R@1": Metric(31.25, 20.0, 200), "R@5": Metric(100 / 3, 67.2, 200, 1.5)},
+    settings={"clips": 10, "modalities": ["video"]}, details={"clips": "10"}, provenance={"commit": "2c3d-dirty"},
+)  # fmt: skip
+RANDOM_ROW = replace(
+    ROW, model=RANDOM, preset=RANDOM, weights="00", step=0, steps=0, videos=0, tflop=0.0,
+    metrics={"R@1": Metric(25.0, 20.0, 200), "R@5": Metric(70.0, 67.2, 200)},
+)  # fmt: skip
+
+
+def notes(*rows: Result, by_row: bool = False) -> str:
+    return "\n".join(pivot(rows, by_row)[0].notes)
+
+
+def test_results_survive_a_round_trip(tmp_path: Path) -> None:
+    bounded = replace(ROW, metrics={"moves": Metric(0.5, answers=9, bounds=(0.4, 0.7))}, details={})
+    for each in (ROW, bounded):
+        append(tmp_path / RESULTS, each)
+    assert read(tmp_path / RESULTS) == [ROW, bounded] and read(tmp_path / "none") == []
+
+
+def test_a_table_has_random_weights_first_and_chance_and_published_results_last() -> None:
+    lines = table_lines({RANDOM: [RANDOM_ROW], "e": [ROW]}, "", {"paper: GDT": {"R@1": 62.8}, "others": {"mAP": 1.0}})
+    assert lines == [
+        ["", "R@1", "R@5"],
+        [RANDOM, "25.0 (19.5-31.4)", "70.0 (63.3-75.9)"],
+        ["e", "31.2 (25.2-38.0)", "33.3 (27.2-40.1)"],
+        ["chance", "20.0", "67.2"],
+        ["paper: GDT", "62.8", ""],
+    ]
+    assert layout(lines).splitlines()[1].split() == ["-" * 14, "-" * 16, "-" * 16]
+    (table,) = pivot([ROW, RANDOM_ROW])
+    assert [line[0] for line in table.lines] == ["% on test", RANDOM, "mine", "chance"]
+    assert table.title == "mine: 200 queries against 500 videos of 5 classes"
+
+
+def test_folds_and_seeds_are_averaged() -> None:
+    folds = [replace(ROW, fold=k + 1, metrics={"R@1": Metric(v, 20.0, 20)}) for k, v in enumerate((40.0, 10.0, 31.0))]
+    (table,) = pivot(folds)
+    assert table.lines[1] == ["mine", "27.0 (0.0-65.2)"] and "over folds" in table.notes[0]
+    seeds = [replace(each, fold=0, seed=each.fold, model=f"e-{each.fold}", weights=str(each.fold)) for each in folds]
+    (table,) = pivot(seeds, by_row=True)
+    assert table.lines[:2] == [
+        ["% on test", "videos seen", "compute", "R@1"], ["row e: video-audio", "9,600", "1.0x", "27.0 (0.0-65.2)"]
+    ]  # fmt: skip
+    assert "over seeds" in table.notes[0]
+
+
+def test_rows_of_other_lengths_are_rows_of_their_own() -> None:
+    """Equal videos and equal compute share a table."""
+    longer = replace(ROW, step=1200, steps=1200, videos=19200, tflop=6.0, model="longer", weights="12")
+    (table,) = pivot([RANDOM_ROW, longer, ROW, replace(ROW, preset="l", weights="34", tflop=12.0)], by_row=True)
+    assert [line[:3] for line in table.lines] == [
+        ["% on test", "videos seen", "compute"], [RANDOM, "", ""], ["row e: video-audio, 600 steps", "9,600", "1.0x"],
+        ["row e: video-audio, 1,200 steps", "19,200", "2.0x"], ["row l: video-audio, shift d, reversal i", "9,600", "4.0x"],
+        ["chance", "", ""],
+    ]  # fmt: skip
+
+
+def test_labels_words_and_kinds_of_protocols_have_their_own_tables() -> None:
+    recall = replace(ROW, protocol="cross-modal", gallery=0, classes=0, metrics={"video to audio R@1": Metric(9.0)})
+    others = [replace(ROW, label="weather"), replace(ROW, protocol="linear"), recall, replace(recall, words="x")]
+    tables = pivot([ROW, *others])
+    assert [(next(iter(t.groups.values()))[0].protocol, t.title.count("weather")) for t in tables] == [
+        ("cross-modal", 0), ("cross-modal", 0), ("retrieval", 0), ("retrieval", 1), ("linear", 0)
+    ]  # fmt: skip
+
+
+def test_wide_tables_are_split_by_columns() -> None:
+    heads = ["% on test", *(f"R@{k}" for k in range(5))]
+    lines = [heads, ["row", *(f"{k}.0 (10.0-20.0)" for k in range(5))], ["paper", "1.0", "", "", "", ""]]
+    tables = layout(lines, 65).split("\n\n")
+    assert [table.splitlines()[0].split()[3:] for table in tables] == [["R@0", "R@1", "R@2"], ["R@3", "R@4"]]
+    assert ["paper" in table for table in tables] == [True, False] and "4.0 (10.0-20.0)" in tables[1]
+    assert len(layout(lines, 200).splitlines()) == 4 and "paper" in layout(lines, 200)
+
+
+@pytest.mark.parametrize(
+    ("change", "note"),
+    [
+        ({"queries": 49}, "warning: only 49 queries: the intervals are wide"),
+        ({"metrics": {"R@20": Metric(100.0, 100.0, 200)}}, "warning: R@20: 100 % for any model, since the gallery is"),
+        ({"seen": 24}, "mine was pretrained, without labels, on up to 24 queries"),
+        ({"seen": -1}, "warning: mine may have been pretrained on queries"),
+        ({"step": 300}, "mine: its run had done 300 of 600 steps"),
+        (
+            {"details": {"of classes without gallery videos": "2 of 9 queries"}},
+            "warning: 2 of 9 queries are of classes",
+        ),
+    ],
+)
+def test_what_would_mislead_has_a_footnote(change: dict, note: str) -> None:
+    assert note not in notes(ROW) and note in notes(replace(ROW, **change))
+
+
+def test_rows_with_fewer_seeds_are_named() -> None:
+    seeds = [replace(ROW, seed=seed, weights=str(seed), model=f"e-{seed}") for seed in (1, 2)]
+    assert "seeds differ in number: random weights (1); row e: video-audio (2)" in notes(
+        RANDOM_ROW, *seeds, by_row=True
+    )
+
+
+def test_tables_as_latex_and_csv(tmp_path: Path) -> None:
+    recall = replace(ROW, metrics={"video to audio R@1": Metric(50.0, 1.0, 100)})
+    lines = table_lines({"row e": [recall]}, "% on test")
+    assert lines[0][1] == "V→A R@1"
+    latex = to_latex(lines)
+    assert latex.startswith("\\begin{tabular}{lr}") and r"\% on test" in latex and "V to A R@1" in latex
+    text = write_tables(tmp_path, [Table("a title", lines)], [recall])
+    assert text.startswith("a title\n") and (tmp_path / "table.txt").read_text() == text + "\n"
+    (row,) = csv.DictReader((tmp_path / "results.csv").read_text().splitlines())
+    assert (row["model"], row["metric"], row["value"], row["chance"]) == (
+        "mine",
+        "video to audio R@1",
+        "50.0000",
+        "1.0000",
+    )
+    assert float(row["low"]) < 50 < float(row["high"]) and row["commit"] == "2c3d-dirty"
+    assert row["settings"] == "clips 10; modalities video"
+
+
+def test_weights_that_share_a_name_are_told_apart() -> None:
+    (table,) = pivot([ROW, replace(ROW, weights="ff" * 32)])
+    assert [line[0] for line in table.lines[1:3]] == ["mine (ab12)", "mine (ffffff)"]
