@@ -47,5 +47,6 @@ def bars(tables: Sequence[Table]) -> Figure:
 
 def _tick(name: str, short: bool) -> str:
     if short:
-        return "random" if name == RANDOM else name.removeprefix("row ").partition(":")[0]
-    return name.replace(": ", "\n").replace(", ", " ")
+        steps = f"\n{name.rpartition(', ')[2]}" if name.endswith(" steps") else ""
+        return "random" if name == RANDOM else name.removeprefix("row ").partition(":")[0] + steps
+    return name.replace(": ", "\n").replace(", ", "\n")

@@ -95,26 +95,22 @@ def _model_names(part: Sequence[Result]) -> dict[tuple[str, str], str]:
 
 
 def _row_names(part: Sequence[Result]) -> dict[tuple[str, str], str]:
-    """Names of the rows of an ablation by model and weights: the composition, and its steps where they differ."""
-    steps: dict[str, set[int]] = {}
-    for each in part:
-        steps.setdefault(each.preset, set()).add(each.step)
-    names = {}
-    for each in sorted(part, key=lambda each: (each.preset != RANDOM, each.preset, each.step)):
-        several = each.preset != RANDOM and len(steps[each.preset]) > 1
-        names[_subject(each)] = f"{row_label(each.preset)}{f', {each.step:,} steps' if several else ''}"
-    return names
+    """Names of the rows of an ablation by model and weights: the composition, with the steps of longer runs."""
+    least = {each.preset: each.step for each in sorted(part, key=lambda each: -each.step)}
+    longer = {_subject(each): each.step * (each.step > least[each.preset] and each.preset != RANDOM) for each in part}
+    ordered = sorted(part, key=lambda each: (each.preset != RANDOM, longer[_subject(each)], each.preset))
+    return {_subject(each): row_label(each.preset, longer[_subject(each)]) for each in ordered}
 
 
-def row_label(preset: str) -> str:
-    """Label of a row: a preset with its description; random weights and other compositions unchanged."""
-    if preset not in presets.PRESETS:
-        return preset
-    return f"{'row ' if preset in presets.TABLE_1 else ''}{preset}: {presets.preset(preset).label}"
+def row_label(preset: str, steps: int = 0) -> str:
+    """Label of a row: a preset with its description, and the steps if given; other compositions by themselves."""
+    if preset in presets.PRESETS:
+        preset = f"{'row ' if preset in presets.TABLE_1 else ''}{preset}: {presets.preset(preset).label}"
+    return f"{preset}, {steps:,} steps" if steps else preset
 
 
 def _spent(group: Sequence[Result], least: float) -> tuple[str, str]:
-    """Videos seen in the pretraining of a row, and its FLOPs relative to `least`; empty without one."""
+    """Training videos that a row has seen, with repetitions, and its FLOPs relative to `least`; empty without them."""
     trained = next((each for each in group if each.videos), None)
     return (f"{trained.videos:,}", f"{trained.tflop / least:.1f}x") if trained else ("", "")
 

@@ -1,4 +1,4 @@
-"""The runs of an ablation: rows x seeds, with equal videos or equal compute."""
+"""The runs of an ablation: rows x seeds, with equal videos, equal compute, or both."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def _run_all(runs: Sequence[Run], todo: Sequence[Run], jobs: int, out: Path) -> 
             own = [each for each in results.read(out / RESULTS) if each.model == run.folder.name]
             first = next(iter(own[0].metrics.items())) if own else None
             score = f": {first[0]} {first[1].value:.1f} %" if first else ""
-            bar.write(f"{row_label(run.row)}, seed {run.pretraining.seed}{score}")
+            bar.write(f"{row_label(run.row, run.steps)}, seed {run.pretraining.seed}{score}")
 
 
 def logged_steps(log: Path) -> int:

@@ -500,7 +500,7 @@ def test_every_column_of_labels_has_a_table_and_models_and_features_are_read_onc
     settings = Downstream((checkpoint,), "x", shards, clips=2, out=tmp_path / "o", random_weights="exclude",
                           label="label,parity")  # fmt: skip
     text = " ".join(downstream(settings).split())
-    assert text.count("V→A R@1") == 1 and text.count("1-shot") == 2 and "labels of the column parity" in text
+    assert text.count("V→A R@5") == 1 and text.count("1-shot") == 2 and "labels of the column parity" in text
     records = results(tmp_path / "o")
     assert [(row.protocol, row.label, row.classes) for row in records] == [
         ("cross-modal", "", 0), ("retrieval", "", 3), ("few-shot", "", 3), ("retrieval", "parity", 2),

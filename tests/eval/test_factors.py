@@ -203,7 +203,7 @@ def test_table_and_csv(checkpoint: Path, shards: Path, tmp_path: Path) -> None:
         form = "{:.2f} ({:.2f}-{:.2f})" if kind == "distance" else "{:.1f} ({:.1f}-{:.1f})"
         assert f"{kind} {factor} {layer} {model} {form.format(*own)} {form.format(*random)}" in text
         chance = {"time_shift": 100 / 3, "augmentation": 25}.get(factor)
-        assert kind == "distance" or chance is None or float(row["chance"]) == pytest.approx(chance)
+        assert kind == "distance" or chance is None or float(row["chance"]) == pytest.approx(chance, abs=1e-3)
         if (factor, layer) == ("rotation", "audio embeddings"):  # it changes nothing there
             assert own[0] == pytest.approx(0, abs=1e-5) if kind == "distance" else own[1] <= 25 <= own[2]
 
