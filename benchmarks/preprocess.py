@@ -36,7 +36,7 @@ def videos(source: Path | None, folder: Path, count: int) -> list[Path]:
     Generated ones show moving noise and texture, so decoding and JPEGs cost about as much as for real ones.
     """
     if source is not None:
-        found = [path for path in video_files(source.resolve()) if isinstance(path, Path)]
+        found = list(video_files(source.resolve()))
         if not found:
             raise UserError(f"there are no videos in {source}; set --source to a folder of videos")
         return found

@@ -21,7 +21,9 @@ from gdt.eval.drawing import STYLE, save
 from gdt.pipeline.composition import Composition, Factor, Table, Weight, contrast, weight
 from gdt.pipeline.leaves import MODALITIES, Clip
 from gdt.pipeline.shards.index import Index
+from gdt.pipeline.transformations.augmentation import Augment
 from gdt.pipeline.transformations.base import Source
+from gdt.pipeline.transformations.time_shift import TimeShift
 from gdt.pipeline.tree import Tree
 from gdt.preprocess.logmel import HOP, SAMPLE_RATE, corners
 from gdt.train.settings import SIZES, Pretrain
@@ -145,9 +147,9 @@ def labels(tree: Tree, columns: Table) -> list[list[str]]:
 
 def _kind(factor: Factor) -> str:
     """What a factor does to pairs."""
-    one = {"time_shift": "one random start per video", "augmentation": "drawn for every leaf"}
+    one = {TimeShift: "one random start per video", Augment: "drawn for every leaf"}
     only = ", only pairs that differ in it count" if factor.weight is Weight.DIFFERS else ""
-    return f"{factor.contrast.value}{only}" if factor.k > 1 else one.get(factor.name, "not varied")
+    return f"{factor.contrast.value}{only}" if factor.k > 1 else one.get(type(factor.transformation), "not varied")
 
 
 @rc_context(STYLE)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import math
+import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from operator import itemgetter
@@ -28,6 +30,14 @@ _QUIET = -50.0
 _CANCELLED = 30.0
 """A channel replaces the mix if it is louder by this many dB; no ordinary mix attenuates a channel as much."""
 _OUT_OF_ORDER = "non monotonically increasing dts"
+_READING = tuple(
+    map(os.strerror, (errno.EIO, errno.EACCES, errno.EPERM, errno.ESTALE, errno.ETIMEDOUT, errno.EREMOTEIO))
+)
+"""What ffmpeg says where a file cannot be read; also where some files end too early."""
+
+
+class Unread(Rejected):
+    """This machine cannot read the file now, which is no verdict on the video: the next run tries it again."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +96,8 @@ def _extract(target: Target, settings: Extraction) -> Extracted:
     """Decode one video. Raises Rejected with a reason if there is no usable output."""
     path = target.video.path
     if (size := size_of(path)) < 0:
+        if target.video.size >= 0:
+            raise Unread("the file has disappeared during the run")
         what = kind(path)
         raise Rejected("the file does not exist" if what == "missing" else f"it is {what}, not a file")
     if size == 0:
@@ -96,6 +108,9 @@ def _extract(target: Target, settings: Extraction) -> Extracted:
         return run(ffmpeg.command([target], settings, sound, hdr), settings.limits, target.log, target.jpeg, target.pcm)
 
     log, sound = decode(sound=True), True
+    if any(reason in line for line in log.errors for reason in _READING):
+        _require_readable(path)
+        log = decode(sound=True)
     errors = log.errors
     if errors and not _has_bytes(target.jpeg):
         # the sound may be undecodable: retrying without it is cheaper than probing every video first
@@ -118,6 +133,16 @@ def _extract(target: Target, settings: Extraction) -> Extracted:
     if not _has_bytes(target.jpeg):
         raise Rejected(f"ffmpeg cannot decode it: {_first(errors)}")
     return _collect(target, settings, errors)
+
+
+def _require_readable(path: Path) -> None:
+    """Read a file to its end. Raises Unread if that fails."""
+    try:
+        with path.open("rb", buffering=0) as file:
+            while file.read(_BLOCK):
+                pass
+    except OSError as error:
+        raise Unread(f"it cannot be read ({error.strerror}); the next run tries it again") from error
 
 
 def _drop_cut_segment(target: Target, settings: Extraction) -> Target:
@@ -226,4 +251,4 @@ def _has_bytes(path: Path) -> bool:
 
 
 def _first(errors: list[str]) -> str:
-    return errors[0][:200] if errors else "ffmpeg produced no frames"
+    return errors[0][:100] if errors else "ffmpeg produced no frames"

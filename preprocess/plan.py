@@ -1,4 +1,4 @@
-"""Assign videos to shards.
+"""The videos of a run, as a list in memory, and their assignment to shards.
 
 The plan is kept next to the shards (`plan.jsonl`): an interrupted run resumes with the same shards, and videos added
 later form new shards instead of changing old ones.
@@ -7,21 +7,88 @@ later form new shards instead of changing old ones.
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, astuple, dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, astuple, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from gdt.common.errors import UserError
 from gdt.common.files import dump_row, write_lines
-from gdt.pipeline.shards.container import SCHEMA, Damaged, Head
-from gdt.preprocess.datasets.listing import Video
+from gdt.pipeline.shards.container import SCHEMA
+from gdt.pipeline.shards.index import Annotations
+from gdt.preprocess.datasets.listing import Missing, Video, size_of
 from gdt.preprocess.ffmpeg import Extraction
-from gdt.preprocess.videos import Shares
 
 PLAN = "plan.jsonl"
+_SHARD_BYTES = 256e6
+"""Maximum bytes of the videos of a shard, which is 3 to 10 times as large; one video may be more."""
+
+
+@dataclass(frozen=True)
+class Shares:
+    """Fractions of the videos without a split that become val and test; the others become train."""
+
+    val: float = 0.0
+    test: float = 0.0
+
+    def __post_init__(self) -> None:
+        for option, share in (("--val", self.val), ("--test", self.test)):
+            if not 0 <= share < 1:
+                raise UserError(f"{option} is {share}; it must be 0 or more and below 1, such as 0.1")
+        if self.val + self.test >= 1:
+            raise UserError(
+                f"--val is {self.val} and --test is {self.test}; they must add up to less than 1 (an option that is "
+                "not given keeps its value from the last run)"
+            )
+
+    def split(self, video_id: str) -> str:
+        """The split of a video, which depends only on its id.
+
+        Changing the share of val moves no video into or out of test, and vice versa.
+        """
+        draw = int.from_bytes(hashlib.blake2b(video_id.encode(), digest_size=8).digest(), "little") / 2**64
+        return "test" if draw < self.test else "val" if draw > 1 - self.val else "train"
+
+
+@dataclass(frozen=True)
+class Listed:
+    """The videos of a data set."""
+
+    videos: dict[str, Video]
+    """By id, sorted, each with its split and the size of its file."""
+    missing: list[Missing]
+    """Those that cannot be used."""
+    drawn: bool
+    """Whether the shares decide the split of some videos."""
+
+    def annotations(self, ids: Sequence[str]) -> Annotations:
+        """Labels, splits, folds and further columns of the videos with these ids."""
+        videos = [self.videos[id] for id in ids]
+        named = {
+            "label": [video.label for video in videos], "split": [video.split for video in videos],
+            "folds": [",".join(video.folds) for video in videos],
+        }  # fmt: skip
+        for row, video in enumerate(videos):
+            for name, value in video.columns:
+                named.setdefault(name, [""] * len(ids))[row] = value
+        return named
+
+
+def collect(items: Iterable[Video | Missing], shares: Shares = Shares()) -> Listed:
+    """The list of the videos: the first of each id. Those without a split get one by `shares`."""
+    videos: dict[str, Video] = {}
+    missing: list[Missing] = []
+    drawn = False
+    for item in items:
+        if isinstance(item, Missing):
+            missing.append(item)
+        elif (first := videos.get(item.id)) is not None:
+            missing.append(Missing(item.id, f"it has the id of {first.path}, which is kept", item.path))
+        else:
+            drawn |= not item.split
+            videos[item.id] = replace(item, split=item.split or shares.split(item.id), size=size_of(item.path))
+    return Listed(dict(sorted(videos.items())), missing, drawn)
 
 
 @dataclass(frozen=True)
@@ -44,14 +111,6 @@ class ShardTask:
         text = json.dumps([SCHEMA, dict(self.details), videos], ensure_ascii=False)
         return hashlib.sha256(text.encode()).hexdigest()
 
-    @property
-    def done(self) -> bool:
-        """Whether the shard is there."""
-        try:
-            return Head.read(self.path).notes["content"] == self.content
-        except (Damaged, FileNotFoundError):
-            return False
-
 
 def _content(video: Video) -> list[object]:
     """What determines the stored data of a video; its file may move."""
@@ -60,23 +119,53 @@ def _content(video: Video) -> list[object]:
     return [*key, "of any length"] if video.folds else key
 
 
+@dataclass(frozen=True)
+class Plan:
+    """What a run decided, for later runs into the same folder."""
+
+    shares: Shares = Shares()
+    shards: Mapping[int, Sequence[str]] = field(default_factory=dict)
+    """The ids of the videos of each shard by its number."""
+
+    @staticmethod
+    def read(destination: Path) -> Plan:
+        """The plan of the last run; an empty one without."""
+        path = destination / PLAN
+        if not path.is_file():
+            return Plan()
+        try:
+            with path.open(encoding="utf-8", newline="\n") as file:
+                first, *rows = map(json.loads, file)
+            return Plan(Shares(**first["shares"]), {row["shard"]: row["videos"] for row in rows})
+        except (ValueError, LookupError, TypeError) as error:
+            raise UserError(
+                f"{path} is damaged ({error}); delete it: shards whose videos change are made again"
+            ) from error
+
+    def write(self, destination: Path) -> None:
+        """Write a line of the shares, then one for each shard."""
+        rows: list[dict[str, Any]] = [{"shares": asdict(self.shares)}]
+        rows += [{"shard": number, "videos": ids} for number, ids in self.shards.items()]
+        write_lines(destination / PLAN, map(dump_row, rows))
+
+
 def assign(
-    videos: Mapping[str, Video], planned: Iterable[tuple[int, Sequence[str]]], videos_per_shard: int, megabytes: float
+    videos: Mapping[str, Video], planned: Mapping[int, Sequence[str]], videos_per_shard: int
 ) -> dict[int, list[Video]]:
     """The videos of each shard by its number, given those of an earlier plan.
 
     Planned videos stay in their shards; the others are divided, in the order of the list, into new shards of at most
-    `videos_per_shard` videos and about `megabytes` of files.
+    `videos_per_shard` videos and about _SHARD_BYTES of files.
     """
     left, shards = dict(videos), {}
-    for number, names in planned:
+    for number, names in planned.items():
         if members := [left.pop(name) for name in names if name in left]:
             shards[number] = members
     number, room, group = max(shards, default=-1), 0.0, list[Video]()
     for video in left.values():
         room -= max(video.size, 0)
         if not group or len(group) == videos_per_shard or room < 0:
-            number, room, group = number + 1, 1e6 * megabytes - max(video.size, 0), []
+            number, room, group = number + 1, _SHARD_BYTES - max(video.size, 0), []
             shards[number] = group
         group.append(video)
     return shards
@@ -84,31 +173,3 @@ def assign(
 
 def shard_path(destination: Path, number: int) -> Path:
     return destination / f"shard-{number:06d}.h5"
-
-
-def write_plan(destination: Path, shares: Shares, shards: Mapping[int, Sequence[Video]]) -> None:
-    """Write plan.jsonl: the shares, then number and videos of each shard."""
-    rows = (dump_row({"shard": number, "videos": [each.id for each in videos]}) for number, videos in shards.items())
-    write_lines(destination / PLAN, itertools.chain([dump_row({"shares": asdict(shares)})], rows))
-
-
-def read_shares(destination: Path) -> Shares:
-    """The shares of the last run into a folder."""
-    return next((Shares(**row["shares"]) for row in _rows(destination)), Shares())
-
-
-def read_plan(destination: Path) -> Iterator[tuple[int, list[str]]]:
-    """Number and ids of every planned shard; none without a plan."""
-    return ((row["shard"], row["videos"]) for row in _rows(destination) if "shard" in row)
-
-
-def _rows(destination: Path) -> Iterator[dict[str, Any]]:
-    path = destination / PLAN
-    if not path.is_file():
-        return
-    try:
-        with path.open(encoding="utf-8", newline="\n") as file:
-            for line in file:
-                yield dict(json.loads(line))
-    except ValueError as error:
-        raise UserError(f"{path} is damaged ({error}); delete it: shards whose videos change are made again") from error

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
-import itertools
 import json
 import shutil
 import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,7 +19,7 @@ from gdt.common.errors import UserError, plural, require_positive
 from gdt.common.files import dump_row, write_lines
 from gdt.common.lock import locked
 from gdt.pipeline.shards.container import Damaged, Head, OtherSchema
-from gdt.pipeline.shards.index import Index, read_rejected_of, write_index
+from gdt.pipeline.shards.index import Index, write_index
 from gdt.pipeline.shards.layout import BANDS, DATASETS, INDEX, REJECTED, read_rejected, shard_folder
 from gdt.preprocess import cluster, datasets
 from gdt.preprocess.captions import readers
@@ -29,13 +27,9 @@ from gdt.preprocess.captions.attach import Spoken
 from gdt.preprocess.captions.words import Vocabulary
 from gdt.preprocess.datasets.listing import Video
 from gdt.preprocess.ffmpeg import Extraction, require_ffmpeg
-from gdt.preprocess.plan import ShardTask, assign, read_plan, read_shares, shard_path, write_plan
+from gdt.preprocess.plan import Listed, Plan, ShardTask, Shares, assign, collect, shard_path
 from gdt.preprocess.summary import Summary, describe, summarise
-from gdt.preprocess.videos import Listed, Shares, collect
 from gdt.preprocess.worker import PROGRESS, make_shard
-
-_SIMILAR = 0.75
-"""Likeness of the name of a data set to a known one above which it counts as misspelled."""
 
 
 @dataclass(frozen=True)
@@ -54,9 +48,7 @@ class Preprocess(cluster.Workers):
     word2vec: Path | None = None
     """word2vec file, to store captions as words; default: no captions."""
     videos_per_shard: int = 128
-    """Maximum number of videos per shard."""
-    megabytes_per_shard: float = 256.0
-    """Maximum MB of videos per shard (a shard is 3-10 times that)."""
+    """Maximum number of videos per shard; 256 MB of them end it sooner."""
     val: float | None = None
     """Fraction of unsplit videos for val; default: last run's, or 0."""
     test: float | None = None
@@ -69,21 +61,11 @@ class Preprocess(cluster.Workers):
     def __post_init__(self) -> None:
         super().__post_init__()
         require_positive(self, "", "videos_per_shard")
-        if not self.megabytes_per_shard > 0:
-            raise UserError(f"--megabytes-per-shard is {self.megabytes_per_shard}; it must be above 0")
         Shares(self.val or 0.0, self.test or 0.0)  # validates
 
     @property
     def known_layout(self) -> str:
-        """The layout. Raises UserError if it is unknown, or if the name of the data set looks like one misspelled."""
-        if self.layout or self.dataset in DATASETS:
-            return self.layout or self.dataset
-        if similar := difflib.get_close_matches(self.dataset.casefold(), DATASETS, 1, _SIMILAR):
-            raise UserError(
-                f"--dataset is '{self.dataset}'; did you mean '{similar[0]}'? Otherwise set --layout folder if its "
-                f"videos are any tree of folders, or --layout {similar[0]} if they lie as in {similar[0]}"
-            )
-        return "folder"
+        return self.layout or (self.dataset if self.dataset in DATASETS else "folder")
 
     @property
     def shard_folder(self) -> Path:
@@ -107,6 +89,8 @@ class Job:
     """Settings that change shards."""
     shards: dict[int, list[Video]]
     """The videos of each shard by its number."""
+    made: dict[str, str]
+    """What the finished shards were made of (ShardTask.content), by file name."""
 
     def path(self, number: int) -> Path:
         return shard_path(self.settings.shard_folder.absolute(), number)
@@ -119,7 +103,7 @@ class Job:
 
     def pending(self) -> list[int]:
         """Numbers of the shards that are absent, or made of other videos or settings."""
-        return [number for number in self.shards if not self.task(number).done]
+        return [number for number in self.shards if self.made.get(self.path(number).name) != self.task(number).content]
 
     def count(self, numbers: Iterable[int]) -> int:
         """Number of videos of some shards."""
@@ -166,7 +150,8 @@ def run(settings: Preprocess) -> Summary:
         job = prepare(settings)
         if not settings.scheduler:  # workers of a cluster may still be busy with tasks of a killed run
             _remove_scratch(destination)
-        write_plan(destination, job.shares, job.shards)
+        ids = {number: [video.id for video in videos] for number, videos in job.shards.items()}
+        Plan(job.shares, ids).write(destination)
         if pending := job.pending():
             _make_shards(job, pending)
         return _finish(job, pending)
@@ -176,10 +161,9 @@ def prepare(settings: Preprocess) -> Job:
     """List the videos and assign them to shards. Raises UserError if finished shards would be lost."""
     source, destination = settings.source_folder, settings.shard_folder.absolute()
     items, spoken = datasets.listing(settings.known_layout, source), _find_captions(settings)
-    last = read_shares(destination)
-    shares = Shares(
-        last.val if settings.val is None else settings.val, last.test if settings.test is None else settings.test
-    )
+    plan = Plan.read(destination)
+    given = {name: share for name, share in (("val", settings.val), ("test", settings.test)) if share is not None}
+    shares = replace(plan.shares, **given)
     listed = collect(items if spoken is None else spoken.select(items), shares)
     if not listed.videos:
         why = next((f"{row.id}: {row.reason}" for row in listed.missing), "there are none")
@@ -192,9 +176,11 @@ def prepare(settings: Preprocess) -> Job:
     details = settings.extraction.identity | {
         "bands": BANDS, "dataset": settings.known_layout, "vocabulary": spoken.vocabulary.digest if spoken else ""
     }  # fmt: skip
-    _protect_shards(listed, destination, details, settings)
-    shards = assign(listed.videos, read_plan(destination), settings.videos_per_shard, settings.megabytes_per_shard)
-    return Job(settings, listed, shares, spoken, details, shards)
+    made = _made(destination, details)
+    if not settings.drop_missing:
+        _require_planned(plan, listed, settings)
+    shards = assign(listed.videos, plan.shards, settings.videos_per_shard)
+    return Job(settings, listed, shares, spoken, details, shards, made)
 
 
 def _find_captions(settings: Preprocess) -> Spoken | None:
@@ -220,30 +206,37 @@ def _find_captions(settings: Preprocess) -> Spoken | None:
     return Spoken(captions, vocabulary, source, entry.needs_captions)
 
 
-def _protect_shards(listed: Listed, destination: Path, details: dict[str, Any], settings: Preprocess) -> None:
-    """Refuse to replace finished shards after a wrong SOURCE, an unmounted disk or a changed option."""
+def _made(destination: Path, details: dict[str, Any]) -> dict[str, str]:
+    """What the finished shards were made of, by file name. Raises UserError for those of other settings or versions."""
     another = f"set --destination to another folder, or delete those shards and {INDEX} first"
+    made: dict[str, str] = {}
     # shards that 'gdt verify --remove' has removed are still in the index
     for path in (*destination.glob("shard-*.h5"), destination / INDEX):
         try:
-            made = json.loads(Head.read(path).notes["settings"])
+            notes = Head.read(path).notes
         except OtherSchema as error:
             raise UserError(f"{destination} holds shards of another version: {error}; {another}") from error
-        except (OSError, Damaged):
-            continue  # is rebuilt
+        except (FileNotFoundError, Damaged):
+            continue  # is made again
+        before = json.loads(notes["settings"])
         if changed := [
-            f"{name.replace('_', '-')} was {_shown(made.get(name))}, now {_shown(value)}"
+            f"{name.replace('_', '-')} was {_shown(before.get(name))}, now {_shown(value)}"
             for name, value in details.items()
-            if made.get(name) != value
+            if before.get(name) != value
         ]:
             raise UserError(f"{destination} holds shards made with other settings: {'; '.join(changed)}; {another}")
-    known = listed.videos.keys() | {row["id"] for row in read_rejected(destination)}
-    gone = [name for _, names in read_plan(destination) for name in names if name not in known]
-    if gone and not settings.drop_missing:
+        made[path.name] = notes.get("content", "")
+    return made
+
+
+def _require_planned(plan: Plan, listed: Listed, settings: Preprocess) -> None:
+    """Refuse to drop videos of finished shards after a wrong SOURCE or an unmounted disk."""
+    known = listed.videos.keys() | {row["id"] for row in read_rejected(settings.shard_folder)}
+    if gone := [name for names in plan.shards.values() for name in names if name not in known]:
         raise UserError(
-            f"the shards in {destination} hold {plural(len(gone), 'video')} no longer in {settings.source_folder} "
-            f"(first: '{gone[0]}'); restore them, or set --drop-missing to rebuild the shards without them, or "
-            "--destination to another folder"
+            f"the shards in {settings.shard_folder} hold {plural(len(gone), 'video')} no longer in "
+            f"{settings.source_folder} (first: '{gone[0]}'); restore them, or set --drop-missing to rebuild the shards "
+            "without them, or --destination to another folder"
         )
 
 
@@ -280,21 +273,16 @@ def _finish(job: Job, made: Sequence[int]) -> Summary:
     for old in set(destination.glob("shard-*.h5*")) - set(paths):
         old.unlink()
     _remove_scratch(destination)
-    missing = ({"id": row.id, "path": str(row.path or ""), "reason": row.reason} for row in listed.missing)
+    rejected = write_index(destination, paths, json.dumps(job.details), listed.annotations)
+    rows = [{"id": row.id, "path": str(row.path or ""), "reason": row.reason} for row in listed.missing]
     # paths from the list: a video that was moved keeps its shard
-    rejected = (
-        {"id": row["id"], "path": str(listed.videos[row["id"]].path), "reason": row["reason"]}
-        for path in paths
-        for row in read_rejected_of(path)
-    )
-    write_lines(destination / REJECTED, map(dump_row, itertools.chain(missing, rejected)))
-    write_index(destination, paths, json.dumps(job.details), listed.annotations)
+    rows += [{"id": id, "path": str(listed.videos[id].path), "reason": reason} for id, reason in rejected.items()]
+    write_lines(destination / REJECTED, map(dump_row, rows))
     index = Index.open(destination)
     if not len(index):
         (destination / INDEX).unlink()  # so that no command takes the folder for a data set
-        first = next(read_rejected(destination))
         raise UserError(
-            f"0 of {plural(len(listed.videos), 'video')} can be used; {first['path'] or first['id']}: "
-            f"{first['reason']}. See {destination / REJECTED}"
+            f"0 of {plural(len(listed.videos), 'video')} can be used; {rows[0]['path'] or rows[0]['id']}: "
+            f"{rows[0]['reason']}. See {destination / REJECTED}"
         )
     return summarise(index, len(listed.videos) + len(listed.missing), len(made), job.count(made), listed.drawn)

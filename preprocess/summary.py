@@ -4,30 +4,19 @@ from __future__ import annotations
 
 import json
 import re
-import textwrap
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
-from gdt.common.errors import COLUMNS, plural
+from gdt.common.errors import plural
 from gdt.common.files import write_text
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.shards.layout import INDEX, REJECTED, read_rejected
 
 SUMMARY = "summary.json"
-_SPLITS = ("train", "val", "test", "unused")
 _SHOWN = 8
 """Reasons and notes to print."""
-_MEANINGS = {
-    "moov atom not found": "truncated, only partly downloaded, or not a video",
-    "Invalid data found": "damaged, or not a video",
-    "error while decoding|Invalid NAL|concealing|corrupt": "some frames are damaged",
-}
-"""What common messages of ffmpeg mean, by regular expression."""
-_WRAP: dict[str, Any] = {"subsequent_indent": " " * 10, "break_long_words": False, "break_on_hyphens": False}
 
 
 @dataclass(frozen=True)
@@ -53,10 +42,6 @@ class Summary:
         return len(self.index)
 
     @property
-    def rejected(self) -> int:
-        return sum(self.reasons.values())
-
-    @property
     def shards_kept(self) -> int:
         return len(self.index.shard_names) - self.shards_made
 
@@ -67,11 +52,11 @@ class Summary:
     @property
     def numbers(self) -> dict[str, Any]:
         """The content of `summary.json`."""
-        index = self.index
-        splits = {split: int(np.count_nonzero(index.split == split)) for split in _SPLITS}
+        index, splits = self.index, Counter(self.index.split.tolist())
         return {
             "videos": self.videos, "kept": self.kept, "decoded": self.decoded,
-            "left_out": self.reasons, "notes": self.notes, "splits": {split: n for split, n in splits.items() if n},
+            "left_out": self.reasons, "notes": self.notes,
+            "splits": {split: splits[split] for split in ("train", "val", "test", "unused") if splits[split]},
             "classes": len(index.classes), "hours": float(index.frame_count.sum()) / index.fps / 3600,
             "gigabytes": sum(head.size for head in index.heads) / 1e9, "without_sound": self.without_sound,
             "silent_seconds": float(index.silence.sum()), "words": int(index.text_count.sum()),
@@ -101,7 +86,7 @@ def _generalise(reason: str) -> str:
 
 
 def describe(summary: Summary) -> str:
-    """The table printed at the end of a run, at most 100 columns wide unless a path is longer."""
+    """The table printed at the end of a run."""
     index, numbers = summary.index, summary.numbers
     splits = ", ".join(f"{n} {split}" for split, n in numbers["splits"].items())
     lines = [
@@ -122,13 +107,8 @@ def describe(summary: Summary) -> str:
         (f"rejected (see {index.folder / REJECTED})", summary.reasons),
         (f"kept with a note (see video/note in {index.folder / INDEX})", summary.notes),
     ):
-        rows = [f"{n:8d}  {reason}{_meaning(reason)}" for reason, n in counts.items()]
+        rows = [f"{n:8d}  {reason}" for reason, n in counts.items()]
         more = [f"{sum(list(counts.values())[_SHOWN:]):8d}  other"] if len(rows) > _SHOWN else []
         lines += [f"{sum(counts.values())} {title}:", *rows[:_SHOWN], *more] if counts else []
     lines.append(f"shards and {SUMMARY} in {index.folder}")
-    return "\n".join(textwrap.fill(line, COLUMNS, **_WRAP) for line in lines)
-
-
-def _meaning(reason: str) -> str:
-    """What a common message of ffmpeg means."""
-    return next((f" ({said})" for pattern, said in _MEANINGS.items() if re.search(pattern, reason)), "")
+    return "\n".join(lines)

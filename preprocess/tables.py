@@ -31,8 +31,7 @@ def read_csv(
         expected = f"; expected {','.join(columns)}" if columns else ""
         try:
             if missing := [name for name in columns if name not in (rows.fieldnames or ())]:
-                own = "; for labels of your own, use --dataset folder" if path.name == "labels.csv" else ""
-                raise UserError(f"{path} has no column {', '.join(missing)}{expected}{own}")
+                raise UserError(f"{path} has no column {', '.join(missing)}{expected}")
             for row in rows:
                 if not header and row[columns[0]].startswith("#"):
                     continue

@@ -49,25 +49,20 @@ def verify(settings: Verify) -> dict[str, Finding]:
     folder = settings.shard_folder
     lock = locked(folder, "leave out --remove") if settings.remove and folder.is_dir() else nullcontext()
     with lock:
-        sizes = {path.name: path.lstat().st_size for path in sorted(folder.glob("shard-*.h5"))}
+        present = {path.name for path in folder.glob("shard-*.h5")}
         findings: dict[str, Finding] = {}
         lines: dict[str, bytes] = {}
-        if not sizes and not (folder / INDEX).is_file():
+        if not present and not (folder / INDEX).is_file():
             Index.open(folder)  # raises a UserError that says what to do
         try:
             index, _ = container.read(folder / INDEX)
             lines = dict(zip(map(bytes.decode, index["shard/name"]), index["shard/line"], strict=True))
         except (Damaged, OSError) as error:
             findings[INDEX] = error
-        sizes = dict.fromkeys(lines, 0) | sizes
-        with (
-            ThreadPoolExecutor(os.cpu_count()) as pool,
-            tqdm(total=sum(sizes.values()), unit="B", unit_scale=True, desc="verify") as bar,
-        ):
-            for name, finding in zip(sizes, pool.map(partial(_check, folder, lines), sizes), strict=True):
-                bar.update(sizes[name])
-                if finding:
-                    findings[name] = finding
+        names = sorted(present | lines.keys())
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            checked = tqdm(pool.map(partial(_check, folder, lines), names), "verify", len(names), unit="shard")
+            findings |= {name: finding for name, finding in zip(names, checked, strict=True) if finding}
         for name, finding in findings.items():
             if settings.remove and is_damaged(finding):
                 (folder / name).unlink()

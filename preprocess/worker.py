@@ -17,7 +17,7 @@ from gdt.common.files import is_disk_full
 from gdt.pipeline.shards.statistics import mel_sums
 from gdt.pipeline.shards.writer import VideoRecord, write_shard
 from gdt.preprocess.datasets.listing import Words, size_of
-from gdt.preprocess.extract import Extracted, extract_group, groups, pixel_sums
+from gdt.preprocess.extract import Extracted, Unread, extract_group, groups, pixel_sums
 from gdt.preprocess.ffmpeg import Extraction, Target
 from gdt.preprocess.logmel import HOP, SAMPLE_RATE, Waveform, logmel_blocks, peak_levels
 from gdt.preprocess.plan import ShardTask
@@ -44,6 +44,7 @@ def _make_shard(task: ShardTask, folder: Path) -> None:
     records: list[VideoRecord] = []
     rejected: list[dict[str, str]] = []
     pixels, mels = np.zeros((3, 3), np.int64), np.zeros(3, np.int64)
+    final = True
     for group in groups(task.videos):
         first = len(records) + len(rejected)
         targets = [Target.within(folder / str(first + k), video) for k, video in enumerate(group)]
@@ -52,6 +53,7 @@ def _make_shard(task: ShardTask, folder: Path) -> None:
                 record, sums = _record(target, output, task.extraction)
             except Rejected as error:
                 rejected.append({"id": target.video.id, "reason": str(error)})
+                final &= not isinstance(error, Unread)
                 shutil.rmtree(target.jpeg.parent)
             else:
                 records.append(record)
@@ -59,14 +61,13 @@ def _make_shard(task: ShardTask, folder: Path) -> None:
                 pixels += pixel_sums(record.jpeg, record.sizes, every=task.extraction.fps)
         with contextlib.suppress(ValueError):  # without Dask
             get_worker().log_event(PROGRESS, len(group))
-    sizes = [size_of(video.path) for video in task.videos]
-    if all(now < 0 <= video.size for now, video in zip(sizes, task.videos, strict=True)):
+    if all(size_of(video.path) < 0 <= video.size for video in task.videos):
         raise UserError(
             f"{socket.gethostname()} sees none of the videos of {task}; mount their disk on every machine, then run "
             "the same command again: finished shards are kept"
         )
-    unchanged = sizes == [video.size for video in task.videos]  # else the next run makes the shard again
-    notes = {"settings": json.dumps(dict(task.details)), "content": task.content if unchanged else ""}
+    # without content, the next run makes the shard again
+    notes = {"settings": json.dumps(dict(task.details)), "content": task.content if final else ""}
     write_shard(task.path, records, {"pixels": pixels, "mels": mels}, folder, rejected, notes)
 
 

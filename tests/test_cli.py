@@ -119,7 +119,6 @@ def test_a_run_ends_with_the_next_commands_and_is_left_alone_afterwards(
     ("typed", "message"),
     [
         ("pretran", "unknown command 'pretran'; did you mean 'pretrain'?"),
-        ("preprocess --dataset kinetcs", "did you mean 'kinetics'? Otherwise set --layout folder"),
         ("preprocess --dataset mine --source missing", "missing does not exist; set --source"),
         ("preprocess --dataset x --layout foldr --source .", "unknown layout 'foldr'; did you mean 'folder'?"),
         ("pretrain --dataset mine", "there are no shards in data/shards/mine (no index.h5); make them with"),
@@ -128,7 +127,7 @@ def test_a_run_ends_with_the_next_commands_and_is_left_alone_afterwards(
         ("pretrain --shards {shards} --batch-size 1000", "a batch takes 1000 videos but only"),
         ("pretrain --shards {shards} --clip.size 200", "a crop of 200 pixels (--clip.size) does not fit"),
         ("pretrain --epochs 2 --steps 3", "--epochs and --steps both set the length"),
-        ("evaluate --dataset mine", "there is no checkpoint runs/mine-l/checkpoint.pt"),
+        ("evaluate --dataset mine", "there is no checkpoint in runs"),
         ("evaluate --ckpt nowhere.pt", "there is no checkpoint nowhere.pt"),
         ("evaluate --ckpt {shards}/index.h5", "index.h5 cannot be read as a checkpoint"),
         ("verify --dataset mine", "data/shards/mine (no index.h5)"),

@@ -41,12 +41,12 @@ Annotations = Mapping[str, Sequence[str]]
 
 def write_index(
     folder: Path, shards: Sequence[Path], settings: str, annotate: Callable[[Sequence[str]], Annotations]
-) -> None:
+) -> dict[str, str]:
     """Gather the shards into `index.h5`, with annotations of the videos by their ids.
 
-    Raises UserError for a damaged shard, and OSError.
+    Returns the reason of each rejected video by its id. Raises UserError for a damaged shard, and OSError.
     """
-    arrays = _gather(shards)
+    arrays, rejected = _gather(shards)
     ids = texts(arrays["video/id"]).tolist()
     for name, values in ({name: [""] * len(ids) for name in LABELS} | dict(annotate(ids))).items():
         # / and . have a meaning in the names of HDF5
@@ -54,19 +54,22 @@ def write_index(
         arrays[named] = text_array(values)
     # sorted, so that equal content gives equal bytes
     container.write(folder / INDEX, dict(sorted(arrays.items())), {"settings": settings})
+    return rejected
 
 
-def _gather(shards: Sequence[Path]) -> dict[str, np.ndarray]:
-    """The video tables of all shards, sorted by id, with their first lines and total sums.
+def _gather(shards: Sequence[Path]) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+    """The video tables of all shards, sorted by id, with their first lines and total sums; and the rejected videos.
 
     The order, and so every plan, does not depend on the assignment of videos to shards.
     """
     rows: dict[str, list[np.ndarray]] = {}
     lines: list[bytes] = []
+    rejected: dict[str, str] = {}
     sums = {"pixels": np.zeros((3, 3), object), "mels": np.zeros(3, object)}  # Python integers do not overflow
     for number, path in enumerate(shards):
         head, tables = read_table(path)
         lines.append(head.line)
+        rejected |= {row["id"]: row["reason"] for row in map(json.loads, tables["rejected"].tolist())}
         table = {name: tables[f"video/{name}"] for name in COLUMNS}
         n = len(table["id"])
         for part in PARTS:
@@ -83,7 +86,7 @@ def _gather(shards: Sequence[Path]) -> dict[str, np.ndarray]:
     arrays["shard/name"] = text_array([path.name for path in shards])
     arrays["shard/line"] = np.array(lines, "S")
     arrays["sums"] = text_array([json.dumps({name: values.tolist() for name, values in sums.items()})])
-    return arrays
+    return arrays, rejected
 
 
 def read_table(path: Path) -> tuple[Head, dict[str, np.ndarray]]:
@@ -101,11 +104,6 @@ def read_table(path: Path) -> tuple[Head, dict[str, np.ndarray]]:
     except Damaged as error:
         raise UserError(f"shard {path} is damaged: {error}; {verify_hint(path.parent)}") from error
     return head, arrays
-
-
-def read_rejected_of(path: Path) -> list[dict[str, str]]:
-    """The rejected videos of a shard: id and reason. Raises UserError if it is damaged."""
-    return [json.loads(row) for row in read_table(path)[1]["rejected"].tolist()]
 
 
 @dataclass(kw_only=True)

@@ -58,16 +58,9 @@ class Captions:
 
         Captions without text, with times that are not finite, or that end before they start are dropped.
         """
-        path = _locate(source)
+        path, videos = next(_found(source), (None, iter(())))
         if path is None:
             return None
-        if path.name in FOLDERS:
-            videos = _folder_videos(path)
-        elif path.name in JSON_NAMES:
-            videos = _json_videos(path)
-        else:
-            tables = filter(_is_table, sorted(source.glob("*.csv")))
-            videos = itertools.chain.from_iterable(map(_csv_videos, tables))
         captions = Captions(videos)
         if not len(captions):
             raise UserError(f"{path} holds no captions; expected:\n{EXPECTED}")
@@ -86,11 +79,16 @@ class Captions:
         return len(self._parts)
 
 
-def _locate(source: Path) -> Path | None:
-    """The file or folder of the captions, of several tables the first; None without captions."""
-    files = (source / name for name in JSON_NAMES if not is_missing(source / name))
-    folders = (source / name for name in FOLDERS if (source / name).is_dir() and any(_caption_files(source / name)))
-    return next(itertools.chain(files, folders, filter(_is_table, sorted(source.glob("*.csv")))), None)
+def _found(source: Path) -> Iterator[tuple[Path, Iterator[tuple[str, list[Caption]]]]]:
+    """The files or folders of captions, the preferred one first, each with its videos; of several tables the first."""
+    for path in (source / name for name in JSON_NAMES):
+        if not is_missing(path):
+            yield path, _json_videos(path)
+    for path in (source / name for name in FOLDERS):
+        if path.is_dir() and any(_caption_files(path)):
+            yield path, _folder_videos(path)
+    if tables := list(filter(_is_table, sorted(source.glob("*.csv")))):
+        yield tables[0], itertools.chain.from_iterable(map(_csv_videos, tables))
 
 
 def _json_videos(path: Path) -> Iterator[tuple[str, list[Caption]]]:

@@ -6,6 +6,7 @@ Each is a module here that defines DATA, and a name in pipeline/shards/layout.py
 from __future__ import annotations
 
 import importlib
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,13 +14,9 @@ from gdt.common.errors import UserError, unknown
 from gdt.pipeline.shards import layout
 from gdt.preprocess.datasets.listing import DataSet, Missing, Video, incomplete
 
-
-def _data(name: str) -> DataSet:
-    data: DataSet = importlib.import_module(f"{__name__}.{name}").DATA
-    return data
-
-
-DATASETS = {name: _data(name) for name in layout.DATASETS}
+DATASETS: dict[str, DataSet] = {name: importlib.import_module(f"{__name__}.{name}").DATA for name in layout.DATASETS}
+_NOT_UTF8 = re.compile("[\ud800-\udfff]")
+"""What Python makes of the bytes of a name that are not UTF-8."""
 
 
 def find(dataset: str, source: Path) -> DataSet:
@@ -45,18 +42,10 @@ def listing(dataset: str, source: Path) -> Iterator[Video | Missing]:
             unusable = unusable or (f" that can be used ({item.path}: {item.reason})" if item.path else "")
         else:
             empty = False
-        if _is_text(item.id + str(item.path)):
+        if not _NOT_UTF8.search(f"{item.id} {item.path}"):
             yield item
         else:
             readable = Path(str(item.path).encode(errors="replace").decode())
             yield Missing(ascii(item.id), "its name is not valid UTF-8; rename it", readable)
     if empty:
         raise incomplete(f"there are no videos in {source}{unusable}", entry.tree)
-
-
-def _is_text(name: str) -> bool:
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

@@ -24,24 +24,18 @@ def listing(source: Path) -> Iterator[Video | Missing]:
     The id is the path below the split folder, so that moving a video to another split keeps it; if two videos would
     share that id, it is the path below `source`.
     """
-    items = list(tree(source))
-    shared = Counter(_below_split(item.id) for item in items if isinstance(item, Video))
+    videos = list(tree(source))
+    shared = Counter(_below_split(video.id) for video in videos)
     labels = Labels(source)
-    for item in items:
-        if isinstance(item, Missing):
-            yield item
-        else:
-            name = _below_split(item.id)
-            yield labels.apply(replace(item, id=name if shared[name] == 1 else item.id), item.id)
+    for video in videos:
+        name = _below_split(video.id)
+        yield labels.apply(replace(video, id=name if shared[name] == 1 else video.id), video.id)
     yield from labels.unused()
 
 
-def tree(source: Path) -> Iterator[Video | Missing]:
+def tree(source: Path) -> Iterator[Video]:
     """One video per file, its id the path below `source`, with the label and split of its folders."""
     for path in video_files(source):
-        if isinstance(path, Missing):
-            yield path
-            continue
         relative = path.relative_to(source)
         folders = relative.parent.parts
         split = SPLITS.get(folders[0].lower()) if folders else None

@@ -61,9 +61,6 @@ def listing(root: Path, lines: Iterable[Line], tree: str) -> Iterator[Video | Mi
     """
     entries = _entries(lines)
     for path in video_files(root):
-        if isinstance(path, Missing):
-            yield path
-            continue
         if (entry := entries.get(path.stem.lower())) is None:
             yield unlisted(path)
             continue

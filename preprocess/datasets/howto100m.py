@@ -33,9 +33,6 @@ def listing(source: Path) -> Iterator[Video | Missing]:
     labels = dict(read_csv(path, ("video_id", "category_1"), _label)) if listed else {}
     seen: set[str] = set()
     for file in video_files(source):
-        if isinstance(file, Missing):
-            yield file
-            continue
         if listed:
             if file.stem not in labels:
                 yield unlisted(file)

@@ -30,7 +30,8 @@ def listing(source: Path) -> Iterator[Video | Missing]:
     """Videos by their file stems; label and split are from the csv or, if there is none, from the folders."""
     paths = sorted(source.glob("*.csv"))
     if not paths:
-        return map(_from_folders, folder.tree(source))
+        videos = folder.tree(source)
+        return (replace(video, id=video.path.stem, label=video.label.replace("_", " ")) for video in videos)
     rows = (row for path in paths for row in read_csv(path, _COLUMNS, _segment))
     return youtube.listing(source, rows)
 
@@ -40,12 +41,6 @@ def _segment(row: Row) -> Segment:
         row["youtube_id"], float(row["time_start"]), float(row["time_end"]),
         row.get("label", "").strip(), SPLITS[row["split"].strip().lower()],
     )  # fmt: skip
-
-
-def _from_folders(item: Video | Missing) -> Video | Missing:
-    if isinstance(item, Missing):
-        return item
-    return replace(item, id=item.path.stem, label=item.label.replace("_", " "))
 
 
 DATA = DataSet(listing, TREE)

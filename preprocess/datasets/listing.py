@@ -124,15 +124,12 @@ def walk(root: Path) -> Iterator[tuple[str, list[str]]]:
         yield folder, sorted(names)
 
 
-def video_files(root: Path) -> Iterator[Path | Missing]:
+def video_files(root: Path) -> Iterator[Path]:
     """Yield the paths below `root` with the suffix of a video, whatever kind of file they are, in the order of `walk`.
 
-    Yields Missing, with the path below `root` as id, for hidden ones.
+    Hidden files are none, such as those that macOS adds for each file.
     """
     for folder, names in walk(root):
-        for path in (Path(folder, name) for name in names):
-            if path.name.startswith("."):
-                if Path(f"x{path.name}").suffix.lower() in SUFFIXES:
-                    yield Missing(str(path.relative_to(root)), "it is hidden: its name begins with a dot", path)
-            elif path.suffix.lower() in SUFFIXES:
-                yield path
+        for name in names:
+            if not name.startswith(".") and Path(name).suffix.lower() in SUFFIXES:
+                yield Path(folder, name)

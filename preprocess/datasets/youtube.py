@@ -41,9 +41,6 @@ def listing(source: Path, rows: Iterable[Segment]) -> Iterator[Video | Missing]:
         segments.setdefault(row.youtube_id, []).append(row)
     originals: list[tuple[Path, Segment]] = []
     for video in folder.tree(source):
-        if isinstance(video, Missing):
-            yield video
-            continue
         path = video.path
         youtube_id, start = parse_name(path.stem)
         candidates = segments.get(youtube_id, [])

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import csv
-import io
+import itertools
 import json
 import multiprocessing
 import os
+import shutil
 import subprocess
 import tempfile
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, NamedTuple
@@ -21,16 +21,14 @@ from tqdm import tqdm
 
 from gdt.common.commandline import gdt_command
 from gdt.common.errors import UserError
-from gdt.common.files import write_text
+from gdt.common.files import write_lines, write_text
 from gdt.preprocess.ffmpeg import require_ffmpeg
 from gdt.preprocess.synthetic.drawing import SAMPLE_RATE
-from gdt.preprocess.synthetic.moments import FPS, SIZE, SPLITS, Synthetic, captions, draw_scene
+from gdt.preprocess.synthetic.moments import FPS, SIZE, SPLITS, Scene, Synthetic
 
 GROUP = 25  # videos per ffmpeg process, whose start costs more than encoding one video
 MARKER = "synthetic.json"
-"""File of the settings, written first."""
-LAST = "captions.json"
-"""File written last: with it the set is complete."""
+"""File of the settings."""
 FORMAT = 2
 """Version of the files; increase it when the same settings produce different files."""
 ENCODER = (
@@ -45,7 +43,7 @@ BINS = 10
 
 @dataclass(frozen=True)
 class Generate:
-    """Generate a synthetic data set. Run the same command again to complete an incomplete one."""
+    """Generate a synthetic data set."""
 
     destination: Path = Path("data/videos/synthetic")
     """Folder of the videos."""
@@ -83,53 +81,52 @@ def tasks(destination: Path, settings: Synthetic) -> list[Task]:
 
 
 def generate(destination: Path, settings: Synthetic, workers: int = 0, progress: bool = True) -> None:
-    """Write a data set: settings, `<split>/<class>/<id>.mp4`, labels.csv and captions.json.
+    """Write a data set, whole or not at all: settings, `<split>/<class>/<id>.mp4`, labels.csv and captions.json.
 
-    Leaves a complete set with the same settings alone, and completes an incomplete one. `workers` processes render and
-    encode; 0: one per core. Raises UserError if the destination holds something else or ffmpeg fails.
+    Leaves one with the same settings alone. `workers` processes render and encode; 0: one per core. Raises UserError if
+    the destination holds something else or ffmpeg fails.
     """
     require_ffmpeg()
-    _claim(destination, {"format": FORMAT, **asdict(settings)})
-    if (destination / LAST).is_file():
+    destination, asked = destination.resolve(), {"format": FORMAT, **asdict(settings)}
+    if destination.is_dir() and any(destination.iterdir()):
+        _require_same(destination, asked)
         return
-    every = tasks(destination, settings)
-    missing = [task for task in every if not task.path.exists()]
-    groups = [missing[k : k + GROUP] for k in range(0, len(missing), GROUP)]
-    # spawned, not forked: the caller may have started threads
-    pool = ProcessPoolExecutor(workers or len(os.sched_getaffinity(0)), multiprocessing.get_context("spawn"))
-    with tqdm(total=len(missing), desc="synthetic videos", unit="video", disable=not progress) as bar:
-        try:
-            for done in as_completed([pool.submit(_make_group, settings, group) for group in groups]):
-                bar.update(done.result())
-        finally:
-            pool.shutdown(cancel_futures=True)
-    _describe(destination, settings, every)
+    partial = destination.with_name(f"{destination.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)  # of a killed run
+    partial.mkdir(parents=True)
+    every = tasks(partial, settings)
+    groups = [every[k : k + GROUP] for k in range(0, len(every), GROUP)]
+    with (
+        # spawned, not forked: the caller may have started threads
+        ProcessPoolExecutor(workers or len(os.sched_getaffinity(0)), multiprocessing.get_context("spawn")) as pool,
+        tqdm(total=len(every), desc="synthetic videos", unit="video", disable=not progress) as bar,
+    ):
+        for done in pool.map(_make_group, itertools.repeat(settings), groups):
+            bar.update(done)
+    _describe(partial, settings, every)
+    write_text(partial / MARKER, json.dumps(asked, indent=2) + "\n")
+    partial.rename(destination)
 
 
-def _claim(destination: Path, settings: dict[str, object]) -> None:
-    """Write the settings, unless they are there. Raises UserError if the folder holds other settings or other files."""
+def _require_same(destination: Path, asked: dict[str, object]) -> None:
+    """Raise UserError unless the folder holds a set with these settings."""
     marker = destination / MARKER
     if not marker.is_file():
-        if destination.is_dir() and any(not path.name.startswith(".") for path in destination.iterdir()):
-            raise UserError(
-                f"{destination} holds files, but no {MARKER}, so it is not synthetic; set --destination to another "
-                "folder"
-            )
-        destination.mkdir(parents=True, exist_ok=True)
-        write_text(marker, json.dumps(settings, indent=2) + "\n")
-    before = json.loads(marker.read_text())
-    differing = [key for key in settings if before.get(key) != settings[key]]
-    if differing:
-        what = ", ".join(f"{key} was {before.get(key)}, now {settings[key]}" for key in differing)
         raise UserError(
-            f"{destination} holds a synthetic data set with different settings ({what}); use the same settings, "
-            "delete the folder, or set --destination to another"
+            f"{destination} holds files, but no {MARKER}, so it is not synthetic; set --destination to another folder"
+        )
+    made = json.loads(marker.read_text())
+    if differing := [
+        f"{key} was {made.get(key)}, now {value}" for key, value in asked.items() if made.get(key) != value
+    ]:
+        raise UserError(
+            f"{destination} holds a synthetic data set with different settings ({', '.join(differing)}); use the same "
+            "settings, delete the folder, or set --destination to another"
         )
 
 
 def _make_group(settings: Synthetic, group: Sequence[Task]) -> int:
     """Render and encode videos with one ffmpeg process; returns their number. Raises UserError if ffmpeg fails."""
-    partial = [task.path.with_name(f"{task.path.name}.partial") for task in group]
     with tempfile.TemporaryDirectory() as folder:
         inputs: list[object] = []
         outputs: list[object] = []
@@ -141,27 +138,23 @@ def _make_group(settings: Synthetic, group: Sequence[Task]) -> int:
             inputs += ["-f", "rawvideo", "-pix_fmt", "rgb24", "-s", f"{SIZE}x{SIZE}", "-r", FPS, "-i", frames]
             inputs += ["-f", "s16le", "-ar", SAMPLE_RATE, "-ac", 1, "-i", samples]
             task.path.parent.mkdir(parents=True, exist_ok=True)
-            outputs += ["-map", f"{2 * k}:v", "-map", f"{2 * k + 1}:a", *ENCODER, partial[k]]
+            outputs += ["-map", f"{2 * k}:v", "-map", f"{2 * k + 1}:a", *ENCODER, task.path]
         command = ["ffmpeg", "-nostdin", "-y", "-v", "error", *map(str, inputs + outputs)]
         done = subprocess.run(command, capture_output=True, text=True, errors="replace")
     if done.returncode != 0:
         last = "\n".join(done.stderr.strip().splitlines()[-5:])
         raise UserError(f"ffmpeg failed to encode synthetic videos (exit status {done.returncode}):\n{last}")
-    for path, task in zip(partial, group, strict=True):
-        path.rename(task.path)
     return len(group)
 
 
-def _describe(destination: Path, settings: Synthetic, every: Sequence[Task]) -> None:
+def _describe(folder: Path, settings: Synthetic, every: Sequence[Task]) -> None:
     """Write labels.csv, for what the folders do not say, and captions.json."""
-    said, rows = {}, []
+    said, rows = {}, ["path,actions,identity\n"]
     for task in every:
-        scene = draw_scene(settings, task.split, task.action, task.n)
-        said[task.path.stem] = captions(scene, settings.seconds)
+        scene = Scene(settings, task.split, task.action, task.n)
+        said[task.path.stem] = scene.captions()
         actions = " ".join(action for action, _ in scene.actions)
-        rows.append([task.path.relative_to(destination), actions, int(BINS * scene.identity[0])])
+        rows.append(f"{task.path.relative_to(folder)},{actions},{int(BINS * scene.identity[0])}\n")
     if settings.identity or settings.actions_per_video > 1:
-        text = io.StringIO()
-        csv.writer(text, lineterminator="\n").writerows([["path", "actions", "identity"], *rows])
-        write_text(destination / "labels.csv", text.getvalue())
-    write_text(destination / LAST, json.dumps(said) + "\n")
+        write_lines(folder / "labels.csv", rows)
+    write_text(folder / "captions.json", json.dumps(said) + "\n")

@@ -77,33 +77,8 @@ class Synthetic:
 
     def render(self, split: str, action: str, n: int) -> Video:
         """The n-th video of a split that begins with an action."""
-        scene = draw_scene(self, split, action, n)
-        return Video(picture(scene, self.seconds), sound(scene, self.seconds))
-
-
-@dataclass(frozen=True)
-class Scene:
-    """Everything random about one video, except noise; numbers are from 0 to 1 unless they are signed."""
-
-    actions: tuple[tuple[str, Tempo], ...]  # one after another, each as long as the others, with their tempi
-    identity: tuple[float, float]  # hue and pitch, then brightness of colour and tone
-    strength: float  # of the identity
-    actor: drawing.Thing
-    distractors: tuple[drawing.Thing, ...]
-    hue: float  # of the actor
-    reach: float  # factor of the actor's excursions; negative values mirror them horizontally
-    texture: float  # of the background, coarse to fine
-    background_colours: Array
-    pitch: float  # low to high
-    timbre: float  # pure to bright
-    ambience: float  # dark rumble to hiss
-    seeds: tuple[np.random.SeedSequence, ...]  # of the noise in video, audio and text
-    drone: np.random.Generator  # of the drone's harmonics; used once
-
-    def moments(self, times: drawing.Times, seconds: float) -> npt.NDArray[np.intp]:
-        """Index of the action at each of `times` [N], in seconds."""
-        count = len(self.actions)
-        return np.minimum(times * (count / seconds), count - 1).astype(np.intp)
+        scene = Scene(self, split, action, n)
+        return Video(scene.picture(), scene.sound())
 
 
 def _radius(size: float) -> float:
@@ -115,114 +90,109 @@ def _draw_tempo(rng: np.random.Generator) -> Tempo:
     return Tempo(*rng.uniform((0, 0.875, 0.1, 3, 0), (2, 1.165, 0.2, 6, 2 * np.pi)).tolist())
 
 
-def draw_scene(settings: Synthetic, split: str, action: str, n: int) -> Scene:
-    """The scene of a video, a pure function of its arguments."""
-    key = (settings.seed, SPLITS.index(split), tuple(ACTIONS).index(action), n)
-    lasting = generator(Stream.MOMENTS, *key, 1)
-    identity = tuple(lasting.uniform(size=2).tolist())
-    others = lasting.permutation([other for other in ACTIONS if other != action])[: settings.count(split) - 1]
-    later = tuple((str(other), _draw_tempo(lasting)) for other in others)
-    # without an identity the background is random, too
-    shown, brightness = identity if settings.identity else lasting.uniform(size=2).tolist()
-    ground = drawing.colour(HUES * shown, 0.1 + 0.8 * settings.identity, 0.45 + 0.45 * brightness)
+class Scene:
+    """Everything random about one video, a pure function of the arguments; numbers are from 0 to 1 unless signed."""
 
-    draws, *noise = seed_sequence(Stream.MOMENTS, *key).spawn(4)
-    rng = np.random.default_rng(draws)
-    tempo = _draw_tempo(rng)
-    size, hue, texture = rng.uniform(size=3).tolist()
-    # Draws without use, here and below, keep the videos as they have been since version 0.2.
-    pitch, timbre, ambience = rng.uniform(size=6)[3:].tolist()
-    hues = rng.uniform(size=4).tolist()
-    distractors = tuple(
-        drawing.draw_thing(rng, hues[i], _radius(rng.uniform(-1.2, -0.4)), position=0.9, drift=rng.choice((0, 0.15)))
-        for i in range(rng.integers(1, 3))
-    )
-    rng.uniform(size=4)
-    return Scene(
-        actions=((action, tempo), *later),
-        identity=identity,
-        strength=settings.identity,
-        actor=drawing.draw_thing(rng, hue, _radius(size), position=0.15, drift=0.05),
-        distractors=distractors,
-        hue=hue,
-        reach=rng.uniform(0.85, 1.15) * (-1) ** int(rng.integers(2)),
-        texture=texture,
-        background_colours=np.stack([ground, 0.85 * ground]),
-        pitch=pitch,
-        timbre=timbre,
-        ambience=ambience,
-        seeds=tuple(noise),
-        drone=lasting,
-    )
+    def __init__(self, settings: Synthetic, split: str, action: str, n: int) -> None:
+        key = (settings.seed, SPLITS.index(split), tuple(ACTIONS).index(action), n)
+        lasting = generator(Stream.MOMENTS, *key, 1)
+        self.seconds, self.strength = settings.seconds, settings.identity
+        self.identity: tuple[float, float] = tuple(lasting.uniform(size=2).tolist())
+        """Hue and pitch, then brightness of colour and tone."""
+        others = lasting.permutation([other for other in ACTIONS if other != action])[: settings.count(split) - 1]
+        later = [(str(other), _draw_tempo(lasting)) for other in others]
+        # without an identity the background is random, too
+        shown, brightness = self.identity if self.strength else lasting.uniform(size=2).tolist()
+        ground = drawing.colour(HUES * shown, 0.1 + 0.8 * self.strength, 0.45 + 0.45 * brightness)
+        self.background_colours = np.stack([ground, 0.85 * ground])
+        self.drone = lasting  # of its harmonics; used once
 
+        draws, *self.seeds = seed_sequence(Stream.MOMENTS, *key).spawn(4)  # of the noise in video, audio and text
+        rng = np.random.default_rng(draws)
+        self.actions = [(action, _draw_tempo(rng)), *later]
+        """One after another, each as long as the others."""
+        size, self.hue, self.texture = rng.uniform(size=3).tolist()  # of the actor; of the background, coarse to fine
+        # Draws without use, here and below, keep the videos as they have been since version 0.2.
+        self.pitch, self.timbre, self.ambience = rng.uniform(size=6)[3:].tolist()
+        hues = rng.uniform(size=4).tolist()
+        self.distractors = [
+            drawing.draw_thing(rng, hue, _radius(rng.uniform(-1.2, -0.4)), position=0.9, drift=rng.choice((0, 0.15)))
+            for hue in hues[: rng.integers(1, 3)]
+        ]
+        rng.uniform(size=4)
+        self.actor = drawing.draw_thing(rng, self.hue, _radius(size), position=0.15, drift=0.05)
+        self.reach = rng.uniform(0.85, 1.15) * (-1) ** int(rng.integers(2))
+        """Factor of the actor's excursions; negative values mirror them horizontally."""
 
-def picture(scene: Scene, seconds: float) -> drawing.Frames:
-    """The frames of a scene: uint8 [T, SIZE, SIZE, 3], frame k at k / FPS seconds."""
-    # Panning, jitter, background contrast and noise are weak on purpose: if they outweigh motion and events,
-    # cross-modal learning takes far longer to leave its first plateau, a loss of ln(batch size).
-    rng = np.random.default_rng(scene.seeds[0])
-    times = np.arange(round(seconds * FPS)) / FPS
-    shake_x, shake_y = rng.normal(scale=0.005, size=(2, len(times))).astype(np.float32)
-    pan_x, pan_y = (times * speed for speed in rng.uniform(-0.1, 0.1, 2))
-    camera = pan_x + shake_x, pan_y + shake_y
-    frames = drawing.backdrop(scene.texture, scene.background_colours, *camera, SIZE, rng)
-    for thing in scene.distractors:
-        x, y = (position + times * speed for position, speed in zip(thing.position, thing.drift, strict=True))
-        drawing.paint(frames, thing, Motion(x=x - shake_x, y=y - shake_y))
-    motions = [ACTIONS[action].motion(tempo.beat(times)) for action, tempo in scene.actions]
-    now = scene.moments(times, seconds)
-    motion = Motion(*(np.choose(now, np.broadcast_arrays(*parts, now)[:-1]) for parts in zip(*motions, strict=True)))
-    angle = times * 1.5 + scene.actions[0][1].lead
-    (position_x, position_y), (drift_x, drift_y) = scene.actor.position, scene.actor.drift
-    motion = motion._replace(
-        x=scene.reach * motion.x + position_x + drift_x * np.sin(angle) - shake_x,
-        y=abs(scene.reach) * motion.y + position_y + drift_y * np.cos(angle) - shake_y,
-        angle=math.copysign(1, scene.reach) * np.asarray(motion.angle),
-    )
-    drawing.paint(frames, scene.actor, motion)
-    return frames
+    def _moments(self, times: drawing.Times) -> npt.NDArray[np.intp]:
+        """Index of the action at each of `times` [N], in seconds."""
+        count = len(self.actions)
+        return np.minimum(times * (count / self.seconds), count - 1).astype(np.intp)
 
+    def picture(self) -> drawing.Frames:
+        """The frames: uint8 [T, SIZE, SIZE, 3], frame k at k / FPS seconds."""
+        # Panning, jitter, background contrast and noise are weak on purpose: if they outweigh motion and events,
+        # cross-modal learning takes far longer to leave its first plateau, a loss of ln(batch size).
+        rng = np.random.default_rng(self.seeds[0])
+        times = np.arange(round(self.seconds * FPS)) / FPS
+        shake_x, shake_y = rng.normal(scale=0.005, size=(2, len(times))).astype(np.float32)
+        pan_x, pan_y = (times * speed for speed in rng.uniform(-0.1, 0.1, 2))
+        camera = pan_x + shake_x, pan_y + shake_y
+        frames = drawing.backdrop(self.texture, self.background_colours, *camera, SIZE, rng)
+        for thing in self.distractors:
+            x, y = (position + times * speed for position, speed in zip(thing.position, thing.drift, strict=True))
+            drawing.paint(frames, thing, Motion(x=x - shake_x, y=y - shake_y))
+        motions = [ACTIONS[action].motion(tempo.beat(times)) for action, tempo in self.actions]
+        now = self._moments(times)
+        motion = Motion(
+            *(np.choose(now, np.broadcast_arrays(*parts, now)[:-1]) for parts in zip(*motions, strict=True))
+        )
+        angle = times * 1.5 + self.actions[0][1].lead
+        (position_x, position_y), (drift_x, drift_y) = self.actor.position, self.actor.drift
+        motion = motion._replace(
+            x=self.reach * motion.x + position_x + drift_x * np.sin(angle) - shake_x,
+            y=abs(self.reach) * motion.y + position_y + drift_y * np.cos(angle) - shake_y,
+            angle=math.copysign(1, self.reach) * np.asarray(motion.angle),
+        )
+        drawing.paint(frames, self.actor, motion)
+        return frames
 
-def sound(scene: Scene, seconds: float) -> Array:
-    """The waveform of a scene, float32 [samples] within [-1, 1] at `SAMPLE_RATE`."""
-    rng = np.random.default_rng(scene.seeds[1])
-    times = np.arange(round(seconds * drawing.SAMPLE_RATE)) / drawing.SAMPLE_RATE
-    sounds = [ACTIONS[action].sound(tempo.beat(times)) for action, tempo in scene.actions]
-    table = drawing.wavetable(scene.timbre, rng)
-    waves = [drawing.tone(each, scene.pitch, table, times, seconds + 0.001, rng) for each in sounds]
-    level, noise_level, hum_level = np.exp(rng.uniform(np.log((0.35, 0.002, 0.001)), np.log((0.7, 0.01, 0.01))))
-    hum = np.sin((times * (2 * np.pi * rng.uniform(50, 120))).astype(np.float32))
-    noise = drawing.room(scene.ambience, len(times), rng)
-    parts = [level * each.loudness * wave for each, wave in zip(sounds, waves, strict=True)]
-    mixed = np.choose(scene.moments(times, seconds), parts) + noise_level * noise + hum_level * hum
-    heard = np.clip(mixed, -1, 1).astype(np.float32)
-    if scene.strength:
-        heard = heard + 0.15 * scene.strength * _drone(scene, times)
-    return np.clip(heard, -1, 1).astype(np.float32)
+    def sound(self) -> Array:
+        """The waveform, float32 [samples] within [-1, 1] at `SAMPLE_RATE`."""
+        rng = np.random.default_rng(self.seeds[1])
+        times = np.arange(round(self.seconds * drawing.SAMPLE_RATE)) / drawing.SAMPLE_RATE
+        sounds = [ACTIONS[action].sound(tempo.beat(times)) for action, tempo in self.actions]
+        table = drawing.wavetable(self.timbre, rng)
+        waves = [drawing.tone(each, self.pitch, table, times, self.seconds + 0.001, rng) for each in sounds]
+        level, noise_level, hum_level = np.exp(rng.uniform(np.log((0.35, 0.002, 0.001)), np.log((0.7, 0.01, 0.01))))
+        hum = np.sin((times * (2 * np.pi * rng.uniform(50, 120))).astype(np.float32))
+        noise = drawing.room(self.ambience, len(times), rng)
+        parts = [level * each.loudness * wave for each, wave in zip(sounds, waves, strict=True)]
+        mixed = np.choose(self._moments(times), parts) + noise_level * noise + hum_level * hum
+        heard = np.clip(mixed, -1, 1).astype(np.float32)
+        if self.strength:
+            heard = heard + 0.15 * self.strength * self._drone(times)
+        return np.clip(heard, -1, 1).astype(np.float32)
 
+    def _drone(self, times: drawing.Times) -> Array:
+        """The drone, float32 [samples], peak 1."""
+        pitch, brightness = self.identity
+        table = drawing.wavetable(brightness, self.drone)
+        octave = math.log2(LOWEST / drawing.PITCH) + OCTAVES * pitch
+        return drawing.tone(Sound(1.0), octave, table, times, 0.0, self.drone)
 
-def _drone(scene: Scene, times: drawing.Times) -> Array:
-    """The drone of a video, float32 [samples], peak 1."""
-    pitch, brightness = scene.identity
-    table = drawing.wavetable(brightness, scene.drone)
-    octave = math.log2(LOWEST / drawing.PITCH) + OCTAVES * pitch
-    return drawing.tone(Sound(1.0), octave, table, times, 0.0, scene.drone)
-
-
-def captions(scene: Scene, seconds: float) -> dict[str, list[float] | list[str]]:
-    """Captions in the format of HowTo100M, each of one action and about two cycles: `start` and `end` in seconds, and
-    `text`.
-    """
-    rng = np.random.default_rng(scene.seeds[2])
-    phrases = ("a {} {} {}", "the {1} {2} {3}", "look how the {} {} {}", "now it {2} {3}")
-    length = seconds / len(scene.actions)
-    bounds, texts = [0.0], []
-    for moment, (action, tempo) in enumerate(scene.actions):
-        first, last = moment * length, (moment + 1) * length
-        turns = [t for t in tempo.events(0.5, seconds).tolist() if first + 0.5 <= t <= last - 0.5]
-        for start, end in zip([first, *turns], [*turns, last], strict=True):
-            (rate,) = tempo.beat(np.array([(start + end) / 2])).rate
-            words = NAMES[round(scene.hue * 8) % 8], scene.actor.shape, ACTIONS[action].verb
-            texts.append(str(rng.choice(phrases)).format(*words, "slowly" if rate < 1 else "quickly"))
-            bounds.append(round(end, 2))
-    return {"start": bounds[:-1], "end": bounds[1:], "text": texts}
+    def captions(self) -> dict[str, list[float] | list[str]]:
+        """Captions as in HowTo100M, `start` and `end` in seconds: each of one action and about two cycles."""
+        rng = np.random.default_rng(self.seeds[2])
+        phrases = ("a {} {} {}", "the {1} {2} {3}", "look how the {} {} {}", "now it {2} {3}")
+        length = self.seconds / len(self.actions)
+        bounds, texts = [0.0], []
+        for moment, (action, tempo) in enumerate(self.actions):
+            first, last = moment * length, (moment + 1) * length
+            turns = [t for t in tempo.events(0.5, self.seconds).tolist() if first + 0.5 <= t <= last - 0.5]
+            for start, end in zip([first, *turns], [*turns, last], strict=True):
+                (rate,) = tempo.beat(np.array([(start + end) / 2])).rate
+                words = NAMES[round(self.hue * 8) % 8], self.actor.shape, ACTIONS[action].verb
+                texts.append(str(rng.choice(phrases)).format(*words, "slowly" if rate < 1 else "quickly"))
+                bounds.append(round(end, 2))
+        return {"start": bounds[:-1], "end": bounds[1:], "text": texts}

@@ -15,6 +15,8 @@ import torch
 
 from gdt.common.errors import UserError
 from gdt.eval.export import Export, export
+from gdt.eval.settings import Downstream
+from gdt.eval.subjects import models
 from gdt.pipeline.leaves import Clip
 from gdt.pipeline.shards.statistics import Statistics
 from gdt.pipeline.transformations.augmentation import Augmentation
@@ -116,7 +118,7 @@ FEW = CLIPS[:1, :, :2]
 
 
 def test_torchvision_files_load_into_torchvisions_network_and_here(
-    paper: Trained, read: dict[str, Trained], tmp_path: Path
+    paper: Trained, read: dict[str, Trained], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out, again, hub = (tmp_path / name for name in ("r2plus1d_18.pth", "x.safetensors", "hub.safetensors"))
     text = export(Export(out, "torchvision", ckpt=Path("paper")))
@@ -138,6 +140,9 @@ def test_torchvision_files_load_into_torchvisions_network_and_here(
     # torchvision's names without our metadata
     safetensors.torch.save_file(state, hub)
     assert load_model(hub).statistics is KINETICS and load_model(hub).settings == Pretrain()
+    # what was taken is printed
+    list(models(Downstream((out,), "x", random_weights="exclude"), back))
+    assert "loaded video_network; random mlp_v; clips of 16 frames, stride 2, 128x128" in capsys.readouterr().out
 
 
 def test_models_that_do_not_fit_a_format_are_refused(tmp_path: Path) -> None:

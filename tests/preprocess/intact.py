@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import zlib
 from collections.abc import Iterator
 from itertools import pairwise
@@ -14,6 +15,12 @@ from PIL import Image
 
 from gdt.pipeline.shards import container
 from gdt.pipeline.shards.layout import ROWS, SHARD, WORDS
+
+
+def rejected_of(path: Path) -> list[dict[str, str]]:
+    """The rejected videos of a shard: id and reason."""
+    with h5py.File(path) as file:
+        return [json.loads(row) for row in file["rejected"][:]]
 
 
 def problems(path: Path) -> list[str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gdt.preprocess import extract, ffmpeg
+from gdt.preprocess import extract
 from gdt.preprocess.clock import Piece, cut, pieces, put_on_clock
 from gdt.preprocess.datasets.listing import Video
 from gdt.preprocess.extract import Extracted, extract_group
@@ -60,14 +60,11 @@ def assert_aligned(taken: Extracted, count: int, every: int = 1) -> None:
 FRAGMENTS = "-movflags +frag_keyframe+empty_moov+default_base_moof -g 15"
 CONTAINERS = [
     # AVI and unfragmented PCM in MOV have no time stamps that could jump
-    ("mp4", 44_100, "aac"), ("mp4", 8_000, "aac"), ("mp4", 48_000, "ac3"), ("mov", 96_000, "aac"),
-    ("mp4", 48_000, f"aac -bf 0 {FRAGMENTS}"), ("mov", 22_050, f"pcm_s16be -bf 0 {FRAGMENTS}"),
-    ("mkv", 96_000, "pcm_s16le"), ("mkv", 8_000, "pcm_s16le"), ("mkv", 12_000, "flac"), ("mkv", 44_100, "libmp3lame"),
-    ("mkv", 48_000, "ac3"), ("mkv", 48_000, "libopus"), ("nut", 12_000, "pcm_s16le"),
-    ("webm", 48_000, "libopus -c:v libvpx"), ("webm", 22_050, "libvorbis -c:v libvpx"),
-    ("flv", 44_100, "libmp3lame"), ("flv", 22_050, "aac"),
-    ("ts", 48_000, "aac -pes_payload_size 0"), ("ts", 44_100, "mp2 -c:v mpeg2video"),
-    ("mpg", 44_100, "mp2"), ("vob", 48_000, "ac3"), ("wmv", 44_100, "wmav2"), ("asf", 48_000, "libmp3lame"),
+    ("mp4", 44_100, "aac"), ("mp4", 8_000, "aac"), ("mov", 96_000, "aac"),
+    ("mov", 22_050, f"pcm_s16be -bf 0 {FRAGMENTS}"), ("mkv", 96_000, "pcm_s16le"), ("mkv", 12_000, "flac"),
+    ("nut", 12_000, "pcm_s16le"), ("webm", 48_000, "libopus -c:v libvpx"), ("flv", 44_100, "libmp3lame"),
+    ("ts", 48_000, "aac -pes_payload_size 0"),
+    ("mpg", 44_100, "mp2"), ("vob", 48_000, "ac3"), ("wmv", 44_100, "wmav2"),
     ("ogv", 48_000, "libvorbis -c:v libtheora -page_duration 20000"),
 ]  # fmt: skip
 
@@ -94,7 +91,7 @@ def muxed(path: Path, picture: Path, sound: str, *options: object) -> Path:
     return made(path, "", sound, "-i", picture, "-map", "1:v", "-map", "0:a", "-c:v", "copy", *options)
 
 
-@pytest.mark.parametrize(("gap", "at"), [(gap, 1.5) for gap in GAPS] + [(0.06, at) for at in (0.01, 0.2, 1.1, 4.4)])
+@pytest.mark.parametrize(("gap", "at"), [(gap, 1.5) for gap in GAPS[::3]] + [(0.06, at) for at in (0.01, 0.2, 4.4)])
 def test_one_gap_is_filled_anywhere(tmp_path: Path, picture: Path, gap: float, at: float) -> None:
     sound = clicks(f"{{t}}+{gap}*gte({{t}},{at})", 4.5 - gap)
     taken = kept(muxed(tmp_path / "gap.mkv", picture, sound, "-c:a", "pcm_s16le"), tmp_path)
@@ -102,7 +99,7 @@ def test_one_gap_is_filled_anywhere(tmp_path: Path, picture: Path, gap: float, a
     assert abs(seconds(taken) - 4.5) < 0.02
 
 
-@pytest.mark.parametrize("size", [0.01, 0.015, 0.02])
+@pytest.mark.parametrize("size", [0.01, 0.02])
 def test_small_overlaps_are_cut(tmp_path: Path, size: float) -> None:
     sound = clicks(f"{{t}}-{size}*floor(4*{{t}})", 4.5 / (1 - 4 * size), frame=1024)
     taken = kept(made(tmp_path / "overlaps.mkv", flashes(4.5), sound, "-c:a", "pcm_s16le"), tmp_path)
@@ -117,14 +114,6 @@ def test_mp4_without_gaps_is_aligned(tmp_path: Path, options: str) -> None:
     flash, click = events(kept(path, tmp_path))
     assert len(flash) == len(click) == 4
     assert np.abs(flash - np.arange(1, 5)).max() < 2 * FRAME + 1e-6 and np.abs(click - flash).max() < FRAME
-
-
-def test_gaps_are_filled_in_a_segment(tmp_path: Path) -> None:
-    sizes = (0.06,) * 10
-    path = made(tmp_path / "gaps.mp4", flashes(10.5), clicks(jumping(sizes), 9.9))
-    flash, click = events(kept(Video("part", path, segment=(3.5, 8.5)), tmp_path))
-    assert len(flash) == len(click) == 5
-    assert np.abs(flash - np.arange(5) - 0.5).max() < FRAME and np.abs(click - flash).max() < FRAME
 
 
 def test_gaps_are_filled_in_stretches(tmp_path: Path) -> None:
@@ -217,7 +206,7 @@ def moved(source: Path, path: Path, seconds: float, begin: float, end: float = 1
     return path
 
 
-@pytest.mark.parametrize("wrong", [0.5, 5, 50, 1000, -0.5, -5])
+@pytest.mark.parametrize("wrong", [0.5, 1000, -5])
 def test_single_wrong_stamp_changes_nothing(tmp_path: Path, tags: Path, wrong: float) -> None:
     whole = kept(tags, tmp_path).waveform[:].tolist()
     taken = kept(moved(tags, tmp_path / "wrong.flv", wrong, 5.5, 5.5), tmp_path)
@@ -246,18 +235,16 @@ def test_lasting_late_stamps_make_a_gap_up_to_the_limit(tmp_path: Path, tags: Pa
 
 def test_sound_and_video_are_cut_at_the_limit(tmp_path: Path, tags: Path) -> None:
     taken = kept(tags, tmp_path, Extraction(max_hours=3.3 / 3600))
-    assert seconds(taken) == 3.3 and len(taken.sizes) == 99
+    assert (seconds(taken), len(taken.sizes), taken.note) == (3.3, 99, "cut at 3.3 s (--max-hours)")
 
 
 # ----------------------------------------------------------------------------------------------------- drift and jitter
 
 
-@pytest.mark.parametrize("drift", [-0.001, 0.005, -0.01, 0.02])
+@pytest.mark.parametrize("drift", [-0.01, 0.02])
 def test_drifting_sound_stays_aligned(tmp_path: Path, drift: float) -> None:
-    length = 45.5 if drift == -0.001 else 12.5
-    sound = clicks(f"{{t}}*{1 + drift}", length / (1 + drift))
-    taken = kept(made(tmp_path / "drift.mp4", flashes(length), sound), tmp_path)
-    assert_aligned(taken, int(length))
+    sound = clicks(f"{{t}}*{1 + drift}", 12.5 / (1 + drift))
+    assert_aligned(kept(made(tmp_path / "drift.mp4", flashes(12.5), sound), tmp_path), 12)
 
 
 def test_long_file_is_aligned_at_its_end(tmp_path: Path) -> None:
@@ -283,7 +270,7 @@ JITTERS = {
 }
 
 
-@pytest.mark.parametrize(("suffix", "milliseconds"), [("mkv", 15), ("mkv", 30), ("flv", 30)])
+@pytest.mark.parametrize(("suffix", "milliseconds"), [("mkv", 15), ("flv", 30)])
 @pytest.mark.parametrize("kind", JITTERS)
 def test_jitter_leaves_the_sound_unbroken(
     tmp_path: Path, picture: Path, suffix: str, kind: str, milliseconds: int
@@ -307,17 +294,6 @@ def test_constant_stamps_do_not_fill_the_disk(tmp_path: Path, picture: Path) -> 
     assert len(kept(path, tmp_path, settings).sizes) == 60
 
 
-def test_frames_beyond_the_limit_of_stamps_are_kept(
-    tmp_path: Path, picture: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(ffmpeg, "_MAX_STAMPS", 100)
-    path = muxed(tmp_path / "gaps.mkv", picture, clicks(jumping((0.06, 0.06)), 4.38), "-c:a", "pcm_s16le")
-    taken = kept(path, tmp_path)
-    flash, click = events(taken)
-    assert len(flash) == len(click) == 4
-    assert np.abs(click - flash)[:1].max() < FRAME and abs(seconds(taken) - 4.44) < 0.01
-
-
 # ----------------------------------------------------------------------------------------------------- stamps to pieces
 
 FRAME_SAMPLES = 512
@@ -332,20 +308,12 @@ def of(stamps: np.ndarray, samples: int = FRAME_SAMPLES) -> list[Piece]:
     return pieces(stamps, np.full(len(stamps), samples))
 
 
-def off(stamps: np.ndarray, samples: int = FRAME_SAMPLES) -> np.ndarray:
-    """Offset in seconds of each complete frame from its stamp."""
-    played = np.full(len(stamps), np.nan)
-    written = 0
-    for silence, start, stop in of(stamps, samples):
-        whole = np.arange(-(-start // samples), stop // samples)
-        played[whole] = written + silence + whole * samples - start
-        written += silence + stop - start
-    return (played - stamps)[~np.isnan(played)] / 24_000
-
-
-def test_aligned_sound_is_unchanged() -> None:
+def test_aligned_sound_is_unchanged_and_late_or_early_sound_is_moved() -> None:
     assert of(regular()) == [(0, 0, 600 * FRAME_SAMPLES)]
     assert of(regular(1)) == [(0, 0, FRAME_SAMPLES)]
+    assert of(regular() + 700) == [(700, 0, 600 * FRAME_SAMPLES)]
+    assert of(regular() - 700) == [(0, 700, 600 * FRAME_SAMPLES)]
+    assert of(regular() - 10**6) == []
 
 
 @pytest.mark.parametrize("count", [2, 9, 100])
@@ -358,12 +326,6 @@ def test_gap_is_filled_in_place(count: int, gap: int) -> None:
         assert of(stamps) == ([(0, 0, at), (gap, at, whole)] if gap > 0 else [(0, 0, at), (0, at - gap, whole)])
 
 
-def test_late_or_early_sound_is_moved() -> None:
-    assert of(regular() + 700) == [(700, 0, 600 * FRAME_SAMPLES)]
-    assert of(regular() - 700) == [(0, 700, 600 * FRAME_SAMPLES)]
-    assert of(regular() - 10**6) == []
-
-
 @pytest.mark.parametrize("lasts", [1, 5, 20, 30, 100])
 @pytest.mark.parametrize("jump", [-1200, 1200, 500_000])
 def test_lasting_jumps_are_gaps_and_short_ones_jitter(lasts: int, jump: int) -> None:
@@ -371,41 +333,33 @@ def test_lasting_jumps_are_gaps_and_short_ones_jitter(lasts: int, jump: int) -> 
     assert (len(of(stamps)) > 1) == (lasts > 23)  # frames of 21 ms
 
 
-@pytest.mark.parametrize("samples", [60, 240, 512, 1440, 3072])
-@pytest.mark.parametrize("jitter", [120, 360, 720])
-def test_jitter_moves_the_sound_rarely_and_little(samples: int, jitter: int) -> None:
-    random = np.random.default_rng(jitter + samples)
-    count = 60 * 24_000 // samples
-    stamps = np.arange(count) * samples
-    shaken = stamps + random.integers(-jitter, jitter + 1, count)
-    assert len(of(shaken, samples)) <= (8 if samples < 1440 or jitter < 720 else 40)
-    played = np.asarray([silence for silence, _, _ in of(shaken, samples)])
-    assert played.max() <= jitter + 360
-
-
-@pytest.mark.parametrize("drift", [1e-4, -1e-3, 5e-3, -2e-2, 2e-2])
-def test_drift_is_followed_within_half_a_frame(drift: float) -> None:
-    stamps = np.round(np.arange(30_000) * FRAME_SAMPLES * (1 + drift)).astype(np.int64)
-    assert np.abs(off(stamps)).max() < 0.016
-
-
 def test_repeated_stamps_are_not_played_twice() -> None:
     stamps = np.concatenate([regular(200), regular(300)])  # the first 4 s again
     assert of(stamps) == [(0, 0, 200 * FRAME_SAMPLES), (0, 400 * FRAME_SAMPLES, 500 * FRAME_SAMPLES)]
 
 
-def test_samples_are_moved_in_their_file(tmp_path: Path) -> None:
-    pcm, stamps = tmp_path / "sound.pcm", tmp_path / "sound.stamps"
-    wave = np.arange(1, 20 * 512 + 1, dtype=np.int16)
-    wave.tofile(pcm)
-    pts = 100 + regular(20) + 1000 * (np.arange(20) >= 10)
+def on_clock(folder: Path, wave: np.ndarray, pts: np.ndarray) -> np.ndarray:
+    """The samples after `put_on_clock`, given the stamps of frames of FRAME_SAMPLES."""
+    pcm, stamps = folder / "sound.pcm", folder / "sound.stamps"
+    wave.astype(np.int16).tofile(pcm)
     rows = [f"0, {-(10**12) + k}, {at}, {FRAME_SAMPLES}, {2 * FRAME_SAMPLES}, 0x1234abcd" for k, at in enumerate(pts)]
     stamps.write_text("\n".join(["#tb 0: 1/24000", *rows, ""]))
     put_on_clock(pcm, stamps, 10**6)
-    moved = np.fromfile(pcm, np.int16)
-    silence = [np.zeros(n, np.int16) for n in (100, 1000)]
-    assert np.array_equal(moved, np.concatenate([silence[0], wave[: 10 * 512], silence[1], wave[10 * 512 :]]))
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["sound.pcm", "sound.stamps"]
+    assert sorted(path.name for path in folder.iterdir()) == ["sound.pcm", "sound.stamps"]
+    return np.fromfile(pcm, np.int16)
+
+
+def test_samples_are_moved_in_their_file(tmp_path: Path) -> None:
+    wave = np.arange(1, 20 * 512 + 1)
+    moved = on_clock(tmp_path, wave, 100 + regular(20) + 1000 * (np.arange(20) >= 10))
+    assert np.array_equal(moved, np.concatenate([np.zeros(100), wave[: 10 * 512], np.zeros(1000), wave[10 * 512 :]]))
+
+
+@pytest.mark.filterwarnings("ignore:loadtxt")
+@pytest.mark.parametrize("count", [0, 1, 10, 30])
+def test_sound_and_stamps_may_end_too_early(tmp_path: Path, count: int) -> None:
+    wave = np.arange(1, 10 * 512 - 99)
+    assert np.array_equal(on_clock(tmp_path, wave, 100 + regular(count)), np.append(np.zeros(100 * bool(count)), wave))
 
 
 def test_pieces_are_cut_at_the_limit() -> None:
@@ -415,23 +369,3 @@ def test_pieces_are_cut_at_the_limit() -> None:
     assert cut(160, found) == cut(120, found) == [(10, 0, 100)]
     assert cut(40, found) == [(10, 0, 30)]
     assert cut(10, found) == []
-
-
-@pytest.mark.parametrize("count", [1, 10, 30])
-def test_stamps_without_samples_are_ignored(tmp_path: Path, count: int) -> None:
-    pcm, stamps = tmp_path / "sound.pcm", tmp_path / "sound.stamps"
-    wave = np.arange(1, 10 * 512 - 99, dtype=np.int16)
-    wave.tofile(pcm)
-    rows = [f"0, {at}, {at}, {FRAME_SAMPLES}, 1024, 0x1234abcd" for at in 100 + regular(count)]
-    stamps.write_text("\n".join(["#tb 0: 1/24000", *rows, ""]))
-    put_on_clock(pcm, stamps, 10**6)
-    assert np.array_equal(np.fromfile(pcm, np.int16), np.concatenate([np.zeros(100, np.int16), wave]))
-
-
-@pytest.mark.filterwarnings("ignore:loadtxt")
-def test_sound_without_stamps_is_unchanged(tmp_path: Path) -> None:
-    pcm, stamps = tmp_path / "sound.pcm", tmp_path / "sound.stamps"
-    pcm.write_bytes(b"ab" * 100)
-    stamps.write_text("#tb 0: 1/24000\n")
-    put_on_clock(pcm, stamps, 10**6)
-    assert pcm.read_bytes() == b"ab" * 100

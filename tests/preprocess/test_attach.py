@@ -16,17 +16,10 @@ from tests.preprocess.test_caption_readers import find
 LISTEN = Vocabulary({"bark": 0, "meow": 1, "moo": 2}, [])
 
 
-def write_captions(source: Path, layout: str, texts: dict[str, str]) -> None:
-    """Captions of one word, by what they are called, in one of the three layouts."""
-    if layout == "caption.json":
-        videos = {id: {"start": [0], "end": [5], "text": [text]} for id, text in texts.items()}
-        (source / layout).write_text(json.dumps(videos))
-    elif layout == "x.csv":
-        (source / layout).write_text("video_id,start,end,text\n" + "".join(f"{a},0,5,{b}\n" for a, b in texts.items()))
-    else:
-        for id, text in texts.items():
-            (source / layout / f"{id}.csv").parent.mkdir(parents=True, exist_ok=True)
-            (source / layout / f"{id}.csv").write_text(f"start,end,text\n0,5,{text}\n")
+def write_captions(source: Path, texts: dict[str, str]) -> None:
+    """Captions of one word, by what they are called."""
+    videos = {id: {"start": [0], "end": [5], "text": [text]} for id, text in texts.items()}
+    (source / "caption.json").write_text(json.dumps(videos))
 
 
 def tokens(source: Path, dataset: str = "folder", only_captioned: bool = False) -> dict[str, list[int] | str]:
@@ -45,44 +38,31 @@ def pets(tmp_path: Path) -> Path:
     return tmp_path / "pets"
 
 
-LAYOUTS = pytest.mark.parametrize("layout", ["caption.json", "x.csv", "captions"])
-
-
-@LAYOUTS
-def test_videos_of_the_same_name_have_their_own_captions(pets: Path, layout: str) -> None:
-    write_captions(pets, layout, {"cats/a": "meow", "dogs/a": "bark", "dogs/indoor/a.mp4": "bark bark"})
+def test_videos_of_the_same_name_have_their_own_captions(pets: Path) -> None:
+    write_captions(pets, {"cats/a": "meow", "dogs/a": "bark", "dogs/indoor/a.mp4": "bark bark"})
     expected = {"a.mp4": [], "cats/a.mp4": [1], "dogs/a.webm": [0], "dogs/indoor/a.mp4": [0, 0]}
     assert tokens(pets) == expected
-    write_captions(pets, layout, {"cats/a": "meow", "dogs/a": "bark", "dogs/indoor/a.mp4": "bark bark", "a": "moo"})
+    write_captions(pets, {"cats/a": "meow", "dogs/a": "bark", "dogs/indoor/a.mp4": "bark bark", "a": "moo"})
     assert tokens(pets) == expected | {"a.mp4": [2]}
-    write_captions(pets, layout, {"cats/a.mp4": "meow meow", "cats/a": "moo"})
+    write_captions(pets, {"cats/a.mp4": "meow meow", "cats/a": "moo"})
     assert tokens(pets)["cats/a.mp4"] == [1, 1]  # by its id before any other name
 
 
-@LAYOUTS
-def test_captions_match_a_video_of_a_split_by_id_or_path(tmp_path: Path, layout: str) -> None:
+def test_captions_match_a_video_of_a_split_by_id_or_path(tmp_path: Path) -> None:
     for name in ("train/a.mp4", "train/cats/a.mp4", "test/cats/a.mp4", "test/cats/b.c.mp4", "test/cats/d.mp4"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
     said = {"a": "moo", "train/cats/a": "meow", "test/cats/a.mp4": "bark", "cats/a": "moo moo", "cats/b.c": "meow moo"}
-    write_captions(tmp_path, layout, said | {"test/cats/d.mp4": "moo", "d": "bark"})
+    write_captions(tmp_path, said | {"test/cats/d.mp4": "moo", "d": "bark"})
     assert tokens(tmp_path) == {
         "a.mp4": [2], "train/cats/a.mp4": [1], "test/cats/a.mp4": [0], "cats/b.c.mp4": [1, 2], "cats/d.mp4": [2],
     }  # fmt: skip
 
 
-@LAYOUTS
-def test_captions_of_a_bare_name_match_only_in_the_source_itself(pets: Path, layout: str) -> None:
-    write_captions(pets, layout, {"a": "moo", "dogs/a": "bark"})
-    assert tokens(pets) == {"a.mp4": [2], "cats/a.mp4": [], "dogs/a.webm": [0], "dogs/indoor/a.mp4": []}
-    assert tokens(pets, only_captioned=True)["dogs/indoor/a.mp4"] == "it has no captions"
-
-
-@LAYOUTS
-def test_captions_by_id_match_in_any_folder(tmp_path: Path, layout: str) -> None:
+def test_captions_by_id_match_in_any_folder(tmp_path: Path) -> None:
     for name in ("0wR5jVB-WPk.mp4", "part1/-caPS4FHFF8.webm", "part2/silent.mkv"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
-    write_captions(tmp_path, layout, {"0wR5jVB-WPk": "moo", "-caPS4FHFF8": "bark"})
+    write_captions(tmp_path, {"0wR5jVB-WPk": "moo", "-caPS4FHFF8": "bark"})
     for dataset in ("howto100m", "synthetic"):
         assert tokens(tmp_path, dataset) == {"0wR5jVB-WPk": [2], "-caPS4FHFF8": [0], "silent": []}

@@ -7,6 +7,7 @@ import itertools
 import os
 import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -53,19 +54,29 @@ def counts(items: list[Video], fold: int) -> tuple[int, int]:
 # any data set
 
 
-@pytest.mark.parametrize("dataset", ["folder", "kinetics"])
-def test_a_folder_without_videos_is_refused(tmp_path: Path, dataset: str) -> None:
-    touch(tmp_path, "notes.txt", ".hidden.mp4")
-    hidden = f"{tmp_path}/.hidden.mp4: it is hidden: its name begins with a dot"
-    expected = f"there are no videos in {tmp_path} that can be used ({hidden}); expected:\n{DATASETS[dataset].tree}"
-    refused(dataset, tmp_path, f"^{re.escape(expected)}$")
-
-
-def test_a_wrong_name_or_source_is_refused(tmp_path: Path) -> None:
-    refused("ucf", tmp_path, r"unknown layout 'ucf'; did you mean 'ucf101'\?")
+@pytest.mark.parametrize(
+    ("dataset", "names", "message"),
+    [
+        ("folder", ["notes.txt", ".hidden.mp4"], "there are no videos in .*; TREE"),
+        ("ucf", [], r"unknown layout 'ucf'; did you mean 'ucf101'\?"),
+        (
+            "ucf101",
+            ["UCF-101/Archery/v_Archery_g01_c01.avi"],
+            "the folder ucfTrainTestlist of the .* is missing, .*TREE",
+        ),
+        ("hmdb51", ["hmdb51_org/wave/a.avi"], "the folder testTrainMulti_7030_splits .* is missing, .*TREE"),
+        ("hmdb51", ["testTrainMulti_7030_splits/a.txt"], r"has no \*_test_split1.txt; TREE"),
+        ("vggsound", ["a.mp4"], "vggsound.csv is missing; TREE"),
+        ("audioset", ["a.mp4"], "has none of balanced_train_segments.csv, .*; TREE"),
+    ],
+)
+def test_an_incomplete_source_is_refused_with_what_is_expected(
+    tmp_path: Path, dataset: str, names: list[str], message: str
+) -> None:
+    touch(tmp_path, *names)
+    tree = DATASETS[dataset].tree if dataset in DATASETS else ""
+    refused(dataset, tmp_path, message.replace("TREE", f"expected:\n{re.escape(tree)}"))
     refused("ucf101", tmp_path / "absent", "absent does not exist; set --source")
-    touch(tmp_path, "file")
-    refused("ucf101", tmp_path / "file", "file is not a folder; set --source")
 
 
 def test_linked_folders_are_followed_once(tmp_path: Path) -> None:
@@ -87,23 +98,15 @@ def test_names_that_are_not_utf8_are_reported(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("dataset", "name"),
     [
-        ("audioset", "eval_segments.csv"),
-        ("audioset", "class_labels_indices.csv"),
-        ("hmdb51", "testTrainMulti_7030_splits/wave_test_split1.txt"),
-        ("howto100m", "HowTo100M_v1.csv"),
         ("kinetics", "any.csv"),
         ("ucf101", "ucfTrainTestlist/trainlist01.txt"),
-        ("vggsound", "vggsound.csv"),
     ],
 )
 def test_lists_that_are_not_regular_files_are_refused(tmp_path: Path, dataset: str, name: str) -> None:
     touch(tmp_path, "a/a.mp4", name, "balanced_train_segments.csv")
-    for target, what in (("fifo", "a special file"), ("/dev/null", "a special file")):
-        (tmp_path / name).unlink()
-        (tmp_path / name).symlink_to(tmp_path / target)
-        if target == "fifo":
-            os.mkfifo(tmp_path / "fifo")
-        refused(dataset, tmp_path, f"^{tmp_path}/{name} is {what}, not a file")
+    (tmp_path / name).unlink()
+    os.mkfifo(tmp_path / name)
+    refused(dataset, tmp_path, f"^{tmp_path}/{name} is a special file, not a file")
 
 
 # folder
@@ -123,13 +126,6 @@ def test_any_tree_is_a_folder_data_set(tmp_path: Path) -> None:
 # Kinetics
 
 KINETICS = "label,youtube_id,time_start,time_end,split\n"
-
-
-def test_kinetics_class_folders(tmp_path: Path) -> None:
-    touch(tmp_path, "train/riding_a_bike/0wR5jVB-WPk_000417_000427.mp4", "val/abseiling/3caPS4FHFF8_000036_000046.mp4")
-    assert table("kinetics", tmp_path) == {
-        "0wR5jVB-WPk_000417_000427": ("riding a bike", "train"), "3caPS4FHFF8_000036_000046": ("abseiling", "val"),
-    }  # fmt: skip
 
 
 def test_kinetics_flat_with_the_official_csv(tmp_path: Path, real: Path) -> None:
@@ -152,31 +148,24 @@ def test_every_official_kinetics_name_is_understood(tmp_path: Path, real: Path) 
     with (tmp_path / "kinetics-400_val.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     labels = {f"{row['youtube_id']}_{int(row['time_start']):06d}_{int(row['time_end']):06d}": row for row in rows}
-    touch(tmp_path, *(f"{name}.mp4" for name in labels))
-    assert table("kinetics", tmp_path) == {name: (row["label"], "val") for name, row in labels.items()}
-    assert missing("kinetics", tmp_path) == []
-    assert len(labels) == len(rows) == 19906
+    some = dict(itertools.islice(labels.items(), 0, None, 10))
+    touch(tmp_path, *(f"{name}.mp4" for name in some))
+    assert table("kinetics", tmp_path) == {name: (row["label"], "val") for name, row in some.items()}
+    assert len(missing("kinetics", tmp_path)) == 19906 - len(some) and len(labels) == len(rows) == 19906
 
 
 def test_the_kinetics_csv_wins_over_folders(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text(KINETICS + "playing drums,0wR5jVB-WPk,417,427,validate\n")
     (tmp_path / "b.csv").write_text("youtube_id,time_start,time_end,split\n3caPS4FHFF8,36.0,46.0,test\n")
+    # one has times a second off, as some tools round
     touch(
-        tmp_path, "train/drums/0wR5jVB-WPk_000417_000427.mp4", "train/some/3caPS4FHFF8.mp4", "train/a_b/AAAAAAAAAAA.mp4"
+        tmp_path, "train/drums/0wR5jVB-WPk_000416_000426.mp4", "train/some/3caPS4FHFF8.mp4", "train/a_b/AAAAAAAAAAA.mp4"
     )
     assert table("kinetics", tmp_path) == {
-        "0wR5jVB-WPk_000417_000427": ("playing drums", "val"),
+        "0wR5jVB-WPk_000416_000426": ("playing drums", "val"),
         "3caPS4FHFF8": ("", "test"),  # test files have no label
     }
     assert missing("kinetics", tmp_path) == [unlisted(tmp_path / "train/a_b/AAAAAAAAAAA.mp4")]
-
-
-def test_a_kinetics_video_with_other_times_is_known_by_its_only_row(tmp_path: Path) -> None:
-    (tmp_path / "a.csv").write_text(KINETICS + "skiing,0wR5jVB-WPk,417,427,val\n")
-    touch(tmp_path, "0wR5jVB-WPk_000416_000426.mp4")
-    assert list(listing("kinetics", tmp_path)) == [
-        Video("0wR5jVB-WPk_000416_000426", tmp_path / "0wR5jVB-WPk_000416_000426.mp4", "skiing", "val")
-    ]
 
 
 def test_one_original_stands_for_all_rows_without_a_file(tmp_path: Path) -> None:
@@ -206,34 +195,17 @@ def test_a_row_that_two_csv_files_list_is_one_segment(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("name,class\n", "x.csv has no column youtube_id, time_start, time_end, split; expected youtube_id,time_s"),
-        ("", "x.csv has no column youtube_id, time_start, time_end, split"),
-        (
-            KINETICS + "a,0wR5jVB-WPk,417,427,val\na,0wR5jVB-WPk,x,427,val\n",
-            "line 3 of .*x.csv: .*'x'",
-        ),
-        (
-            KINETICS + "a,0wR5jVB-WPk,417,427,holdout\n",
-            "line 2 of .*x.csv: unknown value 'holdout'; expected youtube_id",
-        ),
+        (KINETICS + "a,0wR5jVB-WPk,417,427,val\na,0wR5jVB-WPk,x,427,val\n", "line 3 of .*x.csv: .*'x'"),
+        (KINETICS + "a,0wR5jVB-WPk,417,427,holdout\n", "line 2 of .*x.csv: unknown value 'holdout'; expected you"),
         (KINETICS + "a, with a comma,0wR5jVB-WPk,417,427,val\n", "line 2 of .*x.csv: the row does not have 5 values"),
-        (KINETICS + "a,0wR5jVB-WPk\n", "line 2 of .*x.csv: the row does not have 5 values"),
         (KINETICS + '"a,0wR5jVB-WPk,417,427,val\n', "line 2 of .*x.csv: unexpected end of data"),
+        (KINETICS + "caf\udce9,0wR5jVB-WPk,417,427,val\n", "x.csv is not UTF-8 text: .*; convert it"),
     ],
 )
 def test_an_unexpected_csv_is_refused(tmp_path: Path, text: str, message: str) -> None:
     touch(tmp_path, "0wR5jVB-WPk_000417_000427.mp4")
-    (tmp_path / "x.csv").write_text(text)
+    (tmp_path / "x.csv").write_bytes(text.encode(errors="surrogateescape"))
     refused("kinetics", tmp_path, message)
-
-
-def test_labels_of_your_own_are_no_official_list(tmp_path: Path) -> None:
-    (tmp_path / "labels.csv").write_text("path,label\na.mp4,cat\n")
-    refused("kinetics", tmp_path, "has no column .*; for labels of your own, use --dataset folder")
-
-
-def test_a_csv_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "x.csv").write_bytes(KINETICS.encode("utf-16"))
-    refused("kinetics", tmp_path, "x.csv is not UTF-8 text: .*; convert it")
 
 
 # UCF-101
@@ -268,77 +240,45 @@ def test_ucf101_has_the_official_folds(ucf: Path) -> None:
     assert by_id["v_HandStandPushups_g01_c01"].folds == ("test", "train", "train")
 
 
-@pytest.mark.parametrize("inside", [".", "UCF-101"])
-def test_ucf101_class_folders_may_be_the_source(tmp_path: Path, real: Path, inside: str) -> None:
+def test_ucf101_class_folders_may_be_the_source(tmp_path: Path, real: Path) -> None:
     shutil.copytree(real / "ucf101" / "ucfTrainTestlist", tmp_path / "ucfTrainTestlist")
-    root = tmp_path / inside
+    root = tmp_path / "UCF-101"
     touch(root, "HandstandPushups/v_HandstandPushups_g08_c01.MP4", "Archery/v_Archery_g99_c01.avi")
-    assert videos("ucf101", root) == [
-        Video(
-            "v_HandstandPushups_g08_c01", root / "HandstandPushups/v_HandstandPushups_g08_c01.MP4", "HandstandPushups",
-            "train", ("train", "test", "train"),
-        ),
-    ]  # fmt: skip
-    absent = missing("ucf101", root)
-    assert len(absent) == 1 + 13319 and absent[0] == unlisted(root / "Archery/v_Archery_g99_c01.avi")
+    first, video, *absent = listing("ucf101", root)
+    assert first == unlisted(root / "Archery/v_Archery_g99_c01.avi")
+    path, folds = root / "HandstandPushups/v_HandstandPushups_g08_c01.MP4", ("train", "test", "train")
+    assert video == Video("v_HandstandPushups_g08_c01", path, "HandstandPushups", "train", folds)
     reason = "listed in the official splits, but there is no such file"
-    assert absent[1] == Missing("v_ApplyEyeMakeup_g08_c01", reason)
+    assert len(absent) == 13319 and absent[0] == Missing("v_ApplyEyeMakeup_g08_c01", reason)
     assert "v_HandStandPushups_g08_c01" not in {item.id for item in absent}
+    touch(root, "v_Archery_g01_c01.avi")
+    refused("ucf101", root, "v_Archery_g01_c01.avi is not in the folder of its class; expected:\nsource/UCF-101/")
 
 
-def test_missing_ucf101_lists_are_refused_with_the_expected_tree(tmp_path: Path, real: Path) -> None:
-    tree = re.escape(DATASETS["ucf101"].tree)
-    touch(tmp_path, "UCF-101/Archery/v_Archery_g01_c01.avi")
-    refused("ucf101", tmp_path, f"the folder ucfTrainTestlist .* is missing, in .* or next to it; expected:\n{tree}")
-    lists = tmp_path / "ucfTrainTestlist"
-    shutil.copytree(real / "ucf101" / "ucfTrainTestlist", lists)
-    (lists / "testlist02.txt").unlink()
-    refused("ucf101", tmp_path, f"cannot read {lists}/testlist02.txt: No such file")
-
-
-@pytest.mark.parametrize(("dataset", "name"), [("ucf101", "trainlist02.txt"), ("hmdb51", "wave_test_split2.txt")])
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda text: " \n", "is empty; copy or download it again"),
+        (lambda text: text[: -len("a.avi 1 \n") * 3], "fold 2 are incomplete: they name 3 of 6 videos, and not '"),
+        (lambda text: text[:-4], "unknown line '.*'; expected "),
+        (lambda text: "<!DOCTYPE html>\n<a href='/x.avi'>404</a>\n", "unknown line '<!DOCTYPE html>'; expected"),
+        (lambda text: text + "a.avi 2 \nb.avi 2 \n", "contradict .* for 2 videos: 'a' is train and test in fold 2"),
+    ],
+)  # fmt: skip
 def test_official_lists_that_are_empty_cut_html_or_contradicting_are_refused(
-    tmp_path: Path, real: Path, dataset: str, name: str
+    tmp_path: Path, change: Callable[[str], str], message: str
 ) -> None:
-    folder = "ucf101/ucfTrainTestlist" if dataset == "ucf101" else "hmdb51/testTrainMulti_7030_splits"
-    lists = shutil.copytree(real / folder, tmp_path / Path(folder).name)
     touch(tmp_path, "wave/a.avi")
-    whole = (lists / name).read_text()
-    lines = whole.splitlines(keepends=True)
-    shown = 6666 if dataset == "hmdb51" else 13220
-    if dataset == "ucf101":
-        again = (lists / "testlist02.txt").read_text().splitlines(keepends=True)[:2]
-        both = "for 2 videos: 'v_ApplyEyeMakeup_g08_c01' is train and test in fold 2"
-    else:
-        again = [f"{line.split()[0]} {3 - int(line.split()[1])} \n" for line in lines if line.split()[1] != "0"][:2]
-        both = "for 2 videos: '.*' is train and test in fold 2"
-    for text, message in (
-        (" \n", f"{name} is empty; copy or download it again"),
-        ("".join(lines[:-100]), f"fold 2 are incomplete: they name {shown} of .* videos, and not '"),
-        ("".join(lines[:-1]) + lines[-1][:9], f"{name}: unknown line '.*'; expected "),
-        (
-            "<!DOCTYPE html>\n<html><a href='/x.avi'>404</a></html>\n",
-            f"{name}: unknown line '<!DOCTYPE html>'; expected",
-        ),
-        (whole + "".join(again), f"the official lists contradict each other {both}; download the lists again"),
-    ):
-        (lists / name).write_text(text)
-        refused(dataset, tmp_path, message)
-    (lists / name).write_text(whole)
-    refused(dataset, tmp_path, r"\(.*/wave/a.avi: not named in the official list, so it is left out\); expected")
-
-
-@pytest.mark.parametrize("folder", ["UCF-101", "UCF-101/videos"])
-def test_ucf101_without_class_folders_is_refused(tmp_path: Path, real: Path, folder: str) -> None:
-    shutil.copytree(real / "ucf101" / "ucfTrainTestlist", tmp_path / "ucfTrainTestlist")
-    touch(tmp_path, f"{folder}/v_Archery_g01_c01.avi")
-    tree = re.escape(DATASETS["ucf101"].tree)
-    refused("ucf101", tmp_path, f"v_Archery_g01_c01.avi is not in the folder of its class; expected:\n{tree}")
-
-
-def test_ucf101_lists_alone_are_refused(ucf: Path, tmp_path: Path) -> None:
-    shutil.copytree(ucf / "ucfTrainTestlist", tmp_path / "ucfTrainTestlist")
-    refused("ucf101", tmp_path, f"there are no videos in {tmp_path}; expected:\nsource/UCF-101/")
+    whole = "".join(f"{name}.avi 1 \n" for name in "abcdef")
+    for fold in (1, 2, 3):
+        path = tmp_path / "testTrainMulti_7030_splits" / f"wave_test_split{fold}.txt"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(whole)
+    assert [video.folds for video in videos("hmdb51", tmp_path)] == [("train",) * 3]
+    path.with_name("wave_test_split2.txt").write_text(change(whole))
+    refused("hmdb51", tmp_path, message)
+    path.with_name("wave_test_split2.txt").unlink()
+    refused("hmdb51", tmp_path, "cannot read .*wave_test_split2.txt: No such file")
 
 
 # HMDB-51
@@ -369,7 +309,7 @@ def test_hmdb51_has_the_official_folds(hmdb: Path) -> None:
     assert (odd.label, odd.split) == ("cartwheel", odd.folds[0])
 
 
-@pytest.mark.parametrize("folder", ["brush_hair", "hmdb51_org/brush_hair", "clips/brush_hair"])
+@pytest.mark.parametrize("folder", ["hmdb51_org/brush_hair", "clips/brush_hair"])
 def test_hmdb51_class_folders_may_be_nested(tmp_path: Path, real: Path, folder: str) -> None:
     shutil.copytree(real / "hmdb51" / "testTrainMulti_7030_splits", tmp_path / "testTrainMulti_7030_splits")
     name = "Brushing_Her_Hair__[_NEW_AUDIO_]_UPDATED!!!!_brush_hair_h_cm_np1_le_goo_1"
@@ -380,24 +320,6 @@ def test_hmdb51_class_folders_may_be_nested(tmp_path: Path, real: Path, folder: 
     first, *absent = missing("hmdb51", tmp_path)
     assert first == unlisted(tmp_path / folder / "mine.avi") and len(absent) == 6765
     assert {item.reason for item in absent} == {"listed in the official splits, but there is no such file"}
-
-
-def test_missing_hmdb51_lists_are_refused_with_the_expected_tree(tmp_path: Path) -> None:
-    tree = re.escape(DATASETS["hmdb51"].tree)
-    touch(tmp_path, "hmdb51_org/wave/a.avi")
-    refused("hmdb51", tmp_path, f"the folder testTrainMulti_7030_splits .* is missing, .*; expected:\n{tree}")
-    lists = tmp_path / "testTrainMulti_7030_splits"
-    lists.mkdir()
-    refused("hmdb51", tmp_path, rf"{lists} has no \*_test_split1.txt; expected:\n{tree}")
-    for fold in (1, 3):
-        (lists / f"wave_test_split{fold}.txt").write_text("a.avi 1 \n")
-    refused("hmdb51", tmp_path, f"cannot read {lists}/wave_test_split2.txt: No such file")
-    (lists / "wave_test_split2.txt").write_text("a.avi 3 \n")
-    refused("hmdb51", tmp_path, "wave_test_split2.txt: unknown line 'a.avi 3 '; expected a file name and 0, 1")
-    (lists / "wave_test_split2.txt").write_text("a.avi 2 \n")
-    assert [video.folds for video in videos("hmdb51", tmp_path)] == [("train", "test", "train")]
-    touch(tmp_path, "hmdb51_org/a.avi")
-    refused("hmdb51", tmp_path, f"a.avi is not in the folder of its class; expected:\n{tree}")
 
 
 # VGGSound
@@ -436,15 +358,6 @@ def test_vggsound(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-def test_missing_vggsound_files_are_refused_with_the_expected_tree(tmp_path: Path) -> None:
-    tree = re.escape(DATASETS["vggsound"].tree)
-    refused("vggsound", tmp_path, f"{tmp_path}/vggsound.csv is missing; expected:\n{tree}")
-    (tmp_path / "vggsound.csv").write_text("---g-f_I2yQ,1,marching,test\n")
-    refused("vggsound", tmp_path, f"there are no videos in {tmp_path}; expected:\n{tree}")
-    (tmp_path / "vggsound.csv").write_text("---g-f_I2yQ,1,people marching, loudly,test\n")
-    refused("vggsound", tmp_path, "line 1 of .*vggsound.csv: the row does not have 4 values; expected youtube")
-
-
 # AudioSet
 
 SEGMENTS = """\
@@ -463,7 +376,7 @@ def audioset(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("youtube_id", ["--PJHxphWEs", "_5_10_15_20", "-_123456_30", "Y_5_10_15_2", "YabcdefghiY"])
+@pytest.mark.parametrize("youtube_id", ["--PJHxphWEs", "_5_10_15_20", "Y_5_10_15_2"])
 def test_every_kind_of_audioset_name(audioset: Path, youtube_id: str) -> None:
     row = f'{youtube_id}, 30.000, 40.000, "/m/05zppz,/m/09x0r"\n'
     (audioset / "balanced_train_segments.csv").write_text(SEGMENTS + row)
@@ -489,24 +402,6 @@ def test_audioset_splits_and_labels(audioset: Path) -> None:
         unlisted(audioset / "train/AAAAAAAAAAA_0.mp4"),
         Missing("-0RWZT-miFs_000420_000430", "listed in the official annotations, but there is no such file"),
     ]
-
-
-def test_audioset_works_without_display_names(audioset: Path) -> None:
-    (audioset / "class_labels_indices.csv").unlink()
-    touch(audioset, "Y-0RWZT-miFs_420.000_430.000.mkv")
-    assert table("audioset", audioset) == {"Y-0RWZT-miFs_420.000_430.000": ("/m/03v3yw", "train")}
-
-
-def test_missing_audioset_files_are_refused_with_the_expected_tree(audioset: Path) -> None:
-    tree = re.escape(DATASETS["audioset"].tree)
-    refused("audioset", audioset, f"there are no videos in {audioset}; expected:\n{tree}")
-    (audioset / "balanced_train_segments.csv").write_text(SEGMENTS + "-0RWZT-miFs, zero, 430.000, /m/03v3yw\n")
-    refused("audioset", audioset, "line 4 of .*balanced_train_segments.csv: .*'zero'; expected YTID")
-    (audioset / "balanced_train_segments.csv").unlink()
-    refused("audioset", audioset, f"{audioset} has none of balanced_train_segments.csv, .*; expected:\n{tree}")
-    (audioset / "eval_segments.csv").write_text(SEGMENTS)
-    (audioset / "class_labels_indices.csv").write_text("a,b\n")
-    refused("audioset", audioset, "class_labels_indices.csv has no column mid, display_name; expected mid,display_name")
 
 
 # HowTo100M

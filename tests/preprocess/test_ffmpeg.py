@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import shutil
 import signal
 import struct
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -23,16 +23,15 @@ import pytest
 from PIL import Image
 
 from gdt.common.errors import UserError
-from gdt.pipeline.shards.index import read_rejected_of
 from gdt.preprocess import extract as module
 from gdt.preprocess import ffmpeg, process
 from gdt.preprocess.datasets.listing import Video
-from gdt.preprocess.extract import Extracted, extract_group, frame_sizes, groups, pixel_sums
-from gdt.preprocess.ffmpeg import Extraction, Target, require_ffmpeg
+from gdt.preprocess.extract import Extracted, Unread, extract_group, frame_sizes, groups, pixel_sums
+from gdt.preprocess.ffmpeg import Extraction, Target
 from gdt.preprocess.plan import ShardTask
 from gdt.preprocess.process import Limits, Rejected
 from gdt.preprocess.worker import make_shard
-from tests.preprocess.intact import problems
+from tests.preprocess.intact import problems, rejected_of
 
 Fake = Callable[[str], Path]
 
@@ -107,38 +106,25 @@ def hertz_and_purity(taken: Extracted) -> tuple[float, float]:
 
 # ---------------------------------------------------------------------------------------------------------- real files
 
-# frames, seconds of sound and note, or reason; checked by eye against ffprobe
-CLIPS: dict[str, tuple[int, float, str] | str] = {
-    "SAR-2by3.mp4": (60, 2.0, ""), "awesome_movie.mov": (218, 7.6, ""), "bbaf2n.mpg": (90, 3.0, ""),
-    "bbb_960x540_60fps_vp8.webm": (30, 1.0, ""), "big_buck_bunny_small.mp4": (158, 5.3, ""),
-    "broken.mp4": "ffmpeg cannot decode it: moov atom not found", "corrupted.mp4": (150, 0.0, "Invalid NAL unit size"),
-    "edit_list_positive_shift.mp4": (300, 10.0, ""), "empty.flv": "ffmpeg cannot decode it: Invalid data",
-    "flipping_a_pancake.mkv": (310, 10.4, ""), "h265_10bits.mp4": (30, 0.0, ""), "nasa_13013.mp4": (390, 13.1, ""),
-    "sample_missing_stsd.mp4": (30, 0.0, "its sound cannot be decoded"), "sample_sef_slow_motion.mp4": (63, 2.1, ""),
-    "sample_shorter_audio.mp4": (36, 0.8, ""), "silent-black-10s.mp4": (300, 10.0, ""),
-    "te_s_t__video_____.flv": (55, 0.0, ""), "test.avi": (198, 6.6, ""),
-    "trim_optimization_failure.mp4": (167, 5.6, ""),
-    "video_270.mov": "only 0.10 s of it can be decoded, 1 s are needed",
-    "weird_aspect.small.mpg": (44, 1.3, "ac-tex damaged"),
-}  # fmt: skip
 
-
-def test_table_lists_every_real_clip(real: Path) -> None:
-    assert sorted(path.name for path in (real / "clips").iterdir()) == sorted(CLIPS)
-
-
-@pytest.mark.parametrize("name", CLIPS)
-def test_real_clips_match_the_table(real: Path, tmp_path: Path, name: str) -> None:
-    expected = CLIPS[name]
-    if isinstance(expected, str):
-        assert reason(real / "clips" / name, tmp_path).startswith(expected)
-        return
-    taken = kept(real / "clips" / name, tmp_path)
-    count, sound, note = expected
-    assert len(frames(taken)) == count
-    assert abs(seconds(taken) - sound) < 0.06
-    assert taken.note.startswith(note) and bool(taken.note) == bool(note)
-    assert min(taken.height, taken.width) == 160
+@pytest.mark.parametrize(
+    ("name", "count", "sound", "why"),
+    [
+        ("corrupted.mp4", 150, 0.0, "Invalid NAL unit size"), ("weird_aspect.small.mpg", 44, 1.3, "ac-tex damaged"),
+        ("sample_missing_stsd.mp4", 30, 0.0, "its sound cannot be decoded"), ("sample_shorter_audio.mp4", 36, 0.8, ""),
+        ("broken.mp4", 0, 0.0, "ffmpeg cannot decode it: moov atom not found"),
+        ("empty.flv", 0, 0.0, "ffmpeg cannot decode it: Invalid data"),
+        ("video_270.mov", 0, 0.0, "only 0.10 s of it can be decoded, 1 s are needed"),
+    ],
+)  # fmt: skip
+def test_real_clips_with_faults(real: Path, tmp_path: Path, name: str, count: int, sound: float, why: str) -> None:
+    """The numbers of the others are in tests/golden."""
+    taken = extract(real / "clips" / name, tmp_path)
+    if isinstance(taken, Rejected):
+        assert not count and str(taken).startswith(why)
+    else:
+        assert len(frames(taken)) == count and abs(seconds(taken) - sound) < 0.06
+        assert taken.note.startswith(why) and bool(taken.note) == bool(why)
 
 
 # ------------------------------------------------------------------------------------------------------------- picture
@@ -146,15 +132,15 @@ def test_real_clips_match_the_table(real: Path, tmp_path: Path, name: str) -> No
 
 @pytest.mark.parametrize("rate", [10, 24, 60])
 def test_frame_rates_become_30_on_the_same_clock(tmp_path: Path, rate: int) -> None:
-    taken = kept(made(tmp_path / "clock.mp4", clock(3, rate), "", "-qp", "4"), tmp_path)
-    assert abs(len(taken.sizes) - 90) <= 1
+    taken = kept(made(tmp_path / "clock.mp4", clock(2, rate), "", "-qp", "4"), tmp_path)
+    assert abs(len(taken.sizes) - 60) <= 1
     assert np.abs(shown_times(taken) - np.arange(len(taken.sizes)) / 30).max() <= 1 / rate + 0.03
 
 
 def test_variable_frame_rate_keeps_the_clock(tmp_path: Path) -> None:
-    variable = clock(3, 60) + ",select='lt(t,1)+not(mod(n,6))'"  # 60 per second, then 10
+    variable = clock(2, 60) + ",select='lt(t,1)+not(mod(n,6))'"  # 60 per second, then 10
     taken = kept(made(tmp_path / "vfr.mkv", variable, "", "-fps_mode", "vfr", "-qp", "4"), tmp_path)
-    assert abs(len(taken.sizes) - 87) <= 4  # the file does not declare the duration of the last frame
+    assert abs(len(taken.sizes) - 57) <= 4  # the file does not declare the duration of the last frame
     assert np.abs(shown_times(taken) - np.arange(len(taken.sizes)) / 30).max() <= 0.1 + 0.03
 
 
@@ -191,47 +177,31 @@ HALVES = "color=black:s={}:r=30:d=1.2,drawbox=iw/2:0:iw:ih:white:fill{}"
 @pytest.mark.parametrize(
     ("size", "aspect", "height", "width"),
     [
-        ("640x360", "1", 160, 284), ("360x640", "1", 284, 160), ("320x240", "2", 160, 426),
-        ("320x240", "1/2", 240, 160),
-        ("64x64", "2", 64, 128), ("120x96", "16/15", 96, 128), ("16x16", "1", 16, 16), ("1600x16", "1", 16, 1600),
-        ("32x1280", "1", 1280, 32), ("1280x320", "1", 160, 640),
+        ("640x360", "1", 160, 284), ("360x640", "1", 284, 160), ("320x240", "1/2", 240, 160), ("64x64", "2", 64, 128),
+        ("120x96", "16/15", 96, 128), ("16x16", "1", 16, 16), ("32x1280", "1", 1280, 32), ("161x91", "1", 92, 162),
+        ("333x777", "1", 374, 160), ("160x160", "400", 160, 16 * 160),
     ],
 )  # fmt: skip
-def test_pixels_become_square_and_the_short_side_at_most_160(
+def test_pixels_become_square_sides_even_and_the_short_one_at_most_160(
     tmp_path: Path, size: str, aspect: str, height: int, width: int
 ) -> None:
-    taken = kept(made(tmp_path / "shape.mp4", HALVES.format(size, f",setsar={aspect}")), tmp_path)
+    taken = kept(made(tmp_path / "shape.mp4", HALVES.format(size, f",setsar={aspect},format=yuv444p")), tmp_path)
     assert (taken.height, taken.width) == (height, width)
     columns = frames(taken)[-1].mean((0, 2))
-    assert columns[: width // 2 - 2].max() < 30 and columns[width // 2 + 2 :].min() > 225
-
-
-@pytest.mark.parametrize(("size", "height", "width"), [("161x91", 92, 162), ("91x161", 162, 92), ("333x777", 374, 160)])
-def test_odd_sizes_become_even(tmp_path: Path, size: str, height: int, width: int) -> None:
-    path = made(tmp_path / "odd.mp4", HALVES.format(size, ",format=yuv444p"))
-    taken = kept(path, tmp_path)
-    assert (taken.height, taken.width) == (height, width)
-    columns = frames(taken)[-1].mean((0, 2))
-    assert columns[: width // 2 - 3].max() < 30 and columns[width // 2 + 3 :].min() > 225
+    blurred = max(3, width // 64)
+    assert columns[: width // 2 - blurred].max() < 30 and columns[width // 2 + blurred :].min() > 225
 
 
 @pytest.mark.parametrize(
     ("pixels", "codec", "luma"),
     [
-        ("yuv420p", "libx264", 126), ("yuv420p10le", "libx264", 504), ("yuv422p10le", "libx264", 504),
-        ("yuv444p", "libx264", 126), ("yuvj420p", "mjpeg", 128), ("gray", "ffv1", 128),
+        ("yuv420p", "libx264", 126), ("yuv422p10le", "libx264", 504), ("yuvj420p", "mjpeg", 128), ("gray", "ffv1", 128),
     ],
 )  # fmt: skip
 def test_brightness_does_not_depend_on_bit_depth_and_range(tmp_path: Path, pixels: str, codec: str, luma: int) -> None:
     source = grey(luma, pixels) if pixels != "gray" else f"color=black:s=64x64:r=30:d=1.2,format=gray,geq=lum={luma}"
     path = made(tmp_path / "grey.mkv", source, "", "-c:v", codec)
     assert np.abs(frames(kept(path, tmp_path)).astype(int) - 128).max() <= 2
-
-
-@pytest.mark.parametrize("codec", ["png", "qtrle"])
-def test_rgb_with_alpha_keeps_its_colour(tmp_path: Path, codec: str) -> None:
-    path = made(tmp_path / "rgb.mov", "color=0x40a0f0:s=64x64:r=30:d=1.2,format=argb", "", "-c:v", codec)
-    assert np.abs(frames(kept(path, tmp_path)).mean((0, 1, 2)) - [0x40, 0xA0, 0xF0]).max() <= 6
 
 
 @pytest.mark.parametrize("matrix", ["bt709", "smpte170m", "bt2020nc"])
@@ -275,13 +245,6 @@ def test_hdr_without_colour_space_is_kept_with_a_note(tmp_path: Path, transfer: 
     assert taken.note.startswith("HDR without tone mapping: ") and "no path between colorspaces" in taken.note
 
 
-def test_hdr_without_zscale_is_kept_with_a_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ffmpeg, "has_tonemap", lambda: False)
-    taken = kept(hdr(tmp_path / "pq.mkv", "smpte2084", *BT2020), tmp_path)
-    assert abs(frames(taken).mean() - 148) < 3
-    assert taken.note == "HDR without tone mapping: this ffmpeg has no zscale filter"
-
-
 def combing(taken: Extracted) -> float:
     """Mean difference between neighbouring lines, minus that between every second line."""
     rows = frames(taken)[5:-5, :, :, 1].astype(float)
@@ -289,7 +252,7 @@ def combing(taken: Extracted) -> float:
     return float(np.abs(next_one).mean() - np.abs(next_but_one).mean())
 
 
-@pytest.mark.parametrize(("first", "codec"), [("top", "libx264"), ("bottom", "libx264"), ("top", "mpeg2video")])
+@pytest.mark.parametrize(("first", "codec"), [("bottom", "libx264"), ("top", "mpeg2video")])
 def test_interlaced_video_is_deinterlaced(tmp_path: Path, first: str, codec: str) -> None:
     bar = "color=black:s=160x120:r=60:d=1.5[a];color=white:s=20x120:r=60:d=1.5[b];[a][b]overlay=x=90*t:y=0"
     woven = f"{bar},tinterlace=interleave_{first}"
@@ -312,50 +275,6 @@ def test_first_video_and_audio_streams_are_used(tmp_path: Path) -> None:
     assert abs(hertz_and_purity(taken)[0] - 440) < 2
 
 
-def test_size_change_keeps_the_first_size(tmp_path: Path) -> None:
-    first = made(tmp_path / "first.ts", HALVES.format("320x240", ""))
-    second = made(tmp_path / "second.ts", HALVES.format("320x120", ""))
-    both = tmp_path / "both.ts"
-    both.write_bytes(first.read_bytes() + second.read_bytes())
-    taken = kept(both, tmp_path)
-    assert (taken.height, taken.width) == (160, 214)
-    assert len(taken.sizes) == 72
-    columns = frames(taken)[-1].mean((0, 2))
-    assert columns[:104].max() < 30 and columns[110:].min() > 225
-
-
-def test_channel_change_keeps_sound_in_place(tmp_path: Path) -> None:
-    parts = []
-    for k, channels in enumerate((2, 1)):
-        part = tmp_path / f"{k}.ts"
-        sound = ["-f", "lavfi", "-i", "sine=440:r=48000:d=3", "-c:a", "ac3", "-ac", str(channels)]
-        subprocess.run(
-            ["ffmpeg", "-v", "error", "-f", "lavfi", "-i", "testsrc=s=64x64:r=30:d=3", *sound, "-c:v", "libx264",
-             "-output_ts_offset", str(3 * k), part],
-            check=True,
-        )  # fmt: skip
-        parts.append(part.read_bytes())
-    both = tmp_path / "both.ts"
-    both.write_bytes(b"".join(parts))
-    taken = kept(both, tmp_path)
-    wave = np.abs(taken.waveform[:].astype(float))
-    loud = wave[: len(wave) // 2400 * 2400].reshape(-1, 2400).max(1)
-    assert abs(len(taken.waveform) / 24_000 - 6) < 0.15
-    assert (loud[2:-2] > 1000).mean() > 0.93  # the tone goes on, except at the seam
-
-
-@pytest.mark.parametrize("text", ["[error] No space left on device", "Video: how smpte2084 works", "[fatal] hello"])
-def test_metadata_is_not_mistaken_for_errors(tmp_path: Path, text: str) -> None:
-    path = made(tmp_path / "title.mp4", "testsrc=s=64x64:r=30:d=2", "", "-metadata", f"title={text}")
-    assert kept(path, tmp_path).note == ""
-
-
-def test_aspect_ratio_is_bounded(tmp_path: Path) -> None:
-    path = made(tmp_path / "wide.mp4", "testsrc=s=160x160:r=30:d=1.2,setsar=400", "")
-    taken = kept(path, tmp_path)
-    assert (taken.height, taken.width) == (160, 16 * 160)
-
-
 COVER = ("-c:v", "mjpeg", "-disposition:v", "attached_pic")
 
 
@@ -375,9 +294,8 @@ def test_video_shorter_than_min_seconds_is_rejected(tmp_path: Path) -> None:
 # --------------------------------------------------------------------------------------------------------------- sound
 
 SOUNDS = [
-    ("pcm_s16le", "mov", 8_000, 1), ("pcm_s24le", "mov", 11_025, 2), ("pcm_s16le", "mkv", 96_000, 8),
-    ("aac", "mp4", 44_100, 6), ("aac", "mp4", 96_000, 2), ("aac", "mp4", 48_000, 8), ("aac", "mp4", 8_000, 1),
-    ("libopus", "mkv", 48_000, 6), ("libopus", "webm", 48_000, 1), ("libmp3lame", "avi", 44_100, 2),
+    ("pcm_s24le", "mov", 11_025, 2), ("pcm_s16le", "mkv", 96_000, 8), ("aac", "mp4", 44_100, 6),
+    ("aac", "mp4", 8_000, 1), ("libopus", "webm", 48_000, 1), ("libmp3lame", "avi", 44_100, 2),
     ("libvorbis", "mkv", 11_025, 1),
 ]  # fmt: skip
 LAYOUTS = {1: "mono", 2: "stereo", 6: "5.1", 8: "7.1"}
@@ -400,7 +318,7 @@ def test_sound_keeps_pitch_and_length(tmp_path: Path, codec: str, suffix: str, r
     assert abs(len(taken.sizes) - 60) <= 1
 
 
-@pytest.mark.parametrize(("channels", "one"), [(2, 0), (2, 1), (6, 2), (6, 5), (8, 7)])
+@pytest.mark.parametrize(("channels", "one"), [(2, 0), (6, 2), (6, 5), (8, 7)])
 def test_every_channel_is_mixed_in(tmp_path: Path, channels: int, one: int) -> None:
     source = played(["0.5*sin(2*PI*440*t)" if k == one else "0" for k in range(channels)])
     taken = kept(made(tmp_path / "one.mkv", clock(2), source, "-c:a", "pcm_s16le"), tmp_path)
@@ -408,8 +326,7 @@ def test_every_channel_is_mixed_in(tmp_path: Path, channels: int, one: int) -> N
     assert np.abs(taken.waveform[:].astype(int)).max() > 1000
 
 
-@pytest.mark.parametrize("codec", ["pcm_s16le", "libvorbis"])
-@pytest.mark.parametrize("channel", [1, 4])
+@pytest.mark.parametrize(("channel", "codec"), [(1, "libvorbis"), (4, "pcm_s16le")])
 def test_channel_with_sound_is_used_where_the_mix_is_silent(tmp_path: Path, channel: int, codec: str) -> None:
     """The mix of opposite phases is silence, or the codec's noise, and has no subwoofer."""
     low = "0.4*sin(2*PI*60*t)"
@@ -426,11 +343,6 @@ def test_soft_stereo_is_mixed(tmp_path: Path) -> None:
     source = played(["0.002*sin(2*PI*440*t)", "-0.0015*sin(2*PI*440*t)"])  # the mix has -72 dB
     taken = kept(made(tmp_path / "soft.mkv", clock(2), source, "-c:a", "pcm_s16le"), tmp_path)
     assert taken.note == "" and np.abs(taken.waveform[:].astype(int)).max() < 12
-
-
-def test_video_without_sound_is_kept(tmp_path: Path) -> None:
-    taken = kept(made(tmp_path / "mute.mp4", clock(2)), tmp_path)
-    assert (len(taken.sizes), len(taken.waveform), taken.note) == (60, 0, "")
 
 
 # --------------------------------------------------------------------------------------- picture and sound on one clock
@@ -469,8 +381,7 @@ def shifted(source: Path, path: Path, picture: float, sound: float, *options: ob
     return encode(path, *inputs, "-map", "0:v", "-map", "1:a", "-c", "copy", *options)
 
 
-@pytest.mark.parametrize("suffix", ["mkv", "mp4"])
-@pytest.mark.parametrize("shift", [0.5, -0.5])
+@pytest.mark.parametrize(("shift", "suffix"), [(0.5, "mkv"), (0.5, "mp4"), (-0.5, "mp4")])
 def test_late_or_early_sound_is_moved_on_the_clock(
     flash_and_click: Path, tmp_path: Path, shift: float, suffix: str
 ) -> None:
@@ -504,16 +415,6 @@ def test_sound_that_ends_early_does_not_cut_the_video(flash_and_click: Path, tmp
     assert len(taken.sizes) == 120 and abs(seconds(taken) - 3.5) < 0.05
 
 
-def test_gap_in_the_sound_becomes_silence(flash_and_click: Path, tmp_path: Path) -> None:
-    hole = encode(
-        tmp_path / "hole.mkv", "-i", flash_and_click, "-c:v", "copy", "-c:a", "pcm_s16le",
-        "-af", "aselect='not(between(t,1.3,1.8))'",
-    )  # fmt: skip
-    taken = kept(hole, tmp_path)
-    assert_events(taken, [1, 2, 3], [1, 2, 3])
-    assert abs(seconds(taken) - 4) < 0.05
-
-
 # ------------------------------------------------------------------------------------------------------ parts of videos
 
 
@@ -523,23 +424,7 @@ def ticking(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made(tmp_path_factory.mktemp("clock") / "clock.mp4", clock(4), tone(4), "-qp", "4", "-g", "999")
 
 
-@pytest.mark.parametrize("segment", [(1.0, 2.5), (0.0, 1.5), (2.2, 4.0)])
-def test_segment_is_cut_out_of_the_original(ticking: Path, tmp_path: Path, segment: tuple[float, float]) -> None:
-    begin, end = segment
-    taken = kept(Video("part", ticking, segment=segment), tmp_path)
-    assert abs(len(taken.sizes) - 30 * (end - begin)) <= 1
-    assert abs(seconds(taken) - (end - begin)) <= 0.05
-    assert np.abs(shown_times(taken) - begin - np.arange(len(taken.sizes)) / 30).max() <= 1 / 30 + 0.03
-
-
-def test_segment_of_a_slow_video_without_sound_begins_on_time(tmp_path: Path) -> None:
-    slow = made(tmp_path / "slow.mkv", clock(4, 5), "", "-qp", "4", "-bf", "0")
-    taken = kept(Video("part", slow, segment=(1.05, 2.55)), tmp_path)  # the next frame is 0.15 s later
-    assert len(taken.sizes) == 45
-    assert np.abs(shown_times(taken)[4:] - 1.05 - np.arange(4, 45) / 30).max() <= 1 / 5 + 0.03
-
-
-@pytest.mark.parametrize("segment", [(1.0, 4.0), (100.0, 103.0), (0.0, 4.0)])
+@pytest.mark.parametrize("segment", [(100.0, 103.0), (0.0, 4.0)])
 def test_file_of_a_cut_segment_is_used_whole(ticking: Path, tmp_path: Path, segment: tuple[float, float]) -> None:
     taken = kept(Video("part", ticking, segment=segment), tmp_path)
     assert len(taken.sizes) == 120
@@ -560,13 +445,6 @@ def test_flashes_and_clicks_stay_within_one_frame(
     assert_events(taken, times, times)
     assert abs(len(taken.sizes) - count) <= bool(part.get("segment"))
     assert "stretches" not in part or len(taken.waveform) == 24_000 * count // 30
-
-
-def test_only_stretches_of_video_and_sound_are_kept(ticking: Path, tmp_path: Path) -> None:
-    taken = kept(Video("parts", ticking, stretches=((0.5, 1.0), (2.0, 3.2))), tmp_path)
-    expected = np.concatenate([0.5 + np.arange(15) / 30, 2 + np.arange(36) / 30])
-    assert len(taken.sizes) == 51 and len(taken.waveform) == 24_000 * 17 // 10
-    assert np.abs(shown_times(taken) - expected).max() <= 1 / 30 + 0.03
 
 
 def test_stretches_of_a_late_video_are_on_the_clock(flash_and_click: Path, tmp_path: Path) -> None:
@@ -596,42 +474,23 @@ def quiet(path: Path, peak: str) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("peak", "silent"),
+    ("peak", "silent", "why"),
     [
-        ("0", 2.0), ("5", 2.0),  # -75 dB of full scale is 5.8
-        ("6", 0.0), ("if(lt(t,1.5),0,6)", 1.5), ("if(between(t,0.5,0.6),9000,1)", 1.9),
+        ("", 0.0, "it has no sound"), ("0", 2.0, "its sound track is silent"),
+        ("5", 2.0, "its sound track is silent"),  # -75 dB of full scale is 5.8
+        ("6", 0.0, ""), ("if(lt(t,1.5),0,6)", 1.5, ""),
     ],
 )  # fmt: skip
-def test_sound_below_the_threshold_is_silence(tmp_path: Path, peak: str, silent: float) -> None:
-    quiet(tmp_path / "quiet.mkv", peak)
-    with shard(tmp_path, [Video("quiet", tmp_path / "quiet.mkv")], Extraction()) as file:
+def test_sound_below_the_threshold_is_silence(tmp_path: Path, peak: str, silent: float, why: str) -> None:
+    path = quiet(tmp_path / "quiet.mkv", peak) if peak else made(tmp_path / "quiet.mkv", clock(2))
+    with shard(tmp_path, [Video("quiet", path)], Extraction()) as file:
         assert len(file["video/id"]) == 1 and file["video/frame"][1] == 60
         assert abs(file["video/silence"][0] - silent) < 0.015
-        mute = silent == 2.0
-        assert file["video/mel"][1] == (0 if mute else 199)
-        assert file["video/note"][0].decode() == ("its sound track is silent" if mute else "")
-
-
-@pytest.mark.parametrize(
-    ("peak", "why"),
-    [("0", "its sound track is silent"), ("5", "its sound track is silent"), ("", "it has no sound"), ("6", "")],
-)
-def test_required_audio_rejects_videos_without_sound(tmp_path: Path, peak: str, why: str) -> None:
-    path = tmp_path / "quiet.mkv"
-    if peak:
-        quiet(path, peak)
-    else:
-        made(path, clock(2))
+        assert file["video/mel"][1] == (0 if why else 199)
+        assert file["video/note"][0].decode() == (why if peak else "")
     with shard(tmp_path, [Video("quiet", path)], Extraction(require_audio=True)) as file:
         assert len(file["video/id"]) == (not why)
-    expected = [{"id": "quiet", "reason": why}] if why else []
-    assert read_rejected_of(tmp_path / "shard-000000.h5") == expected
-
-
-def test_silence_threshold_is_a_setting(tmp_path: Path) -> None:
-    quiet(tmp_path / "quiet.mkv", "300")  # -41 dB
-    with shard(tmp_path, [Video("quiet", tmp_path / "quiet.mkv")], Extraction(silence_db=-40)) as file:
-        assert file["video/mel"][1] == 0 and file["video/note"][0] == b"its sound track is silent"
+    assert rejected_of(tmp_path / "shard-000000.h5") == ([{"id": "quiet", "reason": why}] if why else [])
 
 
 # -------------------------------------------------------------------------------------------------- cut and lying files
@@ -665,10 +524,10 @@ def test_declared_length_is_not_trusted(tmp_path: Path, lie: int) -> None:
     assert np.abs(shown_times(taken) - np.arange(len(taken.sizes)) / 30).max() < 0.1
 
 
-@pytest.mark.parametrize("suffix", ["h264", "ts", "mkv"])
+@pytest.mark.parametrize("suffix", ["h264", "mkv"])
 def test_file_without_declared_length_is_decoded(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"stream.{suffix}"
-    container = {"mkv": "matroska", "ts": "mpegts", "h264": "h264"}[suffix]
+    container = {"mkv": "matroska", "h264": "h264"}[suffix]
     with path.open("wb") as file:  # through a pipe, which leaves the header without a length
         pipe = ["ffmpeg", "-v", "error", "-f", "lavfi", "-i", clock(2, 25), "-c:v", "libx264", "-f", container, "-"]
         subprocess.run(pipe, stdout=file, check=True)
@@ -686,20 +545,6 @@ def test_late_time_stamp_does_not_repeat_a_frame_for_an_hour(tmp_path: Path) -> 
     assert len(taken.sizes) == 30 * limit
     assert taken.note == f"cut at {limit} s (its file is too small for more)"
     assert abs(seconds(taken) - 2) < 0.06
-
-
-def test_sound_an_hour_late_is_cut(tmp_path: Path) -> None:
-    late = tone(2) + ",asetpts='PTS+if(gte(T,1.5),3600/TB,0)'"
-    path = made(tmp_path / "late.mkv", clock(2), late)
-    taken = kept(path, tmp_path)
-    assert len(taken.sizes) in (60, 61)
-    assert seconds(taken) <= 60 + path.stat().st_size // 250
-
-
-def test_long_video_is_cut_with_a_note(ticking: Path, tmp_path: Path) -> None:
-    taken = kept(ticking, tmp_path, Extraction(max_hours=1.5 / 3600))
-    assert (len(taken.sizes), len(taken.waveform)) == (45, 36_000)
-    assert taken.note == "cut at 1.5 s (--max-hours)"
 
 
 # ------------------------------------------------------------------------------------------------------- memory, limits
@@ -724,17 +569,11 @@ def test_too_little_memory_for_ffmpeg_is_an_error(ticking: Path, tmp_path: Path)
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("fps", 0), ("fps", 101), ("short_side", 15), ("quality", 1), ("quality", 32), ("max_hours", 0),
-     ("timeout_factor", -1), ("ffmpeg_memory", 0), ("ffmpeg_memory", float("nan"))],
+    [("fps", 101), ("quality", 1), ("max_hours", 0), ("timeout_factor", -1), ("ffmpeg_memory", float("nan"))],
 )  # fmt: skip
 def test_invalid_settings_are_refused_with_the_option(name: str, value: float) -> None:
     with pytest.raises(UserError, match=f"--{name.replace('_', '-')} is {value}"):
         (Limits if name in Limits.__dataclass_fields__ else Extraction)(**{name: value})
-
-
-def test_too_large_settings_are_refused_with_their_maximum() -> None:
-    with pytest.raises(UserError, match=r"--max-hours is 1e\+07; it must be from 1e-06 to 1,000,000$"):
-        Extraction(max_hours=1e7)
 
 
 @pytest.fixture
@@ -753,51 +592,10 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fake:
     return install
 
 
-LIMITED = """
-import resource, sys
-from pathlib import Path
-from gdt.preprocess.datasets.listing import Video
-from gdt.preprocess.extract import extract_group
-from gdt.preprocess.ffmpeg import Extraction, Target
-resource.setrlimit(resource.RLIMIT_AS, (int(sys.argv[3]),) * 2)
-taken, = extract_group([Target.within(Path(sys.argv[2]), Video("limited", Path(sys.argv[1])))], Extraction())
-print(len(taken.sizes))
-"""
-
-
-@pytest.mark.parametrize(("limit", "used"), [(3 << 30, 3 << 20), (5 << 30, 4 << 20)])
-def test_memory_limit_of_the_shell_holds(ticking: Path, tmp_path: Path, fake: Fake, limit: int, used: int) -> None:
-    fake(f'$real "$@" && ulimit -v > {tmp_path}/kilobytes')
-    # only root may raise a hard limit, unless it lacks this capability
-    before = ["setpriv", "--bounding-set", "-sys_resource"] if os.geteuid() == 0 else []
-    arguments = [*before, sys.executable, "-c", LIMITED, ticking, tmp_path / "out", str(limit)]
-    run = subprocess.run(arguments, capture_output=True, text=True, check=False)
-    assert (run.stdout, run.stderr) == ("120\n", "")
-    assert int((tmp_path / "kilobytes").read_text()) == used
-
-
-@pytest.mark.parametrize("name", ["SEGV", "ABRT", "FPE"])
-def test_crash_of_ffmpeg_rejects_the_video(ticking: Path, tmp_path: Path, fake: Fake, name: str) -> None:
-    fake(f"kill -{name} $$")
-    assert reason(ticking, tmp_path) == f"ffmpeg crashes on it (SIG{name})"
-
-
-def test_crash_rejects_one_video_of_a_group(ticking: Path, tmp_path: Path, fake: Fake) -> None:
-    fake('case "$*" in *bad*) kill -SEGV $$;; esac; exec $real "$@"')
-    videos = [Video(name, shutil.copy(ticking, tmp_path / name)) for name in ("a.mp4", "bad.mp4", "c.mp4")]
-    targets = [Target.within(tmp_path / str(k), video) for k, video in enumerate(videos)]
-    first, bad, last = extract_group(targets, Extraction())
-    assert isinstance(bad, Rejected) and str(bad) == "ffmpeg crashes on it (SIGSEGV)"
-    for taken in (first, last):
-        assert isinstance(taken, Extracted) and len(taken.sizes) == 120 and abs(seconds(taken) - 4) < 0.06
-
-
 @pytest.mark.parametrize(
     ("script", "message"),
     [
-        ("kill -TERM $$", "ffmpeg was stopped from outside"), ("kill -KILL $$", "ffmpeg was stopped from outside"),
-        ("kill -INT $$", "ffmpeg was stopped from outside"), ("exit 255", "ffmpeg was stopped from outside"),
-        ("exit 127", "ffmpeg cannot be started"),
+        ("kill -KILL $$", "ffmpeg was stopped from outside"), ("exit 255", "ffmpeg was stopped from outside"),
         ("echo 'ffmpeg: cannot execute' >&2; exit 126", "ffmpeg cannot be started"),
     ],
 )  # fmt: skip
@@ -859,10 +657,8 @@ def test_full_disk_message_is_checked(ticking: Path, tmp_path: Path, fake: Fake)
 @pytest.mark.parametrize(
     "name",
     [
-        "No space left on device.mp4", "Disk quota exceeded", "x: No space left on device",
-        "a\n[fatal] b: No space left on device", "[error] c: Disk quota exceeded", "matches no streams",
-        "\x01\x1f: No space left on device", "non monotonically increasing dts",
-        "long " * 40 + ": No space left on device",
+        "x: No space left on device", "a\n[fatal] b: No space left on device", "matches no streams",
+        "\x01\x1f: Disk quota exceeded", "non monotonically increasing dts", "long " * 40 + ": Permission denied",
     ],
 )  # fmt: skip
 def test_file_name_is_not_mistaken_for_an_error(ticking: Path, tmp_path: Path, name: str) -> None:
@@ -877,14 +673,25 @@ def test_file_name_is_not_mistaken_for_an_error(ticking: Path, tmp_path: Path, n
     assert len(kept(whole, tmp_path / name).sizes) == 120
 
 
-@pytest.mark.parametrize("suffix", ["nut", "ogv"])
-def test_metadata_line_does_not_stop_the_run(tmp_path: Path, suffix: str) -> None:
-    tags = ["-metadata", "x\n[fatal] y=: No space left on device"]
-    path = made(tmp_path / f"tags.{suffix}", "testsrc=s=64x64:r=30:d=2", "", *tags)
-    probe = subprocess.run(["ffprobe", "-loglevel", "level+info", path], capture_output=True, text=True, check=True)
-    assert "\n[fatal] y" in probe.stderr  # at the beginning of a line
-    taken = kept(path, tmp_path)
-    assert len(taken.sizes) == 60 and taken.note.endswith("No space left on device")
+def test_a_reading_error_is_no_verdict_on_the_video(
+    ticking: Path, tmp_path: Path, fake: Fake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fails = "echo '[error] file:a.mp4: Input/output error' >&2; exit 1"
+    fake(f'[ -e {tmp_path}/once ] && exec $real "$@"; touch {tmp_path}/once; {fails}')
+    assert kept(ticking, tmp_path).note == ""
+    fake(fails)  # as of a truncated file of Matroska, which can be read
+    assert not isinstance(extract(ticking, tmp_path), Unread)
+
+    start = Path.open
+
+    def fail(path: Path, *arguments: Any, **options: Any) -> Any:
+        if path == ticking:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return start(path, *arguments, **options)
+
+    monkeypatch.setattr(Path, "open", fail)
+    taken = extract(ticking, tmp_path)
+    assert isinstance(taken, Unread) and str(taken).startswith("it cannot be read (Input/output error); ")
 
 
 def assert_gone(pid_file: Path) -> None:
@@ -933,13 +740,6 @@ def test_time_limit_grows_with_the_output(
     assert_gone(tmp_path / "pid")
 
 
-def test_real_file_that_takes_too_long_is_rejected(real: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process, "_GRACE", 0.01)
-    assert "ffmpeg took more than" in reason(
-        real / "clips" / "nasa_13013.mp4", tmp_path, Extraction(limits=Limits(timeout_factor=1e-3))
-    )
-
-
 def test_flood_of_errors_neither_hangs_nor_takes_memory(ticking: Path, tmp_path: Path, fake: Fake) -> None:
     fake("echo '[h264 @ 0x1] [error] one of many' >&2; yes '[error] another' | head -c 50000000 >&2; exit 1")
     tracemalloc.start()
@@ -951,15 +751,6 @@ def test_flood_of_errors_neither_hangs_nor_takes_memory(ticking: Path, tmp_path:
     log = next(tmp_path.rglob("*.log"))
     assert log.stat().st_size > 50_000_000
     log.unlink()
-
-
-@pytest.mark.parametrize(
-    "script",
-    ["exit 1", "echo '[info]   Duration: N/A, start: 0' >&2", "echo '[info]  title: Duration: 09:00:00.0' >&2"],
-)
-def test_file_of_unknown_length_is_used_whole(ticking: Path, tmp_path: Path, fake: Fake, script: str) -> None:
-    fake(script, "ffprobe")
-    assert len(kept(Video("part", ticking, segment=SEGMENT), tmp_path).sizes) == 120
 
 
 # -------------------------------------------------------------------------------------------------- groups, names, etc.
@@ -975,17 +766,24 @@ def test_group_gives_the_same_bytes_as_single_files(synthetic: Path, tmp_path: P
         assert np.array_equal(one.waveform[:], other.waveform[:]) and len(one.waveform)
 
 
-def test_broken_file_does_not_affect_its_group(synthetic: Path, tmp_path: Path) -> None:
+def test_broken_file_does_not_affect_its_group(synthetic: Path, tmp_path: Path, fake: Fake) -> None:
+    fake('case "$*" in *crash*) kill -SEGV $$;; esac; exec $real "$@"')
     good = sorted((synthetic / "train").rglob("*.mp4"))[:2]
     broken, empty = tmp_path / "broken.mp4", tmp_path / "empty.mp4"
     broken.write_bytes(good[0].read_bytes()[:2000])
     empty.touch()
-    paths = [good[0], broken, empty, tmp_path / "gone.mp4", good[1]]
-    targets = [Target.within(tmp_path / str(k), Video(str(k), path)) for k, path in enumerate(paths)]
-    results = extract_group(targets, Extraction())
-    assert [isinstance(result, Extracted) for result in results] == [True, False, False, False, True]
-    assert "ffmpeg cannot decode it" in str(results[1]) and str(results[2]) == "the file is empty"
-    assert str(results[3]) == "the file does not exist"
+    crash = Path(shutil.copy(good[0], tmp_path / "crash.mp4"))
+    for bad in ([crash], [broken, empty, tmp_path / "gone.mp4"]):
+        paths = [good[0], *bad, good[1]]
+        targets = [Target.within(tmp_path / f"{len(bad)}{k}", Video(str(k), path)) for k, path in enumerate(paths)]
+        first, *results, last = extract_group(targets, Extraction())
+        assert all(isinstance(taken, Extracted) and len(taken.sizes) == 90 for taken in (first, last))
+        assert all(isinstance(taken, Rejected) for taken in results)
+        reasons = [str(taken).partition(":")[0] for taken in results]
+        assert reasons == (
+            ["ffmpeg crashes on it (SIGSEGV)"] if bad == [crash]
+            else ["ffmpeg cannot decode it", "the file is empty", "the file does not exist"]
+        )  # fmt: skip
 
 
 def pair(folder: Path, first: Path, second: Path) -> list[Extracted]:
@@ -1027,12 +825,9 @@ def test_interrupted_error_line_is_recognised(ticking: Path, tmp_path: Path, fak
     "name",
     ['it\'s a "name".mp4', "-rf.mp4", "ünï cödé 映画.mp4", "http:x.mp4", "a%03d[0].mp4", "a\nb\\.mp4", "$(x);`y`.mp4"],
 )
-@pytest.mark.parametrize("segment", [None, (0.5, 1.0)])
-def test_strange_file_names_are_accepted(
-    ticking: Path, tmp_path: Path, name: str, segment: tuple[float, float] | None
-) -> None:
-    video = Video("strange", Path(shutil.copy(ticking, tmp_path / name)), segment=segment)
-    assert len(kept(video, tmp_path, Extraction(min_seconds=0.5)).sizes) == (15 if segment else 120)
+def test_strange_file_names_are_accepted(ticking: Path, tmp_path: Path, name: str) -> None:
+    video = Video("strange", Path(shutil.copy(ticking, tmp_path / name)), segment=(0.5, 1.5))
+    assert len(kept(video, tmp_path).sizes) == 30
 
 
 @pytest.mark.parametrize(
@@ -1050,23 +845,15 @@ def test_playlist_opens_no_other_file(synthetic: Path, tmp_path: Path, text: str
     assert "Connection" not in reason(playlist, tmp_path)
 
 
-def test_frame_sizes_drop_a_truncated_last_frame(tmp_path: Path) -> None:
-    def sizes(data: bytes) -> list[int]:
-        (tmp_path / "frames").write_bytes(data)
-        return frame_sizes(tmp_path / "frames").tolist()
-
-    jpeg = b"\xff\xd8abc\xff\xd9"
-    assert sizes(jpeg * 3) == [7, 7, 7]
-    assert sizes(jpeg * 2 + jpeg[:4]) == [7, 7]
-    assert sizes(jpeg[:4]) == sizes(b"") == []
-
-
-@pytest.mark.parametrize("block", [4, 5, 7, 11])
-def test_frame_sizes_do_not_depend_on_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int) -> None:
-    jpegs = [b"\xff\xd8" + b"x" * k + b"\xff\xd9" for k in range(40)]
-    (tmp_path / "frames").write_bytes(b"".join(jpegs))
+@pytest.mark.parametrize("block", [4, 7, 1 << 22])
+def test_frame_sizes_drop_a_truncated_last_frame(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int) -> None:
     monkeypatch.setattr(module, "_BLOCK", block)
-    assert frame_sizes(tmp_path / "frames").tolist() == [len(jpeg) for jpeg in jpegs]
+    jpegs = [b"\xff\xd8" + b"x" * k + b"\xff\xd9" for k in range(40)]
+    for end in (b"", b"\xff\xd8x"):
+        (tmp_path / "frames").write_bytes(b"".join(jpegs) + end)
+        assert frame_sizes(tmp_path / "frames").tolist() == [len(jpeg) for jpeg in jpegs]
+    (tmp_path / "frames").write_bytes(jpegs[3][:4])
+    assert frame_sizes(tmp_path / "frames").tolist() == []
 
 
 def test_pixel_sums_are_exact(synthetic: Path, tmp_path: Path) -> None:
@@ -1085,23 +872,3 @@ def test_groups_are_limited_in_number_and_bytes(tmp_path: Path) -> None:
     divided = list(groups(videos))
     assert [len(group) for group in divided] == [16, 4, 1, 1, 1]
     assert [video for group in divided for video in group] == videos
-
-
-@pytest.mark.parametrize("missing", ["ffmpeg", "ffprobe"])
-def test_no_ffmpeg_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fake: Fake, missing: str) -> None:
-    fake("", {"ffmpeg": "ffprobe", "ffprobe": "ffmpeg"}[missing])
-    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
-    with pytest.raises(UserError, match=f"{missing} is not installed; install it with"):
-        require_ffmpeg()
-
-
-def test_no_option_is_unknown_to_ffmpeg_9(tmp_path: Path) -> None:
-    """None of the options of ffmpeg 5.1 that ffmpeg 9 refuses, which would reject every video."""
-    targets = [Target.within(tmp_path / name, Video(name, tmp_path / f"{name}.mp4")) for name in "ab"]
-    settings = Extraction()
-    used = {
-        *ffmpeg.command(targets, settings, sound=True), *ffmpeg.command(targets[:1], settings, sound=False, hdr=True),
-        *ffmpeg.channel_levels(targets[0], settings), *ffmpeg.one_channel(targets[0], settings, 1),
-    }  # fmt: skip
-    gone = "absf adrift_threshold filter_complex_script filter_script map_channel psnr qphist vbsf vol vsync"
-    assert "-fps_mode" in used and used.isdisjoint(f"-{name}" for name in gone.split())

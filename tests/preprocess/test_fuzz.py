@@ -11,13 +11,12 @@ import h5py
 import numpy as np
 import pytest
 
-from gdt.pipeline.shards.index import read_rejected_of
 from gdt.preprocess.datasets.listing import Video
 from gdt.preprocess.ffmpeg import Extraction
 from gdt.preprocess.plan import ShardTask
 from gdt.preprocess.worker import make_shard
 from tests.conftest import REAL
-from tests.preprocess.intact import problems
+from tests.preprocess.intact import problems, rejected_of
 
 CONTAINERS = {
     "mp4": ["-movflags", "+faststart"], "mkv": [], "ts": [], "avi": ["-c:v", "mpeg4", "-c:a", "libmp3lame"],
@@ -94,7 +93,7 @@ def test_damaged_files_are_kept_or_rejected_with_a_reason(originals: list[Path],
         path = tmp_path / f"shard-{number:06d}.h5"
         make_shard(ShardTask(path, videos, SETTINGS, {}))
         assert problems(path) == []
-        rejected = read_rejected_of(path)
+        rejected = rejected_of(path)
         assert all(row["reason"].strip() for row in rejected)
         with h5py.File(path) as file:
             notes = dict(zip(file["video/id"].asstr()[:], file["video/note"].asstr()[:], strict=True))

@@ -6,40 +6,44 @@ import random
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
+from gdt.preprocess import plan
 from gdt.preprocess.datasets.listing import Missing, Video, Words
 from gdt.preprocess.ffmpeg import Extraction
-from gdt.preprocess.plan import ShardTask, assign, read_plan, read_shares, write_plan
-from gdt.preprocess.videos import Shares, collect
+from gdt.preprocess.plan import Plan, ShardTask, Shares, assign, collect
 
 HERE = Path("/videos")
 
 
-def cut(root: Path, names: list[str], videos_per_shard: int = 4, megabytes: float = 1e6) -> dict[int, list[str]]:
+def cut(root: Path, names: list[str]) -> dict[int, list[str]]:
     """Plan these videos, write the plan, and return the ids by shard number."""
     videos = {name: Video(name, root / name, size=5000 if name == "e" else 1000) for name in names}
-    shards = assign(videos, read_plan(root), videos_per_shard, megabytes)
-    write_plan(root, Shares(), shards)
-    return {number: [video.id for video in members] for number, members in shards.items()}
+    shards = assign(videos, Plan.read(root).shards, videos_per_shard=4)
+    ids = {number: [video.id for video in members] for number, members in shards.items()}
+    Plan(Shares(0.25, 1 / 3), ids).write(root)
+    assert Plan.read(root) == Plan(Shares(0.25, 1 / 3), ids)
+    return ids
 
 
-def test_list_is_sorted_and_knows_sizes_and_splits(tmp_path: Path) -> None:
+def test_list_is_sorted_and_knows_sizes_splits_and_labels(tmp_path: Path) -> None:
     (tmp_path / "é.mp4").write_bytes(b"12345")
     items = [
         Video("é", tmp_path / "é.mp4", "läbel", "unused", ("train", "test")), Missing("c", "not there"),
-        Video("b", tmp_path / "deep" / "b.mp4"),
+        Video("b", HERE / "b.mp4", "dogs", columns=(("a/b", "1"), (".", "x"))), Video("b", HERE / "again.mp4"),
+        Video("d", HERE / "d.mp4", columns=(("a/b", ""), ("100%", "y"))),
     ]  # fmt: skip
     listed = collect(items)
-    assert list(listed.videos.values()) == [replace(items[2], split="train"), replace(items[0], size=5)]
-    assert list(listed.videos) == ["b", "é"] and listed.missing == [items[1]] and listed.drawn
+    assert list(listed.videos) == ["b", "d", "é"] and listed.drawn
+    assert [listed.videos[id].size for id in "bdé"] == [-1, -1, 5]
+    assert listed.missing == [
+        items[1], Missing("b", "it has the id of /videos/b.mp4, which is kept", HERE / "again.mp4")
+    ]  # fmt: skip
     assert not collect(items[:1]).drawn
-
-
-def test_first_of_duplicate_ids_is_kept() -> None:
-    many = [Video(f"{k % 13}", HERE / str(k) / "a.mp4") for k in range(39)]  # each id three times
-    listed = collect(many)
-    assert {id: video.path for id, video in listed.videos.items()} == {v.id: v.path for v in many[:13]}
-    reason = "it has the id of /videos/0/a.mp4, which is kept"
-    assert len(listed.missing) == 26 and listed.missing[0] == Missing("0", reason, many[13].path)
+    assert listed.annotations(["é", "d", "b"]) == {
+        "label": ["läbel", "", "dogs"], "split": ["unused", "train", "train"], "folds": ["train,test", "", ""],
+        "a/b": ["", "", "1"], ".": ["", "", "x"], "100%": ["", "y", ""],
+    }  # fmt: skip
 
 
 def test_split_depends_on_the_id_only() -> None:
@@ -60,30 +64,13 @@ def test_split_depends_on_the_id_only() -> None:
     assert moved(some, splits(2000, 0.0, 0.0)) == {("val", "train"), ("test", "train")}
 
 
-def test_plan_records_the_shares(tmp_path: Path) -> None:
-    assert read_shares(tmp_path) == Shares() and list(read_plan(tmp_path)) == []
-    for shares in (Shares(0.25, 1 / 3), Shares(0.0, 0.1)):
-        write_plan(tmp_path, shares, {3: [Video("a", HERE)]})
-        assert read_shares(tmp_path) == shares and list(read_plan(tmp_path)) == [(3, ["a"])]
-
-
-def test_labels_by_id() -> None:
-    items = [
-        Video("b", HERE / "b.mp4", "dogs", "test", ("test", "train"), columns=(("a/b", "1"), (".", "x"))),
-        Video("a", HERE / "a.mp4", "çats"), Video("c", HERE / "c.mp4", columns=(("a/b", ""), ("100%", "y"))),
-    ]  # fmt: skip
-    assert collect(items).annotations(["c", "a", "b"]) == {
-        "label": ["", "çats", "dogs"], "split": ["train", "train", "test"], "folds": ["", "", "test,train"],
-        "a/b": ["", "", "1"], ".": ["", "", "x"], "100%": ["y", "", ""],
-    }  # fmt: skip
-
-
-def test_shards_are_limited_in_videos_and_megabytes(tmp_path: Path) -> None:
-    assert list(cut(tmp_path, list("abcdefghij"), megabytes=0.0035).values()) == [
+def test_shards_are_limited_in_videos_and_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert cut(tmp_path, list("abcdefghij")) == {0: list("abcd"), 1: list("efgh"), 2: list("ij")}
+    (tmp_path / "plan.jsonl").unlink()
+    monkeypatch.setattr(plan, "_SHARD_BYTES", 3500)
+    assert list(cut(tmp_path, list("abcdefghij")).values()) == [
         list("abc"), list("d"), list("e"), list("fgh"), list("ij"),
     ]  # fmt: skip
-    (tmp_path / "plan.jsonl").unlink()
-    assert cut(tmp_path, list("abcdefghij")) == {0: list("abcd"), 1: list("efgh"), 2: list("ij")}
 
 
 def test_random_lists_keep_every_video_once_in_its_shard(tmp_path: Path) -> None:

@@ -13,10 +13,10 @@ from gdt.common.errors import UserError
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.shards.layout import read_rejected
 from gdt.preprocess.datasets.labels import NO_VIDEO
+from gdt.preprocess.plan import Shares
 from gdt.preprocess.stage import Preprocess, dry_run, run
 from gdt.preprocess.summary import Summary, describe
 from gdt.preprocess.verify import Verify, verify
-from gdt.preprocess.videos import Shares
 
 pytestmark = pytest.mark.usefixtures("alone")
 
@@ -144,20 +144,9 @@ def test_lost_or_damaged_index_is_rebuilt_with_current_labels(pets: Preprocess) 
     assert (pets.shard_folder / "index.h5").read_bytes() == index and shards(pets) == before
 
 
-def test_changed_file_rebuilds_only_its_shard(pets: Preprocess, clips: list[Path]) -> None:
-    before = shards(pets)
-    shutil.copy(clips[9], pets.source_folder / "dogs/0.mp4")
-    move(pets, "cats/0.mp4", "dogs/0.mp4", to="val")
-    assert decoded(run(pets)) == 2
-    after = shards(pets)
-    assert [name for name in sorted(before) if after[name] != before[name]] == ["shard-000001.h5"]
-    assert table(pets) == EVERY | {"cats/0.mp4": ("cats", "val"), "dogs/0.mp4": ("dogs", "val")}
-    again(pets)
-
-
 @pytest.mark.parametrize(
-    "moment", ["pipeline.shards.container.write", "pipeline.shards.container.writing", "common.files.os.fsync",
-               "preprocess.stage.write_lines", "preprocess.stage.summarise", "preprocess.stage.Job.pending"],
+    "moment", ["pipeline.shards.container.writing", "common.files.os.fsync", "preprocess.stage.write_lines",
+               "preprocess.stage.summarise", "preprocess.stage.Job.pending"],
 )  # fmt: skip
 def test_interrupted_relabelling_is_completed_by_the_next_run(
     pets: Preprocess, monkeypatch: pytest.MonkeyPatch, moment: str
@@ -178,11 +167,6 @@ def test_interrupted_relabelling_is_completed_by_the_next_run(
     assert not list(pets.shard_folder.glob("*.partial"))
 
 
-def test_copied_source_rebuilds_nothing(pets: Preprocess, tmp_path: Path) -> None:
-    shutil.copytree(pets.source_folder, tmp_path / "elsewhere", copy_function=shutil.copyfile)
-    again(replace(pets, source=tmp_path / "elsewhere"))
-
-
 def test_rejected_video_has_its_current_path(pets: Preprocess) -> None:
     (pets.source_folder / "cats/broken.mp4").write_bytes(b"nonsense")
     run(pets)
@@ -194,111 +178,27 @@ def test_rejected_video_has_its_current_path(pets: Preprocess) -> None:
     assert shards(pets) == before
 
 
-def test_shares_become_splits_without_decoding(pets: Preprocess) -> None:
-    before = shards(pets)
-    for val, test in ((0.3, 0.3), (0.3, 0.5), (0.0, 0.0)):
-        run(replace(pets, val=val, test=test))
-        expected = {name: (label, Shares(val, test).split(name)) for name, (label, _) in EVERY.items()}
-        assert table(pets) == expected and shards(pets) == before
-        assert len({split for _, split in expected.values()}) == (3 if val else 1)
-    move(pets, "cats/0.mp4", to="train")
-    run(replace(pets, test=0.99))
-    assert table(pets)["cats/0.mp4"][1] == "train"  # a split of the source stays
-    assert [split for _, split in table(pets).values()].count("test") >= 4
-    move(pets, *NAMES[1:], to="val")
-    for doing in (run, dry_run):
-        with pytest.raises(UserError, match="every video in .*/videos already has a split"):
-            doing(replace(pets, test=0.2))
+def test_shares_become_splits_are_remembered_and_apply_to_added_videos(pets: Preprocess, clips: list[Path]) -> None:
+    def by_shares(val: float, test: float) -> dict[str, str]:
+        return {name: Shares(val, test).split(name) for name in table(pets)}
 
-
-def by_shares(settings: Preprocess, val: float, test: float) -> dict[str, str]:
-    """The split of every video by these shares."""
-    return {name: Shares(val, test).split(name) for name in table(settings)}
-
-
-def splits(settings: Preprocess) -> dict[str, str]:
-    return {name: split for name, (_, split) in table(settings).items()}
-
-
-def test_added_videos_do_not_change_the_test_split(pets: Preprocess, clips: list[Path]) -> None:
-    run(replace(pets, test=0.5))
-    before, test = shards(pets), {name for name, split in splits(pets).items() if split == "test"}
-    assert 0 < len(test) < 6
+    before, (val, test) = shards(pets), (0.0, 0.0)
+    for given in ({"test": 0.3}, {"val": 0.3}, {}, {"val": 0.1, "test": 0.6}, {"test": 0.0}, {"test": 0.5}):
+        val, test = given.get("val", val), given.get("test", test)
+        assert decoded(run(replace(pets, **given))) == 0 and shards(pets) == before
+        assert {name: split for name, (_, split) in table(pets).items()} == by_shares(val, test)
     for k in range(8):
         shutil.copy(clips[6 + k], pets.source_folder / f"cats/new {k}.mp4")
     assert decoded(run(pets)) == 8  # without --test
-    assert splits(pets) == by_shares(pets, 0, 0.5) and len(splits(pets)) == 14
-    assert {name for name in NAMES if splits(pets)[name] == "test"} == test
+    assert {name: split for name, (_, split) in table(pets).items()} == by_shares(val, test) and len(table(pets)) == 14
     assert {name: shards(pets)[name] for name in before} == before
     again(pets)
-
-
-def test_shares_are_remembered(pets: Preprocess) -> None:
-    before, (val, test) = shards(pets), (0.0, 0.0)
-    for given in ({"test": 0.3}, {"val": 0.3}, {}, {"val": 0.1, "test": 0.6}, {"test": 0.0}, {}):
-        val, test = given.get("val", val), given.get("test", test)
-        assert decoded(run(replace(pets, **given))) == 0 and shards(pets) == before
-        assert splits(pets) == by_shares(pets, val, test)
-        again(pets)
-
-
-def test_remembered_shares_allow_videos_with_splits(pets: Preprocess) -> None:
-    run(replace(pets, test=0.5))
-    move(pets, *NAMES, to="train")
-    run(pets)
-    assert set(splits(pets).values()) == {"train"}
-    run(replace(pets, test=0))
+    move(pets, *(name for name in table(pets) if "new" not in name), to="train")
+    assert decoded(run(replace(pets, test=0.89))) == 0
+    assert {table(pets)[name][1] for name in NAMES} == {"train"}  # a split of the source stays
+    move(pets, *(name for name in table(pets) if "new" in name), to="val")
     for doing in (run, dry_run):
-        with pytest.raises(UserError, match="every video in .*/videos already has a split, .*, so leave them out"):
-            doing(replace(pets, val=0.5))
-    move(pets, *(f"train/{name}" for name in NAMES), to=".")
-    run(pets)
-    assert splits(pets) == by_shares(pets, 0, 0)  # refused shares are not remembered
-
-
-@pytest.mark.parametrize(
-    ("val", "test", "message"),
-    [
-        (-0.1, 0, "--val is -0.1; it must be 0 or more and below 1"),
-        (0, 1.0, "--test is 1.0; it must be 0 or more and below 1"),
-        (0.5, 0.5, "--val is 0.5 and --test is 0.5; they must add up"), (float("nan"), 0, "--val is nan"),
-    ],
-)  # fmt: skip
-def test_invalid_shares_are_refused(val: float, test: float, message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        Preprocess(val=val, test=test)
-
-
-def test_first_file_of_an_id_is_kept(clips: list[Path], tmp_path: Path) -> None:
-    names = ["train/a/0wR5jVB-WPk_000417_000427", "val/b/0wR5jVB-WPk_000417_000427", "val/b/3caPS4FHFF8_000036_000046"]
-    videos = tmp_path / "videos"
-    for name, clip in zip(names, clips, strict=False):
-        (videos / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(clip, videos / f"{name}.mp4")
-    settings = Preprocess("kinetics", videos, tmp_path / "shards", workers=1)
-    summary = run(settings)
-    assert (summary.videos, summary.kept, summary.decoded) == (3, 2, 2)
-    assert table(settings) == {
-        "0wR5jVB-WPk_000417_000427": ("a", "train"), "3caPS4FHFF8_000036_000046": ("b", "val"),
-    }  # fmt: skip
-    (row,) = read_rejected(settings.shard_folder)
-    reason = f"it has the id of {videos}/{names[0]}.mp4, which is kept"
-    assert row == {"id": "0wR5jVB-WPk_000417_000427", "path": f"{videos}/{names[1]}.mp4", "reason": reason}
-    assert summary.reasons == {"it has the id of another video, which is kept": 1}
-
-
-def test_real_labels_become_columns(real: Path, tmp_path: Path) -> None:
-    chosen = sorted((real / "grid").glob("*.mpg"))[:12:3]
-    (tmp_path / "videos").mkdir()
-    for path in chosen:
-        (tmp_path / "videos" / path.name).symlink_to(path)
-    settings = Preprocess("folder", tmp_path / "videos", tmp_path / "shards", workers=1)
-    run(settings)
-    before = shards(settings)
-    shutil.copy(real / "grid" / "labels.csv", tmp_path / "videos")
-    summary = run(settings)
-    assert decoded(summary) == 0 and shards(settings) == before
-    assert summary.reasons == {NO_VIDEO: 116}
-    index = Index.open(tmp_path / "shards")
-    assert list(index.columns) == ["colour", "command", "digit", "letter"] and index.classes == []
-    assert index.labelled("letter").label.tolist() == [path.name[3] for path in chosen]
+        with pytest.raises(UserError, match="every video in .*/videos already has a split"):
+            doing(replace(pets, test=0.2))
+    with pytest.raises(UserError, match="--val is 0.5 and --test is 0.5; they must add up"):
+        Preprocess(val=0.5, test=0.5)

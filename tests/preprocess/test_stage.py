@@ -8,7 +8,6 @@ import hashlib
 import json
 import os
 import re
-import shlex
 import shutil
 import signal
 import socket
@@ -34,9 +33,9 @@ from gdt.preprocess.ffmpeg import Extraction
 from gdt.preprocess.plan import ShardTask
 from gdt.preprocess.process import Limits
 from gdt.preprocess.stage import Preprocess, run
-from gdt.preprocess.summary import Summary, _generalise, describe
+from gdt.preprocess.summary import describe
 from gdt.preprocess.worker import make_shard
-from tests.conftest import ROOT, preprocess
+from tests.conftest import ROOT
 from tests.preprocess.intact import problems
 
 
@@ -49,37 +48,15 @@ def digests(folder: Path) -> dict[str, str]:
     }
 
 
-def test_every_video_is_kept_with_split_and_class(index: Index) -> None:
-    assert len(index) == 42
+def test_a_second_run_does_nothing(alone: None, synthetic: Path, shards: Path, index: Index) -> None:
+    assert len(index) == 42 and len(index.classes) == 3
     assert [int((index.split == split).sum()) for split in ("train", "val", "test")] == [24, 6, 12]
-    assert len(index.classes) == 3
     assert (index.frame_count == 90).all() and (index.mel_count >= 290).all()
     assert (index.height == 64).all()  # not enlarged to 160
-
-
-def test_a_second_run_does_nothing(synthetic: Path, shards: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in shards.glob("shard-*.h5")} | digests(shards)
-    summary = run(Preprocess("synthetic", synthetic, shards, videos_per_shard=16, workers=2))
+    summary = run(Preprocess("synthetic", synthetic, shards, videos_per_shard=16))
     assert (summary.shards_made, summary.shards_kept) == (0, 3)
     assert {path: path.stat().st_mtime_ns for path in shards.glob("shard-*.h5")} | digests(shards) == before
-
-
-def test_bytes_do_not_depend_on_workers_or_interruptions(synthetic: Path, shards: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "synthetic"
-    command = [sys.executable, "-m", "gdt", "preprocess", "--dataset", "synthetic", "--source", synthetic,
-               "--destination", folder, "--videos-per-shard", "16", "--workers", "1"]  # fmt: skip
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    process = subprocess.Popen(command, cwd=tmp_path, env=environment, start_new_session=True)
-    deadline = time.monotonic() + 240
-    while not list(folder.glob("shard-*.h5")) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    os.killpg(process.pid, signal.SIGKILL)  # run, scheduler and worker
-    process.wait()
-    done = {path.name for path in folder.glob("shard-*.h5")}
-    assert 1 <= len(done) < 3
-    subprocess.run(command, cwd=tmp_path, env=environment, check=True)
-    assert digests(folder) == digests(shards)
-    assert not [path for path in folder.iterdir() if path.is_dir()]  # no scratch folder of the killed worker
 
 
 def test_truncated_shard_is_rebuilt(alone: None, synthetic: Path, shards: Path, tmp_path: Path) -> None:
@@ -177,13 +154,6 @@ def test_shards_of_another_version_are_not_replaced(alone: None, synthetic: Path
     assert path.read_bytes() == before
 
 
-def test_shards_are_limited_in_megabytes(alone: None, synthetic: Path, tmp_path: Path) -> None:
-    sizes = [path.stat().st_size for path in sorted((synthetic / "test").rglob("*.mp4"))]
-    settings = Preprocess("folder", synthetic / "test", tmp_path, megabytes_per_shard=sum(sizes) / 3.5e6, workers=2)
-    assert 4 <= run(settings).shards_made <= 6
-    assert len(Index.open(tmp_path)) == 12
-
-
 def test_two_runs_into_one_folder_are_refused(alone: None, synthetic: Path, tmp_path: Path) -> None:
     settings = Preprocess("folder", synthetic / "test", tmp_path, workers=1)
     run(settings)
@@ -196,98 +166,53 @@ def test_two_runs_into_one_folder_are_refused(alone: None, synthetic: Path, tmp_
 
 
 def test_summary_counts_everything(alone: None, real: Path, tmp_path: Path) -> None:
-    done = run(Preprocess("folder", real / "clips", tmp_path, videos_per_shard=8, workers=2))
-    saved = json.loads((tmp_path / "summary.json").read_text())
-    index = Index.open(tmp_path)
-    assert saved["videos"] == 21 == saved["kept"] + sum(saved["left_out"].values())
+    (tmp_path / "videos").mkdir()
+    bad = ["broken.mp4", "empty.flv", "video_270.mov"]
+    for name in (*bad, "silent-black-10s.mp4", "h265_10bits.mp4", "bbaf2n.mpg"):
+        (tmp_path / "videos" / name).symlink_to(real / "clips" / name)
+    done = run(Preprocess("folder", tmp_path / "videos", tmp_path / "shards"))
+    saved, index = json.loads((tmp_path / "shards" / "summary.json").read_text()), done.index
+    assert saved["videos"] == 6 == saved["kept"] + sum(saved["left_out"].values())
     assert saved["left_out"]["shorter than 1 s"] == 1
     assert np.isclose(saved["hours"], index.frame_count.sum() / 30 / 3600)
-    assert np.isclose(saved["gigabytes"], sum(path.stat().st_size for path in tmp_path.glob("shard-*.h5")) / 1e9)
+    assert np.isclose(saved["gigabytes"], sum(path.stat().st_size for path in tmp_path.glob("*/shard-*.h5")) / 1e9)
     silent = index.id.tolist().index("silent-black-10s.mp4")
     assert index.silence[silent] == 10 and index.mel_count[silent] == 0
-    assert saved["without_sound"] == int((index.mel_count == 0).sum())
-    rejected = {row["id"]: row["reason"] for row in read_rejected(tmp_path)}
-    assert (done.videos, done.kept, done.rejected, done.without_sound) == (21, 18, 3, 6)
-    assert set(rejected) == {"broken.mp4", "empty.flv", "video_270.mov"}
-    assert "moov atom not found" in rejected["broken.mp4"]
-    assert sorted([*index.id, *rejected]) == sorted(path.name for path in (real / "clips").iterdir())
+    assert saved["without_sound"] == int((index.mel_count == 0).sum()) == 2
+    rejected = {row["id"]: row["reason"] for row in read_rejected(tmp_path / "shards")}
+    assert (done.videos, done.kept, done.without_sound) == (6, 3, 2)
+    assert sorted(rejected) == bad and "moov atom not found" in rejected["broken.mp4"]
     text = describe(done)
-    assert "18 of 21 videos kept" in text and "moov atom not found" in text and "its sound track is silent" in text
-    assert "       1  shorter than 1 s\n" in text
-    assert f"3 rejected (see {tmp_path}/rejected.jsonl):" in " ".join(text.split())
-    assert "moov atom not found (truncated, only partly downloaded, or not a video)" in " ".join(text.split())
-    assert "no test split: evaluation needs one; set --test 0.1 and run again" in text
-    assert text.splitlines()[-1] == f"shards and summary.json in {tmp_path}"
-    assert max(map(len, text.splitlines()[:-1])) <= 100
-
-
-def test_summary_is_at_most_100_columns_wide(index: Index) -> None:
-    counts = {"ffmpeg cannot decode it: " + "long words " * 12: 3, "another": 1}
-    text = describe(Summary(index, 42, counts, counts, 1, 2))
-    assert max(map(len, text.splitlines()[:-1])) <= 100 < max(map(len, counts))
-
-
-@pytest.mark.parametrize(
-    ("reason", "group"),
-    [
-        ("only 0.90 s of it can be decoded, 1 s are needed; File ended", "shorter than 1 s"),
-        ("only 1.20 s of it can be decoded, 2.5 s are needed", "shorter than 2.5 s"),
-        (
-            "ffmpeg took more than 60 s to decode 0 s of the video",
-            "ffmpeg took more than … s to decode … s of the video",
-        ),
-        ("it has the id of /a/b.mp4, which is kept", "it has the id of another video, which is kept"),
-    ],
-)
-def test_reasons_are_counted_without_names_and_numbers(reason: str, group: str) -> None:
-    assert _generalise(reason) == group
+    assert "3 of 6 videos kept" in text and "its sound track is silent" in text
+    assert "       1  shorter than 1 s\n" in text and "set --test 0.1 and run again" in text
 
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A disk of 3 MB."""
+    """A disk of 1.5 MB."""
     folder = tmp_path / "disk"
     folder.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", folder], capture_output=True)
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1500k", "tmpfs", folder], capture_output=True)
     if mounted.returncode:
-        pytest.skip("a disk of 3 MB cannot be mounted here (root is needed)")
+        pytest.skip("a small disk cannot be mounted here (root is needed)")
     yield folder
     subprocess.run(["umount", "-l", folder], check=True)
 
 
-def test_full_disk_stops_the_run_without_partial_shards(synthetic: Path, small_disk: Path, tmp_path: Path) -> None:
-    settings = Preprocess("folder", synthetic / "train", small_disk / "shards", videos_per_shard=2, workers=2)
+def test_full_disk_stops_the_run_without_partial_shards(
+    alone: None, synthetic: Path, small_disk: Path, tmp_path: Path
+) -> None:
+    settings = Preprocess("folder", synthetic / "test", small_disk / "shards", videos_per_shard=2)
     with pytest.raises(UserError, match="no space left on the disk of .*disk/shards.*; free some and run the same"):
         run(settings)
     shards = list((small_disk / "shards").glob("shard-*"))
     assert shards and all(problems(path) == [] for path in shards)
     assert not (small_disk / "shards" / "index.h5").exists()
     subprocess.run(["mount", "-o", "remount,size=200m", small_disk], check=True)
-    summary = preprocess(settings)  # resumes
-    assert summary.kept == 24 and summary.shards_kept == len(shards)
-    preprocess(replace(settings, destination=tmp_path / "undisturbed"))
+    summary = run(settings)  # resumes
+    assert summary.kept == 12 and summary.shards_kept == len(shards)
+    run(replace(settings, destination=tmp_path / "undisturbed"))
     assert digests(small_disk / "shards") == digests(tmp_path / "undisturbed")
-
-
-def test_all_folds_are_in_the_index(alone: None, synthetic: Path, tmp_path: Path) -> None:
-    videos = sorted((synthetic / "train").rglob("*.mp4"))[:4]
-    lists = tmp_path / "ucfTrainTestlist"
-    lists.mkdir()
-    for k, video in enumerate(videos):
-        name = tmp_path / "UCF-101" / ("Archery" if k % 2 else "Biking") / f"v_{k}.mp4"
-        name.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(video, name)
-    for fold in (1, 2, 3):
-        rows = [(f"{'Archery' if k % 2 else 'Biking'}/v_{k}.avi", k == fold) for k in range(4)]
-        (lists / f"testlist{fold:02d}.txt").write_text("".join(f"{row}\r\n" for row, test in rows if test))
-        (lists / f"trainlist{fold:02d}.txt").write_text("".join(f"{row} 1\r\n" for row, test in rows if not test))
-    index = run(Preprocess("ucf101", tmp_path, tmp_path / "shards", workers=1)).index
-    assert index.id.tolist() == ["v_0", "v_1", "v_2", "v_3"] and index.classes == ["Archery", "Biking"]
-    for fold in (1, 2, 3):
-        assert index.fold(fold).split.tolist() == ["test" if k == fold else "train" for k in range(4)]
-    assert index.split.tolist() == index.fold(1).split.tolist()
-    last = stage.command(Preprocess("ucf101", tmp_path, tmp_path / "shards", workers=1)).splitlines()[-1]
-    assert last.startswith("or, to evaluate ") and last.endswith(f" --shards {tmp_path}/shards --ckpt <checkpoint>")
 
 
 @pytest.fixture(scope="module")
@@ -297,27 +222,6 @@ def word2vec(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("words") / "small.txt"
     path.write_text(f"{len(words)} 2\n" + "".join(f"{word} {k} 1\n" for k, word in enumerate(words)))
     return path
-
-
-def test_captions_become_timed_tokens(alone: None, real: Path, word2vec: Path, tmp_path: Path) -> None:
-    videos = tmp_path / "videos"
-    videos.mkdir()
-    for name in ("bbas3a", "bgan4n", "lbax4n"):
-        if (source := next((real / "grid").rglob(f"{name}.mpg"), None)) is not None:
-            (videos / f"{name}.mpg").symlink_to(source)
-    shutil.copy(real / "captions" / "grid_captions.json", videos / "caption.json")
-    settings = Preprocess("folder", videos, tmp_path / "shards", word2vec=word2vec, workers=1)
-    index = run(settings).index
-    spoken = ShardReader(index).tokens(index.id.tolist().index("bbas3a.mpg"), 0.0).tolist()
-    # "bin blue at" from 0.98 s, "s three again" from 1.47 s, without scikit-learn's stop words
-    assert spoken == [0, 4, 16]
-    assert index.settings["vocabulary"]
-    for _ in range(2):
-        with pytest.raises(UserError, match="made with other settings: vocabulary was [0-9a-f]+, now none;"):
-            run(replace(settings, word2vec=None))
-        for shard in (tmp_path / "shards").glob("shard-*.h5"):  # as 'gdt verify --remove' does
-            shard.unlink()
-    assert run(settings).index.text_count.any()
 
 
 def test_howto100m_keeps_captioned_stretches(alone: None, synthetic: Path, word2vec: Path, tmp_path: Path) -> None:
@@ -366,20 +270,6 @@ def test_ctrl_c_is_one_sentence(real: Path, tmp_path: Path) -> None:
     assert "Traceback" not in stderr
 
 
-def test_wrong_source_does_not_replace_finished_shards(
-    alone: None, synthetic: Path, shards: Path, tmp_path: Path
-) -> None:
-    wrong = tmp_path / "wrong"
-    wrong.mkdir()
-    shutil.copy(next(synthetic.rglob("*.mp4")), wrong / "other.mp4")
-    settings = Preprocess("folder", synthetic / "test", tmp_path / "shards", workers=1)
-    run(settings)
-    before = digests(tmp_path / "shards")
-    with pytest.raises(UserError, match="hold 12 videos no longer in"):
-        run(replace(settings, source=wrong))
-    assert digests(tmp_path / "shards") == before
-
-
 @pytest.fixture
 def four(synthetic: Path, tmp_path: Path) -> Preprocess:
     """Four videos in two shards."""
@@ -405,21 +295,42 @@ def test_dry_run_counts_and_writes_nothing(alone: None, four: Preprocess) -> Non
 def test_a_changed_file_makes_its_shard_again(alone: None, four: Preprocess, monkeypatch: pytest.MonkeyPatch) -> None:
     path = four.source_folder / "2.mp4"
 
-    run(four)
-    with path.open("ab") as file:
-        file.write(bytes(100))
-    assert run(four).shards_made == 1
-
-    def growing(*arguments: Any) -> Any:
+    def grow(*arguments: Any) -> Any:
         with path.open("ab") as file:
             file.write(bytes(100))
         return extract_group(*arguments)
 
+    run(four)
+    before = digests(four.shard_folder)
+    grow([], Extraction())
+    assert run(four).shards_made == 1
+    after = digests(four.shard_folder)
+    assert [name for name in before if name.startswith("shard") and before[name] != after[name]] == ["shard-000001.h5"]
     with monkeypatch.context() as patch:
-        patch.setattr("gdt.preprocess.worker.extract_group", growing)
+        patch.setattr("gdt.preprocess.worker.extract_group", grow)
         (four.shard_folder / "shard-000001.h5").unlink()
         assert run(four).shards_made == 1  # of a file that changed meanwhile
     assert run(four).shards_made == 1 and run(four).shards_made == 0
+
+
+def test_a_file_that_cannot_be_read_is_tried_again(
+    alone: None, four: Preprocess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unreadable(*arguments: Any) -> Any:
+        path.rename(aside)
+        try:
+            return extract_group(*arguments)
+        finally:
+            aside.rename(path)
+
+    run(four)
+    expected, path, aside = digests(four.shard_folder), four.source_folder / "2.mp4", four.source_folder / "aside"
+    (four.shard_folder / "shard-000001.h5").unlink()
+    with monkeypatch.context() as patch:
+        patch.setattr("gdt.preprocess.worker.extract_group", unreadable)
+        summary = run(four)
+    assert (summary.kept, summary.reasons) == (3, {"the file has disappeared during the run": 1})
+    assert run(four).shards_made == 1 and digests(four.shard_folder) == expected
 
 
 def test_videos_that_a_worker_does_not_see_stop_the_run(
@@ -455,34 +366,26 @@ def odd_entries(folder: Path) -> Iterator[dict[str, str]]:
     """Entries named like videos that are not usable files: name -> expected reason."""
     folder.mkdir(parents=True, exist_ok=True)
     os.mkfifo(folder / "fifo.mp4")
-    (folder / "fifo-link.mp4").symlink_to(folder / "fifo.mp4")
     (folder / "zero.mp4").symlink_to("/dev/zero")
-    (folder / "tty.mkv").symlink_to("/dev/tty")
-    (folder / "gone.mp4").symlink_to(folder / "nowhere")
     (folder / "loop.mp4").symlink_to(folder / "loop.mp4")
     (folder / "folder.mp4").mkdir()
-    (folder / ".hidden.mp4").touch()
-    (folder / ".mp4").touch()
+    (folder / "._a.mp4").touch()  # left by macOS: no video
     (folder / "empty.mp4").touch()
     with socket.socket(socket.AF_UNIX) as server, contextlib.chdir(folder):
         server.bind("socket.mp4")
         yield {
-            "fifo.mp4": "it is a special file, not a file", "fifo-link.mp4": "it is a special file, not a file",
-            "zero.mp4": "it is a special file, not a file", "tty.mkv": "it is a special file, not a file",
-            "gone.mp4": "the file does not exist",
+            "fifo.mp4": "it is a special file, not a file", "zero.mp4": "it is a special file, not a file",
             "loop.mp4": "the file does not exist",
-            ".hidden.mp4": "it is hidden: its name begins with a dot",
-            ".mp4": "it is hidden: its name begins with a dot", "empty.mp4": "the file is empty",
+            "empty.mp4": "the file is empty",
             "socket.mp4": "it is a special file, not a file",
         }  # fmt: skip
 
 
-def test_non_files_named_like_videos_are_reported_and_never_opened(four: Preprocess, command) -> None:
+@pytest.mark.timeout(60)
+def test_non_files_named_like_videos_are_reported_and_never_opened(alone: None, four: Preprocess) -> None:
     with odd_entries(four.source_folder / "odd") as expected:
-        dry = command("preprocess", "--layout", "folder", "--source", four.source_folder, "--dry-run", "--workers", 1)
-        assert dry.returncode == 0 and dry.stdout.startswith("12 videos (12 train; "), dry.stderr
-        assert not four.shard_folder.exists()
-        summary = preprocess(four)
+        assert stage.dry_run(four).startswith("9 videos (9 train; ")
+        summary = run(four)
         rejected = {row["id"]: row for row in read_rejected(four.shard_folder)}
     assert {row.removeprefix("odd/"): rejected[row]["reason"] for row in rejected} == expected
     assert all(Path(row["path"]).name == Path(name).name for name, row in rejected.items())
@@ -513,33 +416,18 @@ def test_no_usable_video_is_an_error_with_the_reason(alone: None, tmp_path: Path
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--dataset", "kinetix"), "--dataset is 'kinetix'; did you mean 'kinetics'? Otherwise set --layout folder"),
-        (("--dataset", "folder", "--source", "nowhere"), "/nowhere does not exist; set --source"),
+        (("--dataset", "kinetix"), "data/videos/kinetix does not exist; set --source"),
         (("--dataset", "folder", "--source", "."), "files ending in"),
         (("--dataset", "ucf101", "--source", "."), "source/UCF-101/Archery/v_Archery_g01_c01.avi"),
         (("--dataset", "folder", "--source", ".", "--word2vec", "x.bin"), "there are no captions in"),
         (("--dataset", "folder", "--source", ".", "--scheduler", "tcp://127.0.0.1:1"), "there are no videos"),
         (("--dataset", "folder", "--source", ".", "--scheduler", "bla"), "--scheduler is 'bla'; it must be an address"),
-        (("--workers", "9" * 23), f"--workers is {'9' * 23}; it must be "),
-        (("--quality", "99"), "--quality is 99"),
     ],
 )
 def test_mistakes_are_one_sentence_and_exit_2(command, arguments: tuple[str, ...], message: str) -> None:
     done = command("preprocess", *arguments)
     assert done.returncode == 2
     assert message in done.stderr and "Traceback" not in done.stderr
-
-
-def test_tilde_in_paths_is_the_home_folder(alone: None, command, synthetic: Path, tmp_path: Path) -> None:
-    (tmp_path / "My videos").mkdir()
-    shutil.copy(next((synthetic / "val").rglob("*.mp4")), tmp_path / "My videos")
-    paths = ("--source", "~/My videos", "--destination=~/shards")
-    done = command("preprocess", "--dataset", "mine", *paths, "--workers", 1, HOME=str(tmp_path))
-    assert done.returncode == 0 and "1 of 1 video kept" in done.stdout, done.stderr
-    _, program, *words = shlex.split(done.stdout.splitlines()[-1])
-    assert (Path(program).name, words[0]) == ("gdt", "pretrain")
-    assert words[1:] == ["--shards", f"{tmp_path}/shards"]  # another folder than data/shards/mine
-    assert (tmp_path / "shards" / "index.h5").is_file()
 
 
 def test_missing_ffmpeg_or_scheduler_is_one_sentence(command, synthetic: Path) -> None:

@@ -14,7 +14,6 @@ from gdt.common.errors import UserError
 from gdt.preprocess.captions.readers import Caption
 from gdt.preprocess.captions.words import Vocabulary
 from gdt.preprocess.datasets.listing import Words
-from tests.preprocess.test_caption_readers import find
 
 WORDS = ["stir", "Stir", "don't", "café", "well", "Paris", "2", "the", "until"]
 
@@ -42,15 +41,6 @@ def test_text_and_binary_files_give_the_same_rows(word2vec: Path) -> None:
     assert len({vocabulary.digest for vocabulary in loaded}) == 1
 
 
-def test_the_digest_depends_on_words_and_their_order() -> None:
-    def digest(*words: str) -> str:
-        return Vocabulary({word: row for row, word in enumerate(words)}, []).digest
-
-    assert digest("a", "b") == digest("a", "b")
-    assert len({digest("a", "b"), digest("b", "a"), digest("ab"), digest("a"), digest("a", "b", "c")}) == 5
-    assert digest("a", "bé") == "b071d343548f014d"  # sha256 of "a\nbé\n": it must stay what it is, shards hold it
-
-
 def test_words_are_letters_digits_and_inner_apostrophes(word2vec: Path) -> None:
     vocabulary = Vocabulary.load(word2vec)
     assert rows(vocabulary, "Don't 'stir' CAFÉ,2;paris [Paris] don’t_stir 22 STIR") == [2, 0, 3, 6, 5, 2, 0, 0]
@@ -66,18 +56,6 @@ def test_a_caption_gives_its_words_equal_shares_of_its_time(word2vec: Path) -> N
     assert words == Words(token=[3, 0, 5, 6], start=[3.0, 10.0, 11.5, 12.0], end=[3.0, 11.0, 12.0, 12.5])
     assert vocabulary.words([Caption(-3, 1, "stir stir stir stir")]) == Words([0] * 4, [0.0] * 4, [0.0, 0.0, 0.0, 1.0])
     assert vocabulary.words([]) == Words([], [], [])
-
-
-def test_words_of_real_captions(word2vec: Path, real: Path, tmp_path: Path) -> None:
-    source = tmp_path / "real"
-    source.mkdir()
-    (source / "youcook2.csv").write_bytes((real / "captions" / "youcook2_validation.csv").read_bytes())
-    vocabulary = Vocabulary({"lemon": 0, "juice": 1, "salt": 2}, ["and"])
-    words = vocabulary.words(find(source).get("xHr8X2Wpmno"))
-    first = words.start.index(67 + 22 / 11)  # "combine lemon juice sumac garlic salt and oil in a bowl", 67 to 89 s
-    assert words.token[first : first + 3] == [0, 1, 2]
-    assert words.start[first : first + 3] == pytest.approx([69, 71, 77])
-    assert words.end[first : first + 3] == pytest.approx([71, 73, 79])
 
 
 @pytest.mark.parametrize(
@@ -98,9 +76,3 @@ def test_an_unexpected_word2vec_file_is_refused(tmp_path: Path, name: str, conte
         (tmp_path / name).write_bytes(content)
     with pytest.raises(UserError, match=message):
         Vocabulary.load(tmp_path / name)
-
-
-def test_gensims_own_files_are_refused(word2vec: Path) -> None:
-    renamed = word2vec.with_name("vectors.kv").rename(word2vec.with_name("renamed.bin"))
-    with pytest.raises(UserError, match="it is a pickle"):
-        Vocabulary.load(renamed)
