@@ -17,7 +17,7 @@ LINES = {
     "tests": 14846,
 }  # fmt: skip
 """Lines of Python by folder."""
-WORDS, OPTIONS = 13_400, 136
+WORDS, OPTIONS = 13_550, 136
 
 
 def tracked(pattern: str) -> list[str]:
