@@ -27,7 +27,6 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from benchmarks.shared import DeviceName, draw, machine, prepare, run_settings
 from gdt.common.errors import UserError, exit_with_message
-from gdt.pipeline.device import Device, loader_device
 from gdt.pipeline.groups import take_rank
 from gdt.pipeline.loader import Loader
 from gdt.pipeline.shards.index import Index
@@ -53,17 +52,6 @@ SMALL = Network(
 """The networks of size tiny: smaller than those of `gdt pretrain`, since compiling for a processor is slow."""
 
 
-class Processor(Device):
-    """A CPU in the place of a GPU, for DALI's operators."""
-
-    is_gpu = True
-
-
-def device_for(name: str, decoder: str) -> Device:
-    """The loader's device for a decoder."""
-    return Processor(torch.device("cpu")) if (name, decoder) == ("cpu", "gpu") else loader_device(torch.device(name))
-
-
 # ----------------------------------------------------------------------------------------- rows, in their own process
 
 
@@ -86,7 +74,7 @@ def pixels(index: Index, size: str, device: DeviceName) -> dict[str, Any]:
     loaded: list[dict[str, Tensor]] = []
     for where, decoder in (("cpu", "cpu"), (device, "gpu")):
         loading = Loading(decoder=decoder)  # type: ignore[arg-type]
-        with Loader(index, [tree.plan(0, 0)], run.clip, device_for(where, decoder), loading) as loader:
+        with Loader(index, [tree.plan(0, 0)], run.clip, torch.device(where), loading) as loader:
             batch = next(iter(loader))
             loaded.append({"crops": batch.inputs["video"].crops.cpu(), "audio": batch.inputs["audio"].cpu()})
     one, other = loaded
@@ -140,7 +128,7 @@ def training(index: Index, size: str, device: DeviceName, row: str, decoder: str
     plans = (take_rank(plan, 0, 1, group) for plan in run.tree(index).plans(0, warm + steps))
     seconds = waiting = 0.0
     loading = Loading(decoder=decoder)  # type: ignore[arg-type]
-    with Loader(index, plans, run.clip, device_for(device, decoder), loading) as loader:
+    with Loader(index, plans, run.clip, torch.device(device), loading) as loader:
         began = time.perf_counter()
         for step, batch in enumerate(loader):
             loaded = time.perf_counter()

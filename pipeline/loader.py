@@ -5,30 +5,26 @@ here.
 from __future__ import annotations
 
 import itertools
-import threading
 from collections import deque
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
 
-from gdt.common.errors import UserError
-from gdt.pipeline.device import Device, loader_device
+from gdt.common.errors import UserError, is_out_of_memory
 from gdt.pipeline.leaves import Clip, Leaves
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.shards.reader import ShardReader
 from gdt.pipeline.sources.audio import AudioSource
-from gdt.pipeline.sources.base import InputSource, Memory, Part
+from gdt.pipeline.sources.base import InputSource, Memory
 from gdt.pipeline.sources.loading import Loading
 from gdt.pipeline.sources.text import TextSource
 from gdt.pipeline.sources.video import VideoSource
 from gdt.pipeline.tree import BatchPlan
 from gdt.pipeline.word2vec import WordVectors
-
-T = TypeVar("T")
 
 SOURCES: dict[str, type[InputSource]] = {source.modality: source for source in (VideoSource, AudioSource, TextSource)}
 
@@ -43,9 +39,6 @@ class Batch:
     table: dict[str, torch.Tensor]
     """Factor table: factor name -> int64 [leaves], sorted by modality like the inputs. If there is text, its column
     `usable` is 0 for the leaves that the loss ignores, since they have no words."""
-    joined: dict[str, torch.Tensor]
-    """The tables of all ranks, rank after rank, without `usable`; equal to `table` without `usable` if there is only
-    one rank."""
     plan: BatchPlan
     """The plan of these leaves, in the same order."""
 
@@ -75,34 +68,34 @@ class Loader:
     """
 
     def __init__(
-        self, index: Index, plans: Iterable[BatchPlan], clip: Clip, device: torch.device | Device,
+        self, index: Index, plans: Iterable[BatchPlan], clip: Clip, device: torch.device,
         loading: Loading = Loading(), words: WordVectors | None = None,
     ) -> None:  # fmt: skip
-        self._device = loader_device(device)
         stream = iter(plans)
         first = list(itertools.islice(stream, 1))
         modalities = first[0].leaves.modalities if first else ()
-        if loading.decoder == "gpu" and not self._device.is_gpu:
-            raise UserError("--loading.decoder gpu needs --device cuda; leave it out to decode on the CPU")
         if loading.decoder == "auto":
-            loading = replace(loading, decoder="gpu" if self._device.is_gpu else "cpu")
+            loading = replace(loading, decoder="gpu" if device.type == "cuda" else "cpu")
+        self._cuda: Any = torch.get_device_module(device)  # of a CPU: torch.cpu, whose streams do nothing
+        self._stream = self._cuda.Stream(priority=-1)  # short kernels run before those of training
         reader = ShardReader(index)
-        self._sources = {name: SOURCES[name](reader, clip, self._device, loading, words) for name in modalities}
+        self._sources = {
+            name: SOURCES[name](reader, clip, device, loading, words, self._loader_stream) for name in modalities
+        }
         self._ahead = loading.prefetch + 1  # the waiting batches and the one in preparation
         # one more for the batch of the consumer; the memory in use comes first
-        self._memories = deque(Memory(self._device.device) for _ in range(self._ahead + 1))
+        self._memories = deque(Memory(device) for _ in range(self._ahead + 1))
         self._batches = self._execute(itertools.chain(first, stream))
         self._background = ThreadPoolExecutor(1, thread_name_prefix="loader")
-        self._source_pool = ThreadPoolExecutor(max(1, len(modalities)), thread_name_prefix="source")
 
     def __iter__(self) -> Iterator[Batch]:
         waiting = deque(self._background.submit(self._load_batch) for _ in range(self._ahead))
         while loaded := waiting.popleft().result():
             waiting.append(self._background.submit(self._load_batch))
             batch, memory, done = loaded
-            self._device.wait(done)  # the training stream waits for the batch, not the CPU
+            self._wait(done)  # the training stream waits for the batch, not the CPU
             yield batch
-            memory.released = self._device.record()
+            memory.released = self._record()
 
     def __enter__(self) -> Loader:
         return self
@@ -113,19 +106,40 @@ class Loader:
     def close(self) -> None:
         """Stop the background threads and cancel pending reads; safe to call more than once."""
         self._background.shutdown(cancel_futures=True)
-        self._source_pool.shutdown()
         for source in self._sources.values():
             source.close()
 
+    def _loader_stream(self) -> Any:
+        """Run the work of this thread on the loader's stream."""
+        return self._cuda.stream(self._stream)
+
+    def _record(self) -> Any:
+        """Record an event in the current stream."""
+        return self._cuda.current_stream().record_event()
+
+    def _wait(self, event: Any) -> None:
+        """Let the following work of the current stream wait for an event."""
+        if event is not None:
+            self._cuda.current_stream().wait_event(event)
+
     def _load_batch(self) -> tuple[Batch, Memory, Any] | None:
         """The next batch, its memory, and the event of the loader's stream after which it is complete."""
-        with self._device.loader_stream():
-            batch = next(self._batches, None)
-            return None if batch is None else (batch, self._memories[0], self._device.record())
+        with self._loader_stream():
+            try:
+                batch = next(self._batches, None)
+            except RuntimeError as error:
+                if is_out_of_memory(error):
+                    raise
+                cause = str(error).partition("encountered:")[2] or str(error)  # DALI names it there
+                raise UserError(
+                    f"decoding failed although all frames are intact: {' '.join(cause.split())[:200]}; check "
+                    "nvidia-smi, or set --loading.decoder cpu"
+                ) from error
+            return None if batch is None else (batch, self._memories[0], self._record())
 
     def _execute(self, plans: Iterable[BatchPlan]) -> Iterator[Batch]:
-        """Load all plans; sources work in parallel and read ahead of the batch in preparation."""
-        sorted_plans, *copies = tee((self._sorted(plan) for plan in plans), 1 + len(self._sources))
+        """Load all plans; sources read ahead of the batch in preparation."""
+        sorted_plans, *copies = itertools.tee(map(self._sorted, plans), 1 + len(self._sources))
         streams = {
             name: source.parts(_leaves(copy, name), lambda: self._memories[0])
             for copy, (name, source) in zip(copies, self._sources.items(), strict=True)
@@ -133,24 +147,15 @@ class Loader:
         for plan in sorted_plans:
             self._memories.rotate(1)
             memory = self._memories[0]
-            self._device.wait(memory.released)
-            futures = {name: self._source_pool.submit(self._next, stream) for name, stream in streams.items()}
-            wait(futures.values())
-            parts = {name: future.result() for name, future in futures.items()}
+            self._wait(memory.released)
+            parts = {name: next(stream) for name, stream in streams.items()}
             table = {name: memory.store(f"table {name}", values) for name, values in plan.columns.items()}
-            joined = dict(table)
-            if plan.joined is not None:
-                joined = {name: memory.store(f"joined {name}", values) for name, values in plan.joined.items()}
             if any(part.usable is not None for part in parts.values()):
                 usable = [
                     np.ones(len(part.inputs), bool) if part.usable is None else part.usable for part in parts.values()
                 ]
                 table["usable"] = memory.store("table usable", np.concatenate(usable).astype(np.int64))
-            yield Batch({name: part.inputs for name, part in parts.items()}, table, joined, plan)
-
-    def _next(self, parts: Iterator[Part]) -> Part:
-        with self._device.loader_stream():
-            return next(parts)
+            yield Batch({name: part.inputs for name, part in parts.items()}, table, plan)
 
     def _sorted(self, plan: BatchPlan) -> BatchPlan:
         """The plan with its leaves sorted by modality."""
@@ -161,30 +166,3 @@ class Loader:
 
 def _leaves(plans: Iterable[BatchPlan], modality: str) -> Iterator[Leaves]:
     return (plan.leaves.of(modality) for plan in plans)
-
-
-def tee(items: Iterable[T], readers: int) -> list[Iterator[T]]:
-    """A thread-safe itertools.tee: every reader gets all items in order, and any error raised by `items`."""
-    source, lock = iter(items), threading.Lock()
-    raised: list[Exception] = []
-    queues: list[deque[T]] = [deque() for _ in range(readers)]
-
-    def read(queue: deque[T]) -> Iterator[T]:
-        while True:
-            with lock:
-                if not queue:
-                    if raised:
-                        raise raised[0]
-                    try:
-                        following = list(itertools.islice(source, 1))
-                    except Exception as error:
-                        raised.append(error)
-                        raise
-                    if not following:
-                        return
-                    for other in queues:
-                        other.extend(following)
-                item = queue.popleft()
-            yield item
-
-    return [read(queue) for queue in queues]

@@ -28,8 +28,6 @@ class BatchPlan:
     """Factor table for the loss: name -> int64 [n_leaves]; `leaf` numbers the leaves of the whole batch."""
     leaves: Leaves
     seed: int = 0
-    joined: dict[str, np.ndarray] | None = None
-    """Columns of the leaves of all ranks, if there are several: int64 [n_all] each, rank after rank."""
 
     def __len__(self) -> int:
         return len(self.leaves)

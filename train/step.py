@@ -71,7 +71,7 @@ class Gradient:
                     statistics.add(group.modality)
             embedded = torch.cat(parts)
             embeddings = embedded.detach().requires_grad_()
-            result = outcome(embeddings, batch.table, self._factors, self._temperature, batch.joined)
+            result = outcome(embeddings, batch.table, self._factors, self._temperature)
             result.loss.backward()
             gradient = embeddings.grad
             assert gradient is not None

@@ -6,13 +6,13 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import torch
 
-from gdt.pipeline.device import Device
 from gdt.pipeline.leaves import Clip, Leaves
 from gdt.pipeline.shards.reader import ShardReader
 from gdt.pipeline.sources.loading import Loading
@@ -53,19 +53,6 @@ class Part:
     """Whether each leaf counts in the loss, bool [n]; None if all do."""
 
 
-@dataclass(frozen=True)
-class Reading(Generic[T]):
-    """Clips that are being read."""
-
-    videos: np.ndarray
-    """Rows of the index: int64 [n]."""
-    _futures: list[Future[T]]
-
-    def result(self) -> list[T]:
-        """Wait for the contents. Raises UserError if a clip is damaged."""
-        return [future.result() for future in self._futures]
-
-
 def ahead(items: Iterable[T], clips: int, count: Callable[[T], int]) -> Iterator[T]:
     """Take items in advance: at least one, and as many as hold at most `clips` clips in total."""
     waiting: deque[T] = deque()
@@ -85,10 +72,12 @@ class InputSource(ABC):
     modality: ClassVar[str]
 
     def __init__(
-        self, reader: ShardReader, clip: Clip, device: Device, loading: Loading, words: WordVectors | None
-    ) -> None:
+        self, reader: ShardReader, clip: Clip, device: torch.device, loading: Loading, words: WordVectors | None = None,
+        stream: Callable[[], Any] = nullcontext,
+    ) -> None:  # fmt: skip
+        """`stream()` is a context of the loader's stream, for work in other threads."""
         self.reader, self.index = reader, reader.index
-        self.clip, self.device, self.loading, self.words = clip, device, loading, words
+        self.clip, self.device, self.loading, self.words, self.stream = clip, device, loading, words, stream
         self.prepare()
         # one pool per source, so that no modality waits for another's disk reads
         self._pool = ThreadPoolExecutor(loading.readers, thread_name_prefix="reader")
@@ -100,10 +89,9 @@ class InputSource(ABC):
         """Cancel pending reads."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def begin(self, videos: np.ndarray, read: Callable[..., T], *arguments: Iterable[Any]) -> Reading[T]:
-        """Call `read(video, ...)` for every video [n] in other threads."""
-        tasks = zip(videos.tolist(), *arguments, strict=True)
-        return Reading(videos, [self._pool.submit(read, *task) for task in tasks])
+    def begin(self, read: Callable[..., T], *arguments: Iterable[Any]) -> list[Future[T]]:
+        """Call `read` for every clip in other threads; the results raise UserError if a clip is damaged."""
+        return [self._pool.submit(read, *task) for task in zip(*arguments, strict=True)]
 
     @abstractmethod
     def parts(self, batches: Iterator[Leaves], memory: Callable[[], Memory]) -> Iterator[Part]:

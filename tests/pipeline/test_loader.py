@@ -29,7 +29,7 @@ from gdt.pipeline.clips import uniform_clips
 from gdt.pipeline.colour import Pixels, affine
 from gdt.pipeline.engines import CpuEngine, Crops, Run
 from gdt.pipeline.groups import take_rank
-from gdt.pipeline.leaves import AUDIO, VIDEO, Clip
+from gdt.pipeline.leaves import AUDIO, VIDEO, Clip, Leaves
 from gdt.pipeline.loader import Batch, Loader
 from gdt.pipeline.notation import parse
 from gdt.pipeline.shards.container import Head
@@ -335,13 +335,13 @@ def test_an_error_while_loading_reaches_the_consumer(copy: Path) -> None:
     ("cause", "kind", "message"),
     [
         ("CUDA error 999", UserError, "decoding failed although all frames are intact: CUDA error 999"),
-        ("std::bad_alloc", MemoryError, "std::bad_alloc"),
+        ("std::bad_alloc", RuntimeError, "std::bad_alloc"),
     ],
 )
 def test_other_decoding_errors_do_not_blame_the_frames(
     index: Index, monkeypatch: pytest.MonkeyPatch, cause: str, kind: type[Exception], message: str
 ) -> None:
-    def failing(self: CpuEngine, runs: Iterable[Run], crops: Crops) -> Iterator[None]:
+    def failing(self: CpuEngine, runs: Iterable[Run], crops: Crops) -> Iterator[Leaves]:
         next(iter(runs))
         raise RuntimeError(
             f"Critical error in pipeline:\nError in CPU operator `x`\n\nencountered:\n\n{cause}\nno longer valid"

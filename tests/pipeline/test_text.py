@@ -16,7 +16,6 @@ from torch.nn import functional
 from gdt.common.errors import UserError
 from gdt.pipeline import presets
 from gdt.pipeline.composition import contrast, weight
-from gdt.pipeline.device import Device
 from gdt.pipeline.leaves import MODALITIES, TEXT, Clip, Leaves
 from gdt.pipeline.loader import Batch, Loader
 from gdt.pipeline.notation import parse
@@ -78,7 +77,7 @@ def tokens_of(
     index: Index, vectors: WordVectors, reader: Spoken, leaves: Leaves
 ) -> tuple[list[list[int]], torch.Tensor]:
     """Tokens of each leaf without padding, and whether it is usable."""
-    source = TextSource(ShardReader(index), CLIP, Device(CPU), Loading(), vectors)
+    source = TextSource(ShardReader(index), CLIP, CPU, Loading(), vectors)
     source.reader = reader  # type: ignore[assignment]
     (part,) = source.parts(iter([leaves]), lambda: Memory(CPU))
     words: Words = part.inputs
