@@ -43,8 +43,13 @@ class Run:
     """Whether this is the last run of its batch."""
 
 
-Crops = Callable[[int], torch.Tensor]
-"""Number of leaves -> the crops of the current batch, uint8 [leaves, frames, size, size, 3], on the loader's device."""
+Filled = Iterator[tuple[Leaves, torch.Tensor]]
+"""The leaves of every batch and their crops, uint8 [leaves, frames, size, size, 3], when these are complete."""
+
+
+def empty_crops(run: Run, clip: Clip, device: torch.device) -> torch.Tensor:
+    """Memory for the crops of the batch of a run."""
+    return torch.empty((len(run.batch), clip.frames, clip.size, clip.size, 3), dtype=torch.uint8, device=device)
 
 
 class CpuEngine:
@@ -53,22 +58,25 @@ class CpuEngine:
     AHEAD = 2
     """Runs that are begun before the one before them is complete, so that no core idles at its end."""
 
-    def __init__(self, clip: Clip, loading: Loading, stream: Callable[[], Any]) -> None:
+    def __init__(self, clip: Clip, loading: Loading, device: torch.device, stream: Callable[[], Any]) -> None:
         """`stream()` is a context in which work is that of the loader's stream."""
-        self._size, self._stream = clip.size, stream
+        self._clip, self._device, self._stream = clip, device, stream
         self._pool = ThreadPoolExecutor(loading.threads, thread_name_prefix="decoder")
 
-    def fill(self, runs: Iterable[Run], crops: Crops) -> Iterator[Leaves]:
-        """Yield the leaves of every batch when its crops are complete; may take runs in advance."""
+    def fill(self, runs: Iterable[Run]) -> Filled:
+        """Fill the crops of every batch; may take runs in advance."""
         begun: deque[list[Future[None]]] = deque()
+        crops = None
         for run in runs:
-            filled = crops(len(run.batch))
-            begun.append([self._pool.submit(self._draw, run, k, filled) for k in range(len(run.rows))])
+            if crops is None:
+                crops = empty_crops(run, self._clip, self._device)
+            begun.append([self._pool.submit(self._draw, run, k, crops) for k in range(len(run.rows))])
             while len(begun) > (0 if run.last else self.AHEAD):
                 for clip in begun.popleft():
                     clip.result()
             if run.last:
-                yield run.batch
+                yield run.batch, crops
+                crops = None
 
     def close(self) -> None:
         """Stop the threads."""
@@ -76,7 +84,7 @@ class CpuEngine:
 
     def _draw(self, run: Run, clip: int, crops: torch.Tensor) -> None:
         """Draw all leaves of one clip."""
-        (height, width), size = run.sizes[clip].tolist(), self._size
+        (height, width), size = run.sizes[clip].tolist(), self._clip.size
         targets = [crops[row] for row in run.rows[clip].tolist()]
         on_cpu = crops.device.type == "cpu"
         drawn = targets if on_cpu else [torch.empty_like(target, device="cpu") for target in targets]
@@ -119,18 +127,20 @@ class DaliEngine:
         self._clip, self._loading, self._device = clip, loading, device
         self._graphs: dict[int, Pipeline] = {}
 
-    def fill(self, runs: Iterable[Run], crops: Crops) -> Iterator[Leaves]:
+    def fill(self, runs: Iterable[Run]) -> Filled:
         """Like `CpuEngine.fill`. Raises RuntimeError if DALI fails."""
-        frames, size = self._clip.frames, self._clip.size
+        crops = None
         for branches, group in itertools.groupby(runs, key=lambda run: run.rows.shape[1]):
             fed: deque[tuple[Run, torch.Tensor]] = deque()
             for outputs in self._graph(branches).run(self._feed(group, fed)):
                 run, branch_rows = fed.popleft()
-                filled = crops(len(run.batch))
+                if crops is None:
+                    crops = empty_crops(run, self._clip, self._device)
                 for decoded, rows in zip(outputs, branch_rows, strict=True):
-                    filled[rows] = decoded.view(-1, frames, size, size, 3)
+                    crops[rows] = decoded.view(-1, *crops.shape[1:])
                 if run.last:
-                    yield run.batch
+                    yield run.batch, crops
+                    crops = None
 
     def close(self) -> None:
         """Release the graphs."""

@@ -19,7 +19,7 @@ from gdt.pipeline.leaves import Clip, Leaves
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.shards.reader import ShardReader
 from gdt.pipeline.sources.audio import AudioSource
-from gdt.pipeline.sources.base import InputSource, Memory
+from gdt.pipeline.sources.base import InputSource
 from gdt.pipeline.sources.loading import Loading
 from gdt.pipeline.sources.text import TextSource
 from gdt.pipeline.sources.video import VideoSource
@@ -31,7 +31,7 @@ SOURCES: dict[str, type[InputSource]] = {source.modality: source for source in (
 
 @dataclass(repr=False)
 class Batch:
-    """One training batch on the device. Its tensors are reused: they are valid until the next batch is taken."""
+    """One training batch on the device."""
 
     inputs: dict[str, Any]
     """Encoder inputs of n leaves by modality: `video` is Pixels; `audio` float32 [n, 1, bands, mel_frames]; `text` is
@@ -52,6 +52,12 @@ class Batch:
             "text": lambda x: x.vectors.float(),
         }
         return {name: plain.get(name, torch.Tensor.float)(inputs) for name, inputs in self.inputs.items()}
+
+    def on_device(self) -> list[torch.Tensor]:
+        """All tensors."""
+        inputs = [[x] if isinstance(x, torch.Tensor) else vars(x).values() for x in self.inputs.values()]
+        held = itertools.chain(self.table.values(), *inputs)
+        return [value for value in held if isinstance(value, torch.Tensor)]
 
     def __repr__(self) -> str:
         first = {name: x[:1] if isinstance(x, torch.Tensor) else x.part(0) for name, x in self.inputs.items()}
@@ -76,15 +82,13 @@ class Loader:
         modalities = first[0].leaves.modalities if first else ()
         if loading.decoder == "auto":
             loading = replace(loading, decoder="gpu" if device.type == "cuda" else "cpu")
-        self._cuda: Any = torch.get_device_module(device)  # of a CPU: torch.cpu, whose streams do nothing
-        self._stream = self._cuda.Stream(priority=-1)  # short kernels run before those of training
+        # a stream of its own, whose short kernels run before those of training
+        self._stream = torch.cuda.Stream(device, priority=-1) if device.type == "cuda" else None
         reader = ShardReader(index)
         self._sources = {
             name: SOURCES[name](reader, clip, device, loading, words, self._loader_stream) for name in modalities
         }
-        self._ahead = loading.prefetch + 1  # the waiting batches and the one in preparation
-        # one more for the batch of the consumer; the memory in use comes first
-        self._memories = deque(Memory(device) for _ in range(self._ahead + 1))
+        self._device, self._ahead = device, loading.prefetch + 1  # the waiting batches and the one in preparation
         self._batches = self._execute(itertools.chain(first, stream))
         self._background = ThreadPoolExecutor(1, thread_name_prefix="loader")
 
@@ -92,10 +96,13 @@ class Loader:
         waiting = deque(self._background.submit(self._load_batch) for _ in range(self._ahead))
         while loaded := waiting.popleft().result():
             waiting.append(self._background.submit(self._load_batch))
-            batch, memory, done = loaded
-            self._wait(done)  # the training stream waits for the batch, not the CPU
+            batch, done = loaded
+            if done is not None:
+                stream = torch.cuda.current_stream(self._device)
+                stream.wait_event(done)  # the training stream waits for the batch, not the CPU
+                for tensor in batch.on_device():
+                    tensor.record_stream(stream)  # its memory is used again only after this stream has read it
             yield batch
-            memory.released = self._record()
 
     def __enter__(self) -> Loader:
         return self
@@ -110,20 +117,11 @@ class Loader:
             source.close()
 
     def _loader_stream(self) -> Any:
-        """Run the work of this thread on the loader's stream."""
-        return self._cuda.stream(self._stream)
+        """Run the work of this thread on the loader's stream, if there is one."""
+        return torch.cuda.stream(self._stream)
 
-    def _record(self) -> Any:
-        """Record an event in the current stream."""
-        return self._cuda.current_stream().record_event()
-
-    def _wait(self, event: Any) -> None:
-        """Let the following work of the current stream wait for an event."""
-        if event is not None:
-            self._cuda.current_stream().wait_event(event)
-
-    def _load_batch(self) -> tuple[Batch, Memory, Any] | None:
-        """The next batch, its memory, and the event of the loader's stream after which it is complete."""
+    def _load_batch(self) -> tuple[Batch, Any] | None:
+        """The next batch, and the event of the loader's stream after which it is complete."""
         with self._loader_stream():
             try:
                 batch = next(self._batches, None)
@@ -135,26 +133,24 @@ class Loader:
                     f"decoding failed although all frames are intact: {' '.join(cause.split())[:200]}; check "
                     "nvidia-smi, or set --loading.decoder cpu"
                 ) from error
-            return None if batch is None else (batch, self._memories[0], self._record())
+            return None if batch is None else (batch, self._stream.record_event() if self._stream else None)
 
     def _execute(self, plans: Iterable[BatchPlan]) -> Iterator[Batch]:
         """Load all plans; sources read ahead of the batch in preparation."""
         sorted_plans, *copies = itertools.tee(map(self._sorted, plans), 1 + len(self._sources))
         streams = {
-            name: source.parts(_leaves(copy, name), lambda: self._memories[0])
+            name: source.parts(_leaves(copy, name))
             for copy, (name, source) in zip(copies, self._sources.items(), strict=True)
         }
         for plan in sorted_plans:
-            self._memories.rotate(1)
-            memory = self._memories[0]
-            self._wait(memory.released)
             parts = {name: next(stream) for name, stream in streams.items()}
-            table = {name: memory.store(f"table {name}", values) for name, values in plan.columns.items()}
+            columns = dict(plan.columns)
             if any(part.usable is not None for part in parts.values()):
                 usable = [
                     np.ones(len(part.inputs), bool) if part.usable is None else part.usable for part in parts.values()
                 ]
-                table["usable"] = memory.store("table usable", np.concatenate(usable).astype(np.int64))
+                columns["usable"] = np.concatenate(usable).astype(np.int64)
+            table = {name: torch.from_numpy(values).to(self._device) for name, values in columns.items()}
             yield Batch({name: part.inputs for name, part in parts.items()}, table, plan)
 
     def _sorted(self, plan: BatchPlan) -> BatchPlan:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,7 +10,7 @@ import torch
 
 from gdt.pipeline.leaves import Leaves
 from gdt.pipeline.shards.layout import MEL_FLOOR
-from gdt.pipeline.sources.base import InputSource, Memory, Part, ahead, chunks
+from gdt.pipeline.sources.base import InputSource, Part, ahead, chunks
 
 if TYPE_CHECKING:  # DALI is imported only where it decodes
     from gdt.pipeline.graphs import Pipeline
@@ -25,10 +25,10 @@ class AudioSource(InputSource):
     modality = "audio"
     _graph: Pipeline | None = None
 
-    def parts(self, batches: Iterator[Leaves], memory: Callable[[], Memory]) -> Iterator[Part]:
+    def parts(self, batches: Iterator[Leaves]) -> Iterator[Part]:
         begun = ((leaves, self.begin(self._read, leaves.video.tolist(), self._rows(leaves))) for leaves in batches)
         for leaves, reading in ahead(begun, self.loading.read_ahead, lambda work: len(work[0])):
-            out = memory().get(self.modality, (len(leaves), self.index.bands, self.clip.mel_frames))
+            out = torch.empty((len(leaves), self.index.bands, self.clip.mel_frames), device=self.device)
             for run in chunks(len(leaves), _CLIPS):
                 self._fill(out[run], [clip.result() for clip in reading[run]], leaves.take(run).draws)
             yield Part(out[:, None])

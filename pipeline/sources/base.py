@@ -1,4 +1,4 @@
-"""Base class of sources, which make the leaves of one modality, batch by batch, in reused memory."""
+"""Base class of sources, which make the leaves of one modality, batch by batch."""
 
 from __future__ import annotations
 
@@ -21,34 +21,12 @@ from gdt.pipeline.word2vec import WordVectors
 T = TypeVar("T")
 
 
-class Memory:
-    """Memory of one batch on the device, reused from step to step."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self._tensors: dict[str, torch.Tensor] = {}
-        self.released: Any = None
-        """Event of the training stream after which the previous batch in this memory is no longer read."""
-
-    def get(self, name: str, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> torch.Tensor:
-        """The tensor of this name, with undefined content."""
-        tensor = self._tensors.get(name)
-        if tensor is None or tensor.shape != shape or tensor.dtype != dtype:
-            tensor = self._tensors[name] = torch.empty(shape, dtype=dtype, device=self.device)
-        return tensor
-
-    def store(self, name: str, values: np.ndarray | torch.Tensor) -> torch.Tensor:
-        """Copy values into the tensor of this name."""
-        values = torch.as_tensor(values)
-        return self.get(name, tuple(values.shape), values.dtype).copy_(values)
-
-
 @dataclass
 class Part:
     """The leaves of one modality of a batch."""
 
     inputs: Any
-    """Encoder inputs, in the batch's memory."""
+    """Encoder inputs, on the loader's device."""
     usable: np.ndarray | None = None
     """Whether each leaf counts in the loss, bool [n]; None if all do."""
 
@@ -94,11 +72,8 @@ class InputSource(ABC):
         return [self._pool.submit(read, *task) for task in zip(*arguments, strict=True)]
 
     @abstractmethod
-    def parts(self, batches: Iterator[Leaves], memory: Callable[[], Memory]) -> Iterator[Part]:
-        """One part per batch of leaves of this modality; batches are taken ahead.
-
-        `memory()` is the memory of the batch whose part is requested.
-        """
+    def parts(self, batches: Iterator[Leaves]) -> Iterator[Part]:
+        """One part per batch of leaves of this modality; batches are taken ahead."""
 
 
 def chunks(n: int, size: int) -> Sequence[slice]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from gdt.pipeline.leaves import Leaves
-from gdt.pipeline.sources.base import InputSource, Memory, Part, ahead
+from gdt.pipeline.sources.base import InputSource, Part, ahead
 from gdt.pipeline.word2vec import WordVectors
 
 NOTHING = -1
@@ -44,12 +44,12 @@ class TextSource(InputSource):
     def prepare(self) -> None:
         self._vectors = (self.words or WordVectors.of(self.index, None)).vectors  # raises where there are none
 
-    def parts(self, batches: Iterator[Leaves], memory: Callable[[], Memory]) -> Iterator[Part]:
+    def parts(self, batches: Iterator[Leaves]) -> Iterator[Part]:
         for read, which, order in ahead(map(self._begin, batches), self.loading.read_ahead, lambda work: len(work[0])):
             tokens = _ordered([clip.result() for clip in read], which, order)
             mask = tokens != NOTHING
-            vectors = np.where(mask[..., None], self._vectors[tokens], np.float16(0))
-            words = Words(memory().store("vectors", vectors), memory().store("mask", mask), tokens)
+            vectors = torch.from_numpy(np.where(mask[..., None], self._vectors[tokens], np.float16(0)))
+            words = Words(vectors.to(self.device), torch.from_numpy(mask).to(self.device), tokens)
             yield Part(words, mask.any(1))
 
     def _begin(self, leaves: Leaves) -> tuple[list[Future[np.ndarray]], np.ndarray, np.ndarray]:

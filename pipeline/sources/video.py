@@ -6,7 +6,7 @@ permutation orders the frames, and one affine map of RGB does colour jitter and 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from gdt.pipeline.colour import Pixels, affine
 from gdt.pipeline.engines import CpuEngine, DaliEngine, Run
 from gdt.pipeline.leaves import Leaves
 from gdt.pipeline.shards.index import Index
-from gdt.pipeline.sources.base import InputSource, Memory, Part, ahead, chunks
+from gdt.pipeline.sources.base import InputSource, Part, ahead, chunks
 
 
 class VideoSource(InputSource):
@@ -27,24 +27,17 @@ class VideoSource(InputSource):
         if self.loading.decoder == "gpu":
             self._engine: CpuEngine | DaliEngine = DaliEngine(self.clip, self.loading, self.device)
         else:
-            self._engine = CpuEngine(self.clip, self.loading, self.stream)
+            self._engine = CpuEngine(self.clip, self.loading, self.device, self.stream)
         self._floats: dict[torch.dtype, torch.Tensor] = {}
 
-    def parts(self, batches: Iterator[Leaves], memory: Callable[[], Memory]) -> Iterator[Part]:
-        frames, size = self.clip.frames, self.clip.size
-
-        def crops(leaves: int) -> torch.Tensor:
-            return memory().get(self.modality, (leaves, frames, size, size, 3), torch.uint8)
-
+    def parts(self, batches: Iterator[Leaves]) -> Iterator[Part]:
         runs = ahead(self._runs(batches), self.loading.read_ahead, lambda run: len(run.rows))
         statistics = self.index.statistics
-        for leaves in self._engine.fill(runs, crops):
-            pixels = crops(len(leaves))
+        for leaves, crops in self._engine.fill(runs):
             for leaf in np.flatnonzero(leaves.turns):
-                pixels[leaf] = torch.rot90(pixels[leaf], int(leaves.turns[leaf]), (1, 2))
+                crops[leaf] = torch.rot90(crops[leaf], int(leaves.turns[leaf]), (1, 2))
             matrix, offset = affine(leaves.draws, statistics.pixel_mean, statistics.pixel_std)
-            colours = memory().store("matrix", matrix), memory().store("offset", offset)
-            yield Part(Pixels(pixels, *colours, self._floats))
+            yield Part(Pixels(crops, matrix.to(self.device), offset.to(self.device), self._floats))
 
     def close(self) -> None:
         super().close()

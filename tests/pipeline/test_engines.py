@@ -1,12 +1,9 @@
-"""The decoding engines: CPU cores against DALI, and the GPU path with a stand-in for torch.cuda."""
+"""The decoding engines: CPU cores against DALI, and reading ahead."""
 
 from __future__ import annotations
 
-import contextlib
 import threading
-from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import psutil
@@ -27,7 +24,7 @@ from gdt.pipeline.sources import audio
 from gdt.pipeline.sources.loading import Loading
 from gdt.pipeline.transformations.augmentation import Augmentation
 from gdt.pipeline.tree import BatchPlan, sampling_tree
-from tests.pipeline.test_loader import AUGMENTATION, CLIP, CPU, NO_COLOUR, copied, load, tree
+from tests.pipeline.test_loader import AUGMENTATION, CLIP, CPU, NO_COLOUR, tree
 
 MORE = "video:d time_shift:d:2 speed(1,2,0.5):d:2 order:i:2 time_reversal:i:2 rotation:i:3 augmentation:i:1"
 
@@ -79,64 +76,6 @@ def test_floats_are_the_same_on_any_device(dtype: torch.dtype) -> None:
     out = torch.empty(crops.shape, dtype=dtype)
     _on_any_device(pixels, out)
     assert torch.allclose(out.permute(0, 4, 1, 2, 3), pixels.floats(dtype), atol=1e-3, rtol=1e-2)
-
-
-class Stream:
-    """A stream of the stand-in below."""
-
-    def __init__(self, calls: list[str], name: str) -> None:
-        self.calls, self.name = calls, name
-
-    def record_event(self) -> Stream:
-        self.calls.append(f"{self.name}: mark")
-        return Stream(self.calls, f"mark of {self.name}")
-
-    def wait_event(self, event: Stream) -> None:
-        self.calls.append(f"{self.name}: wait for {event.name}")
-
-
-class Cuda:
-    """A stand-in for torch.cuda that records the calls."""
-
-    def __init__(self) -> None:
-        self.calls: list[str] = []
-        self._current = threading.local()
-
-    def Stream(self, priority: int) -> Stream:  # noqa: N802
-        assert priority < 0
-        return Stream(self.calls, "loader")
-
-    def current_stream(self) -> Stream:
-        return getattr(self._current, "stream", None) or Stream(self.calls, "training")
-
-    @contextlib.contextmanager
-    def stream(self, stream: Stream) -> Iterator[None]:
-        before, self._current.stream = getattr(self._current, "stream", None), stream
-        yield
-        self._current.stream = before
-
-
-@pytest.mark.parametrize("decoder", ["gpu", "cpu"])
-def test_streams_wait_for_each_other(index: Index, monkeypatch: pytest.MonkeyPatch, decoder: Any) -> None:
-    plans = list(tree(index, "l").plans(0, 6))
-    expected = load(index, plans)
-    cuda, got = Cuda(), []
-    monkeypatch.setattr(torch, "get_device_module", lambda device: cuda)
-    loading = Loading(decoder=decoder, decode_batch_size=3, prefetch=1)
-    with Loader(index, plans, CLIP, CPU, loading) as loader:
-        for batch in loader:
-            # the training stream waits for the batch
-            training = [call for call in cuda.calls if call.startswith("training")]
-            assert training[-1] == "training: wait for mark of loader"
-            got.append(copied(batch))
-    for one, other in zip(expected, got, strict=True):
-        assert torch.equal(one.inputs["audio"], other.inputs["audio"])
-        levels = (one.inputs["video"] - other.inputs["video"]).abs().max() * index.statistics.pixel_std.max()
-        assert levels < (1e-3 if decoder == "cpu" else 3)  # one level of a crop, amplified by the colour jitter
-    assert cuda.calls.count("training: mark") == cuda.calls.count("training: wait for mark of loader") == 6
-    # each of the three memories is reused only after the training stream has read it
-    assert cuda.calls.count("loader: wait for mark of training") == 3
-    assert cuda.calls.count("loader: mark") == 6
 
 
 def test_reading_ahead_spans_batches_up_to_its_limit(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
