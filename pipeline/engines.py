@@ -49,7 +49,10 @@ Filled = Iterator[tuple[Leaves, torch.Tensor]]
 
 def empty_crops(run: Run, clip: Clip, device: torch.device) -> torch.Tensor:
     """Memory for the crops of the batch of a run."""
-    return torch.empty((len(run.batch), clip.frames, clip.size, clip.size, 3), dtype=torch.uint8, device=device)
+    shape = len(run.batch), clip.frames, clip.size, clip.size, 3
+    if device.type == "cpu":  # NumPy takes huge pages, which cost less to get than torch's
+        return torch.from_numpy(np.empty(shape, np.uint8))
+    return torch.empty(shape, dtype=torch.uint8, device=device)
 
 
 class CpuEngine:
