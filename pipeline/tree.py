@@ -67,12 +67,8 @@ class Tree:
         rng = draw.generator()
         columns = sample(self.composition.factors, self.source, rng, draw)
         leaves = Leaves.plain(len(columns["leaf"]), self.clip, self.bands)
-        plain = leaves.arrays()
         for factor in self.composition.factors:
             factor.transformation.act(leaves, columns[factor.name].copy(), rng)  # it may write into the copy
-            for name, before in plain.items():
-                what = f"leaves.{name} after act() of factor '{factor.name}'"
-                _require_like(what, getattr(leaves, name), before.shape, np.issubdtype(before.dtype, np.integer))
         return BatchPlan(epoch, batch, columns, leaves, self.seed)
 
     def plans(self, first: int, last: int) -> Iterator[BatchPlan]:
@@ -87,18 +83,10 @@ def sample(factors: Sequence[Factor], source: Source, rng: np.random.Generator, 
     n = 1
     for factor in factors:
         values = factor.transformation.sample(rng, factor.k, Branches(n, columns, source, draw))
-        _require_like(f"sample() of factor '{factor.name}'", values, (n, factor.k), integer=True)
         columns = {name: np.repeat(column, factor.k) for name, column in columns.items()}
-        columns[factor.name] = values.reshape(-1)
+        columns[factor.name] = values.reshape(n * factor.k)
         n *= factor.k
     return columns | {"leaf": np.arange(n, dtype=np.int64)}
-
-
-def _require_like(what: str, values: np.ndarray, shape: tuple[int, ...], integer: bool) -> None:
-    """Raise UserError if a transformation gave an array of another shape or kind."""
-    if np.shape(values) != shape or (integer and not np.issubdtype(np.asarray(values).dtype, np.integer)):
-        kind = "integers" if integer else "numbers"
-        raise UserError(f"{what} is {np.asarray(values).dtype} {list(np.shape(values))}, not {kind} {list(shape)}")
 
 
 def sampling_tree(

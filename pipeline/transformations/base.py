@@ -138,9 +138,6 @@ def distinct(rng: np.random.Generator, sizes: np.ndarray, k: int) -> np.ndarray:
     Raises ValueError if a size is below k.
     """
     sizes = np.asarray(sizes, np.int64)
-    if len(sizes) and sizes.min() < k:
-        row = int(sizes.argmin())
-        raise ValueError(f"cannot draw {k} different values from a set of {int(sizes[row])} (branch {row})")
     drawn = np.empty((len(sizes), k), np.int64)
     for j in range(k):
         value = rng.integers(0, sizes - j)

@@ -14,7 +14,7 @@ from gdt.pipeline.leaves import Clip
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.transformations.base import Branches, Draw, Source
 from gdt.pipeline.transformations.video import Video
-from gdt.pipeline.tree import Tree, sampling_tree
+from gdt.pipeline.tree import sampling_tree
 
 
 def source(shards: np.ndarray, window: int, usable: np.ndarray | None = None) -> Source:
@@ -129,9 +129,3 @@ def test_windows_use_the_shards_of_the_index(index: Index) -> None:
     read = [index.shard[tree.plan(0, batch).columns["video"]] for batch in range(tree.batches_per_epoch)]
     order = np.concatenate([shard[::2] for shard in read])
     assert len(np.flatnonzero(np.diff(order))) == len(set(order.tolist())) - 1
-
-
-def test_a_window_needs_the_shards() -> None:
-    tree = Tree(presets.composition("e", 4), Source(np.arange(20), np.full(20, 50), 30, window=2), Clip(), 40)
-    with pytest.raises(ValueError, match="needs the shard of every video"):
-        tree.plan(0, 0)

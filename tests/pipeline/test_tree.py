@@ -120,7 +120,7 @@ def test_an_epoch_takes_every_video_at_most_once_and_epochs_differ() -> None:
         assert [len(videos) for videos in chosen] == [4, 4, 4]
         assert len(set.union(*chosen)) == 12
     assert [list(batch) for batch in epochs[0]] != [list(batch) for batch in epochs[1]]
-    with pytest.raises(IndexError):
+    with pytest.raises(ValueError):
         t.plan(0, t.batches_per_epoch)
 
 
@@ -151,11 +151,6 @@ def test_distinct_draws_are_uniform_over_ordered_tuples(k: int) -> None:
     expected = 24_000 / tuples
     assert len(count) == tuples
     assert np.abs(count - expected).max() < 5 * np.sqrt(expected)
-
-
-def test_distinct_refuses_a_set_that_is_too_small() -> None:
-    with pytest.raises(ValueError, match="cannot draw 3 different values from a set of 2"):
-        distinct(np.random.default_rng(0), np.array([5, 2]), 3)
 
 
 def test_draws_stay_in_their_ranges() -> None:
