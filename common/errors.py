@@ -45,8 +45,6 @@ INTERRUPT = 130
 _PATIENCE = 10.0
 """Seconds that a rank waits with its error, in case rank 0 has the same."""
 INTERRUPTED = "interrupted; run the same command again to resume"
-
-
 _MOST = 2**31 - 1
 """The largest accepted number, so that products of two fit into 64 bits."""
 
@@ -97,7 +95,7 @@ def exit_with_message(main: Callable[[], object]) -> None:
         sys.stdout.reconfigure(errors="backslashreplace")  # like stderr; file names may not be UTF-8
     try:
         main()
-        _flush()
+        sys.stdout.flush()
     except UserError as error:
         _exit(2, f"error: {error}")
     except MemoryError as error:
@@ -110,13 +108,7 @@ def exit_with_message(main: Callable[[], object]) -> None:
             _exit(2, f"error: {error.strerror or first_line(error)}; check that the disks are mounted and not full")
         _exit(2, f"error: {error.filename}: {error.strerror}; check the path, its permissions and the free space")
     except KeyboardInterrupt:
-        newline = "\n" if sys.stderr.isatty() else ""  # after an unfinished progress bar
-        _exit(INTERRUPT, f"{newline}{INTERRUPTED}")
-
-
-def _flush() -> None:
-    if sys.stdout is not None:
-        sys.stdout.flush()
+        _exit(INTERRUPT, INTERRUPTED)
 
 
 def _exit(status: int, message: str) -> NoReturn:
@@ -125,8 +117,4 @@ def _exit(status: int, message: str) -> NoReturn:
             sys.exit(status)
         time.sleep(_PATIENCE)
     print(message, file=sys.stderr)
-    try:
-        _flush()
-    except OSError:  # otherwise Python reports it again at exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(status)

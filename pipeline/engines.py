@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import simplejpeg
 import torch
+from torch import Tensor
 
 from gdt.pipeline.compiled import resize
 from gdt.pipeline.leaves import Clip, Leaves
@@ -43,11 +44,11 @@ class Run:
     """Whether this is the last run of its batch."""
 
 
-Filled = Iterator[tuple[Leaves, torch.Tensor]]
+Filled = Iterator[tuple[Leaves, Tensor]]
 """The leaves of every batch and their crops, uint8 [leaves, frames, size, size, 3], when these are complete."""
 
 
-def empty_crops(run: Run, clip: Clip, device: torch.device) -> torch.Tensor:
+def empty_crops(run: Run, clip: Clip, device: torch.device) -> Tensor:
     """Memory for the crops of the batch of a run."""
     shape = len(run.batch), clip.frames, clip.size, clip.size, 3
     if device.type == "cpu":  # NumPy takes huge pages, which cost less to get than torch's
@@ -61,14 +62,13 @@ class CpuEngine:
     AHEAD = 2
     """Runs that are begun before the one before them is complete, so that no core idles at its end."""
 
-    def __init__(self, clip: Clip, loading: Loading, device: torch.device, stream: Callable[[], Any]) -> None:
-        """`stream()` is a context in which work is that of the loader's stream."""
-        self._clip, self._device, self._stream = clip, device, stream
+    def __init__(self, clip: Clip, loading: Loading, device: torch.device) -> None:
+        self._clip, self._device = clip, device
         self._pool = ThreadPoolExecutor(loading.threads, thread_name_prefix="decoder")
 
     def fill(self, runs: Iterable[Run]) -> Filled:
         """Fill the crops of every batch; may take runs in advance."""
-        begun: deque[list[Future[None]]] = deque()
+        begun: deque[list[Future[Any]]] = deque()
         crops = None
         for run in runs:
             if crops is None:
@@ -76,7 +76,9 @@ class CpuEngine:
             begun.append([self._pool.submit(self._draw, run, k, crops) for k in range(len(run.rows))])
             while len(begun) > (0 if run.last else self.AHEAD):
                 for clip in begun.popleft():
-                    clip.result()
+                    for target, drawn in clip.result():
+                        if drawn is not target:
+                            target.copy_(drawn)
             if run.last:
                 yield run.batch, crops
                 crops = None
@@ -85,8 +87,8 @@ class CpuEngine:
         """Stop the threads."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def _draw(self, run: Run, clip: int, crops: torch.Tensor) -> None:
-        """Draw all leaves of one clip."""
+    def _draw(self, run: Run, clip: int, crops: Tensor) -> Iterable[tuple[Tensor, Tensor]]:
+        """Draw all leaves of one clip; returns their places in the crops, and where they are, in the CPU's memory."""
         (height, width), size = run.sizes[clip].tolist(), self._clip.size
         targets = [crops[row] for row in run.rows[clip].tolist()]
         on_cpu = crops.device.type == "cpu"
@@ -105,10 +107,7 @@ class CpuEngine:
                 previous = jpeg
             for leaf, region, position in zip(leaves, regions, positions, strict=True):
                 resize(frame, *region, leaf[position[number]])
-        if not on_cpu:
-            with self._stream():
-                for target, source in zip(targets, drawn, strict=True):
-                    target.copy_(source)
+        return zip(targets, drawn, strict=True)
 
 
 def taps(begin: float, end: float, size: int, length: int, step: int = 1) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -134,7 +133,7 @@ class DaliEngine:
         """Like `CpuEngine.fill`. Raises RuntimeError if DALI fails."""
         crops = None
         for branches, group in itertools.groupby(runs, key=lambda run: run.rows.shape[1]):
-            fed: deque[tuple[Run, torch.Tensor]] = deque()
+            fed: deque[tuple[Run, Tensor]] = deque()
             for outputs in self._graph(branches).run(self._feed(group, fed)):
                 run, branch_rows = fed.popleft()
                 if crops is None:
@@ -158,7 +157,7 @@ class DaliEngine:
             self._graphs[branches] = Pipeline(self._device, self._loading.threads, *graph)
         return self._graphs[branches]
 
-    def _feed(self, runs: Iterable[Run], fed: deque[tuple[Run, torch.Tensor]]) -> Iterator[dict[str, Any]]:
+    def _feed(self, runs: Iterable[Run], fed: deque[tuple[Run, Tensor]]) -> Iterator[dict[str, Any]]:
         frames = self._clip.frames
         for run in runs:
             # uploaded before the run, so that copying its crops waits for nothing on the CPU

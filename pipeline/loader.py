@@ -46,12 +46,10 @@ class Batch:
         """The inputs for any network, float32: `video` [n, 3, frames, size, size], `audio` [n, 1, bands, mel_frames],
         `text` [n, words, d], padded with 0.
         """
-        plain: dict[str, Any] = {
-            "video": lambda x: x.floats(),
-            "audio": lambda x: x,
-            "text": lambda x: x.vectors.float(),
+        return {
+            name: inputs.float() if isinstance(inputs, torch.Tensor) else inputs.floats()
+            for name, inputs in self.inputs.items()
         }
-        return {name: plain.get(name, torch.Tensor.float)(inputs) for name, inputs in self.inputs.items()}
 
     def on_device(self) -> list[torch.Tensor]:
         """All tensors."""
@@ -85,9 +83,7 @@ class Loader:
         # a stream of its own, whose short kernels run before those of training
         self._stream = torch.cuda.Stream(device, priority=-1) if device.type == "cuda" else None
         reader = ShardReader(index)
-        self._sources = {
-            name: SOURCES[name](reader, clip, device, loading, words, self._loader_stream) for name in modalities
-        }
+        self._sources = {name: SOURCES[name](reader, clip, device, loading, words) for name in modalities}
         self._device, self._ahead = device, loading.prefetch + 1  # the waiting batches and the one in preparation
         self._batches = self._execute(itertools.chain(first, stream))
         self._background = ThreadPoolExecutor(1, thread_name_prefix="loader")
@@ -116,13 +112,9 @@ class Loader:
         for source in self._sources.values():
             source.close()
 
-    def _loader_stream(self) -> Any:
-        """Run the work of this thread on the loader's stream, if there is one."""
-        return torch.cuda.stream(self._stream)
-
     def _load_batch(self) -> tuple[Batch, Any] | None:
         """The next batch, and the event of the loader's stream after which it is complete."""
-        with self._loader_stream():
+        with torch.cuda.stream(self._stream):
             try:
                 batch = next(self._batches, None)
             except RuntimeError as error:

@@ -17,13 +17,11 @@ class Preset(NamedTuple):
 
     label: str
     """Label in tables and plots."""
-    source: str
-    """The paper's table and row, or another origin."""
     factors: str
     """In the notation of pipeline/notation.py."""
 
 
-def _row(table: str, role: tuple[Role, Role, str]) -> Preset:
+def _row(role: tuple[Role, Role, str]) -> Preset:
     """A row from the roles of time reversal and time shift (distinctive, invariant, not varied) and the modalities.
 
     Video-only rows use K_g = 2 augmentations; the others pair modalities.
@@ -34,7 +32,7 @@ def _row(table: str, role: tuple[Role, Role, str]) -> Preset:
     modality, views = (f"{name}:i:{len(modalities)}:differs", 1) if len(modalities) > 1 else (f"{name}:i:1", 2)
     ts, tr = ("i:1" if contrast == "." else f"{contrast}:2" for contrast in (shift, reversal))
     factors = f"video:d time_shift:{ts} {modality} time_reversal:{tr} augmentation:i:{views}"
-    return Preset(f"{'AV' if modalities == 'VA' else modalities}, TR {reversal}, TS {shift}", table, factors)
+    return Preset(f"{'AV' if modalities == 'VA' else modalities}, TR {reversal}, TS {shift}", factors)
 
 
 _MODALITIES = {"V": "video", "A": "audio", "T": "text"}
@@ -48,33 +46,25 @@ _TABLE_2: dict[str, tuple[Role, Role, str]] = {
     "a": (".", ".", "V"), "b": (".", ".", "VT"), "c": ("d", ".", "VT"), "d": (".", "d", "VT"),
     "e": ("d", "i", "VT"), "f": ("i", "d", "VT"), "g": ("d", "d", "VT"),
 }  # fmt: skip
-TABLE_1 = {row: _row(f"table 1, row {row}", roles) for row, roles in _TABLE_1.items()}
-TABLE_2 = {f"text-{row}": _row(f"table 2, row {row}", roles) for row, roles in _TABLE_2.items()}
+TABLE_1 = {row: _row(roles) for row, roles in _TABLE_1.items()}
+TABLE_2 = {f"text-{row}": _row(roles) for row, roles in _TABLE_2.items()}
 PRESETS = {
     **TABLE_1,
     **TABLE_2,
-    "within-modal": TABLE_1["d"]._replace(source="appendix, within-modal: table 1, row d"),
-    "cross-modal": TABLE_1["e"]._replace(source="appendix, cross-modal: table 1, row e"),
-    "three": _row("all pairs of video, audio and text", ("i", "d", "VAT")),
-    "simclr": Preset(
-        "V, two augmentations of one clip", "SimCLR, section 3.1", "video:d time_shift:i:1 augmentation:i:2"
-    ),
-    "avid": Preset(
-        "AV, instance discrimination",
-        "cross-modal AVID without its memory bank",
-        "video:d time_shift:i:1 modality:i:2:differs augmentation:i:1",
-    ),
+    "within-modal": TABLE_1["d"],
+    "cross-modal": TABLE_1["e"],
+    "three": _row(("i", "d", "VAT")),
+    # section 3.1
+    "simclr": Preset("V, two augmentations of one clip", "video:d time_shift:i:1 augmentation:i:2"),
+    # cross-modal AVID without its memory bank
+    "avid": Preset("AV, instance discrimination", "video:d time_shift:i:1 modality:i:2:differs augmentation:i:1"),
+    # like MIL-NCE: two moments of a video are positives
     "mil-nce": Preset(
-        "VT, several positive moments",
-        "like MIL-NCE: two moments of a video are positives",
-        "video:d time_shift:i:2 modality(video,text):i:2:differs augmentation:i:1",
+        "VT, several positive moments", "video:d time_shift:i:2 modality(video,text):i:2:differs augmentation:i:1"
     ),
-    "arrow": Preset(
-        "V, TR d",
-        "arrow of time: reversed clips are negatives",
-        "video:d time_shift:i:1 time_reversal:d:2 augmentation:i:2",
-    ),
-}  # fmt: skip
+    # arrow of time: reversed clips are negatives
+    "arrow": Preset("V, TR d", "video:d time_shift:i:1 time_reversal:d:2 augmentation:i:2"),
+}
 
 
 def preset(name: str) -> Preset:

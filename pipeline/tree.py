@@ -114,16 +114,15 @@ def sampling_tree(
         if n := int((usable & lacking).sum()):
             skipped.append(f"{n} {problem}")
             usable = usable & ~lacking
+    found = f"{int(usable.sum())} of {plural(int(inside.sum()), f'{split} video')} of {index.folder}"
+    found += f"; not used: {', '.join(skipped)}" if skipped else ""
     if not usable.any():
         raise UserError(
-            f"0 of {plural(int(inside.sum()), f'{split} video')} of {index.folder} can be used: {', '.join(skipped)}; "
-            "use another composition, shorter clips (--clip.frames, --clip.stride), or other videos"
+            f"{found}; use another composition, shorter clips (--clip.frames, --clip.stride), or other videos"
         )
-    notes = [f"{int(usable.sum())} of {plural(int(inside.sum()), f'{split} video')} of {index.folder}"]
-    notes += [f"not used: {', '.join(skipped)}"] if skipped else []
     if 0 < shuffle_shards < (shards := len(np.unique(index.shard[usable]))):
-        notes.append(f"shuffled within groups of {shuffle_shards} of the {shards} shards")
-    say("; ".join(notes))
+        found += f"; shuffled within groups of {shuffle_shards} of the {shards} shards"
+    say(found)
     source = Source(np.flatnonzero(usable), starts, index.fps, index.shard, shuffle_shards)
     return Tree(composition, source, clip, index.bands, seed)
 

@@ -14,7 +14,7 @@ from urllib.parse import quote, unquote
 
 import numpy as np
 
-from gdt.common.errors import UserError, plural, unknown
+from gdt.common.errors import UserError, unknown
 from gdt.common.files import require_readable
 from gdt.pipeline.shards import container
 from gdt.pipeline.shards.container import Damaged, Head, OtherSchema, text_array, texts
@@ -176,9 +176,7 @@ class Index(VideoTable):
         """The index with the splits of an official fold, from 1. Raises UserError if there is no such fold."""
         folds = [row.split(",") for row in self.folds]
         if number < 1 or any(len(row) < number or not row[0] for row in folds):
-            known = min((len(row) if row[0] else 0 for row in folds), default=0)
-            has = f"its videos have {plural(known, 'official fold')}"
-            raise UserError(f"{self.folder} has no fold {number}; {has}; leave --folds out")
+            raise UserError(f"not every video of {self.folder} has an official fold {number}; leave --folds out")
         return replace(self, split=np.asarray([row[number - 1] for row in folds], object))
 
     def labelled(self, column: str) -> Index:

@@ -95,7 +95,7 @@ class _OpenShard:
     def __init__(self, index: Index, number: int) -> None:
         self.path, self._head = index.folder / index.shard_names[number], index.heads[number]
         try:
-            self._file = os.open(self.path, os.O_RDONLY)
+            self._file = self.path.open("rb", buffering=0)
         except OSError as error:
             raise self._unreadable(error) from error
         if self._pread(len(self._head.line), 0) != self._head.line:
@@ -116,7 +116,7 @@ class _OpenShard:
 
     def _pread(self, count: int, begin: int) -> bytes:
         try:
-            data = os.pread(self._file, count, begin)
+            data = os.pread(self._file.fileno(), count, begin)
         except OSError as error:
             raise self._unreadable(error) from error
         if len(data) < count:
@@ -125,7 +125,3 @@ class _OpenShard:
 
     def _unreadable(self, error: OSError) -> UserError:
         return UserError(f"shard {self.path} cannot be read: {error.strerror}; check its disk, then run again")
-
-    def __del__(self) -> None:
-        if hasattr(self, "_file"):
-            os.close(self._file)

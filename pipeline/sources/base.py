@@ -6,7 +6,6 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
@@ -50,12 +49,10 @@ class InputSource(ABC):
     modality: ClassVar[str]
 
     def __init__(
-        self, reader: ShardReader, clip: Clip, device: torch.device, loading: Loading, words: WordVectors | None = None,
-        stream: Callable[[], Any] = nullcontext,
-    ) -> None:  # fmt: skip
-        """`stream()` is a context of the loader's stream, for work in other threads."""
+        self, reader: ShardReader, clip: Clip, device: torch.device, loading: Loading, words: WordVectors | None
+    ) -> None:
         self.reader, self.index = reader, reader.index
-        self.clip, self.device, self.loading, self.words, self.stream = clip, device, loading, words, stream
+        self.clip, self.device, self.loading, self.words = clip, device, loading, words
         self.prepare()
         # one pool per source, so that no modality waits for another's disk reads
         self._pool = ThreadPoolExecutor(loading.readers, thread_name_prefix="reader")

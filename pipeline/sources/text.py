@@ -30,6 +30,10 @@ class Words:
     def __len__(self) -> int:
         return len(self.tokens)
 
+    def floats(self) -> torch.Tensor:
+        """The vectors in float32."""
+        return self.vectors.float()
+
     def part(self, first: int, count: int = 1) -> Words:
         """The text clips of some leaves."""
         chosen = slice(first, first + count)

@@ -24,10 +24,8 @@ class VideoSource(InputSource):
     modality = "video"
 
     def prepare(self) -> None:
-        if self.loading.decoder == "gpu":
-            self._engine: CpuEngine | DaliEngine = DaliEngine(self.clip, self.loading, self.device)
-        else:
-            self._engine = CpuEngine(self.clip, self.loading, self.device, self.stream)
+        engine = DaliEngine if self.loading.decoder == "gpu" else CpuEngine
+        self._engine: CpuEngine | DaliEngine = engine(self.clip, self.loading, self.device)
         self._floats: dict[torch.dtype, torch.Tensor] = {}
 
     def parts(self, batches: Iterator[Leaves]) -> Iterator[Part]:

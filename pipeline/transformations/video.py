@@ -32,10 +32,6 @@ def _order(source: Source, seed: int, epoch: int) -> np.ndarray:
     A random permutation. With a window, the shards are permuted and cut into as few, equal windows as possible; the
     videos of the first window follow each other in random order, then those of the second, and so on, so that a shard
     is read only during its window.
-
-    With S equal shards in windows of N, of at least a batch each, two videos of one shard share a batch about S/N
-    times as often as without windows, two of different shards about 1 - 1/N times as often. About 1/N instead of 1/S
-    of a video's batch comes from its own shard.
     """
     rng = generator(Stream.EPOCH, seed, epoch)
     n, size = len(source.videos), source.window

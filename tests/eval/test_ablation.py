@@ -138,7 +138,7 @@ def test_videos_without_labels_or_without_sound(
         plan(settings(shards, tmp_path, rows=("a",)))
     silent = replace(plain, mel_count=np.zeros_like(plain.mel_count))
     monkeypatch.setattr(planning.Index, "open", lambda *_: silent)
-    with pytest.raises(UserError, match="0 of 24 train videos of .* can be used: 24 without sound"):
+    with pytest.raises(UserError, match="0 of 24 train videos of .*; not used: 24 without sound"):
         plan(settings(shards, tmp_path, rows=("a", "e")))
 
 

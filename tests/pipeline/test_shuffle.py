@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from itertools import combinations
 
 import numpy as np
 import pytest
@@ -62,31 +61,6 @@ def test_an_epoch_reads_at_most_a_window_of_shards_at_any_time(window: int, k: i
     assert len({tuple(order) for order in orders}) == 4
     assert np.concatenate(batches(where, 1, 2)).tolist() == orders[2]
     assert np.concatenate(batches(where, 1, 2, seed=1)).tolist() != orders[2]
-
-
-@pytest.mark.parametrize(("window", "k"), [(0, 6), (3, 6), (3, 7), (4, 20), (1, 5)])
-def test_how_often_two_videos_share_a_batch(window: int, k: int) -> None:
-    """The formulas of the docstring against counts of all 7,140 pairs over 600 epochs."""
-    count, per_shard, epochs = 12, 10, 600
-    shards = np.repeat(np.arange(count), per_shard)
-    n = len(shards)
-    met = np.zeros((n, n))
-    for epoch in range(epochs):
-        for batch in batches(source(shards, window), k, epoch):
-            for one, other in combinations(sorted(batch.tolist()), 2):
-                met[one, other] += 1
-    pairs = np.triu(np.ones((n, n), bool), 1)
-    own = shards[:, None] == shards[None]
-    same, different = met[pairs & own].mean() / epochs, met[pairs & ~own].mean() / epochs
-    size = window or count  # N
-    videos = size * per_shard  # M
-    exactly = 0.03 if videos % k == 0 else 0.2  # else some batches span two windows, and some videos are left out
-    assert same == pytest.approx((k - 1) / (videos - 1), rel=exactly)
-    meeting = (size - 1) / (count - 1) * (k - 1) / (videos - 1)
-    assert different == pytest.approx(meeting, rel=exactly, abs=0.01)
-    together = (k - 1) / (n - 1)  # without windows
-    assert same / together == pytest.approx(count / size, rel=0.25)  # asymptotically
-    assert different / together == pytest.approx(1 - 1 / size, rel=0.25, abs=0.15)
 
 
 def loads(order: np.ndarray, cached: int) -> int:

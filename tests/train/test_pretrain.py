@@ -187,7 +187,7 @@ def test_pretraining_on_real_videos_lowers_the_loss(
         (("--preset", "z"), "unknown preset 'z'; available"),
         (("--batch-size", "1"), "the K of factor 'video'; it must be 2 or more"),
         (("--batch-size", "25"), "a batch takes 25 videos but only 24 can be used"),
-        (("--clip.frames", "200"), "0 of 24 train videos of .* can be used: 24 shorter than 2 clips of"),
+        (("--clip.frames", "200"), "0 of 24 train videos of .*; not used: 24 shorter than 2 clips of"),
         (("--clip.size", "64"), "a crop of 64 pixels .* does not fit"),
         (("--split", "holdout"), "no video of .* is in the split 'holdout'"),
         (("--shards", "nowhere"), "there are no shards in nowhere .*gdt preprocess"),
