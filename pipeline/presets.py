@@ -5,9 +5,6 @@ from __future__ import annotations
 from typing import Literal, NamedTuple
 
 from gdt.common.errors import unknown
-from gdt.pipeline.composition import Composition
-from gdt.pipeline.notation import parse
-from gdt.pipeline.transformations.augmentation import Augmentation
 
 Role = Literal["d", "i", "."]
 
@@ -72,8 +69,3 @@ def preset(name: str) -> Preset:
     if name not in PRESETS:
         raise unknown("preset", name, PRESETS)
     return PRESETS[name]
-
-
-def composition(name: str, batch_size: int, augmentation: Augmentation = Augmentation()) -> Composition:
-    """The composition of a preset. Raises UserError for an unknown one."""
-    return parse(preset(name).factors, batch_size, augmentation)

@@ -23,7 +23,6 @@ from gdt.eval.downstream import downstream
 from gdt.eval.extract import extract, load_or_extract
 from gdt.eval.settings import Downstream
 from gdt.eval.show_batch import ShowBatch, describe_leaves, draw, show_batch
-from gdt.pipeline import presets
 from gdt.pipeline.leaves import VIDEO
 from gdt.pipeline.loader import Loader
 from gdt.pipeline.notation import parse
@@ -34,6 +33,7 @@ from gdt.pipeline.word2vec import WordVectors
 from gdt.train.checkpoint import load_model
 from gdt.train.models.gdt import GDT
 from gdt.train.settings import SIZES
+from tests.composed import composed
 from tests.conftest import Run
 from tests.pipeline.test_loader import CLIP, CPU, audio_oracle, leaf_oracle, tree
 from tests.pipeline.test_notation import FREEZE
@@ -176,7 +176,7 @@ HERTZ = ["0.3 kHz", "1.1 kHz", "3.1 kHz", "8.2 kHz"]
 def test_positive_and_negative_leaves_are_listed(
     index: Index, preset: str, factors: str, leaf: int, expected: str
 ) -> None:
-    composition = parse(factors, 3) if factors else presets.composition(preset, 3)
+    composition = parse(factors, 3) if factors else composed(preset, 3)
     planned = sampling_tree(index, composition, CLIP, "train", 0)
     with Loader(index, [planned.plan(0, 0)], CLIP, CPU) as loader:
         descriptions = dict(describe_leaves(next(iter(loader)), planned).values())
@@ -228,7 +228,7 @@ def test_captions_are_drawn_in_order(captioned: Path, word2vec: Path, tmp_path: 
     assert said == f"image: {path}" and path.read_bytes()[:4] == b"\x89PNG"
     index = Index.open(captioned)
     words = WordVectors.of(index, word2vec)
-    planned = sampling_tree(index, presets.composition("three", 2), CLIP, "train", 0)
+    planned = sampling_tree(index, composed("three", 2), CLIP, "train", 0)
     with Loader(index, [planned.plan(0, 0)], CLIP, CPU, words=words) as loader:
         batch = next(iter(loader))
         picture = draw(batch, planned, index, "three", words.words)

@@ -11,12 +11,13 @@ from gdt.eval.show_tree import IGNORED, NEGATIVE, POSITIVE, ShowTree, TreeDrawin
 from gdt.pipeline import presets
 from gdt.pipeline.composition import counts
 from gdt.pipeline.notation import parse
+from tests.composed import composed
 from tests.conftest import Run
 from tests.pipeline.test_notation import FREEZE
 
 
 def test_clips_of_the_example_end_within_its_videos() -> None:
-    drawn = toy(presets.composition("l", 512)).plan(0, 0).columns["time_shift"]
+    drawn = toy(composed("l", 512)).plan(0, 0).columns["time_shift"]
     assert drawn.min() >= 0 and 250 < drawn.max() <= 270  # 30 frames of 300
 
 
@@ -30,7 +31,7 @@ def test_the_tree_of_a_cross_modal_row_is_printed(tmp_path: Path) -> None:
     path = tmp_path / "tree.png"
     *lines, blank, image = show_tree(ShowTree(preset="i", batch_size=64, out=path)).splitlines()
     assert (blank, image) == ("", f"image: {path}")
-    assert lines[0] == "preset i: " + str(presets.composition("i", 64))
+    assert lines[0] == "preset i: " + str(composed("i", 64))
     assert "  modality        K = 2     invariant, only pairs that differ in it count" in lines
     assert "  time_shift      K = 1     one random start per video" in lines
     needless = show_tree(ShowTree(factors="video:d time_shift:d:1 modality:i:2 augmentation:i:1", out=path))
@@ -59,7 +60,7 @@ def test_the_tree_of_a_cross_modal_row_is_printed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("preset", presets.PRESETS)
 def test_every_preset_can_be_drawn(preset: str) -> None:
-    drawing = TreeDrawing(presets.composition(preset, 2))
+    drawing = TreeDrawing(composed(preset, 2))
     assert (drawing.relation.diagonal() == IGNORED).all() and (drawing.relation == drawing.relation.T).all()
     assert sum("leaf " in line for line in drawing.lines()) == drawing.n
     picture = drawing.picture(preset)
@@ -71,7 +72,7 @@ def test_every_preset_can_be_drawn(preset: str) -> None:
 
 
 def test_partner_counts_agree_with_the_lemma() -> None:
-    composition = presets.composition("d", 16)
+    composition = composed("d", 16)
     expected = counts(composition.factors)
     assert partners(composition) == (str(expected.positives // expected.leaves), str(expected.negatives_per_leaf))
     # two random shifts of a video may be equal, and then do not differ

@@ -10,7 +10,7 @@ import psutil
 import pytest
 import torch
 
-from gdt.pipeline import engines, graphs, presets
+from gdt.pipeline import engines, graphs
 from gdt.pipeline.clips import uniform_clips
 from gdt.pipeline.colour import Pixels, _on_any_device
 from gdt.pipeline.engines import taps
@@ -24,6 +24,7 @@ from gdt.pipeline.sources import audio
 from gdt.pipeline.sources.loading import Loading
 from gdt.pipeline.transformations.augmentation import Augmentation
 from gdt.pipeline.tree import BatchPlan, sampling_tree
+from tests.composed import composed
 from tests.pipeline.test_loader import AUGMENTATION, CLIP, CPU, NO_COLOUR, tree
 
 MORE = "video:d time_shift:d:2 speed(1,2,0.5):d:2 order:i:2 time_reversal:i:2 rotation:i:3 augmentation:i:1"
@@ -113,7 +114,7 @@ def test_sound_on_the_cores_has_the_bits_of_dalis() -> None:
 
 def test_memory_is_flat_over_a_thousand_batches(index: Index) -> None:
     clip, process = Clip(frames=2, size=16, mel_frames=9), psutil.Process()
-    composition = presets.composition("e", 2, Augmentation(scale=(44, 60)))
+    composition = composed("e", 2, Augmentation(scale=(44, 60)))
     planned, memory = sampling_tree(index, composition, clip, "train", 0), []
     with Loader(index, planned.plans(0, 1201), clip, CPU) as loader:
         for number, batch in enumerate(loader):

@@ -15,12 +15,13 @@ from gdt.pipeline.notation import parse
 from gdt.pipeline.transformations.augmentation import EVALUATION, Augmentation
 from gdt.pipeline.transformations.base import Source, distinct
 from gdt.pipeline.tree import BatchPlan, Tree
+from tests.composed import composed
 
 STARTS = np.array([7, 2, 90, 33, 5, 61, 12, 40, 2, 8, 100, 3, 3])
 
 
 def tree(preset: str = "l", k: int = 4, seed: int = 0) -> Tree:
-    return Tree(presets.composition(preset, k), Source(np.arange(len(STARTS)), STARTS, 30), Clip(), 40, seed)
+    return Tree(composed(preset, k), Source(np.arange(len(STARTS)), STARTS, 30), Clip(), 40, seed)
 
 
 def same(one: BatchPlan, other: BatchPlan) -> bool:
@@ -56,7 +57,7 @@ def same_leaves(shares: list[BatchPlan], whole: BatchPlan) -> np.ndarray:
 
 @pytest.mark.parametrize("preset", ["a", "e", "l", "three"])
 def test_groups_are_the_same_on_any_number_of_ranks_and_hold_no_video_twice(preset: str) -> None:
-    composition = presets.composition(preset, batch_size=16)
+    composition = composed(preset, 16)
     source = Source(np.arange(40), np.full(40, 100), 30)
     one = Tree(composition, source, Clip(), 40, seed=3)
     whole = one.plan(1, 1)
@@ -176,4 +177,4 @@ def test_too_few_videos_for_a_batch() -> None:
         tree(k=14)
     one = Source(np.arange(1), STARTS[:1], 30)
     with pytest.raises(UserError, match="takes 2 videos but only 1 can be used; preprocess more videos"):
-        Tree(presets.composition("l", 2), one, Clip(), 40, 0)
+        Tree(composed("l", 2), one, Clip(), 40, 0)
