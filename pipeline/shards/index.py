@@ -15,7 +15,6 @@ from urllib.parse import quote, unquote
 import numpy as np
 
 from gdt.common.errors import UserError, unknown
-from gdt.common.files import require_readable
 from gdt.pipeline.shards import container
 from gdt.pipeline.shards.container import Damaged, Head, OtherSchema, text_array, texts
 from gdt.pipeline.shards.layout import (
@@ -157,9 +156,6 @@ class Index(VideoTable):
             raise UserError(f"{path} cannot be used: {error}; rebuild the shards in another folder") from error
         except Damaged as error:
             raise UserError(f"{path} is damaged: {error}; {again}") from error
-        except OSError as error:
-            require_readable(path, error)
-            raise
         for name, head in zip(index.shard_names, index.heads, strict=True):
             shard = folder / name
             size = shard.stat().st_size if shard.is_file() else None
