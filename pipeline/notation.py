@@ -102,7 +102,10 @@ def _create(kind: type[Transformation], settings: str | None, text: str) -> Tran
 
 
 def load_factors(path: Path) -> Transformations:
-    """The built-in transformations and those of a Python file, whose errors are Python's own."""
+    """The built-in transformations and those of a Python file, whose errors are Python's own.
+
+    Raises UserError if a name is taken.
+    """
     return _defined_by(path, path.read_bytes())
 
 
@@ -111,4 +114,7 @@ def _defined_by(path: Path, code: bytes) -> Transformations:
     module = types.ModuleType(f"_factors_of_{path.stem}")
     sys.modules[module.__name__] = module  # dataclasses look up annotations there
     exec(compile(code, path, "exec", dont_inherit=True), module.__dict__)
-    return {**TRANSFORMATIONS, **{kind.name: kind for kind in _defined_in(module)}}
+    own = {kind.name: kind for kind in _defined_in(module)}
+    if taken := own.keys() & {*TRANSFORMATIONS, "leaf", "usable"}:  # the last two are columns of the factor table, too
+        raise UserError(f"{path} defines '{min(taken)}', a name that is taken; choose another name")
+    return {**TRANSFORMATIONS, **own}

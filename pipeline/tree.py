@@ -67,8 +67,11 @@ class Tree:
         rng = draw.generator()
         columns = sample(self.composition.factors, self.source, rng, draw)
         leaves = Leaves.plain(len(columns["leaf"]), self.clip, self.bands)
+        shapes = {name: values.shape for name, values in leaves.arrays().items()}
         for factor in self.composition.factors:
             factor.transformation.act(leaves, columns[factor.name].copy(), rng)  # it may write into the copy
+            if changed := [name for name, shape in shapes.items() if np.shape(getattr(leaves, name)) != shape]:
+                raise UserError(f"factor '{factor.name}' changes the shape of leaves.{changed[0]}; it must not")
         return BatchPlan(epoch, batch, columns, leaves, self.seed)
 
     def plans(self, first: int, last: int) -> Iterator[BatchPlan]:

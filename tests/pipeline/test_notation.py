@@ -123,3 +123,15 @@ def test_a_custom_transformation_may_have_settings_and_write_any_field(tmp_path:
     assert (plan.leaves.start[~later] == plan.columns["time_shift"][~later]).all()
     c = contrast(composition.factors, plan.columns, plan.columns)
     assert ((c.sum(1) - 1) == 3).all()
+
+
+def test_own_transformations_neither_take_names_nor_change_shapes(tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    for name in ("speed", "usable"):
+        path.write_text(FREEZE.replace('"freeze"', f'"{name}"'))
+        with pytest.raises(UserError, match=f"defines '{name}', a name that is taken"):
+            load_factors(path)
+    path.write_text(CUSTOM.format(act="leaves.frames = leaves.frames[:, 1:]"))
+    composition = parse("video:d later:i:2 augmentation:i:2", 3, known=load_factors(path))
+    with pytest.raises(UserError, match="'later' changes the shape of leaves.frames"):
+        Tree(composition, Source(np.arange(5), np.full(5, 50), 30), Clip(), 40).plan(0, 0)

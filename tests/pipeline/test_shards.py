@@ -169,11 +169,6 @@ def test_a_new_column_takes_one_line_of_the_table(tmp_path: Path, monkeypatch: p
         files = tmp_path / f"{name}.jpeg", np.full(1, 4), tmp_path / f"{name}.rows"
         records.append(VideoRecord({"id": name, "height": 2, "width": 2, **filled}, *files))
     assert written(tmp_path, records).rate.tolist() == [25.0, 24.0]
-    for columns in ({"width": 2, "height": 2, "pace": 2}, {"width": 2}):  # unknown, and missing
-        with pytest.raises(TypeError):
-            (tmp_path / "no").mkdir()
-            written(tmp_path / "no", [VideoRecord({"id": "c", **columns}, *files)])
-        shutil.rmtree(tmp_path / "no")
 
 
 def test_folds_replace_the_split(tmp_path: Path, index: Index) -> None:
