@@ -63,10 +63,10 @@ class Pipeline:
     def __init__(
         self, device: torch.device, threads: int, graph: Callable[..., Any], batch_size: int, *arguments: Any
     ) -> None:
-        self._on_gpu = device.type == "cuda"
+        self._device = device
         self._graph = graph(
             *arguments, batch_size=batch_size, num_threads=threads, prefetch_queue_depth=self.AHEAD,
-            device_id=(device.index or 0) if self._on_gpu else None,
+            device_id=(device.index or 0) if device.type == "cuda" else None,
         )  # fmt: skip
         self._graph.build()
         self._started = False
@@ -96,6 +96,6 @@ class Pipeline:
             self._graph.release_outputs()
 
     def _outputs(self) -> Iterator[list[torch.Tensor]]:
-        stream = {"cuda_stream": torch.cuda.current_stream()} if self._on_gpu else {}
+        stream = {"cuda_stream": torch.cuda.current_stream(self._device)} if self._device.type == "cuda" else {}
         yield [torch.from_dlpack(output.as_tensor()) for output in self._graph.share_outputs(**stream)]
         self._graph.release_outputs()

@@ -8,6 +8,7 @@ import itertools
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -114,7 +115,7 @@ class Loader:
 
     def _load_batch(self) -> tuple[Batch, Any] | None:
         """The next batch, and the event of the loader's stream after which it is complete."""
-        with torch.cuda.stream(self._stream):
+        with torch.cuda.stream(self._stream) if self._stream else nullcontext():
             try:
                 batch = next(self._batches, None)
             except RuntimeError as error:
