@@ -27,7 +27,6 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from benchmarks.shared import DeviceName, draw, machine, prepare, run_settings
 from gdt.common.errors import UserError, exit_with_message
-from gdt.pipeline.device import Device, loader_device
 from gdt.pipeline.loader import Loader
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.sources.loading import Loading
@@ -52,12 +51,6 @@ SMALL = Network(
 """The networks of size tiny: smaller than those of `gdt pretrain`, since compiling for a processor is slow."""
 
 
-class Processor(Device):
-    """A CPU in the place of a GPU, for DALI's operators."""
-
-    is_gpu = True
-
-
 def settings_of(size: str, row: str, clips: int, device: DeviceName, group: int = 0) -> Pretrain:
     run = run_settings(size, row, clips, device, group)
     return replace(run, network=SMALL) if size == "tiny" else run
@@ -75,9 +68,9 @@ def pixels(index: Index, size: str, device: DeviceName) -> dict[str, Any]:
     run = settings_of(size, "l", CHECKED[size], device)
     tree = run.tree(index)
     loaded: list[dict[str, Tensor]] = []
-    on_gpu = loader_device(torch.device(device)) if device == "cuda" else Processor(torch.device("cpu"))
-    for where, loading in ((torch.device("cpu"), Loading(decoder="cpu")), (on_gpu, Loading(decoder="gpu"))):
-        with Loader(index, [tree.plan(0, 0)], run.clip, where, loading) as loader:
+    for where, decoder in (("cpu", "cpu"), (device, "gpu")):
+        loading = Loading(decoder=decoder)  # type: ignore[arg-type]
+        with Loader(index, [tree.plan(0, 0)], run.clip, torch.device(where), loading) as loader:
             batch = next(iter(loader))
             loaded.append({"crops": batch.inputs["video"].crops.cpu(), "audio": batch.inputs["audio"].cpu()})
     one, other = loaded

@@ -24,10 +24,11 @@ from torch.utils.data import DataLoader, Dataset
 
 from benchmarks.shared import Measurements, draw, machine
 from gdt.common.errors import exit_with_message
-from gdt.pipeline import presets
 from gdt.pipeline.colour import affine
 from gdt.pipeline.leaves import Clip
 from gdt.pipeline.loader import Loader
+from gdt.pipeline.notation import parse
+from gdt.pipeline.presets import preset
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.shards.reader import ShardReader
 from gdt.pipeline.sources.video import regions, share_decoding
@@ -119,10 +120,10 @@ def main(shards: Path | None = None, rows: tuple[str, ...] = ("e", "l"), clips: 
         index = Index.open(shards) if shards else draw(Path(folder) / "shards", 64)
         print(f"{machine()}; {len(index)} videos, {CLIP} per clip", flush=True)
         for row in rows:
-            pair = sampling_tree(index, presets.composition(row, 2), CLIP, "train", 0)
+            pair = sampling_tree(index, parse(preset(row).factors, 2), CLIP, "train", 0)
             decoded = len(share_decoding(pair.plan(0, 0).leaves.of("video"))) // 2  # clips per video
             videos = min(max(2, 16 // decoded), len(index))
-            tree = sampling_tree(index, presets.composition(row, videos), CLIP, "train", 0)
+            tree = sampling_tree(index, parse(preset(row).factors, videos), CLIP, "train", 0)
             found = Measurements()
             print(f"row {row}", flush=True)
             for _ in range(rounds):

@@ -49,11 +49,6 @@ def expand_home(value: Any) -> Any:
     return value
 
 
-def pip_command(package: str) -> str:
-    """The command that installs a package for this Python."""
-    return f"{_from_here(Path(sys.executable))} -m pip install {package}"
-
-
 def gdt_command(*arguments: object) -> str:
     """A gdt command for this shell, by its path if it is not on PATH."""
     script = Path(sys.executable).with_name("gdt")

@@ -5,18 +5,14 @@ from __future__ import annotations
 import difflib
 import io
 import os
-import re
-import shutil
 import sys
-import textwrap
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, NoReturn
+from typing import NoReturn
 
 COLUMNS = 100
 """Maximum width of what a command prints."""
-_LIST: dict[str, Any] = {"initial_indent": "\n  ", "subsequent_indent": "  ", "break_on_hyphens": False}
 
 
 class UserError(Exception):
@@ -40,21 +36,8 @@ def unknown(kind: str, name: str, available: Iterable[str], how_to_list: str = "
     # without dashes, which would make any two options similar
     names = {each.lstrip("-").casefold(): each for each in available}
     similar = difflib.get_close_matches(name.lstrip("-").casefold(), names, 1)
-    several = re.split(r"[,\s]+", name.casefold())
-    if len(several) > 1 and all(each in names for each in several):
-        return UserError(f"unknown {kind} '{name}'; separate several by {'spaces' if ',' in name else 'commas'}")
     said = f"unknown {kind} '{name}';" + "".join(f" did you mean '{names[each]}'?" for each in similar)
-    if how_to_list:
-        return UserError(f"{said} {how_to_list}")
-    return UserError(with_list(f"{said} {'A' if similar else 'a'}vailable:", names.values()))
-
-
-def with_list(said: str, names: Iterable[str]) -> str:
-    """A message followed by names, on the next lines if they do not fit."""
-    listed = ", ".join(names)
-    if len(f"error: {said} {listed}") <= COLUMNS:
-        return f"{said} {listed}"
-    return said + textwrap.fill(listed, COLUMNS, **_LIST)
+    return UserError(f"{said} {how_to_list or ('A' if similar else 'a') + 'vailable: ' + ', '.join(names.values())}")
 
 
 INTERRUPT = 130
@@ -62,8 +45,6 @@ INTERRUPT = 130
 _PATIENCE = 10.0
 """Seconds that a rank waits with its error, in case rank 0 has the same."""
 INTERRUPTED = "interrupted; run the same command again to resume"
-
-
 _MOST = 2**31 - 1
 """The largest accepted number, so that products of two fit into 64 bits."""
 
@@ -77,7 +58,7 @@ def require_positive(
         if getattr(settings, name) > most:
             raise UserError(f"--{option} is {getattr(settings, name)}; it must be {most} or less")
         if not getattr(settings, name) >= least:
-            because = f"{';' if why.startswith('otherwise') else ','} {why}" if why else ""
+            because = f", {why}" if why else ""
             raise UserError(f"--{option} is {getattr(settings, name)}; it must be {least} or more{because}")
 
 
@@ -114,7 +95,7 @@ def exit_with_message(main: Callable[[], object]) -> None:
         sys.stdout.reconfigure(errors="backslashreplace")  # like stderr; file names may not be UTF-8
     try:
         main()
-        _flush()
+        sys.stdout.flush()
     except UserError as error:
         _exit(2, f"error: {error}")
     except MemoryError as error:
@@ -127,20 +108,7 @@ def exit_with_message(main: Callable[[], object]) -> None:
             _exit(2, f"error: {error.strerror or first_line(error)}; check that the disks are mounted and not full")
         _exit(2, f"error: {error.filename}: {error.strerror}; check the path, its permissions and the free space")
     except KeyboardInterrupt:
-        newline = "\n" if sys.stderr.isatty() else ""  # after an unfinished progress bar
-        _exit(INTERRUPT, f"{newline}{INTERRUPTED}")
-
-
-def _wrap(message: str) -> str:
-    """Wrap a message to the terminal, at most 100 columns, without breaking words or paths."""
-    fill = textwrap.TextWrapper(min(COLUMNS, shutil.get_terminal_size((COLUMNS, 24)).columns), subsequent_indent="  ",
-                                break_long_words=False, break_on_hyphens=False).fill  # fmt: skip
-    return "\n".join(fill(line) for line in message.split("\n"))
-
-
-def _flush() -> None:
-    if sys.stdout is not None:
-        sys.stdout.flush()
+        _exit(INTERRUPT, INTERRUPTED)
 
 
 def _exit(status: int, message: str) -> NoReturn:
@@ -148,9 +116,5 @@ def _exit(status: int, message: str) -> NoReturn:
         if status == INTERRUPT:
             sys.exit(status)
         time.sleep(_PATIENCE)
-    print(_wrap(message) if sys.stderr.isatty() else message, file=sys.stderr)
-    try:
-        _flush()
-    except OSError:  # otherwise Python reports it again at exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    print(message, file=sys.stderr)
     sys.exit(status)

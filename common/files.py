@@ -1,4 +1,4 @@
-"""Atomic writes, and safe opening of files: only regular files are opened, since opening a FIFO blocks."""
+"""Atomic writes, and reasons why files cannot be read."""
 
 from __future__ import annotations
 
@@ -99,9 +99,7 @@ def kind(path: Path) -> str:
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """Open a regular file for reading: opening a FIFO would block. Raises UserError for anything else."""
-    if (what := kind(path)) not in ("", "missing"):
-        raise UserError(f"{path} is {what}, not a file; replace it with a regular file, or remove it")
+    """Open a file for reading. Raises UserError if that fails."""
     try:
         return path.open("rb")
     except (OSError, ValueError) as error:
@@ -111,8 +109,6 @@ def open_regular(path: Path) -> BinaryIO:
 
 def require_new_file(out: Path, overwrite: bool) -> None:
     """Raise UserError unless `out` can be written; replacing an existing file needs `overwrite`."""
-    if (what := kind(out)) not in ("", "missing"):
-        raise UserError(f"{out} is {what}, not a file; set --out to a file")
     if out.exists() and not overwrite:
         raise UserError(f"{out} already exists; set --out to another file, or pass --overwrite to replace it")
     if not out.absolute().parent.is_dir():

@@ -4,26 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import itertools
 from collections.abc import Iterator
 from pathlib import Path
 
 from gdt.common.errors import UserError
 
-_NAME = ".lock"
-
 
 @contextlib.contextmanager
 def locked(destination: Path, alternative: str = "set --destination to another folder") -> Iterator[None]:
-    """Create and lock a folder that a run writes to; created folders that stay empty are removed again.
+    """Create and lock a folder that a run writes to.
 
     Raises UserError, ending in `alternative`, if another run holds the lock or the folder is not writable.
     """
-    lock = destination / _NAME
-    created = list(itertools.takewhile(lambda folder: not folder.exists(), lock.parents))
     try:
         destination.mkdir(parents=True, exist_ok=True)
-        file = lock.open("a")
+        file = (destination / ".lock").open("a")
     except OSError as error:
         reason = "it is a file, not a folder" if isinstance(error, FileExistsError) else error.strerror
         raise UserError(f"cannot write to {destination}: {reason}; {alternative}") from error
@@ -34,10 +29,4 @@ def locked(destination: Path, alternative: str = "set --destination to another f
             raise UserError(f"another run is writing to {destination}; wait for it, or {alternative}") from error
         except OSError:
             pass  # a file system without locks
-        try:
-            yield
-        finally:
-            if created and [*destination.iterdir()] == [lock]:
-                lock.unlink()
-                for folder in created:
-                    folder.rmdir()
+        yield

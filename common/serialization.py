@@ -30,54 +30,37 @@ def from_dict(kind: type[T], values: Any) -> T:
 
 
 def _build(kind: Any, value: Any, name: str) -> Any:
+    origin, types = get_origin(kind), get_args(kind)
     if is_dataclass(kind):
-        return _dataclass(kind, value, name)
+        _require(isinstance(value, dict), name, value, f"the fields of {getattr(kind, '__name__', kind)}")
+        hints, prefix = get_type_hints(kind), f"{name}." if name else ""
+        names = [field.name for field in fields(kind)]
+        if unknown := sorted(value.keys() - names):
+            raise ValueError(f"unknown: {', '.join(prefix + key for key in unknown)}")
+        if missing := [prefix + key for key in names if key not in value]:
+            raise ValueError(f"missing: {', '.join(missing)}")
+        built: Any = kind
+        return built(**{key: _build(hints[key], item, prefix + key) for key, item in value.items()})
     if kind is Any:
         return value
-    origin, arguments = get_origin(kind), get_args(kind)
     if origin in (Union, UnionType):  # X | None
-        (inner,) = (option for option in arguments if option is not NoneType)
+        (inner,) = (option for option in types if option is not NoneType)
         return None if value is None else _build(inner, value, name)
     if origin is Literal:
-        _require(value in arguments, name, value, f"one of {', '.join(map(str, arguments))}")
+        _require(value in types, name, value, f"one of {', '.join(map(str, types))}")
         return value
     if origin is dict:
-        return _dict(arguments, value, name)
+        _require(isinstance(value, dict), name, value, "a table")
+        return {types[0](key): _build(types[1], item, f"{name}.{key}") for key, item in value.items()}
     if origin is tuple or _is_named_tuple(kind):
-        return _tuple(kind, value, name)
+        types = tuple(get_type_hints(kind).values()) if _is_named_tuple(kind) else types
+        _require(isinstance(value, list), name, value, "a list")
+        types = types[:1] * len(value) if types[-1] is Ellipsis else types
+        _require(len(value) == len(types), name, value, f"a list of {len(types)}")
+        parts = [_build(part, item, name) for part, item in zip(types, value, strict=True)]
+        return kind(*parts) if _is_named_tuple(kind) else tuple(parts)
     _require(type(value) in _SCALARS[kind], name, value, kind.__name__)
     return kind(value)
-
-
-def _dataclass(kind: Any, value: Any, name: str) -> Any:
-    _require(isinstance(value, dict), name, value, f"the fields of {kind.__name__}")
-    prefix = f"{name}." if name else ""
-    names = {field.name: prefix + field.name for field in fields(kind)}
-    if unknown := sorted(value.keys() - names.keys()):
-        raise ValueError(f"unknown: {', '.join(prefix + key for key in unknown)}")
-    if missing := [dotted for key, dotted in names.items() if key not in value]:
-        raise ValueError(f"missing: {', '.join(missing)}")
-    types = get_type_hints(kind)
-    return kind(**{key: _build(types[key], value[key], dotted) for key, dotted in names.items()})
-
-
-def _dict(types: tuple[Any, ...], value: Any, name: str) -> Any:
-    _require(isinstance(value, dict), name, value, "a table")
-    key_type, value_type = types
-    if key_type is int:
-        for key in value:
-            _require(key.removeprefix("-").isdecimal(), name, key, "int")
-    return {key_type(key): _build(value_type, item, f"{name}.{key}") for key, item in value.items()}
-
-
-def _tuple(kind: Any, value: Any, name: str) -> Any:
-    types = tuple(get_type_hints(kind).values()) if _is_named_tuple(kind) else get_args(kind)
-    _require(isinstance(value, list), name, value, "a list")
-    if types[-1] is Ellipsis:
-        types = types[:1] * len(value)
-    _require(len(value) == len(types), name, value, f"a list of {len(types)}")
-    parts = [_build(part, item, name) for part, item in zip(types, value, strict=True)]
-    return kind(*parts) if _is_named_tuple(kind) else tuple(parts)
 
 
 def _is_named_tuple(kind: Any) -> bool:

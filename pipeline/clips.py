@@ -96,14 +96,9 @@ def uniform_plans(
     modalities: Sequence[str] = MODALITIES[:1], clips_per_plan: int = 64,
 ) -> Iterator[BatchPlan]:  # fmt: skip
     """`uniform_clips` of all videos, with about `clips_per_plan` clips of a modality per plan."""
-    for part in split_videos(videos, clips, clips_per_plan):
-        yield uniform_clips(index, part, clips, clip, augmentation, modalities)
-
-
-def split_videos(videos: np.ndarray, clips: int, clips_per_plan: int = 64) -> list[np.ndarray]:
-    """The videos of each plan of `uniform_plans`: up to `clips_per_plan` clips, at least one video."""
     size = max(1, clips_per_plan // clips)
-    return [videos[first : first + size] for first in range(0, len(videos), size)]
+    for first in range(0, len(videos), size):
+        yield uniform_clips(index, videos[first : first + size], clips, clip, augmentation, modalities)
 
 
 def _plan(index: Index, leaves: Leaves, columns: dict[str, np.ndarray]) -> BatchPlan:

@@ -17,8 +17,6 @@ from gdt.pipeline.leaves import MODALITIES
 from gdt.pipeline.transformations.base import Transformation
 
 Table = Mapping[str, Any]
-_MAX_LEAVES = 1 << 24
-"""Maximum leaves per batch; more would take terabytes."""
 
 
 class Contrast(Enum):
@@ -137,8 +135,6 @@ def counts(factors: Sequence[Factor]) -> Counts:
 def check(factors: Sequence[Factor]) -> None:
     """Raise UserError, naming the factor to change, unless every batch meets conditions (i)-(iii) of section 3.1."""
     names = [factor.name for factor in factors]
-    if (leaves := prod(factor.k for factor in factors)) > _MAX_LEAVES:
-        raise UserError(f"a batch would have {leaves} leaves, more than {_MAX_LEAVES}; lower a K")
     for factor in factors:
         if names.count(factor.name) > 1:
             raise UserError(f"factor '{factor.name}' occurs twice; remove one")

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import itertools
-import threading
-from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -14,11 +12,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import simplejpeg
 import torch
+from torch import Tensor
 
-from gdt.common.errors import is_out_of_memory
 from gdt.pipeline.compiled import resize
-from gdt.pipeline.device import Canvas, Device
-from gdt.pipeline.leaves import Clip
+from gdt.pipeline.leaves import Clip, Leaves
 from gdt.pipeline.sources.loading import Loading
 
 if TYPE_CHECKING:  # DALI is imported only where it decodes
@@ -29,12 +26,12 @@ if TYPE_CHECKING:  # DALI is imported only where it decodes
 class Run:
     """Some clips of a batch, each decoded once for all its branches, the leaves that share it."""
 
+    batch: Leaves
+    """All video leaves of the batch."""
     rows: np.ndarray
-    """Rows of the leaves in the batch's crops: int64 [clips, branches]."""
-    leaves: int
-    """Number of leaves of the whole batch."""
-    jpegs: list[list[np.ndarray]]
-    """JPEG bytes of each frame of each clip; repeated frames are the same object."""
+    """Rows of the leaves in the batch: int64 [clips, branches]."""
+    jpegs: Sequence[Future[list[np.ndarray]]]
+    """JPEG bytes of each frame of each clip, which are being read; repeated frames are the same object."""
     sizes: np.ndarray
     """Height and width of the frames of each clip: int64 [clips, 2]."""
     begin: np.ndarray
@@ -47,99 +44,70 @@ class Run:
     """Whether this is the last run of its batch."""
 
 
-Crops = Callable[[int], torch.Tensor]
-"""Number of leaves -> the crops of the current batch, uint8 [leaves, frames, size, size, 3]."""
+Filled = Iterator[tuple[Leaves, Tensor]]
+"""The leaves of every batch and their crops, uint8 [leaves, frames, size, size, 3], when these are complete."""
 
 
-class Engine(ABC):
-    """Fills the crops of batches."""
-
-    def __init__(self, clip: Clip, device: Device, loading: Loading) -> None:
-        self.clip, self.device, self.loading = clip, device, loading
-
-    @abstractmethod
-    def fill(self, runs: Iterable[Run], crops: Crops) -> Iterator[None]:
-        """Yield once per batch, when its crops are complete; may consume runs in advance.
-
-        Raises RuntimeError if a frame cannot be decoded.
-        """
-
-    @abstractmethod
-    def close(self) -> None:
-        """Release threads and graphs."""
+def empty_crops(run: Run, clip: Clip, device: torch.device) -> Tensor:
+    """Memory for the crops of the batch of a run."""
+    shape = len(run.batch), clip.frames, clip.size, clip.size, 3
+    if device.type == "cpu":  # NumPy takes huge pages, which cost less to get than torch's
+        return torch.from_numpy(np.empty(shape, np.uint8))
+    return torch.empty(shape, dtype=torch.uint8, device=device)
 
 
-class CpuEngine(Engine):
+class CpuEngine:
     """A thread per core decodes a frame and resizes its regions while the frame is in that core's cache."""
 
-    def __init__(self, clip: Clip, device: Device, loading: Loading) -> None:
-        super().__init__(clip, device, loading)
-        self._pool = ThreadPoolExecutor(loading.threads, thread_name_prefix="decoder")
-        self._local = threading.local()
+    AHEAD = 2
+    """Runs that are begun before the one before them is complete, so that no core idles at its end."""
 
-    def fill(self, runs: Iterable[Run], crops: Crops) -> Iterator[None]:
-        begun: deque[tuple[Canvas, list[Future[None]]]] = deque()
+    def __init__(self, clip: Clip, loading: Loading, device: torch.device) -> None:
+        self._clip, self._device = clip, device
+        self._pool = ThreadPoolExecutor(loading.threads, thread_name_prefix="decoder")
+
+    def fill(self, runs: Iterable[Run]) -> Filled:
+        """Fill the crops of every batch; may take runs in advance."""
+        begun: deque[list[Future[Any]]] = deque()
+        crops = None
         for run in runs:
-            canvas = self.device.canvas(crops(run.leaves), run.rows)
-            begun.append((canvas, [self._pool.submit(self._draw, run, k, canvas) for k in range(len(run.rows))]))
-            # begin the next run before this one is complete, so that no core idles at its end
-            while len(begun) > (0 if run.last else self.device.CANVASES - 1):
-                canvas, clips = begun.popleft()
-                for clip in clips:
-                    clip.result()
-                canvas.done()
+            if crops is None:
+                crops = empty_crops(run, self._clip, self._device)
+            begun.append([self._pool.submit(self._draw, run, k, crops) for k in range(len(run.rows))])
+            while len(begun) > (0 if run.last else self.AHEAD):
+                for clip in begun.popleft():
+                    for target, drawn in clip.result():
+                        if drawn is not target:
+                            target.copy_(drawn)
             if run.last:
-                yield
+                yield run.batch, crops
+                crops = None
 
     def close(self) -> None:
+        """Stop the threads."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def _draw(self, run: Run, clip: int, canvas: Canvas) -> None:
-        """Draw all leaves of one clip."""
-        height, width = run.sizes[clip].tolist()
-        size, frame = self.clip.size, self._frame(height, width)
-        leaves = [canvas.pixels[row].reshape(-1, size, 3 * size) for row in canvas.rows[clip]]
+    def _draw(self, run: Run, clip: int, crops: Tensor) -> Iterable[tuple[Tensor, Tensor]]:
+        """Draw all leaves of one clip; returns their places in the crops, and where they are, in the CPU's memory."""
+        (height, width), size = run.sizes[clip].tolist(), self._clip.size
+        targets = [crops[row] for row in run.rows[clip].tolist()]
+        on_cpu = crops.device.type == "cpu"
+        drawn = targets if on_cpu else [torch.empty_like(target, device="cpu") for target in targets]
+        leaves = [leaf.numpy().reshape(-1, size, 3 * size) for leaf in drawn]
         regions = [
             (*taps(begin[0], end[0], size, height), *taps(begin[1], end[1], size, width, step=3))
             for begin, end in zip(run.begin[clip], run.end[clip], strict=True)
         ]
         positions = run.order[clip].argsort(1)  # of each frame of the clip, in each leaf
         previous = None
-        for number, jpeg in enumerate(run.jpegs[clip]):
+        for number, jpeg in enumerate(run.jpegs[clip].result()):
             if jpeg is not previous:
-                decode(jpeg, frame)
+                # like DALI, accept what a decoder warns of: the bytes are those that were written
+                frame = simplejpeg.decode_jpeg(jpeg, strict=False).reshape(height, 3 * width)
                 previous = jpeg
             for leaf, region, position in zip(leaves, regions, positions, strict=True):
-                resize(frame.reshape(height, -1), *region, leaf[position[number]])
-
-    def _frame(self, height: int, width: int) -> np.ndarray:
-        """This thread's memory for one frame."""
-        frame: np.ndarray | None = getattr(self._local, "frame", None)
-        if frame is None or frame.shape[:2] != (height, width):
-            frame = self._local.frame = np.empty((height, width, 3), np.uint8)
-        return frame
-
-
-class DecodeError(RuntimeError):
-    """A frame is not a JPEG of the expected size."""
-
-
-def decode(jpeg: np.ndarray, into: np.ndarray) -> None:
-    """Decode the bytes of one frame to RGB, uint8 [height, width, 3]. Raises DecodeError."""
-    try:
-        try:
-            frame = simplejpeg.decode_jpeg(jpeg, buffer=into)
-        except ValueError as error:
-            if "Premature end" in str(error):
-                raise
-            # like DALI, accept damage in the middle of a frame, which was there when it was written
-            frame = simplejpeg.decode_jpeg(jpeg, strict=False, buffer=into)
-    except ValueError as error:
-        raise DecodeError(str(error)) from error
-    if frame.shape != into.shape:
-        raise DecodeError(f"a frame has {frame.shape[1]}x{frame.shape[0]} pixels, not {into.shape[1]}x{into.shape[0]}")
-    if not np.shares_memory(frame, into):
-        into[:] = frame
+                resize(frame, *region, leaf[position[number]])
+        return zip(targets, drawn, strict=True)
 
 
 def taps(begin: float, end: float, size: int, length: int, step: int = 1) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -154,66 +122,50 @@ def taps(begin: float, end: float, size: int, length: int, step: int = 1) -> tup
     return near, far, (at - low).astype(np.float32)
 
 
-class DaliEngine(Engine):
+class DaliEngine:
     """One DALI graph per number of branches; decodes on the GPU if there is one."""
 
-    def __init__(self, clip: Clip, device: Device, loading: Loading) -> None:
-        super().__init__(clip, device, loading)
+    def __init__(self, clip: Clip, loading: Loading, device: torch.device) -> None:
+        self._clip, self._loading, self._device = clip, loading, device
         self._graphs: dict[int, Pipeline] = {}
 
-    def fill(self, runs: Iterable[Run], crops: Crops) -> Iterator[None]:
-        frames, size = self.clip.frames, self.clip.size
+    def fill(self, runs: Iterable[Run]) -> Filled:
+        """Like `CpuEngine.fill`. Raises RuntimeError if DALI fails."""
+        crops = None
         for branches, group in itertools.groupby(runs, key=lambda run: run.rows.shape[1]):
-            fed: deque[tuple[Run, torch.Tensor]] = deque()
+            fed: deque[tuple[Run, Tensor]] = deque()
             for outputs in self._graph(branches).run(self._feed(group, fed)):
                 run, branch_rows = fed.popleft()
-                filled = crops(run.leaves)
+                if crops is None:
+                    crops = empty_crops(run, self._clip, self._device)
                 for decoded, rows in zip(outputs, branch_rows, strict=True):
-                    filled[rows] = decoded.view(-1, frames, size, size, 3)
+                    crops[rows] = decoded.view(-1, *crops.shape[1:])
                 if run.last:
-                    yield
+                    yield run.batch, crops
+                    crops = None
 
     def close(self) -> None:
+        """Release the graphs."""
         self._graphs.clear()
 
     def _graph(self, branches: int) -> Pipeline:
         from gdt.pipeline.graphs import Pipeline, video_graph
 
         if branches not in self._graphs:
-            frames = self.loading.decode_batch_size * self.clip.frames
-            graph = video_graph, frames, self.clip.size, branches, self.device.dali.decoder
-            self._graphs[branches] = Pipeline(self.device, self.loading.threads, *graph)
+            clips, decoder = self._loading.decode_batch_size, "mixed" if self._device.type == "cuda" else "cpu"
+            graph = video_graph, clips * self._clip.frames, self._clip.size, branches, decoder
+            self._graphs[branches] = Pipeline(self._device, self._loading.threads, *graph)
         return self._graphs[branches]
 
-    def _feed(self, runs: Iterable[Run], fed: deque[tuple[Run, torch.Tensor]]) -> Iterator[dict[str, Any]]:
-        frames = self.clip.frames
+    def _feed(self, runs: Iterable[Run], fed: deque[tuple[Run, Tensor]]) -> Iterator[dict[str, Any]]:
+        frames = self._clip.frames
         for run in runs:
             # uploaded before the run, so that copying its crops waits for nothing on the CPU
-            fed.append((run, torch.from_numpy(run.rows.T.copy()).to(self.device.device)))
+            fed.append((run, torch.from_numpy(run.rows.T.copy()).to(self._device)))
             first = np.arange(len(run.rows))[:, None] * frames
-            inputs: dict[str, Any] = {"jpeg": [frame for clip in run.jpegs for frame in clip]}
+            inputs: dict[str, Any] = {"jpeg": [frame for clip in run.jpegs for frame in clip.result()]}
             for branch in range(run.rows.shape[1]):
                 inputs[f"begin{branch}"] = np.repeat(run.begin[:, branch], frames, 0)
                 inputs[f"end{branch}"] = np.repeat(run.end[:, branch], frames, 0)
                 inputs[f"indices{branch}"] = (first + run.order[:, branch]).reshape(-1).astype(np.int32)
             yield inputs
-
-
-def dali_message(error: RuntimeError) -> str:
-    """The line of DALI's message that names the cause."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    after = lines.index("encountered:") + 1 if "encountered:" in lines[:-1] else 0
-    return lines[after] if lines else type(error).__name__
-
-
-def failure(error: RuntimeError) -> str:
-    """What failed, as `dali_message`. Raises MemoryError if memory ran out."""
-    message = dali_message(error)
-    if is_out_of_memory(RuntimeError(message)):
-        raise MemoryError(message) from error
-    return message
-
-
-def engine(clip: Clip, device: Device, loading: Loading) -> Engine:
-    """The engine of --loading.decoder."""
-    return (DaliEngine if loading.decoder == "gpu" else CpuEngine)(clip, device, loading)

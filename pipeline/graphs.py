@@ -10,7 +10,6 @@ import nvidia.dali.types as types
 import torch
 from nvidia.dali import pipeline_def
 
-from gdt.pipeline.device import DaliDevice, Device
 from gdt.pipeline.shards.layout import MEL_FLOOR
 
 
@@ -39,13 +38,13 @@ def video_graph(size: int, branches: int, decoder: str) -> Any:
 
 
 @pipeline_def
-def audio_graph(device: DaliDevice, mean: float, scale: float) -> Any:
+def audio_graph(on_gpu: bool, mean: float, scale: float) -> Any:
     """Log-mel rows [frames, bands] -> amplified, normalised, masked: float32 [bands, frames]."""
     rows, gain = (
         fn.external_source(name=name, batch=True, dtype=types.FLOAT, ndim=ndim)
         for name, ndim in (("rows", 2), ("gain", 0))
     )
-    if device.operators == "gpu":
+    if on_gpu:
         rows, gain = rows.gpu(), gain.gpu()
     amplified = rows + gain * (rows > MEL_FLOOR)  # silence keeps its value
     bank = fn.transpose((amplified - mean) * scale, perm=[1, 0])
@@ -62,12 +61,12 @@ class Pipeline:
     AHEAD = 2
 
     def __init__(
-        self, device: Device, threads: int, graph: Callable[..., Any], batch_size: int, *arguments: Any
+        self, device: torch.device, threads: int, graph: Callable[..., Any], batch_size: int, *arguments: Any
     ) -> None:
         self._device = device
         self._graph = graph(
-            *arguments, batch_size=batch_size, num_threads=threads, device_id=device.dali.number,
-            prefetch_queue_depth=self.AHEAD,
+            *arguments, batch_size=batch_size, num_threads=threads, prefetch_queue_depth=self.AHEAD,
+            device_id=(device.index or 0) if device.type == "cuda" else None,
         )  # fmt: skip
         self._graph.build()
         self._started = False
@@ -97,5 +96,6 @@ class Pipeline:
             self._graph.release_outputs()
 
     def _outputs(self) -> Iterator[list[torch.Tensor]]:
-        yield [torch.from_dlpack(output.as_tensor()) for output in self._device.outputs(self._graph)]
+        stream = {"cuda_stream": torch.cuda.current_stream(self._device)} if self._device.type == "cuda" else {}
+        yield [torch.from_dlpack(output.as_tensor()) for output in self._graph.share_outputs(**stream)]
         self._graph.release_outputs()

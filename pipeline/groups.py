@@ -6,8 +6,6 @@ The order is a function of the plan, so the groups are the same on any number of
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 
 from gdt.common.errors import UserError
@@ -43,7 +41,7 @@ def _divides(videos: int, views: int, group_size: int, world: int) -> bool:
 
 
 def take_rank(plan: BatchPlan, rank: int, world: int, group_size: int = 0) -> BatchPlan:
-    """The leaves of one rank, sorted by modality, then by group; `joined` has the columns of all ranks.
+    """The leaves of one rank, sorted by modality, then by group.
 
     Without groups, a rank takes an equal, contiguous share of whole videos. With groups (`group_size` > 0), it
     takes an equal, contiguous share of the groups. A group has no video twice, and a random leaf of each of its videos,
@@ -57,10 +55,7 @@ def take_rank(plan: BatchPlan, rank: int, world: int, group_size: int = 0) -> Ba
     check_groups(videos, len(plan) // len(numbers) // videos, group_size, world)
     order = np.concatenate([_order(plan, number, videos, group_size) for number in numbers])
     # all modalities have the same number of leaves: whole videos or groups
-    by_modality = order.reshape(len(numbers), world, -1)
-    joined = by_modality.swapaxes(0, 1).reshape(world, -1)
-    columns = {name: values[joined.reshape(-1)] for name, values in plan.columns.items()}
-    return replace(plan.take(joined[rank]), joined=columns if world > 1 else None)
+    return plan.take(order.reshape(len(numbers), world, -1)[:, rank].reshape(-1))
 
 
 def _order(plan: BatchPlan, modality: int, videos: int, group_size: int) -> np.ndarray:

@@ -5,37 +5,34 @@ here.
 from __future__ import annotations
 
 import itertools
-import threading
 from collections import deque
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
 
-from gdt.common.errors import UserError
-from gdt.pipeline.device import Device, loader_device
+from gdt.common.errors import UserError, is_out_of_memory
 from gdt.pipeline.leaves import Clip, Leaves
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.shards.reader import ShardReader
 from gdt.pipeline.sources.audio import AudioSource
-from gdt.pipeline.sources.base import InputSource, Memory, Part
+from gdt.pipeline.sources.base import InputSource
 from gdt.pipeline.sources.loading import Loading
 from gdt.pipeline.sources.text import TextSource
 from gdt.pipeline.sources.video import VideoSource
 from gdt.pipeline.tree import BatchPlan
 from gdt.pipeline.word2vec import WordVectors
 
-T = TypeVar("T")
-
 SOURCES: dict[str, type[InputSource]] = {source.modality: source for source in (VideoSource, AudioSource, TextSource)}
 
 
 @dataclass(repr=False)
 class Batch:
-    """One training batch on the device. Its tensors are reused: they are valid until the next batch is taken."""
+    """One training batch on the device."""
 
     inputs: dict[str, Any]
     """Encoder inputs of n leaves by modality: `video` is Pixels; `audio` float32 [n, 1, bands, mel_frames]; `text` is
@@ -43,9 +40,6 @@ class Batch:
     table: dict[str, torch.Tensor]
     """Factor table: factor name -> int64 [leaves], sorted by modality like the inputs. If there is text, its column
     `usable` is 0 for the leaves that the loss ignores, since they have no words."""
-    joined: dict[str, torch.Tensor]
-    """The tables of all ranks, rank after rank, without `usable`; equal to `table` without `usable` if there is only
-    one rank."""
     plan: BatchPlan
     """The plan of these leaves, in the same order."""
 
@@ -53,12 +47,16 @@ class Batch:
         """The inputs for any network, float32: `video` [n, 3, frames, size, size], `audio` [n, 1, bands, mel_frames],
         `text` [n, words, d], padded with 0.
         """
-        plain: dict[str, Any] = {
-            "video": lambda x: x.floats(),
-            "audio": lambda x: x,
-            "text": lambda x: x.vectors.float(),
+        return {
+            name: inputs.float() if isinstance(inputs, torch.Tensor) else inputs.floats()
+            for name, inputs in self.inputs.items()
         }
-        return {name: plain.get(name, torch.Tensor.float)(inputs) for name, inputs in self.inputs.items()}
+
+    def on_device(self) -> list[torch.Tensor]:
+        """All tensors."""
+        inputs = [[x] if isinstance(x, torch.Tensor) else vars(x).values() for x in self.inputs.values()]
+        held = itertools.chain(self.table.values(), *inputs)
+        return [value for value in held if isinstance(value, torch.Tensor)]
 
     def __repr__(self) -> str:
         first = {name: x[:1] if isinstance(x, torch.Tensor) else x.part(0) for name, x in self.inputs.items()}
@@ -75,34 +73,33 @@ class Loader:
     """
 
     def __init__(
-        self, index: Index, plans: Iterable[BatchPlan], clip: Clip, device: torch.device | Device,
+        self, index: Index, plans: Iterable[BatchPlan], clip: Clip, device: torch.device,
         loading: Loading = Loading(), words: WordVectors | None = None,
     ) -> None:  # fmt: skip
-        self._device = loader_device(device)
         stream = iter(plans)
         first = list(itertools.islice(stream, 1))
         modalities = first[0].leaves.modalities if first else ()
-        if loading.decoder == "gpu" and not self._device.is_gpu:
-            raise UserError("--loading.decoder gpu needs --device cuda; leave it out to decode on the CPU")
         if loading.decoder == "auto":
-            loading = replace(loading, decoder="gpu" if self._device.is_gpu else "cpu")
+            loading = replace(loading, decoder="gpu" if device.type == "cuda" else "cpu")
+        # a stream of its own, whose short kernels run before those of training
+        self._stream = torch.cuda.Stream(device, priority=-1) if device.type == "cuda" else None
         reader = ShardReader(index)
-        self._sources = {name: SOURCES[name](reader, clip, self._device, loading, words) for name in modalities}
-        self._ahead = loading.prefetch + 1  # the waiting batches and the one in preparation
-        # one more for the batch of the consumer; the memory in use comes first
-        self._memories = deque(Memory(self._device.device) for _ in range(self._ahead + 1))
+        self._sources = {name: SOURCES[name](reader, clip, device, loading, words) for name in modalities}
+        self._device, self._ahead = device, loading.prefetch + 1  # the waiting batches and the one in preparation
         self._batches = self._execute(itertools.chain(first, stream))
         self._background = ThreadPoolExecutor(1, thread_name_prefix="loader")
-        self._source_pool = ThreadPoolExecutor(max(1, len(modalities)), thread_name_prefix="source")
 
     def __iter__(self) -> Iterator[Batch]:
         waiting = deque(self._background.submit(self._load_batch) for _ in range(self._ahead))
         while loaded := waiting.popleft().result():
             waiting.append(self._background.submit(self._load_batch))
-            batch, memory, done = loaded
-            self._device.wait(done)  # the training stream waits for the batch, not the CPU
+            batch, done = loaded
+            if done is not None:
+                stream = torch.cuda.current_stream(self._device)
+                stream.wait_event(done)  # the training stream waits for the batch, not the CPU
+                for tensor in batch.on_device():
+                    tensor.record_stream(stream)  # its memory is used again only after this stream has read it
             yield batch
-            memory.released = self._device.record()
 
     def __enter__(self) -> Loader:
         return self
@@ -113,44 +110,41 @@ class Loader:
     def close(self) -> None:
         """Stop the background threads and cancel pending reads; safe to call more than once."""
         self._background.shutdown(cancel_futures=True)
-        self._source_pool.shutdown()
         for source in self._sources.values():
             source.close()
 
-    def _load_batch(self) -> tuple[Batch, Memory, Any] | None:
-        """The next batch, its memory, and the event of the loader's stream after which it is complete."""
-        with self._device.loader_stream():
-            batch = next(self._batches, None)
-            return None if batch is None else (batch, self._memories[0], self._device.record())
+    def _load_batch(self) -> tuple[Batch, Any] | None:
+        """The next batch, and the event of the loader's stream after which it is complete."""
+        with torch.cuda.stream(self._stream) if self._stream else nullcontext():
+            try:
+                batch = next(self._batches, None)
+            except RuntimeError as error:
+                if is_out_of_memory(error):
+                    raise
+                cause = str(error).partition("encountered:")[2] or str(error)  # DALI names it there
+                raise UserError(
+                    f"decoding failed although all frames are intact: {' '.join(cause.split())[:200]}; check "
+                    "nvidia-smi, or set --loading.decoder cpu"
+                ) from error
+            return None if batch is None else (batch, self._stream.record_event() if self._stream else None)
 
     def _execute(self, plans: Iterable[BatchPlan]) -> Iterator[Batch]:
-        """Load all plans; sources work in parallel and read ahead of the batch in preparation."""
-        sorted_plans, *copies = tee((self._sorted(plan) for plan in plans), 1 + len(self._sources))
+        """Load all plans; sources read ahead of the batch in preparation."""
+        sorted_plans, *copies = itertools.tee(map(self._sorted, plans), 1 + len(self._sources))
         streams = {
-            name: source.parts(_leaves(copy, name), lambda: self._memories[0])
+            name: source.parts(_leaves(copy, name))
             for copy, (name, source) in zip(copies, self._sources.items(), strict=True)
         }
         for plan in sorted_plans:
-            self._memories.rotate(1)
-            memory = self._memories[0]
-            self._device.wait(memory.released)
-            futures = {name: self._source_pool.submit(self._next, stream) for name, stream in streams.items()}
-            wait(futures.values())
-            parts = {name: future.result() for name, future in futures.items()}
-            table = {name: memory.store(f"table {name}", values) for name, values in plan.columns.items()}
-            joined = dict(table)
-            if plan.joined is not None:
-                joined = {name: memory.store(f"joined {name}", values) for name, values in plan.joined.items()}
+            parts = {name: next(stream) for name, stream in streams.items()}
+            columns = dict(plan.columns)
             if any(part.usable is not None for part in parts.values()):
                 usable = [
                     np.ones(len(part.inputs), bool) if part.usable is None else part.usable for part in parts.values()
                 ]
-                table["usable"] = memory.store("table usable", np.concatenate(usable).astype(np.int64))
-            yield Batch({name: part.inputs for name, part in parts.items()}, table, joined, plan)
-
-    def _next(self, parts: Iterator[Part]) -> Part:
-        with self._device.loader_stream():
-            return next(parts)
+                columns["usable"] = np.concatenate(usable).astype(np.int64)
+            table = {name: torch.from_numpy(values).to(self._device) for name, values in columns.items()}
+            yield Batch({name: part.inputs for name, part in parts.items()}, table, plan)
 
     def _sorted(self, plan: BatchPlan) -> BatchPlan:
         """The plan with its leaves sorted by modality."""
@@ -161,30 +155,3 @@ class Loader:
 
 def _leaves(plans: Iterable[BatchPlan], modality: str) -> Iterator[Leaves]:
     return (plan.leaves.of(modality) for plan in plans)
-
-
-def tee(items: Iterable[T], readers: int) -> list[Iterator[T]]:
-    """A thread-safe itertools.tee: every reader gets all items in order, and any error raised by `items`."""
-    source, lock = iter(items), threading.Lock()
-    raised: list[Exception] = []
-    queues: list[deque[T]] = [deque() for _ in range(readers)]
-
-    def read(queue: deque[T]) -> Iterator[T]:
-        while True:
-            with lock:
-                if not queue:
-                    if raised:
-                        raise raised[0]
-                    try:
-                        following = list(itertools.islice(source, 1))
-                    except Exception as error:
-                        raised.append(error)
-                        raise
-                    if not following:
-                        return
-                    for other in queues:
-                        other.extend(following)
-                item = queue.popleft()
-            yield item
-
-    return [read(queue) for queue in queues]

@@ -36,11 +36,7 @@ TRANSFORMATIONS: Transformations = {
     for file in transformations.FILES
     for kind in _defined_in(importlib.import_module(f"gdt.pipeline.transformations.{file}"))
 }
-_CONTRASTS = {contrast.value[0]: contrast for contrast in Contrast}
-_FACTOR = re.compile(r"(?P<name>\w+)(\((?P<settings>[^()]*)\))?:(?P<contrast>\w+)(:(?P<k>\d+))?(:(?P<weight>\w+))?")
-_COLUMNS = {"leaf", "usable"}
-"""Columns of the factor table that are not factors."""
-_SYNTAX = "a factor is name:contrast:K, as in time_reversal:i:2, or name:contrast:K:differs"
+_FACTOR = re.compile(r"(?P<name>\w+)(\((?P<settings>[^()]*)\))?:(?P<contrast>[di])(:(?P<k>\d+))?(?P<weight>:differs)?")
 
 
 def parse(
@@ -67,15 +63,15 @@ def batch_size(text: str) -> int:
 
 def _factor(text: str, batch_size: int, augmentation: Augmentation, known: Transformations) -> Factor:
     match = _FACTOR.fullmatch(text)
+    unreadable = UserError(
+        f"cannot parse factor '{text}'; a factor is name:contrast:K, as in time_reversal:i:2, with the contrast d "
+        "(distinctive) or i (invariant); ':differs' may follow, and a row of table 1 is a --preset"
+    )
     if match is None:
-        raise UserError(f"cannot parse factor '{text}'; {_SYNTAX}, without commas; a row of table 1 is a --preset")
+        raise unreadable
     name, settings, contrast, k, weight = match.group("name", "settings", "contrast", "k", "weight")
     if name not in known:
         raise unknown("factor", name, known)
-    if contrast not in _CONTRASTS:
-        raise UserError(f"unknown contrast '{contrast}' of factor '{text}'; available: d (distinctive), i (invariant)")
-    if weight not in (None, *(w.value for w in Weight)):
-        raise UserError(f"'{weight}' in factor '{text}' is neither a K nor 'differs'; {_SYNTAX}")
     kind = known[name]
     if kind is Video:
         if k is not None and int(k) != batch_size:
@@ -85,36 +81,31 @@ def _factor(text: str, batch_size: int, augmentation: Augmentation, known: Trans
             )
         k = str(batch_size)
     if k is None:
-        raise UserError(f"factor '{text}' has no K; {_SYNTAX}")
+        raise unreadable
     transformation = Augment(augmentation) if kind is Augment and settings is None else _create(kind, settings, text)
-    return Factor(transformation, int(k), _CONTRASTS[contrast], Weight(weight or "any"))
+    how = Contrast.DISTINCTIVE if contrast == "d" else Contrast.INVARIANT
+    return Factor(transformation, int(k), how, Weight.DIFFERS if weight else Weight.ANY)
 
 
 def _create(kind: type[Transformation], settings: str | None, text: str) -> Transformation:
+    """A transformation, with the comma-separated settings in brackets for its only parameter."""
     if settings is None:
         return kind()
-    parts = [part.strip() for part in settings.split(",")]
     try:
-        parameters = list(inspect.signature(kind).parameters.values())
-        if len(parameters) != 1 or kind is Augment:
-            raise ValueError(f"{kind.name} has no settings")
-        default = parameters[0].default
+        (parameter,) = inspect.signature(kind).parameters.values()
+        default = parameter.default
         if isinstance(default, tuple):
-            return kind(tuple(type(default[0])(part) for part in parts))  # type: ignore[call-arg]
-        if len(parts) > 1:
-            raise ValueError(f"{kind.name} takes exactly one setting")
-        return kind(type(default)(parts[0]))  # type: ignore[call-arg]
-    except (ValueError, TypeError, IndexError) as error:
-        raise UserError(f"cannot parse the settings in brackets of factor '{text}': {error}") from error
+            return kind(tuple(type(default[0])(part.strip()) for part in settings.split(",")))  # type: ignore[call-arg]
+        return kind(type(default)(settings))  # type: ignore[call-arg]
+    except (ValueError, TypeError) as error:
+        raise UserError(f"'{settings}' in factor '{text}' does not fit {kind.name}: {error}") from error
 
 
 def load_factors(path: Path) -> Transformations:
     """The built-in transformations and those of a Python file, whose errors are Python's own.
 
-    Raises UserError if there is no such file, it defines no transformation, or a name is taken.
+    Raises UserError if a name is taken.
     """
-    if not path.is_file():
-        raise UserError(f"there is no file {path}; set --factors-from to a Python file with transformations")
     return _defined_by(path, path.read_bytes())
 
 
@@ -123,12 +114,7 @@ def _defined_by(path: Path, code: bytes) -> Transformations:
     module = types.ModuleType(f"_factors_of_{path.stem}")
     sys.modules[module.__name__] = module  # dataclasses look up annotations there
     exec(compile(code, path, "exec", dont_inherit=True), module.__dict__)
-    custom = {kind.name: kind for kind in _defined_in(module)}
-    if not custom:
-        raise UserError(
-            f"{path} defines no transformation; write a class that implements gdt.pipeline.transformations.base.Choice "
-            "or Transformation"
-        )
-    if taken := custom.keys() & (TRANSFORMATIONS.keys() | _COLUMNS):
-        raise UserError(f"{path} defines '{min(taken)}', which is already the name of a factor; choose another name")
-    return {**TRANSFORMATIONS, **custom}
+    own = {kind.name: kind for kind in _defined_in(module)}
+    if taken := own.keys() & {*TRANSFORMATIONS, "leaf", "usable"}:  # the last two are columns of the factor table, too
+        raise UserError(f"{path} defines '{min(taken)}', a name that is taken; choose another name")
+    return {**TRANSFORMATIONS, **own}

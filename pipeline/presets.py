@@ -5,9 +5,6 @@ from __future__ import annotations
 from typing import Literal, NamedTuple
 
 from gdt.common.errors import unknown
-from gdt.pipeline.composition import Composition
-from gdt.pipeline.notation import parse
-from gdt.pipeline.transformations.augmentation import Augmentation
 
 Role = Literal["d", "i", "."]
 
@@ -17,13 +14,11 @@ class Preset(NamedTuple):
 
     label: str
     """Label in tables and plots."""
-    source: str
-    """The paper's table and row, or another origin."""
     factors: str
     """In the notation of pipeline/notation.py."""
 
 
-def _row(table: str, role: tuple[Role, Role, str]) -> Preset:
+def _row(role: tuple[Role, Role, str]) -> Preset:
     """A row from the roles of time reversal and time shift (distinctive, invariant, not varied) and the modalities.
 
     Video-only rows use K_g = 2 augmentations; the others pair modalities.
@@ -35,7 +30,7 @@ def _row(table: str, role: tuple[Role, Role, str]) -> Preset:
     ts, tr = ("i:1" if contrast == "." else f"{contrast}:2" for contrast in (shift, reversal))
     factors = f"video:d time_shift:{ts} {modality} time_reversal:{tr} augmentation:i:{views}"
     varied = [f"{what} {contrast}" for what, contrast in (("shift", shift), ("reversal", reversal)) if contrast != "."]
-    return Preset(", ".join(["-".join(_MODALITIES[letter] for letter in modalities), *varied]), table, factors)
+    return Preset(", ".join(["-".join(_MODALITIES[letter] for letter in modalities), *varied]), factors)
 
 
 _MODALITIES = {"V": "video", "A": "audio", "T": "text"}
@@ -49,32 +44,28 @@ _TABLE_2: dict[str, tuple[Role, Role, str]] = {
     "a": (".", ".", "V"), "b": (".", ".", "VT"), "c": ("d", ".", "VT"), "d": (".", "d", "VT"),
     "e": ("d", "i", "VT"), "f": ("i", "d", "VT"), "g": ("d", "d", "VT"),
 }  # fmt: skip
-TABLE_1 = {row: _row(f"table 1, row {row}", roles) for row, roles in _TABLE_1.items()}
-TABLE_2 = {f"text-{row}": _row(f"table 2, row {row}", roles) for row, roles in _TABLE_2.items()}
+TABLE_1 = {row: _row(roles) for row, roles in _TABLE_1.items()}
+TABLE_2 = {f"text-{row}": _row(roles) for row, roles in _TABLE_2.items()}
 PRESETS = {
     **TABLE_1,
     **TABLE_2,
-    "within-modal": TABLE_1["d"]._replace(source="appendix, within-modal: table 1, row d"),
-    "cross-modal": TABLE_1["e"]._replace(source="appendix, cross-modal: table 1, row e"),
-    "three": _row("all pairs of video, audio and text", ("i", "d", "VAT")),
-    "simclr": Preset(
-        "video, two augmentations of one clip", "SimCLR, section 3.1", "video:d time_shift:i:1 augmentation:i:2"
-    ),
+    "within-modal": TABLE_1["d"],
+    "cross-modal": TABLE_1["e"],
+    "three": _row(("i", "d", "VAT")),
+    # section 3.1
+    "simclr": Preset("video, two augmentations of one clip", "video:d time_shift:i:1 augmentation:i:2"),
+    # cross-modal AVID without its memory bank
     "avid": Preset(
-        "video-audio, instance discrimination",
-        "cross-modal AVID without its memory bank",
-        "video:d time_shift:i:1 modality:i:2:differs augmentation:i:1",
+        "video-audio, instance discrimination", "video:d time_shift:i:1 modality:i:2:differs augmentation:i:1"
     ),
+    # like MIL-NCE: two moments of a video are positives
     "mil-nce": Preset(
         "video-text, several positive moments",
-        "like MIL-NCE: two moments of a video are positives",
         "video:d time_shift:i:2 modality(video,text):i:2:differs augmentation:i:1",
     ),
-    "arrow": Preset(
-        "video, reversal d", "arrow of time: reversed clips are negatives",
-        "video:d time_shift:i:1 time_reversal:d:2 augmentation:i:2",
-    ),
-}  # fmt: skip
+    # arrow of time: reversed clips are negatives
+    "arrow": Preset("video, reversal d", "video:d time_shift:i:1 time_reversal:d:2 augmentation:i:2"),
+}
 
 
 def preset(name: str) -> Preset:
@@ -82,8 +73,3 @@ def preset(name: str) -> Preset:
     if name not in PRESETS:
         raise unknown("preset", name, PRESETS)
     return PRESETS[name]
-
-
-def composition(name: str, batch_size: int, augmentation: Augmentation = Augmentation()) -> Composition:
-    """The composition of a preset. Raises UserError for an unknown one."""
-    return parse(preset(name).factors, batch_size, augmentation)

@@ -28,8 +28,6 @@ class BatchPlan:
     """Factor table for the loss: name -> int64 [n_leaves]; `leaf` numbers the leaves of the whole batch."""
     leaves: Leaves
     seed: int = 0
-    joined: dict[str, np.ndarray] | None = None
-    """Columns of the leaves of all ranks, if there are several: int64 [n_all] each, rank after rank."""
 
     def __len__(self) -> int:
         return len(self.leaves)
@@ -69,12 +67,11 @@ class Tree:
         rng = draw.generator()
         columns = sample(self.composition.factors, self.source, rng, draw)
         leaves = Leaves.plain(len(columns["leaf"]), self.clip, self.bands)
-        plain = leaves.arrays()
+        shapes = {name: values.shape for name, values in leaves.arrays().items()}
         for factor in self.composition.factors:
             factor.transformation.act(leaves, columns[factor.name].copy(), rng)  # it may write into the copy
-            for name, before in plain.items():
-                what = f"leaves.{name} after act() of factor '{factor.name}'"
-                _require_like(what, getattr(leaves, name), before.shape, np.issubdtype(before.dtype, np.integer))
+            if changed := [name for name, shape in shapes.items() if np.shape(getattr(leaves, name)) != shape]:
+                raise UserError(f"factor '{factor.name}' changes the shape of leaves.{changed[0]}; it must not")
         return BatchPlan(epoch, batch, columns, leaves, self.seed)
 
     def plans(self, first: int, last: int) -> Iterator[BatchPlan]:
@@ -89,18 +86,10 @@ def sample(factors: Sequence[Factor], source: Source, rng: np.random.Generator, 
     n = 1
     for factor in factors:
         values = factor.transformation.sample(rng, factor.k, Branches(n, columns, source, draw))
-        _require_like(f"sample() of factor '{factor.name}'", values, (n, factor.k), integer=True)
         columns = {name: np.repeat(column, factor.k) for name, column in columns.items()}
-        columns[factor.name] = values.reshape(-1)
+        columns[factor.name] = values.reshape(n * factor.k)
         n *= factor.k
     return columns | {"leaf": np.arange(n, dtype=np.int64)}
-
-
-def _require_like(what: str, values: np.ndarray, shape: tuple[int, ...], integer: bool) -> None:
-    """Raise UserError if a transformation gave an array of another shape or kind."""
-    if np.shape(values) != shape or (integer and not np.issubdtype(np.asarray(values).dtype, np.integer)):
-        kind = "integers" if integer else "numbers"
-        raise UserError(f"{what} is {np.asarray(values).dtype} {list(np.shape(values))}, not {kind} {list(shape)}")
 
 
 def sampling_tree(
@@ -128,16 +117,15 @@ def sampling_tree(
         if n := int((usable & lacking).sum()):
             skipped.append(f"{n} {problem}")
             usable = usable & ~lacking
+    found = f"{int(usable.sum())} of {plural(int(inside.sum()), f'{split} video')} of {index.folder}"
+    found += f"; not used: {', '.join(skipped)}" if skipped else ""
     if not usable.any():
         raise UserError(
-            f"0 of {plural(int(inside.sum()), f'{split} video')} of {index.folder} can be used: {', '.join(skipped)}; "
-            "use another composition, shorter clips (--clip.frames, --clip.stride), or other videos"
+            f"{found}; use another composition, shorter clips (--clip.frames, --clip.stride), or other videos"
         )
-    notes = [f"{int(usable.sum())} of {plural(int(inside.sum()), f'{split} video')} of {index.folder}"]
-    notes += [f"not used: {', '.join(skipped)}"] if skipped else []
     if 0 < shuffle_shards < (shards := len(np.unique(index.shard[usable]))):
-        notes.append(f"shuffled within groups of {shuffle_shards} of the {shards} shards")
-    say("; ".join(notes))
+        found += f"; shuffled within groups of {shuffle_shards} of the {shards} shards"
+    say(found)
     source = Source(np.flatnonzero(usable), starts, index.fps, index.shard, shuffle_shards)
     return Tree(composition, source, clip, index.bands, seed)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from typing import Any
 
 import numpy as np
 import pytest
@@ -88,14 +89,12 @@ def test_wrong_gradients_are_reported(drawn: Index, monkeypatch: pytest.MonkeyPa
 
 
 def test_wrong_pixels_are_reported(drawn: Index, monkeypatch: pytest.MonkeyPatch) -> None:
-    decode = engines.decode
+    decode = engines.simplejpeg.decode_jpeg
 
-    def brighter(jpeg: np.ndarray, into: np.ndarray) -> None:
-        decode(jpeg, into)
-        np.clip(into, 0, 245, out=into)
-        into += 10
+    def brighter(jpeg: np.ndarray, **options: Any) -> np.ndarray:
+        return np.clip(decode(jpeg, **options), 0, 245) + np.uint8(10)
 
-    monkeypatch.setattr(engines, "decode", brighter)
+    monkeypatch.setattr(engines.simplejpeg, "decode_jpeg", brighter)
     with pytest.raises(UserError, match=r"WRONG: worst leaf \d+\.\d+ grey levels"):
         gpu.pixels(drawn, "tiny", "cpu")
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from gdt.cli import COMMANDS
-from gdt.common.errors import UserError, exit_with_message, explain_out_of_memory
+from gdt.common.errors import UserError, explain_out_of_memory
 from gdt.train.run import parse_arguments
 from gdt.train.settings import SIZES, Pretrain
 from tests.conftest import ROOT, Run
@@ -137,19 +137,6 @@ def test_out_of_memory_is_explained_and_other_errors_are_not(error: Exception) -
         raise error
     with pytest.raises(RuntimeError, match=r"^shapes differ$"), explain_out_of_memory("lower --videos"):
         raise RuntimeError("shapes differ")
-
-
-def test_long_messages_are_wrapped_on_a_terminal(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def fail() -> None:
-        raise UserError(f"{'word ' * 18}a-long-word-at the-end")
-
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
-    monkeypatch.setenv("COLUMNS", "200")
-    with pytest.raises(SystemExit, match="2"):
-        exit_with_message(fail)
-    assert [len(line) for line in capsys.readouterr().err.splitlines()] == [96, 24]
 
 
 def make(*typed: str, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -31,6 +31,7 @@ from gdt.train.checkpoint import load_model
 from gdt.train.pretrain import pretrain
 from gdt.train.run import METRICS
 from gdt.train.settings import SIZES, Optimization
+from tests.composed import composed
 
 pytestmark = [
     pytest.mark.gpu, pytest.mark.timeout(1800), pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"),
@@ -75,7 +76,7 @@ def test_the_gpu_loads_the_same_batches_as_the_cpu(
 @pytest.mark.parametrize("decoder", ["gpu", "cpu"])
 def test_no_batch_is_overwritten_while_the_device_still_reads_it(index: Index, decoder: Literal["gpu", "cpu"]) -> None:
     clip = Clip(frames=4, stride=2, size=32)
-    tree = sampling_tree(index, presets.composition("l", 4, Augmentation(scale=(36, 46))), clip, "train", 0)
+    tree = sampling_tree(index, composed("l", 4, Augmentation(scale=(36, 46))), clip, "train", 0)
     got = []
     for busy in (False, True):
         loading = Loading(prefetch=1, decode_batch_size=2, decoder=decoder)

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from gdt.eval.show import toy
-from gdt.pipeline import presets
 from gdt.pipeline.composition import Contrast, contrast, weight
 from gdt.pipeline.notation import parse
 from gdt.pipeline.transformations.base import Draw, Source
 from gdt.pipeline.tree import sample
+from tests.composed import composed
 
 V, N, K_I = 3, 5, 2
 """Values of the distinctive factors (a batch has all, K_V = V) and of the invariant ones; samples of each stratum."""
@@ -51,11 +51,11 @@ def test_batches_of_the_tree_are_unbiased_and_vary_more_than_the_theorem_says(lo
 
 @pytest.mark.parametrize("name", ["a", "d", "e", "h", "j", "l", "m", "text-f", "three"])
 def test_batches_have_the_counts_of_the_lemma(name: str) -> None:
-    factors = presets.composition(name, 5).factors
+    factors = composed(name, 5).factors
     leaves = prod(factor.k for factor in factors)
     invariant = prod(factor.k for factor in factors if factor.contrast is Contrast.INVARIANT)
     draw = Draw(3, 0, 0)
-    columns = sample(factors, toy(presets.composition(name, 5)).source, draw.generator(), draw)
+    columns = sample(factors, toy(composed(name, 5)).source, draw.generator(), draw)
     c = contrast(factors, columns, columns)
     assert c.shape == (leaves, leaves) and c.sum() == leaves * invariant and c.diagonal().all()
     assert ((~c).sum(1) == leaves - invariant).all()

@@ -14,7 +14,6 @@ import torch
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
-from gdt.common.commandline import pip_command
 from gdt.common.errors import UserError, plural
 from gdt.common.files import write_text
 from gdt.train.flops import peak_flops, step_flops
@@ -116,9 +115,7 @@ def _start_wandb(settings: Pretrain) -> Any:
     try:
         import wandb  # type: ignore[import-not-found]
     except ImportError as error:
-        raise UserError(
-            f"--wandb needs the package wandb; run '{pip_command('wandb')}', or leave the option out"
-        ) from error
+        raise UserError("--wandb needs the package wandb; run 'pip install wandb', or leave the option out") from error
     folder = settings.run_folder.resolve()
     name = hashlib.sha256(str(folder).encode()).hexdigest()[:16]
     return wandb.init(

@@ -22,31 +22,24 @@ class Outcome(NamedTuple):
     """Share of the leaves with positives whose most similar leaf, among those with w = 1, is a positive."""
 
 
-def gdt_loss(
-    embeddings: Tensor, table: Mapping[str, Tensor], factors: Sequence[Factor], temperature: float,
-    joined: Mapping[str, Tensor] | None = None,
-) -> Tensor:  # fmt: skip
+def gdt_loss(embeddings: Tensor, table: Mapping[str, Tensor], factors: Sequence[Factor], temperature: float) -> Tensor:
     """Equation 1 as the mean over the positive pairs (c w = 1) of the whole batch: a scalar, equal on every rank.
 
     `embeddings` [n, d] of length 1 and `table` (factor name and `leaf` -> int64 [n]) are this rank's leaves, equally
     many on all ranks. The gradient, averaged over ranks as in DDP, is that of the whole batch. Computed in float32, or
     float64 if the embeddings are. Ignores leaves whose `usable` in the table is 0; the loss is 0 if no positive pair is
-    left. `joined`: the table of all ranks without `usable`; gathered if None.
+    left.
     """
-    return outcome(embeddings, table, factors, temperature, joined).loss
+    return outcome(embeddings, table, factors, temperature).loss
 
 
-def outcome(
-    embeddings: Tensor, table: Mapping[str, Tensor], factors: Sequence[Factor], temperature: float,
-    joined: Mapping[str, Tensor] | None = None,
-) -> Outcome:  # fmt: skip
+def outcome(embeddings: Tensor, table: Mapping[str, Tensor], factors: Sequence[Factor], temperature: float) -> Outcome:
     """`gdt_loss` and the top-1 accuracy; does not wait for the device."""
     world = dist.get_world_size() if dist.is_initialized() else 1
     columns, gathered = dict(table), embeddings
     if world > 1:
         gathered = _GatherWithGradient.apply(gathered)
-        known = {} if joined is None else joined
-        columns = {name: known[name] if name in known else torch.cat(gather(column)) for name, column in table.items()}
+        columns = {name: torch.cat(gather(column)) for name, column in table.items()}
     dtype = torch.float64 if embeddings.dtype == torch.float64 else torch.float32
     with torch.autocast(embeddings.device.type, enabled=False):
         similarity = embeddings.to(dtype) @ gathered.to(dtype).T / temperature

@@ -67,7 +67,7 @@ class Gradient:
                     statistics.add(group.modality)
             embedded = torch.cat(parts)
             embeddings = embedded.detach().requires_grad_()
-            result = outcome(embeddings, batch.table, self._factors, self._settings.temperature, batch.joined)
+            result = outcome(embeddings, batch.table, self._factors, self._settings.temperature)
             result.loss.backward()
             gradient = embeddings.grad
             assert gradient is not None

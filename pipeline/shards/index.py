@@ -14,8 +14,7 @@ from urllib.parse import quote, unquote
 
 import numpy as np
 
-from gdt.common.errors import UserError, plural, unknown
-from gdt.common.files import require_readable
+from gdt.common.errors import UserError, unknown
 from gdt.pipeline.shards import container
 from gdt.pipeline.shards.container import Damaged, Head, OtherSchema, text_array, texts
 from gdt.pipeline.shards.layout import (
@@ -26,7 +25,6 @@ from gdt.pipeline.shards.layout import (
     PIECES,
     VideoTable,
     preprocess_command,
-    shard_folder,
     table_checksum,
     verify_hint,
 )
@@ -151,17 +149,11 @@ class Index(VideoTable):
         path, again = folder / INDEX, "run the same preprocessing command again, which rebuilds only what is damaged"
         require_index(folder)
         try:
-            arrays, notes = container.read(path)
-            if "shard/line" not in arrays:
-                raise Damaged("it is not an index")
-            index = _index(folder, arrays, notes)
+            index = _index(folder, *container.read(path))
         except OtherSchema as error:
             raise UserError(f"{path} cannot be used: {error}; rebuild the shards in another folder") from error
         except Damaged as error:
             raise UserError(f"{path} is damaged: {error}; {again}") from error
-        except OSError as error:
-            require_readable(path, error)
-            raise
         for name, head in zip(index.shard_names, index.heads, strict=True):
             shard = folder / name
             size = shard.stat().st_size if shard.is_file() else None
@@ -178,26 +170,19 @@ class Index(VideoTable):
         """The index with the splits of an official fold, from 1. Raises UserError if there is no such fold."""
         folds = [row.split(",") for row in self.folds]
         if number < 1 or any(len(row) < number or not row[0] for row in folds):
-            known = min((len(row) if row[0] else 0 for row in folds), default=0)
-            has = f"its videos have {plural(known, 'official fold')}"
-            raise UserError(f"{self.folder} has no fold {number}; {has}; leave --folds out")
+            raise UserError(f"not every video of {self.folder} has an official fold {number}; leave --folds out")
         return replace(self, split=np.asarray([row[number - 1] for row in folds], object))
 
     def labelled(self, column: str) -> Index:
-        """The index with labels from another column: an extra column, or a numeric column of VideoTable.
+        """The index with labels from an extra column; "label" and "" keep the labels.
 
-        "label" and "" keep the labels. Raises UserError for an unknown column.
+        Raises UserError for an unknown column.
         """
         if column in ("", "label"):
             return self
-        numeric = {name: getattr(self, name) for name, stored in COLUMNS.items() if stored.dtype is not str}
-        columns = numeric | self.columns
-        if column not in columns:
-            others = ", ".join(name for name in numeric if name not in self.columns)
-            raise UserError(f"{unknown('column', column, ['label', *self.columns])}; numeric columns: {others}")
-        values = columns[column].tolist()
-        classes = [str(value) for value in sorted(set(values)) if value != ""]
-        return replace(self, label=np.asarray(list(map(str, values)), object), classes=classes)
+        if column not in self.columns:
+            raise unknown("column", column, ["label", *self.columns])
+        return replace(self, label=self.columns[column], classes=_classes(self.columns[column]))
 
     def start_counts(self, frames: int, stride: int, mel_frames: int = 0) -> np.ndarray:
         """Number of start frames at which a clip fits into each video: int64 [n_videos].
@@ -216,8 +201,8 @@ class Index(VideoTable):
         return (200 * np.asarray(start) + self.fps) // (2 * self.fps)
 
 
-if clash := COLUMNS.keys() & Index.__annotations__.keys():
-    raise TypeError(f"VideoTable and Index both have {', '.join(clash)}; rename the column")
+def _classes(label: np.ndarray) -> list[str]:
+    return sorted({*label.tolist()} - {""})
 
 
 def fingerprint(index: Index) -> str:
@@ -232,22 +217,16 @@ def require_index(folder: Path) -> None:
     """Raise UserError unless a folder has finished shards."""
     if (folder / INDEX).is_file():
         return
-    if shards := sum(1 for _ in folder.glob("shard-*.h5")):
+    if any(folder.glob("shard-*.h5")):
         raise UserError(
-            f"{folder} has {plural(shards, 'shard')} but no {INDEX}: preprocessing has not finished, or found no "
-            "usable video; wait, or run the same preprocessing command again, which resumes it or says why"
+            f"{folder} has shards but no {INDEX}: preprocessing has not finished, or found no usable video; wait, or "
+            "run the same preprocessing command again, which resumes it or says why"
         )
-    missing = f"there are no shards in {folder} (no {INDEX})"
-    if (usual := shard_folder(str(folder))) != folder and (usual / INDEX).is_file():
-        raise UserError(f"{missing}; did you mean '{usual}'?")
-    others = sorted(path.parent.name for path in folder.parent.glob(f"*/{INDEX}")) if folder.parent.name else []
-    if folder.name not in DATASETS and (similar := difflib.get_close_matches(folder.name, [*others, *DATASETS], 1)):
-        missing += f"; did you mean '{similar[0]}'?"
-        folder = folder.with_name(similar[0])
-    elif others:
-        missing += f"; available: {', '.join(others[:5])}{f' and {len(others) - 5} more' if len(others) > 5 else ''}"
-    made = "" if folder.name in others else f"; make them with '{preprocess_command(folder)}'"
-    raise UserError(missing + made)
+    made = [path.parent.name for path in folder.parent.glob(f"*/{INDEX}")]
+    similar = difflib.get_close_matches(folder.name, [*made, *DATASETS], 1)
+    hint = f" did you mean '{similar[0]}'? Otherwise" if similar and similar[0] != folder.name else ""
+    make = preprocess_command(folder)
+    raise UserError(f"there are no shards in {folder} (no {INDEX});{hint} make them with '{make}'")
 
 
 def _index(folder: Path, arrays: Mapping[str, np.ndarray], notes: Mapping[str, str]) -> Index:
@@ -267,7 +246,7 @@ def _index(folder: Path, arrays: Mapping[str, np.ndarray], notes: Mapping[str, s
         **videos,
         shard_names=list(column("shard/name")),
         heads=[Head.parse(line) for line in arrays["shard/line"].tolist()],
-        classes=sorted({*videos["label"].tolist()} - {""}),
+        classes=_classes(videos["label"]),
         fps=settings["fps"],
         bands=settings["bands"],
         statistics=Statistics.from_sums(sums["pixels"], sums["mels"]),

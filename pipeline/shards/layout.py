@@ -21,7 +21,6 @@ from typing import Annotated, Any, NamedTuple, get_type_hints
 import numpy as np
 
 from gdt.common.commandline import gdt_command
-from gdt.common.errors import UserError
 
 INDEX = "index.h5"
 REJECTED = "rejected.jsonl"
@@ -92,12 +91,7 @@ def dataset_name(dataset: str, shards: Path | None) -> str:
 
 
 def shard_folder(dataset: str, named: Path | None = None) -> Path:
-    """Folder of a data set's shards: `named` if given, else the default.
-
-    Raises UserError if `dataset` is the path of shards instead of a name.
-    """
-    if named is None and "/" in dataset and (Path(dataset) / INDEX).is_file():
-        raise UserError(f"--dataset is {dataset}, a folder of shards; set --shards to it, or --dataset to a name")
+    """Folder of a data set's shards: `named` if given, else the default."""
     return named or Path("data/shards") / dataset
 
 

@@ -14,8 +14,6 @@ from gdt.common.errors import UserError
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.shards.layout import ROWS, WORDS, verify_hint, words_checksum
 
-_OPEN_FILES = 4096
-
 
 class ShardReader:
     """Random access to the frames, log-mel rows and words of an index, safe to share between threads.
@@ -24,13 +22,12 @@ class ShardReader:
     closed. Reading raises UserError for a checksum mismatch, and if a shard cannot be read.
     """
 
-    def __init__(self, index: Index, open_files: int = _OPEN_FILES) -> None:
+    def __init__(self, index: Index, open_files: int = 4096) -> None:
         self.index = index
-        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        allowed = open_files + 512 if hard == resource.RLIM_INFINITY else min(open_files + 512, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, allowed), hard))
+        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
         # pread shares no file position between threads or forks, and a reader keeps its file open after eviction
-        self._opened = lru_cache(max(1, min(open_files, allowed - 512)))(partial(_OpenShard, index))
+        self._opened = lru_cache(min(open_files, hard // 2))(partial(_OpenShard, index))
 
     def frames(self, video: int, positions: np.ndarray) -> list[np.ndarray]:
         """JPEG bytes of the frames of a video at `positions`, int64 [n] ascending: n uint8 arrays, the same object for
@@ -82,10 +79,8 @@ class ShardReader:
     def _require_inside(self, video: int, what: str, first: int, last: int, counts: np.ndarray) -> None:
         """Raise UserError if a clip would reach into the previous or next video."""
         if first < 0 or last >= counts[video]:
-            raise UserError(
-                f"a transformation takes {what} {first} to {last} of '{self.index.id[video]}', which has "
-                f"{counts[video]}; make its reach() or starts_needed() cover them"
-            )
+            has = f"'{self.index.id[video]}', which has {counts[video]}"
+            raise UserError(f"there are no {what} {first} to {last} of {has}")
 
     def _damaged(self, video: int, what: str) -> UserError:
         return UserError(
@@ -100,7 +95,7 @@ class _OpenShard:
     def __init__(self, index: Index, number: int) -> None:
         self.path, self._head = index.folder / index.shard_names[number], index.heads[number]
         try:
-            self._file = os.open(self.path, os.O_RDONLY)
+            self._file = self.path.open("rb", buffering=0)
         except OSError as error:
             raise self._unreadable(error) from error
         if self._pread(len(self._head.line), 0) != self._head.line:
@@ -121,7 +116,7 @@ class _OpenShard:
 
     def _pread(self, count: int, begin: int) -> bytes:
         try:
-            data = os.pread(self._file, count, begin)
+            data = os.pread(self._file.fileno(), count, begin)
         except OSError as error:
             raise self._unreadable(error) from error
         if len(data) < count:
@@ -130,7 +125,3 @@ class _OpenShard:
 
     def _unreadable(self, error: OSError) -> UserError:
         return UserError(f"shard {self.path} cannot be read: {error.strerror}; check its disk, then run again")
-
-    def __del__(self) -> None:
-        if hasattr(self, "_file"):
-            os.close(self._file)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import MISSING, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -38,13 +38,8 @@ def write_shard(
 ) -> None:  # fmt: skip
     """Write a shard in the folder `scratch`, then move it to `path`.
 
-    `sums` are those of the datasets sums/; `notes` go into the first line of the file. Raises TypeError for columns
-    that the video table does not have, or that are missing and have no default.
+    `sums` are those of the datasets sums/; `notes` go into the first line of the file.
     """
-    for record in records:
-        missing = [name for name, column in COLUMNS.items() if column.default is MISSING and name not in record.columns]
-        if wrong := [*missing, *record.columns.keys() - COLUMNS.keys()]:
-            raise TypeError(f"unknown or missing columns of the video table: {', '.join(wrong)}")
     frames = Files([record.jpeg for record in records], np.uint8)
     banks = Files([record.logmel for record in records], np.float32, (BANDS,))
     words: list[list[np.ndarray]] = [list(map(np.asarray, record.words, WORDS.values())) for record in records]

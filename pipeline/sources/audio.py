@@ -2,41 +2,21 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
-from gdt.common.errors import UserError
-from gdt.pipeline.engines import failure
 from gdt.pipeline.leaves import Leaves
 from gdt.pipeline.shards.layout import MEL_FLOOR
-from gdt.pipeline.sources.base import InputSource, Memory, Part, Reading, ahead, chunks
+from gdt.pipeline.sources.base import InputSource, Part, ahead, chunks
 
 if TYPE_CHECKING:  # DALI is imported only where it decodes
     from gdt.pipeline.graphs import Pipeline
 
 _CLIPS = 1024
-"""Maximum clips of a run."""
-
-
-@dataclass(frozen=True)
-class _Work:
-    """Some audio leaves of a batch."""
-
-    leaves: Leaves
-    reading: Reading[np.ndarray]
-    run: slice
-    """Their slice of the batch."""
-    total: int
-    """Audio leaves of the batch."""
-
-
-_Made = Iterator[tuple[_Work, torch.Tensor]]
-"""Leaves, float32 [n, bands, frames]."""
+"""Maximum clips of a DALI run."""
 
 
 class AudioSource(InputSource):
@@ -45,60 +25,38 @@ class AudioSource(InputSource):
     modality = "audio"
     _graph: Pipeline | None = None
 
-    def parts(self, batches: Iterator[Leaves], memory: Callable[[], Memory]) -> Iterator[Part]:
-        works = ahead(self._works(batches), self.loading.read_ahead, lambda work: len(work.leaves))
-        for work, bank in (self._with_dali if self.loading.decoder == "gpu" else self._on_cpu)(works):
-            out = memory().get(self.modality, (work.total, self.index.bands, self.clip.mel_frames))
-            out[work.run].copy_(bank)
-            if work.run.stop == work.total:
-                yield Part(out[:, None])
+    def parts(self, batches: Iterator[Leaves]) -> Iterator[Part]:
+        begun = ((leaves, self.begin(self._read, leaves.video.tolist(), self._rows(leaves))) for leaves in batches)
+        for leaves, reading in ahead(begun, self.loading.read_ahead, lambda work: len(work[0])):
+            out = torch.empty((len(leaves), self.index.bands, self.clip.mel_frames), device=self.device)
+            for run in chunks(len(leaves), _CLIPS):
+                self._fill(out[run], [clip.result() for clip in reading[run]], leaves.take(run).draws)
+            yield Part(out[:, None])
 
     def close(self) -> None:
         super().close()
         self._graph = None
 
-    def _works(self, batches: Iterator[Leaves]) -> Iterator[_Work]:
-        for batch in batches:
-            rows = self.index.mel_position(batch.start)[:, None] + batch.mel_frames
-            for run in chunks(len(batch), _CLIPS):
-                reading = self.begin(batch.video[run], self._read, rows[run])
-                yield _Work(batch.take(run), reading, run, len(batch))
-
-    def _on_cpu(self, works: Iterable[_Work]) -> _Made:
-        """Normalise without DALI, equal to it bit for bit."""
-        statistics = self.index.statistics
-        for work in works:
-            bank = normalise(
-                np.stack(work.reading.result()), work.leaves.draws, statistics.mel_mean, 1 / statistics.mel_std
-            )
-            yield work, torch.from_numpy(bank)
-
-    def _with_dali(self, works: Iterable[_Work]) -> _Made:
-        """Raises UserError if DALI fails."""
-        from gdt.pipeline.graphs import Pipeline, audio_graph
-
-        values = self.device.dali, self.index.statistics.mel_mean, 1 / self.index.statistics.mel_std
-        fed: deque[_Work] = deque()
-        try:
-            if self._graph is None:
-                self._graph = Pipeline(self.device, self.loading.threads, audio_graph, _CLIPS, *values)
-            for (bank,) in self._graph.run(self._feed(works, fed)):
-                yield fed.popleft(), bank
-        except RuntimeError as error:
-            raise UserError(
-                f"DALI failed with sound: {failure(error)}; set --loading.decoder cpu, or hide the GPU by "
-                "CUDA_VISIBLE_DEVICES="
-            ) from error
-
-    def _feed(self, works: Iterable[_Work], fed: deque[_Work]) -> Iterator[dict[str, Any]]:
-        """Inputs of every DALI run."""
-        for work in works:
-            fed.append(work)
-            yield {"rows": work.reading.result(), **dali_inputs(work.leaves.draws)}
+    def _rows(self, leaves: Leaves) -> np.ndarray:
+        return self.index.mel_position(leaves.start)[:, None] + leaves.mel_frames
 
     def _read(self, video: int, rows: np.ndarray) -> np.ndarray:
         first, last = int(rows.min()), int(rows.max())
         return self.reader.logmel(video, first, last - first + 1)[rows - first]
+
+    def _fill(self, out: torch.Tensor, rows: list[np.ndarray], draws: Mapping[str, np.ndarray]) -> None:
+        """Normalise rows [frames, bands] of n leaves into `out` [n, bands, frames]; DALI computes the same bits."""
+        mean, scale = self.index.statistics.mel_mean, 1 / self.index.statistics.mel_std
+        if self.loading.decoder == "cpu":
+            out.copy_(torch.from_numpy(normalise(np.stack(rows), draws, mean, scale)))
+            return
+        from gdt.pipeline.graphs import Pipeline, audio_graph
+
+        if self._graph is None:
+            on_gpu = self.device.type == "cuda"
+            self._graph = Pipeline(self.device, self.loading.threads, audio_graph, _CLIPS, on_gpu, mean, scale)
+        for (bank,) in self._graph.run([{"rows": rows, **dali_inputs(draws)}]):
+            out.copy_(bank)
 
 
 def dali_inputs(draws: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -1,4 +1,4 @@
-"""Base class of sources, which make the leaves of one modality, batch by batch, in reused memory."""
+"""Base class of sources, which make the leaves of one modality, batch by batch."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import torch
 
-from gdt.pipeline.device import Device
 from gdt.pipeline.leaves import Clip, Leaves
 from gdt.pipeline.shards.reader import ShardReader
 from gdt.pipeline.sources.loading import Loading
@@ -21,49 +20,14 @@ from gdt.pipeline.word2vec import WordVectors
 T = TypeVar("T")
 
 
-class Memory:
-    """Memory of one batch on the device, reused from step to step."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self._tensors: dict[str, torch.Tensor] = {}
-        self.released: Any = None
-        """Event of the training stream after which the previous batch in this memory is no longer read."""
-
-    def get(self, name: str, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> torch.Tensor:
-        """The tensor of this name, with undefined content."""
-        tensor = self._tensors.get(name)
-        if tensor is None or tensor.shape != shape or tensor.dtype != dtype:
-            tensor = self._tensors[name] = torch.empty(shape, dtype=dtype, device=self.device)
-        return tensor
-
-    def store(self, name: str, values: np.ndarray | torch.Tensor) -> torch.Tensor:
-        """Copy values into the tensor of this name."""
-        values = torch.as_tensor(values)
-        return self.get(name, tuple(values.shape), values.dtype).copy_(values)
-
-
 @dataclass
 class Part:
     """The leaves of one modality of a batch."""
 
     inputs: Any
-    """Encoder inputs, in the batch's memory."""
+    """Encoder inputs, on the loader's device."""
     usable: np.ndarray | None = None
     """Whether each leaf counts in the loss, bool [n]; None if all do."""
-
-
-@dataclass(frozen=True)
-class Reading(Generic[T]):
-    """Clips that are being read."""
-
-    videos: np.ndarray
-    """Rows of the index: int64 [n]."""
-    _futures: list[Future[T]]
-
-    def result(self) -> list[T]:
-        """Wait for the contents. Raises UserError if a clip is damaged."""
-        return [future.result() for future in self._futures]
 
 
 def ahead(items: Iterable[T], clips: int, count: Callable[[T], int]) -> Iterator[T]:
@@ -85,7 +49,7 @@ class InputSource(ABC):
     modality: ClassVar[str]
 
     def __init__(
-        self, reader: ShardReader, clip: Clip, device: Device, loading: Loading, words: WordVectors | None
+        self, reader: ShardReader, clip: Clip, device: torch.device, loading: Loading, words: WordVectors | None
     ) -> None:
         self.reader, self.index = reader, reader.index
         self.clip, self.device, self.loading, self.words = clip, device, loading, words
@@ -100,17 +64,13 @@ class InputSource(ABC):
         """Cancel pending reads."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def begin(self, videos: np.ndarray, read: Callable[..., T], *arguments: Iterable[Any]) -> Reading[T]:
-        """Call `read(video, ...)` for every video [n] in other threads."""
-        tasks = zip(videos.tolist(), *arguments, strict=True)
-        return Reading(videos, [self._pool.submit(read, *task) for task in tasks])
+    def begin(self, read: Callable[..., T], *arguments: Iterable[Any]) -> list[Future[T]]:
+        """Call `read` for every clip in other threads; the results raise UserError if a clip is damaged."""
+        return [self._pool.submit(read, *task) for task in zip(*arguments, strict=True)]
 
     @abstractmethod
-    def parts(self, batches: Iterator[Leaves], memory: Callable[[], Memory]) -> Iterator[Part]:
-        """One part per batch of leaves of this modality; batches are taken ahead.
-
-        `memory()` is the memory of the batch whose part is requested.
-        """
+    def parts(self, batches: Iterator[Leaves]) -> Iterator[Part]:
+        """One part per batch of leaves of this modality; batches are taken ahead."""
 
 
 def chunks(n: int, size: int) -> Sequence[slice]:

@@ -27,7 +27,7 @@ class Loading:
     threads: int = field(default_factory=cores)
     """Decoding threads; by default the cores divided by the processes on this machine."""
     decoder: Literal["auto", "cpu", "gpu"] = "auto"
-    """Where frames are decoded; auto: the GPU if there is one."""
+    """What decodes frames: the cores, or DALI, on the GPU if there is one; auto: DALI with a GPU."""
     readers: int = 16
     """Threads per modality that read shards; more hide the latency of slow or remote disks."""
     read_ahead: int = 128

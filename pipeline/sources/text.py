@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from gdt.pipeline.leaves import Leaves
-from gdt.pipeline.sources.base import InputSource, Memory, Part, Reading, ahead
+from gdt.pipeline.sources.base import InputSource, Part, ahead
 from gdt.pipeline.word2vec import WordVectors
 
 NOTHING = -1
@@ -29,30 +30,14 @@ class Words:
     def __len__(self) -> int:
         return len(self.tokens)
 
+    def floats(self) -> torch.Tensor:
+        """The vectors in float32."""
+        return self.vectors.float()
+
     def part(self, first: int, count: int = 1) -> Words:
         """The text clips of some leaves."""
         chosen = slice(first, first + count)
         return Words(self.vectors[chosen], self.mask[chosen], self.tokens[chosen])
-
-
-@dataclass(frozen=True)
-class _Work:
-    """The text leaves of a batch."""
-
-    leaves: Leaves
-    which: np.ndarray
-    """Index of each leaf's clip in `reading`: int64 [n]."""
-    reading: Reading[np.ndarray]
-
-    def tokens(self) -> np.ndarray:
-        """Tokens of each leaf in its order: int64 [n, words]."""
-        read = self.reading.result()
-        padded = np.full((len(read), self.leaves.words.shape[1] + 1), NOTHING, np.int64)
-        for row, tokens in zip(padded, read, strict=True):
-            row[: len(tokens)] = tokens
-        ordered = np.take_along_axis(padded[self.which], self.leaves.words, 1)
-        padding_last = np.argsort(ordered == NOTHING, axis=1, kind="stable")
-        return np.take_along_axis(ordered, padding_last, 1)
 
 
 class TextSource(InputSource):
@@ -63,21 +48,29 @@ class TextSource(InputSource):
     def prepare(self) -> None:
         self._vectors = (self.words or WordVectors.of(self.index, None)).vectors  # raises where there are none
 
-    def parts(self, batches: Iterator[Leaves], memory: Callable[[], Memory]) -> Iterator[Part]:
-        works = (self._work(leaves) for leaves in batches)
-        for work in ahead(works, self.loading.read_ahead, lambda work: len(work.reading.videos)):
-            tokens = work.tokens()
+    def parts(self, batches: Iterator[Leaves]) -> Iterator[Part]:
+        for read, which, order in ahead(map(self._begin, batches), self.loading.read_ahead, lambda work: len(work[0])):
+            tokens = _ordered([clip.result() for clip in read], which, order)
             mask = tokens != NOTHING
-            vectors = np.where(mask[..., None], self._vectors[tokens], np.float16(0))
-            words = Words(memory().store("vectors", vectors), memory().store("mask", mask), tokens)
+            vectors = torch.from_numpy(np.where(mask[..., None], self._vectors[tokens], np.float16(0)))
+            words = Words(vectors.to(self.device), torch.from_numpy(mask).to(self.device), tokens)
             yield Part(words, mask.any(1))
 
-    def _work(self, leaves: Leaves) -> _Work:
+    def _begin(self, leaves: Leaves) -> tuple[list[Future[np.ndarray]], np.ndarray, np.ndarray]:
+        """The clips that are being read, the clip of each leaf, int64 [n], and the order of its words [n, words]."""
         # leaves of one clip differ only in the order of its words
         keys = np.stack([leaves.video, leaves.start, leaves.words_seconds], 1)
         _, first, which = np.unique(keys, axis=0, return_index=True, return_inverse=True)
-        clips = leaves.take(first)
-        words = [leaves.words.shape[1]] * len(clips)
-        arguments = clips.start / self.index.fps, words, clips.words_seconds
-        reading = self.begin(clips.video, self.reader.tokens, *arguments)
-        return _Work(leaves, which.reshape(-1), reading)
+        clips, words = leaves.take(first), [leaves.words.shape[1]] * len(first)
+        arguments = clips.video.tolist(), clips.start / self.index.fps, words, clips.words_seconds
+        return self.begin(self.reader.tokens, *arguments), which.reshape(-1), leaves.words
+
+
+def _ordered(clips: Sequence[np.ndarray], which: np.ndarray, order: np.ndarray) -> np.ndarray:
+    """Tokens of each leaf in its order, padded at the end: int64 [n, words]."""
+    padded = np.full((len(clips), order.shape[1] + 1), NOTHING, np.int64)
+    for row, tokens in zip(padded, clips, strict=True):
+        row[: len(tokens)] = tokens
+    ordered = np.take_along_axis(padded[which], order, 1)
+    padding_last = np.argsort(ordered == NOTHING, axis=1, kind="stable")
+    return np.take_along_axis(ordered, padding_last, 1)

@@ -6,42 +6,16 @@ permutation orders the frames, and one affine map of RGB does colour jitter and 
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 
 import numpy as np
 import torch
 
-from gdt.common.errors import UserError
 from gdt.pipeline.colour import Pixels, affine
-from gdt.pipeline.engines import Run, engine, failure
+from gdt.pipeline.engines import CpuEngine, DaliEngine, Run
 from gdt.pipeline.leaves import Leaves
 from gdt.pipeline.shards.index import Index
-from gdt.pipeline.sources.base import InputSource, Memory, Part, Reading, ahead, chunks
-
-
-@dataclass(frozen=True)
-class _Work:
-    """The video leaves of a batch."""
-
-    leaves: Leaves
-    shared: np.ndarray
-    """Leaves of each decoded clip: int64 [clips, branches]."""
-    begin: np.ndarray
-    """Corner (y, x) of each leaf's crop in the stored frame, pixels: float32 [leaves, 2]."""
-    end: np.ndarray
-    """The opposite corner."""
-
-
-@dataclass(frozen=True)
-class _Clips:
-    """Some clips of a batch that are being read."""
-
-    work: _Work
-    rows: np.ndarray
-    """Their leaves: int64 [clips, branches]."""
-    reading: Reading[list[np.ndarray]]
+from gdt.pipeline.sources.base import InputSource, Part, ahead, chunks
 
 
 class VideoSource(InputSource):
@@ -50,64 +24,36 @@ class VideoSource(InputSource):
     modality = "video"
 
     def prepare(self) -> None:
-        self._engine = engine(self.clip, self.device, self.loading)
+        engine = DaliEngine if self.loading.decoder == "gpu" else CpuEngine
+        self._engine: CpuEngine | DaliEngine = engine(self.clip, self.loading, self.device)
         self._floats: dict[torch.dtype, torch.Tensor] = {}
 
-    def parts(self, batches: Iterator[Leaves], memory: Callable[[], Memory]) -> Iterator[Part]:
-        frames, size = self.clip.frames, self.clip.size
-
-        def crops(leaves: int) -> torch.Tensor:
-            return memory().get(self.modality, (leaves, frames, size, size, 3), torch.uint8)
-
-        taken: deque[_Clips] = deque()
-        clips = ahead(self._clips(batches), self.loading.read_ahead, lambda clips: len(clips.rows))
-        filled = self._engine.fill(self._runs(clips, taken), crops)
+    def parts(self, batches: Iterator[Leaves]) -> Iterator[Part]:
+        runs = ahead(self._runs(batches), self.loading.read_ahead, lambda run: len(run.rows))
         statistics = self.index.statistics
-        while self._next(filled):
-            work = taken[0].work
-            while taken and taken[0].work is work:
-                taken.popleft()
-            pixels = crops(len(work.leaves))
-            for leaf in np.flatnonzero(work.leaves.turns):
-                pixels[leaf] = torch.rot90(pixels[leaf], int(work.leaves.turns[leaf]), (1, 2))
-            matrix, offset = affine(work.leaves.draws, statistics.pixel_mean, statistics.pixel_std)
-            colours = memory().store("matrix", matrix), memory().store("offset", offset)
-            yield Part(Pixels(pixels, *colours, self._floats))
+        for leaves, crops in self._engine.fill(runs):
+            for leaf in np.flatnonzero(leaves.turns):
+                crops[leaf] = torch.rot90(crops[leaf], int(leaves.turns[leaf]), (1, 2))
+            matrix, offset = affine(leaves.draws, statistics.pixel_mean, statistics.pixel_std)
+            yield Part(Pixels(crops, matrix.to(self.device), offset.to(self.device), self._floats))
 
     def close(self) -> None:
         super().close()
         self._engine.close()
 
-    def _next(self, filled: Iterator[None]) -> bool:
-        """Whether there was another batch."""
-        try:
-            return next(filled, self) is None
-        except RuntimeError as error:
-            raise UserError(
-                f"decoding failed although all frames are intact: {failure(error)}; if this names CUDA or the driver, "
-                "check nvidia-smi, or set --loading.decoder cpu"
-            ) from error
-
-    def _clips(self, batches: Iterator[Leaves]) -> Iterator[_Clips]:
+    def _runs(self, batches: Iterator[Leaves]) -> Iterator[Run]:
         for leaves in batches:
-            corners = regions(self.index, leaves, self.clip.size)
-            work = _Work(leaves, share_decoding(leaves), *corners)
-            for run in chunks(len(work.shared), self.loading.decode_batch_size):
-                rows = work.shared[run]
+            begin, end = regions(self.index, leaves, self.clip.size)
+            shared = share_decoding(leaves)
+            for run in chunks(len(shared), self.loading.decode_batch_size):
+                rows = shared[run]
                 decoded = leaves.take(rows[:, 0])
-                yield _Clips(work, rows, self.begin(decoded.video, self.reader.frames, _frames_of(decoded)))
-
-    def _runs(self, clips: Iterable[_Clips], taken: deque[_Clips]) -> Iterator[Run]:
-        for group in clips:
-            work, rows = group.work, group.rows
-            jpegs = group.reading.result()
-            taken.append(group)
-            videos = group.reading.videos
-            sizes = np.stack([self.index.height[videos], self.index.width[videos]], 1).astype(np.int64)
-            # rank of each frame of a leaf among the decoded ones, which are sorted
-            order = work.leaves.frames[rows].argsort(2, kind="stable").argsort(2)
-            last = bool(rows[-1, 0] == work.shared[-1, 0])
-            yield Run(rows, len(work.leaves), jpegs, sizes, work.begin[rows], work.end[rows], order, last)
+                stored = decoded.start[:, None] + np.sort(decoded.frames, 1)
+                jpegs = self.begin(self.reader.frames, decoded.video.tolist(), stored)
+                sizes = np.stack([self.index.height[decoded.video], self.index.width[decoded.video]], 1)
+                # rank of each frame of a leaf among the decoded ones, which are sorted
+                order = leaves.frames[rows].argsort(2, kind="stable").argsort(2)
+                yield Run(leaves, rows, jpegs, sizes, begin[rows], end[rows], order, last=run.stop == len(shared))
 
 
 def regions(index: Index, leaves: Leaves, size: int) -> tuple[np.ndarray, np.ndarray]:
@@ -125,11 +71,6 @@ def regions(index: Index, leaves: Leaves, size: int) -> tuple[np.ndarray, np.nda
     flip = draws["flip"] > 0
     begin[flip, 1], end[flip, 1] = end[flip, 1], begin[flip, 1]
     return begin.astype(np.float32), end.astype(np.float32)
-
-
-def _frames_of(leaves: Leaves) -> np.ndarray:
-    """Stored frames of each leaf, sorted: int64 [n, frames]."""
-    return leaves.start[:, None] + np.sort(leaves.frames, 1)
 
 
 def share_decoding(leaves: Leaves) -> np.ndarray:

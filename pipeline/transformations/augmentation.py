@@ -42,9 +42,8 @@ class Augmentation:
                 f"--augmentation.scale is {self.scale}; it must be two lengths in pixels, the smaller first"
             )
         require_positive(self, "augmentation", "frequency_mask", "time_mask", least=0)
-        for name in ("flip", "brightness", "contrast", "saturation", "hue", "volume"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise UserError(f"--augmentation.{name} is {getattr(self, name)}; it must lie between 0 and 1")
+        shares = "flip", "brightness", "contrast", "saturation", "hue", "volume"
+        require_positive(self, "augmentation", *shares, least=0, most=1)
 
     def draw(self, rng: np.random.Generator, n: int, mel: tuple[int, int]) -> dict[str, np.ndarray]:
         """Draw the parameters of n leaves, float32 [n] each; `mel` is (frames, bands) of the log-mel clip.

@@ -71,16 +71,9 @@ class Transformation(ABC):
     def sample(self, rng: np.random.Generator, k: int, branches: Branches) -> np.ndarray:
         """Draw k values without replacement in each branch: int64 [branches.count, k]."""
 
-    def size(self) -> int | None:
-        """Number of values; None if unlimited or dependent on the data."""
-        return None
-
     def refuses(self, k: int) -> str:
         """Why a batch cannot take k values; empty if it can."""
-        if k < 1:
-            return "K must be 1 or more"
-        size = self.size()
-        return f"the factor has {size} values; set K to {size} or less" if size is not None and k > size else ""
+        return "K must be 1 or more" if k < 1 else ""
 
     def takes_all(self, k: int) -> bool:
         """Whether every sample of k values is the same set, so that all branches of the tree share it."""
@@ -122,8 +115,9 @@ class Choice(Transformation):
             return np.tile(np.arange(k, dtype=np.int64), (n, 1))
         return distinct(rng, np.full(n, len(self.values)), k)
 
-    def size(self) -> int | None:
-        return len(self.values)
+    def refuses(self, k: int) -> str:
+        size = len(self.values)
+        return super().refuses(k) or (f"the factor has {size} values; set K to {size} or less" if k > size else "")
 
     def takes_all(self, k: int) -> bool:
         return k in (1, len(self.values))
@@ -138,9 +132,6 @@ def distinct(rng: np.random.Generator, sizes: np.ndarray, k: int) -> np.ndarray:
     Raises ValueError if a size is below k.
     """
     sizes = np.asarray(sizes, np.int64)
-    if len(sizes) and sizes.min() < k:
-        row = int(sizes.argmin())
-        raise ValueError(f"cannot draw {k} different values from a set of {int(sizes[row])} (branch {row})")
     drawn = np.empty((len(sizes), k), np.int64)
     for j in range(k):
         value = rng.integers(0, sizes - j)

@@ -17,14 +17,8 @@ class Video(Transformation):
     name = "video"
 
     def sample(self, rng: np.random.Generator, k: int, branches: Branches) -> np.ndarray:
-        if branches.count != 1:
-            raise ValueError("video must be the first factor of the tree")
         videos, draw = branches.source.videos, branches.draw
         chosen = _order(branches.source, draw.seed, draw.epoch)[draw.batch * k : (draw.batch + 1) * k]
-        if len(chosen) < k:
-            raise IndexError(
-                f"an epoch of {len(videos)} videos has {len(videos) // k} batches of {k}, not {draw.batch + 1}"
-            )
         return videos[chosen].astype(np.int64)[None]
 
     def act(self, leaves: Leaves, values: np.ndarray, rng: np.random.Generator) -> None:
@@ -38,17 +32,12 @@ def _order(source: Source, seed: int, epoch: int) -> np.ndarray:
     A random permutation. With a window, the shards are permuted and cut into as few, equal windows as possible; the
     videos of the first window follow each other in random order, then those of the second, and so on, so that a shard
     is read only during its window.
-
-    With S equal shards in windows of N, of at least a batch each, two videos of one shard share a batch about S/N
-    times as often as without windows, two of different shards about 1 - 1/N times as often. About 1/N instead of 1/S
-    of a video's batch comes from its own shard.
     """
     rng = generator(Stream.EPOCH, seed, epoch)
     n, size = len(source.videos), source.window
     if not size:
         return rng.permutation(n)
-    if source.shards is None:
-        raise ValueError("a window of shards needs the shard of every video")
+    assert source.shards is not None
     shards, shard = np.unique(source.shards[source.videos], return_inverse=True)
     windows = -(-len(shards) // size)
     window = rng.permutation(len(shards)) * windows // len(shards)  # of each shard

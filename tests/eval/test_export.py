@@ -160,7 +160,7 @@ def test_files_that_cannot_be_written_are_refused(tmp_path: Path) -> None:
     out.write_text("mine")
     for out_path, message in (
         (tmp_path / "nowhere" / "x", "the folder .*nowhere does not exist; create it, or set --out"),
-        (tmp_path, "is a folder, not a file; set --out to a file"),
+        (tmp_path, "already exists; set --out to another file"),
         (out, "x already exists; set --out to another file, or pass --overwrite"),
     ):
         with pytest.raises(UserError, match=message):

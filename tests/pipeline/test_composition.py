@@ -5,14 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gdt.common.errors import UserError
 from gdt.pipeline import presets
-from gdt.pipeline.composition import Contrast, Factor, Weight, check, contrast, counts, weight
+from gdt.pipeline.composition import Contrast, Factor, Weight, contrast, counts, weight
 from gdt.pipeline.transformations.augmentation import Augment
 from gdt.pipeline.transformations.base import Draw, Source
-from gdt.pipeline.transformations.modality import Modality
 from gdt.pipeline.transformations.video import Video
 from gdt.pipeline.tree import sample
+from tests.composed import composed
 
 D, I = Contrast.DISTINCTIVE, Contrast.INVARIANT  # noqa: E741  the paper's letters
 
@@ -24,7 +23,7 @@ def batch(factors: tuple[Factor, ...]) -> dict[str, np.ndarray]:
 
 @pytest.mark.parametrize("preset", [*presets.TABLE_1, *presets.TABLE_2])
 def test_every_preset_meets_the_conditions_for_every_leaf(preset: str) -> None:
-    factors = presets.composition(preset, 3).factors
+    factors = composed(preset, 3).factors
     table = batch(factors)
     c, w = contrast(factors, table, table), weight(factors, table, table)
     positive = c & w
@@ -46,7 +45,7 @@ def test_tables_1_and_2_as_printed(rows: dict[str, presets.Preset], prefix: str,
     assert len(printed.split()) == len(rows)
     names = {"V": ("video",), "VA": ("video", "audio"), "VT": ("video", "text")}
     for name, reversal, shift, *modalities in printed.split():
-        composition = presets.composition(prefix + name, 8)
+        composition = composed(prefix + name, 8)
         factors = {factor.name: factor for factor in composition.factors}
         assert list(factors) == ["video", "time_shift", "modality", "time_reversal", "augmentation"]
         for factor, role in ((factors["time_reversal"], reversal), (factors["time_shift"], shift)):
@@ -65,20 +64,3 @@ def test_simclr_is_a_special_case() -> None:
     positive = contrast(factors, table, table) & weight(factors, table, table)
     pairs = np.kron(np.eye(size // 2), np.array([[0, 1], [1, 0]])).astype(bool)
     assert (positive == pairs).all()
-
-
-@pytest.mark.parametrize(
-    ("factors", "message"),
-    [
-        ((Factor(Video(), 1, D), Factor(Augment(), 2, I)), r"distinctive factor: video \(K = 1"),
-        ((Factor(Video(), 2, D), Factor(Augment(), 1, I)), r"invariant factor: augmentation \(K = 1\)"),
-        ((Factor(Video(), 2, D),), "there is no invariant factor, so every positive pair is trivial"),
-        (
-            (Factor(Video(), 2, D), Factor(Augment(), 2, I), Factor(Modality(), 1, I, Weight.DIFFERS)),
-            "differ in factor 'modality' but its K is 1",
-        ),
-    ],
-)
-def test_degenerate_batches_are_refused_by_factor(factors: tuple[Factor, ...], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        check(factors)

@@ -1,36 +1,31 @@
-"""The decoding engines: CPU cores against DALI, and the GPU path with a stand-in for torch.cuda."""
+"""The decoding engines: CPU cores against DALI, and reading ahead."""
 
 from __future__ import annotations
 
-import contextlib
 import threading
-from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import psutil
 import pytest
 import torch
 
-from gdt.common.errors import UserError
-from gdt.pipeline import engines, graphs, presets
+from gdt.pipeline import engines, graphs
 from gdt.pipeline.clips import uniform_clips
 from gdt.pipeline.colour import Pixels, _on_any_device
-from gdt.pipeline.device import DaliDevice, Device, Gpu
-from gdt.pipeline.engines import DaliEngine, DecodeError, decode, taps
-from gdt.pipeline.leaves import AUDIO, Clip
-from gdt.pipeline.loader import Batch, Loader, tee
+from gdt.pipeline.engines import taps
+from gdt.pipeline.leaves import Clip
+from gdt.pipeline.loader import Loader
 from gdt.pipeline.notation import parse
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.shards.layout import MEL_FLOOR
 from gdt.pipeline.shards.reader import ShardReader
 from gdt.pipeline.sources import audio
-from gdt.pipeline.sources import video as video_source
 from gdt.pipeline.sources.loading import Loading
 from gdt.pipeline.transformations.augmentation import Augmentation
 from gdt.pipeline.tree import BatchPlan, sampling_tree
-from tests.pipeline.test_loader import AUGMENTATION, CLIP, CPU, NO_COLOUR, copied, load, tree
+from tests.composed import composed
+from tests.pipeline.test_loader import AUGMENTATION, CLIP, CPU, NO_COLOUR, tree
 
 MORE = "video:d time_shift:d:2 speed(1,2,0.5):d:2 order:i:2 time_reversal:i:2 rotation:i:3 augmentation:i:1"
 
@@ -50,14 +45,11 @@ def compositions(index: Index) -> dict[str, list[BatchPlan]]:
 
 
 @pytest.mark.parametrize("name", ["e", "l", "more", "whole frames"])
-def test_cores_and_dali_make_the_same_crops_within_one_grey_level(
-    index: Index, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_cores_and_dali_make_the_same_crops_within_one_grey_level(index: Index, name: str) -> None:
     plans = compositions(index)[name]
     crops = []
-    for engine in (engines.engine, DaliEngine):
-        monkeypatch.setattr(video_source, "engine", engine)
-        with Loader(index, plans, CLIP, CPU, Loading(decode_batch_size=4)) as loader:
+    for decoder in ("cpu", "gpu"):
+        with Loader(index, plans, CLIP, CPU, Loading(decoder=decoder, decode_batch_size=4)) as loader:  # type: ignore[arg-type]
             crops.append([batch.inputs["video"].crops.numpy().astype(int) for batch in loader])
     for cores, dali in zip(*crops, strict=True):
         difference = np.abs(cores - dali)
@@ -77,18 +69,6 @@ def test_resizing_equals_interpolation_in_float64(begin: float, end: float) -> N
     assert np.abs(out.reshape(5, 5, 3) - expected).max() <= 0.5 + 1e-3
 
 
-def test_invalid_frames_raise_decode_errors(index: Index) -> None:
-    frame = ShardReader(index).frames(0, np.arange(1))[0]
-    size = (int(index.height[0]), int(index.width[0]), 3)
-    decode(frame, np.empty(size, np.uint8))
-    for bad in (frame[:0], frame[: len(frame) // 2], np.zeros_like(frame)):
-        with pytest.raises(DecodeError):
-            decode(bad, np.empty(size, np.uint8))
-    for other in ((size[0] + 1, *size[1:]), (size[0] - 1, *size[1:])):
-        with pytest.raises(DecodeError):
-            decode(frame, np.empty(other, np.uint8))
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_floats_are_the_same_on_any_device(dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(0)
@@ -97,82 +77,6 @@ def test_floats_are_the_same_on_any_device(dtype: torch.dtype) -> None:
     out = torch.empty(crops.shape, dtype=dtype)
     _on_any_device(pixels, out)
     assert torch.allclose(out.permute(0, 4, 1, 2, 3), pixels.floats(dtype), atol=1e-3, rtol=1e-2)
-
-
-class Stream:
-    """A stream of the stand-in below."""
-
-    def __init__(self, calls: list[str], name: str) -> None:
-        self.calls, self.name = calls, name
-
-    def __cuda_stream__(self) -> tuple[int, None]:
-        return 0, None  # DALI without a GPU accepts no other
-
-    def record_event(self) -> Stream:
-        self.calls.append(f"{self.name}: mark")
-        return Stream(self.calls, f"mark of {self.name}")
-
-    def wait_event(self, event: Stream) -> None:
-        self.calls.append(f"{self.name}: wait for {event.name}")
-
-    def synchronize(self) -> None:
-        self.calls.append(f"host: wait for {self.name}")
-
-
-class Cuda:
-    """A stand-in for torch.cuda that records the calls."""
-
-    def __init__(self) -> None:
-        self.calls: list[str] = []
-        self._current = threading.local()
-
-    def Stream(self, device: torch.device, priority: int) -> Stream:  # noqa: N802
-        assert priority < 0
-        return Stream(self.calls, "loader")
-
-    def current_stream(self, device: torch.device) -> Stream:
-        return getattr(self._current, "stream", None) or Stream(self.calls, "training")
-
-    @contextlib.contextmanager
-    def stream(self, stream: Stream) -> Iterator[None]:
-        before, self._current.stream = getattr(self._current, "stream", None), stream
-        yield
-        self._current.stream = before
-
-
-def gpu() -> tuple[Gpu, Cuda]:
-    cuda = Cuda()
-    return Gpu(CPU, DaliDevice("cpu", "cpu", None), cuda, pinned=False), cuda
-
-
-@pytest.mark.parametrize("decoder", ["gpu", "cpu"])
-def test_the_gpu_path_makes_the_same_batches(index: Index, decoder: Any) -> None:
-    plans = list(tree(index, "l").plans(0, 6))
-    expected = load(index, plans)
-    device, cuda = gpu()
-    loading = Loading(decoder=decoder, decode_batch_size=3, prefetch=1)
-    got: list[Batch] = []
-    with Loader(index, plans, CLIP, device, loading) as loader:
-        for batch in loader:
-            # the training stream waits for the batch
-            training = [call for call in cuda.calls if call.startswith("training")]
-            assert training[-1] == "training: wait for mark of loader"
-            got.append(copied(batch))
-    for one, other in zip(expected, got, strict=True):
-        assert torch.equal(one.inputs["audio"], other.inputs["audio"])
-        levels = (one.inputs["video"] - other.inputs["video"]).abs().max() * index.statistics.pixel_std.max()
-        assert levels < (1e-3 if decoder == "cpu" else 3)  # one level of a crop, amplified by the colour jitter
-    assert cuda.calls.count("training: mark") == cuda.calls.count("training: wait for mark of loader") == 6
-    # each of the three memories is reused only after the training stream has read it
-    assert cuda.calls.count("loader: wait for mark of training") == 3
-    uploads = 4 * 6 if decoder == "cpu" else 0  # ten clips in runs of three
-    assert cuda.calls.count("loader: mark") == 6 + uploads
-    assert cuda.calls.count("host: wait for mark of loader") == max(0, uploads - device.CANVASES)
-
-
-def test_gpu_decoding_without_a_gpu_is_refused(index: Index) -> None:
-    with pytest.raises(UserError, match="--loading.decoder gpu needs --device cuda"):
-        Loader(index, [tree(index, "e").plan(0, 0)], CLIP, CPU, Loading(decoder="gpu"))
 
 
 def test_reading_ahead_spans_batches_up_to_its_limit(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,64 +105,16 @@ def test_sound_on_the_cores_has_the_bits_of_dalis() -> None:
     rng, (mean, scale), n = np.random.default_rng(0), (-6.1234567, 1 / 3.9876543), 64
     rows = rng.normal(-12, 8, (n, 9, 11)).clip(MEL_FLOOR).astype(np.float32)
     draws = Augmentation(frequency_mask=11, time_mask=9).draw(rng, n, (9, 11))
-    graph = graphs.Pipeline(Device(CPU), 1, graphs.audio_graph, n, DaliDevice("cpu", "cpu", None), mean, scale)
+    graph = graphs.Pipeline(CPU, 1, graphs.audio_graph, n, False, mean, scale)
     inputs = {"rows": list(rows), **audio.dali_inputs(draws)}
     ((expected,),) = ((bank.clone() for bank in banks) for banks in graph.run([inputs]))
     assert (rows == np.float32(MEL_FLOOR)).mean() > 0.001 and (expected == 0).float().mean() > 0.1
     assert torch.equal(torch.from_numpy(audio.normalise(rows, draws, mean, scale)), expected)
 
 
-@pytest.mark.parametrize(
-    ("cause", "kind", "message"),
-    [
-        ("CUDA error 999", UserError, "DALI failed with sound: CUDA error 999; set --loading.decoder cpu"),
-        ("std::bad_alloc", MemoryError, "std::bad_alloc"),
-    ],
-)
-def test_a_failure_of_dali_with_sound_names_the_way_without_it(
-    index: Index, monkeypatch: pytest.MonkeyPatch, cause: str, kind: type[Exception], message: str
-) -> None:
-    def failing(*arguments: Any) -> None:
-        raise RuntimeError(f"Error\nencountered:\n{cause}\nmore")
-
-    monkeypatch.setattr(graphs.Pipeline, "__init__", failing)
-    plan = tree(index, "e").plan(0, 0)
-    sound = plan.take(plan.leaves.modality == AUDIO)
-    with Loader(index, [sound], CLIP, gpu()[0], Loading(decoder="gpu")) as loader, pytest.raises(kind, match=message):
-        next(iter(loader))
-
-
-def test_audio_does_not_wait_for_video(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
-    heard, frames, logmel = threading.Event(), ShardReader.frames, ShardReader.logmel
-
-    def waiting(self: ShardReader, *arguments: Any) -> Any:
-        assert heard.wait(20)
-        return frames(self, *arguments)
-
-    def hearing(self: ShardReader, *arguments: Any) -> Any:
-        heard.set()
-        return logmel(self, *arguments)
-
-    monkeypatch.setattr(ShardReader, "frames", waiting)
-    monkeypatch.setattr(ShardReader, "logmel", hearing)
-    assert len(load(index, [tree(index, "e").plan(0, 0)], readers=1)) == 1
-
-
-def test_tee_passes_errors_to_every_reader() -> None:
-    def plans() -> Iterator[int]:
-        yield 1
-        raise ValueError("no plan")
-
-    readers = tee(plans(), 3)
-    assert [next(reader) for reader in readers] == [1, 1, 1]
-    for reader in readers:
-        with pytest.raises(ValueError, match="no plan"):
-            next(reader)
-
-
 def test_memory_is_flat_over_a_thousand_batches(index: Index) -> None:
     clip, process = Clip(frames=2, size=16, mel_frames=9), psutil.Process()
-    composition = presets.composition("e", 2, Augmentation(scale=(44, 60)))
+    composition = composed("e", 2, Augmentation(scale=(44, 60)))
     planned, memory = sampling_tree(index, composition, clip, "train", 0), []
     with Loader(index, planned.plans(0, 1201), clip, CPU) as loader:
         for number, batch in enumerate(loader):

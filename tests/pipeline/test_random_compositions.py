@@ -50,7 +50,7 @@ def factor_lists(draw: st.DrawFn) -> tuple[Factor, ...]:
     chosen = draw(st.lists(st.sampled_from(range(len(optional))), max_size=4, unique=True))
     factors = [Factor(Video(), draw(st.integers(1, 4)), draw(contrasts))]
     for transformation in [*(draw(optional[number]) for number in chosen), Augment()]:
-        k = draw(st.integers(1, min(4, transformation.size() or 3)))
+        k = draw(st.integers(1, min(4, len(getattr(transformation, "values", range(3))))))
         factors.append(Factor(transformation, k, draw(contrasts), draw(weights)))
     assume(math.prod(factor.k for factor in factors) <= 300)
     return tuple(factors)

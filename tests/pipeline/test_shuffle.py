@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from itertools import combinations
-
 import numpy as np
 import pytest
 
 from gdt.common.streams import Stream, generator
-from gdt.pipeline import presets
 from gdt.pipeline.leaves import Clip
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.transformations.base import Branches, Draw, Source
 from gdt.pipeline.transformations.video import Video
-from gdt.pipeline.tree import Tree, sampling_tree
+from gdt.pipeline.tree import sampling_tree
+from tests.composed import composed
 
 
 def source(shards: np.ndarray, window: int, usable: np.ndarray | None = None) -> Source:
@@ -45,8 +42,7 @@ def test_without_a_window_an_epoch_is_a_permutation_of_its_seed() -> None:
 UNEVEN = np.repeat(np.arange(11), [3, 9, 1, 6, 6, 2, 8, 5, 7, 4, 6])
 
 
-@pytest.mark.parametrize("window", [1, 2, 3, 4, 5, 10, 11, 99])
-@pytest.mark.parametrize("k", [2, 5, 8])
+@pytest.mark.parametrize(("window", "k"), [(1, 5), (3, 2), (4, 8), (11, 5), (99, 2)])
 def test_an_epoch_reads_at_most_a_window_of_shards_at_any_time(window: int, k: int) -> None:
     usable = np.flatnonzero(np.arange(len(UNEVEN)) % 7 != 2)  # the third shard has no usable video
     where = source(UNEVEN, window, usable)
@@ -64,62 +60,9 @@ def test_an_epoch_reads_at_most_a_window_of_shards_at_any_time(window: int, k: i
     assert np.concatenate(batches(where, 1, 2, seed=1)).tolist() != orders[2]
 
 
-@pytest.mark.parametrize(("window", "k"), [(0, 6), (3, 6), (3, 7), (4, 20), (1, 5)])
-def test_how_often_two_videos_share_a_batch(window: int, k: int) -> None:
-    """The formulas of the docstring against counts of all 7,140 pairs over 600 epochs."""
-    count, per_shard, epochs = 12, 10, 600
-    shards = np.repeat(np.arange(count), per_shard)
-    n = len(shards)
-    met = np.zeros((n, n))
-    for epoch in range(epochs):
-        for batch in batches(source(shards, window), k, epoch):
-            for one, other in combinations(sorted(batch.tolist()), 2):
-                met[one, other] += 1
-    pairs = np.triu(np.ones((n, n), bool), 1)
-    own = shards[:, None] == shards[None]
-    same, different = met[pairs & own].mean() / epochs, met[pairs & ~own].mean() / epochs
-    size = window or count  # N
-    videos = size * per_shard  # M
-    exactly = 0.03 if videos % k == 0 else 0.2  # else some batches span two windows, and some videos are left out
-    assert same == pytest.approx((k - 1) / (videos - 1), rel=exactly)
-    meeting = (size - 1) / (count - 1) * (k - 1) / (videos - 1)
-    assert different == pytest.approx(meeting, rel=exactly, abs=0.01)
-    together = (k - 1) / (n - 1)  # without windows
-    assert same / together == pytest.approx(count / size, rel=0.25)  # asymptotically
-    assert different / together == pytest.approx(1 - 1 / size, rel=0.25, abs=0.15)
-
-
-def loads(order: np.ndarray, cached: int) -> int:
-    """Number of shard reads with an LRU cache of `cached` shards."""
-    cache: OrderedDict[int, None] = OrderedDict()
-    fetched = 0
-    for shard in order.tolist():
-        fetched += shard not in cache
-        cache[shard] = None
-        cache.move_to_end(shard)
-        if len(cache) > cached:
-            cache.popitem(last=False)
-    return fetched
-
-
-@pytest.mark.parametrize(
-    ("window", "per_batch", "met", "own", "fetched"),
-    [(0, 448, 0.00213, 0.0005, 237_594), (16, 19, 0.233, 0.058, 1875), (64, 65, 0.0626, 0.0155, 1875)],
-)
-def test_the_numbers_of_the_readme(window: int, per_batch: int, met: float, own: float, fetched: int) -> None:
-    """240,000 videos in shards of 128, in batches of 512."""
-    shards, k = np.repeat(np.arange(1875), 128), 512
-    drawn = batches(source(shards, window), k)
-    assert np.mean([len(np.unique(shards[batch])) for batch in drawn]) == pytest.approx(per_batch, abs=0.5)
-    counted = [((shards[batch][:, None] == shards[batch]).sum() - k) / (k * (k - 1)) for batch in drawn]
-    assert np.mean(counted) == pytest.approx(own, abs=5e-4)
-    assert np.mean(counted) * (k - 1) / 127 == pytest.approx(met, rel=0.01)
-    assert loads(shards[np.concatenate(drawn)], window or 16) == fetched
-
-
 def test_windows_use_the_shards_of_the_index(index: Index) -> None:
     messages: list[str] = []
-    composition = presets.composition("e", 4)
+    composition = composed("e", 4)
     clip = Clip(8, 4, 32)
     trees = {n: sampling_tree(index, composition, clip, "train", 0, messages.append, n) for n in (0, 1, 2, 99)}
     shards = np.unique(index.shard[index.split == "train"])
@@ -129,9 +72,3 @@ def test_windows_use_the_shards_of_the_index(index: Index) -> None:
     read = [index.shard[tree.plan(0, batch).columns["video"]] for batch in range(tree.batches_per_epoch)]
     order = np.concatenate([shard[::2] for shard in read])
     assert len(np.flatnonzero(np.diff(order))) == len(set(order.tolist())) - 1
-
-
-def test_a_window_needs_the_shards() -> None:
-    tree = Tree(presets.composition("e", 4), Source(np.arange(20), np.full(20, 50), 30, window=2), Clip(), 40)
-    with pytest.raises(ValueError, match="needs the shard of every video"):
-        tree.plan(0, 0)

@@ -22,12 +22,13 @@ from gdt.pipeline.transformations.base import Source
 from gdt.pipeline.tree import BatchPlan, Tree
 from gdt.train.distributed import leave_without_teardown
 from gdt.train.loss import gdt_loss
+from tests.composed import composed
 
 RHO = 0.07
 
 
 def planned(preset: str, videos: int) -> tuple[tuple[Factor, ...], BatchPlan]:
-    composition = presets.composition(preset, videos)
+    composition = composed(preset, videos)
     tree = Tree(composition, Source(np.arange(20), np.full(20, 40), 30), Clip(), 40)
     return composition.factors, tree.plan(0, 0)
 

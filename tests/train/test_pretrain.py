@@ -145,7 +145,7 @@ def test_pretraining_on_real_videos_lowers_the_loss(
     ("more", "message"),
     [
         (("--batch-size", "1"), "the K of factor 'video'; it must be 2 or more"),
-        (("--clip.frames", "200"), "0 of 24 train videos of .* can be used: 24 shorter than 2 clips of"),
+        (("--clip.frames", "200"), "0 of 24 train videos of .*; not used: 24 shorter than 2 clips of"),
         (("--split", "holdout"), "no video of .* is in the split 'holdout'"),
         (("--augmentation.flip", "2"), "--augmentation.flip is 2.0"),
         (("--steps", "-5"), "--steps is -5; it must be 0 or more"),

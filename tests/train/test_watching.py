@@ -73,7 +73,7 @@ def test_weights_and_biases_get_the_same_metrics(
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [{"step": step} | metrics for step, metrics in logged.items()] == rows
     monkeypatch.setitem(sys.modules, "wandb", None)  # as if it were not installed
-    with pytest.raises(UserError, match="--wandb needs the package wandb; run '\\S*python -m pip install wandb'"):
+    with pytest.raises(UserError, match="--wandb needs the package wandb; run 'pip install wandb'"):
         pretrain(replace(settings, out=tmp_path / "other", steps=3, wandb="mine"))
 
 
