@@ -52,9 +52,10 @@ def pivot(every: Sequence[Result], by_row: bool = False) -> list[Table]:
     steps with the mean over seeds. Random weights come first, chance and published results last.
     """
     tables: list[Table] = []
-    parts: dict[tuple[str, str, str], list[Result]] = {}
+    parts: dict[tuple[str, ...], list[Result]] = {}
     for each in sorted(every, key=_order):
-        parts.setdefault((PROTOCOLS[each.protocol].table, each.label, each.words), []).append(each)
+        key = PROTOCOLS[each.protocol].table, each.label, each.words, *_modalities(each)
+        parts.setdefault(key, []).append(each)
     said: set[str] = set()
     for part in parts.values():
         names = _row_names(part) if by_row else _model_names(part)

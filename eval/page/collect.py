@@ -63,10 +63,10 @@ def collect(root: Path) -> Collected:
 
 
 def latest(rows: list[Result]) -> list[Result]:
-    """The results under the conditions that a protocol was evaluated under last, by data, labels, fold and words."""
+    """Those under the conditions that a protocol was evaluated under last, by data, labels, fold, words, modalities."""
 
     def of(row: Result) -> tuple[str, ...]:
-        return row.protocol, row.dataset, row.label, str(row.fold), row.words
+        return row.protocol, row.dataset, row.label, str(row.fold), row.words, str(row.settings.get("modalities"))
 
     last = {of(row): row.conditions for row in rows}
     return [row for row in rows if last[of(row)] == row.conditions]

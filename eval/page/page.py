@@ -68,7 +68,7 @@ def examples(model: Model, root: Path) -> dict[str, Any]:
     parts = dict.fromkeys(("found", "neighbours", "maps", "deviation")) | {"name": model.name, "missing": missing}
     if (trained := attempt("examples", missing, lambda: load_model(model.checkpoint))) is None:
         return parts
-    row = next((row for row in model.results if row.protocol == "retrieval" and _of_video(row)), None)
+    row = next((row for row in reversed(model.results) if row.protocol == "retrieval" and _of_video(row)), None)
     index = attempt("videos", missing, lambda: Index.open(row.shards if row else trained.settings.shard_folder))
     if index is None:
         return parts
