@@ -280,7 +280,7 @@ class Batches:
         return self.settings.epochs * self._tree.batches_per_epoch
 
     def __iter__(self) -> Iterator[Batch]:
-        """Yield batches; each has tensors of its own."""
+        """Yield batches; on a CPU, `batch.tensors()` reuses the memory of the last batch, so clone what you keep."""
         plans, s = self._tree.plans(0, len(self)), self.settings
         with Loader(self.index, plans, s.clip, self.device, s.loading, self._words) as loader:
             yield from loader
