@@ -122,7 +122,7 @@ def test_a_mistake_gets_one_sentence(
     typed: str, message: str, command: Run, shards: Path, checkpoint: Path, tmp_path: Path
 ) -> None:
     said = sentence(command(*typed.format(shards=shards, checkpoint=checkpoint).split()))
-    assert message in said and not [path for path in tmp_path.iterdir() if path.name[0] != "."]
+    assert message in said and not [path for path in tmp_path.rglob("*") if path.is_file() and path.name[0] != "."]
 
 
 @pytest.mark.parametrize("typed", ["pretrain --lrr 3", "ablation --size big", "pretrain --epochs x", "report x"])

@@ -42,7 +42,6 @@ from gdt.pipeline.shards.index import Index
 from gdt.pipeline.sources.loading import Loading
 from gdt.pipeline.transformations.augmentation import centred
 from gdt.preprocess.stage import Preprocess
-from gdt.train import checkpoint as checkpoints
 from gdt.train.checkpoint import Trained, load_model, load_trained
 from gdt.train.models.gdt import GDT
 from gdt.train.pretrain import pretrain
@@ -495,8 +494,7 @@ def test_every_column_of_labels_has_a_table_and_models_and_features_are_read_onc
     real = extract.extract
     monkeypatch.setattr(extract, "extract", lambda *a, **k: calls.append(len(a[2])) or real(*a, **k))
     reads: list[Path] = []
-    read_checkpoint = checkpoints.read
-    monkeypatch.setattr(checkpoints, "read", lambda path: reads.append(path) or read_checkpoint(path))
+    monkeypatch.setattr("gdt.eval.downstream.load_trained", lambda path: reads.append(path) or load_trained(path))
     settings = Downstream((checkpoint,), "x", shards, clips=2, out=tmp_path / "o", random_weights="exclude",
                           label="label,parity")  # fmt: skip
     text = " ".join(downstream(settings).split())

@@ -18,13 +18,14 @@ from gdt.pipeline.shards.index import Index
 from gdt.pipeline.shards.reader import ShardReader
 from gdt.pipeline.tree import sampling_tree
 from gdt.pipeline.word2vec import WordVectors
+from tests.composed import composed
 from tests.conftest import Run
 from tests.pipeline.test_loader import CLIP, CPU, audio_oracle, leaf_oracle, tree
 from tests.pipeline.test_notation import FREEZE
 
 
 def test_clips_of_the_example_end_within_its_videos() -> None:
-    drawn = toy(presets.composition("l", 512)).plan(0, 0).columns["time_shift"]
+    drawn = toy(composed("l", 512)).plan(0, 0).columns["time_shift"]
     assert drawn.min() >= 0 and 250 < drawn.max() <= 270  # 30 frames of 300
 
 
@@ -51,7 +52,7 @@ def test_the_tree_of_a_cross_modal_row_is_printed(command: Run, tmp_path: Path) 
 
 @pytest.mark.parametrize("preset", presets.PRESETS)
 def test_every_preset_can_be_drawn(preset: str) -> None:
-    composition = presets.composition(preset, 2)
+    composition = composed(preset, 2)
     two = toy(composition)
     columns = two.plan(0, 0).columns
     relation = relations(composition.factors, columns, columns)
@@ -62,7 +63,7 @@ def test_every_preset_can_be_drawn(preset: str) -> None:
 
 
 def test_partner_counts_agree_with_the_lemma() -> None:
-    composition = presets.composition("d", 16)
+    composition = composed("d", 16)
     expected = counts(composition.factors)
     assert partners(composition) == (str(expected.positives // expected.leaves), str(expected.negatives_per_leaf))
     # two random shifts of a video may be equal, and then do not differ
@@ -104,7 +105,7 @@ def test_a_batch_is_drawn_as_the_inputs_of_the_network(index: Index, preset: str
 
 def test_a_batch_shows_which_leaves_attract_and_repel(index: Index) -> None:
     """Row l: the sound of the same shift attracts, in either direction; the own modality is not compared."""
-    planned = sampling_tree(index, presets.composition("l", 2), CLIP, "train", 0)
+    planned = sampling_tree(index, composed("l", 2), CLIP, "train", 0)
     with Loader(index, [planned.plan(0, 0)], CLIP, CPU) as loader:
         picture = draw_batch(next(iter(loader)), planned, index, "l")
     first = next(axes for axes in picture.axes if [tick.get_text() for tick in axes.get_yticklabels()] == ["leaf 0"])
@@ -116,7 +117,7 @@ def test_a_batch_shows_which_leaves_attract_and_repel(index: Index) -> None:
 def test_captions_are_drawn_in_order(captioned: Path, word2vec: Path) -> None:
     index = Index.open(captioned)
     words = WordVectors.of(index, word2vec)
-    planned = sampling_tree(index, presets.composition("three", 2), CLIP, "train", 0)
+    planned = sampling_tree(index, composed("three", 2), CLIP, "train", 0)
     with Loader(index, [planned.plan(0, 0)], CLIP, CPU, words=words) as loader:
         batch = next(iter(loader))
         picture = draw_batch(batch, planned, index, "three", words.words)

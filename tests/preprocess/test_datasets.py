@@ -94,21 +94,6 @@ def test_names_that_are_not_utf8_are_reported(tmp_path: Path) -> None:
     assert missing("folder", tmp_path) == [Missing(r"'caf\udce9.mp4'", reason, tmp_path / "caf?.mp4")]
 
 
-@pytest.mark.timeout(20)
-@pytest.mark.parametrize(
-    ("dataset", "name"),
-    [
-        ("kinetics", "any.csv"),
-        ("ucf101", "ucfTrainTestlist/trainlist01.txt"),
-    ],
-)
-def test_lists_that_are_not_regular_files_are_refused(tmp_path: Path, dataset: str, name: str) -> None:
-    touch(tmp_path, "a/a.mp4", name, "balanced_train_segments.csv")
-    (tmp_path / name).unlink()
-    os.mkfifo(tmp_path / name)
-    refused(dataset, tmp_path, f"^{tmp_path}/{name} is a special file, not a file")
-
-
 # folder
 
 
