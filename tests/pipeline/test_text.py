@@ -235,7 +235,7 @@ def test_text_is_pretrained_from_the_command_line(
         ((*train, "--shards", captioned), "set --word2vec to the file with which the shards were made"),
         (
             (*train, "--out", "third", "--shards", shards, "--word2vec", word2vec),
-            "24 without captions; use another composition",
+            "have no words; rebuild them from videos with captions",
         ),
         (("pretrain", "--steps", 4, "--shards", captioned, "--word2vec", word2vec), "--word2vec has no effect"),
     ):
