@@ -24,13 +24,6 @@ def plural(count: int, noun: str, plural_noun: str = "") -> str:
     return f"{count} {noun if count == 1 else plural_noun or noun + 's'}"
 
 
-def format_range(numbers: Iterable[int]) -> str:
-    """The lowest and the highest number, or the only one."""
-    ordered = sorted(numbers)
-    low, high = ordered[0], ordered[-1]
-    return str(low) if low == high else f"{low}-{high}"
-
-
 def unknown(kind: str, name: str, available: Iterable[str], how_to_list: str = "") -> UserError:
     """A UserError about an unknown name that suggests the most similar one and lists all, or says how to list them."""
     # without dashes, which would make any two options similar

@@ -1,8 +1,9 @@
-"""Atomic writes, and reasons why files cannot be read."""
+"""Atomic writes, locks, and reasons why files cannot be read."""
 
 from __future__ import annotations
 
 import errno
+import fcntl
 import glob
 import json
 import os
@@ -113,3 +114,25 @@ def require_new_file(out: Path, overwrite: bool) -> None:
         raise UserError(f"{out} already exists; set --out to another file, or pass --overwrite to replace it")
     if not out.absolute().parent.is_dir():
         raise UserError(f"the folder {out.parent} does not exist; create it, or set --out to a file in another")
+
+
+@contextmanager
+def locked(destination: Path, alternative: str = "set --destination to another folder") -> Iterator[None]:
+    """Create and lock a folder that a run writes to.
+
+    Raises UserError, ending in `alternative`, if another run holds the lock or the folder is not writable.
+    """
+    try:
+        destination.mkdir(parents=True, exist_ok=True)
+        file = (destination / ".lock").open("a")
+    except OSError as error:
+        reason = "it is a file, not a folder" if isinstance(error, FileExistsError) else error.strerror
+        raise UserError(f"cannot write to {destination}: {reason}; {alternative}") from error
+    with file:  # the system releases the lock when this process ends
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise UserError(f"another run is writing to {destination}; wait for it, or {alternative}") from error
+        except OSError:
+            pass  # a file system without locks
+        yield

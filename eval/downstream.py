@@ -19,7 +19,7 @@ from tqdm import tqdm
 from gdt.common import serialization
 from gdt.common.commandline import gdt_command
 from gdt.common.errors import UserError, explain_out_of_memory
-from gdt.common.lock import locked
+from gdt.common.files import locked
 from gdt.eval import results
 from gdt.eval.extract import require_network
 from gdt.eval.finetune import METRICS, STATE, build_recipe

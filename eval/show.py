@@ -15,9 +15,9 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from tabulate import tabulate
 
-from gdt.common.errors import UserError, format_range
-from gdt.common.gpu import default_size
+from gdt.common.errors import UserError
 from gdt.eval.drawing import STYLE, save
+from gdt.eval.tables import format_range
 from gdt.pipeline.composition import Composition, Factor, Table, Weight, contrast, weight
 from gdt.pipeline.leaves import MODALITIES, Clip
 from gdt.pipeline.shards.index import Index
@@ -26,6 +26,7 @@ from gdt.pipeline.transformations.base import Source
 from gdt.pipeline.transformations.time_shift import TimeShift
 from gdt.pipeline.tree import Tree
 from gdt.preprocess.logmel import HOP, SAMPLE_RATE, corners
+from gdt.train.gpu import default_size
 from gdt.train.settings import SIZES, Pretrain
 
 if TYPE_CHECKING:  # slow to import, and --help needs only the settings

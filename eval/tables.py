@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from tabulate import tabulate
 
-from gdt.common.errors import COLUMNS, format_range
+from gdt.common.errors import COLUMNS
 from gdt.common.files import write_text
 from gdt.eval import results
 from gdt.eval.metrics import Metric, over_seeds
@@ -245,3 +245,10 @@ def _heading(column: str) -> str:
     for modality in MODALITIES:
         column = column.replace(modality, modality[0].upper())
     return column.replace(" to ", "→")
+
+
+def format_range(numbers: Iterable[int]) -> str:
+    """The lowest and the highest number, or the only one."""
+    ordered = sorted(numbers)
+    low, high = ordered[0], ordered[-1]
+    return str(low) if low == high else f"{low}-{high}"

@@ -16,8 +16,7 @@ from tqdm import tqdm
 
 from gdt.common.commandline import gdt_command
 from gdt.common.errors import UserError, plural, require_positive
-from gdt.common.files import dump_row, write_lines
-from gdt.common.lock import locked
+from gdt.common.files import dump_row, locked, write_lines
 from gdt.pipeline.shards.container import Damaged, Head, OtherSchema
 from gdt.pipeline.shards.index import Index, write_index
 from gdt.pipeline.shards.layout import BANDS, DATASETS, INDEX, REJECTED, read_rejected, shard_folder

@@ -13,11 +13,11 @@ from gdt.cli import COMMANDS, below_gdt
 from tests.conftest import ROOT
 
 LINES = {
-    "src": 472, "common": 586, "pipeline": 3724, "preprocess": 3902, "train": 2874, "eval": 4758, "benchmarks": 790,
-    "tests": 14846,
+    "src": 447, "common": 441, "pipeline": 3241, "preprocess": 3800, "train": 2539, "eval": 4246, "benchmarks": 719,
+    "tests": 12444,
 }  # fmt: skip
 """Lines of Python by folder."""
-WORDS, OPTIONS = 13_550, 136
+WORDS, OPTIONS = 13_600, 113
 
 
 def tracked(pattern: str) -> list[str]:

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from gdt.common.errors import UserError, plural
-from gdt.common.gpu import require_no_gpu
+from gdt.train.gpu import require_no_gpu
 
 T = TypeVar("T")
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from gdt.common.commandline import gdt_command
 from gdt.common.errors import exit_with_message, explain_out_of_memory
-from gdt.common.lock import locked
+from gdt.common.files import locked
 from gdt.train.checkpoint import OtherRun
 from gdt.train.distributed import barrier, join_ranks, leave_without_teardown, together
 from gdt.train.settings import Pretrain

@@ -10,7 +10,7 @@ from typing import Any
 from gdt.common import serialization
 from gdt.common.commandline import parse, value_of
 from gdt.common.errors import UserError, first_line, unknown
-from gdt.common.gpu import default_size
+from gdt.train.gpu import default_size
 from gdt.train.settings import SIZES, Pretrain
 
 CHECKPOINT = "checkpoint.pt"

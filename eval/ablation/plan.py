@@ -9,7 +9,6 @@ from typing import Any
 
 from gdt.common import serialization
 from gdt.common.errors import UserError
-from gdt.common.gpu import default_size
 from gdt.eval.ablation.settings import Ablation
 from gdt.eval.protocols import PROTOCOLS, conditions
 from gdt.eval.results import RANDOM, Result
@@ -18,6 +17,7 @@ from gdt.eval.subjects import Data, folds, gallery_split, held_out, official_fol
 from gdt.pipeline.shards.index import Index, fingerprint
 from gdt.pipeline.shards.layout import shard_folder
 from gdt.train.flops import step_flops
+from gdt.train.gpu import default_size
 from gdt.train.models.gdt import any_device
 from gdt.train.run import to_json
 from gdt.train.settings import SIZES, Pretrain

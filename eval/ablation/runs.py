@@ -11,8 +11,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from gdt.common.errors import plural
-from gdt.common.files import write_text
-from gdt.common.lock import locked
+from gdt.common.files import locked, write_text
 from gdt.eval import results
 from gdt.eval.ablation.plan import Run, plan
 from gdt.eval.ablation.settings import Ablation

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gdt.common.errors import UserError
-from gdt.common.lock import locked
+from gdt.common.files import locked
 from gdt.pipeline.shards import container
 from gdt.preprocess import verify as module
 from gdt.preprocess.stage import Preprocess, run
