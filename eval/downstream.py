@@ -221,10 +221,11 @@ def _run(job: Job) -> None:
     start, model, data = time.perf_counter(), job.model, job.evaluator.data
     settings, trained = job.evaluator.settings, job.model.trained
     pretraining, known = trained.settings, not model.random and trained.foreign is None
-    metrics, details, fold = job.evaluator.evaluate(model, job.protocol, job.fold, job.folder)
+    metrics, fold, details = job.evaluator.evaluate(model, job.protocol, job.fold, job.folder)
+    precision = "bfloat16" if job.evaluator.device.type == "cuda" else "float32"
+    details = {"clip": str(pretraining.clip), "precision": precision, **details}
     if PROTOCOLS[job.protocol].labels and (lacking := int((~np.isin(fold.query_label, fold.gallery_label)).sum())):
-        details |= {UNANSWERABLE: f"{lacking} of {len(fold.queries)} queries"}
-    details |= {"precision": "bfloat16" if job.evaluator.device.type == "cuda" else "float32"}
+        details[UNANSWERABLE] = f"{lacking} of {len(fold.queries)} queries"
     result = Result(
         conditions=job.conditions, protocol=job.protocol, model=model.name, weights=model.digest, checkpoint=model.path,
         preset=RANDOM if model.random else trained.name, seed=pretraining.seed, step=trained.step, steps=trained.steps,

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -41,10 +42,10 @@ class Outcome(NamedTuple):
     """What a protocol returns."""
 
     metrics: dict[str, Metric]
-    details: dict[str, str]
-    """Details that could change the numbers, as text."""
     fold: Fold
     """Videos that were evaluated."""
+    details: Mapping[str, str] = MappingProxyType({})
+    """What else decides the numbers, as text."""
 
 
 @dataclass
@@ -68,7 +69,7 @@ class Evaluator:
         own = replace(self, settings=only_decisive(self.settings, protocol))
         kept, details = own._with_audio(model, fold)
         result = PROTOCOLS[protocol].run(own, model, kept, folder)
-        return result._replace(details=result.details | details)
+        return result._replace(details={**result.details, **details})
 
     def _with_audio(self, model: Model, fold: Fold) -> tuple[Fold, dict[str, str]]:
         """The videos with the audio that --modalities needs, and how many are left out.
@@ -120,20 +121,13 @@ class Evaluator:
         query, gallery = (np.concatenate(each, axis=1) for each in zip(*parts, strict=True))
         return query, gallery
 
-    def frozen(self, model: Model, metrics: dict[str, Metric], fold: Fold, **details: str) -> Outcome:
-        """The outcome of a protocol on frozen features."""
-        clip = model.trained.settings.clip
-        clips = {"video": f"{clip}, centre crops", "audio": f"{clip.mel_frames} log-mel frames"}
-        text = f"{self.settings.clips} of {' and '.join(clips[name] for name in self.settings.modalities)}"
-        return Outcome(metrics, {"clips": text} | details, fold)
-
 
 def _retrieval(evaluator: Evaluator, model: Model, fold: Fold, _: Path) -> Outcome:
     from gdt.eval.retrieval import recall
 
     query, gallery = evaluator.pooled(model, fold, "maximum")
     metrics = recall(query, fold.query_label, gallery, fold.gallery_label, KS)
-    return evaluator.frozen(model, {f"R@{k}": metric for k, metric in metrics.items()}, fold, pooling="maximum")
+    return Outcome({f"R@{k}": metric for k, metric in metrics.items()}, fold, {"pooling": "maximum"})
 
 
 def _few_shot(evaluator: Evaluator, model: Model, fold: Fold, _: Path) -> Outcome:
@@ -148,7 +142,7 @@ def _few_shot(evaluator: Evaluator, model: Model, fold: Fold, _: Path) -> Outcom
         if shots <= smallest
     }
     details = {"pooling": "average", "draws": f"{_DRAWS}, seed {seed}", "videos of the smallest class": str(smallest)}
-    return evaluator.frozen(model, metrics, fold, **details)
+    return Outcome(metrics, fold, details)
 
 
 def _linear(evaluator: Evaluator, model: Model, fold: Fold, _: Path) -> Outcome:
@@ -161,7 +155,7 @@ def _linear(evaluator: Evaluator, model: Model, fold: Fold, _: Path) -> Outcome:
     query, gallery = evaluator.pooled(model, fold, "average")
     accuracy = linear_probe(query, fold.query_label, gallery, fold.gallery_label, settings.linear_c, (1, 5))
     metrics = {f"linear top-{k}": metric for k, metric in accuracy.items()}
-    return evaluator.frozen(model, metrics, fold, pooling="average", C=f"{settings.linear_c:g}")
+    return Outcome(metrics, fold, {"pooling": "average"})
 
 
 def _cross_modal(evaluator: Evaluator, model: Model, fold: Fold, _: Path) -> Outcome:
@@ -200,7 +194,7 @@ def _cross_modal(evaluator: Evaluator, model: Model, fold: Fold, _: Path) -> Out
         f"{query} to {gallery} R@{k}": share(correct, 100 * min(k, n) / n)
         for (query, gallery, k), correct in crossmodal.hits(found.embeddings).items()
     }
-    return evaluator.frozen(model, metrics, replace(fold, queries=found.videos, query_label=np.full(n, "")))
+    return Outcome(metrics, replace(fold, queries=found.videos, query_label=np.full(n, "")))
 
 
 def _finetune(evaluator: Evaluator, model: Model, fold: Fold, folder: Path) -> Outcome:
@@ -217,7 +211,7 @@ def _finetune(evaluator: Evaluator, model: Model, fold: Fold, folder: Path) -> O
     )  # fmt: skip
     run = Finetuning(model.trained, task, recipe, settings.seed, fold.number, evaluator.device, folder)
     metrics = run.run(f"finetune {describe(model, fold)}")
-    return Outcome(metrics, {name: str(value) for name, value in vars(recipe).items()}, fold)
+    return Outcome(metrics, fold, {name: str(value) for name, value in vars(recipe).items()})
 
 
 def _classes(fold: Fold, protocol: str) -> np.ndarray:
