@@ -110,6 +110,8 @@ def open_regular(path: Path) -> BinaryIO:
 
 def require_new_file(out: Path, overwrite: bool) -> None:
     """Raise UserError unless `out` can be written; replacing an existing file needs `overwrite`."""
+    if out.is_dir():
+        raise UserError(f"{out} is a folder; set --out to a file")
     if out.exists() and not overwrite:
         raise UserError(f"{out} already exists; set --out to another file, or pass --overwrite to replace it")
     if not out.absolute().parent.is_dir():

@@ -111,7 +111,7 @@ def evaluate(settings: Downstream) -> Evaluated:
     with lock, explain_out_of_memory("lower --jobs; finished results are kept"):
         jobs = sorted(plan(settings, data, compared, out), key=lambda job: compared.index(job.model))
         done = {each.identity for each in results.read(out / RESULTS)}
-        todo = [job for job in jobs if job.identity not in done]
+        todo = list({job.identity: job for job in jobs if job.identity not in done}.values())
         for job in todo:
             if not PROTOCOLS[job.protocol].trains:
                 _run(job)
@@ -151,7 +151,9 @@ def plan(settings: Downstream, data: Data, compared: Sequence[Model], out: Path)
                     print(f"{model.name} is skipped in {protocol}: the videos have fewer than two of its modalities")
                     continue
                 for fold in parts:
-                    yield Job(evaluator, model, protocol, fold, conditions(own, protocol, of_label, fold, device.type))
+                    yield Job(
+                        evaluator, model, protocol, fold, conditions(own, protocol, of_label, fold, device.type, words)
+                    )
 
 
 def choose_protocols(settings: Downstream, data: Data, compared: Sequence[Model]) -> list[str]:
@@ -233,7 +235,7 @@ def _run(job: Job) -> None:
         tflop=trained.step * step_flops(pretraining, data.index.bands) / 1e12 if known and trained.step else 0.0,
         seen=model.seen(data, fold.queries), dataset=data.dataset, shards=data.index.folder, data=data.fingerprint,
         query_split=data.split, label=settings.label if PROTOCOLS[job.protocol].labels else "",
-        words=words_of(settings, job.protocol, data.index), fold=fold.number, gallery=len(fold.gallery),
+        words=words_of(job.protocol, job.evaluator.words), fold=fold.number, gallery=len(fold.gallery),
         queries=len(fold.queries), classes=len(np.unique(fold.gallery_label)), metrics=metrics,
         settings=decisive(settings, job.protocol), details=details, provenance=provenance_of(job.evaluator.device),
     )  # fmt: skip

@@ -71,7 +71,7 @@ def by_features(row: Result, root: Path) -> Found:
     settings = Downstream(folds=(row.fold,) if row.fold else (), **row.settings)
     (fold,) = folds(settings, index, row.query_split)
     data = Data(row.dataset, index, fingerprint(index), row.query_split)
-    known = {conditions(settings, row.protocol, data, fold, device): device for device in ("cpu", "cuda")}
+    known = {conditions(settings, row.protocol, data, fold, device, None): device for device in ("cpu", "cuda")}
     if row.conditions not in known:
         raise UserError(f"videos, labels or splits of {index.folder} have changed since; evaluate again")
     name = features_path(Path(), row.data, row.settings["clips"], known[row.conditions])

@@ -245,7 +245,7 @@ class Protocol:
     """Whether it trains a network, in its own process."""
 
 
-_LABELS = ("label", "folds", "gallery_split", "seed")
+_LABELS = ("label", "folds", "gallery_split")
 _FROZEN = (*_LABELS, "modalities")
 _RESOLVED = ("folds", "word2vec")
 """Settings that the digests of the fold and of the words stand for."""
@@ -255,9 +255,9 @@ PROTOCOLS = {
     for protocol in (
         Protocol("cross-modal", _cross_modal, ("word2vec",), "cross-modal", default=True, labels=False, pairs=True),
         Protocol("retrieval", _retrieval, _FROZEN, "neighbours", default=True),
-        Protocol("few-shot", _few_shot, _FROZEN, "neighbours", default=True),
-        Protocol("linear", _linear, (*_FROZEN, "train_samples", "linear_c"), "classifiers"),
-        Protocol("finetune", _finetune, (*_LABELS, "train_samples", *_RECIPE), "classifiers", trains=True),
+        Protocol("few-shot", _few_shot, (*_FROZEN, "seed"), "neighbours", default=True),
+        Protocol("linear", _linear, (*_FROZEN, "seed", "train_samples", "linear_c"), "classifiers"),
+        Protocol("finetune", _finetune, (*_LABELS, "seed", "train_samples", *_RECIPE), "classifiers", trains=True),
     )
 }
 """All protocols, in the order of the tables' columns."""
@@ -286,15 +286,17 @@ def decisive(settings: Downstream, protocol: str) -> dict[str, Any]:
     return {name: getattr(settings, name) for name in ("clips", *PROTOCOLS[protocol].settings) if name not in _RESOLVED}
 
 
-def conditions(settings: Downstream, protocol: str, data: Data, fold: Fold, device: str) -> str:
+def conditions(
+    settings: Downstream, protocol: str, data: Data, fold: Fold, device: str, words: WordVectors | None
+) -> str:
     """Digest of all that decides a protocol's numbers on a fold, besides the model."""
-    videos = data.fingerprint, data.split, fold.digest, words_of(settings, protocol, data.index)
+    videos = data.fingerprint, data.split, fold.digest, words_of(protocol, words)
     return _digest([FORMAT, protocol, decisive(settings, protocol), videos, device])
 
 
-def words_of(settings: Downstream, protocol: str, index: Index) -> str:
-    """Checksum of the words that a protocol uses; their vectors are those that a model was trained with."""
-    return str(index.settings["vocabulary"]) if settings.word2vec and protocol == "cross-modal" else ""
+def words_of(protocol: str, words: WordVectors | None) -> str:
+    """Checksum of the word vectors that a protocol uses; empty without."""
+    return words.checksum if words and "word2vec" in PROTOCOLS[protocol].settings else ""
 
 
 def _digest(values: object) -> str:

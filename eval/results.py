@@ -56,7 +56,7 @@ class Result:
     label: str
     """Column of labels; empty for the classes of the data set."""
     words: str
-    """Checksum of word vectors and captions; empty without text."""
+    """Checksum of the word vectors; empty without text."""
     fold: int
     """Official fold; 0 for the splits of the data set."""
     gallery: int

@@ -47,10 +47,10 @@ class Model:
         The splits of official folds overlap with that of pretraining.
         """
         settings = self.trained.settings
-        if self.random or data.dataset != settings.dataset:
+        if self.random:
             return 0
         if self.trained.data != data.fingerprint:
-            return -1
+            return -1 if data.dataset == settings.dataset else 0
         # the fingerprint covers the splits, so this index has those of the pretraining
         count = int((data.index.split[videos] == settings.split).sum())
         return count if count or not settings.init else -1

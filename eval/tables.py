@@ -53,8 +53,9 @@ def pivot(every: Sequence[Result], by_row: bool = False) -> list[Table]:
     """
     tables: list[Table] = []
     parts: dict[tuple[str, ...], list[Result]] = {}
-    for each in sorted(every, key=_order):
-        key = PROTOCOLS[each.protocol].table, each.label, each.words, *_modalities(each)
+    for each in sorted({each.identity: each for each in every}.values(), key=_order):
+        shared = each.dataset, each.query_split, each.label, each.words
+        key = PROTOCOLS[each.protocol].table, *shared, *_modalities(each)
         parts.setdefault(key, []).append(each)
     said: set[str] = set()
     for part in parts.values():
@@ -150,13 +151,13 @@ def _notes(groups: Groups) -> list[str]:
     if full:
         notes.append(f"warning: {', '.join(sorted(full))}: 100 % for any model, since the gallery is small")
     for name, group in groups.items():
-        first = group[0]
+        unfinished = next((each for each in group if each.step < each.steps), None)
         if seen := max(each.seen for each in group):
             notes.append(f"{name} was pretrained, without labels, on up to {seen} queries" if seen > 0 else "")
         if any(each.seen < 0 for each in group):
             notes.append(f"warning: {name} may have been pretrained on queries: the data has changed since, or --init")
-        if first.step < first.steps:
-            notes.append(f"{name}: its run had done {first.step} of {first.steps} steps")
+        if unfinished:
+            notes.append(f"{name}: its run had done {unfinished.step} of {unfinished.steps} steps")
     for text in dict.fromkeys(each.details[UNANSWERABLE] for each in part if UNANSWERABLE in each.details):
         notes.append(f"warning: {text} are {UNANSWERABLE}: any model gets them wrong")
     return [note for note in notes if note]

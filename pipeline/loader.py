@@ -83,6 +83,7 @@ class Loader:
             loading = replace(loading, decoder="gpu" if device.type == "cuda" else "cpu")
         # a stream of its own, whose short kernels run before those of training
         self._stream = torch.cuda.Stream(device, priority=-1) if device.type == "cuda" else None
+        self._dali = loading.decoder == "gpu"
         reader = ShardReader(index)
         self._sources = {name: SOURCES[name](reader, clip, device, loading, words) for name in modalities}
         self._device, self._ahead = device, loading.prefetch + 1  # the waiting batches and the one in preparation
@@ -119,7 +120,7 @@ class Loader:
             try:
                 batch = next(self._batches, None)
             except RuntimeError as error:
-                if is_out_of_memory(error):
+                if is_out_of_memory(error) or not self._dali:
                     raise
                 cause = str(error).partition("encountered:")[2] or str(error)  # DALI names it there
                 raise UserError(

@@ -91,8 +91,11 @@ def _create(kind: type[Transformation], settings: str | None, text: str) -> Tran
     """A transformation, with the comma-separated settings in brackets for its only parameter."""
     if settings is None:
         return kind()
+    parameters = [*inspect.signature(kind).parameters.values()]
+    if kind is Augment or len(parameters) != 1:
+        raise UserError(f"'{kind.name}' in factor '{text}' takes no settings in brackets")
     try:
-        (parameter,) = inspect.signature(kind).parameters.values()
+        (parameter,) = parameters
         default = parameter.default
         if isinstance(default, tuple):
             return kind(tuple(type(default[0])(part.strip()) for part in settings.split(",")))  # type: ignore[call-arg]

@@ -104,12 +104,16 @@ def load_model(path: Path) -> Trained:
         return _model_of_run(state, path)
     if form == portable.FORMAT:
         return portable.model_of(state, path)
-    if form.startswith("gdt-") or (foreign := weights.model_of(state, path)) is None:
+    if form.startswith("gdt-"):
         raise UserError(f"{path} cannot be read as a checkpoint: it is not one of this version ({FORMAT}); {_USE}")
+    if (foreign := weights.model_of(state, path)) is None:
+        raise UserError(f"{path} cannot be read as a checkpoint: it holds no weights of a known form; {_USE}")
     return foreign
 
 
 def _model_of_run(state: Mapping[str, Any], path: Path) -> Trained:
+    if missing := {"settings", "model", "statistics", "step", "data", "steps", "words"} - state.keys():
+        raise UserError(f"{path} cannot be read as a checkpoint: it has no {', '.join(sorted(missing))}; {_USE}")
     settings = from_json(state["settings"], str(path))
     model = GDT(settings.network, modalities_of(state["model"]))
     load_weights(model, state["model"], str(path))
@@ -155,8 +159,8 @@ def require_same_run(
         different.append(f"{why}; --init {path} starts a new run from its weights")
     if different:
         raise OtherRun(
-            f"{path.parent} holds a run with different settings ({'; '.join(different)}); set --name or --out to "
-            "another run, resume with the same settings, or replace it with --overwrite"
+            f"{path.parent} holds a run with different settings ({'; '.join(different)}); set --out to another "
+            "folder, resume with the same settings, or replace it with --overwrite"
         )
 
 

@@ -27,7 +27,7 @@ def write(path: Path, trained: Trained) -> None:
     """Write a model atomically. Raises OSError."""
     texts = {
         "format": FORMAT, "settings": to_json(trained.settings), "step": str(trained.step), "data": trained.data,
-        "statistics": json.dumps(trained.statistics.to_numbers()),
+        "statistics": json.dumps(trained.statistics.to_numbers()), "words": trained.words,
     }  # fmt: skip
     if trained.foreign is not None:
         texts["foreign"] = serialization.to_json(trained.foreign)
@@ -36,13 +36,13 @@ def write(path: Path, trained: Trained) -> None:
 
 def model_of(state: Mapping[str, Any], path: Path) -> Trained:
     """The model in the content of a file of `write`. Raises UserError if its metadata or weights do not fit."""
-    weights = state["model"]
     try:
+        weights = state["model"]
         settings = from_json(state["settings"], str(path))
         foreign = serialization.from_dict(Foreign, json.loads(state["foreign"])) if "foreign" in state else None
         statistics = Statistics.from_numbers(json.loads(state["statistics"]), str(path))
         model = GDT(settings.network, modalities_of(weights)).eval()
         load_weights(model, weights, str(path))
-        return Trained(model, settings, int(state["step"]), statistics, foreign, state["data"])
+        return Trained(model, settings, int(state["step"]), statistics, foreign, state["data"], words=state["words"])
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"{path} has invalid metadata ({error}); export it again") from error

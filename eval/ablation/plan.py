@@ -16,6 +16,7 @@ from gdt.eval.settings import Downstream
 from gdt.eval.subjects import Data, folds, gallery_split, held_out, official_folds
 from gdt.pipeline.shards.index import Index, fingerprint
 from gdt.pipeline.shards.layout import shard_folder
+from gdt.pipeline.word2vec import WordVectors
 from gdt.train.flops import step_flops
 from gdt.train.gpu import default_size
 from gdt.train.models.gdt import any_device
@@ -102,13 +103,14 @@ def plan(settings: Ablation) -> list[Run]:
 def _conditions(evaluation: Downstream, index: Index) -> frozenset[str]:
     """The conditions of an evaluation's results. Raises UserError if a split has no labels."""
     found, device = set(), any_device().type
+    words = WordVectors.of(index, evaluation.word2vec) if evaluation.word2vec else None
     data = Data(evaluation.dataset, index, fingerprint(index), evaluation.query_split)
     for label in evaluation.labels:
         own, of_label = replace(evaluation, label=label), replace(data, index=index.labelled(label))
         for name in evaluation.protocols:
             labels = PROTOCOLS[name].labels
             parts = folds(own, of_label.index, data.split) if labels else [held_out(index, data.split)]
-            found |= {conditions(own, name, of_label, part, device) for part in parts}
+            found |= {conditions(own, name, of_label, part, device, words) for part in parts}
     return frozenset(found)
 
 

@@ -37,7 +37,9 @@ def ablation(settings: Ablation) -> str:
         if todo:
             _run_all(runs, todo, jobs, out)
         asked = frozenset().union(*(run.conditions for run in runs))
-        every = [each for each in results.read(out / RESULTS) if each.conditions in asked]
+        lines = (each for each in results.read(out / RESULTS) if each.conditions in asked)
+        # of a run that was made anew, the last
+        every = list({(each.conditions, each.model, each.seed, each.step): each for each in lines}.values())
         tables = pivot(every, by_row=True)
         write_tables(out, tables, every)
         save(bars(tables), out / "table.png")

@@ -28,7 +28,8 @@ class Model:
     @property
     def score(self) -> float:
         """R@1 of retrieval, which ranks models; -1 without it."""
-        return max((row.metrics["R@1"].value for row in self.results if row.protocol == "retrieval"), default=-1.0)
+        found = (row.metrics["R@1"].value for row in reversed(self.results) if row.protocol == "retrieval")
+        return next(found, -1.0)
 
 
 @dataclass(frozen=True)
@@ -63,13 +64,16 @@ def collect(root: Path) -> Collected:
 
 
 def latest(rows: list[Result]) -> list[Result]:
-    """Those under the conditions that a protocol was evaluated under last, by data, labels, fold, words, modalities."""
+    """Those with the settings that a protocol was evaluated with last, by data set, labels, words and modalities."""
 
     def of(row: Result) -> tuple[str, ...]:
-        return row.protocol, row.dataset, row.label, str(row.fold), row.words, str(row.settings.get("modalities"))
+        return row.protocol, row.dataset, row.label, row.words, str(row.settings.get("modalities"))
 
-    last = {of(row): row.conditions for row in rows}
-    return [row for row in rows if last[of(row)] == row.conditions]
+    def settings(row: Result) -> tuple[str, str, str]:
+        return row.data, row.query_split, str(row.settings)
+
+    last = {of(row): settings(row) for row in rows}
+    return [row for row in rows if last[of(row)] == settings(row)]
 
 
 def attempt(what: str, unread: list[str], make: Callable[[], T]) -> T | None:
