@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import base64
 import io
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from matplotlib import rc_context
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
 from gdt.common.files import writing
 
@@ -29,18 +31,19 @@ def mark(k: int) -> dict[str, Any]:
     return {"color": COLOURS[k % n], "marker": _MARKERS[(k + k // n) % n]}
 
 
-def save(figure: Figure, path: Path, dpi: int = 150) -> None:
+def save(figure: Figure, path: Path) -> None:
     """Write an image file, and create its folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with writing(path) as file, rc_context(STYLE):
-        figure.savefig(file, format=path.suffix[1:], dpi=dpi)
+        figure.savefig(file, format=path.suffix[1:], dpi=150)
 
 
-def picture(figure: Figure) -> str:
-    """A figure as SVG for the `src` of an image."""
+def picture(figure: Figure, names: Sequence[str], columns: int = 5) -> str:
+    """A figure as SVG for the `src` of an image, with a legend of the marks of these names."""
+    handles = [Line2D([], [], linestyle="", **mark(k)) for k in range(len(names))]
+    figure.legend(handles, list(names), loc="outside lower left", ncols=columns)
     image = io.BytesIO()
-    with rc_context(STYLE):
-        figure.savefig(image, format="svg", metadata={"Date": None})
+    figure.savefig(image, format="svg", metadata={"Date": None})
     return data_uri(image.getvalue(), "svg+xml")
 
 

@@ -31,7 +31,6 @@ from gdt.pipeline.transformations.augmentation import centred
 from gdt.train.run import latest_checkpoint
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
     from gdt.pipeline.loader import Batch
@@ -153,55 +152,45 @@ def _decode(sources: Sequence[Path], scratch: Path, workers: int) -> tuple[Index
     from gdt.preprocess.stage import Preprocess, run
 
     links, shards = scratch / "videos", scratch / "shards"
+    links.mkdir()
     for number, source in enumerate(sources):
         if not source.is_dir() and not (source.is_file() and source.suffix.lower() in SUFFIXES):
             raise UserError(
                 f"{source} is neither a folder nor a video file, which ends in {', '.join(sorted(SUFFIXES))}"
             )
-        link = links / f"{number:08d}" / (f"video{source.suffix}" if source.is_file() else "videos")
-        link.parent.mkdir(parents=True)
-        link.symlink_to(source.absolute())
+        (links / f"{number:08d}{source.suffix if source.is_file() else ''}").symlink_to(source.absolute())
 
     def path_of(name: str) -> str:
         """The path of an id, which is a path below `links`."""
-        number, _, *rest = Path(name).parts
-        return str(sources[int(number)].joinpath(*rest))
+        first, *rest = Path(name).parts
+        return str(sources[int(first[:8])].joinpath(*rest))
 
     try:
         with contextlib.redirect_stdout(io.StringIO()):  # its summary names the temporary folder
             index = run(Preprocess("folder", links, shards, workers=workers or one_per_core())).index
     except UserError as error:
-        first = next((f"; the first, {path_of(row['id'])}: {row['reason']}" for row in read_rejected(shards)), "")
-        told = f"no video can be used{first}" if first else str(error).replace(str(links), " ".join(map(str, sources)))
-        raise UserError(told) from error
+        for row in read_rejected(shards):
+            raise UserError(f"no video can be used; the first, {path_of(row['id'])}: {row['reason']}") from error
+        raise UserError(str(error).replace(str(links), " ".join(map(str, sources)))) from error
     skipped = tuple((path_of(row["id"]), row["reason"]) for row in read_rejected(shards))
     return replace(index, id=np.array([path_of(name) for name in index.id], object)), skipped
 
 
-def features_of(
-    trained: Trained, index: Index, modalities: Sequence[str], clips: int, kind: Kind,
-    device: torch.device | None = None,
-) -> Features:  # fmt: skip
+def features_of(trained: Trained, index: Index, modalities: Sequence[str], clips: int, kind: Kind) -> Features:
     """Features of all videos of an index, in its order; NaN where the audio is shorter than a clip."""
-    import torch
-
     from gdt.eval.extract import outputs
     from gdt.train.models.gdt import any_device
 
-    device, weights = device or any_device(), trained.digest()
-    index, clip = trained.normalise(index), trained.settings.clip
+    device, index, clip = any_device(), trained.normalise(index), trained.settings.clip
     model = deepcopy(trained.model).to(device).eval()  # it may be training
 
     def forward(batch: Batch) -> list[Tensor]:
-        """Means over clips, [videos, d] by modality; embeddings are normalised again."""
-        means = []
-        for name, inputs in batch.inputs.items():
-            out = model.get_submodule(f"{name}_network")(inputs)
-            out = model.get_submodule(f"mlp_{name[0]}")(out) if kind == "embeddings" else out
-            mean = out.float().unflatten(0, (-1, clips)).cpu().numpy().mean(1)
-            mean = mean / np.linalg.norm(mean, axis=1, keepdims=True) if kind == "embeddings" else mean
-            means.append(torch.from_numpy(mean))
-        return means
+        """Means over clips, [videos, d] by modality."""
+        if kind == "embeddings":
+            outs = [model.embed(name, inputs) for name, inputs in batch.inputs.items()]
+        else:
+            outs = [model.get_submodule(f"{name}_network")(inputs) for name, inputs in batch.inputs.items()]
+        return [out.float().unflatten(0, (-1, clips)).mean(1) for out in outs]
 
     crop = centred(trained.settings.augmentation.scale[0])
     audible = usable(index, clip, audio=True) if "audio" in modalities else np.ones(len(index), bool)
@@ -216,6 +205,8 @@ def features_of(
         for name, values in zip(present, outs, strict=True):
             if not np.isfinite(values).all():
                 raise UserError(f"the {name} network gives NaN or infinity; use other weights")
+            if kind == "embeddings":
+                values = values / np.linalg.norm(values, axis=1, keepdims=True)
             found.setdefault(name, np.full((len(index), values.shape[1]), np.nan, np.float32))[videos] = values
     if not found:
         raise UserError(
@@ -223,7 +214,7 @@ def features_of(
             "set --modalities"
         )
     return Features(index.id, found, {
-        "format": FORMAT, "kind": kind, "clips": str(clips), "clip": str(clip), "weights": weights,
+        "format": FORMAT, "kind": kind, "clips": str(clips), "clip": str(clip), "weights": trained.digest(),
     })  # fmt: skip
 
 

@@ -28,8 +28,6 @@ class Nearest:
     """Modality to search (other than --by: needs embeddings); default: --by."""
     k: int = 5
     """Number of neighbours."""
-    ckpt: Path | None = None
-    """Checkpoint that embeds a query file; default: that of the features."""
 
     def __post_init__(self) -> None:
         require_positive(self, "", "k")
@@ -46,7 +44,11 @@ def nearest(settings: Nearest) -> str:
         if not Path(settings.query).is_file():
             hint = f"set --query to a video file, or to an id such as {rows.id[0]}"
             raise unknown("query", settings.query, rows.id, hint)
-        query = _embed_query(settings, rows)
+        made = rows.metadata  # of features that are computed like those in the file
+        query = features(Embed(
+            Path(made["checkpoint"]), (Path(settings.query),), modalities=(settings.by,), workers=1,
+            kind=cast(Kind, made["kind"]), clips=int(made["clips"]),
+        ))  # fmt: skip
     found, cosines = most_similar(rows, query, settings.by, among)
     lines = [(f"{cosine:.3f}", rows.id[k]) for k, cosine in zip(found[: settings.k], cosines, strict=False)]
     # cosines across modalities are low even for the best match
@@ -62,11 +64,19 @@ def most_similar(rows: Features, query: str | Features, by: str, among: str) -> 
     """
     from gdt.eval.retrieval import unit  # scikit-learn is slow to import
 
-    own = rows.id == query if isinstance(query, str) else np.zeros(len(rows.id), bool)
-    asked = rows if isinstance(query, str) else query
-    _require_comparable(rows, asked, by, among)
-    queries, gallery = asked.features[by], rows.features[among]
-    queries = queries[own] if isinstance(query, str) else queries
+    asked, own = (query, np.zeros(len(rows.id), bool)) if isinstance(query, Features) else (rows, rows.id == query)
+    for name, each in ((by, asked), (among, rows)):
+        if name not in each.features:
+            raise UserError(
+                f"there are no {name} features, only {', '.join(each.features)}; set --by and --among to those"
+            )
+    one, other = asked.metadata, rows.metadata
+    if any(one[name] != other[name] for name in ("kind", "weights")):
+        both = " and ".join(f"{made['kind']} of {made['checkpoint']}" for made in (one, other))
+        raise UserError(f"{both} cannot be compared; embed both with the same checkpoint and --kind")
+    if among != by and one["kind"] != "embeddings":
+        raise UserError("features of trunks cannot be compared across modalities; embed again with --kind embeddings")
+    queries, gallery = asked.features[by][... if asked is query else own], rows.features[among]
     queries = queries[~np.isnan(queries[:, 0])]
     others = np.flatnonzero(~own & ~np.isnan(gallery[:, 0]))
     for name, kept, whose in ((by, queries, "the query"), (among, others, "every other video")):
@@ -75,29 +85,3 @@ def most_similar(rows: Features, query: str | Features, by: str, among: str) -> 
     similarity = (unit(gallery[others]) @ unit(queries).T).max(1)
     order = np.argsort(-similarity, kind="stable")
     return others[order], similarity[order]
-
-
-def _require_comparable(rows: Features, query: Features, by: str, among: str) -> None:
-    """Raise UserError if these features are missing or cannot be compared by cosine."""
-    for name, each in ((by, query), (among, rows)):
-        if name not in each.features:
-            raise UserError(
-                f"there are no {name} features, only {', '.join(each.features)}; set --by and --among to those"
-            )
-    one, other = query.metadata, rows.metadata
-    if one["kind"] != other["kind"]:
-        raise UserError(f"{one['kind']} cannot be compared with {other['kind']}; embed both with the same --kind")
-    if among != by and one["kind"] != "embeddings":
-        raise UserError("features of trunks cannot be compared across modalities; embed again with --kind embeddings")
-    if one["weights"] != other["weights"]:
-        checkpoints = f"{one['checkpoint']} and {other['checkpoint']}"
-        raise UserError(f"the features are of different models, {checkpoints}; embed both with the same checkpoint")
-
-
-def _embed_query(settings: Nearest, rows: Features) -> Features:
-    """Features of a video file, computed like those in the features file."""
-    made = rows.metadata
-    return features(Embed(
-        settings.ckpt or Path(made["checkpoint"]), (Path(settings.query),), modalities=(settings.by,), workers=1,
-        kind=cast(Kind, made["kind"]), clips=int(made["clips"]),
-    ))  # fmt: skip

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from matplotlib.figure import Figure
 
-from gdt.eval.results import RANDOM
+from gdt.eval.results import RANDOM, Result
 from gdt.eval.tables import Table, mean_of, metrics_of
 
 _COLUMNS = 4
@@ -18,15 +18,18 @@ def bars(tables: Sequence[Table]) -> Figure:
 
     Bars: means over runs; dots: single runs; vertical lines: 95 % intervals; dashed line: chance.
     """
-    every = [(table, each) for table in tables for group in table.groups.values() for each in group]
-    panels = list({(id(table), each.protocol): (table, each) for table, each in reversed(every)}.values())[::-1]
+    panels: dict[tuple[int, str], tuple[Table, Result]] = {}
+    for table in tables:
+        for each in (each for group in table.groups.values() for each in group):
+            panels.setdefault((id(table), each.protocol), (table, each))
     names = list(dict.fromkeys(name for table in tables for name in table.groups))
     across = min(len(panels), _COLUMNS)
-    down, single = -(-len(panels) // across), len(panels) == 1
-    width = 1.5 + (1.2 if single else 0.32) * len(names)
-    figure = Figure(figsize=(across * max(width, 2.4), 3.2 if single else 2.4 * down), layout="constrained")
-    grid = figure.subplots(down, across, squeeze=False, sharex=True)
-    for axes, (table, example) in zip(grid.flat, panels, strict=False):
+    down = -(-len(panels) // across)
+    figure = Figure(figsize=(across * max(1.5 + 0.32 * len(names), 2.4), 2.4 * down), layout="constrained")
+    grid = figure.subplots(down, across, squeeze=False).flat
+    for axes in grid[len(panels) :]:
+        axes.remove()
+    for axes, (table, example) in zip(grid, panels.values(), strict=False):
         metric = next(iter(example.metrics))
         for x, name in enumerate(names):
             if values := metrics_of(table.groups.get(name, ()), metric):
@@ -36,17 +39,12 @@ def bars(tables: Sequence[Table]) -> Figure:
                 axes.vlines(x, *mean.interval, color="#1f4e79", linewidth=1)
                 axes.axhline(values[0].chance, color="grey", linestyle="--", linewidth=1)
         axes.set_ylim(0, 100)
-        axes.spines[["top", "right"]].set_visible(False)
         axes.set_title(f"{f'{example.label}, ' if example.label else ''}{metric}, %", fontsize=9)
-        axes.tick_params(labelsize=7)
-        axes.set_xticks(range(len(names)), [_tick(name, not single) for name in names], fontsize=7)
-    for axes in list(grid.flat)[len(panels) :]:
-        axes.set_visible(False)
+        axes.set_xticks(range(len(names)), map(_tick, names), fontsize=7)
     return figure
 
 
-def _tick(name: str, short: bool) -> str:
-    if short:
-        steps = f"\n{name.rpartition(', ')[2]}" if name.endswith(" steps") else ""
-        return "random" if name == RANDOM else name.removeprefix("row ").partition(":")[0] + steps
-    return name.replace(": ", "\n").replace(", ", "\n")
+def _tick(name: str) -> str:
+    """The preset of a row, with the steps of longer runs below."""
+    steps = f"\n{name.rpartition(', ')[2]}" if name.endswith(" steps") else ""
+    return "random" if name == RANDOM else name.removeprefix("row ").partition(":")[0] + steps

@@ -135,8 +135,8 @@ def refused(model: gdt.Model, shards: Path) -> dict[str, Any]:
     [
         (lambda r: gdt.nearest(r["stored"], "x"), "video 'x' is not among these features"),
         (lambda r: gdt.nearest(r["trunks"], r["first"], by="audio", among="video"), "be compared across modalities"),
-        (lambda r: gdt.nearest(r["trunks"], r["stored"]), "cannot be compared with features"),
-        (lambda r: gdt.nearest(r["stored"], r["other"]), "of different models, other.pt and "),
+        (lambda r: gdt.nearest(r["trunks"], r["stored"]), "embeddings of .* and features of .* cannot be compared"),
+        (lambda r: gdt.nearest(r["stored"], r["other"]), "of other.pt and embeddings of .* cannot be compared"),
         (lambda r: gdt.nearest(r["mute"], r["first"], by="audio"), "audio of the query is missing or shorter"),
         (lambda r: gdt.nearest("nowhere.h5", "x"), "no features file nowhere.h5"),
         (lambda r: r["model"].embed([]), "^videos is empty; give one or more"),

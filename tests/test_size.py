@@ -13,8 +13,8 @@ from gdt.cli import COMMANDS, below_gdt
 from tests.conftest import ROOT
 
 LINES = {
-    "src": 447, "common": 441, "pipeline": 3241, "preprocess": 3800, "train": 2539, "eval": 4246, "benchmarks": 719,
-    "tests": 12444,
+    "src": 447, "common": 441, "pipeline": 3241, "preprocess": 3800, "train": 2539, "eval": 3979, "benchmarks": 719,
+    "tests": 12427,
 }  # fmt: skip
 """Lines of Python by folder."""
 WORDS, OPTIONS = 13_600, 113

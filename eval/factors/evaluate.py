@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,53 +43,53 @@ def factors(settings: Factors) -> str:
     Raises UserError if a checkpoint, the shards or their held-out videos are missing or do not fit.
     """
     paths = tuple(dict.fromkeys(settings.ckpt)) or (latest_checkpoint(),)
-    first = load_trained(paths[0])
-    data = Data.open(paths[0], first, settings.dataset, settings.shards, settings.split, "")
+    models = {path: load_trained(path) for path in paths}
+    data = Data.open(paths[0], models[paths[0]], settings.dataset, settings.shards, settings.split, "")
     rows: list[Row] = []
     notes = [_NOTES, f"{data.split} videos of {data.dataset}, up to {settings.videos}"]
-    for path in paths:
-        trained, name = first if path == paths[0] else load_trained(path), name_of(path)
-        of = {"model": name, "weights": trained.digest(), "step": trained.step, "dataset": data.dataset}
-        rows += [of | row for row in measure(trained, data.index, data.split, settings)]
-        steps = f"{trained.step} of {trained.steps}" if trained.step < trained.steps else trained.step
-        notes.append(f"{name}: {trained.name}, {steps} steps, {path}")
+    for path, trained in models.items():
+        of = {"model": name_of(path), "weights": trained.digest(), "step": trained.step, "dataset": data.dataset}
+        rows += [of | row for row in measure(trained, data.index, data.split, settings.videos)]
+        notes.append(f"{name_of(path)}: {trained.name}, {trained.step} steps, {path}")
     rows.sort(key=lambda row: (row["measure"] != "distance", row["factor"], row["features"]))
     text, out = "\n".join([_table(rows), "", *notes]), settings.out or Path("runs") / f"factors-{data.dataset}"
     out.mkdir(parents=True, exist_ok=True)
     write_text(out / "table.txt", text + "\n")
-    write_text(out / "factors.csv", _csv(rows))
+    write_text(out / "factors.csv", csv_text([[*rows[0]], *(list(row.values()) for row in rows)]))
     return f"{text}\n\ntable: {out}/table.txt, factors.csv"
 
 
-def measure(trained: Trained, index: Index, split: str, settings: Factors) -> list[Row]:
-    """All factors in the features of a model, a row per measure, with a Metric of its weights and of random ones.
+def measure(trained: Trained, index: Index, split: str, videos: int) -> list[Row]:
+    """All factors in the features of a model, a row per measure, with the numbers of its weights and of random ones.
 
     Raises UserError if none can be measured on these videos.
     """
-    order = generator(Stream.FACTOR_VIDEOS, settings.seed).permutation(held_out(index, split).queries)
-    index, clip = trained.normalise(index), trained.settings.clip
-    planner = Planner(index, order, trained.settings, settings)
-    measures: dict[str, Callable[[np.ndarray], Metric]] = {
-        "distance": relative_distance,
-        "accuracy": partial(probe_accuracy, seed=settings.seed),
-    }
+    order = generator(Stream.FACTOR_VIDEOS, 0).permutation(held_out(index, split).queries)
+    index = trained.normalise(index)
+    planner = Planner(index, order, trained.settings, videos)
     models = [trained.model, trained.untrained().model]
     rows: list[Row] = []
     for factor in known(trained):
         for network in (name for name in trained.model.modalities if name != "text"):
             if trial := planner.trial(factor, network):
                 head = network not in trained.without_head
-                own, random = extract(models, index, trial, clip, network, head, f"{factor.name}, {network}")
+                found = extract(models, index, trial, trained.settings.clip, network, head)
                 layer = f"{network} {'embeddings' if head else 'trunk'}"
-                for name, of in measures.items():
-                    row = {"split": split, "factor": factor.name, "features": layer, "videos": len(own)}
-                    rows.append(row | {"measure": name, "own": of(own), "random": of(random)})
+                row = {"split": split, "factor": factor.name, "features": layer, "videos": len(found[0])}
+                for name, of in (("distance", relative_distance), ("accuracy", probe_accuracy)):
+                    rows.append(row | {"measure": name} | _numbers(*map(of, found)))
     if not rows:
         raise UserError(
             f"no factor can be measured on {index.folder}: fewer than {FOLDS} videos of the split '{split}' are long "
             "enough; set --split to a split with more videos, such as train"
         )
     return rows
+
+
+def _numbers(own: Metric, random: Metric) -> Row:
+    values = {"value": own.value, "low": own.low, "high": own.high}
+    values |= {"random_value": random.value, "random_low": random.low, "random_high": random.high}
+    return values | {"chance": own.chance or ""}
 
 
 def known(trained: Trained) -> list[Transformation]:
@@ -102,7 +101,7 @@ def known(trained: Trained) -> list[Transformation]:
 
 
 def extract(
-    models: Sequence[GDT], index: Index, trial: Trial, clip: Clip, network: str, head: bool, what: str
+    models: Sequence[GDT], index: Index, trial: Trial, clip: Clip, network: str, head: bool
 ) -> list[np.ndarray]:
     """Embeddings of a trial from each of the models, or pooled outputs of their trunks: float32 [n, s, k, d].
 
@@ -117,7 +116,7 @@ def extract(
             return [model.embed(network, inputs) for model in models]
         return [model.get_submodule(f"{network}_network")(inputs) for model in models]
 
-    bar = tqdm(total=len(trial.leaves), unit="clip", desc=what, mininterval=1.0, leave=False)
+    bar = tqdm(total=len(trial.leaves), unit="clip", desc=f"factors, {network}", mininterval=1.0, leave=False)
     found = outputs(index, trial.plans(), clip, device, forward, bar)
     return [values.reshape(*trial.shape, -1) for values in found]
 
@@ -126,20 +125,12 @@ def _table(rows: Sequence[Row]) -> str:
     """The rows as text."""
     lines = []
     for row in rows:
-        form = "{:.2f}" if row["measure"] == "distance" else "{:.1f}"
-        chance = f"{row['own'].chance:.1f}" if row["own"].chance else ""
-        values = (row["own"].text(form), row["random"].text(form), chance)
-        lines.append([*(row[name] for name in ("measure", "factor", "features", "model")), *values])
+        digits = 2 if row["measure"] == "distance" else 1
+        own, random = (
+            f"{row[f'{of}value']:.{digits}f} ({row[f'{of}low']:.{digits}f}-{row[f'{of}high']:.{digits}f})"
+            for of in ("", "random_")
+        )
+        chance = f"{row['chance']:.1f}" if row["chance"] else ""
+        lines.append([row["measure"], row["factor"], row["features"], row["model"], own, random, chance])
     heads = ["measure", "factor", "features", "model", "trained", "random weights", "chance"]
     return tabulate(lines, heads, colalign=(*["left"] * 4, *["right"] * 3), disable_numparse=True)
-
-
-def _csv(rows: Sequence[Row]) -> str:
-    """The rows as CSV, with a column per number."""
-    flat = []
-    for row in rows:
-        plain = {name: value for name, value in row.items() if not isinstance(value, Metric)}
-        for prefix, metric in (("", row["own"]), ("random_", row["random"])):
-            plain |= {f"{prefix}value": metric.value, f"{prefix}low": metric.low, f"{prefix}high": metric.high}
-        flat.append(plain | {"chance": row["own"].chance or ""})
-    return csv_text([[*flat[0]], *(list(row.values()) for row in flat)])

@@ -51,14 +51,14 @@ def relative_distance(features: np.ndarray) -> Metric:
     return jackknife(float(within.mean() / (total / (n * (n - 1)))), without)
 
 
-def probe_accuracy(features: np.ndarray, seed: int) -> Metric:
+def probe_accuracy(features: np.ndarray) -> Metric:
     """Accuracy of a linear probe for the factor's value, cross-validated over videos.
 
     The probe is a logistic regression on standardised features. All clips and values of a video are in the same fold.
     """
     n, s, k, d = features.shape
     x, values = features.reshape(-1, d), np.tile(np.arange(k), n * s)
-    fold = np.repeat(generator(Stream.FACTOR_FOLDS, seed).permutation(n) % FOLDS, s * k)
+    fold = np.repeat(generator(Stream.FACTOR_FOLDS, 0).permutation(n) % FOLDS, s * k)
     probe = make_pipeline(StandardScaler(), LogisticRegression(C=_C, max_iter=300, tol=1e-3))
     with threadpool_limits(1):  # as in `linear_probe`
         answers = cross_val_predict(probe, x, values, cv=PredefinedSplit(fold))

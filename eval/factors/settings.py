@@ -25,11 +25,8 @@ class Factors:
     """Split to measure on; default: test, or val if there is no test split."""
     videos: int = 100
     """Videos to measure on; more give narrower intervals."""
-    seed: int = 0
-    """Seed of videos, folds and augmentation draws."""
     out: Path | None = None
     """Folder of results; default: runs/factors-<dataset>."""
 
     def __post_init__(self) -> None:
         require_positive(self, "", "videos", least=FOLDS, why="at least one per fold of the probe's cross-validation")
-        require_positive(self, "", "seed", least=0)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gdt.common.streams import Stream, generator
-from gdt.eval.factors.settings import FOLDS, Factors
+from gdt.eval.factors.settings import FOLDS
 from gdt.pipeline.leaves import MODALITIES, Leaves
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.transformations.augmentation import Augment, centred
@@ -55,7 +55,8 @@ class Planner:
     """Held-out rows of the index, the preferred ones first: int64 [n]."""
     run: Pretrain
     """Of the model: its clip, and the ranges of the factor augmentation; all other factors have the centre crop."""
-    settings: Factors
+    videos: int
+    """Most videos of a trial."""
 
     def trial(self, factor: Transformation, network: str) -> Trial | None:
         """The trial of a factor for a network, video or audio.
@@ -70,7 +71,7 @@ class Planner:
         usable = self.candidates[counts[self.candidates] >= (_THIRDS if isinstance(factor, TimeShift) else 1)]
         if len(usable) < FOLDS:
             return None
-        videos = np.sort(usable[: self.settings.videos])
+        videos = np.sort(usable[: self.videos])
         starts = _starts(factor, counts[videos], k)
         return Trial(starts.shape, self._leaves(factor, network, videos, starts))
 
@@ -80,7 +81,7 @@ class Planner:
         leaves.video, leaves.start = np.repeat(videos, starts[0].size), starts.reshape(-1)
         leaves.modality[:] = MODALITIES.index(network)
         values = np.arange(starts.size, dtype=np.int64) % starts.shape[2]
-        rng = generator(Stream.FACTOR_DRAWS, self.settings.seed)  # the same draws for every network
+        rng = generator(Stream.FACTOR_DRAWS, 0)  # the same draws for every network
         crop = centred(self.run.augmentation.scale[0])
         leaves.draws = {name: np.repeat(draw, starts.size) for name, draw in crop.draw(rng, 1, (1, 1)).items()}
         if isinstance(factor, Augment):

@@ -2,86 +2,126 @@
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jinja2
 from tqdm import tqdm
 
-from gdt.common.files import write_text
-from gdt.eval import runs
-from gdt.eval.deviation import deviation
+from gdt.common.errors import UserError, first_line
+from gdt.common.files import DAMAGE, write_text
+from gdt.eval import results
 from gdt.eval.drawing import data_uri
-from gdt.eval.examples import by_features, by_sound
-from gdt.eval.page.collect import Model, attempt, collect
-from gdt.eval.page.figures import CURVES, curves, histograms, maps, thumbnails
+from gdt.eval.page import runs
+from gdt.eval.page.deviation import deviation
+from gdt.eval.page.neighbours import by_features, by_sound
+from gdt.eval.page.runs import CURVES, Run, curves
 from gdt.eval.page.settings import Report
-from gdt.eval.results import Result
+from gdt.eval.results import RANDOM, RESULTS, Result
 from gdt.eval.tables import pivot
 from gdt.pipeline.shards.index import Index
 from gdt.train.checkpoint import load_model
+from gdt.train.run import CHECKPOINT, METRICS
 
 
-def command(settings: Report) -> str:
-    """Write the page; returns where it is."""
-    return f"report: {report(settings)}"
+class Model(NamedTuple):
+    """A checkpoint with its results."""
+
+    name: str
+    checkpoint: Path
+    results: list[Result]
+
+    @property
+    def score(self) -> float:
+        """R@1 of retrieval, which ranks models; -1 without it."""
+        found = (row.metrics["R@1"].value for row in reversed(self.results) if row.protocol == "retrieval")
+        return next(found, -1.0)
 
 
-def report(settings: Report) -> Path:
-    """Write the page; returns its path. Raises UserError if there are no runs and results."""
-    found = collect(settings.runs)
-    unread, shown = found.unread, found.models[: settings.models]
+def report(settings: Report) -> str:
+    """Write the page; returns where it is. Raises UserError if there are no runs and results."""
+    root, unread, logged = settings.runs, list[str](), list[Run]()
+    for path in sorted(root.rglob(METRICS)):
+        with noting(str(path.parent), unread):
+            logged.append(runs.read(path.parent, root))
+    logged.sort(key=lambda run: run.started, reverse=True)
+    evaluated = {path.parent: rows for path in sorted(root.rglob(RESULTS)) if (rows := latest(results.read(path)))}
+    if not (logged or evaluated or unread):
+        raise UserError(
+            f"{root} has no runs or evaluations; set --runs to the folder of your runs, or start one with 'gdt "
+            "pretrain'"
+        )
+    bars = {folder: folder / "table.png" for folder in evaluated if (folder / "table.png").is_file()}  # of ablations
+    found = models(logged, evaluated)
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("gdt.eval.page", ""), autoescape=True, trim_blocks=True, lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )  # fmt: skip
     text = environment.get_template("page.html.j2").render(
-        root=settings.runs,
-        results=[
-            (folder, attempt(str(folder), unread, partial(pivot, rows, bool(bars(folder)))) or [], bars(folder))
-            for folder, rows in found.results.items()
-        ],
-        models=[examples(model, settings.runs) for model in tqdm(shown, "report", unit="model")],
-        others=len(found.models) - len(shown),
-        pretraining=runs.table(found.runs),
+        root=root,
+        results={folder: pivot(rows, folder in bars) for folder, rows in evaluated.items()},
+        bars={folder: data_uri(path.read_bytes(), "png") for folder, path in bars.items()},
+        models=[examples(model, root) for model in tqdm(found[: settings.models], "report", unit="model")],
+        others=len(found[settings.models :]),
+        pretraining=runs.table(logged),
         curves={
-            name: curves([run for run in found.runs if run.settings.dataset == name][:CURVES])
-            for name in sorted({run.settings.dataset for run in found.runs})
+            name: curves([run for run in logged if run.settings.dataset == name][:CURVES])
+            for name in sorted({run.settings.dataset for run in logged})
         },
         most=CURVES,
         unread=unread,
     )
-    write_text(settings.path, text)
-    return settings.path
+    write_text(root / "report.html", text)
+    return f"report: {root / 'report.html'}"
 
 
-def bars(folder: Path) -> str:
-    """The picture of an ablation, if the folder has one."""
-    path = folder / "table.png"
-    return data_uri(path.read_bytes(), "png") if path.is_file() else ""
+@contextmanager
+def noting(what: str, unread: list[str]) -> Iterator[None]:
+    """Note an error in what is read or computed inside, and go on: the page shows the rest."""
+    try:
+        yield
+    except (UserError, OSError, *DAMAGE) as error:
+        unread.append(f"{what}: {first_line(error)}")
+
+
+def latest(rows: list[Result]) -> list[Result]:
+    """Those with the settings that a protocol was evaluated with last, by data set, labels, words and modalities."""
+
+    def of(row: Result) -> tuple[str, ...]:
+        return row.protocol, row.dataset, row.label, row.words, str(row.settings.get("modalities"))
+
+    def settings(row: Result) -> tuple[str, str, str]:
+        return row.data, row.query_split, str(row.settings)
+
+    last = {of(row): settings(row) for row in rows}
+    return [row for row in rows if last[of(row)] == settings(row)]
+
+
+def models(logged: Sequence[Run], evaluated: Mapping[Path, Sequence[Result]]) -> list[Model]:
+    """All models whose checkpoint is there, the best first."""
+    found = {run.folder.resolve(): Model(run.name, run.folder / CHECKPOINT, []) for run in logged}
+    for row in (row for rows in evaluated.values() for row in rows if row.model != RANDOM):
+        path = row.checkpoint.resolve()
+        home = path.parent if path.name == CHECKPOINT else path
+        found.setdefault(home, Model(row.model, path, [])).results.append(row)
+    there = (model for model in found.values() if model.checkpoint.exists())
+    return sorted(there, key=lambda model: (-model.score, model.name))
 
 
 def examples(model: Model, root: Path) -> dict[str, Any]:
-    """All figures of a model, and the reasons for missing ones."""
+    """The figures of a model, and the reasons for missing ones."""
     missing: list[str] = []
-    parts = dict.fromkeys(("found", "neighbours", "maps", "deviation")) | {"name": model.name, "missing": missing}
-    if (trained := attempt("examples", missing, lambda: load_model(model.checkpoint))) is None:
-        return parts
-    row = next((row for row in reversed(model.results) if row.protocol == "retrieval" and _of_video(row)), None)
-    index = attempt("videos", missing, lambda: Index.open(row.shards if row else trained.settings.shard_folder))
-    if index is None:
-        return parts
-    split = row.query_split if row else "test" if "test" in index.split else "val"
-    found = attempt(
-        "nearest neighbours", missing, lambda: by_features(row, root) if row else by_sound(trained, index, split)
-    )
-    if found:
-        parts |= {"found": found, "neighbours": attempt("pictures", missing, lambda: thumbnails(found))}
-        parts["maps"] = attempt("PCA and t-SNE", missing, lambda: maps(found))
-    parts["deviation"] = attempt("deviation", missing, lambda: histograms(deviation(trained, index, split)))
+    parts: dict[str, Any] = {"name": model.name, "missing": missing, "neighbours": None, "deviation": ""}
+    asked = (row for row in reversed(model.results) if row.protocol == "retrieval")
+    row = next((row for row in asked if row.settings["modalities"] == ["video"]), None)
+    with noting("examples", missing):
+        trained = load_model(model.checkpoint)
+        index = Index.open(row.shards if row else trained.settings.shard_folder)
+        split = row.query_split if row else "test" if "test" in index.split else "val"
+        with noting("nearest neighbours", missing):
+            parts["neighbours"] = by_features(row, root) if row else by_sound(trained, index, split)
+        with noting("deviation", missing):
+            parts["deviation"] = deviation(trained, index, split)
     return parts
-
-
-def _of_video(row: Result) -> bool:
-    return row.settings["modalities"] == ["video"]

@@ -53,7 +53,7 @@ COMMANDS = {
     "embed": Command("eval.embed:Embed", "eval.embed:embed", "write features of videos to a file"),
     "nearest": Command("eval.nearest:Nearest", "eval.nearest:nearest", "find videos similar to one"),
     "export": Command("eval.export:Export", "eval.export:export", "write weights for other programs"),
-    "report": Command("eval.page.settings:Report", "eval.page.page:command", "write one page of all runs"),
+    "report": Command("eval.page.settings:Report", "eval.page.page:report", "write one page of all runs"),
     "show-batch": Command("eval.show:ShowBatch", "eval.show:show_batch", "draw the clips of one video"),
     "show-tree": Command("eval.show:ShowTree", "eval.show:show_tree", "draw a composition and its pairs"),
 }  # fmt: skip

@@ -673,7 +673,7 @@ def test_labelled_protocols_evaluate_audio_or_both(
     # the features are those of the networks, and R@1 is that of the joined ones
     kept = np.setdiff1d(np.flatnonzero(np.isin(index.split, ("train", "test"))), silent)
     trained, device = load_model(checkpoint), torch.device("cpu")
-    embedded = features_of(trained, replace(index, mel_count=mel_count), ["audio"], 2, "features", device)
+    embedded = features_of(trained, replace(index, mel_count=mel_count), ["audio"], 2, "features")
     (file,) = tmp_path.glob("synthetic-e-*/features-audio-*.npz")
     audio, video = extract.read(file), extract.extract(trained, index, kept, 2, device)
     assert audio is not None and np.allclose(audio.average, embedded.features["audio"][kept], atol=1e-5)

@@ -100,7 +100,7 @@ def test_rows_are_in_the_order_of_the_sources(
 @pytest.mark.parametrize("kind", ["embeddings", "features"])
 def test_features_are_means_of_the_outputs_of_the_networks(checkpoint: Path, index: Index, kind: str) -> None:
     trained = load_model(checkpoint)
-    rows = features_of(trained, index, ["video", "audio"], 3, kind, CPU)
+    rows = features_of(trained, index, ["video", "audio"], 3, kind)
     assert rows.id.tolist() == index.id.tolist()
     side = trained.settings.augmentation.scale[0]
     plan = uniform_clips(index, np.array([2]), 3, trained.settings.clip, replace(EVALUATION, scale=(side, side)),
@@ -120,7 +120,7 @@ def test_features_are_means_of_the_outputs_of_the_networks(checkpoint: Path, ind
 
 def test_videos_without_audio_have_rows_of_nan(checkpoint: Path, index: Index) -> None:
     mute = replace(index, mel_count=np.where(np.arange(len(index)) == 3, 0, index.mel_count))
-    rows = features_of(load_model(checkpoint), mute, ["video", "audio"], 1, "embeddings", CPU)
+    rows = features_of(load_model(checkpoint), mute, ["video", "audio"], 1, "embeddings")
     assert np.isnan(rows.features["audio"][3]).all() and not np.isnan(rows.features["video"]).any()
     assert np.isnan(rows.features["audio"]).any(1).sum() == 1
 

@@ -42,7 +42,7 @@ def constructed(n: int, s: int, k: int, strength: float, noise: float = 0.05, se
 def test_encoded_factors_are_classified_and_have_the_expected_distance(k: int) -> None:
     for strength in (0.5, 1.0):
         found = constructed(40, 3, k, strength)
-        metric = probe_accuracy(found, 0)
+        metric = probe_accuracy(found)
         assert metric.value == 100.0 and metric.chance == 100 / k and metric.low > 80
         # between videos lie sqrt(2), between values strength sqrt(2), plus noise
         exact = relative_distance(constructed(40, 3, k, strength, noise=0.0))
@@ -55,7 +55,7 @@ def test_intervals_of_noise_cover_chance() -> None:
     rng = np.random.default_rng(0)
     missed = 0
     for _ in range(60):
-        low, high = probe_accuracy(rng.normal(size=(100, 3, 2, 8)), 0).interval
+        low, high = probe_accuracy(rng.normal(size=(100, 3, 2, 8))).interval
         missed += not low <= 50 <= high
     assert missed <= 5
 
@@ -64,7 +64,7 @@ def test_folds_split_by_video() -> None:
     """Features unique to video and value can be classified only by a probe that has seen the video."""
     n, k = 20, 2
     found = np.broadcast_to(np.eye(n * k).reshape(n, 1, k, n * k), (n, 3, k, n * k))
-    metric = probe_accuracy(found, 0)
+    metric = probe_accuracy(found)
     assert metric.low < 50 < metric.high
 
 
@@ -109,7 +109,7 @@ CHANGED = {
 @pytest.fixture
 def planner(index: Index) -> Planner:
     order = np.flatnonzero(index.split == "test")[::-1]
-    return Planner(index, order, TINY, Factors((Path("x"),), videos=5))
+    return Planner(index, order, TINY, 5)
 
 
 def custom(tmp_path: Path) -> Trained:
@@ -210,7 +210,7 @@ def test_table_and_csv(checkpoint: Path, shards: Path, tmp_path: Path) -> None:
 
 def test_videos_without_sound_are_measured_by_frames(checkpoint: Path, index: Index) -> None:
     mute = replace(index, mel_count=np.zeros_like(index.mel_count))
-    found = measure(load_model(checkpoint), mute, "test", Factors((checkpoint,), videos=6))
+    found = measure(load_model(checkpoint), mute, "test", 6)
     assert {row["features"] for row in found} == {"video embeddings"} and len({row["factor"] for row in found}) == 6
 
 
@@ -219,4 +219,4 @@ def test_too_few_videos_are_refused(checkpoint: Path, index: Index) -> None:
         Factors((checkpoint,), videos=4)
     short = replace(index, frame_count=np.where(index.split == "test", 20, index.frame_count))
     with pytest.raises(UserError, match="no factor can be measured .* set --split to a split with more videos"):
-        measure(load_model(checkpoint), short, "test", Factors((checkpoint,)))
+        measure(load_model(checkpoint), short, "test", 100)

@@ -16,13 +16,13 @@ import pytest
 from playwright.sync_api import Browser, sync_playwright
 
 from gdt.common.errors import UserError
-from gdt.eval.deviation import mixed, spread
 from gdt.eval.downstream import downstream
+from gdt.eval.page.deviation import mixed, spread
+from gdt.eval.page.neighbours import maps
 from gdt.eval.page.page import report
+from gdt.eval.page.runs import smooth
 from gdt.eval.page.settings import Report
-from gdt.eval.planes import planes
 from gdt.eval.results import RANDOM, RESULTS, append, read
-from gdt.eval.runs import smooth
 from gdt.eval.settings import Downstream
 from gdt.pipeline.shards.index import Index
 from gdt.train.pretrain import pretrain
@@ -58,7 +58,8 @@ class Page:
 
 
 def write_page(folder: Path, **settings: Any) -> str:
-    return report(Report(folder, **settings)).read_text(encoding="utf-8")
+    assert report(Report(folder, **settings)) == f"report: {folder}/report.html"
+    return (folder / "report.html").read_text(encoding="utf-8")
 
 
 def relabelled(shards: Path, folder: Path, label: str) -> Path:
@@ -210,8 +211,8 @@ def test_ablations_are_averaged_over_seeds_and_published_results_are_shown(runs:
     assert cells["paper: GDT, K-400 (split 1)", "1-shot"] == "26.7"
 
 
-def test_the_best_models_are_shown_and_the_others_counted(runs: Path, tmp_path: Path) -> None:
-    text = write_page(runs, out=tmp_path / "one.html", models=1)
+def test_the_best_models_are_shown_and_the_others_counted(runs: Path) -> None:
+    text = write_page(runs, models=1)
     assert "<h2>e &lt;b&gt;$1$</h2>" in text and "<h2>unlabelled</h2>" not in text
     assert "--models 2 shows 1 more." in text
 
@@ -249,7 +250,8 @@ def test_a_browser_shows_the_page_without_scrollbars(browser: Browser, text: str
         view.on("console", lambda message: messages.append(message.text))
         view.on("pageerror", lambda error: messages.append(str(error)))
         view.on("request", lambda request: messages.append(request.url))
-        address = (runs / "report.html").as_uri()
+        (runs / "shown.html").write_text(text, encoding="utf-8")
+        address = (runs / "shown.html").as_uri()
         view.goto(address)
         assert [line for line in messages if not line.startswith("data:")] == [address]
         assert view.evaluate("document.documentElement.scrollWidth") == width
@@ -260,4 +262,4 @@ def test_a_browser_shows_the_page_without_scrollbars(browser: Browser, text: str
 def test_collapsed_features_are_an_error(values: np.ndarray) -> None:
     """t-SNE would crash."""
     with pytest.raises(UserError, match="features of all 20 points are the same, or contain NaN"):
-        planes(values, 30.0, 0)
+        maps(values, np.full(20, ""))

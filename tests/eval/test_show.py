@@ -8,12 +8,11 @@ import numpy as np
 import pytest
 
 from gdt.common.errors import UserError
-from gdt.eval.show import IGNORED, NEGATIVE, POSITIVE, ShowTree, draw_batch, draw_tree, labels, partners, relations, toy
+from gdt.eval.show import IGNORED, ShowBatch, ShowTree, draw_batch, labels, relations, show_tree, toy
 from gdt.pipeline import presets
 from gdt.pipeline.composition import counts
 from gdt.pipeline.leaves import VIDEO
 from gdt.pipeline.loader import Loader
-from gdt.pipeline.notation import parse
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.shards.reader import ShardReader
 from gdt.pipeline.tree import sampling_tree
@@ -29,45 +28,38 @@ def test_clips_of_the_example_end_within_its_videos() -> None:
     assert drawn.min() >= 0 and 250 < drawn.max() <= 270  # 30 frames of 300
 
 
-def test_the_tree_of_a_cross_modal_row_is_printed(command: Run, tmp_path: Path) -> None:
-    done = command("show-tree", "--preset", "i", "--batch-size", 64, "--out", "tree.png")
+def test_the_tree_of_a_cross_modal_row_is_printed(command: Run) -> None:
+    done = command("show-tree", "--preset", "i", "--batch-size", 64)
     assert done.returncode == 0, done.stderr
     lines = [line.split() for line in done.stdout.splitlines()]
     assert ["modality", "2", *["invariant,", "only", "pairs", "that", "differ", "in", "it", "count"]] in lines
     assert ["time_shift", "1", *["one", "random", "start", "per", "video"]] in lines
     # each leaf and the other modality's: positive with the same video and direction, negative with the other 127
     assert "a batch of 64 videos holds 256 leaves; each has 1 positive and 127 negative leaves\n" in done.stdout
-    start = next(n for n, line in enumerate(lines) if line[-2:] == ["leaf", "0"]) + 2
-    leaves = lines[start : start + 8]
-    told = [" ".join(line[line.index("from") + 3 :] if "from" in line else line) for line in leaves]
-    first, second = told[:4], told[4:]
-    assert first == [
-        "video forward 0", f"reversed 1 {IGNORED}", f"audio forward 2 {POSITIVE}", f"reversed 3 {NEGATIVE}",
+    leaves = [(line[0], *line[-3:]) for line in lines if line and line[0].isdigit()]
+    assert leaves[:5] == [  # + positive, - negative, . not compared
+        ("0", "video,", "forward", "..+-..--"), ("1", "video,", "reversed", "..-+..--"),
+        ("2", "audio,", "forward", "+-..--.."), ("3", "audio,", "reversed", "-+..--.."),
+        ("4", "video,", "forward", "..--..+-"),
     ]  # fmt: skip
-    assert second == [
-        f"video forward 4 {IGNORED}", f"reversed 5 {IGNORED}", f"audio forward 6 {NEGATIVE}", f"reversed 7 {NEGATIVE}",
-    ]  # fmt: skip
-    assert (tmp_path / "tree.png").read_bytes()[:4] == b"\x89PNG"
+    assert len(leaves) == 8
 
 
 @pytest.mark.parametrize("preset", presets.PRESETS)
-def test_every_preset_can_be_drawn(preset: str) -> None:
+def test_every_preset_can_be_shown(preset: str) -> None:
     composition = composed(preset, 2)
     two = toy(composition)
     columns = two.plan(0, 0).columns
     relation = relations(composition.factors, columns, columns)
     assert (relation.diagonal() == IGNORED).all() and (relation == relation.T).all()
-    (axes,) = draw_tree(relation, labels(two, columns), preset).axes
-    (image,) = axes.images
-    assert np.shape(image.get_array())[:2] == relation.shape and len(axes.get_yticklabels()) == len(relation)
+    assert len(labels(two, columns)) == len(relation)
 
 
 def test_partner_counts_agree_with_the_lemma() -> None:
-    composition = composed("d", 16)
-    expected = counts(composition.factors)
-    assert partners(composition) == (str(expected.positives // expected.leaves), str(expected.negatives_per_leaf))
-    # two random shifts of a video may be equal, and then do not differ
-    assert partners(parse("video:d time_shift:i:1 augmentation:i:3:differs", 4)) == ("2", "9")
+    expected = counts(composed("d", 16).factors)
+    positives, negatives = expected.positives // expected.leaves, expected.negatives_per_leaf
+    told = show_tree(ShowTree(preset="d", batch_size=16))
+    assert told.endswith(f"each has {positives} positive and {negatives} negative leaves")
 
 
 @pytest.mark.parametrize("preset", ["a", "l"])
@@ -93,25 +85,12 @@ def test_a_batch_is_drawn_as_the_inputs_of_the_network(index: Index, preset: str
             assert difference.mean() < 1 and difference.max() < 6
         else:
             assert np.array_equal(shown, audio_oracle(index, reader, batch.plan, leaf))
-            hertz = [label.get_text() for label in axes.get_yticklabels()]
-            assert hertz == ["0.3 kHz", "1.1 kHz", "3.1 kHz", "8.2 kHz"]
         start, backwards = columns["time_shift"][leaf] / 30, bool(columns["time_reversal"][leaf])
         told = f": from {start:.2f} s, {'video' if video else 'audio'}, {'reversed' if backwards else 'forward'}"
         assert told in axes.get_title("left")
         span = 5 * CLIP.stride / 30 if video else (CLIP.mel_frames - 1) / 100
         assert seconds == sorted(seconds, reverse=backwards)
         assert (min(seconds), max(seconds)) == pytest.approx((start, start + span), abs=0.011)
-
-
-def test_a_batch_shows_which_leaves_attract_and_repel(index: Index) -> None:
-    """Row l: the sound of the same shift attracts, in either direction; the own modality is not compared."""
-    planned = sampling_tree(index, composed("l", 2), CLIP, "train", 0)
-    with Loader(index, [planned.plan(0, 0)], CLIP, CPU) as loader:
-        picture = draw_batch(next(iter(loader)), planned, index, "l")
-    first = next(axes for axes in picture.axes if [tick.get_text() for tick in axes.get_yticklabels()] == ["leaf 0"])
-    colours = [tuple(pixel) for pixel in np.asarray(first.images[0].get_array())[0]]
-    names = dict(zip((colours[2], colours[6], colours[0]), "+-.", strict=True))
-    assert "".join(names[colour] for colour in colours) == "..++..--..--..--"
 
 
 def test_captions_are_drawn_in_order(captioned: Path, word2vec: Path) -> None:
@@ -134,10 +113,12 @@ def test_captions_are_drawn_in_order(captioned: Path, word2vec: Path) -> None:
 
 def test_custom_factors_are_drawn_by_the_commands(command: Run, shards: Path, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(FREEZE)
-    own = ("--factors", "video:d freeze:d:2 augmentation:i:2", "--factors-from", "mine.py", "--out", "x.svg")
-    for done in (command("show-tree", *own), command("show-batch", "--shards", shards, *own)):
-        assert done.returncode == 0 and done.stdout.endswith("image: x.svg\n"), done.stderr
-        picture = (tmp_path / "x.svg").read_text()
-        assert "moving" in picture and "frozen" in picture
+    own = ("--factors", "video:d freeze:d:2 augmentation:i:2", "--factors-from", "mine.py")
+    done = command("show-tree", *own)
+    assert done.returncode == 0 and "moving" in done.stdout and "frozen" in done.stdout, done.stderr
+    done = command("show-batch", "--shards", shards, "--out", "x.svg", *own)
+    assert done.returncode == 0 and done.stdout.endswith("image: x.svg\n"), done.stderr
+    picture = (tmp_path / "x.svg").read_text()
+    assert "moving" in picture and "frozen" in picture
     with pytest.raises(UserError, match=r"must end in \.png, \.svg or \.pdf"):
-        ShowTree(out=Path("tree.gif"))
+        ShowBatch(out=Path("batch.gif"))

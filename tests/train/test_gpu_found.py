@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from gdt.common import gpu
 from gdt.common.errors import UserError
+from gdt.train import gpu
 from gdt.train.distributed import require_gpus
 from gdt.train.run import parse_arguments
 

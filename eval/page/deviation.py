@@ -1,0 +1,98 @@
+"""The paper's deviation: the standard deviation of normalised features over the clips of a video ("Qualitative
+analysis"), beside that over clips of different videos of a class, and of any videos.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from matplotlib import rc_context
+from matplotlib.figure import Figure
+from torch import Tensor
+from tqdm import tqdm
+
+from gdt.common.errors import UserError
+from gdt.common.streams import Stream, generator
+from gdt.eval.drawing import COLOURS, STYLE, mark, picture
+from gdt.eval.extract import outputs, require_network
+from gdt.eval.retrieval import unit
+from gdt.pipeline.clips import uniform_plans
+from gdt.pipeline.loader import Batch
+from gdt.pipeline.shards.index import Index
+from gdt.pipeline.transformations.augmentation import centred
+from gdt.train.models.gdt import any_device
+from gdt.train.trained import Trained
+
+_CLIPS = 10
+"""Clips per video."""
+_PER_CLASS, _VIDEOS = 10, 60
+"""Most videos of a class and in total."""
+
+
+@rc_context(STYLE)
+def deviation(trained: Trained, index: Index, split: str) -> str:
+    """Histograms of a model's deviations on videos of a split, with their medians and those of random weights.
+
+    Raises UserError if the model has no video network, or the split fewer than two videos with as many starts as clips.
+    """
+    require_network(trained, "video")
+    videos = _choose(trained, index, split)
+    own, random = (groups(values, index.label[videos]) for values in _features(trained, index, videos))
+    edges = np.linspace(0, 1.02 * max(float(each.max()) for each in own.values()) or 1.0, 31)
+    figure, names = Figure(figsize=(6, 4), layout="constrained"), []
+    axes = figure.subplots()
+    for k, (name, values) in enumerate(own.items()):
+        share = np.histogram(values, edges)[0] * (100 / len(values))
+        axes.stairs(share, edges, color=COLOURS[k], linewidth=1.3)
+        axes.plot((edges[share.argmax()] + edges[share.argmax() + 1]) / 2, share.max(), **mark(k))
+        medians = f"{np.median(values):.4f} (random weights {np.median(random[name]):.4f})"
+        names.append(f"clips of {name}: median {medians}")
+    axes.set(xlabel="standard deviation of features, mean over dimensions", ylabel="share, %", ylim=(0, None))
+    axes.set_title(f"{len(videos)} videos, {_CLIPS} clips each")
+    return picture(figure, names, 1)
+
+
+def _choose(trained: Trained, index: Index, split: str) -> np.ndarray:
+    """Random rows of the index, up to ten of a class, of as few classes as fill the plot: int64 [n], ascending."""
+    clip = trained.settings.clip
+    long_enough = index.start_counts(clip.frames, clip.stride) >= _CLIPS
+    order = generator(Stream.FIGURES).permutation(np.flatnonzero((index.split == split) & long_enough))
+    if len(order) < 2:
+        raise UserError(f"the split '{split}' has {len(order)} videos with {_CLIPS} different starts; hold out more")
+    label = index.label[order]
+    grouped = [order[label == name][: _PER_CLASS if name else _VIDEOS] for name in dict.fromkeys(label)]
+    return np.sort(np.concatenate(grouped)[:_VIDEOS])
+
+
+def _features(trained: Trained, index: Index, videos: np.ndarray) -> list[np.ndarray]:
+    """Features of length 1 of uniform, centre-cropped clips, of the model and of random weights: [n, clips, d] each."""
+    clip, crop, device = trained.settings.clip, centred(trained.settings.augmentation.scale[0]), any_device()
+    networks = [each.model.video_network.to(device).eval() for each in (trained, trained.untrained())]
+
+    def forward(batch: Batch) -> list[Tensor]:
+        return [network(batch.inputs["video"]) for network in networks]
+
+    bar = tqdm(total=len(videos), unit="video", desc="deviation", mininterval=1.0, leave=False)
+    plans = uniform_plans(index, videos, _CLIPS, clip, crop)
+    found = outputs(trained.normalise(index), plans, clip, device, forward, bar, _CLIPS)
+    return [unit(each).reshape(len(videos), _CLIPS, -1) for each in found]
+
+
+def groups(features: np.ndarray, labels: np.ndarray) -> dict[str, np.ndarray]:
+    """Deviations [n] over clips of "a video", of "a class" where some videos share one, and of "any videos"."""
+    shuffled = features[generator(Stream.FIGURES).permutation(len(features))]
+    classes = [features[labels == name] for name in sorted(set(labels) - {""})]
+    parts = {"a video": [features], "a class": [mixed(each) for each in classes if len(each) > 1]}
+    parts["any videos"] = [mixed(shuffled)]
+    return {name: np.concatenate([spread(each) for each in sets]) for name, sets in parts.items() if sets}
+
+
+def mixed(features: np.ndarray) -> np.ndarray:
+    """Sets of clips [n, k, d] of k different videos from those [n, s, d] of each: clip j of video i + j; k <= s, n."""
+    n, s, _ = features.shape
+    j = np.arange(min(n, s))
+    return features[(np.arange(n)[:, None] + j) % n, j]
+
+
+def spread(features: np.ndarray) -> np.ndarray:
+    """Standard deviation (n - 1) over the second axis of [n, s, d], mean over dimensions: float64 [n]."""
+    return features.std(1, ddof=1, dtype=np.float64).mean(1)

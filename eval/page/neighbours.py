@@ -1,0 +1,167 @@
+"""What a model finds: nearest neighbours of test videos, by the features of an evaluation or by sound."""
+
+from __future__ import annotations
+
+from collections import Counter
+from glob import escape
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from matplotlib import rc_context
+from matplotlib.figure import Figure
+from sklearn.decomposition import PCA
+from sklearn.manifold import TSNE
+from threadpoolctl import threadpool_limits
+
+from gdt.common.errors import UserError
+from gdt.common.streams import Stream, generator
+from gdt.eval import extract
+from gdt.eval.drawing import COLOURS, STYLE, data_uri, mark, picture
+from gdt.eval.protocols import features_path
+from gdt.eval.results import Result
+from gdt.eval.retrieval import nearest
+from gdt.eval.settings import Downstream
+from gdt.eval.subjects import folder_name, folds
+from gdt.pipeline.shards.index import Index, fingerprint
+from gdt.pipeline.shards.reader import ShardReader
+from gdt.train import crossmodal
+from gdt.train.models.gdt import any_device
+from gdt.train.trained import Trained
+
+_QUERIES, _NEIGHBOURS = 5, 5
+"""Queries shown, and neighbours of each."""
+_CLASSES = 20
+"""Most classes of a confusion matrix."""
+_VIDEOS, _CLIPS = 500, 2
+"""Most videos that are searched by sound, and clips of each, as in a probe of pretraining."""
+_POINTS, _PERPLEXITY = 500, 30.0
+"""Most points on a plane, and perplexity of t-SNE, which is lower with few videos."""
+
+
+class Neighbours(NamedTuple):
+    """Some queries with their nearest neighbours, and pictures of the features of all."""
+
+    how: str
+    """How they were found, and how many first neighbours are right."""
+    pictures: list[list[dict[str, str]]]
+    """Middle frames of queries, each followed by its neighbours."""
+    maps: str
+    confusion: dict[str, dict[str, float]]
+    """As from `confusion`; empty without classes."""
+
+
+def by_features(row: Result, root: Path) -> Neighbours:
+    """Videos found by the features of an evaluation, which are below `root`.
+
+    Raises UserError if they are missing or the data has changed.
+    """
+    index = Index.open(row.shards).labelled(row.label)
+    if fingerprint(index) != row.data:
+        raise UserError(f"videos or splits of {index.folder} have changed since; evaluate again")
+    (fold,) = folds(Downstream(folds=(row.fold,) if row.fold else (), **row.settings), index, row.query_split)
+    folder = Path(escape(folder_name(row.model, row.weights)))
+    names = [features_path(folder, row.data, row.settings["clips"], device) for device in ("cpu", "cuda")]
+    path = next((path for name in names for path in root.rglob(str(name))), None)
+    if not path or not (features := extract.read(path)):
+        raise UserError(f"there are no features of {row.model} below {root}; evaluate again")
+    queries, gallery = (features.maximum[features.positions(part)] for part in (fold.queries, fold.gallery))
+    found = nearest(queries, gallery, _NEIGHBOURS)
+    answers = fold.gallery_label[found]
+    right = answers == fold.query_label[:, None]
+    order = generator(Stream.FIGURES).permutation(len(queries))
+    firsts = np.sort(np.unique(fold.query_label[order], return_index=True)[1])  # of every class
+    shown = order[firsts[:_QUERIES]]
+    how = f"by the frames' features after {row.step} steps; correct: the same class; R@1 {_percent(right)}"
+    average = features.average[features.positions(fold.queries)]
+    return Neighbours(
+        how, thumbnails(index, fold.queries[shown], fold.gallery[found[shown]], right[shown]),
+        maps(average, fold.query_label), confusion(fold.query_label, answers[:, 0]),
+    )  # fmt: skip
+
+
+def by_sound(trained: Trained, index: Index, split: str) -> Neighbours:
+    """Held-out videos found by their sound. Raises UserError if the model or the videos lack a modality."""
+    both, clip = ("video", "audio"), trained.settings.clip
+    if not set(both) <= set(trained.model.modalities):
+        raise UserError("it is not evaluated with labels, and has no two networks for a search by sound")
+    index = trained.normalise(index)
+    held_out = crossmodal.usable_videos(index, np.flatnonzero(index.split == split), clip, both)
+    order = generator(Stream.FIGURES).permutation(held_out)[:_VIDEOS]
+    if len(order) < 2:
+        raise UserError(f"the split '{split}' has fewer than 2 videos with frames and sound; hold out more videos")
+    device, scale = any_device(), trained.settings.augmentation.scale[0]
+    model = trained.model.to(device)
+    embedded = crossmodal.embed(model, index, np.sort(order), clip, scale, _CLIPS, device, both)
+    videos, (video, audio) = embedded.videos, (embedded.embeddings[name].numpy() for name in both)
+    found = nearest(audio, video, _NEIGHBOURS)
+    right = found == np.arange(len(videos))[:, None]
+    shown = np.flatnonzero(np.isin(videos, order[:_QUERIES]))
+    how = f"by sound among {len(videos)} videos; correct: the video itself; R@1 {_percent(right)}"
+    plane = maps(np.concatenate([video, audio]), np.repeat(both, len(videos)))
+    return Neighbours(how, thumbnails(index, videos[shown], videos[found[shown]], right[shown]), plane, {})
+
+
+def _percent(right: np.ndarray) -> str:
+    return f"{100 * right[:, 0].mean():.1f} %"
+
+
+def confusion(label: np.ndarray, answer: np.ndarray) -> dict[str, dict[str, float]]:
+    """Percent of the queries of a class whose nearest neighbour is of each class, by their names.
+
+    `label` and `answer`, str [n], are the classes of queries and neighbours. Of many, those with the lowest R@1.
+    """
+    recall = {name: (answer[label == name] == name).mean() for name in np.unique(label)}
+    shown = sorted(sorted(recall, key=lambda name: (recall[name], name))[:_CLASSES])
+    rows = {str(name): answer[label == name] for name in shown}
+    return {name: {other: 100 * float((row == other).mean()) for other in rows} for name, row in rows.items()}
+
+
+def thumbnails(
+    index: Index, queries: np.ndarray, neighbours: np.ndarray, right: np.ndarray
+) -> list[list[dict[str, str]]]:
+    """Middle frames of queries, each followed by its neighbours, given rows of the index: int64 [q] and [q, k].
+
+    Raises UserError if a shard is damaged.
+    """
+    reader = ShardReader(index)
+
+    def thumbnail(video: int, kind: str) -> dict[str, str]:
+        (jpeg,) = reader.frames(video, np.array([int(index.frame_count[video]) // 2]))
+        image = data_uri(jpeg.tobytes(), "jpeg")
+        return {"image": image, "id": index.id[video], "label": index.label[video], "kind": kind}
+
+    kinds = np.where(right, "right", "wrong")
+    return [
+        [thumbnail(query, "asked"), *map(thumbnail, near, kind)]
+        for query, near, kind in zip(queries, neighbours, kinds, strict=True)
+    ]
+
+
+@rc_context(STYLE)
+def maps(features: np.ndarray, labels: np.ndarray) -> str:
+    """PCA and t-SNE of features [n, d], with a mark for each of the most frequent labels [n]; empty for n below 4.
+
+    Raises UserError if features are all equal, or contain NaN or infinity.
+    """
+    chosen = np.sort(generator(Stream.FIGURES).permutation(len(features))[:_POINTS])
+    values, label = features[chosen].astype(np.float64), labels[chosen]
+    if len(values) < 4:
+        return ""
+    if not np.isfinite(values).all() or np.ptp(values, 0).max() == 0:
+        reason = "are the same, or contain NaN or infinity"
+        raise UserError(f"the features of all {len(values)} points {reason}: training has collapsed or diverged")
+    pca, perplexity = PCA(2, svd_solver="full").fit(values), min(_PERPLEXITY, (len(values) - 1) / 3)
+    with threadpool_limits(1):  # several threads are up to 100 times slower on busy cores
+        tsne = TSNE(2, perplexity=perplexity, random_state=0, init="pca").fit_transform(values)
+    common = sorted(name for name, _ in Counter(sorted(map(str, label))).most_common(len(COLOURS)))
+    share = " and ".join(f"{100 * each:.0f} %" for each in pca.explained_variance_ratio_)
+    planes = {f"PCA: {share} of the variance": pca.transform(values), f"t-SNE, perplexity {perplexity:.3g}": tsne}
+    figure = Figure(figsize=(9, 4.5), layout="constrained")
+    for axes, (title, positions) in zip(figure.subplots(1, 2), planes.items(), strict=True):
+        for k, name in enumerate(common):
+            axes.plot(*positions[label == name].T, linestyle="", markersize=5, alpha=0.8, **mark(k))
+        axes.plot(*positions[~np.isin(label, common)].T, ".", markersize=3, color="#7f7f7f")
+        axes.set_title(title)
+        axes.set_axis_off()
+    return picture(figure, common)

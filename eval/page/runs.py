@@ -1,0 +1,102 @@
+"""Pretraining runs: their logs, a table of them, and their learning curves."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from matplotlib import rc_context
+from matplotlib.figure import Figure
+
+from gdt.common.errors import UserError
+from gdt.eval.drawing import STYLE, mark, picture
+from gdt.train import provenance
+from gdt.train.run import METRICS, PROBES, SETTINGS, from_file
+from gdt.train.settings import Pretrain
+
+CURVES = 20
+"""Most runs in a plot."""
+_SMOOTHING, _POINTS = 21, 1000
+"""Steps over which curves are averaged, and most points of a curve."""
+_TITLES = {
+    "loss": "training loss", "clips_per_second": "video clips per second", "data_wait": "waiting for data, share",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Run:
+    """A pretraining run."""
+
+    folder: Path
+    name: str
+    """Its folder, relative to the folder of all runs."""
+    settings: Pretrain
+    started: str
+    """Date and time."""
+    metrics: dict[str, np.ndarray]
+    """Per step, float64 [steps] by name: step, loss, clips_per_second, data_wait."""
+    probes: dict[str, np.ndarray]
+    """Per probe, float64 [probes] by name: step, and metrics in percent."""
+
+
+def read(folder: Path, root: Path) -> Run:
+    """Read a run below `root`. Raises UserError, OSError, ValueError or KeyError for files of another kind."""
+    name = str(folder.relative_to(root)) if folder != root else folder.resolve().name
+    started = json.loads((folder / provenance.NAME).read_text())["started"]
+    if not (metrics := _columns(folder / METRICS)):
+        raise UserError("it has not done a step")
+    return Run(folder, name, from_file(folder / SETTINGS), started, metrics, _columns(folder / PROBES))
+
+
+def _columns(path: Path) -> dict[str, np.ndarray]:
+    """The columns of a log by name; the last line may still be being written."""
+    lines = path.read_text().split("\n")[:-1] if path.is_file() else []
+    rows = [json.loads(line) for line in lines]
+    return {name: np.array([row.get(name, np.nan) for row in rows], float) for name in (rows or [{}])[0]}
+
+
+def smooth(values: np.ndarray, width: int = _SMOOTHING) -> np.ndarray:
+    """Centred moving mean over `width` steps, fewer at both ends: float64 [n]."""
+    half, n = width // 2, len(values)
+    sums = np.concatenate([[0.0], np.cumsum(values)])
+    low, high = np.maximum(np.arange(n) - half, 0), np.minimum(np.arange(n) + half + 1, n)
+    mean: np.ndarray = (sums[high] - sums[low]) / (high - low)
+    return mean
+
+
+def table(runs: Sequence[Run]) -> list[list[str]]:
+    """A line of cells per run, headings first; clips/s and data wait are medians, the loss is a moving mean."""
+    lines = [["run", "data set", "composition", "steps", "seed", "final loss", "clips/s", "data wait", "started"]]
+    for run in runs:
+        settings, logged = run.settings, run.metrics
+        lines.append([
+            run.name, settings.dataset, settings.factors or settings.preset, f"{logged['step'][-1] + 1:.0f}",
+            str(settings.seed), f"{smooth(logged['loss'])[-1]:.3f}", f"{np.median(logged['clips_per_second']):.0f}",
+            f"{100 * np.median(logged['data_wait']):.0f} %", run.started[:16].replace("T", " "),
+        ])  # fmt: skip
+    return lines
+
+
+@rc_context(STYLE)
+def curves(runs: Sequence[Run]) -> str:
+    """Learning curves of runs on a data set: moving means of what is logged, and probes."""
+    probes = dict.fromkeys(name for run in runs for name in run.probes if name.endswith(" R@1"))
+    titles = _TITLES | {name: f"probe: {name}, %" for name in probes}
+    down = -(-len(titles) // 3)
+    figure = Figure(figsize=(12, 3 * down + 0.25 * -(-len(runs) // 5)), layout="constrained")
+    grid = figure.subplots(down, 3, squeeze=False).flat
+    for axes in grid[len(titles) :]:
+        axes.remove()
+    for axes, (name, title) in zip(grid, titles.items(), strict=False):
+        axes.set(xlabel="step", title=title)
+        for k, run in enumerate(runs):
+            logged = run.metrics if name in _TITLES else run.probes
+            if name in logged:
+                values = smooth(logged[name]) if name in _TITLES else logged[name]
+                every = -(-len(values) // _POINTS)
+                steps, values = logged["step"][::every], values[::every]
+                axes.plot(steps, values, **mark(k), markersize=4, markevery=max(1, len(steps) // 6), linewidth=1.4)
+    return picture(figure, [run.name for run in runs])
