@@ -31,16 +31,17 @@ from gdt.eval.embed import Embed, features, features_of
 from gdt.eval.factors.evaluate import factors
 from gdt.eval.factors.settings import Factors
 from gdt.eval.metrics import Metric
-from gdt.eval.protocols import PROTOCOLS, Evaluator, Outcome, Protocol
+from gdt.eval.protocols import PROTOCOLS, Evaluator, Outcome, Protocol, conditions
 from gdt.eval.results import RESULTS, Result, read
 from gdt.eval.retrieval import unit
 from gdt.eval.settings import Downstream
-from gdt.eval.subjects import Data, Fold, Model, open_index
+from gdt.eval.subjects import Data, Fold, Model, held_out, open_index
 from gdt.pipeline.clips import ClipSampling, random_clips, uniform_clips
 from gdt.pipeline.loader import Loader
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.sources.loading import Loading
 from gdt.pipeline.transformations.augmentation import centred
+from gdt.pipeline.word2vec import WordVectors
 from gdt.preprocess.stage import Preprocess
 from gdt.train.checkpoint import Trained, load_model, load_trained
 from gdt.train.models.gdt import GDT
@@ -619,6 +620,13 @@ def test_whatever_changes_a_number_changes_what_identifies_it(
     # these change no number, so that the test above is of all others
     same = [name for name in everything if changed[name] <= changed[""]]
     assert same == ["dataset", "protocols", "jobs", "out", "tables"]
+
+
+def test_other_vectors_of_the_same_words_are_other_conditions(checkpoint: Path, ucf: Path) -> None:
+    data = Data.open(checkpoint, load_trained(checkpoint), "ucf101", ucf, "", "")
+    fold, one = held_out(data.index, "test"), WordVectors(np.ones((2, 3), np.float16), ("a", "b"))
+    words = one, replace(one, vectors=2 * one.vectors), None
+    assert len({conditions(Downstream(), "cross-modal", data, fold, "cpu", each) for each in words}) == 3
 
 
 def test_a_finetuning_process_gets_every_setting(

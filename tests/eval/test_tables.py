@@ -84,6 +84,13 @@ def test_labels_words_and_kinds_of_protocols_have_their_own_tables() -> None:
     ]  # fmt: skip
 
 
+def test_data_sets_and_splits_have_their_own_tables_and_a_repeated_line_counts_once() -> None:
+    """Results of several calls may lie in one folder, which the page shows."""
+    others = [replace(ROW, dataset="hmdb51", conditions="c2"), replace(ROW, query_split="val", conditions="c3")]
+    assert [len(table.lines) for table in pivot([ROW, *others])] == [3, 3, 3]
+    assert pivot([ROW, ROW])[0].lines == pivot([ROW])[0].lines
+
+
 def test_wide_tables_are_split_by_columns() -> None:
     heads = ["% on test", *(f"R@{k}" for k in range(5))]
     lines = [heads, ["row", *(f"{k}.0 (10.0-20.0)" for k in range(5))], ["paper", "1.0", "", "", "", ""]]

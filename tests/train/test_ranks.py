@@ -74,6 +74,9 @@ def test_a_signal_to_one_rank_stops_both_after_the_same_step(start: Start, tmp_p
     assert ended(ranks) == [128 + signal.SIGUSR1] * 2
     stopped = len(losses(run))
     assert torch.load(run / checkpoint.NAME, weights_only=True)["step"] == stopped < STEPS
+    # a rank that does not see the checkpoint would train apart
+    said = refusal(start((), ("--out", tmp_path / "elsewhere")))
+    assert f"a different step from rank 0 (0, not {stopped})" in said
 
 
 def test_ranks_that_differ_refuse_to_start(start: Start, shards: Path, tmp_path: Path) -> None:
