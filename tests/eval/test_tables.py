@@ -52,7 +52,10 @@ def test_a_table_has_random_weights_first_and_chance_and_published_results_last(
 
 
 def test_folds_and_seeds_are_averaged() -> None:
-    folds = [replace(ROW, fold=k + 1, metrics={"R@1": Metric(v, 20.0, 20)}) for k, v in enumerate((40.0, 10.0, 31.0))]
+    folds = [
+        replace(ROW, conditions=f"c{k}", fold=k + 1, metrics={"R@1": Metric(v, 20.0, 20)})
+        for k, v in enumerate((40.0, 10.0, 31.0))
+    ]
     (table,) = pivot(folds)
     assert table.lines[1] == ["mine", "27.0 (0.0-65.2)"] and "over folds" in table.notes[0]
     seeds = [replace(each, fold=0, seed=each.fold, model=f"e-{each.fold}", weights=str(each.fold)) for each in folds]
@@ -78,7 +81,7 @@ def test_rows_of_other_lengths_are_rows_of_their_own() -> None:
 def test_labels_words_and_kinds_of_protocols_have_their_own_tables() -> None:
     recall = replace(ROW, protocol="cross-modal", gallery=0, classes=0, metrics={"video to audio R@1": Metric(9.0)})
     others = [replace(ROW, label="weather"), replace(ROW, protocol="linear"), recall, replace(recall, words="x")]
-    tables = pivot([ROW, *others])
+    tables = pivot([ROW, *(replace(each, conditions=str(k)) for k, each in enumerate(others))])
     assert [(next(iter(t.groups.values()))[0].protocol, t.title.count("weather")) for t in tables] == [
         ("cross-modal", 0), ("cross-modal", 0), ("retrieval", 0), ("retrieval", 1), ("linear", 0)
     ]  # fmt: skip
@@ -87,7 +90,7 @@ def test_labels_words_and_kinds_of_protocols_have_their_own_tables() -> None:
 def test_data_sets_and_splits_have_their_own_tables_and_a_repeated_line_counts_once() -> None:
     """Results of several calls may lie in one folder, which the page shows."""
     others = [replace(ROW, dataset="hmdb51", conditions="c2"), replace(ROW, query_split="val", conditions="c3")]
-    assert [len(table.lines) for table in pivot([ROW, *others])] == [3, 3, 3]
+    assert [line[0] for table in pivot([ROW, *others]) for line in table.lines[1:2]] == ["mine"] * 3
     assert pivot([ROW, ROW])[0].lines == pivot([ROW])[0].lines
 
 
