@@ -110,12 +110,12 @@ def open_regular(path: Path) -> BinaryIO:
 
 def require_new_file(out: Path, overwrite: bool) -> None:
     """Raise UserError unless `out` can be written; replacing an existing file needs `overwrite`."""
-    if out.is_dir():
-        raise UserError(f"{out} is a folder; set --out to a file")
     if out.exists() and not overwrite:
         raise UserError(f"{out} already exists; set --out to another file, or pass --overwrite to replace it")
     if not out.absolute().parent.is_dir():
         raise UserError(f"the folder {out.parent} does not exist; create it, or set --out to a file in another")
+    if out.is_dir() or not os.access(out.absolute().parent, os.W_OK):
+        raise UserError(f"{out} is a folder, or its folder is not writable; set --out to another file")
 
 
 @contextmanager

@@ -76,7 +76,7 @@ class Embed:
             raise UserError(f"--out is {self.out}; its name must end in .h5 or .npz")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Features:
     """Features of n videos."""
 
@@ -89,6 +89,10 @@ class Features:
     """Checkpoint, digest of its weights, kind, number and size of clips."""
     skipped: tuple[tuple[str, str], ...] = ()
     """Skipped files with reasons; not stored."""
+
+    def __repr__(self) -> str:
+        shapes = ", ".join(f"{name} {list(values.shape)}" for name, values in self.features.items())
+        return f"<gdt.Features of {plural(len(self.id), 'video')}: {shapes}; {len(self.skipped)} skipped>"
 
 
 def embed(settings: Embed) -> str:
@@ -154,6 +158,8 @@ def _decode(sources: Sequence[Path], scratch: Path, workers: int) -> tuple[Index
     links, shards = scratch / "videos", scratch / "shards"
     links.mkdir()
     for number, source in enumerate(sources):
+        if not source.exists():
+            raise UserError(f"{source} does not exist")
         if not source.is_dir() and not (source.is_file() and source.suffix.lower() in SUFFIXES):
             raise UserError(
                 f"{source} is neither a folder nor a video file, which ends in {', '.join(sorted(SUFFIXES))}"

@@ -106,6 +106,7 @@ def _local(workers: int) -> distributed.LocalCluster:
     try:
         return distributed.LocalCluster(
             n_workers=workers, threads_per_worker=1, processes=True, dashboard_address=None,
+            scheduler_kwargs={"dashboard_address": "127.0.0.1:0"},  # any port: 8787 may be another's
             silence_logs=logging.CRITICAL,
         )  # fmt: skip
     except RuntimeError as error:  # a worker that dies at its start ends the whole cluster

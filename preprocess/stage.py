@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import shutil
 import sys
@@ -64,7 +65,15 @@ class Preprocess(cluster.Workers):
 
     @property
     def known_layout(self) -> str:
-        return self.layout or (self.dataset if self.dataset in DATASETS else "folder")
+        """The layout. Raises UserError if the name of the data set looks like a known one misspelt."""
+        if self.layout or self.dataset in DATASETS:
+            return self.layout or self.dataset
+        if similar := difflib.get_close_matches(self.dataset.casefold(), DATASETS, 1, 0.75):
+            raise UserError(
+                f"--dataset is '{self.dataset}'; did you mean '{similar[0]}'? If not, set --layout to folder (any tree "
+                f"of videos) or {similar[0]}"
+            )
+        return "folder"
 
     @property
     def shard_folder(self) -> Path:

@@ -149,7 +149,10 @@ def refused(model: gdt.Model, shards: Path) -> dict[str, Any]:
         (lambda r: gdt.pretrain(r["shards"], step=3), "unknown setting 'step'; did you mean 'steps'?"),
         (lambda r: gdt.pretrain(r["shards"], clip={"sze": 3}), "settings of Pretrain: unknown: clip.sze"),
         (lambda r: gdt.pretrain(r["shards"], steps="3"), "settings of Pretrain: steps is '3' instead of int"),
-        (lambda r: gdt.pretrain(r["shards"], optimization={"lr": math.nan}), "^--lr is nan; it must"),
+        (
+            lambda r: gdt.pretrain(r["shards"], optimization={"lr": math.nan}),
+            "^--lr is nan and --mom",
+        ),
         (lambda r: gdt.pretrain(r["shards"], clip={"frames": 10**25}), "^--clip.frames is 1000.*; it must be 2147"),
         (lambda r: gdt.pretrain(r["shards"], preset="e", factors="video:d"), "^--preset and --factors both set the"),
         (lambda r: gdt.batches(r["shards"], split="x"), "is in the split 'x'; set --split to test or train or val"),

@@ -117,8 +117,8 @@ def test_a_signal_to_the_parent_alone_stops_its_runs(
     [
         ("text", "cannot be read as a checkpoint: it is damaged, .*; use the"),
         ("cut", "cannot be read as a checkpoint: it is damaged, .*; use the"),
-        ("pickle", "cannot be read as a checkpoint: it is not one of this version"),
-        ("foreign", "cannot be read as a checkpoint: it is not one of this version"),
+        ("pickle", "cannot be read as a checkpoint: it holds no weights of a known form"),
+        ("foreign", "cannot be read as a checkpoint: it holds no weights of a known form"),
         ("other sizes", "holds another model: "),
     ],
 )

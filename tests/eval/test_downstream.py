@@ -220,7 +220,7 @@ def test_a_checkpoint_of_an_unfinished_run_is_named(
         assert capsys.readouterr().err.count(warning) == 1
     for folder, said in (
         (tmp_path, "its run had done 2 of 3 steps"),
-        (tmp_path / "factors", "stopped: e, 2 of 3 steps"),
+        (tmp_path / "factors", "stopped: e, 2 steps"),
     ):
         text = " ".join((folder / "table.txt").read_text().split())
         assert text.count(said) == 1, text

@@ -27,7 +27,7 @@ from gdt.common.errors import UserError
 from gdt.pipeline import presets
 from gdt.pipeline.clips import uniform_clips
 from gdt.pipeline.colour import Pixels, affine
-from gdt.pipeline.engines import CpuEngine, Filled, Run
+from gdt.pipeline.engines import DaliEngine, Filled, Run
 from gdt.pipeline.groups import take_rank
 from gdt.pipeline.leaves import AUDIO, VIDEO, Clip
 from gdt.pipeline.loader import Batch, Loader
@@ -314,14 +314,14 @@ def test_an_error_while_loading_reaches_the_consumer(copy: Path) -> None:
 
 
 def test_other_decoding_errors_do_not_blame_the_frames(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
-    def failing(self: CpuEngine, runs: Iterable[Run]) -> Filled:
+    def failing(self: DaliEngine, runs: Iterable[Run]) -> Filled:
         next(iter(runs))
         raise RuntimeError("Critical error in pipeline:\nError in CPU operator `x`\n\nencountered:\n\nCUDA error 999\n")
         yield
 
-    monkeypatch.setattr(CpuEngine, "fill", failing)
+    monkeypatch.setattr(DaliEngine, "fill", failing)
     with pytest.raises(UserError, match="decoding failed although all frames are intact: CUDA error 999"):
-        load(index, [uniform_clips(index, np.array([0]), 1, CLIP, AUGMENTATION)])
+        load(index, [uniform_clips(index, np.array([0]), 1, CLIP, AUGMENTATION)], decoder="gpu")
 
 
 def damage(copy: Path, index: Index, video: int, what: str) -> None:

@@ -50,7 +50,7 @@ def test_every_transformation_file_is_registered() -> None:
         ("video:d time_reversal:i:2", "has no 'augmentation', which crops and normalises; add augmentation:i:1"),
         ("augmentation:i:2 video:d", "does not begin with the factor video; put 'video:d' first"),
         ("video:d speed(1,x):i:2", r"'1,x' in factor 'speed\(1,x\):i:2' does not fit speed: .*'x'"),
-        ("video:d augmentation(7):i:2", "does not fit augmentation"),
+        ("video:d augmentation(7):i:2", "'augmentation' in factor .* takes no settings in brackets"),
         ("video:d speed(nan,1):i:2 augmentation:i:1", "rates of speed are .* they must be different numbers above 0"),
         ("video:d modality(smell):i:1 augmentation:i:1", "unknown modality 'smell'; available: video, audio, text"),
         ("video:d modality(text,text):i:2 augmentation:i:1", "modalities are text, text; name each once"),

@@ -274,7 +274,7 @@ def test_differing_parameters_are_listed(tmp_path: Path) -> None:
     ):
         load_model(tmp_path / "r2plus1d_34.pth")
     torch.save({"model": {"conv1.weight": torch.zeros(3)}}, tmp_path / "resnet.pth")
-    with pytest.raises(UserError, match="resnet.pth cannot be read as a checkpoint: it is not one of this version"):
+    with pytest.raises(UserError, match="resnet.pth cannot be read .*: it holds no weights of a known form"):
         load_model(tmp_path / "resnet.pth")
 
 
