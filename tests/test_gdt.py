@@ -140,7 +140,7 @@ def refused(model: gdt.Model, shards: Path) -> dict[str, Any]:
         (lambda r: gdt.nearest(r["mute"], r["first"], by="audio"), "audio of the query is missing or shorter"),
         (lambda r: gdt.nearest("nowhere.h5", "x"), "no features file nowhere.h5"),
         (lambda r: r["model"].embed([]), "^videos is empty; give one or more"),
-        (lambda r: r["model"].embed("/nowhere"), "^/nowhere is neither a folder nor a video file"),
+        (lambda r: r["model"].embed("/nowhere"), "^/nowhere does not exist"),
         (lambda r: r["model"].embed(r["shards"], kind="head"), "settings of Embed: kind is 'head' instead of one of"),
         (lambda r: r["model"].embed(r["empty"]), "there are no videos in .*expected:\\n"),
         (lambda r: gdt.make_shards(r["empty"], r["empty"] / "out"), "there are no videos in .*expected:\\n"),

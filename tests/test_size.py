@@ -13,11 +13,11 @@ from gdt.cli import COMMANDS, below_gdt
 from tests.conftest import ROOT
 
 LINES = {
-    "src": 447, "common": 441, "pipeline": 3241, "preprocess": 3800, "train": 2539, "eval": 3979, "benchmarks": 719,
-    "tests": 12427,
+    "src": 447, "common": 445, "pipeline": 3245, "preprocess": 3809, "train": 2546, "eval": 3993, "benchmarks": 719,
+    "tests": 12450,
 }  # fmt: skip
 """Lines of Python by folder."""
-WORDS, OPTIONS = 13_600, 113
+WORDS, OPTIONS = 13_700, 113
 
 
 def tracked(pattern: str) -> list[str]:

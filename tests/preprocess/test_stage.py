@@ -416,7 +416,7 @@ def test_no_usable_video_is_an_error_with_the_reason(alone: None, tmp_path: Path
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--dataset", "kinetix"), "data/videos/kinetix does not exist; set --source"),
+        (("--dataset", "kinetix"), "--dataset is 'kinetix'; did you mean 'kinetics'?"),
         (("--dataset", "folder", "--source", "."), "files ending in"),
         (("--dataset", "ucf101", "--source", "."), "source/UCF-101/Archery/v_Archery_g01_c01.avi"),
         (("--dataset", "folder", "--source", ".", "--word2vec", "x.bin"), "there are no captions in"),
