@@ -24,15 +24,7 @@ from gdt.eval import results
 from gdt.eval.extract import require_network
 from gdt.eval.finetune import METRICS, STATE, build_recipe
 from gdt.eval.processes import job_limit, run_command, run_parallel
-from gdt.eval.protocols import (
-    PROTOCOLS,
-    Evaluator,
-    conditions,
-    decisive,
-    only_decisive,
-    shared_modalities,
-    words_of,
-)
+from gdt.eval.protocols import PROTOCOLS, Evaluator, conditions, decisive, only_decisive, shared_modalities, words_of
 from gdt.eval.results import RANDOM, RESULTS, Result
 from gdt.eval.settings import Downstream
 from gdt.eval.subjects import Data, Fold, Model, describe, folds, gallery_split, held_out, models
@@ -117,7 +109,7 @@ def evaluate(settings: Downstream) -> Evaluated:
                 _run(job)
         if finetuning := [job for job in todo if PROTOCOLS[job.protocol].trains]:
             _finetune_all(finetuning)
-        wanted = {job.conditions: None for job in jobs}
+        wanted = {job.conditions for job in jobs}
         every = [each for each in results.read(out / RESULTS) if each.conditions in wanted]
         text = write_tables(out, pivot(every), every) if settings.tables else ""
     return Evaluated(every, [(model.name, model.digest) for model in compared], text, out)
@@ -137,23 +129,20 @@ def plan(settings: Downstream, data: Data, compared: Sequence[Model], out: Path)
         if any("gallery_split" in PROTOCOLS[name].settings for name in protocols):  # others refuse it
             own = replace(own, gallery_split=gallery_split(own.gallery_split, of_label.index, data.split))
         evaluator = Evaluator(own, of_label, device, out, words)
+        labelled = folds(own, of_label.index, data.split) if any(PROTOCOLS[name].labels for name in protocols) else []
+        for model in compared if labelled else ():
+            _require_fit(model, own, of_label, labelled)
         for protocol in protocols:
-            if PROTOCOLS[protocol].labels:
-                parts = folds(own, of_label.index, data.split)
-                for model in compared:
-                    _require_fit(model, own, of_label, parts)
-            elif number == 0:  # it is the same for every column of labels
-                parts = [held_out(data.index, data.split)]
-            else:
-                continue
+            if not PROTOCOLS[protocol].labels and number:
+                continue  # it is the same for every column of labels
+            parts = labelled if PROTOCOLS[protocol].labels else [held_out(data.index, data.split)]
+            keys = [conditions(own, protocol, of_label, fold, device.type, words) for fold in parts]
             for model in compared:
                 if PROTOCOLS[protocol].pairs and not settings.protocols and not _has_pairs(model, settings, data):
                     print(f"{model.name} is skipped in {protocol}: the videos have fewer than two of its modalities")
                     continue
-                for fold in parts:
-                    yield Job(
-                        evaluator, model, protocol, fold, conditions(own, protocol, of_label, fold, device.type, words)
-                    )
+                for fold, key in zip(parts, keys, strict=True):
+                    yield Job(evaluator, model, protocol, fold, key)
 
 
 def choose_protocols(settings: Downstream, data: Data, compared: Sequence[Model]) -> list[str]:

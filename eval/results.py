@@ -70,7 +70,7 @@ class Result:
     settings: dict[str, Any]
     """Settings of the protocol."""
     details: dict[str, str] = field(default_factory=dict)
-    """Clips, pooling, recipe and the like, as text."""
+    """Clip, precision, pooling or recipe, as text."""
     provenance: dict[str, Any] = field(default_factory=dict)
     """As from `train.provenance`."""
 

@@ -13,7 +13,7 @@ from gdt.cli import COMMANDS, below_gdt
 from tests.conftest import ROOT
 
 LINES = {
-    "src": 447, "common": 445, "pipeline": 3245, "preprocess": 3809, "train": 2546, "eval": 3993, "benchmarks": 719,
+    "src": 447, "common": 445, "pipeline": 3245, "preprocess": 3809, "train": 2543, "eval": 3987, "benchmarks": 719,
     "tests": 12450,
 }  # fmt: skip
 """Lines of Python by folder."""

@@ -26,7 +26,7 @@ from gdt.train.flops import max_leaves
 from gdt.train.learner import Learner, start_from
 from gdt.train.log import Log
 from gdt.train.provenance import device_name, record
-from gdt.train.run import decisive
+from gdt.train.run import CHECKPOINT, decisive
 from gdt.train.settings import Precision, Pretrain, default_group_size
 from gdt.train.step import Metrics
 from gdt.train.trained import Trained
@@ -56,9 +56,8 @@ class Trainer:
             self.index = start.normalise(self.index)
         self.settings = self.fill_in(settings, state, start)
         self.tree = self.settings.tree(self.index, partial(self.describe, "data"))
-        self.words = self.settings.words(self.index)
         self.data = Data(shards, self.index.statistics, self.words.checksum if self.words else "")
-        self.path = self.settings.run_folder / checkpoint.NAME
+        self.path = self.settings.run_folder / CHECKPOINT
         self.step = self.saved = int(state["step"]) if state else 0
         self.require_passes()
         self.require_equal_starts(start)
@@ -67,7 +66,7 @@ class Trainer:
         self.weights = self.resume(state) if state else self.initialise(start)
 
     def fill_in(self, settings: Pretrain, state: Mapping[str, Any] | None, start: Trained | None) -> Pretrain:
-        """The settings with all defaults filled in: those of the run to resume, else those of data and device."""
+        """The settings with all defaults filled in: those of the run to resume, else of data, words and device."""
         earlier = checkpoint.settings_of(state, settings.run_folder) if state else None
         cuda = self.device.type == "cuda"
         if settings.precision == "bfloat16" and not cuda:
@@ -85,8 +84,9 @@ class Trainer:
         if settings.group_size is None:
             memory = torch.cuda.get_device_properties(self.device).total_memory if cuda else 0
             settings = replace(settings, group_size=default_group_size(settings, memory))
-        if vectors := settings.words(self.index):
-            network = replace(settings.network, word_dimensions=vectors.dimensions)
+        self.words = settings.words(self.index)
+        if self.words:
+            network = replace(settings.network, word_dimensions=self.words.dimensions)
             if start is not None and "text" in start.model.modalities:
                 network = replace(network, text_padding=start.model.network.text_padding)
             settings = replace(settings, network=network)

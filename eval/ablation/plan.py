@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,13 @@ def plan(settings: Ablation) -> list[Run]:
     modalities = {row: run.composition.modalities for row, run in rows.items()}
     baseline = max(rows, key=lambda row: len(modalities[row]))  # whose untrained networks are evaluated, too
     first = next(run for row, run in trained if row == baseline)
+
+    @cache
+    def evaluated(protocols: tuple[Any, ...], word2vec: Path | None) -> tuple[Downstream, frozenset[str]]:
+        """An evaluation with the conditions of its results, which are the same for all seeds."""
+        own = replace(evaluation, out=settings.folder, tables=False, protocols=protocols, word2vec=word2vec)
+        return own, _conditions(own, index)
+
     runs = []
     for seed in dict.fromkeys(settings.seeds):
         for row, run in trained:
@@ -86,12 +94,9 @@ def plan(settings: Ablation) -> list[Run]:
             protocols = tuple(
                 name for name in evaluation.protocols if not PROTOCOLS[name].pairs or len(modalities[row]) > 1
             )
-            of_row = replace(
-                evaluation, ckpt=(own.run_folder,), out=settings.folder, protocols=protocols, tables=False,
-                random_weights="include" if run == first else "exclude",
-                word2vec=run.word2vec if "cross-modal" in protocols else None,
-            )  # fmt: skip
-            runs.append(Run(row, own, steps, of_row, _conditions(of_row, index), equal))
+            shared, found = evaluated(protocols, run.word2vec if "cross-modal" in protocols else None)
+            of_row = replace(shared, ckpt=(own.run_folder,), random_weights="include" if run == first else "exclude")
+            runs.append(Run(row, own, steps, of_row, found, equal))
     if not any(run.evaluation.protocols for run in runs):
         raise UserError(
             f"nothing can compare the rows {' '.join(rows)}: recall between modalities needs a row of two; add one, "
