@@ -20,7 +20,6 @@ from gdt.train.settings import Pretrain
 from gdt.train.tensors import Damaged, load_checked
 from gdt.train.trained import Trained
 
-NAME = CHECKPOINT
 FORMAT = "gdt-pretrain-2"
 _USE = "use the checkpoint.pt of a run, or external weights (.pt, .pth, .safetensors)"
 
@@ -56,7 +55,7 @@ def write(path: Path, state: Mapping[str, Any]) -> None:
 
 def read_run(folder: Path) -> dict[str, Any] | None:
     """The state in the checkpoint of a run; None if there is none. Raises UserError if it is damaged."""
-    path = folder / NAME
+    path = folder / CHECKPOINT
     if not path.is_file():
         return None
     try:
@@ -71,7 +70,7 @@ def read_run(folder: Path) -> dict[str, Any] | None:
 def settings_of(state: Mapping[str, Any], run: Path) -> Pretrain:
     """The settings of the run in a folder, from its state. Raises OtherRun if they are of another version."""
     try:
-        return from_json(state["settings"], str(run / NAME))
+        return from_json(state["settings"], str(run / CHECKPOINT))
     except UserError as error:
         raise OtherRun(f"{error}, or replace the run with --overwrite") from error
 

@@ -13,7 +13,7 @@ from gdt.pipeline.tree import Tree
 from gdt.train import checkpoint
 from gdt.train.checkpoint import Data, require_same_run
 from gdt.train.models.gdt import GDT, load_weights
-from gdt.train.run import to_json
+from gdt.train.run import CHECKPOINT, to_json
 from gdt.train.schedule import Optimization
 from gdt.train.settings import Pretrain
 from gdt.train.step import Gradient, Metrics
@@ -50,7 +50,7 @@ class Learner:
 
     def resume(self, state: Mapping[str, Any]) -> None:
         """Load the state of a checkpoint. Raises UserError as `require_same_run`."""
-        path = self.settings.run_folder / checkpoint.NAME
+        path = self.settings.run_folder / CHECKPOINT
         require_same_run(state, self.settings, self._data, self.schedule.batches_per_epoch, path)
         load_weights(self.model, state["model"], str(path))
         self.optimizer.load_state_dict(dict(state["optimizer"]))

@@ -41,9 +41,7 @@ def load_checked(path: Path) -> Any:
         if start[8:] == b"{":  # after the length of safetensors' header
             with safetensors.safe_open(path, framework="pt", backend="pread") as table:
                 return (table.metadata() or {}) | {"model": table.get_tensors()}
-        if start.startswith(
-            b"PK"
-        ):  # files of torch before 1.6 have no checksums, and torch does not verify those of others
+        if start.startswith(b"PK"):  # older files have no checksums, and torch does not verify those of newer ones
             with zipfile.ZipFile(path) as archive:
                 if (part := archive.testzip()) is not None:
                     raise Damaged(f"checksum mismatch in its part {part}")

@@ -25,7 +25,7 @@ from gdt.train.checkpoint import Data, Trained, load_model
 from gdt.train.models.gdt import GDT
 from gdt.train.models.network import Network
 from gdt.train.pretrain import pretrain
-from gdt.train.run import to_json
+from gdt.train.run import CHECKPOINT, to_json
 from gdt.train.settings import SIZES, Optimization, Pretrain
 from gdt.train.weights import KINETICS
 from tests.conftest import Run
@@ -43,7 +43,7 @@ def checkpoint_of(folder: Path, settings: Pretrain, modalities: tuple[str, ...] 
     """A checkpoint with random parameters and batch norm statistics."""
     torch.manual_seed(0)
     model = drawn(GDT(settings.network, modalities))
-    path = folder / checkpoint.NAME
+    path = folder / CHECKPOINT
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     state = checkpoint.make_state(model, optimizer, 7, to_json(settings), Data("data", STATISTICS))
     checkpoint.write(path, state)

@@ -12,8 +12,6 @@ from gdt.preprocess.datasets.listing import Missing, Video
 from tests.preprocess.test_datasets import missing, table, touch
 from tests.preprocess.test_datasets import videos as listed_videos
 
-CATS = "path,label,split,colour\n"
-
 
 def videos(root: Path) -> dict[str, Video]:
     listed = listed_videos("folder", root)

@@ -21,6 +21,7 @@ from gdt.train import checkpoint
 from gdt.train.checkpoint import Data
 from gdt.train.learner import Learner
 from gdt.train.pretrain import pretrain
+from gdt.train.run import CHECKPOINT
 from gdt.train.settings import SIZES
 from tests.tamper import flip
 
@@ -55,7 +56,7 @@ def same(state: dict, step: int) -> bool:
 
 
 def test_no_flipped_bit_goes_unnoticed(tmp_path: Path) -> None:
-    path = tmp_path / checkpoint.NAME
+    path = tmp_path / CHECKPOINT
     save(path, 5)
     whole = path.read_bytes()
     draw = random.Random(0)
@@ -72,7 +73,7 @@ def test_no_flipped_bit_goes_unnoticed(tmp_path: Path) -> None:
 
 
 def test_a_damaged_checkpoint_gives_one_sentence(tmp_path: Path) -> None:
-    path = tmp_path / checkpoint.NAME
+    path = tmp_path / CHECKPOINT
     assert checkpoint.read_run(tmp_path) is None
     save(path, 3)
     state = checkpoint.read_run(tmp_path)
@@ -87,7 +88,7 @@ def test_a_damaged_checkpoint_gives_one_sentence(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("moment", ["half of the file is written", "before it is renamed"])
 def test_a_kill_while_a_checkpoint_is_written_leaves_the_older_one(tmp_path: Path, moment: str) -> None:
-    path = tmp_path / checkpoint.NAME
+    path = tmp_path / CHECKPOINT
     save(path, 1)
     state = checkpoint.make_state(*model_at(2), 2, "{}", DATA)  # not in the child, which has none of torch's threads
     if (child := os.fork()) == 0:
@@ -124,7 +125,7 @@ def test_the_untrained_model_has_the_initial_weights_of_the_run(
     with torch.no_grad():
         for value in run.model.parameters():
             value += 1
-    path = tmp_path / checkpoint.NAME
+    path = tmp_path / CHECKPOINT
     checkpoint.write(path, run.state(7))
     trained, untrained = checkpoint.load_model(path), checkpoint.load_model(tmp_path).untrained()
     assert {name for name, _ in untrained.model.named_children()} == networks

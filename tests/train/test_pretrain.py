@@ -9,7 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +23,6 @@ from tests.conftest import ROOT, Run, commands_in
 from tests.train.runs import losses, start_gdt, wait_for
 
 TINY = SIZES["tiny"]
-CONSTANT = asdict(replace(TINY.optimization, lr_decay=0.0))
 STEPS = 24
 SMALL = ("--batch-size", "4", "--threads", "1", "--warmup-epochs", "1")
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from gdt.pipeline.shards.index import Index
-from gdt.train import checkpoint
+from gdt.train.run import CHECKPOINT
 from tests.conftest import Forked
 from tests.tamper import annotate
 from tests.train.runs import losses, wait_until
@@ -73,7 +73,7 @@ def test_a_signal_to_one_rank_stops_both_after_the_same_step(start: Start, tmp_p
     ranks[1].send_signal(signal.SIGUSR1)  # rank 0 writes the checkpoint
     assert ended(ranks) == [128 + signal.SIGUSR1] * 2
     stopped = len(losses(run))
-    assert torch.load(run / checkpoint.NAME, weights_only=True)["step"] == stopped < STEPS
+    assert torch.load(run / CHECKPOINT, weights_only=True)["step"] == stopped < STEPS
     # a rank that does not see the checkpoint would train apart
     said = refusal(start((), ("--out", tmp_path / "elsewhere")))
     assert f"a different step from rank 0 (0, not {stopped})" in said

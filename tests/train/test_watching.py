@@ -16,6 +16,7 @@ from gdt.common.errors import UserError
 from gdt.train import checkpoint
 from gdt.train.log import Log
 from gdt.train.pretrain import pretrain
+from gdt.train.run import CHECKPOINT
 from gdt.train.settings import SIZES, Pretrain
 from gdt.train.step import Metrics
 from tests.conftest import Run
@@ -108,8 +109,8 @@ def test_a_full_disk_ends_the_run_and_keeps_the_previous_checkpoint(
     with pytest.raises(OSError, match="No space left on device: .*checkpoint.pt"):
         pretrain(replace(settings, out=tmp_path, checkpoint_steps=2))
     assert saved == [2, 4]
-    assert checkpoint.read(tmp_path / checkpoint.NAME)["step"] == 2
+    assert checkpoint.read(tmp_path / CHECKPOINT)["step"] == 2
     assert not list(tmp_path.glob("*.partial"))
     monkeypatch.setattr(torch, "save", save)
     pretrain(replace(settings, out=tmp_path, checkpoint_steps=2))
-    assert checkpoint.read(tmp_path / checkpoint.NAME)["step"] == 8
+    assert checkpoint.read(tmp_path / CHECKPOINT)["step"] == 8

@@ -23,14 +23,14 @@ from gdt.eval.results import RESULTS, read
 from gdt.eval.settings import Downstream
 from gdt.pipeline.shards.index import Index, fingerprint
 from gdt.pipeline.sources.text import Words
-from gdt.train import checkpoint, portable
+from gdt.train import portable
 from gdt.train.checkpoint import load_model
 from gdt.train.learner import start_from
 from gdt.train.models.gdt import GDT
 from gdt.train.models.network import Network
 from gdt.train.models.text import TextNetwork
 from gdt.train.pretrain import pretrain
-from gdt.train.run import to_json
+from gdt.train.run import CHECKPOINT, to_json
 from gdt.train.settings import SIZES, Optimization, Pretrain
 from gdt.train.trained import Trained
 from gdt.train.weights import KINETICS, RELEASE
@@ -361,7 +361,7 @@ def test_init_starts_from_the_given_weights(
     ):
         assert torch.allclose(one, other, atol=1e-8), name
     assert now.statistics.to_numbers() == state["statistics"] != index.statistics.to_numbers()
-    assert torch.load(tmp_path / "run" / checkpoint.NAME, weights_only=True)["data"] == fingerprint(index)
+    assert torch.load(tmp_path / "run" / CHECKPOINT, weights_only=True)["data"] == fingerprint(index)
     pretrain(settings)  # resumes, and finds that it is done
     torch.save(state | {"statistics": [11.0, *state["statistics"][1:]]}, tmp_path / "start.pt")
     with pytest.raises(UserError, match="holds a run with different settings .the normalisation of --init"):
