@@ -5,8 +5,8 @@
 #: make verify      check shards for damage                                       [DATASET=kinetics]
 #: make pretrain    train on shards; again: resume    [DATASET=kinetics] [PRESET=l | FACTORS="..."] [GPUS=] [SEED=]
 #:                                                    [STEPS=] [SIZE=paper|tiny]
-#: make eval        retrieval, few-shot, cross-modal recall, on any data set; make eval-ucf, make eval-hmdb: finetuning
-#:                  and linear probes, too      [DATASET=] [CKPT="a.pt b.pt"; default: the latest run] [SEED=]
+#: make eval        retrieval, few-shot, cross-modal recall, on any data set; make eval-ucf, eval-hmdb, eval-esc50 (sound):
+#:                  finetuning and linear probes, too  [DATASET=] [CKPT="a.pt b.pt"; default: the latest run] [SEED=]
 #: make factors     which factors move the features                               [as make eval]
 #: make embed       features of videos                                            [SOURCE=/my/videos] [as make eval]
 #: make ablation    pretrain and compare compositions                             [DATASET=kinetics] [STEPS=] [SIZE=]
@@ -36,6 +36,7 @@ takes.eval := DATASET CKPT SEED
 takes.factors := DATASET CKPT
 takes.eval-ucf := CKPT SEED
 takes.eval-hmdb := CKPT SEED
+takes.eval-esc50 := CKPT SEED
 takes.embed := SOURCE DATASET CKPT
 takes.ablation := DATASET STEPS SIZE
 takes.show-batch := DATASET PRESET FACTORS SEED SIZE
@@ -54,7 +55,7 @@ gdt := $(PYTHON) -m gdt
 ranks := PET_SIGNALS_TO_HANDLE=SIGTERM,SIGINT,SIGUSR1 PET_SHUTDOWN_TIMEOUT=600 $(PYTHON) -m torch.distributed.run --standalone
 official := --protocols finetune retrieval few-shot linear
 
-.PHONY: help setup demo test lint clean generate preprocess verify pretrain eval eval-ucf eval-hmdb factors embed \
+.PHONY: help setup demo test lint clean generate preprocess verify pretrain eval eval-ucf eval-hmdb eval-esc50 factors embed \
   ablation report show-batch show-tree bench bench-gpu
 help:
 	@sed -n 's/^#: \?//p' Makefile
@@ -78,6 +79,8 @@ eval-ucf: $(SETUP)
 	@$(gdt) evaluate --dataset ucf101 $(official) $(options)
 eval-hmdb: $(SETUP)
 	@$(gdt) evaluate --dataset hmdb51 $(official) $(options)
+eval-esc50: $(SETUP)
+	@$(gdt) evaluate --dataset esc50 $(official) svm --modalities audio $(options)
 bench: $(SETUP)
 	@for name in preprocess loader step; do $(PYTHON) -m benchmarks.$$name || exit; done
 bench-gpu: $(SETUP)

@@ -48,7 +48,7 @@ class Embed:
     ckpt: Path | None = None
     """Checkpoint of a pretrained model, or external weights; default: the latest in runs."""
     source: tuple[Path, ...] = ()
-    """Video files and folders."""
+    """Files and folders of videos or sounds."""
     dataset: str = ""
     """Preprocessed data set, instead of --source."""
     shards: Path | None = None
@@ -152,7 +152,7 @@ def _decode(sources: Sequence[Path], scratch: Path, workers: int) -> tuple[Index
     Their shards in `scratch` are the loader's way of reading videos.
     """
     from gdt.preprocess.cluster import one_per_core
-    from gdt.preprocess.datasets.listing import SUFFIXES
+    from gdt.preprocess.datasets.listing import SOUNDS, SUFFIXES
     from gdt.preprocess.stage import Preprocess, run
 
     links, shards = scratch / "videos", scratch / "shards"
@@ -160,9 +160,10 @@ def _decode(sources: Sequence[Path], scratch: Path, workers: int) -> tuple[Index
     for number, source in enumerate(sources):
         if not source.exists():
             raise UserError(f"{source} does not exist")
-        if not source.is_dir() and not (source.is_file() and source.suffix.lower() in SUFFIXES):
+        if not source.is_dir() and not (source.is_file() and source.suffix.lower() in SUFFIXES | SOUNDS):
             raise UserError(
-                f"{source} is neither a folder nor a video file, which ends in {', '.join(sorted(SUFFIXES))}"
+                f"{source} is neither a folder nor a video or sound file, which ends in "
+                f"{', '.join(sorted(SUFFIXES | SOUNDS))}"
             )
         (links / f"{number:08d}{source.suffix if source.is_file() else ''}").symlink_to(source.absolute())
 
@@ -199,10 +200,10 @@ def features_of(trained: Trained, index: Index, modalities: Sequence[str], clips
         return [out.float().unflatten(0, (-1, clips)).mean(1) for out in outs]
 
     crop = centred(trained.settings.augmentation.scale[0])
-    audible = usable(index, clip, audio=True) if "audio" in modalities else np.ones(len(index), bool)
-    pictures = [name for name in modalities if name != "audio"]
+    audible, seen = usable(index, clip, ["audio"]), index.frame_count > 0
     found: dict[str, np.ndarray] = {}
-    for videos, present in ((np.flatnonzero(audible), modalities), (np.flatnonzero(~audible), pictures)):
+    for lacking, chosen in (((), audible & seen), (("audio",), ~audible & seen), (("video",), audible & ~seen)):
+        videos, present = np.flatnonzero(chosen), [name for name in modalities if name not in lacking]
         if not len(videos) or not present:
             continue
         plans = uniform_plans(index, videos, clips, clip, crop, modalities=present)

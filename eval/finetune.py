@@ -1,4 +1,4 @@
-"""Finetuning of a video network on labels (table 4, section A.3.6)."""
+"""Finetuning of a network on labels (table 4, section A.3.6)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gdt.common import serialization
 from gdt.common.errors import UserError
 from gdt.common.files import write_lines, writing
 from gdt.common.streams import Stream, seed_sequence
-from gdt.eval.extract import outputs
+from gdt.eval.extract import outputs, require_network
 from gdt.eval.metrics import Metric
 from gdt.eval.retrieval import top_k
 from gdt.pipeline.clips import ClipSampling, random_clips, uniform_plans
@@ -130,13 +130,11 @@ class Finetuning:
     """A finetuning run, resumed from its last epoch with the same numbers (bit for bit on a CPU)."""
 
     def __init__(
-        self, trained: Trained, task: Task, recipe: Recipe, seed: int, fold: int, device: torch.device, folder: Path
-    ) -> None:
-        if not hasattr(trained.model, "video_network"):
-            raise UserError(
-                "the model was trained without video, so it cannot be finetuned; set --ckpt to one with a video network"
-            )
-        self.recipe, self.task, self.device, self.folder = recipe, task, device, folder
+        self, trained: Trained, task: Task, recipe: Recipe, seed: int, fold: int, device: torch.device, folder: Path,
+        modality: str = "video",
+    ) -> None:  # fmt: skip
+        require_network(trained, modality)
+        self.recipe, self.task, self.device, self.folder, self.modality = recipe, task, device, folder, modality
         self._metadata = inputs_of(trained) | {"classes": list(task.classes), FINETUNED_ON: [task.data, fold]}
         self._seeds = (seed, fold)
         self._training = ClipSampling(recipe.clips, recipe.batch, recipe.augmentation)
@@ -147,9 +145,11 @@ class Finetuning:
                 f"--clips-per-epoch to {-(-recipe.batch // len(task.train))} or more"
             )
         torch.manual_seed(int(seed_sequence(Stream.FINETUNING, *self._seeds, 1 << 20).generate_state(1)[0]))
-        base = copy.deepcopy(trained.model.video_network.base)  # other folds start from the same weights
-        model = Classifier(base, base.dim, len(task.classes)).to(device)
-        self.model = model.to(memory_format=torch.channels_last_3d)  # type: ignore[call-overload]
+        network: Any = trained.model.get_submodule(f"{modality}_network")
+        base = copy.deepcopy(network.base)  # other folds start from the same weights
+        self.model = Classifier(base, base.dim, len(task.classes)).to(device)
+        if modality == "video":
+            self.model.to(memory_format=torch.channels_last_3d)  # type: ignore[call-overload]
         self.optimizer = torch.optim.SGD(
             self.model.parameters(), recipe.first_lr, recipe.momentum, weight_decay=recipe.weight_decay
         )
@@ -198,14 +198,16 @@ class Finetuning:
         task, recipe = self.task, self.recipe
         for epoch in range(first, recipe.epochs):
             seeds = (*self._seeds, epoch)
-            yield from random_clips(task.index, task.train, task.train_target, recipe.clip, self._training, seeds)
+            yield from random_clips(
+                task.index, task.train, task.train_target, recipe.clip, self._training, seeds, self.modality
+            )
 
     def test_plans(self) -> Iterator[BatchPlan]:
         """Test clips."""
         task, recipe = self.task, self.recipe
         return uniform_plans(
             task.index, task.test, recipe.test_clips, recipe.clip, centred(recipe.augmentation.scale[0]),
-            clips_per_plan=2 * recipe.batch,
+            modalities=[self.modality], clips_per_plan=2 * recipe.batch,
         )  # fmt: skip
 
     def _step(self, epoch: float, inputs: Mapping[str, Any], target: Tensor) -> tuple[float, int]:
@@ -226,7 +228,8 @@ class Finetuning:
         """Scores of clips, float32 [n, classes]."""
         dtype = torch.bfloat16 if self.device.type == "cuda" else torch.float32
         with autocast(self.device):
-            scores: Tensor = self.model(inputs["video"].floats(dtype)).float()
+            clips = inputs[self.modality]
+            scores: Tensor = self.model(clips.floats(dtype) if self.modality == "video" else clips).float()
         return scores
 
     def _save_epoch(self, epoch: int, loss: float, right: int) -> None:

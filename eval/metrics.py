@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy import stats
 
-_Z = 1.959963984540054
+Z = 1.959963984540054
 """97.5 % quantile of the normal distribution."""
 
 
@@ -97,7 +97,7 @@ def _wilson(share: float, answers: int) -> tuple[float, float]:
     """95 % interval of a share (Wilson 1927), which need not be a whole number of answers."""
     if not answers:
         return 0.0, 1.0
-    z2 = _Z**2 / answers
+    z2 = Z**2 / answers
     middle = (share + z2 / 2) / (1 + z2)
     half = np.sqrt(z2 * (share * (1 - share) + z2 / 4)) / (1 + z2)
     return float(max(0.0, middle - half)), float(min(1.0, middle + half))

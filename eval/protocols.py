@@ -67,32 +67,34 @@ class Evaluator:
         Raises UserError if the model or the videos do not fit the protocol.
         """
         own = replace(self, settings=only_decisive(self.settings, protocol))
-        kept, details = own._with_audio(model, fold)
+        kept, details = own._usable(model, fold) if PROTOCOLS[protocol].labels else (fold, {})
         result = PROTOCOLS[protocol].run(own, model, kept, folder)
         return result._replace(details={**result.details, **details})
 
-    def _with_audio(self, model: Model, fold: Fold) -> tuple[Fold, dict[str, str]]:
-        """The videos with the audio that --modalities needs, and how many are left out.
+    def _usable(self, model: Model, fold: Fold) -> tuple[Fold, dict[str, str]]:
+        """The videos with the modalities that --modalities names, and how many are left out.
 
         Raises UserError if no query or no gallery video is left.
         """
         from gdt.pipeline.clips import usable
 
-        if "audio" not in self.settings.modalities:
+        index, modalities = self.data.index, self.settings.modalities
+        if modalities == ("video",) and index.frame_count.all():  # each counts, however short
             return fold, {}
-        audible = usable(self.data.index, model.trained.settings.clip, audio=True)
-        gallery, queries = audible[fold.gallery], audible[fold.queries]
+        present = usable(index, model.trained.settings.clip, modalities)
+        gallery, queries = present[fold.gallery], present[fold.queries]
         if not (gallery.any() and queries.any()):
             raise UserError(
-                f"{gallery.sum()} videos of the gallery and {queries.sum()} queries have audio as long as a clip; set "
-                "--modalities to video"
+                f"{gallery.sum()} videos of the gallery and {queries.sum()} queries have {' and '.join(modalities)} as "
+                f"long as a clip; set --modalities to {'audio' if modalities == ('video',) else 'video'}"
             )
         kept = replace(
             fold, gallery=fold.gallery[gallery], gallery_label=fold.gallery_label[gallery],
             queries=fold.queries[queries], query_label=fold.query_label[queries],
         )  # fmt: skip
-        silent = len(fold.videos) - len(kept.videos)
-        return kept, {"left out": f"{silent} videos whose audio is missing or shorter than a clip"} if silent else {}
+        lacking = len(fold.videos) - len(kept.videos)
+        what = f"{lacking} videos whose {' or '.join(modalities)} is missing or shorter than a clip"
+        return kept, {"left out": what} if lacking else {}
 
     def features(self, model: Model, videos: np.ndarray, modality: str) -> PooledFeatures:
         """Features of at least these videos, extracted once."""
@@ -197,6 +199,26 @@ def _cross_modal(evaluator: Evaluator, model: Model, fold: Fold, _: Path) -> Out
     return Outcome(metrics, replace(fold, queries=found.videos, query_label=np.full(n, "")))
 
 
+def _svm(evaluator: Evaluator, model: Model, fold: Fold, _: Path) -> Outcome:
+    from gdt.eval.retrieval import linear_svm
+    from gdt.eval.subjects import subsample
+
+    settings = evaluator.settings
+    fold = subsample(fold, settings.train_samples, settings.seed)
+    _classes(fold, "svm")
+    query, gallery = evaluator.pooled(model, fold, "average")
+    accuracy = linear_svm(query, fold.query_label, gallery, fold.gallery_label, settings.linear_c)
+    return Outcome({"SVM top-1": accuracy}, fold, {"pooling": "average"})
+
+
+def _multilabel(evaluator: Evaluator, model: Model, fold: Fold, _: Path) -> Outcome:
+    from gdt.eval.retrieval import mean_average_precision
+
+    query, gallery = evaluator.pooled(model, fold, "average")
+    metric = mean_average_precision(query, fold.query_label, gallery, fold.gallery_label, evaluator.settings.linear_c)
+    return Outcome({"mAP": metric}, fold, {"pooling": "average"})
+
+
 def _finetune(evaluator: Evaluator, model: Model, fold: Fold, folder: Path) -> Outcome:
     from gdt.eval.finetune import Finetuning, Task, build_recipe
     from gdt.eval.retrieval import targets
@@ -209,7 +231,8 @@ def _finetune(evaluator: Evaluator, model: Model, fold: Fold, folder: Path) -> O
         model.trained.normalise(data.index), fold.gallery, targets(fold.gallery_label, classes),
         fold.queries, targets(fold.query_label, classes), tuple(classes.tolist()), data.fingerprint,
     )  # fmt: skip
-    run = Finetuning(model.trained, task, recipe, settings.seed, fold.number, evaluator.device, folder)
+    (modality,) = settings.modalities
+    run = Finetuning(model.trained, task, recipe, settings.seed, fold.number, evaluator.device, folder, modality)
     metrics = run.run(f"finetune {describe(model, fold)}")
     return Outcome(metrics, fold, {name: str(value) for name, value in vars(recipe).items()})
 
@@ -257,7 +280,9 @@ PROTOCOLS = {
         Protocol("retrieval", _retrieval, _FROZEN, "neighbours", default=True),
         Protocol("few-shot", _few_shot, (*_FROZEN, "seed"), "neighbours", default=True),
         Protocol("linear", _linear, (*_FROZEN, "seed", "train_samples", "linear_c"), "classifiers"),
-        Protocol("finetune", _finetune, (*_LABELS, "seed", "train_samples", *_RECIPE), "classifiers", trains=True),
+        Protocol("svm", _svm, (*_FROZEN, "seed", "train_samples", "linear_c"), "classifiers"),
+        Protocol("multilabel", _multilabel, (*_FROZEN, "linear_c"), "labels"),
+        Protocol("finetune", _finetune, (*_FROZEN, "seed", "train_samples", *_RECIPE), "classifiers", trains=True),
     )
 }
 """All protocols, in the order of the tables' columns."""

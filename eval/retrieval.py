@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
 from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import average_precision_score
 from sklearn.neighbors import NearestNeighbors
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
+from sklearn.svm import LinearSVC
 from threadpoolctl import threadpool_limits
 
 from gdt.common.errors import UserError
 from gdt.common.streams import Stream, generator
-from gdt.eval.metrics import Metric, share
+from gdt.eval.metrics import Metric, Z, share
+from gdt.pipeline.shards.layout import LABEL_SEPARATOR
 
 
 def nearest(query: np.ndarray, gallery: np.ndarray, k: int) -> np.ndarray:
@@ -72,6 +76,44 @@ def linear_probe(
     if len(classes) == 2:
         scores = np.stack([-scores, scores], 1)
     return top_k(scores, targets(query_label, classes), ks)
+
+
+def linear_svm(
+    query: np.ndarray, query_label: np.ndarray, train: np.ndarray, train_label: np.ndarray, c: float
+) -> Metric:
+    """Top-1 accuracy of one-versus-rest linear SVMs on standardised features; `c` as in `linear_probe`."""
+    with threadpool_limits(1):
+        svm = make_pipeline(StandardScaler(), LinearSVC(C=c, random_state=0)).fit(train, train_label)
+    known, classes = np.isin(query_label, train_label).mean(), len(np.unique(train_label))
+    return share(svm.predict(query) == query_label, 100 * known / classes)
+
+
+def mean_average_precision(
+    query: np.ndarray, query_label: np.ndarray, train: np.ndarray, train_label: np.ndarray, c: float
+) -> Metric:
+    """Mean average precision, in percent, of a logistic regression per label, with an interval over labels.
+
+    `query_label` [q] and `train_label` [n] are names joined by LABEL_SEPARATOR. A label counts if queries and some, but
+    not all, training videos have it.
+    """
+    asked, known = ([set(row.split(LABEL_SEPARATOR)) for row in rows] for rows in (query_label, train_label))
+    scaler = StandardScaler().fit(train)
+    precisions, prevalences = [], []
+    with threadpool_limits(1):
+        for name in sorted(set().union(*asked) & set().union(*known)):
+            has, had = (np.array([name in row for row in rows]) for rows in (asked, known))
+            if not had.all():
+                probe = LogisticRegression(C=c, max_iter=2000).fit(scaler.transform(train), had)
+                precisions.append(average_precision_score(has, probe.decision_function(scaler.transform(query))))
+                prevalences.append(has.mean())
+    if len(precisions) < 2:
+        raise UserError(
+            f"only {len(precisions)} labels are in both gallery and queries; set --label to a column of names joined "
+            f"by '{LABEL_SEPARATOR}'"
+        )
+    value, error = float(np.mean(precisions)), float(np.std(precisions, ddof=1) / math.sqrt(len(precisions)))
+    low, high = (min(1.0, max(0.0, value + sign * Z * error)) for sign in (-1, 1))
+    return Metric(100 * value, 100 * float(np.mean(prevalences)), len(query), bounds=(100 * low, 100 * high))
 
 
 def targets(labels: np.ndarray, classes: np.ndarray) -> np.ndarray:

@@ -56,7 +56,7 @@ class Downstream:
     train_samples: int = 0
     """Random training videos of finetune and linear; 0: all."""
     linear_c: float = 1.0
-    """Inverse strength of L2 regularisation of the linear probe."""
+    """Inverse strength of L2 regularisation of linear probe and SVM."""
     seed: int = 0
     """Seed of shots, samples, classifier and order of clips."""
     jobs: int = 0
@@ -79,10 +79,9 @@ class Downstream:
         if len(set(self.modalities)) != max(1, len(self.modalities)):
             raise UserError(f"--modalities is '{' '.join(self.modalities)}'; set it to video, audio, or video audio")
         object.__setattr__(self, "modalities", tuple(sorted(self.modalities, reverse=True)))  # video first
-        if self.modalities != ("video",) and "finetune" in self.protocols:
+        if len(self.modalities) > 1 and "finetune" in self.protocols:
             raise UserError(
-                f"--modalities is {' '.join(self.modalities)}, but finetune uses the video network only; leave "
-                "finetune out of --protocols"
+                f"--modalities is {' '.join(self.modalities)}, but finetune trains one network; name one of them"
             )
         if self.protocols:
             self._require_effect()

@@ -16,7 +16,7 @@ from gdt.common.errors import COLUMNS
 from gdt.common.files import write_text
 from gdt.eval import results
 from gdt.eval.metrics import Metric, over_seeds
-from gdt.eval.paper import reported
+from gdt.eval.paper import SOUND, reported
 from gdt.eval.protocols import PROTOCOLS
 from gdt.eval.results import RANDOM, Result
 from gdt.pipeline import presets
@@ -64,7 +64,7 @@ def pivot(every: Sequence[Result], by_row: bool = False) -> list[Table]:
         for each in part:
             groups[names[_subject(each)]].append(each)
         first, others = part[0], {}
-        if not (by_row or first.label) and _modalities(first) == ["video"]:
+        if not (by_row or first.label) and _modalities(first) == ["audio" if first.dataset in SOUND else "video"]:
             samples = max(each.settings.get("train_samples", 0) for each in part)
             others = reported(first.dataset, list(dict.fromkeys(each.protocol for each in part)), samples)
         lines = table_lines(groups, f"% on {first.query_split}", others)

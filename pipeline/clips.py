@@ -6,7 +6,7 @@ every video.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,34 +33,39 @@ class ClipSampling:
         return videos * self.clips // self.batch
 
 
-def usable(index: Index, clip: Clip, audio: bool) -> np.ndarray:
-    """Whether a clip fits into each video, with its audio if asked for: bool [n_videos].
+def usable(index: Index, clip: Clip, modalities: Collection[str]) -> np.ndarray:
+    """Whether a clip of these modalities fits into each video: bool [n_videos].
 
     Official splits count shorter videos, too.
     """
+    audio = "audio" in modalities
     fits = index.start_counts(clip.frames, clip.stride, clip.mel_frames if audio else 0) > 0
     # the window of the last row, 20 ms long, ends one row later
     needed = max(((clip.frames - 1) * clip.stride + 1) / index.fps, (clip.mel_frames + 1) / 100 if audio else 0)
-    too_short = (index.folds != "") & (index.frame_count / index.fps < needed)
-    return fits | (too_short & (index.mel_count > 0) if audio else too_short)
+    too_short = (index.folds != "") & (index.length / index.fps < needed)
+    found = fits | (too_short & (index.mel_count > 0) if audio else too_short)
+    return found & (index.frame_count > 0) if "video" in modalities else found
 
 
 def random_clips(
-    index: Index, videos: np.ndarray, targets: np.ndarray, clip: Clip, sampling: ClipSampling, seeds: Sequence[int]
-) -> Iterator[BatchPlan]:
+    index: Index, videos: np.ndarray, targets: np.ndarray, clip: Clip, sampling: ClipSampling, seeds: Sequence[int],
+    modality: str = "video",
+) -> Iterator[BatchPlan]:  # fmt: skip
     """One epoch of clips in random order, a pure function of `seeds`, with the targets in the column `target`.
 
     `videos` [n] are rows of the index, `targets` int64 [n] their classes.
     """
     rng = generator(Stream.FINETUNING_CLIPS, *seeds)
     order = rng.permutation(np.repeat(np.arange(len(videos)), sampling.clips))
-    starts = np.maximum(index.start_counts(clip.frames, clip.stride), 1)
+    mel_frames, bands = (clip.mel_frames, index.bands) if modality == "audio" else (0, 1)
+    starts = np.maximum(index.start_counts(clip.frames, clip.stride, mel_frames), 1)
     for number in range(sampling.batches(len(videos))):
         chosen = order[number * sampling.batch : (number + 1) * sampling.batch]
-        leaves = Leaves.plain(len(chosen), clip, bands=1)
+        leaves = Leaves.plain(len(chosen), clip, bands)
         leaves.video = videos[chosen].astype(np.int64)
+        leaves.modality[:] = MODALITIES.index(modality)
         leaves.start = rng.integers(0, starts[leaves.video])
-        leaves.draws = sampling.augmentation.draw(rng, len(chosen), (1, 1))
+        leaves.draws = sampling.augmentation.draw(rng, len(chosen), (mel_frames or 1, bands))
         rng.random(len(chosen))  # unused: it keeps the numbers of earlier runs
         yield _plan(index, leaves, {"target": targets[chosen].astype(np.int64)})
 
@@ -103,7 +108,7 @@ def uniform_plans(
 
 def _plan(index: Index, leaves: Leaves, columns: dict[str, np.ndarray]) -> BatchPlan:
     """The plan of these leaves, with frames and log-mel rows clipped to the last ones of the video."""
-    last = (index.frame_count[leaves.video] - 1 - leaves.start)[:, None]
+    last = (index.length[leaves.video] - 1 - leaves.start)[:, None]
     leaves.frames = np.minimum(leaves.frames, last)
     last = (index.mel_count[leaves.video] - 1 - index.mel_position(leaves.start))[:, None]
     leaves.mel_frames = np.minimum(leaves.mel_frames, np.maximum(last, 0))

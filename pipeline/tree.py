@@ -108,6 +108,7 @@ def sampling_tree(
         raise UserError(f"no video of {index.folder} is in the split '{split}'; set --split to {splits}")
     needed = composition.starts_needed
     checks = {
+        "without pictures": (index.frame_count == 0) & ("video" in composition.modalities),
         "without sound": (index.mel_count == 0) & (rows > 0),
         "without captions": (index.text_count == 0) & ("text" in composition.modalities),
         f"shorter than {plural(needed, 'clip')} of {frames / index.fps:.2f} s": starts < needed,

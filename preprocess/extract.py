@@ -74,7 +74,7 @@ def extract_group(targets: Sequence[Target], settings: Extraction) -> list[Extra
     """Decode several videos in one process; after an error, each separately, so that a bad one affects no other."""
     # segments are decoded separately: the length of the file decides whether to cut them out
     if len(targets) > 1 and all(size_of(target.video.path) > 0 and not target.video.segment for target in targets):
-        outputs = [path for target in targets for path in (target.jpeg, target.pcm)]
+        outputs = [path for target in targets for path in target.outputs]
         try:
             log = run(ffmpeg.command(targets, settings, sound=True), settings.limits, targets[0].log, *outputs)
             fine = not log.errors and not log.hdr and all(map(_has_bytes, outputs))
@@ -107,6 +107,8 @@ def _extract(target: Target, settings: Extraction) -> Extracted:
     def decode(sound: bool, hdr: bool = False) -> Log:
         return run(ffmpeg.command([target], settings, sound, hdr), settings.limits, target.log, target.jpeg, target.pcm)
 
+    if not target.pictures:
+        return _extract_sound(target, settings)
     log, sound = decode(sound=True), True
     if any(reason in line for line in log.errors for reason in _READING):
         _require_readable(path)
@@ -118,6 +120,8 @@ def _extract(target: Target, settings: Extraction) -> Extracted:
         log, sound = decode(sound=False), False
         errors = log.errors
         if any("matches no streams" in line for line in errors):
+            if path.suffix.lower() == ".ogg":  # video or sound
+                return _extract_sound(replace(target, pictures=False), settings)
             raise Rejected("there is no video stream in it")
         if _has_bytes(target.jpeg) and not any("matches no streams" in line for line in with_sound):
             errors = [f"its sound cannot be decoded: {_first(with_sound)}", *errors]
@@ -133,6 +137,15 @@ def _extract(target: Target, settings: Extraction) -> Extracted:
     if not _has_bytes(target.jpeg):
         raise Rejected(f"ffmpeg cannot decode it: {_first(errors)}")
     return _collect(target, settings, errors)
+
+
+def _extract_sound(target: Target, settings: Extraction) -> Extracted:
+    """Decode a file of sound. Raises Rejected with a reason if there is no usable output."""
+    log = run(ffmpeg.command([target], settings, sound=True), settings.limits, target.log, target.pcm)
+    if not _has_bytes(target.pcm):
+        none = any("matches no streams" in line for line in log.errors)
+        raise Rejected("there is no sound in it" if none else f"ffmpeg cannot decode it: {_first(log.errors)}")
+    return _collect(target, settings, [line for line in log.errors if _OUT_OF_ORDER not in line])
 
 
 def _require_readable(path: Path) -> None:
@@ -158,9 +171,12 @@ def _drop_cut_segment(target: Target, settings: Extraction) -> Target:
 
 def _collect(target: Target, settings: Extraction, errors: list[str]) -> Extracted:
     """Check and align the output of ffmpeg."""
+    if not target.pictures:
+        target.jpeg.touch()
     sizes = frame_sizes(target.jpeg)
-    seconds = len(sizes) / settings.fps
-    short, official = seconds < settings.min_seconds, bool(target.video.folds and len(sizes))
+    peak = _align(target, settings) if _has_bytes(target.pcm) else None
+    seconds = len(sizes) / settings.fps if target.pictures else len(Waveform(target.pcm)) / SAMPLE_RATE
+    short, official = seconds < settings.min_seconds, bool(target.video.folds and seconds)
     if short and not official:
         reason = f"; {_first(errors)}" if errors else ""
         raise Rejected(f"only {seconds:.2f} s of it can be decoded, {settings.min_seconds:g} s are needed" + reason)
@@ -169,13 +185,13 @@ def _collect(target: Target, settings: Extraction, errors: list[str]) -> Extract
     if not errors and seconds >= (limit := ffmpeg.max_seconds(target.video.path, settings)):
         rule = "--max-hours" if limit == settings.max_hours * 3600 else "its file is too small for more"
         errors = [f"cut at {limit:g} s ({rule})"]
-    with target.jpeg.open("rb") as file:
-        width, height = Image.open(io.BytesIO(file.read(int(sizes[0])))).size
+    width, height = 0, 0
+    if target.pictures:
+        with target.jpeg.open("rb") as file:
+            width, height = Image.open(io.BytesIO(file.read(int(sizes[0])))).size
     notes = [_first(errors)] if errors else []
-    if _has_bytes(target.pcm):
-        peak = _align(target, settings)
-        if peak < _QUIET and (instead := _use_loudest_channel(target, settings, peak)):
-            notes = [instead, *notes]
+    if peak is not None and peak < _QUIET and (instead := _use_loudest_channel(target, settings, peak)):
+        notes = [instead, *notes]
     return Extracted(target.jpeg, sizes, height, width, Waveform(target.pcm), "; ".join(notes))
 
 

@@ -20,11 +20,14 @@ import ffmpeg
 import tyro
 
 from gdt.common.errors import UserError
-from gdt.preprocess.datasets.listing import Video, size_of
+from gdt.preprocess.datasets.listing import SOUNDS, Video, size_of
 from gdt.preprocess.logmel import SAMPLE_RATE
 from gdt.preprocess.process import POSITIVE, Limits, killed_with_parent, require_in_range
 
-_FORMATS = "asf,avi,flv,h264,hevc,ivf,m4v,matroska,mjpeg,mov,mpeg,mpegts,mpegvideo,mxf,nut,ogg,rm,webm_dash_manifest"
+_FORMATS = (
+    "asf,avi,flac,flv,h264,hevc,ivf,m4v,matroska,mjpeg,mov,mp3,mpeg,mpegts,mpegvideo,mxf,nut,ogg,rm,wav,"
+    "webm_dash_manifest"
+)
 _QUEUE = 1024
 """Packets read ahead of the decoder: with ffmpeg's 8, the videos of a group wait for each other's readers."""
 _MAX_ASPECT = 16
@@ -91,12 +94,19 @@ class Target:
     video: Video
     jpeg: Path
     pcm: Path
+    pictures: bool = True
+    """Whether the file has frames to decode; a sound's are none."""
 
     @staticmethod
     def within(folder: Path, video: Video) -> Target:
         """Output files in a new folder."""
         folder.mkdir()
-        return Target(video, folder / "frames.mjpeg", folder / "sound.pcm")
+        return Target(video, folder / "frames.mjpeg", folder / "sound.pcm", video.path.suffix.lower() not in SOUNDS)
+
+    @property
+    def outputs(self) -> list[Path]:
+        """The files that ffmpeg writes if there is sound."""
+        return [self.jpeg, self.pcm] if self.pictures else [self.pcm]
 
     @property
     def stamps(self) -> Path:
@@ -109,7 +119,7 @@ class Target:
 
 
 def command(targets: Sequence[Target], settings: Extraction, sound: bool, hdr: bool = False) -> list[str]:
-    """The ffmpeg command line of one pass over each of the targets, with or without sound outputs."""
+    """The ffmpeg command line of one pass over each of the targets, with or without the sound of videos."""
     shrink = f"min(1,{settings.short_side}/min(iw*sar,ih))"
     longest = _MAX_ASPECT * settings.short_side
     width, height = (f"max(2,min({longest},2*round({side}*{shrink}/2)))" for side in ("iw*sar", "ih"))
@@ -129,15 +139,16 @@ def command(targets: Sequence[Target], settings: Extraction, sound: bool, hdr: b
     for target, source in zip(targets, _inputs(targets), strict=True):
         video = target.video
         chain = [*before, *_select(kept_stretches(video, settings), settings.fps), *after]
-        outputs.append(
-            # without fps_mode, ffmpeg does not pad a late video that is the only stream of its file
-            ffmpeg.output(
-                source["V:0"], str(target.jpeg), vf=",".join(chain), filter_threads=1, threads=1, format="image2pipe",
-                vcodec="mjpeg", pix_fmt="yuvj420p", flags="+bitexact", r=settings.fps,
-                fps_mode="cfr", t=end_seconds(video, settings), **{"q:v": settings.quality},
-            )
-        )  # fmt: skip
-        if sound:
+        if target.pictures:
+            outputs.append(
+                # without fps_mode, ffmpeg does not pad a late video that is the only stream of its file
+                ffmpeg.output(
+                    source["V:0"], str(target.jpeg), vf=",".join(chain), filter_threads=1, threads=1,
+                    format="image2pipe", vcodec="mjpeg", pix_fmt="yuvj420p", flags="+bitexact", r=settings.fps,
+                    fps_mode="cfr", t=end_seconds(video, settings), **{"q:v": settings.quality},
+                )
+            )  # fmt: skip
+        if sound or not target.pictures:
             outputs += _sound_outputs(source["a:0"], target, settings)
     return _compiled(outputs)
 

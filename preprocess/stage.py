@@ -126,11 +126,11 @@ def command(settings: Preprocess) -> str:
     usual = settings.shard_folder == shard_folder(settings.dataset)
     data = ["--dataset", settings.dataset] if usual else ["--shards", settings.shard_folder]
     silent = ["--preset", "d"] if summary.without_sound == summary.kept else []
-    lines = [describe(summary), f"next: {gdt_command('pretrain', *data, *silent)}"]
+    pictures = summary.index.frame_count.any()
+    lines = [describe(summary), f"next: {gdt_command('pretrain', *data, *silent)}"][: 1 + bool(pictures)]
     if any(summary.index.folds):
-        lines.append(
-            f"or, to evaluate a model by the official folds: {gdt_command('evaluate', *data)} --ckpt <checkpoint>"
-        )
+        evaluate = gdt_command("evaluate", *data, *([] if pictures else ["--modalities", "audio"]))
+        lines.append(f"or, to evaluate a model by the official folds: {evaluate} --ckpt <checkpoint>")
     return "\n".join(lines)
 
 

@@ -57,7 +57,7 @@ class Summary:
             "videos": self.videos, "kept": self.kept, "decoded": self.decoded,
             "left_out": self.reasons, "notes": self.notes,
             "splits": {split: splits[split] for split in ("train", "val", "test", "unused") if splits[split]},
-            "classes": len(index.classes), "hours": float(index.frame_count.sum()) / index.fps / 3600,
+            "classes": len(index.classes), "hours": float(index.length.sum()) / index.fps / 3600,
             "gigabytes": sum(head.size for head in index.heads) / 1e9, "without_sound": self.without_sound,
             "silent_seconds": float(index.silence.sum()), "words": int(index.text_count.sum()),
         }  # fmt: skip
@@ -101,6 +101,8 @@ def describe(summary: Summary) -> str:
         lines.append("no test split: evaluation needs one; set --test 0.1 and run again (nothing is decoded again)")
     if index.settings.get("vocabulary"):
         lines.append(f"{numbers['words']} words, without stop words and unknown words")
+    if sounds := int((index.frame_count == 0).sum()):
+        lines.append(f"{sounds} without pictures: usable only for sound")
     if summary.without_sound:
         lines.append(f"{summary.without_sound} without sound: usable only with presets without audio")
     for title, counts in (

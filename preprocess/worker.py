@@ -76,13 +76,14 @@ def _record(target: Target, output: Extracted | Rejected, settings: Extraction) 
     if isinstance(output, Rejected):
         raise output
     video, note = target.video, output.note
-    seconds = len(output.sizes) / settings.fps
+    pictures = len(output.sizes) > 0
+    seconds = len(output.sizes) / settings.fps if pictures else len(output.waveform) / SAMPLE_RATE
     waveform = Waveform(target.pcm, limit=round(seconds * SAMPLE_RATE))  # no clip begins after the last frame
     bank = target.pcm.with_suffix(".mel")
     peaks = peak_levels(waveform)
     audible = bool((peaks > settings.silence_peak).any())
     if not audible:
-        if settings.require_audio:
+        if settings.require_audio or not pictures:
             raise Rejected("its sound track is silent" if len(waveform) else "it has no sound")
         if len(waveform):
             note = note or "its sound track is silent"

@@ -38,7 +38,7 @@ class Embedded(NamedTuple):
 
 def usable_videos(index: Index, videos: np.ndarray, clip: Clip, modalities: Sequence[str]) -> np.ndarray:
     """Rows among `videos` with at least one clip of every modality; see `pipeline.clips.usable`."""
-    has_clip = usable(index, clip, "audio" in modalities)
+    has_clip = usable(index, clip, modalities)
     if "text" in modalities:
         has_clip &= index.text_count > 0
     found: np.ndarray = videos[has_clip[videos]]

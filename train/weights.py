@@ -64,11 +64,12 @@ def model_of(found: Mapping[Any, Any], path: Path) -> Trained | None:
         kind = "weights exported as r2plus1d_18" if statistics else "torchvision's r2plus1d_18"
     settings, finetuned_on = own or Pretrain(), found.get(FINETUNED_ON)
     kept, dropped = _drop_parts(weights, ("classifier.", "fc."))
-    model = GDT(settings.network, ["video"]).eval()
+    modality = "audio" if "base.conv1.weight" in weights else "video"  # as `models.audio` names it
+    model = GDT(settings.network, [modality]).eval()
     trunk = {name.removeprefix(prefix): value for name, value in kept.items()}
-    load_weights(model.video_network.base, trunk, str(path))
+    load_weights(model.get_submodule(f"{modality}_network.base"), trunk, str(path))
     known = tuple(finetuned_on) if isinstance(finetuned_on, list) and len(finetuned_on) == 2 else None
-    origin = Foreign(kind, dropped, ("mlp_v",), known)
+    origin = Foreign(kind, dropped, (f"mlp_{modality[0]}",), known)
     return Trained(model, settings, 0, statistics or (RELEASE if prefix else KINETICS), origin)
 
 

@@ -124,6 +124,8 @@ def thumbnails(
 
     Raises UserError if a shard is damaged.
     """
+    if not index.frame_count[np.append(queries, neighbours)].all():
+        raise UserError(f"{index.folder} has sounds, which have no pictures to show")
     reader = ShardReader(index)
 
     def thumbnail(video: int, kind: str) -> dict[str, str]:

@@ -184,12 +184,17 @@ class Index(VideoTable):
             raise unknown("column", column, ["label", *self.columns])
         return replace(self, label=self.columns[column], classes=_classes(self.columns[column]))
 
+    @property
+    def length(self) -> np.ndarray:
+        """Length of each video in frames, also of sounds, which have none: int64 [n_videos]."""
+        return np.where(self.frame_count > 0, self.frame_count, self.mel_count * self.fps // 100)
+
     def start_counts(self, frames: int, stride: int, mel_frames: int = 0) -> np.ndarray:
         """Number of start frames at which a clip fits into each video: int64 [n_videos].
 
         A clip takes `frames` frames at a step of `stride`, and `mel_frames` log-mel rows from mel_position(start).
         """
-        count = self.frame_count - ((frames - 1) * stride + 1) + 1
+        count = self.length - ((frames - 1) * stride + 1) + 1
         if mel_frames:
             # the last start f with mel_position(f) + mel_frames <= mel_count
             last = (self.fps * (2 * (self.mel_count - mel_frames) + 1) - 1) // 200

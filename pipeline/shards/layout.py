@@ -29,7 +29,7 @@ BANDS = 40
 MEL_FLOOR = float(np.log(np.finfo(np.float64).eps))
 """The log-mel value of zero energy, digital silence."""
 
-DATASETS = ("audioset", "folder", "hmdb51", "howto100m", "kinetics", "synthetic", "ucf101", "vggsound")
+DATASETS = ("audioset", "esc50", "folder", "hmdb51", "howto100m", "kinetics", "synthetic", "ucf101", "vggsound")
 """Data sets of preprocess/datasets."""
 
 
@@ -75,6 +75,8 @@ SHARD: dict[str, Stored] = {
     "sums/mels": Stored(np.int64, "[3]: log-mel values, sum and sum of squares in fixed point (statistics.py)"),
     "rejected": Stored(str, "[n_rejected]: JSON of id and reason of each rejected video"),
 }
+LABEL_SEPARATOR = ";"
+"""Between the labels of a video in a column that holds several."""
 PARTS = ("frame", "mel", "text")
 """A video has a contiguous range of frames, log-mel rows and words; video/<part> holds its bounds."""
 WORDS = {name: SHARD[f"text/{name}"].dtype for name in ("token", "start", "end")}

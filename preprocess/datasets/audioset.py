@@ -1,8 +1,8 @@
 """AudioSet: segments of up to 10 s, in any folders, and the official csv files of segments.
 
 The csv files are at https://research.google.com/audioset/download.html; the downloaded ones choose the videos. A
-segment has several labels, and its video gets the first: its display name from class_labels_indices.csv, or else its
-machine id (/m/09x0r).
+segment has several labels: display names from class_labels_indices.csv, or else machine ids (/m/09x0r). Its class is
+the first; the column `labels` has all.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from gdt.pipeline.shards.layout import LABEL_SEPARATOR
 from gdt.preprocess.datasets import youtube
 from gdt.preprocess.datasets.listing import DataSet, Missing, Video, incomplete, is_missing
 from gdt.preprocess.datasets.youtube import Segment
@@ -47,9 +48,11 @@ def _class_name(row: Row) -> tuple[str, str]:
 
 def _segments(path: Path, names: dict[str, str]) -> Iterator[Segment]:
     def segment(row: Row) -> Segment:
-        label = row["positive_labels"].split(",")[0].strip()
+        ids = [id.strip() for id in row["positive_labels"].split(",")]
+        labels = [names.get(id, id) for id in ids]
         start, end = float(row["start_seconds"]), float(row["end_seconds"])
-        return Segment(row["YTID"], start, end, names.get(label, label), _SPLITS[path.name])
+        columns = (("labels", LABEL_SEPARATOR.join(labels)),)
+        return Segment(row["YTID"], start, end, labels[0], _SPLITS[path.name], columns=columns)
 
     return read_csv(path, _COLUMNS, segment, header=False)
 

@@ -1,4 +1,4 @@
-"""Any tree of videos: subfolders are classes, and top folders named train, val or test are splits."""
+"""Any tree of videos or sounds: subfolders are classes, and top folders named train, val or test are splits."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from gdt.preprocess.datasets.labels import LABELS, NAMES, Labels
-from gdt.preprocess.datasets.listing import SPLITS, SUFFIXES, DataSet, Missing, Video, video_files
+from gdt.preprocess.datasets.listing import SOUNDS, SPLITS, SUFFIXES, DataSet, Missing, Video, media_files
 
 TREE = f"""\
 source/a.mp4                      no class, split train, or as --val and --test draw it
 source/cats/a.mp4                 class cats, split train, or as --val and --test draw it
 source/test/cats/indoor/a.mp4     class cats/indoor, split test
 source/{LABELS}                 optional: {"|".join(NAMES)}[,label][,split][,any others]
-files ending in {", ".join(sorted(SUFFIXES))}"""
+files ending in {", ".join(sorted(SUFFIXES))}; sounds: {", ".join(sorted(SOUNDS))}"""
 
 
 def listing(source: Path) -> Iterator[Video | Missing]:
@@ -35,7 +35,7 @@ def listing(source: Path) -> Iterator[Video | Missing]:
 
 def tree(source: Path) -> Iterator[Video]:
     """One video per file, its id the path below `source`, with the label and split of its folders."""
-    for path in video_files(source):
+    for path in media_files(source):
         relative = path.relative_to(source)
         folders = relative.parent.parts
         split = SPLITS.get(folders[0].lower()) if folders else None

@@ -15,6 +15,8 @@ SUFFIXES = {
     ".3g2", ".3gp", ".asf", ".avi", ".divx", ".f4v", ".flv", ".h264", ".ivf", ".m2ts", ".m2v", ".m4v", ".mkv", ".mov",
     ".mp4", ".mpeg", ".mpg", ".mts", ".mxf", ".nut", ".ogg", ".ogv", ".qt", ".rm", ".ts", ".vob", ".webm", ".wmv",
 }  # fmt: skip
+SOUNDS = {".flac", ".m4a", ".mp3", ".wav"}
+"""Suffixes of files of sound alone; .ogg may be either."""
 SPLITS = {
     "train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val", "validate": "val",
     "test": "test", "testing": "test",
@@ -133,3 +135,22 @@ def video_files(root: Path) -> Iterator[Path]:
         for name in names:
             if not name.startswith(".") and Path(name).suffix.lower() in SUFFIXES:
                 yield Path(folder, name)
+
+
+def sound_files(root: Path) -> Iterator[Path]:
+    """Like `video_files`, for files of sound."""
+    for folder, names in walk(root):
+        for name in names:
+            if not name.startswith(".") and Path(name).suffix.lower() in SOUNDS | {".ogg"}:
+                yield Path(folder, name)
+
+
+def media_files(root: Path) -> Iterator[Path]:
+    """`video_files`, and sounds other than those next to a video of the same name, whose sound they are."""
+    for folder, names in walk(root):
+        shown = [Path(name) for name in names if not name.startswith(".")]
+        videos = {path.stem for path in shown if path.suffix.lower() in SUFFIXES}
+        for path in shown:
+            suffix = path.suffix.lower()
+            if suffix in SUFFIXES or (suffix in SOUNDS and path.stem not in videos):
+                yield Path(folder, path)

@@ -22,6 +22,8 @@ class Segment:
     label: str
     split: str
     has_file: bool = False
+    columns: tuple[tuple[str, str], ...] = ()
+    """As of a `Video`."""
 
     @property
     def name(self) -> str:
@@ -49,13 +51,14 @@ def listing(source: Path, rows: Iterable[Segment]) -> Iterator[Video | Missing]:
         elif segment := _match(candidates, start):
             segment.has_file = True
             times = (segment.start, segment.end) if start is None else None
-            yield Video(path.stem, path, segment.label, segment.split, segment=times)
+            yield Video(path.stem, path, segment.label, segment.split, segment=times, columns=segment.columns)
         else:
             yield unlisted(path)
     for path, segment in originals:
         if not segment.has_file:
             segment.has_file = True
-            yield Video(segment.name, path, segment.label, segment.split, segment=(segment.start, segment.end))
+            times = (segment.start, segment.end)
+            yield Video(segment.name, path, segment.label, segment.split, segment=times, columns=segment.columns)
     for segment in (segment for several in segments.values() for segment in several if not segment.has_file):
         yield Missing(segment.name, "listed in the official annotations, but there is no such file")
 

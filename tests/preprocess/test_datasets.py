@@ -370,7 +370,8 @@ def test_every_kind_of_audioset_name(audioset: Path, youtube_id: str) -> None:
         path = audioset / f"{prefix}{youtube_id}{times}.mp4"
         path.touch()
         segment = None if times else (30, 40)
-        expected = Video(path.stem, path, "Male speech, man speaking", "train", segment=segment)
+        columns = (("labels", "Male speech, man speaking;Speech"),)
+        expected = Video(path.stem, path, "Male speech, man speaking", "train", segment=segment, columns=columns)
         assert list(listing("audioset", audioset)) == [expected], path
         path.unlink()
 

@@ -1,0 +1,45 @@
+"""ESC-50: 2,000 sounds of 5 s in 50 classes, with five official folds (Piczak 2015).
+
+Unpack the archive of https://github.com/karolpiczak/ESC-50.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from gdt.preprocess.datasets.listing import DataSet, Missing, Video, incomplete, is_missing, sound_files, unlisted
+from gdt.preprocess.tables import Row, read_csv
+
+TREE = """\
+source/meta/esc50.csv            filename,fold,target,category and others
+source/audio/1-100032-A-0.wav    the sounds, in any folders"""
+
+_FOLDS = 5
+
+
+def listing(source: Path) -> Iterator[Video | Missing]:
+    """Sounds by their file stems, each a test sound of one fold; those that are not in the csv are left out."""
+    path = source / "meta" / "esc50.csv"
+    if is_missing(path):
+        raise incomplete(f"{path} is missing", TREE)
+    rows = dict(read_csv(path, ("filename", "fold", "category"), _row))
+    for sound in sound_files(source):
+        if (row := rows.pop(sound.stem, None)) is None:
+            yield unlisted(sound)
+            continue
+        label, fold = row
+        folds = tuple("test" if fold == number else "train" for number in range(1, _FOLDS + 1))
+        yield Video(sound.stem, sound, label, folds[0], folds)
+    for stem in rows:
+        yield Missing(stem, "listed in meta/esc50.csv, but there is no such file")
+
+
+def _row(row: Row) -> tuple[str, tuple[str, int]]:
+    """Stem of the file, class and fold."""
+    if not 1 <= (fold := int(row["fold"])) <= _FOLDS:
+        raise ValueError(f"its fold is {fold}, not 1 to {_FOLDS}")
+    return Path(row["filename"]).stem, (row["category"], fold)
+
+
+DATA = DataSet(listing, TREE)

@@ -1,0 +1,90 @@
+"""Evaluation of the audio network on sounds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from sklearn.linear_model import LogisticRegression
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+
+from gdt.common.errors import UserError
+from gdt.eval.downstream import downstream
+from gdt.eval.embed import Embed, features
+from gdt.eval.nearest import most_similar
+from gdt.eval.results import RESULTS, read
+from gdt.eval.retrieval import mean_average_precision
+from gdt.eval.settings import Downstream
+from gdt.preprocess.stage import Preprocess
+from gdt.train.checkpoint import load_trained
+from tests.conftest import preprocess
+from tests.sounds import esc50
+
+pytestmark = pytest.mark.usefixtures("alone")
+
+
+@pytest.fixture(scope="module")
+def sounds(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return esc50(tmp_path_factory.mktemp("esc50") / "esc50")
+
+
+@pytest.fixture(scope="module")
+def sound_shards(sounds: Path) -> Path:
+    folder = sounds.parent / "shards"
+    preprocess(Preprocess("esc50", sounds, folder))
+    return folder
+
+
+def test_esc50_by_all_protocols(checkpoint: Path, sound_shards: Path, tmp_path: Path) -> None:
+    """Five folds; the finetuned audio network loads and finds sounds by sounds."""
+    settings = Downstream(
+        (checkpoint,), "esc50", sound_shards, ("finetune", "retrieval", "few-shot", "linear", "svm"), clips=2, epochs=1,
+        clips_per_epoch=8, modalities=("audio",), random_weights="exclude", jobs=1, out=tmp_path,
+    )  # fmt: skip
+    table = downstream(settings)
+    assert "SVM top-1" in table and "XDC, AudioSet" in table and "finetune top-1" in table
+    results = read(tmp_path / RESULTS)
+    assert {(each.protocol, each.fold) for each in results} == {
+        (name, fold) for name in settings.protocols for fold in range(1, 6)
+    }
+    assert all(
+        metric.value == 100
+        for each in results if each.protocol in ("linear", "svm") for metric in each.metrics.values()
+    )  # fmt: skip
+    finetuned = load_trained(next(tmp_path.rglob("finetuned.pt")))
+    assert finetuned.model.modalities == ("audio",)
+
+
+def test_pictures_of_sounds_are_refused(checkpoint: Path, sound_shards: Path, tmp_path: Path) -> None:
+    settings = Downstream((checkpoint,), "esc50", sound_shards, ("linear",), out=tmp_path, random_weights="exclude")
+    with pytest.raises(UserError, match="set --modalities to audio"):
+        downstream(settings)
+
+
+def test_sounds_find_videos(checkpoint: Path, sounds: Path, synthetic: Path) -> None:
+    rows = features(Embed(checkpoint, (sounds / "audio", synthetic / "test"), clips=1, workers=1))
+    heard = np.array([name.endswith(".wav") for name in rows.id])
+    assert heard.sum() == 20 and np.array_equal(np.isnan(rows.features["video"][:, 0]), heard)
+    query = features(Embed(checkpoint, (sounds / "audio" / "1-000.wav",), clips=1, workers=1, modalities=("audio",)))
+    found, _ = most_similar(rows, query, "audio", "video")
+    assert len(found) and not heard[found].any()
+    assert rows.id[most_similar(rows, query, "audio", "audio")[0][0]] == str(sounds / "audio" / "1-000.wav")
+
+
+def test_mean_average_precision_of_several_labels() -> None:
+    """Against the definition: precision at the rank of every positive."""
+    rng = np.random.default_rng(0)
+    features = rng.normal(size=(80, 5))
+    labels = np.array([";".join(name for k, name in enumerate("abc") if row[k] > 0) or "d" for row in features])
+    found = mean_average_precision(features[40:], labels[40:], features[:40], labels[:40], c=1e4)
+    precisions = []
+    for name in "abcd":
+        has = np.array([name in row.split(";") for row in labels])
+        probe = make_pipeline(StandardScaler(), LogisticRegression(C=1e4, max_iter=2000)).fit(features[:40], has[:40])
+        ranked = has[40:][np.argsort(-probe.decision_function(features[40:]))]
+        precisions.append(np.mean([ranked[: k + 1].mean() for k in np.flatnonzero(ranked)]))
+    assert found.value == pytest.approx(100 * np.mean(precisions)) and found.low < found.value < found.high
+    with pytest.raises(UserError, match="joined"):
+        mean_average_precision(features[40:], np.full(40, "x"), features[:40], np.full(40, "x"), c=1.0)

@@ -1,0 +1,80 @@
+"""Files of sound: shards without frames, and ESC-50."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gdt.common.errors import UserError
+from gdt.pipeline.shards.index import Index
+from gdt.pipeline.shards.reader import ShardReader
+from gdt.preprocess.datasets import listing
+from gdt.preprocess.datasets.listing import Missing, Video
+from gdt.preprocess.logmel import logmel
+from gdt.preprocess.stage import Preprocess
+from tests.conftest import preprocess
+from tests.sounds import esc50, tone
+
+
+def encode(source: Path, *options: str, to: Path) -> None:
+    subprocess.run(["ffmpeg", "-loglevel", "error", "-i", source, *options, to], check=True)
+
+
+def test_files_of_sound_become_shards_without_frames(tmp_path: Path) -> None:
+    """Whatever their format, and with cover art; next to a video of the same name they are its sound."""
+    source = tmp_path / "sounds"
+    (source / "low").mkdir(parents=True)
+    wav = source / "low" / "a.wav"
+    tone(wav, 300, seconds=3.0)
+    for suffix in ("flac", "mp3", "ogg", "m4a"):
+        encode(wav, to=source / "low" / f"{suffix}.{suffix}")
+    picture = ["-f", "lavfi", "-i", "color=red:s=64x64:d=0.1"]
+    encode(wav, *picture, "-map", "0", "-map", "1", "-disposition:v", "attached_pic", "-frames:v", "1",
+           to=source / "cover.mp3")  # fmt: skip
+    encode(wav, "-f", "lavfi", "-i", "testsrc=s=64x64:d=3", "-map", "1", "-map", "0", to=source / "video.mp4")
+    tone(source / "video.wav", 300, seconds=3.0)
+    tone(source / "silent.wav", 300, seconds=3.0, volume=0)
+    tone(source / "short.wav", 300, seconds=0.5)
+    (source / "broken.flac").write_bytes(b"broken")
+    summary = preprocess(Preprocess("folder", source, tmp_path / "shards"))
+    index = summary.index
+    frames = dict(zip(index.id.tolist(), index.frame_count.tolist(), strict=True))
+    assert frames.pop("video.mp4") == 90
+    assert frames == dict.fromkeys(
+        ["cover.mp3", "low/a.wav", "low/flac.flac", "low/m4a.m4a", "low/mp3.mp3", "low/ogg.ogg"], 0
+    )
+    assert all(count == pytest.approx(299, abs=8) for count in index.mel_count)  # codecs pad
+    assert sum(summary.reasons.values()) == 3
+    row = index.id.tolist().index("low/a.wav")
+    samples = np.frombuffer(wav.read_bytes()[44:], np.int16)
+    assert np.array_equal(ShardReader(index).logmel(row, 0, 299), logmel(samples))
+
+
+def test_esc50_has_five_folds(tmp_path: Path) -> None:
+    source = esc50(tmp_path / "esc50")
+    (source / "audio" / "other.wav").write_bytes((source / "audio" / "1-000.wav").read_bytes())
+    (source / "audio" / "5-010.wav").unlink()
+    found = list(listing("esc50", source))
+    sounds = {item.id: item for item in found if isinstance(item, Video)}
+    assert len(sounds) == 19
+    assert sounds["2-110.wav".removesuffix(".wav")].folds == ("train", "test", "train", "train", "train")
+    assert {sound.label for sound in sounds.values()} == {"dog", "rain"}
+    assert {item.id for item in found if isinstance(item, Missing)} == {"other", "5-010"}
+    (source / "meta" / "esc50.csv").unlink()
+    with pytest.raises(UserError, match="esc50.csv is missing"):
+        list(listing("esc50", source))
+
+
+def test_pretraining_on_pictures_refuses_sounds(tmp_path: Path) -> None:
+    from gdt.pipeline.leaves import Clip
+    from gdt.pipeline.tree import sampling_tree
+    from tests.composed import composed
+
+    source = esc50(tmp_path / "esc50")
+    preprocess(Preprocess("esc50", source, tmp_path / "shards"))
+    index, clip = Index.open(tmp_path / "shards"), Clip(frames=8, stride=2)
+    with pytest.raises(UserError, match="16 without pictures"):
+        sampling_tree(index, composed("l", 4), clip, "train", 0)
