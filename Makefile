@@ -5,8 +5,9 @@
 #: make verify      check shards for damage                                       [DATASET=kinetics]
 #: make pretrain    train on shards; again: resume    [DATASET=kinetics] [PRESET=l | FACTORS="..."] [GPUS=] [SEED=]
 #:                                                    [STEPS=] [SIZE=paper|tiny]
-#: make eval        retrieval, few-shot, cross-modal recall, on any data set; make eval-ucf, eval-hmdb, eval-esc50 (sound):
-#:                  finetuning and linear probes, too  [DATASET=] [CKPT="a.pt b.pt"; default: the latest run] [SEED=]
+#: make eval        retrieval, few-shot, cross-modal recall, on any data set   [DATASET=] [CKPT="a.pt b.pt"; default:
+#:                  the latest run] [SEED=]
+#: make eval-ucf, make eval-hmdb, make eval-esc50 (sound)   finetuning and linear probes, too           [CKPT=] [SEED=]
 #: make factors     which factors move the features                               [as make eval]
 #: make embed       features of videos                                            [SOURCE=/my/videos] [as make eval]
 #: make ablation    pretrain and compare compositions                             [DATASET=kinetics] [STEPS=] [SIZE=]
