@@ -25,7 +25,7 @@ GUIDES = tuple(name for name in PAGES if name not in ("README.md", "docs/benchma
 """Pages whose commands run, after those of the README; those of the others take minutes to hours."""
 PARSED = {
     r"^make (demo|bench)|^python -m benchmarks": "minutes",
-    r"GPUS=|kinetics|ucf|hmdb|howto100m|^gdt verify --full": "needs the data set, or GPUs",
+    r"GPUS=|kinetics|ucf|hmdb|esc50|howto100m|audioset|^gdt verify --full": "needs the data set, or GPUs",
     r"^(make|gdt) ablation": "trains many times; tests/eval/test_ablation.py",
 }
 """What is parsed instead of run, and why."""
@@ -156,7 +156,7 @@ def test_links_files_targets_variables_and_options_exist(page: str, options: set
     for test in re.findall(r"`(tests/[\w/]+\.py::\w+)`", inline):
         file, _, name = test.partition("::")
         assert f"\ndef {name}(" in (ROOT / file).read_text(), (page, test)
-    for target in re.findall(r"\bmake ([a-z][a-z-]+)", inline):
+    for target in re.findall(r"\bmake ([a-z][a-z0-9-]+)", inline):
         assert re.search(rf"^\.PHONY: (.*\\\n)*.*\b{target}\b", makefile, re.M), (page, target)
     for name in re.findall(r"\b(?!GDT_)([A-Z][A-Z_]+)=", inline):
         assert re.search(rf"^export .*\b{name}\b", makefile, re.M) or name == "ARGS", (page, name)
