@@ -9,6 +9,7 @@ import contextlib
 import io
 import json
 import tempfile
+import unicodedata
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -168,9 +169,11 @@ def _decode(sources: Sequence[Path], scratch: Path, workers: int) -> tuple[Index
         (links / f"{number:08d}{source.suffix if source.is_file() else ''}").symlink_to(source.absolute())
 
     def path_of(name: str) -> str:
-        """The path of an id, which is a path below `links`."""
+        """The path of an id, which is a path below `links` in composed Unicode."""
         first, *rest = Path(name).parts
-        return str(sources[int(first[:8])].joinpath(*rest))
+        forms = [[unicodedata.normalize(form, part) for part in rest] for form in ("NFC", "NFD")]
+        paths = [sources[int(first[:8])].joinpath(*parts) for parts in forms]
+        return str(next(filter(Path.exists, paths), paths[0]))
 
     try:
         with contextlib.redirect_stdout(io.StringIO()):  # its summary names the temporary folder

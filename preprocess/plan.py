@@ -61,6 +61,8 @@ class Listed:
     """Those that cannot be used."""
     drawn: bool
     """Whether the shares decide the split of some videos."""
+    ignored: Mapping[str, int] = field(default_factory=dict)
+    """Numbers of files that are no videos, as in Source."""
 
     def annotations(self, ids: Sequence[str]) -> Annotations:
         """Labels, splits, folds and further columns of the videos with these ids."""

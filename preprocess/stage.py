@@ -25,10 +25,10 @@ from gdt.preprocess import cluster, datasets
 from gdt.preprocess.captions import readers
 from gdt.preprocess.captions.attach import Spoken
 from gdt.preprocess.captions.words import Vocabulary
-from gdt.preprocess.datasets.listing import Video
+from gdt.preprocess.datasets.listing import Source, Video
 from gdt.preprocess.ffmpeg import Extraction, require_ffmpeg
 from gdt.preprocess.plan import Listed, Plan, ShardTask, Shares, assign, collect, shard_path
-from gdt.preprocess.summary import Summary, describe, summarise
+from gdt.preprocess.summary import Summary, describe, left_out, summarise
 from gdt.preprocess.worker import PROGRESS, make_shard
 
 
@@ -139,11 +139,11 @@ def dry_run(settings: Preprocess) -> str:
     job = prepare(settings)
     videos, pending = job.listed.videos.values(), job.pending()
     splits = Counter(video.split for video in videos)
-    classes = len({video.label for video in videos} - {""})
+    classes, lines = len({video.label for video in videos} - {""}), "\n".join(left_out(job.listed))
     return (
         f"{plural(len(videos), 'video')} ({', '.join(f'{n} {split}' for split, n in sorted(splits.items()))}; "
         f"{plural(classes, 'class', 'classes')}), {sum(max(video.size, 0) for video in videos) / 1e9:.2f} GB; "
-        f"{len(job.listed.missing)} missing or not regular files\n"
+        f"{lines}\n"
         f"{plural(len(job.shards), 'shard')}, of which {len(pending)} with {plural(job.count(pending), 'video')} are "
         "not made yet"
     )
@@ -168,11 +168,12 @@ def run(settings: Preprocess) -> Summary:
 def prepare(settings: Preprocess) -> Job:
     """List the videos and assign them to shards. Raises UserError if finished shards would be lost."""
     source, destination = settings.source_folder, settings.shard_folder.absolute()
-    items, spoken = datasets.listing(settings.known_layout, source), _find_captions(settings)
+    files = Source(source)
+    items, spoken = datasets.listing(settings.known_layout, files), _find_captions(settings)
     plan = Plan.read(destination)
     given = {name: share for name, share in (("val", settings.val), ("test", settings.test)) if share is not None}
     shares = replace(plan.shares, **given)
-    listed = collect(items if spoken is None else spoken.select(items), shares)
+    listed = replace(collect(items if spoken is None else spoken.select(items), shares), ignored=files.ignored)
     if not listed.videos:
         why = next((f"{row.id}: {row.reason}" for row in listed.missing), "there are none")
         raise UserError(f"none of the videos in {source} can be used: {why}")
@@ -293,4 +294,4 @@ def _finish(job: Job, made: Sequence[int]) -> Summary:
             f"0 of {plural(len(listed.videos), 'video')} can be used; {rows[0]['path'] or rows[0]['id']}: "
             f"{rows[0]['reason']}. See {destination / REJECTED}"
         )
-    return summarise(index, len(listed.videos) + len(listed.missing), len(made), job.count(made), listed.drawn)
+    return summarise(index, listed, len(made), job.count(made))

@@ -13,6 +13,8 @@ from gdt.common.errors import plural
 from gdt.common.files import write_text
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.shards.layout import INDEX, REJECTED, read_rejected
+from gdt.preprocess.datasets.listing import ignored_in_words
+from gdt.preprocess.plan import Listed
 
 SUMMARY = "summary.json"
 _SHOWN = 8
@@ -25,8 +27,7 @@ class Summary:
 
     index: Index
     """Of all shards."""
-    videos: int
-    """Files, and entries of official lists."""
+    listed: Listed
     reasons: dict[str, int]
     """Number of rejected videos by reason."""
     notes: dict[str, int]
@@ -34,8 +35,11 @@ class Summary:
     shards_made: int
     decoded: int
     """Videos of the new shards."""
-    drawn: bool = True
-    """Whether --val and --test decide the split of some videos."""
+
+    @property
+    def videos(self) -> int:
+        """Number of files, and of entries of official lists without one."""
+        return len(self.listed.videos) + len(self.listed.missing)
 
     @property
     def kept(self) -> int:
@@ -55,7 +59,7 @@ class Summary:
         index, splits = self.index, Counter(self.index.split.tolist())
         return {
             "videos": self.videos, "kept": self.kept, "decoded": self.decoded,
-            "left_out": self.reasons, "notes": self.notes,
+            "left_out": self.reasons, "notes": self.notes, "ignored": dict(self.listed.ignored),
             "splits": {split: splits[split] for split in ("train", "val", "test", "unused") if splits[split]},
             "classes": len(index.classes), "hours": float(index.length.sum()) / index.fps / 3600,
             "gigabytes": sum(head.size for head in index.heads) / 1e9, "without_sound": self.without_sound,
@@ -63,10 +67,10 @@ class Summary:
         }  # fmt: skip
 
 
-def summarise(index: Index, videos: int, made: int, decoded: int, drawn: bool) -> Summary:
+def summarise(index: Index, listed: Listed, made: int, decoded: int) -> Summary:
     """Count the contents of the shards and write `summary.json` next to them."""
     reasons = _count(row["reason"] for row in read_rejected(index.folder))
-    summary = Summary(index, videos, reasons, _count(filter(None, index.note)), made, decoded, drawn)
+    summary = Summary(index, listed, reasons, _count(filter(None, index.note)), made, decoded)
     write_text(index.folder / SUMMARY, json.dumps(summary.numbers, indent=1, ensure_ascii=False) + "\n")
     return summary
 
@@ -97,7 +101,7 @@ def describe(summary: Summary) -> str:
     ]
     if index.columns:
         lines.append(f"labels: {', '.join(['label'] * bool(index.classes) + sorted(index.columns))}")
-    if summary.drawn and not numbers["splits"].keys() & {"val", "test"}:
+    if summary.listed.drawn and not numbers["splits"].keys() & {"val", "test"}:
         lines.append("no test split: evaluation needs one; set --test 0.1 and run again (nothing is decoded again)")
     if index.settings.get("vocabulary"):
         lines.append(f"{numbers['words']} words, without stop words and unknown words")
@@ -109,8 +113,22 @@ def describe(summary: Summary) -> str:
         (f"rejected (see {index.folder / REJECTED})", summary.reasons),
         (f"kept with a note (see video/note in {index.folder / INDEX})", summary.notes),
     ):
-        rows = [f"{n:8d}  {reason}" for reason, n in counts.items()]
-        more = [f"{sum(list(counts.values())[_SHOWN:]):8d}  other"] if len(rows) > _SHOWN else []
-        lines += [f"{sum(counts.values())} {title}:", *rows[:_SHOWN], *more] if counts else []
+        lines += [f"{sum(counts.values())} {title}:", *_rows(counts)] if counts else []
+    lines += ignored_in_words(summary.listed.ignored)
     lines.append(f"shards and {SUMMARY} in {index.folder}")
     return "\n".join(lines)
+
+
+def left_out(listed: Listed) -> list[str]:
+    """Lines that say what was found and not listed as a video, and why."""
+    return [
+        f"{len(listed.missing)} left out{':' * bool(listed.missing)}",
+        *_rows(_count(row.reason for row in listed.missing)), *ignored_in_words(listed.ignored),
+    ]  # fmt: skip
+
+
+def _rows(counts: dict[str, int]) -> list[str]:
+    """A line for each of the most frequent reasons, and one for the others."""
+    rows = [f"{n:8d}  {reason}" for reason, n in counts.items()]
+    more = [f"{sum(list(counts.values())[_SHOWN:]):8d}  other"] if len(rows) > _SHOWN else []
+    return [*rows[:_SHOWN], *more]

@@ -1,12 +1,14 @@
-"""Rows of csv files."""
+"""Text files, and rows of csv files."""
 
 from __future__ import annotations
 
+import codecs
 import csv
 import io
+import unicodedata
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
-from typing import TypeVar
+from pathlib import Path, PurePath
+from typing import TextIO, TypeVar
 
 from gdt.common.errors import UserError
 from gdt.common.files import open_regular
@@ -15,19 +17,32 @@ T = TypeVar("T")
 Row = dict[str, str]
 
 
+def composed(text: str | PurePath) -> str:
+    """Text or a path in composed Unicode: some systems store é as one character in names, others as two."""
+    return unicodedata.normalize("NFC", str(text))
+
+
+def open_text(path: Path, errors: str = "strict") -> TextIO:
+    """Open text in UTF-8, or in UTF-16 if it begins with that mark. Raises UserError if that fails."""
+    file = open_regular(path)
+    mark = file.read(2)
+    file.seek(0)
+    encoding = "utf-16" if mark in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) else "utf-8-sig"
+    return io.TextIOWrapper(file, newline="", encoding=encoding, errors=errors)
+
+
 def read_csv(
     path: Path, columns: Sequence[str], parse: Callable[[Row], T], header: bool = True, delimiter: str = ","
 ) -> Iterator[T]:
     """Yield the parsed rows of a csv file with these columns; with a header, there may be others.
 
-    Without a header, lines that begin with # are comments, and quotes may follow a blank. Raises UserError, with the
-    line, for missing columns, rows of another length, text that is not csv or not UTF-8, and rows for which `parse`
-    raises ValueError or KeyError.
+    Text becomes composed Unicode. Without a header, lines that begin with # are comments, and quotes may follow a
+    blank. Raises UserError, with the line, for missing columns, rows of another length, text that is not csv or not
+    UTF-8, and rows for which `parse` raises ValueError or KeyError.
     """
-    with io.TextIOWrapper(open_regular(path), newline="", encoding="utf-8-sig") as file:
-        rows = csv.DictReader(
-            file, None if header else columns, strict=True, skipinitialspace=not header, delimiter=delimiter
-        )
+    with open_text(path) as file:
+        names = None if header else columns
+        rows = csv.DictReader(map(composed, file), names, strict=True, skipinitialspace=not header, delimiter=delimiter)
         expected = f"; expected {','.join(columns)}" if columns else ""
         try:
             if missing := [name for name in columns if name not in (rows.fieldnames or ())]:

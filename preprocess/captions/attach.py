@@ -10,7 +10,8 @@ from pathlib import Path
 from gdt.preprocess.captions.readers import Captions
 from gdt.preprocess.captions.stretches import retime, stretches
 from gdt.preprocess.captions.words import Vocabulary
-from gdt.preprocess.datasets.listing import Missing, Video
+from gdt.preprocess.datasets.listing import Missing, Video, is_missing
+from gdt.preprocess.tables import composed
 
 _STRETCHES = 1000
 """Maximum stretches per video, since each becomes an argument of ffmpeg."""
@@ -49,6 +50,8 @@ class Spoken:
 
     def _name(self, video: Video) -> str | None:
         """The name of its captions."""
-        path, suffix = os.path.relpath(video.path, self.source), video.path.suffix
-        names = (video.id, path.removesuffix(suffix), path, video.id.removesuffix(suffix))
+        path, suffix = composed(os.path.relpath(video.path, self.source)), video.path.suffix
+        names = [video.id, path.removesuffix(suffix), path, video.id.removesuffix(suffix)]
+        if "." in video.path.stem and not is_missing(video.path.with_suffix("")):
+            names = [video.id, path]  # a.avi, beside a.avi.mp4, has its own
         return next((name for name in names if name in self.captions), None)

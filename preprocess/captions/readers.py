@@ -17,7 +17,7 @@ from gdt.common.errors import UserError, first_line
 from gdt.common.files import open_regular
 from gdt.pipeline.word2vec import NEEDS_TEXT
 from gdt.preprocess.datasets.listing import is_missing, walk
-from gdt.preprocess.tables import read_csv
+from gdt.preprocess.tables import composed, open_text, read_csv
 
 JSON_NAMES = ("caption.json", "raw_caption.json", "captions.json", "raw_caption_superclean.json")
 """Files with the captions of all videos; the first one there is read. The official caption.json has no stop words."""
@@ -50,7 +50,7 @@ class Captions:
         self._parts: dict[str, list[bytes]] = {}
         for id, lines in videos:
             if lines:
-                self._parts.setdefault(id, []).append(zlib.compress(json.dumps(lines).encode(), level=1))
+                self._parts.setdefault(composed(id), []).append(zlib.compress(json.dumps(lines).encode(), level=1))
 
     @staticmethod
     def find(source: Path) -> Captions | None:
@@ -87,7 +87,7 @@ def _found(source: Path) -> Iterator[tuple[Path, Iterator[tuple[str, list[Captio
     for path in (source / name for name in FOLDERS):
         if path.is_dir() and any(_caption_files(path)):
             yield path, _folder_videos(path)
-    if tables := list(filter(_is_table, sorted(source.glob("*.csv")))):
+    if tables := list(filter(_is_table, sorted(source.glob("[!.]*.csv")))):
         yield tables[0], itertools.chain.from_iterable(map(_csv_videos, tables))
 
 
@@ -118,14 +118,14 @@ def _folder_videos(folder: Path) -> Iterator[tuple[str, list[Caption]]]:
 
 
 def _caption_files(folder: Path) -> Iterator[Path]:
-    """The files at any depth, without those that macOS adds."""
-    paths = (Path(parent, name) for parent, names in walk(folder) for name in names)
-    return (path for path in paths if path.suffix in _READERS and not path.name.startswith("._"))
+    """The files at any depth that are not hidden."""
+    paths = (Path(parent, name) for parent, names, _ in walk(folder) for name in names)
+    return (path for path in paths if path.suffix in _READERS)
 
 
 def _is_table(path: Path) -> bool:
-    with open_regular(path) as file:
-        header = file.readline(1 << 16).decode("utf-8-sig", errors="replace")
+    with open_text(path, errors="replace") as file:
+        header = file.readline(1 << 16)
     return {"video_id", *COLUMNS} <= set(next(csv.reader([header]), []))
 
 
@@ -145,8 +145,8 @@ def _read_json(path: Path) -> _Rows:
 
 def _read_subtitles(path: Path) -> _Rows:
     """The captions of an .srt or .vtt file: a line of times, then lines of text up to an empty one."""
-    with open_regular(path) as file:
-        text = file.read().decode("utf-8-sig", errors="replace").replace("\r\n", "\n")
+    with open_text(path, errors="replace") as file:
+        text = file.read().replace("\r\n", "\n")
     for block in re.split(r"\n\s*\n", text):
         if found := re.search(r"([\d:.,]+) *--> *([\d:.,]+).*\n", f"{block}\n"):
             start, end = (sum(60**k * float(part) for k, part in enumerate(time.replace(",", ".").split(":")[::-1]))

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from gdt.common.errors import UserError, unknown
 from gdt.pipeline.shards import layout
-from gdt.preprocess.datasets.listing import DataSet, Missing, Video, incomplete
+from gdt.preprocess.datasets.listing import DataSet, Missing, Source, Video, ignored_in_words, incomplete
 
 DATASETS: dict[str, DataSet] = {name: importlib.import_module(f"{__name__}.{name}").DATA for name in layout.DATASETS}
 _NOT_UTF8 = re.compile("[\ud800-\udfff]")
@@ -30,12 +30,12 @@ def find(dataset: str, source: Path) -> DataSet:
     return entry
 
 
-def listing(dataset: str, source: Path) -> Iterator[Video | Missing]:
-    """Yield the videos of a data set below `source`; Missing for those whose names are not valid UTF-8.
+def listing(dataset: str, source: Source) -> Iterator[Video | Missing]:
+    """Yield the videos of a data set; Missing for those whose names are not valid UTF-8.
 
     Raises UserError if a file or folder that all videos need is missing and, at the end, if there was no video.
     """
-    entry = find(dataset, source)
+    entry = find(dataset, source.root)
     empty, unusable = True, ""
     for item in entry.listing(source):
         if isinstance(item, Missing):
@@ -48,4 +48,5 @@ def listing(dataset: str, source: Path) -> Iterator[Video | Missing]:
             readable = Path(str(item.path).encode(errors="replace").decode())
             yield Missing(ascii(item.id), "its name is not valid UTF-8; rename it", readable)
     if empty:
-        raise incomplete(f"there are no videos in {source}{unusable}", entry.tree)
+        ignored = ignored_in_words(source.ignored)
+        raise incomplete("; ".join([f"there are no videos in {source.root}{unusable}", *ignored]), entry.tree)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from gdt.pipeline.shards.layout import LABEL_SEPARATOR
 from gdt.preprocess.datasets import youtube
-from gdt.preprocess.datasets.listing import DataSet, Missing, Video, incomplete, is_missing
+from gdt.preprocess.datasets.listing import DataSet, Missing, Source, Video, incomplete, is_missing
 from gdt.preprocess.datasets.youtube import Segment
 from gdt.preprocess.tables import Row, read_csv
 
@@ -32,12 +32,12 @@ _SPLITS = {
 _COLUMNS = ("YTID", "start_seconds", "end_seconds", "positive_labels")
 
 
-def listing(source: Path) -> Iterator[Video | Missing]:
-    """Videos by their file stems; files that are not in the official csv are left out."""
-    paths = [source / name for name in _SPLITS if not is_missing(source / name)]
+def listing(source: Source) -> Iterator[Video | Missing]:
+    """Videos by the names of their files; files that are not in the official csv are left out."""
+    paths = [source.root / name for name in _SPLITS if not is_missing(source.root / name)]
     if not paths:
-        raise incomplete(f"{source} has none of {', '.join(_SPLITS)}", TREE)
-    classes = source / "class_labels_indices.csv"
+        raise incomplete(f"{source.root} has none of {', '.join(_SPLITS)}", TREE)
+    classes = source.root / "class_labels_indices.csv"
     names = {} if is_missing(classes) else dict(read_csv(classes, ("mid", "display_name"), _class_name))
     return youtube.listing(source, (segment for path in paths for segment in _segments(path, names)))
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from gdt.preprocess.datasets.listing import DataSet, Missing, Video, incomplete, is_missing, sound_files, unlisted
+from gdt.preprocess.datasets.listing import DataSet, Missing, Source, Video, incomplete, is_missing, unlisted
 from gdt.preprocess.tables import Row, read_csv
 
 TREE = """\
@@ -18,19 +18,19 @@ source/audio/1-100032-A-0.wav    the sounds, in any folders"""
 _FOLDS = 5
 
 
-def listing(source: Path) -> Iterator[Video | Missing]:
+def listing(source: Source) -> Iterator[Video | Missing]:
     """Sounds by their file stems, each a test sound of one fold; those that are not in the csv are left out."""
-    path = source / "meta" / "esc50.csv"
+    path = source.root / "meta" / "esc50.csv"
     if is_missing(path):
         raise incomplete(f"{path} is missing", TREE)
     rows = dict(read_csv(path, ("filename", "fold", "category"), _row))
-    for sound in sound_files(source):
-        if (row := rows.pop(sound.stem, None)) is None:
+    for name, sound in source.named():
+        if (row := rows.pop(name, None)) is None:
             yield unlisted(sound)
             continue
         label, fold = row
         folds = tuple("test" if fold == number else "train" for number in range(1, _FOLDS + 1))
-        yield Video(sound.stem, sound, label, folds[0], folds)
+        yield Video(name, sound, label, folds[0], folds)
     for stem in rows:
         yield Missing(stem, "listed in meta/esc50.csv, but there is no such file")
 

@@ -8,8 +8,8 @@ from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 from gdt.common.errors import UserError
-from gdt.common.files import open_regular
-from gdt.preprocess.datasets.listing import Missing, Video, incomplete, unlisted, video_files
+from gdt.preprocess.datasets.listing import Missing, Source, Video, incomplete, unlisted
+from gdt.preprocess.tables import composed, open_text
 
 FOLDS = (1, 2, 3)
 
@@ -34,8 +34,8 @@ def find_lists(source: Path, name: str, tree: str) -> Path:
 
 def read_lines(path: Path) -> list[str]:
     """The non-empty lines of an official list. Raises UserError if the file is missing or empty."""
-    with open_regular(path) as file:
-        lines = [line for line in file.read().decode(errors="replace").splitlines() if line.strip()]
+    with open_text(path, errors="replace") as file:
+        lines = [line for line in composed(file.read()).splitlines() if line.strip()]
     if not lines:
         raise UserError(f"{path} is empty; copy or download it again")
     return lines
@@ -52,26 +52,30 @@ class _Entry:
     has_file: bool = False
 
 
-def listing(root: Path, lines: Iterable[Line], tree: str) -> Iterator[Video | Missing]:
-    """Yield the videos below `root`, labelled by their folder, then the listed ones without a file.
+def listing(source: Source, name: str, lines: Iterable[Line], tree: str) -> Iterator[Video | Missing]:
+    """Yield the videos, labelled by their folder, then the listed ones without a file.
 
-    Files in no list are left out. Case and suffix of names are ignored: lists and files differ in case, and people
-    re-encode. Raises UserError for contradicting or incomplete lists, and for a video outside the folder of its class,
-    since its label would be wrong.
+    Videos in no list are left out, as are those outside of the folder `name` if there is one. Case and suffix of names
+    are ignored: lists and files differ in case, and people re-encode. Raises UserError for contradicting or incomplete
+    lists, and for a video outside the folder of its class, since its label would be wrong.
     """
     entries = _entries(lines)
-    for path in video_files(root):
-        if (entry := entries.get(path.stem.lower())) is None:
+    root = source.root / name if (source.root / name).is_dir() else source.root
+    for stem, path in source.named(first=root):
+        if root not in path.parents:
+            yield Missing(stem, f"not in the folder of the data set; {name}", path)
+            continue
+        if (entry := entries.get(stem.lower())) is None:
             yield unlisted(path)
             continue
-        label = path.parent.name
+        label = composed(path.parent.name)
         if path.parent == root or label.lower() != entry.class_name.lower():
             raise incomplete(f"{path} is not in the folder of its class", tree)
         entry.has_file = True
-        yield Video(path.stem, path, label, entry.folds[0], tuple(entry.folds))
+        yield Video(stem, path, label, entry.folds[0], tuple(entry.folds))
     for entry in entries.values():
         if not entry.has_file:
-            yield Missing(entry.stem, "listed in the official splits, but there is no such file")
+            yield Missing(entry.stem, "listed in the official splits, but there is no video of this name")
 
 
 def _entries(lines: Iterable[Line]) -> dict[str, _Entry]:

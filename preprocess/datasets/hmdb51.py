@@ -13,7 +13,7 @@ from pathlib import Path
 from gdt.common.errors import UserError
 from gdt.preprocess.datasets import folds
 from gdt.preprocess.datasets.folds import Line
-from gdt.preprocess.datasets.listing import DataSet, Missing, Video, incomplete
+from gdt.preprocess.datasets.listing import DataSet, Missing, Source, Video, incomplete
 
 TREE = """\
 source/hmdb51_org/brush_hair/*.avi                                     class folders, here, in another folder or
@@ -23,11 +23,10 @@ source/testTrainMulti_7030_splits/brush_hair_test_split1.txt to 3      the offic
 _SPLITS = {"0": "unused", "1": "train", "2": "test"}
 
 
-def listing(source: Path) -> Iterator[Video | Missing]:
-    """Videos by their file stems, in all folds; those in no list are left out."""
-    lists = folds.find_lists(source, "testTrainMulti_7030_splits", TREE)
-    root = source / "hmdb51_org"
-    return folds.listing(root if root.is_dir() else source, _lines(lists), TREE)
+def listing(source: Source) -> Iterator[Video | Missing]:
+    """Videos by the names of their files, in all folds; those in no list are left out."""
+    lists = folds.find_lists(source.root, "testTrainMulti_7030_splits", TREE)
+    return folds.listing(source, "hmdb51_org", _lines(lists), TREE)
 
 
 def _lines(lists: Path) -> Iterator[Line]:

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
-from gdt.preprocess.datasets.listing import DataSet, Missing, Video, is_missing, unlisted, video_files
+from gdt.preprocess.datasets.listing import DataSet, Missing, Source, Video, is_missing, unlisted
 from gdt.preprocess.tables import Row, read_csv
 
 TABLE = "HowTo100M_v1.csv"
@@ -22,26 +21,26 @@ source/caption.json               captions, or raw_caption.json, captions.json
 source/captions/0wR5jVB-WPk.csv   captions, if each video has its own file: start,end,text"""
 
 
-def listing(source: Path) -> Iterator[Video | Missing]:
-    """One video per file, its id the file's stem and its label category_1, then listed videos without a file.
+def listing(source: Source) -> Iterator[Video | Missing]:
+    """One video per file, its id the name of the file and its label category_1, then listed videos without a file.
 
     If there is the official table, files that it does not name are left out. Holds it in memory, about 250 MB. Raises
     UserError if it is damaged.
     """
-    path = source / TABLE
+    path = source.root / TABLE
     listed = not is_missing(path)
     labels = dict(read_csv(path, ("video_id", "category_1"), _label)) if listed else {}
     seen: set[str] = set()
-    for file in video_files(source):
+    for name, file in source.named():
         if listed:
-            if file.stem not in labels:
+            if name not in labels:
                 yield unlisted(file)
                 continue
-            seen.add(file.stem)
-        yield Video(file.stem, file, labels.get(file.stem, ""))
+            seen.add(name)
+        yield Video(name, file, labels.get(name, ""))
     for id in labels:
         if id not in seen:
-            yield Missing(id, f"listed in {TABLE}, but there is no such file")
+            yield Missing(id, f"listed in {TABLE}, but there is no video of this name")
 
 
 def _label(row: Row) -> tuple[str, str]:

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 from gdt.preprocess.datasets import folder, youtube
-from gdt.preprocess.datasets.listing import SPLITS, DataSet, Missing, Video
+from gdt.preprocess.datasets.listing import SPLITS, DataSet, Missing, Source, Video
 from gdt.preprocess.datasets.youtube import Segment
 from gdt.preprocess.tables import Row, read_csv
 
@@ -20,18 +19,18 @@ source/train/riding_a_bike/0wR5jVB-WPk_000417_000427.mp4    split and class fold
 source/riding_a_bike/0wR5jVB-WPk_000417_000427.mp4          class folders
 source/0wR5jVB-WPk_000417_000427.mp4                        one folder; split and class from the csv
 source/0wR5jVB-WPk.mp4                                      the segment, or the original, which is cut by the csv
-source/*.csv                                                label,youtube_id,time_start,time_end,split[,is_cc]; files
+source/*.csv or source/annotations/*.csv                    label,youtube_id,time_start,time_end,split[,is_cc]; files
                                                             that they do not name are left out"""
 
 _COLUMNS = ("youtube_id", "time_start", "time_end", "split")  # and a label, except in test files
 
 
-def listing(source: Path) -> Iterator[Video | Missing]:
-    """Videos by their file stems; label and split are from the csv or, if there is none, from the folders."""
-    paths = sorted(source.glob("*.csv"))
+def listing(source: Source) -> Iterator[Video | Missing]:
+    """Videos by the names of their files; label and split are from the csv or, if there is none, from the folders."""
+    paths = sorted(source.root.glob("[!.]*.csv")) or sorted(source.root.glob("annotations/[!.]*.csv"))
     if not paths:
-        videos = folder.tree(source)
-        return (replace(video, id=video.path.stem, label=video.label.replace("_", " ")) for video in videos)
+        videos = ((name, folder.located(source, path)) for name, path in source.named())
+        return (replace(video, id=name, label=video.label.replace("_", " ")) for name, video in videos)
     rows = (row for path in paths for row in read_csv(path, _COLUMNS, _segment))
     return youtube.listing(source, rows)
 

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path, PurePath
 from typing import NamedTuple
 
 from gdt.common.errors import UserError
-from gdt.common.files import open_regular
-from gdt.preprocess.datasets.listing import SPLITS, Missing, Video, is_missing
-from gdt.preprocess.tables import Row, read_csv
+from gdt.common.files import kind
+from gdt.preprocess.datasets.listing import SPLITS, SUFFIXES, Missing, Video, is_missing
+from gdt.preprocess.tables import Row, composed, open_text, read_csv
 
 LABELS = "labels.csv"
 NO_VIDEO = f"named in {LABELS}, but no video has this path or id"
+NOT_LISTED = f"named in {LABELS}, but hidden, outside of the source, or not a video by its suffix"
 NAMES = ("path", "id", "file", "filename", "video", "name")
 """Accepted names of the first column, which identifies the videos."""
 _CLASS = ("label", "class", "labels", "classes")
@@ -29,29 +31,36 @@ class _Labelled(NamedTuple):
 class Labels:
     """The rows of labels.csv by the video they name."""
 
-    def __init__(self, source: Path) -> None:
-        """Read the file if it is there. Raises UserError, with the line, if it cannot be parsed."""
+    def __init__(self, source: Path, names: Iterable[str]) -> None:
+        """Read the file if it is there; `names` are the ids and paths of all videos.
+
+        Raises UserError, with the line, if it cannot be parsed.
+        """
         self._path = source / LABELS
         self._rows: dict[str, _Labelled] = {}
         self._used: set[str] = set()
+        self._whole: set[str] = set()
         if is_missing(self._path):
             return
-        with open_regular(self._path) as file:
+        with open_text(self._path, errors="replace") as file:
             head = file.readline(1 << 16)
-        delimiter = next((each for each in ";\t" if each.encode() in head and b"," not in head), ",")
+        delimiter = next((each for each in ";\t" if each in head and "," not in head), ",")
         for name, row in read_csv(self._path, (), self._parse, delimiter=delimiter):
             if name in self._rows:
                 raise UserError(f"{self._path} names '{name}' on two lines; remove one of the two")
             self._rows[name] = row
+        self._whole = {name for name in names if name in self._rows}
+        others = (name for name in self._rows if PurePath(name).suffix.lower() not in SUFFIXES)
+        self._whole |= {name for name in others if not kind(self._path.parent / name)}
 
     def _parse(self, row: Row) -> tuple[str, _Labelled]:
         values = {name.strip(): value.strip() for name, value in row.items()}
         first, *others = values
         if first.lower() not in NAMES:
             raise ValueError(f"the first column is '{first}'; expected one of {', '.join(NAMES)}, as in path,label")
-        video = values[first].removeprefix(f"{self._path.parent}/").removeprefix("./")
-        if not video:
+        if not values[first]:
             raise ValueError("the name of the video is empty")
+        video = os.path.normpath(values[first].removeprefix(f"{composed(self._path.parent)}/"))
         lowered = {name.lower(): name for name in others}
         label = next((lowered[name] for name in _CLASS if name in lowered), "")
         split = lowered.get("split", "")
@@ -64,9 +73,10 @@ class Labels:
     def apply(self, video: Video, path: str) -> Video:
         """The video with the values of its row, found by its id or its path below the source, with or without suffix.
 
-        Raises UserError if there are several.
+        A row that is the whole name of a file is not that of another (a.avi, with a.avi.mp4 beside it). Raises
+        UserError if there are several.
         """
-        names = {video.id, path} | {str(PurePath(name).with_suffix("")) for name in (video.id, path)}
+        names = {video.id, path} | {str(PurePath(name).with_suffix("")) for name in (video.id, path)} - self._whole
         found = sorted(names & self._rows.keys())
         if not found:
             return video
@@ -78,4 +88,6 @@ class Labels:
 
     def unused(self) -> Iterator[Missing]:
         """The rows that named none of the videos so far."""
-        return (Missing(name, NO_VIDEO) for name in self._rows if name not in self._used)
+        for name in self._rows:
+            if name not in self._used:
+                yield Missing(name, NO_VIDEO if kind(self._path.parent / name) else NOT_LISTED)

@@ -3,20 +3,39 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from pathlib import Path
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import chain
+from pathlib import Path, PurePath
 
 from gdt.common.errors import UserError
 from gdt.common.files import kind
+from gdt.preprocess.tables import composed
 
 SUFFIXES = {
-    ".3g2", ".3gp", ".asf", ".avi", ".divx", ".f4v", ".flv", ".h264", ".ivf", ".m2ts", ".m2v", ".m4v", ".mkv", ".mov",
-    ".mp4", ".mpeg", ".mpg", ".mts", ".mxf", ".nut", ".ogg", ".ogv", ".qt", ".rm", ".ts", ".vob", ".webm", ".wmv",
+    ".264", ".265", ".3g2", ".3gp", ".3gp2", ".3gpp", ".amv", ".asf", ".avc", ".avi", ".divx", ".f4v", ".flv", ".h264",
+    ".h265", ".h26l", ".hevc", ".ismv", ".ivf", ".m1v", ".m2p", ".m2t", ".m2ts", ".m2v", ".m4v", ".mj2", ".mjpeg",
+    ".mjpg", ".mk3d", ".mkv", ".mov", ".mp4", ".mpe", ".mpeg", ".mpg", ".mpv", ".mts", ".mxf", ".nut", ".ogg", ".ogm",
+    ".ogv", ".psp", ".qt", ".rm", ".rmvb", ".tp", ".trp", ".ts", ".vob", ".webm", ".wmv",
 }  # fmt: skip
+"""Of the formats that ffmpeg may read, without those for sound or stills alone."""
 SOUNDS = {".flac", ".m4a", ".mp3", ".wav"}
 """Suffixes of files of sound alone; .ogg may be either."""
+_NOT_SHOWN = {
+    "#recycle", "#snapshot", "$recycle.bin", "@eadir", "@recently-snapshot", "@recycle", "@tmp", "__macosx",
+    "__pycache__", "lost+found", "network trash folder", "recycler", "system volume information", "~snapshot",
+}  # fmt: skip
+"""Names, in lower case, of what systems leave in folders; names that begin with a dot are hidden anyway."""
+_ADDED = re.compile(rf"(?:\.f\d+(?:-\w+)?|{'|'.join(map(re.escape, sorted(SUFFIXES)))})+$", re.I | re.ASCII)
+"""What downloaders and converters put between name and suffix: another suffix, or the number of a format."""
+_SOUND = re.compile(r"\.f(?:139|14[01]|17[12]|249|25[01])(?:-\w+)?$", re.ASCII)
+"""Numbers of YouTube's formats of sound alone, which may lie in a .webm beside the picture's."""
+_SHOWN = 8
+"""Suffixes to print."""
+HIDDEN = "hidden"
 SPLITS = {
     "train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val", "validate": "val",
     "test": "test", "testing": "test",
@@ -79,8 +98,8 @@ def unlisted(path: Path) -> Missing:
 class DataSet:
     """Where the videos, labels and splits of a data set are."""
 
-    listing: Callable[[Path], Iterator[Video | Missing]]
-    """Yields the videos below a folder in a fixed order."""
+    listing: Callable[[Source], Iterator[Video | Missing]]
+    """Yields the videos of a source in a fixed order."""
     tree: str
     """The expected files and folders, for messages."""
     needs_captions: bool = False
@@ -106,51 +125,82 @@ def size_of(path: Path) -> int:
     return status.st_size if stat.S_ISREG(status.st_mode) else -1
 
 
-def walk(root: Path) -> Iterator[tuple[str, list[str]]]:
-    """The folders below `root` in a fixed order, each with the sorted names of its files.
+def walk(*roots: Path) -> Iterator[tuple[str, list[str], int]]:
+    """The folders below `roots` in a fixed order: path, sorted names of the files, and number of what is hidden.
 
-    Links are followed, and each folder is read once. Raises UserError for a folder that cannot be read.
+    Hidden files and folders, trash and the like are left out. Links are followed, and each folder is read once. Raises
+    UserError for a folder that cannot be read.
     """
 
     def refuse(error: OSError) -> None:
         raise UserError(f"cannot read the folder {error.filename}: {error.strerror}; check its disk and permissions")
 
     seen: set[str] = set()
-    for folder, subfolders, names in os.walk(root, followlinks=True, onerror=refuse):
+    walks = chain.from_iterable(os.walk(root, followlinks=True, onerror=refuse) for root in roots)
+    for folder, subfolders, names in walks:
         real = os.path.realpath(folder)
         if real in seen:
             subfolders.clear()
             continue
         seen.add(real)
-        subfolders.sort()
-        yield folder, sorted(names)
+        found = len(subfolders) + len(names)
+        subfolders[:] = sorted(filter(_is_shown, subfolders))
+        shown = sorted(filter(_is_shown, names))
+        yield folder, shown, found - len(subfolders) - len(shown)
 
 
-def video_files(root: Path) -> Iterator[Path]:
-    """Yield the paths below `root` with the suffix of a video, whatever kind of file they are, in the order of `walk`.
-
-    Hidden files are none, such as those that macOS adds for each file.
-    """
-    for folder, names in walk(root):
-        for name in names:
-            if not name.startswith(".") and Path(name).suffix.lower() in SUFFIXES:
-                yield Path(folder, name)
+def _is_shown(name: str) -> bool:
+    return not name.startswith(".") and name.lower() not in _NOT_SHOWN
 
 
-def sound_files(root: Path) -> Iterator[Path]:
-    """Like `video_files`, for files of sound."""
-    for folder, names in walk(root):
-        for name in names:
-            if not name.startswith(".") and Path(name).suffix.lower() in SOUNDS | {".ogg"}:
-                yield Path(folder, name)
+@dataclass(frozen=True)
+class Source:
+    """A folder of videos."""
+
+    root: Path
+    ignored: Counter[str] = field(default_factory=Counter)
+    """What was left out so far: the number of files by suffix, and, under HIDDEN, of hidden files and folders."""
+
+    def files(self, first: Path | None = None) -> Iterator[Path]:
+        """Yield the paths with the suffix of a video or sound, whatever kind of file they are, in the order of `walk`.
+
+        Begins with the folder `first` if it is given. A sound next to a video of the same name is left out.
+        """
+        for folder, names, hidden in walk(first or self.root, self.root):
+            if hidden:
+                self.ignored[HIDDEN] += hidden
+            videos = {os.path.splitext(name)[0] for name in names if _suffix(name) in SUFFIXES}  # noqa: PTH122 - fast
+            for name in names:
+                suffix = _suffix(name)
+                if suffix in SUFFIXES or (suffix in SOUNDS and os.path.splitext(name)[0] not in videos):  # noqa: PTH122
+                    yield Path(folder, name)
+                else:
+                    self.ignored[suffix] += 1
+
+    def named(self, first: Path | None = None) -> Iterator[tuple[str, Path]]:
+        """Yield the names and paths of `files`: names without suffix and what downloaders and converters add to it.
+
+        Files with such an addition come last, so that a.mp4 goes before a.f137.mp4; sound alone is at the end.
+        """
+        added: list[tuple[str, Path]] = []
+        for path in self.files(first):
+            name = _ADDED.sub("", path.stem)
+            if name == path.stem:
+                yield composed(name), path
+            else:
+                added.append((composed(name), path))
+        yield from sorted(added, key=lambda row: _SOUND.search(row[1].stem) is not None)
 
 
-def media_files(root: Path) -> Iterator[Path]:
-    """`video_files`, and sounds other than those next to a video of the same name, whose sound they are."""
-    for folder, names in walk(root):
-        shown = [Path(name) for name in names if not name.startswith(".")]
-        videos = {path.stem for path in shown if path.suffix.lower() in SUFFIXES}
-        for path in shown:
-            suffix = path.suffix.lower()
-            if suffix in SUFFIXES or (suffix in SOUNDS and path.stem not in videos):
-                yield Path(folder, path)
+def _suffix(name: str) -> str:
+    return PurePath(name).suffix.lower()
+
+
+def ignored_in_words(ignored: Mapping[str, int]) -> list[str]:
+    """A line that says what Source.ignored counts; none if there is nothing."""
+    others = sorted((name for name in ignored if name != HIDDEN), key=lambda name: (-ignored[name], name))
+    rows = [f"{name.removeprefix('.') or 'no suffix'} {ignored[name]}" for name in others[:_SHOWN]]
+    rows += [f"others {sum(ignored[name] for name in others[_SHOWN:])}"] if len(others) > _SHOWN else []
+    parts = [f"{sum(ignored[name] for name in others)} not a video by its suffix ({', '.join(rows)})"] if rows else []
+    parts += [f"{ignored[HIDDEN]} hidden or trash"] if HIDDEN in ignored else []
+    return [f"ignored: {'; '.join(parts)}"] if parts else []

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 from gdt.preprocess.datasets import folder
-from gdt.preprocess.datasets.listing import DataSet, Missing, Video
+from gdt.preprocess.datasets.listing import DataSet, Missing, Source, Video
 
 
-def _listing(source: Path) -> Iterator[Video | Missing]:
+def _listing(source: Source) -> Iterator[Video | Missing]:
     for item in folder.listing(source):
         yield replace(item, id=item.path.stem) if isinstance(item, Video) else item
 

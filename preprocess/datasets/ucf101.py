@@ -12,7 +12,7 @@ from pathlib import Path
 from gdt.common.errors import UserError
 from gdt.preprocess.datasets import folds
 from gdt.preprocess.datasets.folds import Line
-from gdt.preprocess.datasets.listing import DataSet, Missing, Video
+from gdt.preprocess.datasets.listing import DataSet, Missing, Source, Video
 
 TREE = """\
 source/UCF-101/Archery/v_Archery_g01_c01.avi           class folders, here or in source itself; any video format
@@ -23,11 +23,10 @@ _LINE = re.compile(r"([^/<>\s]+)/([^/<>\s]+\.\w+)(?:\s+\d+)?\s*")
 """Class and file; in training lists, the class number follows."""
 
 
-def listing(source: Path) -> Iterator[Video | Missing]:
-    """Videos by their file stems, in all folds; those in no list are left out."""
-    lists = folds.find_lists(source, "ucfTrainTestlist", TREE)
-    root = source / "UCF-101"
-    return folds.listing(root if root.is_dir() else source, _lines(lists), TREE)
+def listing(source: Source) -> Iterator[Video | Missing]:
+    """Videos by the names of their files, in all folds; those in no list are left out."""
+    lists = folds.find_lists(source.root, "ucfTrainTestlist", TREE)
+    return folds.listing(source, "UCF-101", _lines(lists), TREE)
 
 
 def _lines(lists: Path) -> Iterator[Line]:

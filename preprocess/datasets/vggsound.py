@@ -6,10 +6,9 @@ The csv is at https://www.robots.ox.ac.uk/~vgg/data/vggsound/; it has several se
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 from gdt.preprocess.datasets import youtube
-from gdt.preprocess.datasets.listing import SPLITS, DataSet, Missing, Video, incomplete, is_missing
+from gdt.preprocess.datasets.listing import SPLITS, DataSet, Missing, Source, Video, incomplete, is_missing
 from gdt.preprocess.datasets.youtube import Segment
 from gdt.preprocess.tables import Row, read_csv
 
@@ -22,9 +21,9 @@ _COLUMNS = ("youtube_id", "start_seconds", "label", "split")
 _SECONDS = 10
 
 
-def listing(source: Path) -> Iterator[Video | Missing]:
-    """Videos by their file stems; files that are not in the official csv are left out."""
-    path = source / "vggsound.csv"
+def listing(source: Source) -> Iterator[Video | Missing]:
+    """Videos by the names of their files; files that are not in the official csv are left out."""
+    path = source.root / "vggsound.csv"
     if is_missing(path):
         raise incomplete(f"{path} is missing", TREE)
     return youtube.listing(source, read_csv(path, _COLUMNS, _segment, header=False))

@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gdt.preprocess.datasets import folder
-from gdt.preprocess.datasets.listing import Missing, Video, unlisted
+from gdt.preprocess.datasets.listing import Missing, Source, Video, unlisted
 
 
 @dataclass(slots=True)
@@ -31,8 +30,8 @@ class Segment:
         return f"{self.youtube_id}_{int(self.start):06d}_{int(self.end):06d}"
 
 
-def listing(source: Path, rows: Iterable[Segment]) -> Iterator[Video | Missing]:
-    """Yield the files below `source` with the label and split of their segments, then the segments without a file.
+def listing(source: Source, rows: Iterable[Segment]) -> Iterator[Video | Missing]:
+    """Yield the files of `source` with the label and split of their segments, then the segments without a file.
 
     A file named by the bare id may be the original video: it gets the times to cut out, and stands for every segment
     of its id without a file of its own. A file without a segment is left out. Of rows with the same id and start, the
@@ -41,26 +40,27 @@ def listing(source: Path, rows: Iterable[Segment]) -> Iterator[Video | Missing]:
     segments: dict[str, list[Segment]] = {}
     for row in {(row.youtube_id, row.start): row for row in rows}.values():
         segments.setdefault(row.youtube_id, []).append(row)
-    originals: list[tuple[Path, Segment]] = []
-    for video in folder.tree(source):
-        path = video.path
-        youtube_id, start = parse_name(path.stem)
+    originals: list[tuple[Path, list[Segment]]] = []
+    for name, path in source.named():
+        youtube_id, start = parse_name(name)
         candidates = segments.get(youtube_id, [])
         if start is None and len(candidates) > 1:
-            originals += [(path, segment) for segment in candidates]  # some may turn out to have files of their own
+            originals.append((path, candidates))  # some may turn out to have files of their own
         elif segment := _match(candidates, start):
             segment.has_file = True
             times = (segment.start, segment.end) if start is None else None
-            yield Video(path.stem, path, segment.label, segment.split, segment=times, columns=segment.columns)
+            yield Video(name, path, segment.label, segment.split, segment=times, columns=segment.columns)
         else:
             yield unlisted(path)
-    for path, segment in originals:
-        if not segment.has_file:
+    for path, candidates in originals:
+        if all(segment.has_file for segment in candidates):
+            yield Missing(path.stem, "its segments have files of their own", path)
+        for segment in (segment for segment in candidates if not segment.has_file):
             segment.has_file = True
             times = (segment.start, segment.end)
             yield Video(segment.name, path, segment.label, segment.split, segment=times, columns=segment.columns)
     for segment in (segment for several in segments.values() for segment in several if not segment.has_file):
-        yield Missing(segment.name, "listed in the official annotations, but there is no such file")
+        yield Missing(segment.name, "listed in the official annotations, but there is no video of this name")
 
 
 # An id is any 11 of these characters: it may contain or begin with what looks like a separator or a number. Times are
@@ -70,12 +70,12 @@ _NAME = re.compile(
 )
 
 
-def parse_name(stem: str) -> tuple[str, float | None]:
+def parse_name(name: str) -> tuple[str, float | None]:
     """YouTube id and start of `<id>`, `<id>_<start>` or `<id>_<start>_<end>`; ("", None) for other names.
 
     The end is ignored: no two segments of a video have the same start.
     """
-    match = _NAME.fullmatch(stem)
+    match = _NAME.fullmatch(name)
     if match is None:
         return "", None
     return match["id"], None if match["start"] is None else float(match["start"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import shutil
+import unicodedata
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import pytest
 import torch
 
 from gdt.common.errors import UserError
-from gdt.eval.embed import Embed, embed, features, features_of, read
+from gdt.eval.embed import Embed, _decode, embed, features, features_of, read
 from gdt.eval.nearest import Nearest, nearest
 from gdt.pipeline.clips import uniform_clips
 from gdt.pipeline.loader import Loader
@@ -95,6 +96,15 @@ def test_rows_are_in_the_order_of_the_sources(
     places = [stored.id.tolist().index(path.stem) for path in kept if path.stem != "one"]
     found = np.delete(rows.features["video"], 18, 0)
     assert np.allclose(found, stored.features["video"][places], atol=1e-5)
+
+
+def test_paths_are_those_of_the_files(synthetic: Path, tmp_path: Path) -> None:
+    names = [unicodedata.normalize(form, f"é{form}/ü.mp4") for form in ("NFC", "NFD")]
+    for name, clip in zip(names, sorted(synthetic.rglob("*.mp4")), strict=False):
+        (tmp_path / "mine" / name).parent.mkdir(parents=True)
+        shutil.copy(clip, tmp_path / "mine" / name)
+    index, _ = _decode([tmp_path / "mine"], tmp_path, 1)
+    assert sorted(index.id) == sorted(str(tmp_path / "mine" / name) for name in names)
 
 
 @pytest.mark.parametrize("kind", ["embeddings", "features"])

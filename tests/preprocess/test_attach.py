@@ -10,7 +10,7 @@ import pytest
 from gdt.preprocess.captions.attach import Spoken
 from gdt.preprocess.captions.words import Vocabulary
 from gdt.preprocess.datasets import DATASETS
-from gdt.preprocess.datasets.listing import Missing
+from gdt.preprocess.datasets.listing import Missing, Source
 from tests.preprocess.test_caption_readers import find
 
 LISTEN = Vocabulary({"bark": 0, "meow": 1, "moo": 2}, [])
@@ -25,7 +25,7 @@ def write_captions(source: Path, texts: dict[str, str]) -> None:
 def tokens(source: Path, dataset: str = "folder", only_captioned: bool = False) -> dict[str, list[int] | str]:
     """The words of each video, or why it is left out."""
     spoken = Spoken(find(source), LISTEN, source, only_captioned)
-    items = spoken.select(DATASETS[dataset].listing(source))
+    items = spoken.select(DATASETS[dataset].listing(Source(source)))
     return {item.id: item.reason if isinstance(item, Missing) else spoken.attach(item).words.token for item in items}
 
 
@@ -46,6 +46,13 @@ def test_videos_of_the_same_name_have_their_own_captions(pets: Path) -> None:
     assert tokens(pets) == expected | {"a.mp4": [2]}
     write_captions(pets, {"cats/a.mp4": "meow meow", "cats/a": "moo"})
     assert tokens(pets)["cats/a.mp4"] == [1, 1]  # by its id before any other name
+
+
+def test_captions_of_a_whole_name_are_not_those_of_another(tmp_path: Path) -> None:
+    for name in ("a.avi", "a.avi.mp4", "e\u0301.mp4"):
+        (tmp_path / name).touch()
+    write_captions(tmp_path, {"a.avi": "moo", "\u00e9": "bark"})
+    assert tokens(tmp_path) == {"a.avi": [2], "a.avi.mp4": [], "\u00e9.mp4": [0]}
 
 
 def test_captions_match_a_video_of_a_split_by_id_or_path(tmp_path: Path) -> None:

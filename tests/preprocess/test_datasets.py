@@ -7,6 +7,7 @@ import itertools
 import os
 import re
 import shutil
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,7 +15,9 @@ import pytest
 
 from gdt.common.errors import UserError
 from gdt.preprocess.datasets import DATASETS, howto100m, listing
-from gdt.preprocess.datasets.listing import Missing, Video, unlisted
+from gdt.preprocess.datasets.listing import SOUNDS, SUFFIXES, Missing, Source, Video, ignored_in_words, unlisted
+from gdt.preprocess.ffmpeg import _FORMATS
+from gdt.preprocess.plan import collect
 
 
 def touch(root: Path, *names: str) -> None:
@@ -24,11 +27,11 @@ def touch(root: Path, *names: str) -> None:
 
 
 def videos(dataset: str, root: Path) -> list[Video]:
-    return [item for item in listing(dataset, root) if isinstance(item, Video)]
+    return [item for item in listing(dataset, Source(root)) if isinstance(item, Video)]
 
 
 def missing(dataset: str, root: Path) -> list[Missing]:
-    return [item for item in listing(dataset, root) if isinstance(item, Missing)]
+    return [item for item in listing(dataset, Source(root)) if isinstance(item, Missing)]
 
 
 def table(dataset: str, root: Path) -> dict[str, tuple[str, str]]:
@@ -43,7 +46,7 @@ def segments(dataset: str, root: Path) -> dict[str, tuple[str, tuple[float, floa
 
 def refused(dataset: str, root: Path, message: str) -> None:
     with pytest.raises(UserError, match=message):
-        list(listing(dataset, root))
+        list(listing(dataset, Source(root)))
 
 
 def counts(items: list[Video], fold: int) -> tuple[int, int]:
@@ -86,6 +89,39 @@ def test_linked_folders_are_followed_once(tmp_path: Path) -> None:
     assert set(table("folder", tmp_path / "videos")) == {"cats/a.mp4", "dogs/b.mp4"}
 
 
+LEFTOVERS = (
+    ".Trash-1000/files/a.mp4", "cats/.ipynb_checkpoints/a.mp4", "cats/@eaDir/a.mp4/a.mp4", "lost+found/a.mp4",
+    "._a.mp4", "train/#recycle/a.mp4", "$RECYCLE.BIN/a.mp4", "__MACOSX/a.mp4", "System Volume Information/a.mp4",
+)  # fmt: skip
+
+
+def test_hidden_folders_trash_and_other_files_are_counted(tmp_path: Path) -> None:
+    touch(tmp_path, "cats/a.mp4", *LEFTOVERS, "a.gif", "cats/b.GIF", "notes.txt", "README", "cats/c.mp4.part")
+    (tmp_path / "lost+found").chmod(0)  # as root made it
+    source = Source(tmp_path)
+    assert [item.id for item in listing("folder", source)] == ["cats/a.mp4"]
+    assert source.ignored == {"hidden": len(LEFTOVERS), ".gif": 2, ".txt": 1, "": 1, ".part": 1}
+    (said,) = ignored_in_words(source.ignored)
+    assert (
+        said
+        == f"ignored: 5 not a video by its suffix (gif 2, no suffix 1, part 1, txt 1); {len(LEFTOVERS)} hidden or trash"
+    )
+    (tmp_path / "cats/a.mp4").unlink()
+    refused("folder", tmp_path, r"no videos in .*; ignored: 5 not a video .*gif 2")
+
+
+def test_every_format_that_ffmpeg_may_read_has_its_suffixes() -> None:
+    """Those in ffmpeg's own list, but for sound, subtitles, stills and manifests."""
+    others = {"mka", "mks", "m4b", "isma", "avif", "mpo", "ism", "mp2", "m2a", "mpa"}
+    for name in _FORMATS.split(","):
+        said = subprocess.run(
+            ["ffmpeg", "-hide_banner", "-h", f"demuxer={name}"], capture_output=True, text=True
+        ).stdout
+        found = re.search(r"Common extensions: (.*)\.", said)
+        for suffix in set(found[1].split(",") if found else ()) - others:
+            assert f".{suffix}" in SUFFIXES | SOUNDS, name
+
+
 def test_names_that_are_not_utf8_are_reported(tmp_path: Path) -> None:
     touch(tmp_path, "a.mp4")
     Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9.mp4")).touch()
@@ -108,6 +144,40 @@ def test_any_tree_is_a_folder_data_set(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
+# the names that downloaders and converters give, and official lists as spreadsheets save them
+
+DOWNLOADED = ("{}.mp4.mkv", "{}.f137.mp4", "{}.webm.mp4", "{}.mp4.f399-1.WEBM")
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+@pytest.mark.parametrize("dataset", ["kinetics", "vggsound", "audioset", "howto100m", "ucf101"])
+def test_added_suffixes_and_encodings_of_lists(tmp_path: Path, dataset: str, encoding: str) -> None:
+    ids = [letter * 11 for letter in "abcd"]
+    if dataset == "ucf101":
+        ids = [f"v_A_{id}" for id in ids]
+    rows, files = {
+        "kinetics": (KINETICS + "".join(f"A,{id},2,5,validate\n" for id in ids), ["a.csv"]),
+        "vggsound": ("".join(f"{id},2,A,test\n" for id in ids), ["vggsound.csv"]),
+        "audioset": ("# YTID\n" + "".join(f'{id}, 2, 5, "A,B"\n' for id in ids), ["eval_segments.csv"]),
+        "howto100m": ("video_id,category_1\n" + "".join(f"{id},A\n" for id in ids), ["HowTo100M_v1.csv"]),
+        "ucf101": (
+            "".join(f"A/{id}.avi 1\n" for id in ids),
+            [f"ucfTrainTestlist/{split}list0{fold}.txt" for split in ("train", "test") for fold in (1, 2, 3)],
+        ),
+    }[dataset]
+    for k, name in enumerate(files):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        lines = rows if k < 3 else rows.replace("A/", "A/other")
+        (tmp_path / name).write_bytes(lines.replace("\n", "\r\n").encode(encoding))
+    touch(tmp_path, *(f"A/{form.format(id)}" for form, id in zip(DOWNLOADED, ids, strict=True)))
+    touch(tmp_path, f"A/{ids[1]}.mp4", f"A/{ids[1]}.f251.webm")  # the exact name wins, and sound alone is last
+    listed = collect(listing(dataset, Source(tmp_path)))
+    assert [(video.id, video.label) for video in listed.videos.values()] == [(id, "A") for id in ids]
+    assert listed.videos[ids[1]].path.name == f"{ids[1]}.mp4"
+    second = [row.path.name for row in listed.missing if row.path]
+    assert second == [f"{ids[1]}.f137.mp4", f"{ids[1]}.f251.webm"]
+
+
 # Kinetics
 
 KINETICS = "label,youtube_id,time_start,time_end,split\n"
@@ -124,7 +194,7 @@ def test_kinetics_flat_with_the_official_csv(tmp_path: Path, real: Path) -> None
         full[0]: (f"{full[0]}.mp4", None),
         rows[1][1]: (f"{rows[1][1]}.mp4", (float(rows[1][2]), float(rows[1][3]))),
     }
-    reason = "listed in the official annotations, but there is no such file"
+    reason = "listed in the official annotations, but there is no video of this name"
     assert missing("kinetics", tmp_path) == [Missing(name, reason) for name in full[2:]]
 
 
@@ -167,6 +237,10 @@ def test_one_original_stands_for_all_rows_without_a_file(tmp_path: Path) -> None
         "_-abc_12_34_000500_000510": ("_-abc_12_34.mp4", (500, 510)),
     }
     assert missing("kinetics", tmp_path) == []
+    touch(tmp_path, "_-abc_12_34_000005_000015.mp4", "_-abc_12_34_000500_000510.mp4")
+    assert missing("kinetics", tmp_path) == [
+        Missing("_-abc_12_34", "its segments have files of their own", tmp_path / "_-abc_12_34.mp4")
+    ]
 
 
 def test_a_row_that_two_csv_files_list_is_one_segment(tmp_path: Path) -> None:
@@ -229,13 +303,15 @@ def test_ucf101_class_folders_may_be_the_source(tmp_path: Path, real: Path) -> N
     shutil.copytree(real / "ucf101" / "ucfTrainTestlist", tmp_path / "ucfTrainTestlist")
     root = tmp_path / "UCF-101"
     touch(root, "HandstandPushups/v_HandstandPushups_g08_c01.MP4", "Archery/v_Archery_g99_c01.avi")
-    first, video, *absent = listing("ucf101", root)
+    first, video, *absent = listing("ucf101", Source(root))
     assert first == unlisted(root / "Archery/v_Archery_g99_c01.avi")
     path, folds = root / "HandstandPushups/v_HandstandPushups_g08_c01.MP4", ("train", "test", "train")
     assert video == Video("v_HandstandPushups_g08_c01", path, "HandstandPushups", "train", folds)
-    reason = "listed in the official splits, but there is no such file"
+    reason = "listed in the official splits, but there is no video of this name"
     assert len(absent) == 13319 and absent[0] == Missing("v_ApplyEyeMakeup_g08_c01", reason)
     assert "v_HandStandPushups_g08_c01" not in {item.id for item in absent}
+    touch(tmp_path, "elsewhere/v_Archery_g01_c01.avi")
+    assert missing("ucf101", tmp_path)[1].path == tmp_path / "elsewhere/v_Archery_g01_c01.avi"
     touch(root, "v_Archery_g01_c01.avi")
     refused("ucf101", root, "v_Archery_g01_c01.avi is not in the folder of its class; expected:\nsource/UCF-101/")
 
@@ -304,7 +380,7 @@ def test_hmdb51_class_folders_may_be_nested(tmp_path: Path, real: Path, folder: 
     ]
     first, *absent = missing("hmdb51", tmp_path)
     assert first == unlisted(tmp_path / folder / "mine.avi") and len(absent) == 6765
-    assert {item.reason for item in absent} == {"listed in the official splits, but there is no such file"}
+    assert {item.reason for item in absent} == {"listed in the official splits, but there is no video of this name"}
 
 
 # VGGSound
@@ -336,7 +412,7 @@ def test_vggsound(tmp_path: Path) -> None:
         "1Cfc0r3l5Ww_000000_000010": ("1Cfc0r3l5Ww.mp4", (0, 10)),
         "1Cfc0r3l5Ww_000046_000056": ("1Cfc0r3l5Ww.mp4", (46, 56)),
     }
-    no_file = "listed in the official annotations, but there is no such file"
+    no_file = "listed in the official annotations, but there is no video of this name"
     assert missing("vggsound", tmp_path) == [
         unlisted(tmp_path / "b/2Cfc0r3l5Ww_000046.mp4"), unlisted(tmp_path / "b/holiday.mp4"),
         Missing("0Cfc0r3l5Ww_000017_000027", no_file), Missing("Y_5_10_15_2_000009_000019", no_file),
@@ -372,7 +448,7 @@ def test_every_kind_of_audioset_name(audioset: Path, youtube_id: str) -> None:
         segment = None if times else (30, 40)
         columns = (("labels", "Male speech, man speaking;Speech"),)
         expected = Video(path.stem, path, "Male speech, man speaking", "train", segment=segment, columns=columns)
-        assert list(listing("audioset", audioset)) == [expected], path
+        assert list(listing("audioset", Source(audioset))) == [expected], path
         path.unlink()
 
 
@@ -386,7 +462,7 @@ def test_audioset_splits_and_labels(audioset: Path) -> None:
     }
     assert missing("audioset", audioset) == [
         unlisted(audioset / "train/AAAAAAAAAAA_0.mp4"),
-        Missing("-0RWZT-miFs_000420_000430", "listed in the official annotations, but there is no such file"),
+        Missing("-0RWZT-miFs_000420_000430", "listed in the official annotations, but there is no video of this name"),
     ]
 
 
@@ -395,17 +471,17 @@ def test_audioset_splits_and_labels(audioset: Path) -> None:
 
 def test_howto100m(tmp_path: Path) -> None:
     touch(tmp_path, "0wR5jVB-WPk.mp4", "part1/-caPS4FHFF8.webm", "part2/x/unlisted.mkv")
-    assert [(video.id, video.label) for video in howto100m.listing(tmp_path)] == [
+    assert [(video.id, video.label) for video in howto100m.listing(Source(tmp_path))] == [
         ("0wR5jVB-WPk", ""), ("-caPS4FHFF8", ""), ("unlisted", ""),
     ]  # fmt: skip
     (tmp_path / "HowTo100M_v1.csv").write_text(
         "video_id,category_1,category_2,rank,task_id\nmissing0001,Pets,Dogs,1,2\n"
         '0wR5jVB-WPk,Food and Entertaining,"Recipes, quick",12,105253\n-caPS4FHFF8,Home and Garden,,1,2\n'
     )
-    assert list(DATASETS["howto100m"].listing(tmp_path)) == [
+    assert list(DATASETS["howto100m"].listing(Source(tmp_path))) == [
         Video("0wR5jVB-WPk", tmp_path / "0wR5jVB-WPk.mp4", "Food and Entertaining"),
         Video("-caPS4FHFF8", tmp_path / "part1/-caPS4FHFF8.webm", "Home and Garden"),
         unlisted(tmp_path / "part2/x/unlisted.mkv"),
-        Missing("missing0001", "listed in HowTo100M_v1.csv, but there is no such file"),
+        Missing("missing0001", "listed in HowTo100M_v1.csv, but there is no video of this name"),
     ]
     assert DATASETS["howto100m"].needs_captions

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import unicodedata
 from pathlib import Path
 
 import pytest
 
 from gdt.common.errors import UserError
-from gdt.preprocess.datasets.labels import NO_VIDEO
+from gdt.preprocess.datasets.labels import NO_VIDEO, NOT_LISTED
 from gdt.preprocess.datasets.listing import Missing, Video
 from tests.preprocess.test_datasets import missing, table, touch
 from tests.preprocess.test_datasets import videos as listed_videos
@@ -74,16 +75,15 @@ def test_labels_csv_overrides_folders(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("first", "before", "delimiter", "end"),
-    [("path", "", ",", "\n"), ("FileName", "\ufeff", ";", "\r\n"), ("id", "", "\t", "\n")],
+    ("first", "encoding", "delimiter", "end"),
+    [("path", "utf-8", ",", "\n"), ("FileName", "utf-8-sig", ";", "\r\n"), ("id", "utf-16", "\t", "\r\n")],
 )
 def test_names_of_the_first_column_and_formats_of_spreadsheets(
-    tmp_path: Path, first: str, before: str, delimiter: str, end: str
+    tmp_path: Path, first: str, encoding: str, delimiter: str, end: str
 ) -> None:
     touch(tmp_path, "a.mp4")
-    write(
-        tmp_path, before + end.join([delimiter.join(row) for row in ((first, "label", "x"), ("a.mp4", "ü", "1"))]) + end
-    )
+    rows = ((first, "label", "x"), ("a.mp4", "ü", "1"))
+    write(tmp_path, "".join(delimiter.join(row) + end for row in rows).encode(encoding))
     assert videos(tmp_path)["a.mp4"] == Video("a.mp4", tmp_path / "a.mp4", "ü", columns=(("x", "1"),))
 
 
@@ -103,13 +103,33 @@ def test_absolute_paths_names_without_suffix_and_a_column_class(tmp_path: Path) 
         videos(tmp_path)
 
 
+def test_a_row_that_is_the_whole_name_of_a_file_is_not_that_of_another(tmp_path: Path) -> None:
+    touch(tmp_path, "clip.avi", "clip.avi.mp4", "b.gif", "b.gif.mp4", "test/c.avi", "train/c.avi.mp4", "d.avi.mp4")
+    write(tmp_path, "path,label\nclip.avi,1\nb.gif,2\nc.avi,3\nd.avi,4\n")
+    assert {name: label for name, (label, _) in table("folder", tmp_path).items()} == {
+        "clip.avi": "1", "clip.avi.mp4": "", "b.gif.mp4": "", "c.avi": "3", "c.avi.mp4": "", "d.avi.mp4": "4",
+    }  # fmt: skip
+    write(tmp_path, "path,label\nclip.avi,1\nclip.avi.mp4,2\n")
+    assert (videos(tmp_path)["clip.avi"].label, videos(tmp_path)["clip.avi.mp4"].label) == ("1", "2")
+
+
+@pytest.mark.parametrize("forms", [("NFC", "NFD"), ("NFD", "NFC")])
+def test_composed_and_decomposed_names_are_one(tmp_path: Path, forms: tuple[str, str]) -> None:
+    of_file, of_row = (unicodedata.normalize(form, "café/é") for form in forms)
+    touch(tmp_path, f"train/{of_file}1.mp4", f"test/{of_row}2.mp4")
+    write(tmp_path, f"path,note\n{of_row}1.mp4,é\n{of_file}2,\n")
+    assert table("folder", tmp_path) == {"café/é1.mp4": ("café", "train"), "café/é2.mp4": ("café", "test")}
+    assert missing("folder", tmp_path) == [] and videos(tmp_path)["café/é1.mp4"].columns == (("note", "é"),)
+
+
 def test_rows_without_a_video_are_reported(tmp_path: Path) -> None:
-    touch(tmp_path, "a.mp4", ".hidden.mp4", "train/cats/1.mp4", "test/cats/1.mp4")
-    names = ["zebra.mp4", "a.mp4", ".hidden.mp4", "cats/1.mp4", "aardvark.mp4", "train/cats/1.mp4"]
+    touch(tmp_path, "a.mp4", ".hidden.mp4", "train/cats/1.mp4", "test/cats/1.mp4", "cats/b.gif")
+    names = ["zebra.mp4", "a.mp4", ".hidden.mp4", "cats/1.mp4", "aardvark.mp4", "train/cats/1.mp4", "cats/b.gif"]
     write(tmp_path, "name,label\n" + "".join(f"{name},x\n" for name in names))
     assert missing("folder", tmp_path) == [
-        *(Missing(name, NO_VIDEO) for name in ("zebra.mp4", ".hidden.mp4", "cats/1.mp4", "aardvark.mp4")),
-    ]
+        Missing("zebra.mp4", NO_VIDEO), Missing(".hidden.mp4", NOT_LISTED), Missing("cats/1.mp4", NO_VIDEO),
+        Missing("aardvark.mp4", NO_VIDEO), Missing("cats/b.gif", NOT_LISTED),
+    ]  # fmt: skip
     assert table("folder", tmp_path) == {
         "a.mp4": ("x", ""), "train/cats/1.mp4": ("x", "train"), "test/cats/1.mp4": ("cats", "test"),
     }  # fmt: skip

@@ -282,7 +282,7 @@ def four(synthetic: Path, tmp_path: Path) -> Preprocess:
 def test_dry_run_counts_and_writes_nothing(alone: None, four: Preprocess) -> None:
     gigabytes = sum(path.stat().st_size for path in four.source_folder.iterdir()) / 1e9
     said = stage.command(replace(four, dry_run=True, test=0.5))
-    assert re.match(rf"4 videos \(\d test, \d train; 0 classes\), {gigabytes:.2f} GB; 0 missing or not", said)
+    assert re.match(rf"4 videos \(\d test, \d train; 0 classes\), {gigabytes:.2f} GB; 0 left out", said)
     assert said.endswith("2 shards, of which 2 with 4 videos are not made yet")
     assert not four.shard_folder.exists()
     run(four)
