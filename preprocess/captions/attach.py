@@ -7,10 +7,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from gdt.common.files import kind
 from gdt.preprocess.captions.readers import Captions
 from gdt.preprocess.captions.stretches import retime, stretches
 from gdt.preprocess.captions.words import Vocabulary
-from gdt.preprocess.datasets.listing import Missing, Video, is_missing
+from gdt.preprocess.datasets.listing import Missing, Video
 from gdt.preprocess.tables import composed
 
 _STRETCHES = 1000
@@ -52,6 +53,6 @@ class Spoken:
         """The name of its captions."""
         path, suffix = composed(os.path.relpath(video.path, self.source)), video.path.suffix
         names = [video.id, path.removesuffix(suffix), path, video.id.removesuffix(suffix)]
-        if "." in video.path.stem and not is_missing(video.path.with_suffix("")):
+        if "." in video.path.stem and not kind(video.path.with_suffix("")):
             names = [video.id, path]  # a.avi, beside a.avi.mp4, has its own
         return next((name for name in names if name in self.captions), None)

@@ -15,7 +15,9 @@ from gdt.preprocess.tables import Row, composed, open_text, read_csv
 
 LABELS = "labels.csv"
 NO_VIDEO = f"named in {LABELS}, but no video has this path or id"
-NOT_LISTED = f"named in {LABELS}, but hidden, outside of the source, or not a video by its suffix"
+NOT_LISTED = (
+    f"named in {LABELS}, but hidden, outside of the source, listed by another path, or not a video by its suffix"
+)
 NAMES = ("path", "id", "file", "filename", "video", "name")
 """Accepted names of the first column, which identifies the videos."""
 _CLASS = ("label", "class", "labels", "classes")

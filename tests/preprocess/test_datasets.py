@@ -171,11 +171,14 @@ def test_added_suffixes_and_encodings_of_lists(tmp_path: Path, dataset: str, enc
         (tmp_path / name).write_bytes(lines.replace("\n", "\r\n").encode(encoding))
     touch(tmp_path, *(f"A/{form.format(id)}" for form, id in zip(DOWNLOADED, ids, strict=True)))
     touch(tmp_path, f"A/{ids[1]}.mp4", f"A/{ids[1]}.f251.webm")  # the exact name wins, and sound alone is last
-    listed = collect(listing(dataset, Source(tmp_path)))
+    source = Source(tmp_path)
+    listed = collect(listing(dataset, source))
     assert [(video.id, video.label) for video in listed.videos.values()] == [(id, "A") for id in ids]
     assert listed.videos[ids[1]].path.name == f"{ids[1]}.mp4"
     second = [row.path.name for row in listed.missing if row.path]
     assert second == [f"{ids[1]}.f137.mp4", f"{ids[1]}.f251.webm"]
+    files = sum(path.is_file() for path in tmp_path.rglob("*"))
+    assert files == len(listed.videos) + len(second) + source.ignored.total()  # each is accounted for
 
 
 # Kinetics
@@ -210,8 +213,10 @@ def test_every_official_kinetics_name_is_understood(tmp_path: Path, real: Path) 
 
 
 def test_the_kinetics_csv_wins_over_folders(tmp_path: Path) -> None:
-    (tmp_path / "a.csv").write_text(KINETICS + "playing drums,0wR5jVB-WPk,417,427,validate\n")
-    (tmp_path / "b.csv").write_text("youtube_id,time_start,time_end,split\n3caPS4FHFF8,36.0,46.0,test\n")
+    (tmp_path / "annotations").mkdir()
+    (tmp_path / "annotations/._a.csv").write_bytes(b"\0\5\x16\7")  # as macOS adds it
+    (tmp_path / "annotations/a.csv").write_text(KINETICS + "playing drums,0wR5jVB-WPk,417,427,validate\n")
+    (tmp_path / "annotations/b.csv").write_text("youtube_id,time_start,time_end,split\n3caPS4FHFF8,36.0,46.0,test\n")
     # one has times a second off, as some tools round
     touch(
         tmp_path, "train/drums/0wR5jVB-WPk_000416_000426.mp4", "train/some/3caPS4FHFF8.mp4", "train/a_b/AAAAAAAAAAA.mp4"
