@@ -116,7 +116,7 @@ def command(targets: Sequence[Target], settings: Extraction, sound: bool, hdr: b
     size = f"w='{width}':h='{height}'"
     # ffmpeg rebuilds the filters where the size or format of frames changes. So they use time stamps, not counts, and
     # the encoder pads the start: `fps` with a start time would pad again in the middle of the video.
-    before = ["yadif=deint=interlaced", f"fps={settings.fps}", "trim=start_pts=0"]
+    before = ["yadif=deint=interlaced", _latest(settings.fps), f"fps={settings.fps}", "trim=start_pts=0"]
     after = []
     if hdr:  # tone mapping, on the small frame; without it an HDR video looks washed out
         after += [
@@ -207,6 +207,14 @@ def _inputs(targets: Sequence[Target]) -> list[Any]:
             options["ss"] = video.segment[0]  # no `t`, which would end the sound at the first stamp beyond it
         sources.append(ffmpeg.input(f"file:{video.path}", **options))
     return sources
+
+
+def _latest(fps: int) -> str:
+    """A filter that makes `fps` take the last frame at or before its time from videos of more than twice its rate.
+
+    Alone, it takes the last frame within half an interval after its time. Stamps may be rounded to milliseconds.
+    """
+    return f"setpts='PTS+gt(FR,{2 * fps})*(1/{2 * fps}-min(TB,0.0005))/TB'"
 
 
 def _select(stretches: Sequence[tuple[float, float]], fps: int) -> list[str]:

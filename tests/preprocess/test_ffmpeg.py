@@ -137,6 +137,28 @@ def test_frame_rates_become_30_on_the_same_clock(tmp_path: Path, rate: int) -> N
     assert np.abs(shown_times(taken) - np.arange(len(taken.sizes)) / 30).max() <= 1 / rate + 0.03
 
 
+@pytest.mark.parametrize(
+    ("rate", "suffix", "late"),
+    [(24, "mp4", 1 / 60), (25, "mkv", 1 / 60), (50, "ts", 1 / 60), (60, "mp4", 1 / 60), (100, "avi", 0),
+     (120, "mp4", 0), (144, "flv", 0.0005), (240, "mov", 0), (240, "mkv", 0.0005)],
+)  # fmt: skip
+def test_frames_are_those_of_their_times(tmp_path: Path, rate: int, suffix: str, late: float) -> None:
+    """The last at or before the time; of videos up to 60 per second, the last within half an interval after it.
+
+    Three grey levels encode the number of a frame. `late` includes the rounding of stamps to milliseconds.
+    """
+    digits = "24+16*if(lt(X,32),mod(N,14),if(lt(X,64),mod(floor(N/14),14),floor(N/196)))"
+    source = f"color=black:s=96x32:r={rate}:d=1.5,format=yuv420p,geq=lum='{digits}':cb=128:cr=128"
+    path = made(tmp_path / f"fast.{suffix}", source, "", "-qp", 4, "-q:v", 2)
+    asked = ["-v", "error", "-show_entries", "frame=pts_time", "-of", "csv=p=0", path]
+    told = subprocess.run(["ffprobe", *asked], capture_output=True, text=True, check=True).stdout
+    stamps = np.array([float(line.strip(",")) for line in told.split()])
+    taken = frames(kept(path, tmp_path)).mean((1, 3)).reshape(-1, 3, 32)[:, :, 8:24].mean(2)
+    shown = np.rint((16 + taken * 219 / 255 - 24) / 16).astype(int) @ [1, 14, 196]
+    times = np.arange(len(shown)) / 30 + late + 1e-6 - (late == 1 / 60) * 2e-6
+    assert shown.tolist() == (np.searchsorted(stamps - stamps[0], times, side="right") - 1).tolist()
+
+
 def test_variable_frame_rate_keeps_the_clock(tmp_path: Path) -> None:
     variable = clock(2, 60) + ",select='lt(t,1)+not(mod(n,6))'"  # 60 per second, then 10
     taken = kept(made(tmp_path / "vfr.mkv", variable, "", "-fps_mode", "vfr", "-qp", "4"), tmp_path)
