@@ -6,10 +6,10 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_type_hints
 
 T = TypeVar("T")
 
@@ -24,6 +24,15 @@ def parse(kind: type[T], prog: str, arguments: Sequence[str], default: T | None 
     defaults: Any = {} if default is None else {"default": default}
     parsed: T = expand_home(tyro.cli(kind, prog=prog, args=arguments, **defaults))
     return parsed
+
+
+def options(kind: Any, prefix: str = "") -> Iterator[str]:
+    """The options of a settings dataclass."""
+    for name, hint in get_type_hints(kind, include_extras=True).items():
+        inner = getattr(hint, "__origin__", hint)
+        unnamed = any(getattr(note, "name", None) == "" for note in getattr(hint, "__metadata__", ()))
+        option = prefix if unnamed else f"{prefix or '--'}{name.replace('_', '-')}"
+        yield from options(inner, option if unnamed else f"{option}.") if is_dataclass(inner) else [option]
 
 
 def value_of(option: str, arguments: Sequence[str]) -> str:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import base64
 import io
+import re
+import sys
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +26,8 @@ COLOURS = (
     "#2b7bba", "#d0602a", "#138a63", "#b8558f", "#8a6fc4", "#8a7400", "#c2504f", "#2a8b9c", "#6f7f1f", "#7f7f7f",
 )  # fmt: skip
 _MARKERS = "os^DvP*Xph"
+_GLYPH = re.compile(r"Glyph \d+ ")
+"""Start of matplotlib's warning of a character that the font lacks, one for each."""
 
 
 def mark(k: int) -> dict[str, Any]:
@@ -34,8 +39,13 @@ def mark(k: int) -> dict[str, Any]:
 def save(figure: Figure, path: Path) -> None:
     """Write an image file, and create its folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with writing(path) as file, rc_context(STYLE):
+    with writing(path) as file, rc_context(STYLE), warnings.catch_warnings(record=True) as caught:
         figure.savefig(file, format=path.suffix[1:], dpi=150)
+    for each in caught:
+        if not _GLYPH.match(str(each.message)):
+            warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
+    if any(_GLYPH.match(str(each.message)) for each in caught):
+        print(f"note: {path} has boxes instead of letters: the font of pictures lacks their script", file=sys.stderr)
 
 
 def picture(figure: Figure, names: Sequence[str], columns: int = 5) -> str:
@@ -43,7 +53,9 @@ def picture(figure: Figure, names: Sequence[str], columns: int = 5) -> str:
     handles = [Line2D([], [], linestyle="", **mark(k)) for k in range(len(names))]
     figure.legend(handles, list(names), loc="outside lower left", ncols=columns)
     image = io.BytesIO()
-    figure.savefig(image, format="svg", metadata={"Date": None})
+    with warnings.catch_warnings():  # browsers draw the text, with fonts of their own
+        warnings.filterwarnings("ignore", _GLYPH.pattern)
+        figure.savefig(image, format="svg", metadata={"Date": None})
     return data_uri(image.getvalue(), "svg+xml")
 
 

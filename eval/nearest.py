@@ -78,6 +78,8 @@ def most_similar(rows: Features, query: str | Features, by: str, among: str) -> 
         raise UserError("features of trunks cannot be compared across modalities; embed again with --kind embeddings")
     queries, gallery = asked.features[by][... if asked is query else own], rows.features[among]
     queries = queries[~np.isnan(queries[:, 0])]
+    if not (~own).any():
+        raise UserError(f"{query} is the only video of these features; embed more videos to compare it with")
     others = np.flatnonzero(~own & ~np.isnan(gallery[:, 0]))
     for name, kept, whose in ((by, queries, "the query"), (among, others, "every other video")):
         if not len(kept):

@@ -59,7 +59,8 @@ def few_shot(
         found = chosen[nearest(query, train[chosen], 1)[:, 0]]
         accuracies.append(100 * (train_label[found] == query_label).mean())
     known = np.isin(query_label, list(members)).mean()
-    return Metric(float(np.mean(accuracies)), 100 * known / len(members), len(query), float(np.std(accuracies)))
+    spread = float(np.std(accuracies, ddof=1))
+    return Metric(float(np.mean(accuracies)), 100 * known / len(members), len(query), spread)
 
 
 def linear_probe(

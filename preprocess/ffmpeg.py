@@ -36,6 +36,11 @@ _MIN_BYTES = 250
 """Fewest plausible bytes per second, after the first minute."""
 _MAX_STAMPS = 1 << 22
 """Maximum number of sound time stamps, 62 bytes each: a file of tiny frames could fill the disk with them."""
+_WITHOUT_INDEX = {".m2ts", ".mpeg", ".mpg", ".mts", ".ts", ".vob"}
+"""Suffixes of MPEG's program and transport streams."""
+_EARLY = 8.0
+"""Seconds before a segment at which decoding such files starts, since ffmpeg may find no earlier key frame than the
+next."""
 _NEVER = 10**12
 """A time in samples beyond all stamps: ffmpeg drops packets that are more than 30 hours off."""
 
@@ -126,7 +131,7 @@ def command(targets: Sequence[Target], settings: Extraction, sound: bool, hdr: b
     size = f"w='{width}':h='{height}'"
     # ffmpeg rebuilds the filters where the size or format of frames changes. So they use time stamps, not counts, and
     # the encoder pads the start: `fps` with a start time would pad again in the middle of the video.
-    before = ["yadif=deint=interlaced", f"fps={settings.fps}", "trim=start_pts=0"]
+    before = ["yadif=deint=interlaced", _latest(settings.fps), f"fps={settings.fps}", "trim=start_pts=0"]
     after = []
     if hdr:  # tone mapping, on the small frame; without it an HDR video looks washed out
         after += [
@@ -185,7 +190,8 @@ def _sound_filters(target: Target, settings: Extraction) -> str:
     limit = round(end_seconds(target.video, settings) * SAMPLE_RATE)
     within = f"st(0,if(lt(PTS,{limit}),N,ld(0)))"  # samples before the last frame that begins within the limit
     ended = f"asetpts='PTS+{_NEVER}*gt(N-{within},{SAMPLE_RATE})',atrim=end_pts={_NEVER // 2}"
-    return f"aresample={SAMPLE_RATE},{ended},atrim=end_sample={2 * limit}"  # stamps may stand still
+    most = 2 * limit + (round(_EARLY * SAMPLE_RATE) if target.video.segment else 0)
+    return f"aresample={SAMPLE_RATE},{ended},atrim=end_sample={most}"  # stamps may stand still
 
 
 def _sound_outputs(source: Any, target: Target, settings: Extraction, mix: str = "") -> list[Any]:
@@ -214,10 +220,21 @@ def _inputs(targets: Sequence[Target]) -> list[Any]:
         options: dict[str, Any] = {"threads": 1, "protocol_whitelist": "file", "format_whitelist": _FORMATS}
         if len(targets) > 1:
             options["thread_queue_size"] = _QUEUE
-        if video.segment:
-            options["ss"] = video.segment[0]  # no `t`, which would end the sound at the first stamp beyond it
+        if begin := video.segment[0] if video.segment else 0:
+            options["ss"] = begin  # no `t`, which would end the sound at the first stamp beyond it
+            if video.path.suffix.lower() in _WITHOUT_INDEX:  # what comes before the segment gets times before 0
+                names = "copyts", "start_at_zero", "noaccurate_seek"
+                options |= {"ss": max(0, begin - _EARLY), "itsoffset": -begin} | dict.fromkeys(names)
         sources.append(ffmpeg.input(f"file:{video.path}", **options))
     return sources
+
+
+def _latest(fps: int) -> str:
+    """A filter that makes `fps` take the last frame at or before its time from videos of more than twice its rate.
+
+    Alone, it takes the last frame within half an interval after its time. Stamps may be rounded to milliseconds.
+    """
+    return f"setpts='PTS+gt(FR,{2 * fps})*(1/{2 * fps}-min(TB,0.0005))/TB'"
 
 
 def _select(stretches: Sequence[tuple[float, float]], fps: int) -> list[str]:

@@ -131,6 +131,12 @@ def test_a_wrong_option_or_value_is_refused(typed: str, command: Run) -> None:
     assert done.returncode == 2 and "--help" in done.stderr + done.stdout
 
 
+def test_an_option_of_other_commands_is_named_with_them(command: Run) -> None:
+    done = command("embed", "--clip.size=3", "--short_side", "3", "--shards", "x", "--clipz", "3")
+    last = done.stderr.splitlines()[-2:]
+    assert last == ["--clip.size is an option of pretrain", "--short-side is an option of preprocess"]
+
+
 @pytest.mark.parametrize("error", [MemoryError(), RuntimeError("CUDA out of memory. Tried to allocate 2 GiB")])
 def test_out_of_memory_is_explained_and_other_errors_are_not(error: Exception) -> None:
     with pytest.raises(UserError, match=r"^out of memory \(.+\)"), explain_out_of_memory("lower --videos"):

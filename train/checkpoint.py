@@ -95,24 +95,25 @@ def load_model(path: Path) -> Trained:
     path = require_checkpoint(path)
     try:
         found = load_checked(path)
+        return _model_of(found if isinstance(found, Mapping) else {}, path)
     except Damaged as damage:
         raise UserError(f"{path} cannot be read as a checkpoint: {damage}; {_USE}") from damage
-    state = found if isinstance(found, Mapping) else {}
+
+
+def _model_of(state: Mapping[str, Any], path: Path) -> Trained:
     form = str(state.get("format", ""))
     if form == FORMAT:
         return _model_of_run(state, path)
     if form == portable.FORMAT:
         return portable.model_of(state, path)
     if form.startswith("gdt-"):
-        raise UserError(f"{path} cannot be read as a checkpoint: it is not one of this version ({FORMAT}); {_USE}")
-    if (foreign := weights.model_of(state, path)) is None:
-        raise UserError(f"{path} cannot be read as a checkpoint: it holds no weights of a known form; {_USE}")
-    return foreign
+        raise Damaged(f"it is not one of this version ({FORMAT})")
+    return weights.model_of(state, path)
 
 
 def _model_of_run(state: Mapping[str, Any], path: Path) -> Trained:
     if missing := {"settings", "model", "statistics", "step", "data", "steps", "words"} - state.keys():
-        raise UserError(f"{path} cannot be read as a checkpoint: it has no {', '.join(sorted(missing))}; {_USE}")
+        raise Damaged(f"it has no {', '.join(sorted(missing))}")
     settings = from_json(state["settings"], str(path))
     model = GDT(settings.network, modalities_of(state["model"]))
     load_weights(model, state["model"], str(path))

@@ -14,7 +14,7 @@ import torch
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
-from gdt.common.errors import UserError, plural
+from gdt.common.errors import plural
 from gdt.common.files import write_text
 from gdt.train.flops import peak_flops, step_flops
 from gdt.train.run import METRICS, PROBES, SETTINGS, to_json
@@ -112,10 +112,8 @@ def peak_memory(device: torch.device) -> float:
 
 def _start_wandb(settings: Pretrain) -> Any:
     """Start the Weights & Biases run of this folder, or resume it."""
-    try:
-        import wandb  # type: ignore[import-not-found]
-    except ImportError as error:
-        raise UserError("--wandb needs the package wandb; run 'pip install wandb', or leave the option out") from error
+    import wandb  # type: ignore[import-not-found]
+
     folder = settings.run_folder.resolve()
     name = hashlib.sha256(str(folder).encode()).hexdigest()[:16]
     return wandb.init(

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 import threading
 from pathlib import Path
 from typing import Any
 
 from gdt.common.commandline import gdt_command
-from gdt.common.errors import exit_with_message, explain_out_of_memory
+from gdt.common.errors import UserError, exit_with_message, explain_out_of_memory
 from gdt.common.files import locked
 from gdt.train.checkpoint import OtherRun
 from gdt.train.distributed import barrier, join_ranks, leave_without_teardown, together
@@ -43,6 +44,8 @@ def pretrain(settings: Pretrain) -> Path:
     Losses depend only on settings and shards: those of a killed and resumed run are the same, bit for bit on a CPU.
     Raises UserError on bad input; exits with 128 + n after a signal n.
     """
+    if settings.wandb and importlib.util.find_spec("wandb") is None:
+        raise UserError("--wandb needs the package wandb; run 'pip install wandb', or leave the option out")
     rank, world, device = join_ranks(settings.device, settings.threads)
     advice = "set --gradient-cache on, which is the default, or a smaller --group-size"
     with contextlib.ExitStack() as lock, explain_out_of_memory(advice):

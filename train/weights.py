@@ -7,6 +7,7 @@ this program do.
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,6 +23,7 @@ from gdt.train.models.gdt import GDT, load_weights, modalities_of
 from gdt.train.models.network import Network
 from gdt.train.run import from_json, to_json
 from gdt.train.settings import Pretrain
+from gdt.train.tensors import Damaged
 from gdt.train.trained import Foreign, Trained
 
 RELEASE = Statistics(np.full(3, 255 * 0.45), np.full(3, 255 * 0.225), 1.93, 17.89)
@@ -36,6 +38,8 @@ STATISTICS = "statistics"
 """Key of the normalisation in exported files and finetuned weights: `Statistics.to_numbers`."""
 SETTINGS = "settings"
 """Key of the pretraining settings in such files, with the sizes of networks and clips: `train.run.to_json`."""
+_WRAPPERS = re.compile(r"^(?:(?:module|model|_orig_mod)\.)+|\b_orig_mod\.")
+"""Prefixes of names by data-parallel training, torch.compile and Lightning; compiled parts have one in the middle."""
 FINETUNED_ON = "learned"
 """Key of the finetuning data in finetuned weights: fingerprint of the shards, and fold."""
 
@@ -45,10 +49,10 @@ def inputs_of(trained: Trained) -> dict[str, Any]:
     return {STATISTICS: trained.statistics.to_numbers(), SETTINGS: to_json(trained.settings)}
 
 
-def model_of(found: Mapping[Any, Any], path: Path) -> Trained | None:
-    """The model in the content of a file of external weights, None if its kind is unknown.
+def model_of(found: Mapping[Any, Any], path: Path) -> Trained:
+    """The model in the content of a file of external weights.
 
-    Raises UserError, naming what differs, if the weights do not fit.
+    Raises Damaged if their kind is unknown, and UserError, naming what differs, if they do not fit.
     """
     weights = _parameters(found)
     if modalities_of(weights):
@@ -57,7 +61,8 @@ def model_of(found: Mapping[Any, Any], path: Path) -> Trained | None:
     # finetuned weights: ours have settings and maybe another network; those of the release are R(2+1)D-18
     prefix = "base." if any(name.startswith("base.") for name in weights) else ""
     if f"{prefix}stem.0.weight" not in weights and not (own and prefix):
-        return None
+        first = next((f"; its first parameter is '{name}'" for name in weights), "")
+        raise Damaged(f"it holds no weights of a known form{first}")
     if prefix:
         kind = "finetuned weights" if statistics else "published GDT weights, finetuned"
     else:
@@ -83,11 +88,11 @@ def _metadata(found: Mapping[Any, Any], path: Path) -> tuple[Statistics | None, 
 
 
 def _parameters(found: Mapping[Any, Any]) -> dict[str, Tensor]:
-    """Parameters in a checkpoint, maybe below `model` or `state_dict`, without the prefix `module.`."""
-    for name in ("model", "state_dict"):
+    """Parameters in a checkpoint, maybe below a key, without the prefixes of wrappers."""
+    for name in ("model", "state_dict", "model_state_dict"):
         if isinstance(found.get(name), Mapping):
             found = found[name]
-    return {str(name).removeprefix("module."): value for name, value in found.items() if isinstance(value, Tensor)}
+    return {_WRAPPERS.sub("", str(name)): value for name, value in found.items() if isinstance(value, Tensor)}
 
 
 def _of_release(weights: dict[str, Tensor], path: Path) -> Trained:

@@ -96,14 +96,21 @@ def run(name: str, arguments: list[str]) -> None:
 
 def settings_of(name: str, arguments: list[str]) -> Any:
     """The settings of a command. Exits like `common.commandline.parse`."""
-    from gdt.common.commandline import parse
+    from gdt.common.commandline import options, parse
     from gdt.common.serialization import from_dict
 
     command = COMMANDS[name]
     kind = below_gdt(command.settings)
     if arguments[:1] and arguments[0].startswith("{"):  # as other commands start it
         return from_dict(kind, json.loads(arguments[0]))
-    return below_gdt(command.parse)(arguments) if command.parse else parse(kind, f"gdt {name}", arguments)
+    try:
+        return below_gdt(command.parse)(arguments) if command.parse else parse(kind, f"gdt {name}", arguments)
+    except SystemExit as error:
+        for option in [word.partition("=")[0].replace("_", "-") for word in arguments if error.code]:
+            having = [each for each, other in COMMANDS.items() if option in options(below_gdt(other.settings))]
+            if having and name not in having:
+                print(f"{option} is an option of {', '.join(having)}", file=sys.stderr)
+        raise
 
 
 def below_gdt(name: str) -> Any:

@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from gdt.common.errors import UserError
-from gdt.eval.embed import Embed, _decode, embed, features, features_of, read
-from gdt.eval.nearest import Nearest, nearest
+from gdt.eval.embed import Embed, Features, _decode, embed, features, features_of, read
+from gdt.eval.nearest import Nearest, most_similar, nearest
 from gdt.pipeline.clips import uniform_clips
 from gdt.pipeline.loader import Loader
 from gdt.pipeline.shards.index import Index
@@ -192,6 +192,12 @@ def test_wrong_settings_and_files_are_refused(
             nearest(Nearest(**arguments))
         embed(Embed(checkpoint, **{"source": (tmp_path,)} | arguments))
     assert {path.name for path in tmp_path.iterdir()} == {"text.txt", "run.pt", "empty"}
+
+
+def test_a_single_video_has_no_neighbours() -> None:
+    made = {"kind": "features", "weights": "w"}
+    with pytest.raises(UserError, match=r"one\.mp4 is the only video"):
+        most_similar(Features(np.array(["one.mp4"]), {"video": np.ones((1, 4))}, made), "one.mp4", "video", "video")
 
 
 def test_real_videos_are_embedded_and_bad_ones_are_listed(checkpoint: Path, real: Path, tmp_path: Path) -> None:

@@ -70,7 +70,7 @@ def test_few_shot_equals_counting() -> None:
             right += train_label[shots[int(np.argmax(cosine))]] == label
         accuracies.append(100 * right / 24)
     found = few_shot(query, query_label, train, train_label, shots=2, draws=4, seed=7)
-    assert (found.value, found.spread) == pytest.approx((np.mean(accuracies), np.std(accuracies)))
+    assert (found.value, found.spread) == pytest.approx((np.mean(accuracies), np.std(accuracies, ddof=1)))
 
 
 def test_nearest_is_ordered_by_cosine() -> None:

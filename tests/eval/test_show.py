@@ -6,8 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
 from gdt.common.errors import UserError
+from gdt.eval.drawing import picture, save
 from gdt.eval.show import IGNORED, ShowBatch, ShowTree, draw_batch, labels, relations, show_tree, toy
 from gdt.pipeline import presets
 from gdt.pipeline.composition import counts
@@ -91,6 +93,16 @@ def test_a_batch_is_drawn_as_the_inputs_of_the_network(index: Index, preset: str
         span = 5 * CLIP.stride / 30 if video else (CLIP.mel_frames - 1) / 100
         assert seconds == sorted(seconds, reverse=backwards)
         assert (min(seconds), max(seconds)) == pytest.approx((start, start + span), abs=0.011)
+
+
+def test_characters_without_a_glyph_are_noted_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], recwarn: pytest.WarningsRecorder
+) -> None:
+    figure = Figure()
+    figure.suptitle("映画の一覧")
+    save(figure, tmp_path / "x.png")
+    picture(figure, ["映"])
+    assert capsys.readouterr().err.count("\n") == 1 and not recwarn.list
 
 
 def test_captions_are_drawn_in_order(captioned: Path, word2vec: Path) -> None:

@@ -52,6 +52,12 @@ def clock(seconds: float, rate: int = 30, size: str = "64x64") -> str:
     return f"color=black:s={size}:r={rate}:d={seconds},format=yuv420p,geq=lum='20+50*T':cb=128:cr=128"
 
 
+def numbered(seconds: float, rate: int) -> str:
+    """A video of up to 2744 frames whose grey levels encode their numbers: see `shown_numbers`."""
+    digits = "24+16*if(lt(X,32),mod(N,14),if(lt(X,64),mod(floor(N/14),14),floor(N/196)))"
+    return f"color=black:s=96x32:r={rate}:d={seconds},format=yuv420p,geq=lum='{digits}':cb=128:cr=128"
+
+
 def tone(seconds: float = 2, hertz: int = 440) -> str:
     return f"sine={hertz}:d={seconds}:r=48000"
 
@@ -96,6 +102,13 @@ def shown_times(taken: Extracted) -> np.ndarray:
     return ((16 + frames(taken).mean((1, 2, 3)) * 219 / 255) - 20) / 50
 
 
+def shown_numbers(taken: Extracted) -> np.ndarray:
+    """The number in each frame of a `numbered` video."""
+    levels = frames(taken).mean((1, 3)).reshape(-1, 3, 32)[:, :, 8:24].mean(2)
+    numbers: np.ndarray = np.rint((16 + levels * 219 / 255 - 24) / 16).astype(int) @ [1, 14, 196]
+    return numbers
+
+
 def hertz_and_purity(taken: Extracted) -> tuple[float, float]:
     """Strongest frequency of the sound, and its fraction of the power."""
     wave = taken.waveform[:].astype(float)
@@ -135,6 +148,25 @@ def test_frame_rates_become_30_on_the_same_clock(tmp_path: Path, rate: int) -> N
     taken = kept(made(tmp_path / "clock.mp4", clock(2, rate), "", "-qp", "4"), tmp_path)
     assert abs(len(taken.sizes) - 60) <= 1
     assert np.abs(shown_times(taken) - np.arange(len(taken.sizes)) / 30).max() <= 1 / rate + 0.03
+
+
+@pytest.mark.parametrize(
+    ("rate", "suffix", "late"),
+    [(24, "mp4", 1 / 60), (25, "mkv", 1 / 60), (50, "ts", 1 / 60), (60, "mp4", 1 / 60), (100, "avi", 0),
+     (120, "mp4", 0), (144, "flv", 0.0005), (240, "mov", 0), (240, "mkv", 0.0005)],
+)  # fmt: skip
+def test_frames_are_those_of_their_times(tmp_path: Path, rate: int, suffix: str, late: float) -> None:
+    """The last at or before the time; of videos up to 60 per second, the last within half an interval after it.
+
+    `late` includes the rounding of stamps to milliseconds.
+    """
+    path = made(tmp_path / f"fast.{suffix}", numbered(1.5, rate), "", "-qp", 4, "-q:v", 2)
+    asked = ["-v", "error", "-show_entries", "frame=pts_time", "-of", "csv=p=0", path]
+    told = subprocess.run(["ffprobe", *asked], capture_output=True, text=True, check=True).stdout
+    stamps = np.array([float(line.strip(",")) for line in told.split()])
+    shown = shown_numbers(kept(path, tmp_path))
+    times = np.arange(len(shown)) / 30 + late + 1e-6 - (late == 1 / 60) * 2e-6
+    assert shown.tolist() == (np.searchsorted(stamps - stamps[0], times, side="right") - 1).tolist()
 
 
 def test_variable_frame_rate_keeps_the_clock(tmp_path: Path) -> None:
@@ -429,6 +461,29 @@ def test_file_of_a_cut_segment_is_used_whole(ticking: Path, tmp_path: Path, segm
     taken = kept(Video("part", ticking, segment=segment), tmp_path)
     assert len(taken.sizes) == 120
     assert np.abs(shown_times(taken) - np.arange(120) / 30).max() <= 1 / 30 + 0.03
+
+
+@pytest.mark.parametrize(
+    ("suffix", "options"),
+    [
+        ("mpg", "-g 15 -bf 2 -q:v 2"),
+        ("vob", "-g 100 -q:v 2"),
+        ("ts", "-c:v mpeg2video -g 100 -q:v 2"),
+        ("flv", "-q:v 2"),
+    ],
+)
+def test_segments_are_what_the_whole_file_has_there(tmp_path: Path, suffix: str, options: str) -> None:
+    """In formats without an index, where ffmpeg seeks to a later key frame."""
+    clicks = "aevalsrc='0.5*sin(2*PI*400*t)*lt(mod(t,1),0.03)':s=44100:d=13"
+    path = made(tmp_path / f"long.{suffix}", numbered(13, 25), clicks, *options.split())
+    whole = kept(path, tmp_path)
+    for begin in (0.0, 2.0, 7.1, 9.9):
+        part = kept(Video("part", path, segment=(begin, begin + 2)), tmp_path)
+        expected = shown_numbers(whole)[round(30 * begin) :][:60]
+        assert np.abs(shown_numbers(part) - expected).max() <= 1 and (shown_numbers(part) == expected).mean() > 0.6
+        sounds = part.waveform[:], whole.waveform[:][round(24_000 * begin) :]
+        first, at = (int((np.abs(sound.astype(int)) > 8000).argmax()) for sound in sounds)
+        assert len(part.waveform) == 48_000 and abs(first - at) < 240
 
 
 @pytest.mark.parametrize(

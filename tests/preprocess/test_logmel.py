@@ -40,6 +40,12 @@ def test_pre_emphasis_without_torchaudio_is_bit_for_bit_the_same(monkeypatch: py
     assert found.__module__ == module.__name__ and torch.equal(found(wave, 0.97), expected)
 
 
+def test_mel_bands_without_librosa_are_bit_for_bit_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = module.corners()
+    monkeypatch.setitem(sys.modules, "librosa", None)
+    assert np.array_equal(module.corners(), expected)
+
+
 def test_digital_silence_equals_the_floor() -> None:
     assert (logmel(np.zeros(24_000, np.int16)) == np.float32(MEL_FLOOR)).all()
 

@@ -67,7 +67,7 @@ def test_weights_and_biases_get_the_same_metrics(
             log=lambda metrics, step: logged.setdefault(step, {}).update(metrics), finish=lambda: ended.append(True)
         )
 
-    monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(init=init))
+    monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(init=init, __spec__=object()))
     pretrain(replace(settings, out=tmp_path / "run", steps=3, wandb="mine"))
     assert (started[0]["project"], started[0]["resume"], ended) == ("mine", "allow", [True])
     assert started[0]["config"]["batch_size"] == 4
@@ -76,6 +76,7 @@ def test_weights_and_biases_get_the_same_metrics(
     monkeypatch.setitem(sys.modules, "wandb", None)  # as if it were not installed
     with pytest.raises(UserError, match="--wandb needs the package wandb; run 'pip install wandb'"):
         pretrain(replace(settings, out=tmp_path / "other", steps=3, wandb="mine"))
+    assert not (tmp_path / "other").exists()
 
 
 def test_a_full_disk_ends_the_run_with_one_sentence(command: Run, shards: Path, tmp_path: Path) -> None:

@@ -226,9 +226,26 @@ def test_published_text_and_finetuned_models_load(tmp_path: Path, capsys: pytest
         assert torch.allclose(trained.model.video_network(CLIPS), video, rtol=1e-6, atol=1e-6 * video.abs().max())
 
 
+@pytest.mark.parametrize(
+    ("key", "prefix", "inner"),
+    [
+        ("", "_orig_mod.", ""), ("", "module._orig_mod.", ""), ("state_dict", "model._orig_mod.module.", ""),
+        ("model_state_dict", "", "_orig_mod."),
+    ],
+)  # fmt: skip
+def test_names_of_wrappers_are_taken_off(release: Release, tmp_path: Path, key: str, prefix: str, inner: str) -> None:
+    """As DDP, torch.compile and Lightning save them; `inner`: compiled networks in the model."""
+    plain = release.state_dict()
+    names = {name: prefix + name.replace("_network.", f"_network.{inner}") for name in plain}
+    named = {names[name]: value for name, value in plain.items()}
+    torch.save({key: named, "epoch": 3, "hyper_parameters": {"lr": 0.1}} if key else named, tmp_path / "x.pth")
+    loaded = load_model(tmp_path / "x.pth").model.state_dict()
+    assert len(loaded) == 310 and all(torch.equal(value, plain[name]) for name, value in loaded.items())
+
+
 def test_torchvisions_weights_load_without_the_classifier(tmp_path: Path) -> None:
     network = random(Video())
-    torch.save(network.state_dict(), tmp_path / "r2plus1d_18-91a641e6.pth")
+    torch.save({f"_orig_mod.{k}": v for k, v in network.state_dict().items()}, tmp_path / "r2plus1d_18-91a641e6.pth")
     trained = load_model(tmp_path / "r2plus1d_18-91a641e6.pth")
     assert str(trained.foreign) == "torchvision's r2plus1d_18; dropped fc; random mlp_v"
     with torch.no_grad():
@@ -274,7 +291,7 @@ def test_differing_parameters_are_listed(tmp_path: Path) -> None:
     ):
         load_model(tmp_path / "r2plus1d_34.pth")
     torch.save({"model": {"conv1.weight": torch.zeros(3)}}, tmp_path / "resnet.pth")
-    with pytest.raises(UserError, match="resnet.pth cannot be read .*: it holds no weights of a known form"):
+    with pytest.raises(UserError, match="resnet.pth cannot be read .* known form; its first parameter is 'conv1.w"):
         load_model(tmp_path / "resnet.pth")
 
 
