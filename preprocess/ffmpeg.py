@@ -124,7 +124,7 @@ def command(targets: Sequence[Target], settings: Extraction, sound: bool, hdr: b
             "zscale=t=bt709:m=bt709:r=tv", "format=yuv420p",
         ]  # fmt: skip
     # JPEG's YCbCr, independent of the colour coding of the video
-    after += [f"scale={size}:out_color_matrix=bt601:out_range=pc", "setsar=1"]
+    after += [f"scale={size}:out_color_matrix=bt601:out_range=pc", "format=yuv420p", "setsar=1"]
     outputs = []
     for target, source in zip(targets, _inputs(targets), strict=True):
         video = target.video
