@@ -7,7 +7,6 @@ URLs, run forever, or fill the memory or the disk.
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
@@ -19,7 +18,6 @@ from typing import Annotated, Any
 import ffmpeg
 import tyro
 
-from gdt.common.errors import UserError
 from gdt.preprocess.datasets.listing import Video, size_of
 from gdt.preprocess.logmel import SAMPLE_RATE
 from gdt.preprocess.process import POSITIVE, Limits, killed_with_parent, require_in_range
@@ -72,16 +70,6 @@ class Extraction:
     def silence_peak(self) -> float:
         """`silence_db` on the 16-bit integer scale."""
         return float(10 ** (self.silence_db / 20) * 32768)
-
-
-def require_ffmpeg() -> None:
-    """Raise UserError unless ffmpeg and ffprobe, which comes with it, are installed."""
-    for name in ("ffmpeg", "ffprobe"):
-        if shutil.which(name) is None:
-            raise UserError(
-                f"{name} is not installed; install it with 'apt-get install ffmpeg' or "
-                "'conda install -c conda-forge ffmpeg'"
-            )
 
 
 @dataclass(frozen=True)
