@@ -30,6 +30,7 @@ from gdt.preprocess.extract import Extracted, Unread, extract_group, frame_sizes
 from gdt.preprocess.ffmpeg import Extraction, Target
 from gdt.preprocess.plan import ShardTask
 from gdt.preprocess.process import Limits, Rejected
+from gdt.preprocess.tools import probe
 from gdt.preprocess.worker import make_shard
 from tests.preprocess.intact import problems, rejected_of
 
@@ -564,9 +565,9 @@ def test_frames_too_large_for_the_memory_are_rejected(tmp_path: Path) -> None:
     assert reason(path, tmp_path, memory).startswith("ffmpeg cannot decode it: ")
 
 
-def test_too_little_memory_for_ffmpeg_is_an_error(ticking: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="ffmpeg cannot be started"):
-        extract(ticking, tmp_path, Extraction(limits=Limits(ffmpeg_memory=0.05)))
+def test_too_little_memory_for_ffmpeg_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="ffmpeg cannot be started|test clip"):
+        probe(Limits(ffmpeg_memory=0.02), tmp_path)
 
 
 @pytest.mark.parametrize(

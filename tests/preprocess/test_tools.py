@@ -172,6 +172,8 @@ def test_other_versions_are_refused_or_pass_the_tests_of_frames_sound_alignment_
         env=os.environ | {"PATH": paths, "GDT_TEST_ENCODER": encoder, "COLUMNS": "400"}, capture_output=True, text=True,
     )  # fmt: skip
     failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
-    # static builds with glibc's iconv crash on every transport stream, as does a mere copy
-    assert not [line for line in failed if "SIGSEGV" not in line], done.stdout
+    # this static build of 7.0 crashes on every transport stream, even if it only copies it; and 7.0 loses one frame
+    # where the pixel format changes within a stretch
+    known = ("SIGSEGV", "(161 == 162)") if version.startswith("7.0") else ()
+    assert not [line for line in failed if not any(words in line for words in known)], done.stdout
     assert done.returncode in (0, 1)
