@@ -97,10 +97,7 @@ def describe(summary: Summary) -> str:
         f"{summary.decoded} decoded; {plural(summary.shards_made, 'new shard')}, {summary.shards_kept} unchanged",
     ]
     if made := numbers["ffmpeg"]:
-        every = len(made) == 1
-        lines.append(
-            "ffmpeg " + ", ".join(name if every else f"{name}: {plural(n, 'shard')}" for name, n in made.items())
-        )
+        lines.append("ffmpeg " + ", ".join(f"{name}: {plural(count, 'shard')}" for name, count in made.items()))
     if index.columns:
         lines.append(f"labels: {', '.join(['label'] * bool(index.classes) + sorted(index.columns))}")
     if summary.drawn and not numbers["splits"].keys() & {"val", "test"}:
