@@ -22,7 +22,7 @@ if [[ $python == .venv/* ]] && ! "$python" -m pip --version >/dev/null 2>&1; the
     stop "$base cannot create a virtual environment; run 'sudo apt-get install python3-venv', then make again"
 fi
 command -v ffmpeg >/dev/null || apt ffmpeg ||
-  stop "ffmpeg is missing; run 'sudo apt-get install ffmpeg' or 'conda install -c conda-forge ffmpeg'"
+  stop "ffmpeg (5.1 to 9) is missing; run 'sudo apt-get install ffmpeg' or 'conda install -c conda-forge ffmpeg'"
 
 echo "installing the Python packages (a few minutes the first time)"
 "$python" -m pip install --quiet --disable-pip-version-check -e '.[test]' -c constraints.txt

@@ -177,7 +177,9 @@ def _decode(sources: Sequence[Path], scratch: Path, workers: int) -> tuple[Index
 
     try:
         with contextlib.redirect_stdout(io.StringIO()):  # its summary names the temporary folder
-            index = run(Preprocess("folder", links, shards, workers=workers or one_per_core())).index
+            index = run(
+                Preprocess("folder", links, shards, workers=workers or one_per_core(), allow_rejected=True)
+            ).index
     except UserError as error:
         for row in read_rejected(shards):
             raise UserError(f"no video can be used; the first, {path_of(row['id'])}: {row['reason']}") from error

@@ -20,7 +20,7 @@ from gdt.preprocess.clock import put_on_clock, rearrange
 from gdt.preprocess.datasets.listing import Video, size_of
 from gdt.preprocess.ffmpeg import Extraction, Target
 from gdt.preprocess.logmel import SAMPLE_RATE, Waveform, peak_levels
-from gdt.preprocess.process import Log, Rejected, run
+from gdt.preprocess.process import Failed, Log, Rejected, run
 
 _GROUP = 16
 _GROUP_BYTES = 4 << 20
@@ -30,6 +30,7 @@ _QUIET = -50.0
 _CANCELLED = 30.0
 """A channel replaces the mix if it is louder by this many dB; no ordinary mix attenuates a channel as much."""
 _OUT_OF_ORDER = "non monotonically increasing dts"
+NO_SOUND = "its sound cannot be decoded"
 _READING = tuple(
     map(os.strerror, (errno.EIO, errno.EACCES, errno.EPERM, errno.ESTALE, errno.ETIMEDOUT, errno.EREMOTEIO))
 )
@@ -124,7 +125,7 @@ def _extract(target: Target, settings: Extraction) -> Extracted:
                 return _extract_sound(replace(target, pictures=False), settings)
             raise Rejected("there is no video stream in it")
         if _has_bytes(target.jpeg) and not any("matches no streams" in line for line in with_sound):
-            errors = [f"its sound cannot be decoded: {_first(with_sound)}", *errors]
+            errors = [f"{NO_SOUND}: {_first(with_sound)}", *errors]
     # ffmpeg restarts its filters where sound changes its rate or channels
     errors = [line for line in errors if _OUT_OF_ORDER not in line]
     if log.hdr and _has_bytes(target.jpeg):
@@ -135,7 +136,7 @@ def _extract(target: Target, settings: Extraction) -> Extracted:
             decode(sound)
             errors = [*errors, f"HDR without tone mapping: {_first(mapped.errors)}"]
     if not _has_bytes(target.jpeg):
-        raise Rejected(f"ffmpeg cannot decode it: {_first(errors)}")
+        raise Failed(f"ffmpeg cannot decode it: {_first(errors)}")
     return _collect(target, settings, errors)
 
 
@@ -143,8 +144,9 @@ def _extract_sound(target: Target, settings: Extraction) -> Extracted:
     """Decode a file of sound. Raises Rejected with a reason if there is no usable output."""
     log = run(ffmpeg.command([target], settings, sound=True), settings.limits, target.log, target.pcm)
     if not _has_bytes(target.pcm):
-        none = any("matches no streams" in line for line in log.errors)
-        raise Rejected("there is no sound in it" if none else f"ffmpeg cannot decode it: {_first(log.errors)}")
+        if any("matches no streams" in line for line in log.errors):
+            raise Rejected("there is no sound in it")
+        raise Failed(f"ffmpeg cannot decode it: {_first(log.errors)}")
     return _collect(target, settings, [line for line in log.errors if _OUT_OF_ORDER not in line])
 
 
@@ -178,8 +180,8 @@ def _collect(target: Target, settings: Extraction, errors: list[str]) -> Extract
     seconds = len(sizes) / settings.fps if target.pictures else len(Waveform(target.pcm)) / SAMPLE_RATE
     short, official = seconds < settings.min_seconds, bool(target.video.folds and seconds)
     if short and not official:
-        reason = f"; {_first(errors)}" if errors else ""
-        raise Rejected(f"only {seconds:.2f} s of it can be decoded, {settings.min_seconds:g} s are needed" + reason)
+        reason = f"only {seconds:.2f} s of it can be decoded, {settings.min_seconds:g} s are needed"
+        raise Failed(f"{reason}; {_first(errors)}") if errors else Rejected(reason)
     if short and not errors:
         errors = ["shorter than --min-seconds, kept because its official folds count every video"]
     if not errors and seconds >= (limit := ffmpeg.max_seconds(target.video.path, settings)):

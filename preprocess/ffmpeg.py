@@ -7,7 +7,6 @@ URLs, run forever, or fill the memory or the disk.
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
@@ -19,7 +18,6 @@ from typing import Annotated, Any
 import ffmpeg
 import tyro
 
-from gdt.common.errors import UserError
 from gdt.preprocess.datasets.listing import SOUNDS, Video, size_of
 from gdt.preprocess.logmel import SAMPLE_RATE
 from gdt.preprocess.process import POSITIVE, Limits, killed_with_parent, require_in_range
@@ -82,16 +80,6 @@ class Extraction:
         return float(10 ** (self.silence_db / 20) * 32768)
 
 
-def require_ffmpeg() -> None:
-    """Raise UserError unless ffmpeg and ffprobe, which comes with it, are installed."""
-    for name in ("ffmpeg", "ffprobe"):
-        if shutil.which(name) is None:
-            raise UserError(
-                f"{name} is not installed; install it with 'apt-get install ffmpeg' or "
-                "'conda install -c conda-forge ffmpeg'"
-            )
-
-
 @dataclass(frozen=True)
 class Target:
     """A video and the files for its frames and sound."""
@@ -139,7 +127,7 @@ def command(targets: Sequence[Target], settings: Extraction, sound: bool, hdr: b
             "zscale=t=bt709:m=bt709:r=tv", "format=yuv420p",
         ]  # fmt: skip
     # JPEG's YCbCr, independent of the colour coding of the video
-    after += [f"scale={size}:out_color_matrix=bt601:out_range=pc", "setsar=1"]
+    after += [f"scale={size}:out_color_matrix=bt601:out_range=pc", "format=yuv420p", "setsar=1"]
     outputs = []
     for target, source in zip(targets, _inputs(targets), strict=True):
         video = target.video

@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import resource
 import select
-import shutil
 import signal
 import subprocess
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
+from typing import BinaryIO
 
 from gdt.common.errors import UserError
 from gdt.common.files import is_disk_full
 
 _NOT_STARTED = {126, 127}
 """Exit statuses of a shell, setpriv or the dynamic linker when a program cannot be started."""
-_STOPPED = {255, -signal.SIGINT, -signal.SIGTERM, -signal.SIGKILL, -signal.SIGHUP}
+_EPERM = os.strerror(errno.EPERM)
+_STOPPED = {255, -signal.SIGINT, -signal.SIGTERM, -signal.SIGHUP}
 """Exit statuses of an ffmpeg stopped from outside; ffmpeg itself exits with 255 after SIGINT and SIGTERM."""
+_LIMITS = {-signal.SIGXFSZ: "size of files (ulimit -f)", -signal.SIGXCPU: "time of processes (ulimit -t)"}
+"""The system's limits that end an ffmpeg with these exit statuses."""
 _LOG_BYTES = 1 << 16
 _GRACE = 60.0
 """Seconds that ffmpeg may take whatever the length of its output."""
@@ -32,7 +37,13 @@ _CONTINUED = re.compile(r"^\[info\] (?!  |Input #|Output #|Stream mapping:|frame
 """Start of a line that continues the line of another thread. The line before it has lost its level and may be an
 error."""
 _HDR = re.compile(r"^\[info\] +Stream #\d+:\d+.*: Video: .*\b(smpte2084|arib-std-b67)\b")
-_FULL = re.compile(r": (No space left on device|Disk quota exceeded)$")
+_FULL = ("No space left on device", "Disk quota exceeded")
+_TOO_LARGE = "File too large"
+_WRITING = re.compile(
+    rf": ({'|'.join(_FULL)}|{_TOO_LARGE}|Read-only file system)$|"
+    r"(?:[Ww]rit|[Mm]ux|[Cc]los).*: (Input/output error|Stale file handle|Connection timed out|Remote I/O error)$"
+)
+"""End of an error line about a file that ffmpeg writes."""
 _UNPRINTABLE = re.compile(rb"[\x00-\x07\x0e-\x1f]")
 """Bytes that ffmpeg prints as question marks."""
 _CHANNEL = re.compile(r"^\[Parsed_astats_\d+ @ 0x[0-9a-f]+\] \[info\] Channel: (\d{1,3})$")
@@ -44,12 +55,16 @@ class Rejected(Exception):
     """This video cannot be used; the message is its reason in rejected.jsonl."""
 
 
-class _TimedOut(Rejected):
+class Failed(Rejected):
+    """ffmpeg fails on this video, unless the machine is at fault."""
+
+
+class _TimedOut(Failed):
     """ffmpeg exceeded its time limit."""
 
 
 class _Retry(Exception):
-    """ffmpeg reports a full disk that is not full (any more), or its log is garbled."""
+    """ffmpeg was killed, or could not write, or its log is garbled: it may do better now."""
 
 
 @dataclass(frozen=True)
@@ -79,8 +94,12 @@ def require_in_range(settings: object, **ranges: tuple[float, float]) -> None:
 
 @cache
 def killed_with_parent() -> tuple[str, ...]:
-    """Command prefix that ends a process with its parent; empty without util-linux."""
-    return ("setpriv", "--pdeathsig", "KILL") if shutil.which("setpriv") else ()
+    """Command prefix that ends a process with its parent; empty without util-linux, or before its version 2.33."""
+    prefix = ("setpriv", "--pdeathsig", "KILL")
+    try:
+        return prefix if subprocess.run([*prefix, "true"], capture_output=True, check=False).returncode == 0 else ()
+    except OSError:
+        return ()
 
 
 @dataclass(frozen=True)
@@ -99,7 +118,7 @@ class Log:
 def run(arguments: list[str], limits: Limits, log: Path, *outputs: Path) -> Log:
     """Run ffmpeg; retry once after a timeout with an idle CPU (suspended machine, stalled disk) or a useless log.
 
-    Raises Rejected if the file is at fault, UserError if the machine is.
+    Raises Rejected if the file is at fault, Failed if it or the machine may be, UserError if the machine is.
     """
     for last in (False, True):
         busy = _children_seconds()
@@ -125,10 +144,7 @@ def _run_once(arguments: list[str], limits: Limits, last: bool, log: Path, *outp
     memory = _memory_limit(limits)
     with (
         log.open("wb") as stderr,
-        # in a new session, so that the worker handles Ctrl-C
-        subprocess.Popen(
-            arguments, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=stderr, start_new_session=True
-        ) as process,
+        _start(arguments, stderr) as process,
     ):
         try:
             resource.prlimit(process.pid, resource.RLIMIT_AS, (memory, memory))
@@ -141,21 +157,26 @@ def _run_once(arguments: list[str], limits: Limits, last: bool, log: Path, *outp
             f"{' '.join(['ffmpeg cannot be started:', *lines[-1:]])}; install it on every machine, and check that its "
             f"memory limit, {memory / (1 << 30):.3g} GiB (the smaller of --ffmpeg-memory and ulimit -v), is enough"
         )
-    if process.returncode in _STOPPED:  # its output may be truncated: make no shard of it
+    if process.returncode == -signal.SIGKILL:  # perhaps by the kernel, for memory that another process took
+        if not last:
+            raise _Retry
+        raise Failed("ffmpeg was killed twice while decoding it, which too little memory can cause")
+    errors = [_strip_prefix(line) for line in lines if _ERROR.match(line)]
+    # its output may be truncated: make no shard of it. ffmpeg from 7 on exits with 255, too, for -EPERM
+    if process.returncode in _STOPPED and not any(_EPERM in line for line in errors):
         raise UserError(
             f"ffmpeg was stopped from outside while writing {log.parent}; run the same command again, with fewer "
             "--workers if memory ran out"
         )
-    errors = [_strip_prefix(line) for line in lines if _ERROR.match(line)]
-    says_full = any(map(_FULL.search, errors))
-    if (says_full or (process.returncode and not errors)) and _is_full(log.parent):  # a full disk may hold no log
-        raise UserError(f"no space left on the disk of {log.parent}; free some and run the same command again")
+    fault = _fault_of_machine(process.returncode, errors, log.parent)
     interrupted = [line for line, rest in pairwise(lines) if _CONTINUED.match(rest)]
-    if (says_full or interrupted) and not last:
+    if (fault or interrupted) and not last:
         raise _Retry
+    if fault:
+        raise UserError(f"{fault} and run the same command again: finished shards are kept")
     errors += [_strip_prefix(line) for line in interrupted]
     if process.returncode < 0:
-        raise Rejected(f"ffmpeg crashes on it ({signal.Signals(-process.returncode).name})")
+        raise Failed(f"ffmpeg crashes on it ({signal.Signals(-process.returncode).name})")
     if process.returncode and not errors:
         errors = [f"ffmpeg ended with status {process.returncode}"]
     duration = next(filter(None, map(_DURATION.match, lines)), None)
@@ -163,6 +184,30 @@ def _run_once(arguments: list[str], limits: Limits, last: bool, log: Path, *outp
     measured = ((_PEAK.match(level), _CHANNEL.match(channel)) for channel, level in pairwise(lines))
     peaks = [(float(level[1]), int(channel[1]) - 1) for level, channel in measured if level and channel]
     return Log(errors, any(map(_HDR.search, lines)), 3600 * hours + 60 * minutes + seconds, peaks)
+
+
+def _fault_of_machine(status: int, errors: Sequence[str], folder: Path) -> str:
+    """Which limit or disk made ffmpeg end with this status and these errors, and what to do; empty if none did."""
+    cause = next((said[1] or said[2] for said in map(_WRITING.search, errors) if said), "")
+    if status in _LIMITS or cause == _TOO_LARGE:
+        limit = _LIMITS.get(status, _LIMITS[-signal.SIGXFSZ])
+        return f"ffmpeg exceeds this machine's limit on the {limit}; raise it"
+    if cause in _FULL or (status and not errors and _is_full(folder)):  # a full disk may hold no log
+        return f"no space left on the disk of {folder}; free some"
+    return f"ffmpeg cannot write to {folder} ({cause}); mend that" if cause else ""
+
+
+def _start(arguments: list[str], stderr: BinaryIO) -> subprocess.Popen[bytes]:
+    """Start ffmpeg, in a new session, so that the worker handles Ctrl-C. Raises UserError."""
+    try:
+        return subprocess.Popen(
+            arguments, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=stderr, start_new_session=True
+        )
+    except OSError as error:
+        raise UserError(
+            f"ffmpeg cannot be started: {error.strerror}; check that it is installed on every machine, and the limits "
+            "on processes and open files (ulimit -u, -n)"
+        ) from error
 
 
 def _memory_limit(limits: Limits) -> int:

@@ -6,8 +6,9 @@ import difflib
 import json
 import shutil
 import sys
+import tempfile
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -26,10 +27,14 @@ from gdt.preprocess.captions import readers
 from gdt.preprocess.captions.attach import Spoken
 from gdt.preprocess.captions.words import Vocabulary
 from gdt.preprocess.datasets.listing import Source, Video
-from gdt.preprocess.ffmpeg import Extraction, require_ffmpeg
+from gdt.preprocess.ffmpeg import Extraction
 from gdt.preprocess.plan import Listed, Plan, ShardTask, Shares, assign, collect, shard_path
-from gdt.preprocess.summary import Summary, describe, left_out, summarise
-from gdt.preprocess.worker import PROGRESS, make_shard
+from gdt.preprocess.summary import Summary, describe, generalise, left_out, summarise
+from gdt.preprocess.tools import require_tools
+from gdt.preprocess.worker import PROGRESS, Made, make_shard
+
+_FIRST = 100
+"""Number of videos of which most must be usable."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +60,10 @@ class Preprocess(cluster.Workers):
     """The same for test; the others become train."""
     drop_missing: bool = False
     """Rebuild shards without the videos no longer in --source."""
+    retry_rejected: bool = False
+    """Rebuild the shards with rejected videos, to try these again."""
+    allow_rejected: bool = False
+    """Go on where more than a third of the first hundred videos are rejected for one reason."""
     dry_run: bool = False
     """List and count the videos; decode none."""
 
@@ -136,7 +145,7 @@ def command(settings: Preprocess) -> str:
 
 def dry_run(settings: Preprocess) -> str:
     """List and count the videos; decode none and write nothing."""
-    job = prepare(settings)
+    job = prepare(settings, require_tools(settings.extraction.limits, Path(tempfile.gettempdir())))
     videos, pending = job.listed.videos.values(), job.pending()
     splits = Counter(video.split for video in videos)
     classes, lines = len({video.label for video in videos} - {""}), "\n".join(left_out(job.listed))
@@ -151,11 +160,10 @@ def dry_run(settings: Preprocess) -> str:
 
 def run(settings: Preprocess) -> Summary:
     """Make the missing shards, then the index. Raises UserError on bad input, before any work if possible."""
-    require_ffmpeg()
     datasets.find(settings.known_layout, settings.source_folder)
     destination = settings.shard_folder.absolute()
     with locked(destination):
-        job = prepare(settings)
+        job = prepare(settings, require_tools(settings.extraction.limits, destination))
         if not settings.scheduler:  # workers of a cluster may still be busy with tasks of a killed run
             _remove_scratch(destination)
         ids = {number: [video.id for video in videos] for number, videos in job.shards.items()}
@@ -165,8 +173,11 @@ def run(settings: Preprocess) -> Summary:
         return _finish(job, pending)
 
 
-def prepare(settings: Preprocess) -> Job:
-    """List the videos and assign them to shards. Raises UserError if finished shards would be lost."""
+def prepare(settings: Preprocess, ffmpeg: str) -> Job:
+    """List the videos and assign them to shards. Raises UserError if finished shards would be lost.
+
+    `ffmpeg` is its version and build.
+    """
     source, destination = settings.source_folder, settings.shard_folder.absolute()
     files = Source(source)
     items, spoken = datasets.listing(settings.known_layout, files), _find_captions(settings)
@@ -185,7 +196,7 @@ def prepare(settings: Preprocess) -> Job:
     details = settings.extraction.identity | {
         "bands": BANDS, "dataset": settings.known_layout, "vocabulary": spoken.vocabulary.digest if spoken else ""
     }  # fmt: skip
-    made = _made(destination, details)
+    made = _made(destination, details, ffmpeg, settings.retry_rejected)
     if not settings.drop_missing:
         _require_planned(plan, listed, settings)
     shards = assign(listed.videos, plan.shards, settings.videos_per_shard)
@@ -215,26 +226,31 @@ def _find_captions(settings: Preprocess) -> Spoken | None:
     return Spoken(captions, vocabulary, source, entry.needs_captions)
 
 
-def _made(destination: Path, details: dict[str, Any]) -> dict[str, str]:
-    """What the finished shards were made of, by file name. Raises UserError for those of other settings or versions."""
+def _made(destination: Path, details: dict[str, Any], ffmpeg: str, retry_rejected: bool) -> dict[str, str]:
+    """What the finished shards were made of, by file name. Raises UserError for those of other settings or versions.
+
+    Empty for shards to be made again, as another ffmpeg may decode more, or their rejected videos are to be retried.
+    """
     another = f"set --destination to another folder, or delete those shards and {INDEX} first"
     made: dict[str, str] = {}
     # shards that 'gdt verify --remove' has removed are still in the index
     for path in (*destination.glob("shard-*.h5"), destination / INDEX):
         try:
-            notes = Head.read(path).notes
+            head = Head.read(path)
         except OtherSchema as error:
             raise UserError(f"{destination} holds shards of another version: {error}; {another}") from error
         except (FileNotFoundError, Damaged):
             continue  # is made again
-        before = json.loads(notes["settings"])
+        before = json.loads(head.notes["settings"])
         if changed := [
             f"{name.replace('_', '-')} was {_shown(before.get(name))}, now {_shown(value)}"
             for name, value in details.items()
             if before.get(name) != value
         ]:
             raise UserError(f"{destination} holds shards made with other settings: {'; '.join(changed)}; {another}")
-        made[path.name] = notes.get("content", "")
+        other = head.notes.get("only", ffmpeg) != ffmpeg
+        retried = retry_rejected and path.name != INDEX and head.arrays["rejected"].shape[0] > 0
+        made[path.name] = "" if other or retried else head.notes.get("content", "")
     return made
 
 
@@ -263,10 +279,35 @@ def _make_shards(job: Job, pending: Sequence[int]) -> None:
         ) as bar,
     ):  # fmt: skip
         client.subscribe_topic(PROGRESS, lambda event: bar.update(event[1]))
-        for _ in cluster.map_unordered(client, make_shard, map(job.task, pending), settings.workers):
+        made = cluster.map_unordered(client, make_shard, map(job.task, pending), settings.workers)
+        if not settings.allow_rejected:
+            _require_usable(made)
+        for _ in made:
             pass
         client.unsubscribe_topic(PROGRESS)
         bar.update(total - bar.n)
+
+
+def _require_usable(made: Iterator[Made]) -> None:
+    """Raise UserError if more than a third of the first videos are rejected for one reason; removes their shards."""
+    first: list[Made] = []
+    while sum(shard.videos for shard in first) < _FIRST:
+        if (shard := next(made, None)) is None:
+            return
+        first.append(shard)
+    rows, videos = [row for shard in first for row in shard.rejected], sum(shard.videos for shard in first)
+    reasons = Counter(generalise(row["reason"]) for row in rows)
+    if reasons and 3 * max(reasons.values()) > videos:
+        for shard in first:
+            if shard.rejected:  # so that the next run tries them again
+                shard.path.unlink()
+        reason, count = reasons.most_common(1)[0]
+        row = next(row for row in rows if generalise(row["reason"]) == reason)
+        raise UserError(
+            f"{count} of the first {videos} videos are rejected for the same reason (first: {row['id']}: "
+            f"{row['reason']}); mend what is wrong and run the same command again, or set --allow-rejected to go on "
+            "without such videos"
+        )
 
 
 def _remove_scratch(destination: Path) -> None:

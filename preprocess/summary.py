@@ -61,6 +61,7 @@ class Summary:
             "videos": self.videos, "kept": self.kept, "decoded": self.decoded,
             "left_out": self.reasons, "notes": self.notes, "ignored": dict(self.listed.ignored),
             "splits": {split: splits[split] for split in ("train", "val", "test", "unused") if splits[split]},
+            "ffmpeg": dict(Counter(head.notes["ffmpeg"] for head in index.heads if "ffmpeg" in head.notes)),
             "classes": len(index.classes), "hours": float(index.length.sum()) / index.fps / 3600,
             "gigabytes": sum(head.size for head in index.heads) / 1e9, "without_sound": self.without_sound,
             "silent_seconds": float(index.silence.sum()), "words": int(index.text_count.sum()),
@@ -77,10 +78,10 @@ def summarise(index: Index, listed: Listed, made: int, decoded: int) -> Summary:
 
 def _count(reasons: Iterable[str]) -> dict[str, int]:
     """Number of equal reasons, most frequent first."""
-    return dict(Counter(map(_generalise, reasons)).most_common())
+    return dict(Counter(map(generalise, reasons)).most_common())
 
 
-def _generalise(reason: str) -> str:
+def generalise(reason: str) -> str:
     """A reason without names, numbers and details, which differ from video to video."""
     reason = re.sub(r"^it has the id of .*, which is kept$", "it has the id of another video, which is kept", reason)
     reason = re.sub(r"^only [\d.]+ s of it can be decoded, ([\d.]+) s are needed.*", r"shorter than \1 s", reason)
@@ -99,6 +100,8 @@ def describe(summary: Summary) -> str:
         f"{numbers['hours']:.2f} hours, {numbers['gigabytes']:.2f} GB",
         f"{summary.decoded} decoded; {plural(summary.shards_made, 'new shard')}, {summary.shards_kept} unchanged",
     ]
+    if made := numbers["ffmpeg"]:
+        lines.append("ffmpeg " + ", ".join(f"{name}: {plural(count, 'shard')}" for name, count in made.items()))
     if index.columns:
         lines.append(f"labels: {', '.join(['label'] * bool(index.classes) + sorted(index.columns))}")
     if summary.listed.drawn and not numbers["splits"].keys() & {"val", "test"}:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
+import os
+import re
 import shutil
 import socket
 import tempfile
 from dataclasses import astuple
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -17,38 +21,55 @@ from gdt.common.files import is_disk_full
 from gdt.pipeline.shards.statistics import mel_sums
 from gdt.pipeline.shards.writer import VideoRecord, write_shard
 from gdt.preprocess.datasets.listing import Words, size_of
-from gdt.preprocess.extract import Extracted, Unread, extract_group, groups, pixel_sums
+from gdt.preprocess.extract import NO_SOUND, Extracted, Unread, extract_group, groups, pixel_sums
 from gdt.preprocess.ffmpeg import Extraction, Target
 from gdt.preprocess.logmel import HOP, SAMPLE_RATE, Waveform, logmel_blocks, peak_levels
 from gdt.preprocess.plan import ShardTask
-from gdt.preprocess.process import Rejected
+from gdt.preprocess.process import Failed, Rejected
+from gdt.preprocess.tools import probe, require_tools
 
 PROGRESS = "gdt-preprocess"
 """Dask topic of the number of videos just done."""
+_OF_BUILD = re.compile("[Dd]ecoder .*(not found|is experimental)|no decoder found|this ffmpeg has no|ffmpeg crashes")
+"""Of reasons and notes that another ffmpeg may not give."""
 
 
-def make_shard(task: ShardTask) -> None:
+class Made(NamedTuple):
+    """A shard that was made."""
+
+    path: Path
+    videos: int
+    rejected: list[dict[str, str]]
+    """Id and reason of each video that is not in it."""
+
+
+def make_shard(task: ShardTask) -> Made:
     """Decode the videos of one shard and write it. Raises UserError if the machine, not a video, is at fault."""
     try:
         with tempfile.TemporaryDirectory(prefix=f".{task.path.stem}-", dir=task.path.parent) as folder:
-            _make_shard(task, Path(folder))
+            return Made(task.path, len(task.videos), _make_shard(task, Path(folder)))
     except OSError as error:
         full = f"no space left on the disk of {task.path.parent}; free some"
         what = full if is_disk_full(error) else f"cannot write {task.path}: {error}; fix this"
         raise UserError(f"{what} and run the same command again: finished shards are kept") from error
 
 
-def _make_shard(task: ShardTask, folder: Path) -> None:
+def _make_shard(task: ShardTask, folder: Path) -> list[dict[str, str]]:
     from distributed import get_worker
 
+    ffmpeg = require_tools(task.extraction.limits, folder)
     records: list[VideoRecord] = []
     rejected: list[dict[str, str]] = []
     pixels, mels = np.zeros((3, 3), np.int64), np.zeros(3, np.int64)
-    final = True
+    final, of_build = True, False
     for group in groups(task.videos):
         first = len(records) + len(rejected)
         targets = [Target.within(folder / str(first + k), video) for k, video in enumerate(group)]
         for target, output in zip(targets, extract_group(targets, task.extraction), strict=True):
+            note = output.note if isinstance(output, Extracted) else str(output)
+            of_build |= bool(_OF_BUILD.search(note))
+            if isinstance(output, Failed) or NO_SOUND in note or os.strerror(errno.ENOMEM) in note:
+                probe(task.extraction.limits, folder)  # is it the video's fault, or the machine's?
             try:
                 record, sums = _record(target, output, task.extraction)
             except Rejected as error:
@@ -67,8 +88,10 @@ def _make_shard(task: ShardTask, folder: Path) -> None:
             "the same command again: finished shards are kept"
         )
     # without content, the next run makes the shard again
-    notes = {"settings": json.dumps(dict(task.details)), "content": task.content if final else ""}
+    notes = {"settings": json.dumps(dict(task.details)), "content": task.content if final else "", "ffmpeg": ffmpeg}
+    notes |= {"only": ffmpeg} if of_build else {}  # nor does another ffmpeg take this as content
     write_shard(task.path, records, {"pixels": pixels, "mels": mels}, folder, rejected, notes)
+    return rejected
 
 
 def _record(target: Target, output: Extracted | Rejected, settings: Extraction) -> tuple[VideoRecord, np.ndarray]:

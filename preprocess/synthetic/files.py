@@ -22,9 +22,10 @@ from tqdm import tqdm
 from gdt.common.commandline import gdt_command
 from gdt.common.errors import UserError
 from gdt.common.files import write_lines, write_text
-from gdt.preprocess.ffmpeg import require_ffmpeg
+from gdt.preprocess.process import Limits
 from gdt.preprocess.synthetic.drawing import SAMPLE_RATE
 from gdt.preprocess.synthetic.moments import FPS, SIZE, SPLITS, Scene, Synthetic
+from gdt.preprocess.tools import require_tools
 
 GROUP = 25  # videos per ffmpeg process, whose start costs more than encoding one video
 MARKER = "synthetic.json"
@@ -86,7 +87,7 @@ def generate(destination: Path, settings: Synthetic, workers: int = 0, progress:
     Leaves one with the same settings alone. `workers` processes render and encode; 0: one per core. Raises UserError if
     the destination holds something else or ffmpeg fails.
     """
-    require_ffmpeg()
+    require_tools(Limits(), Path(tempfile.gettempdir()))
     destination, asked = destination.resolve(), {"format": FORMAT, **asdict(settings)}
     if destination.is_dir() and any(destination.iterdir()):
         _require_same(destination, asked)
