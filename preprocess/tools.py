@@ -56,7 +56,7 @@ def probe(limits: Limits, folder: Path) -> None:
             raise UserError(
                 f"ffmpeg {_version()} on {socket.gethostname()} does not decode a test clip as it should ({fault}); "
                 f"ffmpeg {VERSIONS} does, within the limits (--ffmpeg-memory, ulimit) and with space in {folder}: "
-                f"mend that, or install another with {_INSTALL}, and run the command again: finished shards are kept"
+                f"mend that, or install another with {_INSTALL}, and run the same command again"
             )
 
 
