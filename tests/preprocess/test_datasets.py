@@ -146,7 +146,7 @@ def test_any_tree_is_a_folder_data_set(tmp_path: Path) -> None:
 
 # the names that downloaders and converters give, and official lists as spreadsheets save them
 
-DOWNLOADED = ("{}.mp4.mkv", "{}.f137.mp4", "{}.webm.mp4", "{}.mp4.f399-1.WEBM")
+DOWNLOADED = ("{}.mp4.mkv", "{}.f399.mp4", "{}.webm.mp4", "{}.mp4.f137-1.WEBM")
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
@@ -176,7 +176,7 @@ def test_added_suffixes_and_encodings_of_lists(tmp_path: Path, dataset: str, enc
     assert [(video.id, video.label) for video in listed.videos.values()] == [(id, "A") for id in ids]
     assert listed.videos[ids[1]].path.name == f"{ids[1]}.mp4"
     second = [row.path.name for row in listed.missing if row.path]
-    assert second == [f"{ids[1]}.f137.mp4", f"{ids[1]}.f251.webm"]
+    assert second == [f"{ids[1]}.f399.mp4", f"{ids[1]}.f251.webm"]
     files = sum(path.is_file() for path in tmp_path.rglob("*"))
     assert files == len(listed.videos) + len(second) + source.ignored.total()  # each is accounted for
 
