@@ -8,7 +8,7 @@ from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 from gdt.common.errors import UserError
-from gdt.preprocess.datasets.listing import Missing, Source, Video, incomplete, unlisted
+from gdt.preprocess.datasets.listing import NO_FILE, Missing, Source, Video, incomplete, unlisted
 from gdt.preprocess.tables import composed, open_text
 
 FOLDS = (1, 2, 3)
@@ -62,20 +62,20 @@ def listing(source: Source, name: str, lines: Iterable[Line], tree: str) -> Iter
     entries = _entries(lines)
     root = source.root / name if (source.root / name).is_dir() else source.root
     for stem, path in source.named(first=root):
-        if root not in path.parents:
-            yield Missing(stem, f"not in the folder of the data set; {name}", path)
-            continue
         if (entry := entries.get(stem.lower())) is None:
             yield unlisted(path)
+            continue
+        entry.has_file = True
+        if root not in path.parents:
+            yield Missing(stem, f"not in the folder of the data set; {name}", path)
             continue
         label = composed(path.parent.name)
         if path.parent == root or label.lower() != entry.class_name.lower():
             raise incomplete(f"{path} is not in the folder of its class", tree)
-        entry.has_file = True
         yield Video(stem, path, label, entry.folds[0], tuple(entry.folds))
     for entry in entries.values():
         if not entry.has_file:
-            yield Missing(entry.stem, "listed in the official splits, but there is no video of this name")
+            yield Missing(entry.stem, f"listed in the official splits, {NO_FILE}")
 
 
 def _entries(lines: Iterable[Line]) -> dict[str, _Entry]:

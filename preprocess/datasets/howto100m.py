@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 
-from gdt.preprocess.datasets.listing import DataSet, Missing, Source, Video, is_missing, unlisted
+from gdt.preprocess.datasets.listing import NO_FILE, DataSet, Missing, Source, Video, is_missing, unlisted
 from gdt.preprocess.tables import Row, read_csv
 
 TABLE = "HowTo100M_v1.csv"
@@ -40,7 +40,7 @@ def listing(source: Source) -> Iterator[Video | Missing]:
         yield Video(name, file, labels.get(name, ""))
     for id in labels:
         if id not in seen:
-            yield Missing(id, f"listed in {TABLE}, but there is no video of this name")
+            yield Missing(id, f"listed in {TABLE}, {NO_FILE}")
 
 
 def _label(row: Row) -> tuple[str, str]:

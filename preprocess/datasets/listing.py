@@ -36,6 +36,7 @@ _SOUND = re.compile(r"\.f(?:139|14[01]|17[12]|249|25[01])(?:-\w+)?$", re.ASCII)
 _SHOWN = 8
 """Suffixes to print."""
 HIDDEN = "hidden"
+NO_FILE = "but there is no file of this name with the suffix of a video"
 SPLITS = {
     "train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val", "validate": "val",
     "test": "test", "testing": "test",

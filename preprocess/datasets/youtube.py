@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gdt.preprocess.datasets.listing import Missing, Source, Video, unlisted
+from gdt.preprocess.datasets.listing import NO_FILE, Missing, Source, Video, unlisted
 
 
 @dataclass(slots=True)
@@ -60,7 +60,7 @@ def listing(source: Source, rows: Iterable[Segment]) -> Iterator[Video | Missing
             times = (segment.start, segment.end)
             yield Video(segment.name, path, segment.label, segment.split, segment=times, columns=segment.columns)
     for segment in (segment for several in segments.values() for segment in several if not segment.has_file):
-        yield Missing(segment.name, "listed in the official annotations, but there is no video of this name")
+        yield Missing(segment.name, f"listed in the official annotations, {NO_FILE}")
 
 
 # An id is any 11 of these characters: it may contain or begin with what looks like a separator or a number. Times are
