@@ -123,11 +123,13 @@ def _run_once(arguments: list[str], limits: Limits, last: bool, log: Path, *outp
     for output in outputs:
         output.unlink(missing_ok=True)
     memory = _memory_limit(limits)
+    # without what changes or moves its messages
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("FFREPORT", "AV_LOG_"))}
     with (
         log.open("wb") as stderr,
         # in a new session, so that the worker handles Ctrl-C
         subprocess.Popen(
-            arguments, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=stderr, start_new_session=True
+            arguments, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=stderr, start_new_session=True, env=env
         ) as process,
     ):
         try:
