@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import signal
@@ -27,12 +28,16 @@ _CONFIG: dict[str, Any] = {
     # one thread each for ffmpeg and log-mel. This drops Dask's MALLOC_TRIM_THRESHOLD_, which costs 5% of the speed:
     # with it, every larger array, in ffmpeg too, takes fresh pages from the kernel
     "distributed.nanny.pre-spawn-environ": {f"{name}_NUM_THREADS": "1" for name in ("OMP", "MKL", "OPENBLAS")},
+    "distributed.worker.lifetime.duration": None,  # nobody replaces a worker that ends
     # Dask's monitors run a hundred times a second in every process, next to threads that wait for ffmpeg
     "distributed.worker.profile.enabled": False,
     "distributed.admin.tick.interval": "1s",
     "distributed.admin.tick.limit": "30s",
     "distributed.admin.system-monitor.interval": "5s",
 }
+_ADVICE: dict[int | None, str] = {
+    errno.EMFILE: "allow more open files (ulimit -n)", errno.ENETUNREACH: "bring up the network interface lo",
+}  # fmt: skip
 _MOST = 10_000
 """Maximum number of workers."""
 
@@ -109,14 +114,23 @@ def _local(workers: int) -> distributed.LocalCluster:
             scheduler_kwargs={"dashboard_address": "127.0.0.1:0"},  # any port: 8787 may be another's
             silence_logs=logging.CRITICAL,
         )  # fmt: skip
-    except RuntimeError as error:  # a worker that dies at its start ends the whole cluster
-        raise UserError(f"worker processes die at their start ({error}); check the free memory") from error
+    except (RuntimeError, OSError) as error:  # a worker that dies at its start ends the whole cluster
+        cause = _cause(error)
+        advice = _ADVICE.get(getattr(cause, "errno", None), "check the free memory, 'ulimit -a' and variables DASK_*")
+        raise UserError(f"worker processes cannot be started ({first_line(cause)}); {advice}") from error
     finally:
         if main:
             signal.signal(signal.SIGINT, before)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         if interrupts:
             raise KeyboardInterrupt
+
+
+def _cause(error: BaseException) -> BaseException:
+    """The error of the operating system in the chain of an error, else its origin."""
+    while getattr(error, "errno", None) is None and (before := error.__cause__ or error.__context__):
+        error = before
+    return error
 
 
 def map_unordered(

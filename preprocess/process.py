@@ -199,9 +199,11 @@ def _fault_of_machine(status: int, errors: Sequence[str], folder: Path) -> str:
 
 def _start(arguments: list[str], stderr: BinaryIO) -> subprocess.Popen[bytes]:
     """Start ffmpeg, in a new session, so that the worker handles Ctrl-C. Raises UserError."""
+    # without what changes or moves its messages
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("FFREPORT", "AV_LOG_"))}
     try:
         return subprocess.Popen(
-            arguments, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=stderr, start_new_session=True
+            arguments, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=stderr, start_new_session=True, env=env
         )
     except OSError as error:
         raise UserError(

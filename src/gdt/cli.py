@@ -13,10 +13,11 @@ import json
 import os
 import signal
 import sys
+from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any, NamedTuple
 
-from gdt.common.errors import exit_with_message, unknown
+from gdt.common.errors import UserError, exit_with_message, unknown
 
 
 class Command(NamedTuple):
@@ -66,8 +67,18 @@ _HELP = "\n".join([
 
 def console() -> None:
     """Run the command line."""
+    _open_standard_streams()
     faulthandler.enable()  # says where compiled code crashed
     exit_with_message(_main)
+
+
+def _open_standard_streams() -> None:
+    """Open the null device as those that are closed, as under cron: other files must not take their place."""
+    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(number, True)
+    os.close(number)
+    sys.stdin, sys.stdout = sys.stdin or os.fdopen(0), sys.stdout or os.fdopen(1, "w")
+    sys.stderr = sys.stderr or os.fdopen(2, "w")
 
 
 def _main() -> None:
@@ -77,6 +88,10 @@ def _main() -> None:
     elif name == "--version":
         print(f"gdt {importlib.metadata.version('gdt')}")
     elif name in COMMANDS:
+        try:
+            Path.cwd()
+        except FileNotFoundError:
+            raise UserError("the current folder has been removed; run the command in another") from None
         run(name, arguments)
     else:
         raise unknown("command", name, COMMANDS)

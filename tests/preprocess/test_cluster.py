@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import shutil
 import signal
 import socket
@@ -90,6 +91,26 @@ def scheduler(start: Start) -> tuple[subprocess.Popen[str], str]:
 
 def worker(start: Start, address: str) -> subprocess.Popen[str]:
     return start(*DASK, "worker", address, "--nthreads", 1, "--memory-limit", 0, "--no-dashboard")
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        ("", "<&- >&- 2>&-", ""), ("ulimit -n 28", "", "Too many open files); allow more open files"),
+        ("mkdir gone; cd gone; rmdir ../gone", "", "the current folder has been removed"),
+        ("export DASK_DISTRIBUTED__COMM__TIMEOUTS__CONNECT=0s", "", "cannot be started (Timed out"),
+    ],
+)  # fmt: skip
+def test_unusual_environments_do_no_harm_or_are_named(
+    synthetic: Path, tmp_path: Path, before: str, after: str, said: str
+) -> None:
+    """Closed streams, few open files, a removed folder, settings of Dask."""
+    words = (*PYTHON, "preprocess", "--layout", "folder", "--workers", 1, "--source", synthetic / "val")
+    script = f"{before}\n{shlex.join(map(str, words))} --destination {tmp_path}/shards {after}"
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(["bash", "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert said in done.stderr and "Traceback" not in done.stderr
+    assert (tmp_path / "shards" / "index.h5").exists() == (done.returncode == 0) == (not said), done.stderr
 
 
 def test_kills_of_a_worker_and_of_the_scheduler_do_not_change_the_shards(

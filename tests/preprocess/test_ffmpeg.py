@@ -870,6 +870,14 @@ MIXED = "printf '[info]     encoder : File ended prematurely\\n[info] Lavf59\\n'
 """Output of ffmpeg when one thread reports an error while another is in the middle of a line."""
 
 
+def test_variables_that_change_ffmpegs_messages_have_no_effect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AV_LOG_FORCE_COLOR", "1")
+    monkeypatch.setenv("FFREPORT", f"file={tmp_path}/report.log")
+    (tmp_path / "broken.mp4").write_bytes(bytes(range(256)))
+    assert reason(tmp_path / "broken.mp4", tmp_path).startswith("ffmpeg cannot decode it: moov atom not found")
+    assert not (tmp_path / "report.log").exists()
+
+
 def test_interrupted_error_line_is_recognised(ticking: Path, tmp_path: Path, fake: Fake) -> None:
     fake(f'[ -e {tmp_path}/once ] || {MIXED}; touch {tmp_path}/once; exec $real "$@"')
     assert kept(ticking, tmp_path).note == ""
