@@ -13,11 +13,11 @@ from gdt.cli import COMMANDS, below_gdt
 from tests.conftest import ROOT
 
 LINES = {
-    "src": 447, "common": 445, "pipeline": 3245, "preprocess": 3809, "train": 2543, "eval": 3987, "benchmarks": 719,
-    "tests": 12453,
+    "src": 469, "common": 454, "pipeline": 3258, "preprocess": 4250, "train": 2551, "eval": 4085, "benchmarks": 719,
+    "tests": 13097,
 }  # fmt: skip
 """Lines of Python by folder."""
-WORDS, OPTIONS = 13_900, 113
+WORDS, OPTIONS = 14_282, 115
 
 
 def tracked(pattern: str) -> list[str]:
