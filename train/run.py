@@ -11,6 +11,7 @@ from gdt.common import serialization
 from gdt.common.commandline import parse, value_of
 from gdt.common.errors import UserError, first_line, unknown
 from gdt.train.gpu import default_size
+from gdt.train.published import PUBLISHED
 from gdt.train.settings import SIZES, Pretrain
 
 CHECKPOINT = "checkpoint.pt"
@@ -73,7 +74,10 @@ def require_checkpoint(path: Path) -> Path:
     """The checkpoint at a path, which may be its folder. Raises UserError if there is none."""
     path = path / CHECKPOINT if path.is_dir() else path
     if not path.is_file():
-        raise UserError(f"there is no checkpoint {path}; make one with 'gdt pretrain', or give the path of yours")
+        raise UserError(
+            f"there is no checkpoint {path}; make one with 'gdt pretrain', or give the path of yours or a name: "
+            f"{', '.join(PUBLISHED)}"
+        )
     return path
 
 

@@ -62,7 +62,8 @@ class Pretrain:
     word2vec: Path | None = None
     """word2vec file that the shards were made with; needed for text."""
     init: Path | None = None
-    """Weights to start from. Sets the normalisation of inputs, too, but not the size of clips."""
+    """Weights to start from, or their name, such as gdt-k400. Sets the normalisation of inputs, too, but not the size
+    of clips."""
     out: Path | None = None
     """Folder of the run; default: runs/<dataset>-<composition>, and -seed<n> unless that is 0."""
     overwrite: bool = False

@@ -6,7 +6,7 @@
     run = gdt.pretrain(made.shards, size="tiny", preset="l", steps=500, out="runs/mine")
     print(run.loss, gdt.evaluate(run.checkpoint, made.shards).rows)
 
-    model = gdt.load(run.checkpoint)  # or published weights, or an exported file
+    model = gdt.load(run.checkpoint)  # or "gdt-k400", published weights, or an exported file
     found = model.embed(["a.mp4", "b.mp4"])  # files, folders, or a folder of shards
     found.id, found.features["video"], found.features["audio"], found.skipped
     gdt.nearest(found, "a.mp4", by="audio", among="video")  # videos that go with its sound
@@ -170,6 +170,8 @@ def _merge(base: Any, given: Any) -> Any:
 
 def load(path: str | Path) -> Model:
     """Load a checkpoint, an exported file, published GDT weights or torchvision's r2plus1d_18.
+
+    Names of `gdt.train.published.PUBLISHED`, such as gdt-k400, are downloaded into the cache of torch.hub.
 
     Raises UserError for any other file. No code in a file is run.
     """
