@@ -29,7 +29,7 @@ from torch import Tensor
 from gdt.common import serialization
 from gdt.common.commandline import expand_home
 from gdt.common.errors import UserError, unknown
-from gdt.eval.embed import Embed, Features, Kind, Modality, features
+from gdt.eval.embed import Embed, Features, Kind, Modality, Rows, features
 from gdt.eval.embed import read as read_features
 from gdt.eval.nearest import most_similar
 from gdt.pipeline.composition import Composition
@@ -201,13 +201,13 @@ class Model:
 
     def embed(
         self, videos: Paths, *, modalities: Modality | Sequence[Modality] = (), kind: Kind = "embeddings",
-        clips: int = 10, workers: int = 0,
+        clips: int = 10, rows: Rows = "video", workers: int = 0,
     ) -> Features:  # fmt: skip
         """Features of video files and folders of videos, or of one folder of shards.
 
         `modalities`: "video", "audio" or both; by default all that the model has networks for. `kind`: "embeddings" of
         length 1, which can be compared across modalities, or "features" of the trunks, both the mean over `clips`
-        uniform clips. `workers`: processes that decode, 0 for one per core.
+        uniform clips, or with `rows` "clip" a row for each. `workers`: processes that decode, 0 for one per core.
 
         Unusable files are in `skipped` with their reasons. All frames are first decoded into the folder of temporary
         files (TMPDIR); preprocess larger collections, and embed their shards. Raises UserError if no video can be used
@@ -217,7 +217,7 @@ class Model:
             raise UserError("videos is empty; give one or more")
         shards = paths[0] if len(paths) == 1 and (paths[0] / INDEX).is_file() else None
         asked = (modalities,) if isinstance(modalities, str) else tuple(modalities)
-        given = {"modalities": asked, "kind": kind, "clips": clips, "workers": workers}
+        given = {"modalities": asked, "kind": kind, "clips": clips, "rows": rows, "workers": workers}
         settings = _with(Embed(self._path, () if shards else paths, shards=shards), given)
         return features(settings, self._trained)
 
