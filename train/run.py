@@ -15,6 +15,8 @@ from gdt.train.published import PUBLISHED
 from gdt.train.settings import SIZES, Pretrain
 
 CHECKPOINT = "checkpoint.pt"
+EXPORTED = "model.safetensors"
+"""The weights in a folder of `gdt export --to`."""
 SETTINGS, METRICS, PROBES = "settings.json", "metrics.jsonl", "probe.jsonl"
 """Its settings, a line per step, and a line per probe."""
 _NO_EFFECT_ON_RESULTS = {
@@ -71,8 +73,9 @@ def decisive(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def require_checkpoint(path: Path) -> Path:
-    """The checkpoint at a path, which may be its folder. Raises UserError if there is none."""
-    path = path / CHECKPOINT if path.is_dir() else path
+    """The checkpoint at a path, which may be the folder of a run or an export. Raises UserError if there is none."""
+    if path.is_dir():
+        path = path / (EXPORTED if (path / EXPORTED).is_file() else CHECKPOINT)
     if not path.is_file():
         raise UserError(
             f"there is no checkpoint {path}; make one with 'gdt pretrain', or give the path of yours or a name: "
