@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import torch
 
     from gdt.eval.extract import PooledFeatures
+    from gdt.eval.finetune import Finetuning, Recipe
     from gdt.eval.metrics import Metric
     from gdt.eval.settings import Downstream
     from gdt.eval.subjects import Data, Fold, Model
@@ -197,20 +198,37 @@ def _cross_modal(evaluator: Evaluator, model: Model, fold: Fold, _: Path) -> Out
     return Outcome(metrics, replace(fold, queries=found.videos, query_label=np.full(n, "")))
 
 
+def _attentive(evaluator: Evaluator, model: Model, fold: Fold, folder: Path) -> Outcome:
+    from gdt.eval.attentive import AttentiveProbe
+    from gdt.eval.finetune import build_recipe
+
+    settings = evaluator.settings
+    recipe = AttentiveProbe.recipe_of(build_recipe(settings, model.trained), model.trained, settings.lr)
+    return _train(evaluator, model, fold, folder, AttentiveProbe, recipe)
+
+
 def _finetune(evaluator: Evaluator, model: Model, fold: Fold, folder: Path) -> Outcome:
-    from gdt.eval.finetune import Finetuning, Task, build_recipe
+    from gdt.eval.finetune import Finetuning, build_recipe
+
+    return _train(evaluator, model, fold, folder, Finetuning, build_recipe(evaluator.settings, model.trained))
+
+
+def _train(
+    evaluator: Evaluator, model: Model, fold: Fold, folder: Path, kind: type[Finetuning], recipe: Recipe
+) -> Outcome:
+    from gdt.eval.finetune import Task
     from gdt.eval.retrieval import targets
     from gdt.eval.subjects import describe, subsample
 
     settings, data = evaluator.settings, evaluator.data
     fold = subsample(fold, settings.train_samples, settings.seed)
-    recipe, classes = build_recipe(settings, model.trained), _classes(fold, "finetune")
+    classes = _classes(fold, kind.name)
     task = Task(
         model.trained.normalise(data.index), fold.gallery, targets(fold.gallery_label, classes),
         fold.queries, targets(fold.query_label, classes), tuple(classes.tolist()), data.fingerprint,
     )  # fmt: skip
-    run = Finetuning(model.trained, task, recipe, settings.seed, fold.number, evaluator.device, folder)
-    metrics = run.run(f"finetune {describe(model, fold)}")
+    run = kind(model.trained, task, recipe, settings.seed, fold.number, evaluator.device, folder)
+    metrics = run.run(f"{kind.name} {describe(model, fold)}")
     return Outcome(metrics, fold, {name: str(value) for name, value in vars(recipe).items()})
 
 
@@ -257,6 +275,7 @@ PROTOCOLS = {
         Protocol("retrieval", _retrieval, _FROZEN, "neighbours", default=True),
         Protocol("few-shot", _few_shot, (*_FROZEN, "seed"), "neighbours", default=True),
         Protocol("linear", _linear, (*_FROZEN, "seed", "train_samples", "linear_c"), "classifiers"),
+        Protocol("attentive", _attentive, (*_LABELS, "seed", "train_samples", *_RECIPE), "classifiers", trains=True),
         Protocol("finetune", _finetune, (*_LABELS, "seed", "train_samples", *_RECIPE), "classifiers", trains=True),
     )
 }
