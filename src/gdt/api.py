@@ -17,6 +17,7 @@ strings, and ~ is expanded. Errors in files and settings raise `gdt.UserError`, 
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, is_dataclass, replace
@@ -45,7 +46,7 @@ from gdt.train.settings import Pretrain
 
 __all__ = [
     "GDT", "Batch", "Batches", "Evaluated", "Features", "Index", "Model", "Preprocessed", "Pretrained", "UserError",
-    "batches", "evaluate", "gdt_loss", "load", "make_shards", "nearest", "pretrain", "read_features",
+    "batches", "evaluate", "gdt_loss", "load", "make_shards", "mteb", "nearest", "pretrain", "read_features",
 ]  # fmt: skip
 
 Paths = str | Path | Sequence[str | Path]
@@ -243,6 +244,20 @@ def nearest(
         raise UserError(f"video '{asked}' is not among these features; their ids are in gdt.read_features(path).id")
     found, cosines = most_similar(features, asked, by, among or by)
     return list(zip(features.id[found][:k].tolist(), cosines[:k].tolist(), strict=True))
+
+
+def mteb(checkpoint: str | Path, *, kind: Kind = "embeddings", clips: int = 10) -> Any:
+    """A model for MTEB's tasks on video and sound: `mteb.evaluate(gdt.mteb(checkpoint), tasks)`.
+
+    `checkpoint` as in `load`; `kind` and `clips` as in `Model.embed`. Of tasks with both modalities, embeddings are
+    summed and features joined. Raises UserError without the package mteb.
+    """
+    if importlib.util.find_spec("mteb") is None:
+        raise UserError("gdt.mteb needs the package mteb; run pip install mteb")
+    from gdt.eval.mteb import Encoder
+
+    (path,) = _paths(checkpoint)
+    return Encoder(path, kind, clips)
 
 
 def batches(
