@@ -10,7 +10,6 @@ import pytest
 
 import gdt
 from gdt.common.errors import UserError
-from gdt.preprocess.datasets import listing
 
 mteb = pytest.importorskip("mteb")
 datasets = pytest.importorskip("datasets")
@@ -76,11 +75,8 @@ def test_rows_are_those_of_embed(
         gdt.mteb(checkpoint).encode(inputs, task_metadata=meta)
 
 
-@pytest.mark.skipif(not hasattr(listing, "SOUNDS"), reason="files of sound alone cannot be embedded")
 @pytest.mark.parametrize("columns", [("audio",), ("video", "audio")])
 def test_sound_alone_and_with_its_picture(checkpoint: Path, synthetic: Path, columns: tuple[str, ...]) -> None:
     files = {split: sorted((synthetic / split).rglob("*.mp4")) for split in ("train", "test")}
-    (found,) = mteb.evaluate(
-        gdt.mteb(checkpoint, clips=2), task(files, *columns), cache=None, raise_error=True
-    ).task_results
+    (found,) = mteb.evaluate(gdt.mteb(checkpoint, clips=2), task(files, *columns), cache=None).task_results
     assert 0 <= found.get_score() <= 1
