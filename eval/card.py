@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
 from gdt.common.files import write_text
 from gdt.eval import results
-from gdt.eval.results import RANDOM, RESULTS, Result
+from gdt.eval.results import RANDOM, RESULTS
 from gdt.eval.tables import pivot, row_label
 from gdt.train import portable
 from gdt.train.run import EXPORTED
@@ -84,14 +83,5 @@ def _results(weights: str) -> str:
     conditions = {(row.conditions, row.checkpoint) for row in own}
     beside = [row for row in every if row.model == RANDOM and (row.conditions, row.checkpoint) in conditions]
     tables = "\n\n".join(map(str, pivot([*beside, *own])))
-    return f"```text\n{tables}\n```\n\n```sh\n{chr(10).join(_commands(own))}\n```"
-
-
-def _commands(rows: Sequence[Result]) -> list[str]:
-    """The commands of some results, each once; a subprocess has got its settings as JSON instead of options."""
-    commands = dict[str, None]()
-    for row in rows:
-        command = row.provenance.get("command", "")
-        short = f"gdt evaluate --dataset {row.dataset} --protocols {row.protocol}"
-        commands[short if "{" in command else command] = None
-    return list(commands)
+    commands = "\n".join(dict.fromkeys(row.provenance.get("command", "") for row in own))
+    return f"```text\n{tables}\n```\n\n```sh\n{commands}\n```"
