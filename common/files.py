@@ -119,10 +119,13 @@ def require_new_file(out: Path, overwrite: bool) -> None:
 
 
 @contextmanager
-def locked(destination: Path, alternative: str = "set --destination to another folder") -> Iterator[None]:
+def locked(
+    destination: Path, alternative: str = "set --destination to another folder", wait: bool = False
+) -> Iterator[None]:
     """Create and lock a folder that a run writes to.
 
-    Raises UserError, ending in `alternative`, if another run holds the lock or the folder is not writable.
+    Raises UserError, ending in `alternative`, if the folder is not writable or another run holds the lock, unless this
+    one is to `wait` for it.
     """
     try:
         destination.mkdir(parents=True, exist_ok=True)
@@ -132,7 +135,7 @@ def locked(destination: Path, alternative: str = "set --destination to another f
         raise UserError(f"cannot write to {destination}: {reason}; {alternative}") from error
     with file:  # the system releases the lock when this process ends
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except BlockingIOError as error:
             raise UserError(f"another run is writing to {destination}; wait for it, or {alternative}") from error
         except OSError:

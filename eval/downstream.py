@@ -254,7 +254,8 @@ def _finetune_all(jobs: Sequence[Job]) -> None:
         logs = (job.folder / METRICS for job in jobs)
         return sum(len(log.read_bytes().splitlines()) for log in logs if log.is_file())
 
-    print(f"{len(jobs)} finetuning runs, {limit} in parallel; logs: {jobs[0].evaluator.out}/*/finetune-*/log.txt")
+    logs = f"{jobs[0].evaluator.out}/*/{jobs[0].protocol}-*/log.txt"
+    print(f"{len(jobs)} finetuning runs, {limit} in parallel; logs: {logs}")
     total = build_recipe(settings, jobs[0].model.trained).epochs * len(jobs)
     with tqdm(total=total, initial=finished_epochs(), unit="epoch", desc="finetune", mininterval=1.0) as bar:
         for job in run_parallel(jobs, run, limit, lambda: bar.update(finished_epochs() - bar.n)):

@@ -22,7 +22,8 @@ from tqdm import tqdm
 from gdt.common.commandline import expand_home
 from gdt.common.errors import UserError, first_line, plural, require_positive
 from gdt.common.files import DAMAGE, require_new_file, writing
-from gdt.pipeline.clips import uniform_plans, usable
+from gdt.eval import parquet
+from gdt.pipeline.clips import uniform_plans, uniform_starts, usable
 from gdt.pipeline.leaves import MODALITIES
 from gdt.pipeline.shards import container
 from gdt.pipeline.shards.container import Damaged, text_array, texts
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 
 Modality = Literal["video", "audio"]
 Kind = Literal["embeddings", "features"]
+Rows = Literal["video", "clip"]
 FORMAT = "gdt-features-2"
 
 
@@ -55,13 +57,15 @@ class Embed:
     shards: Path | None = None
     """Folder of shards; default: data/shards/<dataset>."""
     out: Path = Path("features.h5")
-    """File: .h5 or .npz."""
+    """File: .h5, .npz or .parquet (needs pyarrow)."""
     modalities: tuple[Modality, ...] = ()
     """Modalities; default: all of the model."""
     kind: Kind = "embeddings"
     """embeddings (head; comparable across modalities) or features (trunk)."""
     clips: int = 10
-    """Uniformly spaced clips per video, which are averaged."""
+    """Uniformly spaced clips per video."""
+    rows: Rows = "video"
+    """A row per video, the mean over its clips, or per clip."""
     workers: int = 0
     """Decoding processes; 0: one per core."""
     overwrite: bool = False
@@ -73,13 +77,15 @@ class Embed:
                 "set --source to files or folders of videos, or --dataset to a preprocessed data set, but not both"
             )
         require_positive(self, "", "clips", most=1000)
-        if self.out.suffix not in (".h5", ".npz"):
-            raise UserError(f"--out is {self.out}; its name must end in .h5 or .npz")
+        if self.out.suffix not in (".h5", ".npz", ".parquet"):
+            raise UserError(f"--out is {self.out}; its name must end in .h5, .npz or .parquet")
+        if self.out.suffix == ".parquet":
+            parquet.require_pyarrow(self.out)
 
 
 @dataclass(frozen=True, repr=False)
 class Features:
-    """Features of n videos."""
+    """Features of n videos, or clips of videos."""
 
     id: np.ndarray
     """Path of the video file, or its id in the shards: str [n]."""
@@ -90,10 +96,22 @@ class Features:
     """Checkpoint, digest of its weights, kind, number and size of clips."""
     skipped: tuple[tuple[str, str], ...] = ()
     """Skipped files with reasons; not stored."""
+    start: np.ndarray | None = None
+    """With a row per clip, where it starts, seconds: float64 [n]."""
 
     def __repr__(self) -> str:
         shapes = ", ".join(f"{name} {list(values.shape)}" for name, values in self.features.items())
-        return f"<gdt.Features of {plural(len(self.id), 'video')}: {shapes}; {len(self.skipped)} skipped>"
+        return f"<gdt.Features of {self.count}: {shapes}; {len(self.skipped)} skipped>"
+
+    @property
+    def count(self) -> str:
+        """The number of videos or clips, in words."""
+        return plural(len(self.id), "video" if self.start is None else "clip")
+
+    @property
+    def columns(self) -> dict[str, np.ndarray]:
+        """The arrays that files hold besides ids."""
+        return ({} if self.start is None else {"start": self.start}) | self.features
 
 
 def embed(settings: Embed) -> str:
@@ -106,12 +124,12 @@ def embed(settings: Embed) -> str:
     _write(settings.out, rows)
     sizes = ", ".join(f"{name} [{len(values)}, {values.shape[1]}]" for name, values in rows.features.items())
     lines = [
-        f"{settings.out}: {settings.kind} of {plural(len(rows.id), 'video')}: {sizes}; from {settings.clips} clips per "
+        f"{settings.out}: {settings.kind} of {rows.count}: {sizes}; from {settings.clips} clips per "
         f"video, each of {rows.metadata['clip']}"
     ]
     for name, values in rows.features.items():
         if lacking := int(np.isnan(values[:, 0]).sum()):
-            lines.append(f"'{name}' is NaN for {plural(lacking, 'video')}: missing or shorter than a clip")
+            lines.append(f"'{name}' is NaN for {lacking} of {rows.count}: missing or shorter than a clip")
     lines += [f"skipped {path}: {reason}" for path, reason in rows.skipped]
     return "\n".join(lines)
 
@@ -131,7 +149,7 @@ def features(settings: Embed, trained: Trained | None = None) -> Features:
             index, skipped = _decode(settings.source, Path(scratch), settings.workers)
         else:
             index, skipped = Index.open(shard_folder(settings.dataset, settings.shards)), ()
-        rows = features_of(trained, index, modalities, settings.clips, settings.kind)
+        rows = features_of(trained, index, modalities, settings.clips, settings.kind, settings.rows)
     rows.metadata["checkpoint"] = str(checkpoint)
     return replace(rows, skipped=skipped)
 
@@ -188,30 +206,36 @@ def _decode(sources: Sequence[Path], scratch: Path, workers: int) -> tuple[Index
     return replace(index, id=np.array([path_of(name) for name in index.id], object)), skipped
 
 
-def features_of(trained: Trained, index: Index, modalities: Sequence[str], clips: int, kind: Kind) -> Features:
+def features_of(
+    trained: Trained, index: Index, modalities: Sequence[str], clips: int, kind: Kind, rows: Rows = "video"
+) -> Features:
     """Features of all videos of an index, in its order; NaN where the audio is shorter than a clip."""
     from gdt.eval.extract import outputs
     from gdt.train.models.gdt import any_device
 
     device, index, clip = any_device(), trained.normalise(index), trained.settings.clip
     model = deepcopy(trained.model).to(device).eval()  # it may be training
+    each = clips if rows == "clip" else 1  # rows of a video
 
     def forward(batch: Batch) -> list[Tensor]:
-        """Means over clips, [videos, d] by modality."""
+        """Means over the clips of a row, [rows, d] by modality."""
         if kind == "embeddings":
             outs = [model.embed(name, inputs) for name, inputs in batch.inputs.items()]
         else:
             outs = [model.get_submodule(f"{name}_network")(inputs) for name, inputs in batch.inputs.items()]
-        return [out.float().unflatten(0, (-1, clips)).mean(1) for out in outs]
+        return [out.float().unflatten(0, (-1, clips // each)).mean(1) for out in outs]
 
     crop = centred(trained.settings.augmentation.scale[0])
     audible, seen = usable(index, clip, ["audio"]), index.frame_count > 0
     found: dict[str, np.ndarray] = {}
+    starts = np.zeros((len(index), clips), np.int64)
     for lacking, chosen in (((), audible & seen), (("audio",), ~audible & seen), (("video",), audible & ~seen)):
         videos, present = np.flatnonzero(chosen), [name for name in modalities if name not in lacking]
         if not len(videos) or not present:
             continue
         plans = uniform_plans(index, videos, clips, clip, crop, modalities=present)
+        starts[videos] = uniform_starts(index, videos, clips, clip, "audio" in present)
+        own = (videos[:, None] * each + np.arange(each)).reshape(-1)
         bar = tqdm(total=len(videos), unit="video", desc="features", mininterval=1.0, leave=False)
         outs = outputs(index, plans, clip, device, forward, bar, clips * len(present))
         for name, values in zip(present, outs, strict=True):
@@ -219,28 +243,30 @@ def features_of(trained: Trained, index: Index, modalities: Sequence[str], clips
                 raise UserError(f"the {name} network gives NaN or infinity; use other weights")
             if kind == "embeddings":
                 values = values / np.linalg.norm(values, axis=1, keepdims=True)
-            found.setdefault(name, np.full((len(index), values.shape[1]), np.nan, np.float32))[videos] = values
+            found.setdefault(name, np.full((len(index) * each, values.shape[1]), np.nan, np.float32))[own] = values
     if not found:
         raise UserError(
             f"the {' and '.join(modalities)} of every video is missing or shorter than a clip; use longer videos, or "
             "set --modalities"
         )
-    return Features(index.id, found, {
-        "format": FORMAT, "kind": kind, "clips": str(clips), "clip": str(clip), "weights": trained.digest(),
-    })  # fmt: skip
+    made = {"format": FORMAT, "kind": kind, "clips": str(clips), "clip": str(clip), "weights": trained.digest()}
+    start = starts.reshape(-1) / index.fps if rows == "clip" else None
+    return Features(np.repeat(index.id, each), found, made, start=start)
 
 
 def _write(path: Path, rows: Features) -> None:
     if path.suffix == ".npz":
-        arrays: dict[str, Any] = {"id": rows.id.astype(str)} | rows.features
+        arrays: dict[str, Any] = {"id": rows.id.astype(str)} | rows.columns
         with writing(path) as file:
             np.savez(file, **arrays, made=np.asarray(json.dumps(rows.metadata)))
+    elif path.suffix == ".parquet":
+        parquet.write(path, rows.id, rows.columns, rows.metadata)
     else:
-        container.write(path, {"id": text_array(rows.id.tolist())} | rows.features, rows.metadata)
+        container.write(path, {"id": text_array(rows.id.tolist())} | rows.columns, rows.metadata)
 
 
 def read(path: str | Path) -> Features:
-    """Read features from .h5 or .npz; ~ is expanded. Raises UserError for any other or a damaged file."""
+    """Read features from .h5, .npz or .parquet; ~ is expanded. Raises UserError for any other or a damaged file."""
     path = Path(expand_home(Path(path)))
     if not path.is_file():
         raise UserError(f"no features file {path}; write one with 'gdt embed'")
@@ -249,12 +275,15 @@ def read(path: str | Path) -> Features:
             with np.load(path) as file:  # whose members have checksums
                 arrays = dict(file)
             ids, metadata = arrays["id"].astype(object), json.loads(str(arrays["made"]))
+        elif path.suffix == ".parquet":
+            ids, arrays, metadata = parquet.read(path)
         else:
             arrays, notes = container.read(path)
             ids, metadata = texts(arrays["id"]), dict(notes)
         if metadata["format"] != FORMAT:
             raise ValueError(f"its format is {metadata['format']}, not {FORMAT}")
-        return Features(ids, {name: arrays[name] for name in MODALITIES if name in arrays}, metadata)
+        found = {name: arrays[name] for name in MODALITIES if name in arrays}
+        return Features(ids, found, metadata, start=arrays.get("start"))
     except (Damaged, OSError, *DAMAGE) as error:
         raise UserError(
             f"{path} is damaged, or not a features file of this version ({first_line(error)}); write one with 'gdt "

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from gdt.common.errors import UserError
 from gdt.common.files import require_new_file, writing
 from gdt.train.models.network import VIDEO_OPTIONS, Network
-from gdt.train.run import latest_checkpoint
+from gdt.train.run import EXPORTED, latest_checkpoint
 
 if TYPE_CHECKING:  # slow to import, and --help needs only the settings
     from gdt.train.checkpoint import Trained
@@ -19,14 +19,22 @@ if TYPE_CHECKING:  # slow to import, and --help needs only the settings
 class Export:
     """Write the weights of a checkpoint in a format that other programs read."""
 
-    out: Path
+    out: Path | None = None
     """File to write."""
     format: Literal["safetensors", "torchvision"] = "safetensors"
     """File type; torchvision needs the paper's network sizes."""
     ckpt: Path | None = None
     """Checkpoint of a pretrained model, or external weights; default: the latest in runs."""
     overwrite: bool = False
-    """Replace an existing file."""
+    """Replace an existing file or folder."""
+    to: Path | None = None
+    """Folder to write instead of a file, for a hub: model.safetensors, config.json and a model card."""
+
+    def __post_init__(self) -> None:
+        if bool(self.out) == bool(self.to):
+            raise UserError("set --out to a file, or --to to a folder, but not both")
+        if self.to and self.format != "safetensors":
+            raise UserError(f"--format {self.format} is for a file; set --out instead of --to")
 
 
 def export(settings: Export) -> str:
@@ -37,19 +45,26 @@ def export(settings: Export) -> str:
     """
     import torch
 
+    from gdt.eval import card
     from gdt.train import portable
     from gdt.train.checkpoint import load_trained
 
-    require_new_file(settings.out, settings.overwrite)
+    out = settings.to / EXPORTED if settings.to else cast(Path, settings.out)
+    if settings.to:
+        settings.to.mkdir(parents=True, exist_ok=True)
+    require_new_file(out, settings.overwrite)
     trained = load_trained(settings.ckpt or latest_checkpoint())
-    if settings.format == "safetensors":
-        portable.write(settings.out, trained)
-        parts = [name for name, _ in trained.model.named_children()]
+    inputs, parts = _expected_inputs(trained), [name for name, _ in trained.model.named_children()]
+    if settings.to:
+        card.write(settings.to, trained, inputs)
+    elif settings.format == "safetensors":
+        portable.write(out, trained)
     else:
-        with writing(settings.out) as file:
+        with writing(out) as file:
             torch.save(_torchvision(trained), file)
         parts = ["video_network"]
-    return f"{settings.out} holds {', '.join(parts)}\n{_expected_inputs(trained)}"
+    said = f"{out} holds {', '.join(parts)}\nexpected input: {inputs}"
+    return said + (f"\nfill in the licence in {settings.to / card.CARD}" if settings.to else "")
 
 
 def _torchvision(trained: Trained) -> dict[str, Any]:
@@ -76,7 +91,7 @@ def _expected_inputs(trained: Trained) -> str:
     s = trained.statistics
     mean, std = (", ".join(f"{x / 255:.6g}" for x in numbers) for numbers in (s.pixel_mean, s.pixel_std))
     text = (
-        f"expected input: clips of {clip.frames} stored frames, stride {clip.stride}, {clip.size}x{clip.size} "
+        f"clips of {clip.frames} stored frames, stride {clip.stride}, {clip.size}x{clip.size} "
         f"pixels of frames whose shorter side is {side}; pixels in 0 to 1, mean ({mean}), std ({std})"
     )
     if "audio" in trained.model.modalities:

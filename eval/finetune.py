@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -129,6 +129,9 @@ class Task:
 class Finetuning:
     """A finetuning run, resumed from its last epoch with the same numbers (bit for bit on a CPU)."""
 
+    name = "finetune"
+    classifier: Callable[..., nn.Module] = Classifier
+
     def __init__(
         self, trained: Trained, task: Task, recipe: Recipe, seed: int, fold: int, device: torch.device, folder: Path,
         modality: str = "video",
@@ -147,12 +150,14 @@ class Finetuning:
         torch.manual_seed(int(seed_sequence(Stream.FINETUNING, *self._seeds, 1 << 20).generate_state(1)[0]))
         network: Any = trained.model.get_submodule(f"{modality}_network")
         base = copy.deepcopy(network.base)  # other folds start from the same weights
-        self.model = Classifier(base, base.dim, len(task.classes)).to(device)
+        self.model = type(self).classifier(base, base.dim, len(task.classes)).to(device)
         if modality == "video":
             self.model.to(memory_format=torch.channels_last_3d)  # type: ignore[call-overload]
-        self.optimizer = torch.optim.SGD(
-            self.model.parameters(), recipe.first_lr, recipe.momentum, weight_decay=recipe.weight_decay
-        )
+        self.optimizer = self.make_optimizer()
+
+    def make_optimizer(self) -> torch.optim.Optimizer:
+        r = self.recipe
+        return torch.optim.SGD(self.model.parameters(), r.first_lr, r.momentum, weight_decay=r.weight_decay)
 
     def run(self, name: str) -> dict[str, Metric]:
         """Train to the last epoch, save the weights, and return the metrics of `test`."""
@@ -191,7 +196,7 @@ class Finetuning:
         of_clips = top_k(clips, np.repeat(task.test_target, recipe.test_clips), (1, 5))
         # the clips of a video are not independent: they count as one answer in the interval
         clip_wise = {f"clip top-{k}": m._replace(answers=len(task.test)) for k, m in of_clips.items()}
-        return {f"finetune top-{k}": metric for k, metric in of_videos.items()} | clip_wise
+        return {f"{self.name} top-{k}": metric for k, metric in of_videos.items()} | clip_wise
 
     def plans(self, first: int) -> Iterator[BatchPlan]:
         """Training clips of epoch `first` and later."""

@@ -21,7 +21,7 @@ class Nearest:
     query: str
     """Id of a video in the features file, or a video file."""
     features: Path = Path("features.h5")
-    """File written by `gdt embed`, .h5 or .npz."""
+    """File written by `gdt embed`, .h5, .npz or .parquet."""
     by: Modality = "video"
     """Modality of the query."""
     among: Annotated[Modality | None, tyro.conf.arg(metavar="{video,audio}")] = None
@@ -50,7 +50,8 @@ def nearest(settings: Nearest) -> str:
             kind=cast(Kind, made["kind"]), clips=int(made["clips"]),
         ))  # fmt: skip
     found, cosines = most_similar(rows, query, settings.by, among)
-    lines = [(f"{cosine:.3f}", rows.id[k]) for k, cosine in zip(found[: settings.k], cosines, strict=False)]
+    places = rows.id if rows.start is None else [f"{a} at {b:.1f} s" for a, b in zip(rows.id, rows.start, strict=True)]
+    lines = [(f"{cosine:.3f}", places[k]) for k, cosine in zip(found[: settings.k], cosines, strict=False)]
     # cosines across modalities are low even for the best match
     median = f"median cosine of {plural(len(cosines), 'candidate')}: {np.median(cosines):.3f}"
     return f"{tabulate(lines, ['cosine', 'video'], disable_numparse=True)}\n\n{median}"

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import torch
 
     from gdt.eval.extract import PooledFeatures
+    from gdt.eval.finetune import Finetuning, Recipe
     from gdt.eval.metrics import Metric
     from gdt.eval.settings import Downstream
     from gdt.eval.subjects import Data, Fold, Model
@@ -219,21 +220,38 @@ def _multilabel(evaluator: Evaluator, model: Model, fold: Fold, _: Path) -> Outc
     return Outcome({"mAP": metric}, fold, {"pooling": "average"})
 
 
+def _attentive(evaluator: Evaluator, model: Model, fold: Fold, folder: Path) -> Outcome:
+    from gdt.eval.attentive import AttentiveProbe
+    from gdt.eval.finetune import build_recipe
+
+    settings = evaluator.settings
+    recipe = AttentiveProbe.recipe_of(build_recipe(settings, model.trained), model.trained, settings.lr)
+    return _train(evaluator, model, fold, folder, AttentiveProbe, recipe)
+
+
 def _finetune(evaluator: Evaluator, model: Model, fold: Fold, folder: Path) -> Outcome:
-    from gdt.eval.finetune import Finetuning, Task, build_recipe
+    from gdt.eval.finetune import Finetuning, build_recipe
+
+    return _train(evaluator, model, fold, folder, Finetuning, build_recipe(evaluator.settings, model.trained))
+
+
+def _train(
+    evaluator: Evaluator, model: Model, fold: Fold, folder: Path, kind: type[Finetuning], recipe: Recipe
+) -> Outcome:
+    from gdt.eval.finetune import Task
     from gdt.eval.retrieval import targets
     from gdt.eval.subjects import describe, subsample
 
     settings, data = evaluator.settings, evaluator.data
     fold = subsample(fold, settings.train_samples, settings.seed)
-    recipe, classes = build_recipe(settings, model.trained), _classes(fold, "finetune")
+    classes = _classes(fold, kind.name)
     task = Task(
         model.trained.normalise(data.index), fold.gallery, targets(fold.gallery_label, classes),
         fold.queries, targets(fold.query_label, classes), tuple(classes.tolist()), data.fingerprint,
     )  # fmt: skip
     (modality,) = settings.modalities
-    run = Finetuning(model.trained, task, recipe, settings.seed, fold.number, evaluator.device, folder, modality)
-    metrics = run.run(f"finetune {describe(model, fold)}")
+    run = kind(model.trained, task, recipe, settings.seed, fold.number, evaluator.device, folder, modality)
+    metrics = run.run(f"{kind.name} {describe(model, fold)}")
     return Outcome(metrics, fold, {name: str(value) for name, value in vars(recipe).items()})
 
 
@@ -282,6 +300,7 @@ PROTOCOLS = {
         Protocol("linear", _linear, (*_FROZEN, "seed", "train_samples", "linear_c"), "classifiers"),
         Protocol("svm", _svm, (*_FROZEN, "seed", "train_samples", "linear_c"), "classifiers"),
         Protocol("multilabel", _multilabel, (*_FROZEN, "linear_c"), "labels"),
+        Protocol("attentive", _attentive, (*_FROZEN, "seed", "train_samples", *_RECIPE), "classifiers", trains=True),
         Protocol("finetune", _finetune, (*_FROZEN, "seed", "train_samples", *_RECIPE), "classifiers", trains=True),
     )
 }

@@ -48,13 +48,13 @@ class Downstream:
     modalities: tuple[Modality, ...] = ("video",)
     """Networks to take features from; both: L2-normalised and concatenated."""
     epochs: int = 0
-    """Epochs of finetuning; the schedule is scaled to them; 0: 12."""
+    """Epochs of finetune and attentive; the schedule is scaled to them; 0: 12."""
     lr: float = 0.0
-    """Peak learning rate of finetuning; 0: 0.02."""
+    """Peak learning rate of finetune and attentive; 0: 0.02 and 0.001."""
     clips_per_epoch: int = 0
     """Random clips per training video and epoch; 0: 10 (tiny: 4)."""
     train_samples: int = 0
-    """Random training videos of finetune and linear; 0: all."""
+    """Random training videos of finetune, attentive and linear; 0: all."""
     linear_c: float = 1.0
     """Inverse strength of L2 regularisation of linear probe and SVM."""
     seed: int = 0
@@ -79,9 +79,11 @@ class Downstream:
         if len(set(self.modalities)) != max(1, len(self.modalities)):
             raise UserError(f"--modalities is '{' '.join(self.modalities)}'; set it to video, audio, or video audio")
         object.__setattr__(self, "modalities", tuple(sorted(self.modalities, reverse=True)))  # video first
-        if len(self.modalities) > 1 and "finetune" in self.protocols:
+        trained = [name for name in self.protocols if PROTOCOLS[name].trains]
+        if len(self.modalities) > 1 and trained:
             raise UserError(
-                f"--modalities is {' '.join(self.modalities)}, but finetune trains one network; name one of them"
+                f"--modalities is {' '.join(self.modalities)}, but {' and '.join(trained)} trains one network; name "
+                "one of them"
             )
         if self.protocols:
             self._require_effect()

@@ -78,10 +78,7 @@ def uniform_clips(
 
     A video with fewer starts repeats some. Leaves are sorted by video, modality and clip.
     """
-    position = np.arange(clips) / (clips - 1) if clips > 1 else np.array([0.5])
-    mel_frames = clip.mel_frames if "audio" in modalities else 0
-    starts = np.maximum(index.start_counts(clip.frames, clip.stride, mel_frames)[videos], 1)
-    first = np.floor(position[None] * (starts[:, None] - 1) + 0.5).astype(np.int64)  # [n, clips]
+    first = uniform_starts(index, videos, clips, clip, "audio" in modalities)
     leaves = Leaves.plain(len(videos) * len(modalities) * clips, clip, index.bands)
     shape = (len(videos), len(modalities), clips)
 
@@ -94,6 +91,14 @@ def uniform_clips(
     rng = np.random.Generator(np.random.Philox(0))  # unused: the evaluation augmentation draws nothing at random
     leaves.draws = augmentation.draw(rng, len(leaves), (1, 1))
     return _plan(index, leaves, {})
+
+
+def uniform_starts(index: Index, videos: np.ndarray, clips: int, clip: Clip, audio: bool) -> np.ndarray:
+    """First stored frames of `uniform_clips`: int64 [n, clips]."""
+    position = np.arange(clips) / (clips - 1) if clips > 1 else np.array([0.5])
+    starts = np.maximum(index.start_counts(clip.frames, clip.stride, clip.mel_frames if audio else 0)[videos], 1)
+    first: np.ndarray = np.floor(position[None] * (starts[:, None] - 1) + 0.5).astype(np.int64)
+    return first
 
 
 def uniform_plans(

@@ -15,6 +15,7 @@ from gdt.common.files import writing
 from gdt.pipeline.shards.statistics import Statistics
 from gdt.train import portable, weights
 from gdt.train.models.gdt import GDT, load_weights, modalities_of
+from gdt.train.published import fetch
 from gdt.train.run import CHECKPOINT, LENGTH, differences, from_json, require_checkpoint, to_json
 from gdt.train.settings import Pretrain
 from gdt.train.tensors import Damaged, load_checked
@@ -88,11 +89,12 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def load_model(path: Path) -> Trained:
-    """The model of a checkpoint, an exported file (`train.portable`) or external weights (`train.weights`).
+    """The model of a checkpoint, an exported file (`train.portable`), external weights (`train.weights`) or published
+    weights by name (`train.published`).
 
     Raises UserError if the file is of another kind or version, or does not fit.
     """
-    path = require_checkpoint(path)
+    path = require_checkpoint(fetch(path))
     try:
         found = load_checked(path)
         return _model_of(found if isinstance(found, Mapping) else {}, path)

@@ -19,6 +19,7 @@ from gdt.pipeline.shards.index import Index
 from gdt.pipeline.sources.loading import Loading
 from gdt.pipeline.transformations.augmentation import centred
 from gdt.pipeline.word2vec import WordVectors
+from gdt.train.collapse import measures
 from gdt.train.models.gdt import GDT, autocast
 from gdt.train.settings import Pretrain
 
@@ -96,17 +97,12 @@ def ranks(query: torch.Tensor, gallery: torch.Tensor, at_once: int = 1024) -> to
 
 
 class Probe:
-    """Measures cross-modal recall on a fixed set of held-out videos during training."""
+    """Measures cross-modal recall and collapse on a fixed set of held-out videos during training."""
 
     def __init__(self, settings: Pretrain, index: Index, device: torch.device, words: WordVectors | None) -> None:
-        """Raises UserError if there is only one modality, or too few videos are held out."""
+        """Raises UserError if too few videos are held out."""
         self._settings, self._index, self._device, self._words = settings, index, device, words
         self._modalities = settings.composition.modalities
-        if len(self._modalities) < 2:
-            raise UserError(
-                f"--probe-every compares modalities, but '{settings.composition}' has only {self._modalities[0]}; "
-                "leave it out"
-            )
         split = next((split for split in ("val", "test") if (index.split == split).any()), "val")
         held_out = usable_videos(index, np.flatnonzero(index.split == split), settings.clip, self._modalities)
         if len(held_out) < 2:
@@ -119,7 +115,7 @@ class Probe:
         self._videos = np.sort(generator(Stream.PROBE).permutation(held_out)[:_PROBE_VIDEOS])
 
     def __call__(self, model: GDT) -> dict[str, float]:
-        """R@k in percent by query modality, gallery modality and k; and the number of videos."""
+        """R@k in percent by query modality, gallery modality and k, measures of collapse, and the number of videos."""
         settings = self._settings
         embedded = embed(
             model, self._index, self._videos, settings.clip, settings.augmentation.scale[0], _PROBE_CLIPS, self._device,
@@ -129,7 +125,7 @@ class Probe:
             f"{one} to {other} R@{k}": 100 * float(right.mean())
             for (one, other, k), right in hits(embedded.embeddings).items()
         }
-        return found | {"videos": float(len(embedded.videos))}
+        return found | measures(embedded.embeddings) | {"videos": float(len(embedded.videos))}
 
 
 def hits(embeddings: dict[str, torch.Tensor], ks: Sequence[int] = KS) -> dict[tuple[str, str, int], np.ndarray]:

@@ -16,6 +16,7 @@ from tqdm import tqdm
 
 from gdt.common.errors import plural
 from gdt.common.files import write_text
+from gdt.train.collapse import warning
 from gdt.train.flops import peak_flops, step_flops
 from gdt.train.run import METRICS, PROBES, SETTINGS, to_json
 from gdt.train.schedule import Schedule
@@ -37,7 +38,7 @@ class Log:
         if self._probes.is_file():
             _keep_until(self._probes, first or -1)
         self._device = torch.device(settings.device)
-        self._rates, self._last, self._probed = list[float](), "", ""
+        self._rates, self._last, self._probed, self._warned = list[float](), "", "", False
         self._board = SummaryWriter(str(folder), purge_step=first)
         self._bar = tqdm(
             total=schedule.steps, initial=first, bar_format="step {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]",
@@ -88,13 +89,16 @@ class Log:
         )
 
     def add_probe(self, done: int, metrics: dict[str, float]) -> None:
-        """Log a probe after `done` steps, in percent."""
+        """Log a probe after `done` steps; the first time that embeddings have collapsed, print a warning."""
         with self._probes.open("a") as file:
             file.write(json.dumps({"step": done} | metrics) + "\n")
         # at the previous step, or `purge_step` would remove it if the run resumes here
         self._plot({f"probe/{name}": value for name, value in metrics.items()}, max(done - 1, 0))
         name, value = next(iter(metrics.items()))
-        self._probed = f", {name.split()[-1]} {value:.1f} %"
+        self._probed = f", {name.split()[-1]} {value:.1f}{' %' if 'R@' in name else ''}"
+        if done and not self._warned and (said := warning(metrics, int(metrics["videos"]))):
+            self._warned = True
+            self._bar.write(f"warning: at step {done}, {said}", sys.stderr)
 
     def _plot(self, metrics: dict[str, float], step: int) -> None:
         for name, value in metrics.items():

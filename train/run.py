@@ -11,9 +11,12 @@ from gdt.common import serialization
 from gdt.common.commandline import parse, value_of
 from gdt.common.errors import UserError, first_line, unknown
 from gdt.train.gpu import default_size
+from gdt.train.published import PUBLISHED
 from gdt.train.settings import SIZES, Pretrain
 
 CHECKPOINT = "checkpoint.pt"
+EXPORTED = "model.safetensors"
+"""The weights in a folder of `gdt export --to`."""
 SETTINGS, METRICS, PROBES = "settings.json", "metrics.jsonl", "probe.jsonl"
 """Its settings, a line per step, and a line per probe."""
 _NO_EFFECT_ON_RESULTS = {
@@ -70,10 +73,14 @@ def decisive(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def require_checkpoint(path: Path) -> Path:
-    """The checkpoint at a path, which may be its folder. Raises UserError if there is none."""
-    path = path / CHECKPOINT if path.is_dir() else path
+    """The checkpoint at a path, which may be the folder of a run or an export. Raises UserError if there is none."""
+    if path.is_dir():
+        path = path / (EXPORTED if (path / EXPORTED).is_file() else CHECKPOINT)
     if not path.is_file():
-        raise UserError(f"there is no checkpoint {path}; make one with 'gdt pretrain', or give the path of yours")
+        raise UserError(
+            f"there is no checkpoint {path}; make one with 'gdt pretrain', or give the path of yours or a name: "
+            f"{', '.join(PUBLISHED)}"
+        )
     return path
 
 

@@ -62,7 +62,8 @@ class Pretrain:
     word2vec: Path | None = None
     """word2vec file that the shards were made with; needed for text."""
     init: Path | None = None
-    """Weights to start from. Sets the normalisation of inputs, too, but not the size of clips."""
+    """Weights to start from, or their name, such as gdt-k400. Sets the normalisation of inputs, too, but not the size
+    of clips."""
     out: Path | None = None
     """Folder of the run; default: runs/<dataset>-<composition>, and -seed<n> unless that is 0."""
     overwrite: bool = False
@@ -105,8 +106,8 @@ class Pretrain:
     checkpoint_steps: int = 0
     """Also write a checkpoint every N steps, besides those every 5 minutes, at the end and when the run is stopped."""
     probe_every: int = 0
-    """Steps between probes of cross-modal recall among up to 256 videos of the split val, or test; 0: none. The probe
-    does not affect training."""
+    """Steps between probes of cross-modal recall and of collapse among up to 256 videos of the split val, or test;
+    0: none. The probe does not affect training."""
     wandb: str = ""
     """Weights & Biases project to send the metrics to; needs the package wandb."""
 

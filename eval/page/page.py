@@ -23,6 +23,7 @@ from gdt.eval.results import RANDOM, RESULTS, Result
 from gdt.eval.tables import pivot
 from gdt.pipeline.shards.index import Index
 from gdt.train.checkpoint import load_model
+from gdt.train.published import located
 from gdt.train.run import CHECKPOINT, METRICS
 
 
@@ -103,7 +104,7 @@ def models(logged: Sequence[Run], evaluated: Mapping[Path, Sequence[Result]]) ->
     """All models whose checkpoint is there, the best first."""
     found = {run.folder.resolve(): Model(run.name, run.folder / CHECKPOINT, []) for run in logged}
     for row in (row for rows in evaluated.values() for row in rows if row.model != RANDOM):
-        path = row.checkpoint.resolve()
+        path = located(row.checkpoint).resolve()
         home = path.parent if path.name == CHECKPOINT else path
         found.setdefault(home, Model(row.model, path, [])).results.append(row)
     there = (model for model in found.values() if model.checkpoint.exists())

@@ -39,7 +39,7 @@ class Run:
     metrics: dict[str, np.ndarray]
     """Per step, float64 [steps] by name: step, loss, clips_per_second, data_wait."""
     probes: dict[str, np.ndarray]
-    """Per probe, float64 [probes] by name: step, and metrics in percent."""
+    """Per probe, float64 [probes] by name: step, R@k in percent, and measures of collapse."""
 
 
 def read(folder: Path, root: Path) -> Run:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "GDT", "Batch", "Batches", "Evaluated", "Features", "Index", "Model", "Preprocessed", "Pretrained", "UserError",
-    "batches", "evaluate", "gdt_loss", "load", "make_shards", "nearest", "pretrain", "read_features",
+    "batches", "evaluate", "gdt_loss", "load", "make_shards", "mteb", "nearest", "pretrain", "read_features",
 ]  # fmt: skip
 
 

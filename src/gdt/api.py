@@ -6,7 +6,7 @@
     run = gdt.pretrain(made.shards, size="tiny", preset="l", steps=500, out="runs/mine")
     print(run.loss, gdt.evaluate(run.checkpoint, made.shards).rows)
 
-    model = gdt.load(run.checkpoint)  # or published weights, or an exported file
+    model = gdt.load(run.checkpoint)  # or "gdt-k400", published weights, or an exported file
     found = model.embed(["a.mp4", "b.mp4"])  # files, folders, or a folder of shards
     found.id, found.features["video"], found.features["audio"], found.skipped
     gdt.nearest(found, "a.mp4", by="audio", among="video")  # videos that go with its sound
@@ -17,6 +17,7 @@ strings, and ~ is expanded. Errors in files and settings raise `gdt.UserError`, 
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, is_dataclass, replace
@@ -29,7 +30,7 @@ from torch import Tensor
 from gdt.common import serialization
 from gdt.common.commandline import expand_home
 from gdt.common.errors import UserError, unknown
-from gdt.eval.embed import Embed, Features, Kind, Modality, features
+from gdt.eval.embed import Embed, Features, Kind, Modality, Rows, features
 from gdt.eval.embed import read as read_features
 from gdt.eval.nearest import most_similar
 from gdt.pipeline.composition import Composition
@@ -45,7 +46,7 @@ from gdt.train.settings import Pretrain
 
 __all__ = [
     "GDT", "Batch", "Batches", "Evaluated", "Features", "Index", "Model", "Preprocessed", "Pretrained", "UserError",
-    "batches", "evaluate", "gdt_loss", "load", "make_shards", "nearest", "pretrain", "read_features",
+    "batches", "evaluate", "gdt_loss", "load", "make_shards", "mteb", "nearest", "pretrain", "read_features",
 ]  # fmt: skip
 
 Paths = str | Path | Sequence[str | Path]
@@ -171,6 +172,8 @@ def _merge(base: Any, given: Any) -> Any:
 def load(path: str | Path) -> Model:
     """Load a checkpoint, an exported file, published GDT weights or torchvision's r2plus1d_18.
 
+    Names of `gdt.train.published.PUBLISHED`, such as gdt-k400, are downloaded into the cache of torch.hub.
+
     Raises UserError for any other file. No code in a file is run.
     """
     (path,) = _paths(path)
@@ -199,13 +202,13 @@ class Model:
 
     def embed(
         self, videos: Paths, *, modalities: Modality | Sequence[Modality] = (), kind: Kind = "embeddings",
-        clips: int = 10, workers: int = 0,
+        clips: int = 10, rows: Rows = "video", workers: int = 0,
     ) -> Features:  # fmt: skip
         """Features of video files and folders of videos, or of one folder of shards.
 
         `modalities`: "video", "audio" or both; by default all that the model has networks for. `kind`: "embeddings" of
         length 1, which can be compared across modalities, or "features" of the trunks, both the mean over `clips`
-        uniform clips. `workers`: processes that decode, 0 for one per core.
+        uniform clips, or with `rows` "clip" a row for each. `workers`: processes that decode, 0 for one per core.
 
         Unusable files are in `skipped` with their reasons. All frames are first decoded into the folder of temporary
         files (TMPDIR); preprocess larger collections, and embed their shards. Raises UserError if no video can be used
@@ -215,7 +218,7 @@ class Model:
             raise UserError("videos is empty; give one or more")
         shards = paths[0] if len(paths) == 1 and (paths[0] / INDEX).is_file() else None
         asked = (modalities,) if isinstance(modalities, str) else tuple(modalities)
-        given = {"modalities": asked, "kind": kind, "clips": clips, "workers": workers}
+        given = {"modalities": asked, "kind": kind, "clips": clips, "rows": rows, "workers": workers}
         settings = _with(Embed(self._path, () if shards else paths, shards=shards), given)
         return features(settings, self._trained)
 
@@ -241,6 +244,20 @@ def nearest(
         raise UserError(f"video '{asked}' is not among these features; their ids are in gdt.read_features(path).id")
     found, cosines = most_similar(features, asked, by, among or by)
     return list(zip(features.id[found][:k].tolist(), cosines[:k].tolist(), strict=True))
+
+
+def mteb(checkpoint: str | Path, *, kind: Kind = "embeddings", clips: int = 10) -> Any:
+    """A model for MTEB's tasks on video and sound: `mteb.evaluate(gdt.mteb(checkpoint), tasks)`.
+
+    `checkpoint` as in `load`; `kind` and `clips` as in `Model.embed`. Of tasks with both modalities, embeddings are
+    summed and features joined. Raises UserError without the package mteb.
+    """
+    if importlib.util.find_spec("mteb") is None:
+        raise UserError("gdt.mteb needs the package mteb; run pip install mteb")
+    from gdt.eval.mteb import Encoder
+
+    (path,) = _paths(checkpoint)
+    return Encoder(path, kind, clips)
 
 
 def batches(

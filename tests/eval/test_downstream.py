@@ -344,7 +344,7 @@ def test_official_folds_count_every_video_however_short(checkpoint: Path, tmp_pa
         ("--gallery-split nix", "has no labelled videos in the split 'nix' .*are in: test, train"),
         ("--modalities audio video --protocols linear finetune", "finetune trains one network"),
         ("--modalities video video", "'video video'; set it to video, audio, or video audio"),
-        ("--lr 5 --protocols retrieval", "--lr has no effect on retrieval; it applies only to finetune"),
+        ("--lr 5 --protocols retrieval", "--lr has no effect on retrieval; it applies only to attentive and finetune"),
         ("--train-samples 25 --protocols linear", "--train-samples is 25, but there are only 24 training videos"),
         ("--label colour", "unknown column 'colour'"),
         ("--shards /nowhere", "there are no shards in /nowhere .* '.*gdt preprocess --dataset nowhere"),

@@ -135,19 +135,61 @@ def test_videos_without_audio_have_rows_of_nan(checkpoint: Path, index: Index) -
     assert np.isnan(rows.features["audio"]).any(1).sum() == 1
 
 
-def test_npz_and_h5_hold_the_same(checkpoint: Path, shards: Path, tmp_path: Path) -> None:
-    for name in ("a.h5", "a.npz"):
-        embed(Embed(checkpoint, dataset="x", shards=shards, clips=1, out=tmp_path / name))
-    one, other = read(tmp_path / "a.h5"), read(tmp_path / "a.npz")
-    assert one.id.tolist() == other.id.tolist() and len(one.id) == 42 and one.metadata.keys() == other.metadata.keys()
-    assert all(np.array_equal(one.features[name], other.features[name]) for name in ("video", "audio"))
-    assert {path.name for path in tmp_path.iterdir()} == {"a.h5", "a.npz"}
+def packages(suffix: str) -> None:
+    """Skip a test of a format whose package is not installed."""
+    if suffix == ".parquet":
+        pytest.importorskip("pyarrow")
 
 
-@pytest.mark.parametrize("suffix", [".h5", ".npz"])
+@pytest.mark.parametrize("suffix", [".npz", ".parquet"])
+@pytest.mark.parametrize("rows", ["video", "clip"])
+def test_all_formats_hold_the_same(checkpoint: Path, shards: Path, tmp_path: Path, suffix: str, rows: str) -> None:
+    packages(suffix)
+    for name in ("a.h5", f"a{suffix}"):
+        embed(Embed(checkpoint, dataset="x", shards=shards, clips=2, rows=rows, out=tmp_path / name))
+    one, other = read(tmp_path / "a.h5"), read(tmp_path / f"a{suffix}")
+    assert one.id.tolist() == other.id.tolist() and one.metadata == other.metadata
+    assert len(one.id) == 42 * (2 if rows == "clip" else 1) and (one.start is None) == (rows == "video")
+    assert list(one.columns) == list(other.columns)
+    for name, values in one.columns.items():
+        assert np.array_equal(values, other.columns[name]) and values.dtype == other.columns[name].dtype
+    assert {path.name for path in tmp_path.iterdir()} == {"a.h5", f"a{suffix}"}
+
+
+def test_parquet_is_a_table_for_pandas_and_faiss(checkpoint: Path, shards: Path, tmp_path: Path) -> None:
+    packages(".parquet")
+    pandas = pytest.importorskip("pandas")
+    embed(Embed(checkpoint, dataset="x", shards=shards, clips=2, rows="clip", out=tmp_path / "a.parquet"))
+    table, own = pandas.read_parquet(tmp_path / "a.parquet"), read(tmp_path / "a.parquet")
+    assert table.columns.tolist() == ["id", "start", "video", "audio"] and table.id.tolist() == own.id.tolist()
+    assert np.array_equal(np.stack(table.video), own.features["video"])
+
+
+def test_parquet_is_refused_without_its_package(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(UserError, match="a.parquet needs pyarrow; run pip install"):
+        Embed(checkpoint, dataset="x", out=Path("a.parquet"))
+
+
+def test_rows_of_clips_average_to_the_row_of_their_video(checkpoint: Path, index: Index) -> None:
+    trained = load_model(checkpoint)
+    mute = replace(index, mel_count=np.where(np.arange(len(index)) == 3, 0, index.mel_count))
+    rows, clips = (features_of(trained, mute, ["video", "audio"], 3, "features", each) for each in ("video", "clip"))
+    for name, values in clips.features.items():
+        assert np.allclose(values.reshape(len(index), 3, -1).mean(1), rows.features[name], atol=1e-5, equal_nan=True)
+    assert clips.id.tolist() == np.repeat(index.id, 3).tolist()
+    start = clips.start.reshape(-1, 3)
+    seconds = index.frame_count / index.fps  # the last clip ends where picture or sound ends
+    length = ((trained.settings.clip.frames - 1) * trained.settings.clip.stride + 1) / index.fps
+    assert (start[:, 0] == 0).all() and np.isclose(start[3, 2] + length, seconds[3])
+    assert (start[:, 2] + length <= seconds + 1e-9).all() and np.allclose(start[:, 1], start.mean(1), atol=0.02)
+
+
+@pytest.mark.parametrize("suffix", [".h5", ".npz", ".parquet"])
 def test_flipped_bits_and_cut_features_are_refused_or_harmless(
     checkpoint: Path, shards: Path, tmp_path: Path, suffix: str
 ) -> None:
+    packages(suffix)
     path, draw = tmp_path / f"a{suffix}", random.Random(0)
     embed(Embed(checkpoint, dataset="x", shards=shards, clips=1, out=path))
     first, content, refused = read(path), path.read_bytes(), 0
@@ -173,7 +215,7 @@ def test_flipped_bits_and_cut_features_are_refused_or_harmless(
     ("arguments", "message"),
     [
         ({"source": ()}, "set --source to files or folders of videos, or --dataset to a preprocessed data set"),
-        ({"out": Path("features.txt")}, "its name must end in .h5 or .npz"),
+        ({"out": Path("features.txt")}, "its name must end in .h5, .npz or .parquet"),
         ({"source": (Path("gone"),)}, "gone does not exist"),
         ({"source": (Path("empty"),)}, "there are no videos in"),
         ({"query": "x"}, "no features file features.h5; write one"),

@@ -13,6 +13,7 @@ import safetensors
 import safetensors.torch
 import torch
 
+import gdt
 from gdt.common.errors import UserError
 from gdt.eval.export import Export, export
 from gdt.eval.settings import Downstream
@@ -183,3 +184,34 @@ def test_pretraining_starts_from_an_exported_file(command: Run, shards: Path, tm
     began = load_model(path).model.video_network
     for (name, one), other in zip(began.named_parameters(), now.model.video_network.parameters(), strict=True):
         assert torch.allclose(one, other, atol=1e-8), name
+
+
+def test_a_folder_for_a_hub_holds_the_model_and_its_card(
+    command: Run, checkpoint: Path, shards: Path, tmp_path: Path
+) -> None:
+    evaluated = ("evaluate", "--ckpt", checkpoint, "--dataset", "mine", "--shards", shards, "--clips", 1)
+    exported = ("export", "--ckpt", checkpoint, "--to", "hub/mine")
+    assert command(*exported).returncode == 0
+    assert "Not evaluated yet" in (tmp_path / "hub" / "mine" / "README.md").read_text()
+    assert command(*evaluated).returncode == 0
+    refused = command(*exported)
+    assert refused.returncode == 2 and "model.safetensors already exists" in refused.stderr
+    done = command(*exported, "--overwrite")
+    assert done.returncode == 0 and "fill in the licence in hub/mine/README.md" in done.stdout, done.stderr
+    folder = tmp_path / "hub" / "mine"
+    trained, back = load_model(checkpoint), load_model(folder)
+    assert trained.digest() == back.digest() and gdt.load(folder).settings.dataset == "synthetic"
+    assert str(shards) not in "".join(tensors.load_checked(folder / "model.safetensors")["settings"])
+    config = json.loads((folder / "config.json").read_text())
+    assert config["network"]["widths"] == [16, 32, 64, 128] and config["statistics"] == back.statistics.to_numbers()
+    text = (folder / "README.md").read_text()
+    table = (tmp_path / "runs" / "eval-mine" / "table.txt").read_text().strip()
+    assert text.startswith("---\nlibrary_name: gdt\nlicense: ") and table in text
+    assert " ".join(map(str, evaluated)) in text and "- data: synthetic, split train, shards " in text
+    assert "- training: 3 steps of 4 videos, seed 0" in text and "row e: " in text
+
+
+def test_a_folder_or_a_file_is_asked_for(tmp_path: Path) -> None:
+    for given, message in (({}, "--out to a file, or --to"), ({"to": tmp_path, "format": "torchvision"}, "for a file")):
+        with pytest.raises(UserError, match=message):
+            Export(**given)

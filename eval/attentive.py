@@ -1,0 +1,68 @@
+"""The attentive probe: a query attends to all positions of a frozen trunk's last maps, as in V-JEPA's evaluation."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from gdt.eval.finetune import Finetuning, Recipe
+from gdt.eval.metrics import Metric
+from gdt.train.models.backbone import Backbone
+from gdt.train.trained import Trained
+
+_LR = 1e-3
+
+
+class Attentive(nn.Module):
+    """A frozen trunk, a block of cross-attention of one learned query with its positions, and a linear layer."""
+
+    def __init__(self, base: Backbone, dim: int, classes: int) -> None:
+        super().__init__()
+        self.base = base.requires_grad_(False)
+        self.query = nn.Parameter(torch.empty(1, 1, dim).normal_(std=0.02))
+        self.positions, self.pooled = nn.LayerNorm(dim), nn.LayerNorm(dim)
+        self.attention = nn.MultiheadAttention(dim, math.gcd(dim, max(dim // 64, 1)), batch_first=True)
+        self.mlp = nn.Sequential(nn.Linear(dim, 4 * dim), nn.GELU(), nn.Linear(4 * dim, dim))
+        self.classifier = nn.Linear(dim, classes)
+
+    def train(self, mode: bool = True) -> Attentive:
+        super().train(mode)
+        self.base.eval()  # its batch norms keep their statistics
+        return self
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Clips to scores [n, classes]."""
+        with torch.no_grad():
+            maps = self.base.maps(x)
+        positions = self.positions(maps.flatten(2).transpose(1, 2))
+        query = self.query.expand(len(x), -1, -1)
+        query = query + self.attention(query, positions, positions, need_weights=False)[0]
+        scores: Tensor = self.classifier((query + self.mlp(self.pooled(query)))[:, 0])
+        return scores
+
+
+class AttentiveProbe(Finetuning):
+    """Trained and tested like finetuning, but with the trunk frozen and with AdamW."""
+
+    name = "attentive"
+    classifier = Attentive
+
+    @staticmethod
+    def recipe_of(recipe: Recipe, trained: Trained, lr: float) -> Recipe:
+        """That of finetuning with the clips of pretraining, weight decay 0.01, and `lr`, by default 0.001."""
+        lr = lr or _LR
+        return replace(recipe, clip=trained.settings.clip, lr=lr, first_lr=lr / 8, weight_decay=0.01)
+
+    def make_optimizer(self) -> torch.optim.Optimizer:
+        learned = [value for value in self.model.parameters() if value.requires_grad]
+        return torch.optim.AdamW(learned, self.recipe.first_lr, weight_decay=self.recipe.weight_decay)
+
+    def test(self, name: str) -> dict[str, Metric]:
+        """Top-1 and top-5 accuracy of videos; those of clips would share a column with finetuning's."""
+        return {key: metric for key, metric in super().test(name).items() if not key.startswith("clip")}
+
+    def _save_weights(self) -> None:
+        """Nothing: there are no new features."""

@@ -1,0 +1,87 @@
+"""A folder in the form of the Hugging Face hub: weights, config.json and a model card."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from gdt.common.files import write_text
+from gdt.eval import results
+from gdt.eval.results import RANDOM, RESULTS
+from gdt.eval.tables import pivot, row_label
+from gdt.train import portable
+from gdt.train.run import EXPORTED
+from gdt.train.trained import Trained
+
+CONFIG, CARD = "config.json", "README.md"
+_CARD = """\
+---
+library_name: gdt
+license: other
+license_name: fill-in  # the licence that you publish under
+pipeline_tag: feature-extraction
+tags: [{tags}, self-supervised-learning, contrastive-learning]
+---
+
+# {name}
+
+Networks for {modalities}, pretrained with [compositions of transformations](https://arxiv.org/abs/2003.04298).
+
+{facts}
+
+```python
+import gdt
+
+model = gdt.load("{name}")  # this folder, such as huggingface_hub.snapshot_download returns
+model.embed("video.mp4").features
+```
+
+## Results
+
+{results}
+"""
+
+
+def write(folder: Path, trained: Trained, inputs: str) -> None:
+    """Write the folder; `inputs` says what the model expects. Raises OSError."""
+    own = trained.settings
+    # without paths of this machine
+    portable.write(folder / EXPORTED, replace(trained, settings=replace(own, shards=None, out=None, word2vec=None)))
+    config = {
+        "model_type": "gdt", "modalities": trained.model.modalities, "network": asdict(trained.model.network),
+        "clip": asdict(own.clip), "short_side": own.augmentation.scale[0],
+        "statistics": trained.statistics.to_numbers(), "steps": trained.step,
+    }  # fmt: skip
+    write_text(folder / CONFIG, json.dumps(config, indent=2) + "\n")
+    write_text(folder / CARD, _card(folder.resolve().name, trained, inputs))
+
+
+def _card(name: str, trained: Trained, inputs: str) -> str:
+    own, modalities = trained.settings, trained.model.modalities
+    if trained.foreign:
+        facts = {"weights": str(trained.foreign)}
+    else:
+        facts = {
+            "data": f"{own.dataset or 'unknown'}, split {own.split}, shards {trained.data[:12] or 'unknown'}",
+            "composition": row_label(trained.name),
+            "training": f"{trained.step:,} steps of {own.batch_size or own.default_batch_size} videos, seed {own.seed}",
+        } | ({"initial weights": own.init.name} if own.init else {})
+    lines = [f"- {key}: {value}" for key, value in (facts | {"inputs": inputs}).items()]
+    return _CARD.format(
+        name=name, tags=", ".join(modalities), modalities=" and ".join(modalities), facts="\n".join(lines),
+        results=_results(trained.digest()),
+    )  # fmt: skip
+
+
+def _results(weights: str) -> str:
+    """What evaluations in runs say of these weights, beside random weights, and their commands."""
+    every = [row for path in sorted(Path("runs").rglob(RESULTS)) for row in results.read(path)]
+    own = [row for row in every if row.weights == weights and row.model != RANDOM]
+    if not own:
+        return "Not evaluated yet."
+    conditions = {(row.conditions, row.checkpoint) for row in own}
+    beside = [row for row in every if row.model == RANDOM and (row.conditions, row.checkpoint) in conditions]
+    tables = "\n\n".join(map(str, pivot([*beside, *own])))
+    commands = "\n".join(dict.fromkeys(row.provenance.get("command", "") for row in own))
+    return f"```text\n{tables}\n```\n\n```sh\n{commands}\n```"

@@ -1,0 +1,76 @@
+"""A model that MTEB evaluates on its tasks on video and sound, as in MVEB and MAEB; needs the package mteb."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+from mteb.models.abs_encoder import AbsEncoder
+from mteb.models.model_meta import ModelMeta, ScoringFunction
+
+from gdt.common.errors import UserError
+from gdt.eval.embed import Embed, Kind, Modality, features
+from gdt.eval.subjects import name_of
+from gdt.train.checkpoint import load_trained
+
+_AT_ONCE = 256
+"""Files whose frames are on the disk at the same time."""
+_COLUMNS: dict[Modality, tuple[Any, str]] = {"video": (datasets.Video, ".mp4"), "audio": (datasets.Audio, ".wav")}
+"""Type of the columns, and suffix of files without a name; ffmpeg recognises the content."""
+
+
+class Encoder(AbsEncoder):
+    """Embeds the files of a task as `gdt embed` does."""
+
+    def __init__(self, path: Path, kind: Kind, clips: int) -> None:
+        self._trained, self._kind = (trained := load_trained(path)), kind
+        self._embed = partial(Embed, path, kind=kind, clips=clips)
+        self.mteb_model_meta = ModelMeta.create_empty({
+            "name": f"gdt/{name_of(path)}", "revision": trained.digest()[:16], "framework": ["PyTorch"],
+            "modalities": [each for each in trained.model.modalities if each in _COLUMNS],
+            "n_parameters": sum(each.numel() for each in trained.model.parameters()),
+            "similarity_fn_name": ScoringFunction.COSINE, "experiment_kwargs": {"kind": kind, "clips": clips},
+        })  # fmt: skip
+
+    def encode(self, inputs: Any, *, task_metadata: Any, **_: Any) -> np.ndarray:
+        """Float32 [n, d]: embeddings summed over the modalities of a row, or trunk features side by side.
+
+        Rows whose files cannot be used are 0, with a warning. Raises UserError for text and images.
+        """
+        columns = inputs.dataset.column_names
+        if others := {"text", "image"}.intersection(columns):
+            raise UserError(f"{task_metadata.name} has {' and '.join(others)}; the model embeds only video and audio")
+        parts = [self._column(inputs.dataset, name, task_metadata.name) for name in _COLUMNS if name in columns]
+        return np.sum(parts, 0) if self._kind == "embeddings" else np.concatenate(parts, 1)
+
+    def _column(self, dataset: datasets.Dataset, name: Modality, task: str) -> np.ndarray:
+        kind, suffix = _COLUMNS[name]
+        undecoded = dataset.select_columns([name]).cast_column(name, kind(decode=False))
+        rows: list[np.ndarray] = []
+        for first in range(0, len(dataset), _AT_ONCE):
+            items = undecoded[first : first + _AT_ONCE][name]
+            with tempfile.TemporaryDirectory() as folder:
+                files = [_write(Path(folder, str(n)), item, suffix) for n, item in enumerate(items) if item]
+                found = features(self._embed(source=tuple(files), modalities=(name,)), self._trained)
+            part = np.zeros((len(items), found.features[name].shape[1]), np.float32)
+            part[[int(Path(path).stem) for path in found.id]] = np.nan_to_num(found.features[name])
+            rows.append(part)
+        every = np.concatenate(rows)
+        if lacking := int((~every.any(1)).sum()):
+            print(f"warning: {task}: {lacking} of {len(every)} rows have no usable {name}", file=sys.stderr)
+        return every
+
+
+def _write(path: Path, item: dict[str, Any], suffix: str) -> Path:
+    """A file of a dataset, whose bytes may be in the row."""
+    path = path.with_suffix(Path(item["path"] or "").suffix or suffix)
+    if item["bytes"] is None:
+        path.symlink_to(Path(item["path"]).absolute())
+    else:
+        path.write_bytes(item["bytes"])
+    return path

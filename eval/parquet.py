@@ -1,0 +1,50 @@
+"""Features as Parquet tables, by pyarrow, which is imported only here."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from gdt.common.errors import UserError
+from gdt.common.files import writing
+
+_NOTES = b"gdt"
+
+
+def require_pyarrow(path: Path) -> None:
+    """Raise UserError without the package."""
+    if importlib.util.find_spec("pyarrow") is None:
+        raise UserError(f"{path} needs pyarrow; run pip install 'gdt[parquet]', or use .npz or .h5")
+
+
+def write(path: Path, ids: np.ndarray, columns: Mapping[str, np.ndarray], notes: Mapping[str, str]) -> None:
+    """Write a row per id atomically: `id`, and columns of numbers [n] or lists of one length [n, d]."""
+    import pyarrow
+    from pyarrow import parquet
+
+    arrays = {"id": pyarrow.array(ids.astype(str))}
+    for name, values in columns.items():
+        flat = pyarrow.array(np.ascontiguousarray(values).reshape(-1))
+        lists = pyarrow.FixedSizeListArray.from_arrays
+        arrays[name] = flat if values.ndim == 1 else lists(flat, values.shape[1])
+    table = pyarrow.table(arrays, metadata={_NOTES: json.dumps(dict(notes))})
+    with writing(path) as file:
+        parquet.write_table(table, file, write_page_checksum=True)
+
+
+def read(path: Path) -> tuple[np.ndarray, dict[str, np.ndarray], dict[str, str]]:
+    """Ids, columns and notes of a file of `write`. Raises what pyarrow raises, ValueErrors and OSErrors."""
+    require_pyarrow(path)
+    from pyarrow import parquet
+
+    table = parquet.read_table(path, page_checksum_verification=True)
+    columns = {}
+    for name in table.column_names[1:]:
+        column = table[name].combine_chunks()
+        lists = hasattr(column.type, "list_size")
+        columns[name] = column.flatten().to_numpy().reshape(len(column), -1) if lists else column.to_numpy()
+    return table["id"].to_numpy(), columns, json.loads(table.schema.metadata[_NOTES])
