@@ -235,12 +235,12 @@ def _run(job: Job) -> None:
 
 
 def _finetune_all(jobs: Sequence[Job]) -> None:
-    """Run every job in its own subprocess, or in this process with --jobs 1.
+    """Run every job in its own subprocess, or in this process with --jobs 1 or networks given as objects.
 
     Thus the number of threads, which affects the last digits, does not depend on the number of remaining jobs.
     """
     settings = jobs[0].evaluator.settings
-    limit = job_limit(settings.jobs)
+    limit = 1 if settings.networks.from_python else job_limit(settings.jobs)
     if limit == 1:
         for job in jobs:
             _run(job)
@@ -269,5 +269,6 @@ def _command(job: Job) -> list[str]:
         shards=evaluator.data.index.folder, out=evaluator.out, protocols=(job.protocol,),
         folds=(job.fold.number,) if job.fold.number else (), query_split=evaluator.data.split,
         random_weights="only" if job.model.random else "exclude", jobs=1, tables=False,
+        networks=settings.networks,
     )  # fmt: skip
     return ["evaluate", serialization.to_json(alone)]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from gdt.common.errors import UserError
+import tyro
+
 from gdt.common.files import require_new_file, writing
-from gdt.train.models.network import VIDEO_OPTIONS, Network
+from gdt.train.models.network import PAPERS, Own
 from gdt.train.run import latest_checkpoint
 
 if TYPE_CHECKING:  # slow to import, and --help needs only the settings
@@ -21,12 +22,15 @@ class Export:
 
     out: Path
     """File to write."""
-    format: Literal["safetensors", "torchvision"] = "safetensors"
-    """File type; torchvision needs the paper's network sizes."""
+    network: Literal["", "video", "audio"] = ""
+    """Write only this network, without head, as a state_dict (torch.save) that its own library loads, as torchvision
+    does the paper's for video; default: the whole model, as safetensors."""
     ckpt: Path | None = None
     """Checkpoint of a pretrained model, or external weights; default: the latest in runs."""
     overwrite: bool = False
     """Replace an existing file."""
+    networks: Annotated[Own, tyro.conf.arg(name="")] = PAPERS
+    """Networks of your own that the checkpoint was trained with."""
 
 
 def export(settings: Export) -> str:
@@ -42,30 +46,25 @@ def export(settings: Export) -> str:
 
     require_new_file(settings.out, settings.overwrite)
     trained = load_trained(settings.ckpt or latest_checkpoint())
-    if settings.format == "safetensors":
+    if settings.network:
+        state = _weights_of(trained, settings.network)
+        with writing(settings.out) as file:
+            torch.save(state, file)
+        parts = [f"{settings.network}_network"]
+    else:
         portable.write(settings.out, trained)
         parts = [name for name, _ in trained.model.named_children()]
-    else:
-        with writing(settings.out) as file:
-            torch.save(_torchvision(trained), file)
-        parts = ["video_network"]
     return f"{settings.out} holds {', '.join(parts)}\n{_expected_inputs(trained)}"
 
 
-def _torchvision(trained: Trained) -> dict[str, Any]:
-    """The state of torchvision's r2plus1d_18."""
+def _weights_of(trained: Trained, modality: str) -> dict[str, Any]:
+    """The state of one network, with the names of its own library; of the paper's for video, those of torchvision."""
+    from gdt.eval.extract import require_network
     from gdt.train.weights import inputs_of
 
-    if "video" not in trained.model.modalities:
-        raise UserError("--format torchvision needs a video network, but the model has none; set --format safetensors")
-    own, paper = asdict(trained.model.network), asdict(Network())
-    for name in ("backbone", *VIDEO_OPTIONS):
-        if own[name] != paper[name]:
-            raise UserError(
-                f"--format torchvision needs a network of the paper's size, but {name.replace('_', '-')} is "
-                f"{own[name]} instead of {paper[name]}; set --format safetensors"
-            )
-    state: Any = trained.model.video_network.base.state_dict()
+    require_network(trained, modality)
+    base = trained.model.get_submodule(f"{modality}_network.base")
+    state: Any = getattr(base, "net", base).state_dict()
     # torch saves this metadata with the state, and other programs ignore it
     state._metadata[""].update(inputs_of(trained))
     return state

@@ -86,6 +86,8 @@ def tiny(trained: Trained) -> Recipe:
 def build_recipe(settings: Downstream, trained: Trained) -> Recipe:
     """The recipe that a model is finetuned with."""
     recipe = tiny(trained) if trained.settings.size == "tiny" else Recipe()
+    if trained.model.network.video:  # which may take no other clips than those of pretraining
+        recipe = replace(tiny(trained), clips=recipe.clips)
     if settings.epochs:
         recipe = recipe.spread_over(settings.epochs)
     if settings.lr:
@@ -149,7 +151,9 @@ class Finetuning:
         torch.manual_seed(int(seed_sequence(Stream.FINETUNING, *self._seeds, 1 << 20).generate_state(1)[0]))
         base = copy.deepcopy(trained.model.video_network.base)  # other folds start from the same weights
         model = Classifier(base, base.dim, len(task.classes)).to(device)
-        self.model = model.to(memory_format=torch.channels_last_3d)  # type: ignore[call-overload]
+        self.model = model
+        if not trained.model.network.video:
+            model.to(memory_format=torch.channels_last_3d)  # type: ignore[call-overload]
         self.optimizer = torch.optim.SGD(
             self.model.parameters(), recipe.first_lr, recipe.momentum, weight_decay=recipe.weight_decay
         )

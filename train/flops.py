@@ -35,12 +35,17 @@ def step_flops(settings: Pretrain, bands: int) -> float:
 
 @cache
 def training_flops(network: Network, clip: Clip, bands: int, modalities: tuple[str, ...]) -> dict[str, float]:
-    """FLOPs of a leaf of each modality, forward and backward."""
+    """FLOPs of a leaf of each modality, forward and backward; 0 if a network of the user's own does not run there."""
     model = _meta_model(network, modalities)
     found = {}
     for modality in model.modalities:
-        with FlopCounterMode(display=False) as counter:
-            model.embed(modality, _inputs(model, modality, clip, bands, 4)).sum().backward()
+        try:
+            with FlopCounterMode(display=False) as counter:
+                model.embed(modality, _inputs(model, modality, clip, bands, 4)).sum().backward()
+        except Exception:
+            if not network.own:
+                raise
+            return dict.fromkeys(modalities, 0.0)
         found[modality] = counter.get_total_flops() / 4
     return found
 
@@ -56,10 +61,16 @@ def max_leaves(network: Network, clip: Clip) -> int:
 
     def note(module: nn.Module, given: tuple[Any, ...], made: Any) -> None:
         tensors = [x for x in (*given, made) if isinstance(x, Tensor) and x.dim() > 1]
-        elements.extend(-(-x.shape[1] // 8) * 8 * x[0, 0].numel() for x in tensors)
+        # of a leaf; networks of the user's own may fold time into the first dimension
+        elements.extend(-(-x.shape[0] // 2) * -(-x.shape[1] // 8) * 8 * x[0, 0].numel() for x in tensors)
 
     hooks = [module.register_forward_hook(note) for module in model.video_network.base.modules()]
-    model.video_network(_inputs(model, "video", clip, 0, 2))
+    try:
+        model.video_network(_inputs(model, "video", clip, 0, 2))
+    except Exception:
+        if not network.video:
+            raise
+        return _MAX_ELEMENTS  # unknown
     for hook in hooks:
         hook.remove()
     return _MAX_ELEMENTS // max(elements)
