@@ -33,6 +33,7 @@ from gdt.pipeline.word2vec import WordVectors
 from gdt.train.checkpoint import load_trained
 from gdt.train.flops import step_flops
 from gdt.train.models.gdt import any_device
+from gdt.train.models.network import FROM_PYTHON
 from gdt.train.provenance import provenance_of
 from gdt.train.run import CHECKPOINT, latest_checkpoint
 
@@ -240,7 +241,7 @@ def _finetune_all(jobs: Sequence[Job]) -> None:
     Thus the number of threads, which affects the last digits, does not depend on the number of remaining jobs.
     """
     settings = jobs[0].evaluator.settings
-    limit = 1 if settings.networks.from_python else job_limit(settings.jobs)
+    limit = 1 if FROM_PYTHON in str(settings.networks) else job_limit(settings.jobs)
     if limit == 1:
         for job in jobs:
             _run(job)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import cache
 from typing import Any
 
@@ -37,17 +38,12 @@ def step_flops(settings: Pretrain, bands: int) -> float:
 def training_flops(network: Network, clip: Clip, bands: int, modalities: tuple[str, ...]) -> dict[str, float]:
     """FLOPs of a leaf of each modality, forward and backward; 0 if a network of the user's own does not run there."""
     model = _meta_model(network, modalities)
-    found = {}
+    found = dict.fromkeys(model.modalities, 0.0)
     for modality in model.modalities:
-        try:
-            with FlopCounterMode(display=False) as counter:
-                model.embed(modality, _inputs(model, modality, clip, bands, 4)).sum().backward()
-        except Exception:
-            if not network.own:
-                raise
-            return dict.fromkeys(modalities, 0.0)
-        found[modality] = counter.get_total_flops() / 4
-    return found
+        with _unless(network.own), FlopCounterMode(display=False) as counter:
+            model.embed(modality, _inputs(model, modality, clip, bands, 4)).sum().backward()
+            found[modality] = counter.get_total_flops() / 4
+    return found if all(found.values()) else dict.fromkeys(found, 0.0)
 
 
 @cache
@@ -57,7 +53,7 @@ def max_leaves(network: Network, clip: Clip) -> int:
     Channels are rounded up to multiples of 8, since kernels may pad them.
     """
     model = _meta_model(network, ("video",))
-    elements: list[int] = []
+    elements = [1]
 
     def note(module: nn.Module, given: tuple[Any, ...], made: Any) -> None:
         tensors = [x for x in (*given, made) if isinstance(x, Tensor) and x.dim() > 1]
@@ -65,12 +61,8 @@ def max_leaves(network: Network, clip: Clip) -> int:
         elements.extend(-(-x.shape[0] // 2) * -(-x.shape[1] // 8) * 8 * x[0, 0].numel() for x in tensors)
 
     hooks = [module.register_forward_hook(note) for module in model.video_network.base.modules()]
-    try:
+    with _unless(network.own):
         model.video_network(_inputs(model, "video", clip, 0, 2))
-    except Exception:
-        if not network.video:
-            raise
-        return _MAX_ELEMENTS  # unknown
     for hook in hooks:
         hook.remove()
     return _MAX_ELEMENTS // max(elements)
@@ -81,6 +73,11 @@ def peak_flops(device: torch.device) -> float | None:
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
     longest_first = sorted(_PEAKS, key=len, reverse=True)  # "L4" is also part of "L40"
     return next((1e12 * _PEAKS[part] for part in longest_first if part in name), None)
+
+
+def _unless(own: bool) -> AbstractContextManager[None]:
+    """Suppress the errors of networks of the user's own, which may not run on the meta device."""
+    return suppress(Exception) if own else nullcontext()
 
 
 def _meta_model(network: Network, modalities: tuple[str, ...]) -> GDT:

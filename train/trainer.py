@@ -100,12 +100,10 @@ class Trainer:
         shapes = {
             "video": (3, clip.frames, clip.size, clip.size), "audio": (1, self.index.bands, clip.mel_frames)
         }  # fmt: skip
-        for modality, shape in shapes.items():
-            if not (text := getattr(settings.networks, f"{modality}_network")):
-                continue
+        for modality, text in settings.networks.given.items():
             if modality not in settings.composition.modalities:
                 raise UserError(f"--{modality}-network has no effect: '{settings.composition}' has no {modality}")
-            made: Any = check(modality, text, shape, self.device)
+            made: Any = check(modality, text, shapes[modality], self.device)
             self.describe(modality, str(made))
             network = replace(network, **{modality: made})
         return network

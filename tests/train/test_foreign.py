@@ -18,7 +18,7 @@ from gdt.common.errors import UserError
 from gdt.eval.export import Export, export
 from gdt.train.checkpoint import load_model
 from gdt.train.models import foreign
-from gdt.train.models.foreign import check, use, use_all
+from gdt.train.models.foreign import check, use
 from gdt.train.run import CHECKPOINT, to_json
 from gdt.train.settings import SIZES
 from gdt.train.step import Gradient
@@ -44,7 +44,7 @@ CASES = {  # library, modality, features, layers taken off
 
 @pytest.fixture(autouse=True)
 def nothing_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(foreign, "_given", {"video": [], "audio": []})
+    monkeypatch.setattr(foreign, "_given", {"video": {}, "audio": {}})
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +83,7 @@ def test_a_network_is_trained_resumed_used_and_exported(drawn: Path, tmp_path: P
         )  # fmt: skip
         assert any(row["metric"] == "finetune top-1" for row in found.rows)
     export(Export(tmp_path / "x.pt", modality, run.checkpoint))  # type: ignore[arg-type]
-    theirs, state = foreign._given[modality][0].make(), torch.load(tmp_path / "x.pt", weights_only=True)
+    theirs, state = foreign._given[modality][text].make(), torch.load(tmp_path / "x.pt", weights_only=True)
     missing, unexpected = theirs.load_state_dict(state, strict=False)
     assert not unexpected and all(key.startswith(removed) for key in missing)
     assert all(torch.equal(value, base.net.state_dict()[key]) for key, value in state.items())
@@ -119,7 +119,8 @@ def test_two_ranks_have_the_numbers_of_one(drawn: Path, tmp_path: Path, server: 
     )  # fmt: skip
     for world in (1, 2):
         subject.on_ranks(server, ["pretrain", to_json(replace(run, out=tmp_path / f"{world}"))], tmp_path, world)
-    use_all(run.networks)
+    for modality, text in run.networks.given.items():
+        use(modality, text)
     alone, together = (subject.trained(tmp_path / f"{world}" / CHECKPOINT) for world in (1, 2))
     assert together["losses"] == pytest.approx(alone["losses"], rel=1e-10)
     assert together["moved"] == pytest.approx(alone["moved"], rel=1e-10)

@@ -28,7 +28,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from gdt.common.commandline import expand_home
 from gdt.common.errors import UserError, first_line, unknown
 from gdt.train.models.backbone import Backbone
-from gdt.train.models.network import FROM_PYTHON, Made, Own
+from gdt.train.models.network import FROM_PYTHON, Made
 
 _CLASSIFIERS = ("fc", "head", "classifier", "proj")
 """Names of classifiers in torchvision, timm, pytorchvideo and transformers."""
@@ -39,8 +39,6 @@ _UNKNOWN = "(...)"
 class Given(NamedTuple):
     """A network that the user has given to this process."""
 
-    text: str
-    """As typed; of an object, its name and FROM_PYTHON."""
     name: str
     """As in `Made`."""
     digest: str
@@ -48,8 +46,8 @@ class Given(NamedTuple):
     make: Callable[[], Any]
 
 
-_given: dict[str, list[Given]] = {"video": [], "audio": []}
-"""By modality, the latest first."""
+_given: dict[str, dict[str, Given]] = {"video": {}, "audio": {}}
+"""By modality and text, the latest last."""
 
 
 class Foreign(Backbone):
@@ -69,25 +67,13 @@ def use(modality: str, network: Any) -> str:
 
     Returns its text for `Own`. Raises UserError if there is no such network; errors of its file are Python's own.
     """
-    if isinstance(network, str) and network.endswith(FROM_PYTHON):
-        return _find(modality, network).text
+    if isinstance(network, str) and network in _given[modality] and FROM_PYTHON in network:
+        return network
     given = _from_text(network) if isinstance(network, str) else _from_object(network)
-    _given[modality].insert(0, given)
-    return given.text
-
-
-def use_all(own: Own) -> None:
-    """`use` for every network that is set."""
-    for modality in _given:
-        if text := getattr(own, f"{modality}_network"):
-            use(modality, text)
-
-
-def _find(modality: str, text: str) -> Given:
-    for given in _given[modality]:
-        if given.text == text:
-            return given
-    raise UserError(f"{text} is not known to this process; give it as --{modality}-network file.py:name")
+    text = network if isinstance(network, str) else given.name + FROM_PYTHON
+    _given[modality].pop(text, None)
+    _given[modality][text] = given
+    return text
 
 
 def _from_text(text: str) -> Given:
@@ -113,7 +99,7 @@ def _from_text(text: str) -> Given:
         raise unknown(f"name in {place}", name, [each for each in vars(module) if each[0] != "_"]) from error
     shown = f"{Path(place).name}:{name}{ast.unparse(call)[1:].removesuffix('()')}"
     make = functools.partial(kind, *words, **options) if bracket or not isinstance(kind, nn.Module) else _copies(kind)
-    return Given(text, shown, digest or _source(kind)[1], make)
+    return Given(shown, digest or _source(kind)[1], make)
 
 
 def _module_at(place: str) -> tuple[Any, str]:
@@ -150,7 +136,7 @@ def _from_object(network: Any) -> Given:
         raise UserError(f"a network is a torch.nn.Module, a callable that makes one or a text, not {network!r}")
     file, digest = _source(kind)
     name = f"{Path(file).name}:{getattr(kind, '__qualname__', type(kind).__name__)}{arguments}"
-    return Given(f"{name}{FROM_PYTHON}", name, digest, make)
+    return Given(name, digest, make)
 
 
 def _copies(module: nn.Module) -> Callable[[], nn.Module]:
@@ -177,14 +163,14 @@ def _digest(text: str) -> str:
 def build(modality: str, made: Made) -> Foreign:
     """The network of a checkpoint, with new weights. Raises UserError unless the user has given the same."""
     arguments = made.name.partition("(")[2]
-    for given in _given[modality]:
+    for given in reversed(_given[modality].values()):
         same = {given.name.partition("(")[2], arguments}
         if given.digest == made.digest and (len(same) == 1 or _UNKNOWN[1:] in same):
             net = _make(modality, given)
             for name in made.removed:
                 net.set_submodule(name, nn.Identity())
             return Foreign(net, made.dim)
-    others = "".join(f"; {each.name} is another or has changed" for each in _given[modality][:1])
+    others = "".join(f"; {each.name} is another or has changed" for each in [*_given[modality].values()][-1:])
     raise UserError(
         f"the {modality} network of the checkpoint is {made.name}, of a file with digest {made.digest}, which is not "
         f"imported by itself{others}; give the same with --{modality}-network (Python: {modality}_network=)"
@@ -206,7 +192,7 @@ def check(modality: str, text: str, shape: tuple[int, ...], device: torch.device
     Raises UserError if it fails, if its output is not [n, dim], [n, positions, dim] or [n, dim, ...], or if it breaks
     what a run promises: the same numbers on any number of ranks and after a resumption.
     """
-    given = _find(modality, text)
+    given = _given[modality][text]
     with torch.random.fork_rng([device] if device.type == "cuda" else ()), torch.no_grad():
         net, inputs = _make(modality, given).to(device), torch.randn(2, *shape, device=device)
         where = f"{given.name}, given inputs {[2, *shape]},"

@@ -22,13 +22,13 @@ class Own:
     """From log-mel [n, 1, bands, frames] to features."""
 
     @property
-    def from_python(self) -> bool:
-        """Whether one is an object from Python, which another process does not have."""
-        return FROM_PYTHON in f"{self.video_network}{self.audio_network}"
+    def given(self) -> dict[str, str]:
+        """Those that are set, by modality."""
+        return {name.partition("_")[0]: text for name, text in vars(self).items() if text}
 
 
 FROM_PYTHON = " (an object from Python)"
-"""End of the text of such networks."""
+"""End of the text of a network that was given as an object, which other processes do not have."""
 PAPERS = Own()
 """The paper's networks."""
 
