@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import suppress
 from functools import cache
 from typing import Any
 
@@ -40,7 +40,7 @@ def training_flops(network: Network, clip: Clip, bands: int, modalities: tuple[s
     model = _meta_model(network, modalities)
     found = dict.fromkeys(model.modalities, 0.0)
     for modality in model.modalities:
-        with _unless(network.own), FlopCounterMode(display=False) as counter:
+        with suppress(*_errors(network)), FlopCounterMode(display=False) as counter:
             model.embed(modality, _inputs(model, modality, clip, bands, 4)).sum().backward()
             found[modality] = counter.get_total_flops() / 4
     return found if all(found.values()) else dict.fromkeys(found, 0.0)
@@ -61,7 +61,7 @@ def max_leaves(network: Network, clip: Clip) -> int:
         elements.extend(-(-x.shape[0] // 2) * -(-x.shape[1] // 8) * 8 * x[0, 0].numel() for x in tensors)
 
     hooks = [module.register_forward_hook(note) for module in model.video_network.base.modules()]
-    with _unless(network.own):
+    with suppress(*_errors(network)):
         model.video_network(_inputs(model, "video", clip, 0, 2))
     for hook in hooks:
         hook.remove()
@@ -75,9 +75,9 @@ def peak_flops(device: torch.device) -> float | None:
     return next((1e12 * _PEAKS[part] for part in longest_first if part in name), None)
 
 
-def _unless(own: bool) -> AbstractContextManager[None]:
-    """Suppress the errors of networks of the user's own, which may not run on the meta device."""
-    return suppress(Exception) if own else nullcontext()
+def _errors(network: Network) -> list[type[Exception]]:
+    """What may be raised on the meta device: anything by networks of the user's own."""
+    return [Exception] if network.own else []
 
 
 def _meta_model(network: Network, modalities: tuple[str, ...]) -> GDT:

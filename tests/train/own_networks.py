@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,7 +12,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 CLIP, BANK = (3, 8, 32, 32), (1, 40, 99)
-SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+SMALL: dict[str, Any] = {
+    "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32,
+    "hidden_dropout_prob": 0.1,
+}  # fmt: skip
 PICTURE = SMALL | {"image_size": 32, "patch_size": 8, "num_frames": 8}
 
 
@@ -95,34 +99,33 @@ class Apart(Net):
         return super().forward(x)
 
 
-def videomae() -> nn.Module:
-    from transformers import VideoMAEConfig, VideoMAEModel
+def _arranged(kind: type[nn.Module], config: Any, arrange: Callable[[Tensor], Tensor]) -> nn.Module:
+    """A network of transformers, with its own names, and inputs arranged for it."""
 
-    class Clips(VideoMAEModel):  # type: ignore[misc]
+    class Arranged(kind):  # type: ignore[misc, valid-type]
         def forward(self, x: Tensor) -> Any:
-            return super().forward(x.transpose(1, 2))
+            return super().forward(arrange(x))
 
-    return Clips(VideoMAEConfig(**PICTURE, hidden_dropout_prob=0.1))
+    return Arranged(config)
+
+
+def videomae() -> nn.Module:
+    import transformers as t
+
+    return _arranged(t.VideoMAEModel, t.VideoMAEConfig(**PICTURE), lambda x: x.transpose(1, 2))
 
 
 def timesformer() -> nn.Module:
-    from transformers import TimesformerConfig, TimesformerForVideoClassification
+    import transformers as t
 
-    class Clips(TimesformerForVideoClassification):  # type: ignore[misc]
-        def forward(self, x: Tensor) -> Any:
-            return super().forward(x.transpose(1, 2))
-
-    return Clips(TimesformerConfig(**PICTURE, hidden_dropout_prob=0.1))
+    return _arranged(t.TimesformerForVideoClassification, t.TimesformerConfig(**PICTURE), lambda x: x.transpose(1, 2))
 
 
 def ast() -> nn.Module:
-    from transformers import ASTConfig, ASTForAudioClassification
+    import transformers as t
 
-    class Banks(ASTForAudioClassification):  # type: ignore[misc]
-        def forward(self, x: Tensor) -> Any:
-            return super().forward(x[:, 0].transpose(1, 2))
-
-    return Banks(ASTConfig(**SMALL, max_length=99, num_mel_bins=40, hidden_dropout_prob=0.1))
+    config = t.ASTConfig(**SMALL, max_length=99, num_mel_bins=40)
+    return _arranged(t.ASTForAudioClassification, config, lambda x: x[:, 0].transpose(1, 2))
 
 
 def x3d() -> nn.Module:

@@ -7,6 +7,7 @@ user has given to this process with `use`.
 from __future__ import annotations
 
 import ast
+import contextlib
 import copy
 import functools
 import hashlib
@@ -92,37 +93,33 @@ def _from_text(text: str) -> Given:
             f"cannot read the network '{text}'; write file.py:Name or package.module:function, and arguments as "
             "numbers, strings, lists, None, True or False: file.py:Name(width=3)"
         ) from error
-    module, digest = _module_at(place)
+    module = _module_at(place)
     try:
         kind = operator.attrgetter(name)(module)
     except AttributeError as error:
         raise unknown(f"name in {place}", name, [each for each in vars(module) if each[0] != "_"]) from error
     shown = f"{Path(place).name}:{name}{ast.unparse(call)[1:].removesuffix('()')}"
     make = functools.partial(kind, *words, **options) if bracket or not isinstance(kind, nn.Module) else _copies(kind)
-    return Given(shown, digest or _source(kind)[1], make)
+    return Given(shown, _digest(str(module.__file__) if place.endswith(".py") else _file(kind)), make)
 
 
-def _module_at(place: str) -> tuple[Any, str]:
-    """A file or a module, and the digest of the file's text; "" for a module, of which the file that counts is that of
-    the function.
-    """
+def _module_at(place: str) -> Any:
+    """A file or a module, imported."""
     if not place.endswith(".py"):
         try:
-            return importlib.import_module(place), ""
+            return importlib.import_module(place)
         except ModuleNotFoundError as error:
             raise UserError(f"cannot import {place}: {first_line(error)}; install it, or name a file.py") from error
     path = expand_home(Path(place)).absolute()
     if not path.is_file():
         raise UserError(f"there is no file {place}")
-    digest = _digest(path.read_text())
-    spec = importlib.util.spec_from_file_location(f"gdt_network_{path.stem}_{digest}", path)
-    assert spec is not None and spec.loader is not None
+    spec: Any = importlib.util.spec_from_file_location(f"gdt_network_{path.stem}", path)
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses and inspect look there
     if str(path.parent) not in sys.path:
         sys.path.append(str(path.parent))  # for what the file imports from beside it
     spec.loader.exec_module(module)
-    return module, digest
+    return module
 
 
 def _from_object(network: Any) -> Given:
@@ -134,9 +131,9 @@ def _from_object(network: Any) -> Given:
         kind, arguments, make = (network.func, _UNKNOWN, network) if partial else (network, "", network)
     else:
         raise UserError(f"a network is a torch.nn.Module, a callable that makes one or a text, not {network!r}")
-    file, digest = _source(kind)
+    file = _file(kind)
     name = f"{Path(file).name}:{getattr(kind, '__qualname__', type(kind).__name__)}{arguments}"
-    return Given(name, digest, make)
+    return Given(name, _digest(file), make)
 
 
 def _copies(module: nn.Module) -> Callable[[], nn.Module]:
@@ -144,28 +141,25 @@ def _copies(module: nn.Module) -> Callable[[], nn.Module]:
     return functools.partial(copy.deepcopy, copy.deepcopy(module))
 
 
-def _source(kind: Any) -> tuple[str, str]:
-    """The file that defines a class, a function or the class of an object, and the digest of its text."""
+def _file(kind: Any) -> str:
+    """The file that defines a class, a function or the class of an object."""
     kind = inspect.unwrap(kind if inspect.isroutine(kind) or isinstance(kind, type) else type(kind))
-    try:
-        file = inspect.getsourcefile(kind)
-    except TypeError:
-        file = None
-    if not file or not (lines := linecache.getlines(file)):  # which also has the cells of notebooks
-        raise UserError(f"the source of {kind} cannot be read, and a checkpoint records it; define it in a file")
-    return file, _digest("".join(lines))
+    with contextlib.suppress(TypeError):
+        if file := inspect.getsourcefile(kind):
+            return file
+    raise UserError(f"the source of {kind} cannot be read, and a checkpoint records it; define it in a file")
 
 
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+def _digest(file: str) -> str:
+    linecache.checkcache(file)
+    return hashlib.sha256("".join(linecache.getlines(file)).encode()).hexdigest()[:16]  # also of notebooks' cells
 
 
 def build(modality: str, made: Made) -> Foreign:
     """The network of a checkpoint, with new weights. Raises UserError unless the user has given the same."""
-    arguments = made.name.partition("(")[2]
     for given in reversed(_given[modality].values()):
-        same = {given.name.partition("(")[2], arguments}
-        if given.digest == made.digest and (len(same) == 1 or _UNKNOWN[1:] in same):
+        same = _UNKNOWN in given.name + made.name or _call(given.name) == _call(made.name)
+        if same and given.digest == made.digest:
             net = _make(modality, given)
             for name in made.removed:
                 net.set_submodule(name, nn.Identity())
@@ -175,6 +169,12 @@ def build(modality: str, made: Made) -> Foreign:
         f"the {modality} network of the checkpoint is {made.name}, of a file with digest {made.digest}, which is not "
         f"imported by itself{others}; give the same with --{modality}-network (Python: {modality}_network=)"
     )
+
+
+def _call(name: str) -> str:
+    """The name of `Made` without file or module, which are others in Python."""
+    kind, bracket, arguments = name.partition("(")
+    return kind.rpartition(":")[2] + bracket + arguments
 
 
 def _make(modality: str, given: Given) -> nn.Module:
