@@ -33,6 +33,7 @@ from gdt.pipeline.word2vec import WordVectors
 from gdt.train.checkpoint import load_trained
 from gdt.train.flops import step_flops
 from gdt.train.models.gdt import any_device
+from gdt.train.models.network import FROM_PYTHON
 from gdt.train.provenance import provenance_of
 from gdt.train.run import CHECKPOINT, latest_checkpoint
 
@@ -235,12 +236,12 @@ def _run(job: Job) -> None:
 
 
 def _finetune_all(jobs: Sequence[Job]) -> None:
-    """Run every job in its own subprocess, or in this process with --jobs 1.
+    """Run every job in its own subprocess, or in this process with --jobs 1 or networks given as objects.
 
     Thus the number of threads, which affects the last digits, does not depend on the number of remaining jobs.
     """
     settings = jobs[0].evaluator.settings
-    limit = job_limit(settings.jobs)
+    limit = 1 if FROM_PYTHON in str(settings.networks) else job_limit(settings.jobs)
     if limit == 1:
         for job in jobs:
             _run(job)
@@ -270,5 +271,6 @@ def _command(job: Job) -> list[str]:
         shards=evaluator.data.index.folder, out=evaluator.out, protocols=(job.protocol,),
         folds=(job.fold.number,) if job.fold.number else (), query_split=evaluator.data.split,
         random_weights="only" if job.model.random else "exclude", jobs=1, tables=False,
+        networks=settings.networks,
     )  # fmt: skip
     return ["evaluate", serialization.to_json(alone)]

@@ -14,9 +14,10 @@ from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 import numpy as np
+import tyro
 from tqdm import tqdm
 
 from gdt.common.commandline import expand_home
@@ -30,6 +31,7 @@ from gdt.pipeline.shards.container import Damaged, text_array, texts
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.shards.layout import read_rejected, shard_folder
 from gdt.pipeline.transformations.augmentation import centred
+from gdt.train.models.network import PAPERS, Own
 from gdt.train.run import latest_checkpoint
 
 if TYPE_CHECKING:
@@ -70,6 +72,8 @@ class Embed:
     """Decoding processes; 0: one per core."""
     overwrite: bool = False
     """Replace an existing file."""
+    networks: Annotated[Own, tyro.conf.arg(name="")] = PAPERS
+    """Networks of your own that the checkpoint was trained with."""
 
     def __post_init__(self) -> None:
         if bool(self.source) == bool(self.dataset or self.shards):

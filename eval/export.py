@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
+
+import tyro
 
 from gdt.common.errors import UserError
 from gdt.common.files import require_new_file, writing
-from gdt.train.models.network import VIDEO_OPTIONS, Network
+from gdt.train.models.network import PAPERS, Own
 from gdt.train.run import EXPORTED, latest_checkpoint
 
 if TYPE_CHECKING:  # slow to import, and --help needs only the settings
@@ -21,8 +23,9 @@ class Export:
 
     out: Path | None = None
     """File to write."""
-    format: Literal["safetensors", "torchvision"] = "safetensors"
-    """File type; torchvision needs the paper's network sizes."""
+    network: Literal["", "video", "audio"] = ""
+    """Write only this network, without head, as a state_dict (torch.save) that its own library loads, as torchvision
+    does the paper's for video; default: the whole model, as safetensors."""
     ckpt: Path | None = None
     """Checkpoint of a pretrained model, or external weights; default: the latest in runs."""
     overwrite: bool = False
@@ -30,11 +33,14 @@ class Export:
     to: Path | None = None
     """Folder to write instead of a file, for a hub: model.safetensors, config.json and a model card."""
 
+    networks: Annotated[Own, tyro.conf.arg(name="")] = PAPERS
+    """Networks of your own that the checkpoint was trained with."""
+
     def __post_init__(self) -> None:
         if bool(self.out) == bool(self.to):
             raise UserError("set --out to a file, or --to to a folder, but not both")
-        if self.to and self.format != "safetensors":
-            raise UserError(f"--format {self.format} is for a file; set --out instead of --to")
+        if self.to and self.network:
+            raise UserError(f"--network {self.network} is for a file; set --out instead of --to")
 
 
 def export(settings: Export) -> str:
@@ -57,30 +63,25 @@ def export(settings: Export) -> str:
     inputs, parts = _expected_inputs(trained), [name for name, _ in trained.model.named_children()]
     if settings.to:
         card.write(settings.to, trained, inputs)
-    elif settings.format == "safetensors":
-        portable.write(out, trained)
-    else:
+    elif settings.network:
+        state = _weights_of(trained, settings.network)
         with writing(out) as file:
-            torch.save(_torchvision(trained), file)
-        parts = ["video_network"]
+            torch.save(state, file)
+        parts = [f"{settings.network}_network"]
+    else:
+        portable.write(out, trained)
     said = f"{out} holds {', '.join(parts)}\nexpected input: {inputs}"
     return said + (f"\nfill in the licence in {settings.to / card.CARD}" if settings.to else "")
 
 
-def _torchvision(trained: Trained) -> dict[str, Any]:
-    """The state of torchvision's r2plus1d_18."""
+def _weights_of(trained: Trained, modality: str) -> dict[str, Any]:
+    """The state of one network, with the names of its own library; of the paper's for video, those of torchvision."""
+    from gdt.eval.extract import require_network
     from gdt.train.weights import inputs_of
 
-    if "video" not in trained.model.modalities:
-        raise UserError("--format torchvision needs a video network, but the model has none; set --format safetensors")
-    own, paper = asdict(trained.model.network), asdict(Network())
-    for name in ("backbone", *VIDEO_OPTIONS):
-        if own[name] != paper[name]:
-            raise UserError(
-                f"--format torchvision needs a network of the paper's size, but {name.replace('_', '-')} is "
-                f"{own[name]} instead of {paper[name]}; set --format safetensors"
-            )
-    state: Any = trained.model.video_network.base.state_dict()
+    require_network(trained, modality)
+    base = trained.model.get_submodule(f"{modality}_network.base")
+    state: Any = getattr(base, "net", base).state_dict()
     # torch saves this metadata with the state, and other programs ignore it
     state._metadata[""].update(inputs_of(trained))
     return state

@@ -86,6 +86,8 @@ def tiny(trained: Trained) -> Recipe:
 def build_recipe(settings: Downstream, trained: Trained) -> Recipe:
     """The recipe that a model is finetuned with."""
     recipe = tiny(trained) if trained.settings.size == "tiny" else Recipe()
+    if trained.model.network.video:  # which may take no other clips than those of pretraining
+        recipe = replace(tiny(trained), clips=recipe.clips)
     if settings.epochs:
         recipe = recipe.spread_over(settings.epochs)
     if settings.lr:
@@ -151,7 +153,7 @@ class Finetuning:
         network: Any = trained.model.get_submodule(f"{modality}_network")
         base = copy.deepcopy(network.base)  # other folds start from the same weights
         self.model = type(self).classifier(base, base.dim, len(task.classes)).to(device)
-        if modality == "video":
+        if modality == "video" and not trained.model.network.video:
             self.model.to(memory_format=torch.channels_last_3d)  # type: ignore[call-overload]
         self.optimizer = self.make_optimizer()
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import tyro
 
 from gdt.common.errors import UserError, require_positive
 from gdt.eval.embed import Modality
 from gdt.eval.protocols import PROTOCOLS
+from gdt.train.models.network import PAPERS, Own
 
 if TYPE_CHECKING:
     ProtocolName = str
@@ -63,6 +66,8 @@ class Downstream:
     """Finetuning runs in parallel; 0: one per GPU, else per core."""
     out: Path | None = None
     """Folder of results; default: runs/eval-<dataset>."""
+    networks: Annotated[Own, tyro.conf.arg(name="")] = PAPERS
+    """Networks of your own that the checkpoint was trained with."""
     tables: bool = True
     """Write the tables; off in subprocesses."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import cache
 from typing import Any
 
@@ -35,14 +36,14 @@ def step_flops(settings: Pretrain, bands: int) -> float:
 
 @cache
 def training_flops(network: Network, clip: Clip, bands: int, modalities: tuple[str, ...]) -> dict[str, float]:
-    """FLOPs of a leaf of each modality, forward and backward."""
+    """FLOPs of a leaf of each modality, forward and backward; 0 if a network of the user's own does not run there."""
     model = _meta_model(network, modalities)
-    found = {}
+    found = dict.fromkeys(model.modalities, 0.0)
     for modality in model.modalities:
-        with FlopCounterMode(display=False) as counter:
+        with suppress(*_errors(network)), FlopCounterMode(display=False) as counter:
             model.embed(modality, _inputs(model, modality, clip, bands, 4)).sum().backward()
-        found[modality] = counter.get_total_flops() / 4
-    return found
+            found[modality] = counter.get_total_flops() / 4
+    return found if all(found.values()) else dict.fromkeys(found, 0.0)
 
 
 @cache
@@ -52,14 +53,16 @@ def max_leaves(network: Network, clip: Clip) -> int:
     Channels are rounded up to multiples of 8, since kernels may pad them.
     """
     model = _meta_model(network, ("video",))
-    elements: list[int] = []
+    elements = [1]
 
     def note(module: nn.Module, given: tuple[Any, ...], made: Any) -> None:
         tensors = [x for x in (*given, made) if isinstance(x, Tensor) and x.dim() > 1]
-        elements.extend(-(-x.shape[1] // 8) * 8 * x[0, 0].numel() for x in tensors)
+        # of a leaf; networks of the user's own may fold time into the first dimension
+        elements.extend(-(-x.shape[0] // 2) * -(-x.shape[1] // 8) * 8 * x[0, 0].numel() for x in tensors)
 
     hooks = [module.register_forward_hook(note) for module in model.video_network.base.modules()]
-    model.video_network(_inputs(model, "video", clip, 0, 2))
+    with suppress(*_errors(network)):
+        model.video_network(_inputs(model, "video", clip, 0, 2))
     for hook in hooks:
         hook.remove()
     return _MAX_ELEMENTS // max(elements)
@@ -70,6 +73,11 @@ def peak_flops(device: torch.device) -> float | None:
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
     longest_first = sorted(_PEAKS, key=len, reverse=True)  # "L4" is also part of "L40"
     return next((1e12 * _PEAKS[part] for part in longest_first if part in name), None)
+
+
+def _errors(network: Network) -> list[type[Exception]]:
+    """What may be raised on the meta device: anything by networks of the user's own."""
+    return [Exception] if network.own else []
 
 
 def _meta_model(network: Network, modalities: tuple[str, ...]) -> GDT:

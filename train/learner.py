@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from gdt.pipeline.loader import Batch
@@ -28,6 +29,9 @@ class Learner:
         self.schedule = settings.schedule(tree.batches_per_epoch)
         torch.manual_seed(settings.seed)
         model: Any = GDT(settings.network, tree.composition.modalities).to(device)
+        if world > 1 and settings.network.own:  # which may draw its weights from other than torch's seed
+            for value in (*model.parameters(), *model.buffers()):
+                dist.broadcast(value.detach(), 0)
         if world > 1 and not settings.group_size:
             model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
         self.model: GDT = model
@@ -60,11 +64,13 @@ def _prepare(model: GDT, settings: Pretrain) -> None:
     """Set precision, memory layout and compilation."""
     if settings.precision == "float64":
         model.double()
-    for module in model.modules():
+    for _, module in model.paper_modules():
         if isinstance(module, nn.Conv3d):
             module.to(memory_format=torch.channels_last_3d)  # type: ignore[call-overload]
     if settings.compile == "on" and "video" in model.modalities:
-        model.video_network.base.compile(dynamic=False)
+        # torch's own random numbers: both passes of a group are compiled, and must draw the same
+        options = {"fallback_random": True} if settings.network.video else None
+        model.video_network.base.compile(dynamic=False, options=options)
 
 
 def _optimizer(o: Optimization, model: GDT, device: torch.device) -> torch.optim.Optimizer:

@@ -21,7 +21,7 @@ SETTINGS, METRICS, PROBES = "settings.json", "metrics.jsonl", "probe.jsonl"
 """Its settings, a line per step, and a line per probe."""
 _NO_EFFECT_ON_RESULTS = {
     "overwrite", "out", "shards", "word2vec", "factors_from", "loading", "compile", "gradient_cache",
-    "checkpoint_steps", "probe_every", "wandb",
+    "checkpoint_steps", "probe_every", "wandb", "networks",
 }  # fmt: skip
 LENGTH = ("epochs", "steps")
 """The length of a run, which affects results only through the learning rate."""

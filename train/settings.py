@@ -22,7 +22,7 @@ from gdt.pipeline.sources.loading import Loading
 from gdt.pipeline.transformations.augmentation import Augmentation
 from gdt.pipeline.tree import Tree, sampling_tree
 from gdt.pipeline.word2vec import WordVectors
-from gdt.train.models.network import Network
+from gdt.train.models.network import PAPERS, Network, Own
 from gdt.train.schedule import Optimization, Schedule
 
 Precision = Literal["auto", "float32", "bfloat16", "float64"]
@@ -89,6 +89,8 @@ class Pretrain:
     """Ranges of the augmentations."""
     network: Network = field(default_factory=Network)
     """Sizes of the networks."""
+    networks: Annotated[Own, tyro.conf.arg(name="")] = PAPERS
+    """Networks of your own."""
     optimization: Annotated[Optimization, tyro.conf.arg(name="")] = field(default_factory=Optimization)
     """Optimizer and schedule."""
     loading: Loading = field(default_factory=Loading)

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from gdt.common.errors import UserError
 from gdt.common.streams import Stream, seed_sequence
 from gdt.pipeline.loader import Batch
 from gdt.train.distributed import all_reduce_flat
@@ -74,14 +75,39 @@ class Gradient:
             if keep:
                 embedded.backward(gradient)
             else:
+                drift = embedded.new_zeros(())
                 for group in groups:
-                    self._embed(step, group).backward(gradient[group.rows])
+                    again = self._embed(step, group)
+                    drift = drift.maximum((again.detach() - embedded[group.rows]).norm(dim=1).max())
+                    again.backward(gradient[group.rows])
+                self._require_same(drift)
+        if self._world > 1 and self._settings.network.own:
+            self._fill_gradients()
         gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
         if self._world > 1:
             all_reduce_flat(gradients)
             torch._foreach_div_(gradients, self._world)
         norm = torch.nn.utils.get_total_norm(gradients)
         return Metrics(*torch.stack([value.double() for value in (result.loss.detach(), result.top1, norm)]).tolist())
+
+    def _require_same(self, drift: Tensor) -> None:
+        """Raise UserError if the embeddings of a network of the user's own changed by `drift` in the second pass."""
+        # of length 1; in bfloat16, compiled code rounds otherwise with a gradient than without
+        allowed = 0.1 if self._settings.precision == "bfloat16" else 1e-3
+        if self._settings.network.own and drift > allowed:
+            raise UserError(
+                "a network gives other embeddings in the second pass of cached gradients, as dropout does that "
+                "torch's seed does not repeat; set --gradient-cache off, or --compile off"
+            )
+
+    def _fill_gradients(self) -> None:
+        """Zeros for parameters that this rank has not used, but another has, as with blocks skipped at random."""
+        parameters = [*self.model.parameters()]
+        used = torch.tensor([p.grad is not None for p in parameters], dtype=torch.uint8, device=parameters[0].device)
+        dist.all_reduce(used, dist.ReduceOp.MAX)
+        for parameter, somewhere in zip(parameters, used.tolist(), strict=True):
+            if somewhere and parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
 
     def _groups(self, batch: Batch) -> Iterator[Group]:
         """This rank's groups; each modality has equally many, and a rank has a contiguous share of them."""

@@ -25,6 +25,8 @@ from gdt.train.distributed import StopSignal, agreed, barrier, require_equal, to
 from gdt.train.flops import max_leaves
 from gdt.train.learner import Learner, start_from
 from gdt.train.log import Log
+from gdt.train.models.foreign import check
+from gdt.train.models.network import Network
 from gdt.train.provenance import device_name, record
 from gdt.train.run import CHECKPOINT, decisive
 from gdt.train.settings import Precision, Pretrain, default_group_size
@@ -90,7 +92,21 @@ class Trainer:
             if start is not None and "text" in start.model.modalities:
                 network = replace(network, text_padding=start.model.network.text_padding)
             settings = replace(settings, network=network)
-        return settings
+        return replace(settings, network=self.with_own_networks(settings))
+
+    def with_own_networks(self, settings: Pretrain) -> Network:
+        """The networks of the run, with the user's own checked and recorded."""
+        clip, network = settings.clip, settings.network
+        shapes = {
+            "video": (3, clip.frames, clip.size, clip.size), "audio": (1, self.index.bands, clip.mel_frames)
+        }  # fmt: skip
+        for modality, text in settings.networks.given.items():
+            if modality not in settings.composition.modalities:
+                raise UserError(f"--{modality}-network has no effect: '{settings.composition}' has no {modality}")
+            made: Any = check(modality, text, shapes[modality], self.device)
+            self.describe(modality, str(made))
+            network = replace(network, **{modality: made})
+        return network
 
     def require_passes(self) -> None:
         """Raise UserError unless ranks can hold whole groups, and a pass has no activation of 2**31 elements."""

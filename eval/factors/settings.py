@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
+
+import tyro
 
 from gdt.common.errors import require_positive
+from gdt.train.models.network import PAPERS, Own
 
 FOLDS = 5
 """Of the probe's cross-validation over videos."""
@@ -27,6 +31,8 @@ class Factors:
     """Videos to measure on; more give narrower intervals."""
     out: Path | None = None
     """Folder of results; default: runs/factors-<dataset>."""
+    networks: Annotated[Own, tyro.conf.arg(name="")] = PAPERS
+    """Networks of your own that the checkpoint was trained with."""
 
     def __post_init__(self) -> None:
         require_positive(self, "", "videos", least=FOLDS, why="at least one per fold of the probe's cross-validation")

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
@@ -40,6 +40,7 @@ from gdt.pipeline.shards.layout import INDEX
 from gdt.train.checkpoint import Trained, load_trained
 from gdt.train.distributed import require_gpus
 from gdt.train.loss import gdt_loss
+from gdt.train.models import foreign
 from gdt.train.models.gdt import GDT, any_device
 from gdt.train.run import METRICS, defaults
 from gdt.train.settings import Pretrain
@@ -51,6 +52,7 @@ __all__ = [
 
 Paths = str | Path | Sequence[str | Path]
 Size = Literal["paper", "tiny"]
+Network = str | torch.nn.Module | Callable[[], torch.nn.Module]
 T = TypeVar("T")
 
 
@@ -101,6 +103,9 @@ def pretrain(shards: str | Path, size: Size | None = None, **settings: Any) -> P
     `settings` are fields of `gdt.train.settings.Pretrain`, groups as mappings of what to change:
     `optimization={"lr": 1e-3}`. `size` sets the others: by default paper with a GPU, else tiny. The data set is by
     default named after the folder of its shards.
+
+    `video_network` and `audio_network` may be a torch.nn.Module, of which a copy is trained, a callable that makes one,
+    or text as in the command's options. The same are needed by `load` and `evaluate`.
     """
     from gdt.train.pretrain import pretrain as train
 
@@ -150,6 +155,9 @@ def _with(base: T, given: Mapping[str, Any]) -> T:
     def plain(value: Any) -> Any:
         return asdict(value) if is_dataclass(value) and not isinstance(value, type) else str(value)
 
+    if own := {name: given[name] for name in given if name in ("video_network", "audio_network")}:
+        texts = {name: foreign.use(name.partition("_")[0], network) for name, network in own.items()}
+        given = {name: value for name, value in given.items() if name not in own} | {"networks": texts}
     for name in given:
         if name not in (known := vars(base)):
             raise unknown(
@@ -169,13 +177,17 @@ def _merge(base: Any, given: Any) -> Any:
     return base | {name: _merge(base.get(name), value) for name, value in given.items()}
 
 
-def load(path: str | Path) -> Model:
+def load(path: str | Path, *, video_network: Network | None = None, audio_network: Network | None = None) -> Model:
     """Load a checkpoint, an exported file, published GDT weights or torchvision's r2plus1d_18.
 
     Names of `gdt.train.published.PUBLISHED`, such as gdt-k400, are downloaded into the cache of torch.hub.
 
-    Raises UserError for any other file. No code in a file is run.
+    If the checkpoint was trained with networks of your own, give them again (see `pretrain`). Raises UserError for any
+    other file. No code in a file is run.
     """
+    for modality, network in (("video", video_network), ("audio", audio_network)):
+        if network is not None:
+            foreign.use(modality, network)
     (path,) = _paths(path)
     return Model(path, load_trained(path))
 

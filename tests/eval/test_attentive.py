@@ -6,7 +6,6 @@ import math
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
 import torch
 from torch import Tensor
 

@@ -123,7 +123,7 @@ def test_torchvision_files_load_into_torchvisions_network_and_here(
     paper: Trained, read: dict[str, Trained], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out, again, hub = (tmp_path / name for name in ("r2plus1d_18.pth", "x.safetensors", "hub.safetensors"))
-    text = export(Export(out, "torchvision", ckpt=Path("paper")))
+    text = export(Export(out, "video", ckpt=Path("paper")))
     assert "mean (0.352941, 0.392157, 0.431373), std (0.196078, 0.235294, 0.00130719)" in text
     state = torch.load(out, weights_only=True)
     network = Video().eval()
@@ -147,13 +147,9 @@ def test_torchvision_files_load_into_torchvisions_network_and_here(
     assert "r2plus1d_18; random mlp_v; clips of 16 frames, stride 2, 128x128" in capsys.readouterr().out
 
 
-def test_models_that_do_not_fit_a_format_are_refused(tmp_path: Path) -> None:
-    for modality, message in (
-        ("video", "size, but stem is 16 instead of 64; set --format safetensors"),
-        ("text", "needs a video network, but the model has none"),
-    ):
-        with pytest.raises(UserError, match=message):
-            export(Export(tmp_path / "x.pth", "torchvision", ckpt=checkpoint_of(tmp_path, TINY, (modality,))))
+def test_a_network_that_the_model_does_not_have_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="trained without video"):
+        export(Export(tmp_path / "x.pth", "video", ckpt=checkpoint_of(tmp_path, TINY, ("text",))))
 
 
 def test_files_that_cannot_be_written_are_refused(tmp_path: Path) -> None:
@@ -173,10 +169,8 @@ def test_files_that_cannot_be_written_are_refused(tmp_path: Path) -> None:
 
 def test_pretraining_starts_from_an_exported_file(command: Run, shards: Path, tmp_path: Path) -> None:
     path, out = checkpoint_of(tmp_path, TINY), tmp_path / "x.safetensors"
-    done = command("export", "--ckpt", path, "--format", "safetensors", "--out", out)
+    done = command("export", "--ckpt", path, "--out", out)
     assert done.returncode == 0 and done.stdout.startswith(f"{out} holds video_network, mlp_v, audio"), done.stderr
-    refused = command("export", "--ckpt", path, "--format", "torchvision", "--out", tmp_path / "x.pth")
-    assert refused.returncode == 2 and "error: --format torchvision needs a network of the" in refused.stderr
     rest = Optimization("sgd", lr=1e-12, base_batch_size=0, warmup_epochs=0)
     settings = replace(TINY, shards=shards, out=tmp_path / "run", preset="a", batch_size=4, steps=1, init=out)
     now = load_model(pretrain(replace(settings, optimization=rest)))

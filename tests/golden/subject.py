@@ -102,21 +102,25 @@ def train_on_ranks(
     server: subprocess.Popen[str], runs: Sequence[Pretrain], folder: Path, world: int
 ) -> list[dict[str, Any]]:
     """As `train`, on several ranks, with the environment that torchrun gives them."""
+    (folder / "runs").write_bytes(pickle.dumps(runs))
+    (folder / "ranks.py").write_text(_RANK)
+    on_ranks(server, ["ranks.py"], folder, world)
+    return [trained(run.run_folder / "checkpoint.pt") for run in runs]
+
+
+def on_ranks(server: subprocess.Popen[str], command: Sequence[str], folder: Path, world: int) -> None:
+    """Run a command or a script on several ranks."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     numbers = {"WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world, "MASTER_PORT": port}
     common = {name: str(number) for name, number in numbers.items()} | {"MASTER_ADDR": "127.0.0.1"}
-    (folder / "runs").write_bytes(pickle.dumps(runs))
-    (folder / "ranks.py").write_text(_RANK)
     ranks = [
-        Forked(server, folder, ["ranks.py"], common | {"RANK": str(rank), "LOCAL_RANK": str(rank)})
-        for rank in range(world)
+        Forked(server, folder, command, common | {"RANK": str(rank), "LOCAL_RANK": str(rank)}) for rank in range(world)
     ]
     for rank in ranks:
         _, errors = rank.communicate()
         assert rank.returncode == 0, errors
-    return [trained(run.run_folder / "checkpoint.pt") for run in runs]
 
 
 def planned(name: str, shards: Path) -> list[str]:

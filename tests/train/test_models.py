@@ -4,59 +4,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
 
 from gdt.common.errors import UserError
-from gdt.train import portable
-from gdt.train.checkpoint import load_model
-from gdt.train.models.backbone import Backbone
 from gdt.train.models.gdt import GDT, load_weights
-from gdt.train.models.network import BACKBONES, Network
-from gdt.train.pretrain import pretrain
-from gdt.train.run import parse_arguments, to_json
+from gdt.train.models.network import Network
 from gdt.train.settings import SIZES
-from gdt.train.weights import FINETUNED_ON, SETTINGS, STATISTICS
 
 TINY = SIZES["tiny"]
-
-
-class Flat(Backbone):
-    """One convolution."""
-
-    def __init__(self, network: Network) -> None:
-        super().__init__()
-        self.dim = network.widths[-1]
-        self.only = nn.Conv3d(3, self.dim, 3, stride=2, padding=1)
-
-    def parts(self) -> list[list[nn.Module]]:
-        return [[self.only]]
-
-
-def test_a_custom_video_network_is_a_class_and_a_line(
-    shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(BACKBONES, "flat", "tests.train.test_models.Flat")
-    network = replace(TINY.network, backbone="flat", widths=(6,))
-    settings = replace(TINY, shards=shards, out=tmp_path, preset="e", batch_size=4, steps=2, network=network)
-    trained_path = pretrain(settings)
-    trained = load_model(trained_path)
-    portable.write(tmp_path / "x.safetensors", trained)
-    # as finetuning writes it, with the parameter names of this network
-    state = {f"base.{name}": value for name, value in trained.model.video_network.base.state_dict().items()}
-    state |= {"classifier.weight": torch.zeros(3, 6), "classifier.bias": torch.zeros(3)}
-    more = {STATISTICS: trained.statistics.to_numbers(), SETTINGS: to_json(trained.settings), FINETUNED_ON: ["x", 1]}
-    torch.save({"state_dict": state} | more, tmp_path / "finetuned.pt")
-    for found in map(load_model, (tmp_path / "x.safetensors", tmp_path / "finetuned.pt", trained_path)):
-        assert isinstance(found.model.video_network.base, Flat)
-        assert found.model.video_network(torch.randn(2, 3, 8, 32, 32)).shape == (2, 6)
-    with pytest.raises(UserError, match=r"unknown --network\.backbone 'round'; (available|did you mean)"):
-        replace(network, backbone="round")
-    words = ["--size", "tiny", "--network.backbone", "flat", "--network.widths", "6"]
-    assert parse_arguments(words).network.widths == (6,)
 
 
 def test_convolutions_are_initialised_as_in_the_release() -> None:

@@ -1,4 +1,4 @@
-"""Base class of networks over maps; to add one for video, subclass it and add a line to `network.BACKBONES`."""
+"""Base class of networks over maps."""
 
 from __future__ import annotations
 
@@ -6,10 +6,7 @@ from torch import Tensor, nn
 
 
 class Backbone(nn.Module):
-    """Clips [n, 3, frames, height, width], or log-mel [n, 1, bands, frames], to features [n, dim].
-
-    A network for video is made from a `models.network.Network`.
-    """
+    """Clips [n, 3, frames, height, width], or log-mel [n, 1, bands, frames], to features [n, dim]."""
 
     dim: int
     """Channels of the last stage: the feature size."""

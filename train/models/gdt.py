@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from pkgutil import resolve_name
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,7 +14,9 @@ from gdt.pipeline.colour import Pixels
 from gdt.pipeline.leaves import MODALITIES
 from gdt.train.models.audio import AudioResNet
 from gdt.train.models.backbone import Backbone
-from gdt.train.models.network import BACKBONES, Network
+from gdt.train.models.foreign import build
+from gdt.train.models.network import Network
+from gdt.train.models.r2plus1d import R2Plus1D
 from gdt.train.models.text import TextNetwork
 
 
@@ -68,20 +69,24 @@ class GDT(nn.Module):
         self.network = n = network
         self.modalities = tuple(name for name in MODALITIES if name in modalities)
         if "video" in modalities:
-            video: Backbone = resolve_name(BACKBONES[n.backbone])(n)
+            video = build("video", n.video) if n.video else R2Plus1D(n)
             self.video_network = Trunk(video)
             self.mlp_v = Head(video.dim, n.hidden, n.embedding, n.dropout)
         if "audio" in modalities:
-            sound = AudioResNet(n.audio_stem, n.audio_widths)
+            sound = build("audio", n.audio) if n.audio else AudioResNet(n.audio_stem, n.audio_widths)
             self.audio_network = Trunk(sound)
             self.mlp_a = Head(sound.dim, n.hidden, n.embedding, n.dropout)
         if "text" in modalities:
             self.text_network = TextNetwork(n.word_dimensions or 300, n.text_width, n.text_padding)
             self.mlp_t = Head(n.text_width, n.hidden, n.embedding, n.dropout)
-        for name, module in self.named_modules():
+        for name, module in self.paper_modules():
             # not the audio stem: the release replaces it after this initialisation, so it has torch's default
             if isinstance(module, nn.Conv2d | nn.Conv3d) and name != "audio_network.base.conv1":
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+
+    def paper_modules(self) -> Iterator[tuple[str, nn.Module]]:
+        """All modules with their names, but those of networks of the user's own."""
+        return ((name, module) for name, module in self.named_modules() if ".base.net." not in f"{name}.")
 
     def embed(self, modality: str, inputs: Any) -> Tensor:
         """Leaves of one modality to embeddings: float32 [n, d]."""

@@ -7,20 +7,58 @@ from typing import Annotated
 
 import tyro
 
-from gdt.common.errors import UserError, require_positive, unknown
+from gdt.common.errors import UserError, require_positive
 
-BACKBONES = {"r2plus1d": "gdt.train.models.r2plus1d.R2Plus1D"}
-"""Video networks by name: module and class, a `models.backbone.Backbone`."""
-VIDEO_OPTIONS = ("stem", "stem_middle", "widths", "depth", "slim")
-"""Fields of `Network` for video networks."""
+
+@dataclass(frozen=True)
+class Own:
+    """Networks of your own, in place of the paper's: mine.py:Net or package.module:function, with arguments in
+    brackets.
+    """
+
+    video_network: str = ""
+    """From clips [n, 3, frames, size, size] to features."""
+    audio_network: str = ""
+    """From log-mel [n, 1, bands, frames] to features."""
+
+    @property
+    def given(self) -> dict[str, str]:
+        """Those that are set, by modality."""
+        return {name.partition("_")[0]: text for name, text in vars(self).items() if text}
+
+
+FROM_PYTHON = " (an object from Python)"
+"""End of the text of a network that was given as an object, which other processes do not have."""
+PAPERS = Own()
+"""The paper's networks."""
+
+
+@dataclass(frozen=True)
+class Made:
+    """How a network of the user's own was made."""
+
+    name: str
+    """Its file or module, its name there, and the arguments."""
+    digest: str
+    """Of the text of the file that defines it."""
+    dim: int
+    """Size of its features."""
+    removed: tuple[str, ...]
+    """The layers that classified them, which are left out."""
+
+    def __str__(self) -> str:
+        without = f", without its classifier {', '.join(self.removed)}" if self.removed else ""
+        return f"{self.name}: {self.dim} features{without}"
 
 
 @dataclass(frozen=True)
 class Network:
     """Sizes of the networks (the paper's section A.3.4). Those that are not options are set by --size, or in Python."""
 
-    backbone: str = "r2plus1d"
-    """Name of the video network."""
+    video: Annotated[Made | None, tyro.conf.Suppress] = None
+    """The video network, if it is not the paper's; set by --video-network."""
+    audio: Annotated[Made | None, tyro.conf.Suppress] = None
+    """The audio network, if it is not the paper's; set by --audio-network."""
     stem: Annotated[int, tyro.conf.Suppress] = 64
     """Channels after the stem of the video trunk."""
     stem_middle: Annotated[int, tyro.conf.Suppress] = 45
@@ -49,9 +87,12 @@ class Network:
     dropout: float = 0.3
     """Dropout before each layer of the projection heads, as in the published release."""
 
+    @property
+    def own(self) -> bool:
+        """Whether a network is the user's own."""
+        return bool(self.video or self.audio)
+
     def __post_init__(self) -> None:
-        if self.backbone not in BACKBONES:
-            raise unknown("--network.backbone", self.backbone, BACKBONES)
         sizes = ("stem", "stem_middle", "depth", "audio_stem", "text_width", "hidden", "embedding")
         require_positive(self, "network", *sizes)
         require_positive(self, "network", "dropout", least=0, most=1)
