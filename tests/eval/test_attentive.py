@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from gdt.common.errors import UserError
 from gdt.eval.attentive import Attentive, AttentiveProbe
 from gdt.eval.downstream import downstream
 from gdt.eval.finetune import WEIGHTS, Recipe, Task
@@ -76,5 +77,5 @@ def test_it_is_a_protocol_beside_the_linear_probe(checkpoint: Path, shards: Path
     )  # fmt: skip
     assert "attentive top-1" in downstream(settings)
     assert [row.protocol for row in read(tmp_path / RESULTS)] == ["linear", "attentive"]
-    with pytest.raises(Exception, match="attentive needs the video network only"):
-        replace(settings, modalities=("audio",))
+    with pytest.raises(UserError, match="is video audio, but attentive"):
+        replace(settings, modalities=("video", "audio"))
