@@ -38,7 +38,7 @@ class Log:
         if self._probes.is_file():
             _keep_until(self._probes, first or -1)
         self._device = torch.device(settings.device)
-        self._rates, self._last, self._probed, self._warned = list[float](), "", "", False
+        self._rates, self._last, self._probed = list[float](), "", ""
         self._board = SummaryWriter(str(folder), purge_step=first)
         self._bar = tqdm(
             total=schedule.steps, initial=first, bar_format="step {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]",
@@ -49,6 +49,7 @@ class Log:
         peak = peak_flops(self._device)
         self._seconds_at_peak = step_flops(settings, bands) / world / peak if peak else 0.0
         self._wandb = _start_wandb(settings) if settings.wandb else None
+        self._warned = False
 
     def __enter__(self) -> Log:
         return self

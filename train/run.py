@@ -75,7 +75,8 @@ def decisive(settings: Mapping[str, Any]) -> dict[str, Any]:
 def require_checkpoint(path: Path) -> Path:
     """The checkpoint at a path, which may be the folder of a run or an export. Raises UserError if there is none."""
     if path.is_dir():
-        path = path / (EXPORTED if (path / EXPORTED).is_file() else CHECKPOINT)
+        exported = (path / EXPORTED).is_file() and not (path / CHECKPOINT).exists()
+        path = path / (EXPORTED if exported else CHECKPOINT)
     if not path.is_file():
         raise UserError(
             f"there is no checkpoint {path}; make one with 'gdt pretrain', or give the path of yours or a name: "

@@ -206,6 +206,6 @@ def test_a_folder_for_a_hub_holds_the_model_and_its_card(
 
 
 def test_a_folder_or_a_file_is_asked_for(tmp_path: Path) -> None:
-    for given, message in (({}, "--out to a file, or --to"), ({"to": tmp_path, "format": "torchvision"}, "for a file")):
+    for given, message in (({}, "--out to a file, or --to"), ({"to": tmp_path, "network": "video"}, "for a file")):
         with pytest.raises(UserError, match=message):
             Export(**given)
