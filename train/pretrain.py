@@ -63,7 +63,9 @@ def pretrain(settings: Pretrain) -> Path:
         trainer.train()
         barrier()  # no rank exits while another still communicates with it
         if trainer.log:
-            words = ("--word2vec", settings.word2vec) if settings.word2vec else ()
-            evaluate = gdt_command("evaluate", "--ckpt", trainer.path, *words)
+            more = ["--word2vec", settings.word2vec] if settings.word2vec else []
+            for modality, text in settings.networks.given.items():
+                more += [f"--{modality}-network", text]
+            evaluate = gdt_command("evaluate", "--ckpt", trainer.path, *more)
             print(f"{trainer.log.summary()}\nthe trained model is in {trainer.path}; evaluate it with:\n  {evaluate}")
         return trainer.path

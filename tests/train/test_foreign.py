@@ -134,6 +134,7 @@ def test_a_checkpoint_imports_nothing_and_wants_the_same_source(command: Run, dr
     done = command("pretrain", *options, *own, "--device", "cpu")
     assert done.returncode == 0, done.stderr
     assert "mine.py:Net(width=8): 8 features, without its classifier fc\n" in done.stdout
+    assert "--video-network 'mine.py:Net(width=8)'" in done.stdout  # how to evaluate it
     (tmp_path / "ran").unlink()
     embed = ["embed", "--shards", drawn, "--clips", 1, "--ckpt", "run"]
     refused = command(*embed)
@@ -160,6 +161,8 @@ def test_modules_and_callables_of_python_are_networks(drawn: Path, tmp_path: Pat
         gdt.load(run.checkpoint)
     model = gdt.load(run.checkpoint, video_network=partial(own_networks.Net, 8))
     start = gdt.load(run.checkpoint, video_network=module)._trained.untrained().model.video_network.base.net
+    asked = {"protocols": ("finetune",), "folds": (1,), "epochs": 1, "clips_per_epoch": 6, "clips": 1}
+    gdt.evaluate(run.checkpoint, drawn, out=tmp_path / "eval", video_network=module, **asked)
     assert model.network.video_network.base.dim == 8 and torch.equal(start.extra.weight, before)
 
 

@@ -68,10 +68,11 @@ def use(modality: str, network: Any) -> str:
 
     Returns its text for `Own`. Raises UserError if there is no such network; errors of its file are Python's own.
     """
-    if isinstance(network, str) and network in _given[modality] and FROM_PYTHON in network:
-        return network
-    given = _from_text(network) if isinstance(network, str) else _from_object(network)
-    text = network if isinstance(network, str) else given.name + FROM_PYTHON
+    if isinstance(network, str):
+        text, given = network, _from_text(network)
+    else:
+        given = _from_object(network)
+        text = given.name + FROM_PYTHON
     _given[modality].pop(text, None)
     _given[modality][text] = given
     return text
@@ -144,9 +145,10 @@ def _copies(module: nn.Module) -> Callable[[], nn.Module]:
 def _file(kind: Any) -> str:
     """The file that defines a class, a function or the class of an object."""
     kind = inspect.unwrap(kind if inspect.isroutine(kind) or isinstance(kind, type) else type(kind))
-    with contextlib.suppress(TypeError):
-        if file := inspect.getsourcefile(kind):
-            return file
+    for each in (kind, kind.__init__):  # of classes in notebooks, Python knows the file of their methods only
+        with contextlib.suppress(TypeError, OSError):
+            if file := inspect.getsourcefile(each):
+                return file
     raise UserError(f"the source of {kind} cannot be read, and a checkpoint records it; define it in a file")
 
 
