@@ -45,6 +45,7 @@ from gdt.pipeline.word2vec import WordVectors
 from gdt.preprocess.stage import Preprocess
 from gdt.train.checkpoint import Trained, load_model, load_trained
 from gdt.train.models.gdt import GDT
+from gdt.train.models.network import Own
 from gdt.train.pretrain import pretrain
 from gdt.train.settings import SIZES
 from tests.conftest import ROOT, Run, preprocess
@@ -603,7 +604,7 @@ def test_whatever_changes_a_number_changes_what_identifies_it(
         "ckpt": (tmp_path / "other",), "dataset": "y", "shards": tmp_path, "protocols": ("linear",), "folds": (2,),
         "word2vec": word2vec, "label": "parity",
         "modalities": ("video",), "gallery_split": "test", "query_split": "val",
-        "random_weights": "only", "out": tmp_path,
+        "random_weights": "only", "out": tmp_path, "networks": Own("mine.py:Net"),
     })  # fmt: skip
     everything["modalities"] = replace(settings, modalities=("audio",), protocols=("retrieval", "few-shot", "linear"))
     everything["gallery_split"] = replace(everything["gallery_split"], query_split="val")
@@ -619,7 +620,7 @@ def test_whatever_changes_a_number_changes_what_identifies_it(
     assert [key for key, values in numbers.items() if len(values) > 1] == []
     # these change no number, so that the test above is of all others
     same = [name for name in everything if changed[name] <= changed[""]]
-    assert same == ["dataset", "protocols", "jobs", "out", "tables"]
+    assert same == ["dataset", "protocols", "jobs", "out", "networks", "tables"]
 
 
 def test_other_vectors_of_the_same_words_are_other_conditions(checkpoint: Path, ucf: Path) -> None:
@@ -646,6 +647,7 @@ def test_a_finetuning_process_gets_every_setting(
         "ckpt": (checkpoint,), "dataset": "x", "shards": shards, "protocols": ("finetune",), "folds": (2,),
         "label": "-x", "gallery_split": "val", "query_split": "test", "random_weights": "only", "out": tmp_path,
         "jobs": 2, "tables": False, "word2vec": None, "linear_c": 1.0, "modalities": ("video",),
+        "networks": Own("mine.py:Net"),
     }  # fmt: skip
     changes(Downstream((checkpoint,)), values)  # fills in the others
     settings = Downstream(**values)
