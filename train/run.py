@@ -17,7 +17,7 @@ CHECKPOINT = "checkpoint.pt"
 SETTINGS, METRICS, PROBES = "settings.json", "metrics.jsonl", "probe.jsonl"
 """Its settings, a line per step, and a line per probe."""
 _NO_EFFECT_ON_RESULTS = {
-    "overwrite", "out", "shards", "word2vec", "factors_from", "loading", "compile", "gradient_cache",
+    "overwrite", "out", "shards", "cache", "word2vec", "factors_from", "loading", "compile", "gradient_cache",
     "checkpoint_steps", "probe_every", "wandb",
 }  # fmt: skip
 LENGTH = ("epochs", "steps")
