@@ -7,7 +7,8 @@ import json
 import shutil
 import sys
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,6 +19,7 @@ from tqdm import tqdm
 from gdt.common.commandline import gdt_command
 from gdt.common.errors import UserError, plural, require_positive
 from gdt.common.files import dump_row, locked, write_lines
+from gdt.pipeline.shards import store
 from gdt.pipeline.shards.container import Damaged, Head, OtherSchema
 from gdt.pipeline.shards.index import Index, write_index
 from gdt.pipeline.shards.layout import BANDS, DATASETS, INDEX, REJECTED, read_rejected, shard_folder
@@ -25,10 +27,10 @@ from gdt.preprocess import cluster, datasets
 from gdt.preprocess.captions import readers
 from gdt.preprocess.captions.attach import Spoken
 from gdt.preprocess.captions.words import Vocabulary
-from gdt.preprocess.datasets.listing import Video
+from gdt.preprocess.datasets.listing import SUFFIXES, Video
 from gdt.preprocess.ffmpeg import Extraction, require_ffmpeg
-from gdt.preprocess.plan import Listed, Plan, ShardTask, Shares, assign, collect, shard_path
-from gdt.preprocess.summary import Summary, describe, summarise
+from gdt.preprocess.plan import PLAN, Listed, Plan, ShardTask, Shares, assign, collect, shard_path
+from gdt.preprocess.summary import SUMMARY, Summary, describe, summarise
 from gdt.preprocess.worker import PROGRESS, make_shard
 
 
@@ -39,9 +41,9 @@ class Preprocess(cluster.Workers):
     dataset: str = "kinetics"
     """Name of the data set."""
     source: Path | None = None
-    """Folder of the videos; default: data/videos/<dataset>."""
+    """Folder of the videos, or s3://…; default: data/videos/<dataset>."""
     destination: Path | None = None
-    """Folder of the shards; default: data/shards/<dataset>."""
+    """Folder of the shards, or s3://…; default: data/shards/<dataset>."""
     layout: str = ""
     """Layout of --source; default: that of a known data set if --dataset names one, else folder, any tree of videos."""
     extraction: Annotated[Extraction, tyro.conf.arg(name="")] = field(default_factory=Extraction)
@@ -90,6 +92,9 @@ class Job:
     """What a run has to do."""
 
     settings: Preprocess
+    """With local folders, which may stand for those in stores."""
+    given: Preprocess
+    """With the folders as they were given."""
     listed: Listed
     shares: Shares
     spoken: Spoken | None
@@ -107,7 +112,14 @@ class Job:
         """The task that makes a shard."""
         videos = self.shards[number]
         words = videos if self.spoken is None else list(map(self.spoken.attach, videos))
-        return ShardTask(self.path(number), words, self.settings.extraction, self.details)
+        words = [replace(video, path=self.original(video.path)) for video in words]
+        path = shard_path(self.given.shard_folder.absolute(), number)
+        return ShardTask(path, words, self.settings.extraction, self.details)
+
+    def original(self, path: Path) -> Path:
+        """The path of a video where it was given."""
+        here, given = self.settings.source_folder, self.given.source_folder
+        return path if here == given else given / path.relative_to(here)
 
     def pending(self) -> list[int]:
         """Numbers of the shards that are absent, or made of other videos or settings."""
@@ -136,8 +148,10 @@ def command(settings: Preprocess) -> str:
 
 def dry_run(settings: Preprocess) -> str:
     """List and count the videos; decode none and write nothing."""
-    job = prepare(settings)
-    videos, pending = job.listed.videos.values(), job.pending()
+    with _local(settings) as (local, _):
+        job = prepare(local, settings)
+        pending = job.pending()
+    videos = job.listed.videos.values()
     splits = Counter(video.split for video in videos)
     classes = len({video.label for video in videos} - {""})
     return (
@@ -152,26 +166,36 @@ def dry_run(settings: Preprocess) -> str:
 def run(settings: Preprocess) -> Summary:
     """Make the missing shards, then the index. Raises UserError on bad input, before any work if possible."""
     require_ffmpeg()
-    datasets.find(settings.known_layout, settings.source_folder)
-    destination = settings.shard_folder.absolute()
-    with locked(destination):
-        job = prepare(settings)
-        if not settings.scheduler:  # workers of a cluster may still be busy with tasks of a killed run
-            _remove_scratch(destination)
-        ids = {number: [video.id for video in videos] for number, videos in job.shards.items()}
-        Plan(job.shares, ids).write(destination)
-        if pending := job.pending():
-            _make_shards(job, pending)
-        return _finish(job, pending)
+    with _local(settings) as (local, image):
+        datasets.find(local.known_layout, local.source_folder)
+        with locked(image.folder):
+            job = prepare(local, settings)
+            if not settings.scheduler:  # workers of a cluster may still be busy with tasks of a killed run
+                _remove_scratch(image.folder)
+            ids = {number: [video.id for video in videos] for number, videos in job.shards.items()}
+            Plan(job.shares, ids).write(image.folder)
+            image.put(PLAN)
+            if pending := job.pending():
+                _make_shards(job, pending)
+                image.pull(job.path(number).name for number in pending)
+            return _finish(job, pending, image)
 
 
-def prepare(settings: Preprocess) -> Job:
+@contextmanager
+def _local(settings: Preprocess) -> Iterator[tuple[Preprocess, store.Image]]:
+    """The settings with images of the folders."""
+    folders = settings.source_folder, settings.shard_folder.absolute()
+    with store.image(folders[0], SUFFIXES) as source, store.image(folders[1]) as image:
+        yield replace(settings, source=source.folder, destination=image.folder), image
+
+
+def prepare(settings: Preprocess, given: Preprocess) -> Job:
     """List the videos and assign them to shards. Raises UserError if finished shards would be lost."""
     source, destination = settings.source_folder, settings.shard_folder.absolute()
     items, spoken = datasets.listing(settings.known_layout, source), _find_captions(settings)
     plan = Plan.read(destination)
-    given = {name: share for name, share in (("val", settings.val), ("test", settings.test)) if share is not None}
-    shares = replace(plan.shares, **given)
+    asked = {name: share for name, share in (("val", settings.val), ("test", settings.test)) if share is not None}
+    shares = replace(plan.shares, **asked)
     listed = collect(items if spoken is None else spoken.select(items), shares)
     if not listed.videos:
         why = next((f"{row.id}: {row.reason}" for row in listed.missing), "there are none")
@@ -188,7 +212,7 @@ def prepare(settings: Preprocess) -> Job:
     if not settings.drop_missing:
         _require_planned(plan, listed, settings)
     shards = assign(listed.videos, plan.shards, settings.videos_per_shard)
-    return Job(settings, listed, shares, spoken, details, shards, made)
+    return Job(settings, given, listed, shares, spoken, details, shards, made)
 
 
 def _find_captions(settings: Preprocess) -> Spoken | None:
@@ -274,7 +298,7 @@ def _remove_scratch(destination: Path) -> None:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _finish(job: Job, made: Sequence[int]) -> Summary:
+def _finish(job: Job, made: Sequence[int], image: store.Image) -> Summary:
     """Remove shards that are not in the plan; write index, rejected.jsonl and summary."""
     listed, destination = job.listed, job.settings.shard_folder.absolute()
     paths = list(map(job.path, job.shards))
@@ -282,10 +306,12 @@ def _finish(job: Job, made: Sequence[int]) -> Summary:
         old.unlink()
     _remove_scratch(destination)
     rejected = write_index(destination, paths, json.dumps(job.details), listed.annotations)
-    rows = [{"id": row.id, "path": str(row.path or ""), "reason": row.reason} for row in listed.missing]
+    gone = [(row.id, row.path, row.reason) for row in listed.missing]
     # paths from the list: a video that was moved keeps its shard
-    rows += [{"id": id, "path": str(listed.videos[id].path), "reason": reason} for id, reason in rejected.items()]
+    gone += [(id, listed.videos[id].path, reason) for id, reason in rejected.items()]
+    rows = [{"id": id, "path": str(job.original(path) if path else ""), "reason": why} for id, path, why in gone]
     write_lines(destination / REJECTED, map(dump_row, rows))
+    image.put(REJECTED)
     index = Index.open(destination)
     if not len(index):
         (destination / INDEX).unlink()  # so that no command takes the folder for a data set
@@ -293,4 +319,7 @@ def _finish(job: Job, made: Sequence[int]) -> Summary:
             f"0 of {plural(len(listed.videos), 'video')} can be used; {rows[0]['path'] or rows[0]['id']}: "
             f"{rows[0]['reason']}. See {destination / REJECTED}"
         )
-    return summarise(index, len(listed.videos) + len(listed.missing), len(made), job.count(made), listed.drawn)
+    summary = summarise(index, len(listed.videos) + len(listed.missing), len(made), job.count(made), listed.drawn)
+    image.put(SUMMARY)
+    image.publish()
+    return replace(summary, index=replace(index, folder=job.given.shard_folder.absolute()))
