@@ -77,10 +77,11 @@ class Cache:
         self.bound = bound or (shutil.disk_usage(self.root).free + kept) * 4 // 5
         self._uses: dict[int, deque[int]] = {}
         self._wanted: deque[tuple[int, int]] = deque()
+        self._counts: deque[int] = deque()
         self._expected = self._done = self._lag = 0
         self._moved = threading.Condition(threading.RLock())
-        self._stop = threading.Event()
-        self.bytes = self.hits = self.misses = 0
+        self._turn, self._stop = threading.Lock(), threading.Event()
+        self.bytes = self.fetched = self.used = 0  # shards fetched, and shards of the batches that are done
 
     def follow(self, lag: int) -> None:
         """Fetch what `expect` tells, in the background; other ranks of the run may be `lag` batches behind."""
@@ -92,16 +93,18 @@ class Cache:
     def expect(self, shards: np.ndarray) -> None:
         """The shards of the batch after all those told so far."""
         with self._moved:
-            for number in np.unique(shards).tolist():
+            for number in (numbers := np.unique(shards).tolist()):
                 self._uses.setdefault(number, deque()).append(self._expected)
                 self._wanted.append((self._expected, number))
             self._expected += 1
+            self._counts.append(len(numbers))
             self._moved.notify_all()
 
     def done(self) -> None:
         """The next batch is loaded: its shards are needed only for later ones."""
         with self._moved:
             self._done += 1
+            self.used += self._counts.popleft()
             self._moved.notify_all()
 
     def close(self) -> None:
@@ -116,42 +119,46 @@ class Cache:
         while True:
             with suppress(FileNotFoundError):  # another process may evict it at any time
                 return self._paths[number].open("rb", buffering=0)
-            self._bring(number)
+            if file := self._claimed(number):
+                self._download(number, file)
 
     def forget(self, number: int) -> None:
         """Remove a shard that has changed on this disk."""
         self._paths[number].unlink(missing_ok=True)
 
     def _fetch_ahead(self) -> None:
-        while True:
-            with self._moved:
-                self._moved.wait_for(lambda: self._wanted or self._stop.is_set())
-                if self._stop.is_set():
-                    return
-                batch, number = self._wanted.popleft()
-                present = self._paths[number].exists()
-                self.hits, self.misses = self.hits + present, self.misses + (not present)
-            if not present:
-                with suppress(UserError, OSError, store.Stopped):  # who needs it, tries again and says it
-                    self._bring(number, batch)
+        while not self._stop.is_set():
+            with suppress(UserError, OSError, store.Stopped):  # who needs the shard, tries again and says it
+                with self._turn:  # one fetcher waits for room, for what is needed first
+                    with self._moved:
+                        self._moved.wait_for(lambda: self._wanted or self._stop.is_set())
+                        batch, number = self._wanted.popleft() if self._wanted else (-1, 0)
+                    file = self._claimed(number, batch)
+                if file:
+                    self._download(number, file)
 
-    def _bring(self, number: int, batch: float = math.inf) -> None:
-        """Fetch a shard that is needed until `batch`, or wait until another process has."""
+    def _claimed(self, number: int, batch: int | None = None) -> BinaryIO | None:
+        """The file to fetch a shard into, as soon as there is room; None once the shard is there.
+
+        A fetcher names the `batch` that it fetches for, and leaves to others what they have begun. A reader fetches
+        what is needed at once, and leaves the rest to fetchers.
+        """
         waited = 0
-        while not self._paths[number].exists() and batch >= self._done:
+        while not self._paths[number].exists() and (batch is None or batch >= self._done):
             if self._stop.is_set():
                 raise store.Stopped
             try:
-                file = self._claim(number, waited > _PATIENCE)
+                if batch is not None or self._distance(number, 0) in (0, math.inf):
+                    file = self._claim(number, waited > _PATIENCE)
+                    if file or batch is not None:
+                        return file
             except _Full:
-                file, waited = None, waited + 1
-            if file:
-                with file:
-                    self._download(number, Path(file.name))
+                waited += 1
             with self._moved:
-                self._moved.notify_all() if file else self._moved.wait(_POLL)
+                self._moved.wait(_POLL if batch is None else 10 * _POLL)
+        return None
 
-    def _download(self, number: int, partial: Path) -> None:
+    def _download(self, number: int, file: BinaryIO) -> None:
         name, head = self._shards[number]
 
         def check(path: Path) -> None:
@@ -161,9 +168,11 @@ class Cache:
         def count(size: int) -> None:
             self.bytes += size
 
+        partial = Path(file.name)
         try:
             store.fetch(self._source / name, partial, check, self._stop, count)
             partial.rename(self._paths[number])
+            self.fetched += 1
         except BaseException as error:
             partial.unlink(missing_ok=True)
             if not (isinstance(error, OSError) and is_disk_full(error)):
@@ -172,6 +181,10 @@ class Cache:
             if self.bound < head.size:
                 raise UserError(f"no space left on the disk of {self.root}, the cache of shards; free some, or set "
                                 "GDT_CACHE to a folder on another disk") from error  # fmt: skip
+        finally:
+            file.close()  # and so unlock it
+            with self._moved:
+                self._moved.notify_all()
 
     def _claim(self, number: int, impatient: bool) -> BinaryIO | None:
         """The file to fetch a shard into, locked, after making room; None if another process has it. Raises _Full."""
