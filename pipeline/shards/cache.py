@@ -276,7 +276,7 @@ def _is_abandoned(path: Path) -> bool:
 def too_small(bound: int, least: int) -> UserError:
     """The error about a cache that cannot hold the shards of one batch."""
     return UserError(
-        f"a cache of {bound / 1e9:.3g} GB cannot hold the shards of one batch; set --cache to "
+        f"a cache of {bound / 1e6:,.1f} MB cannot hold the shards of one batch; set --cache to "
         f"{math.ceil(least / 1e6)}MB or more, or --shuffle-shards so that a batch takes its videos from fewer shards"
     )
 
