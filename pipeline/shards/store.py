@@ -275,7 +275,10 @@ class Image:
 @contextmanager
 def image(path: Path, hollow: Collection[str] = ()) -> Iterator[Image]:
     """The image of a folder while it is needed; messages name the folder."""
-    with tempfile.TemporaryDirectory(prefix="gdt-") if is_remote(path) else nullcontext(str(path)) as folder:
+    if not is_remote(path):
+        yield Image(path, path, hollow)
+        return
+    with tempfile.TemporaryDirectory(prefix="gdt-") as folder:
         try:
             yield Image(Path(folder), path, hollow)
         except UserError as error:
