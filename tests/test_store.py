@@ -143,20 +143,28 @@ def videos(s3: Store, synthetic: Path, tmp_path: Path) -> Path:
         shutil.copy(path, folder / "cats")
     (folder / "broken.mp4").write_bytes(b"nonsense")
     names = [path.name for path in (folder / "cats").iterdir()]
+    said = json.loads((synthetic / "captions.json").read_text())
+    spoken = {f"cats/{Path(name).stem}": said[Path(name).stem] for name in names}
+    (folder / "captions.json").write_text(json.dumps(spoken))
     (folder / "labels.csv").write_text(f"path,label,split\ncats/{names[0]},tiger,test\n")
     s3fs.S3FileSystem().put(str(folder), "bucket/videos", recursive=True)
     s3.seen.clear()
     return folder
 
 
-def test_preprocessing_in_a_store_gives_the_bytes_of_a_folder(s3: Store, videos: Path, tmp_path: Path) -> None:
+def test_preprocessing_in_a_store_gives_the_bytes_of_a_folder(
+    s3: Store, videos: Path, word2vec: Path, tmp_path: Path
+) -> None:
     import s3fs
 
-    there = Preprocess("folder", as_path("s3://bucket/videos"), as_path("s3://bucket/made"), videos_per_shard=4)
+    there = Preprocess(
+        "folder", as_path("s3://bucket/videos"), as_path("s3://bucket/made"), word2vec=word2vec, videos_per_shard=4
+    )
     here = replace(there, source=videos, destination=tmp_path / "made")
     preprocess(here)
     summary = preprocess(there)
     assert (summary.kept, summary.shards_made, str(summary.index.folder)) == (9, 3, "s3://bucket/made")
+    assert summary.index.text_count.all() and "tiger" in summary.index.classes
     made = whole(s3fs.S3FileSystem(), "bucket/made")
     for path in (tmp_path / "made").glob("[!.]*"):
         assert made[path.name] == path.read_bytes().replace(str(videos).encode(), b"s3://bucket/videos"), path.name
