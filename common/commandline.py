@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import shutil
 import sys
@@ -10,6 +9,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
+
+from gdt.common.urls import as_path
 
 T = TypeVar("T")
 
@@ -46,9 +47,9 @@ def value_of(option: str, arguments: Sequence[str]) -> str:
 
 
 def expand_home(value: Any) -> Any:
-    """Expand ~ in a path, or in all paths of a tuple or a dataclass; other values are returned as they are."""
+    """A path `as_path`, or all paths of a tuple or a dataclass; other values are returned as they are."""
     if isinstance(value, Path):
-        return Path(os.path.expanduser(value))  # noqa: PTH111 - pathlib's raises for an unknown user
+        return as_path(value)
     if type(value) is tuple:
         return tuple(map(expand_home, value))
     if is_dataclass(value) and not isinstance(value, type):

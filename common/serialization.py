@@ -8,6 +8,8 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
+from gdt.common.urls import as_path
+
 T = TypeVar("T")
 _SCALARS: dict[Any, tuple[type, ...]] = {bool: (bool,), int: (int,), float: (int, float), str: (str,), Path: (str,)}
 """The JSON types of each scalar type."""
@@ -60,7 +62,7 @@ def _build(kind: Any, value: Any, name: str) -> Any:
         parts = [_build(part, item, name) for part, item in zip(types, value, strict=True)]
         return kind(*parts) if _is_named_tuple(kind) else tuple(parts)
     _require(type(value) in _SCALARS[kind], name, value, kind.__name__)
-    return kind(value)
+    return as_path(value) if kind is Path else kind(value)
 
 
 def _is_named_tuple(kind: Any) -> bool:

@@ -97,7 +97,9 @@ def evaluate(settings: Downstream) -> Evaluated:
     if not settings.ckpt:
         settings = replace(settings, ckpt=(latest_checkpoint(),))
     compared = list(models(settings, first := load_trained(settings.ckpt[0])))
-    data = Data.open(settings.ckpt[0], first, settings.dataset, settings.shards, settings.query_split, "")
+    data = Data.open(
+        settings.ckpt[0], first, settings.dataset, settings.shards, settings.query_split, "", settings.cache
+    )
     out = settings.out or Path("runs") / f"eval-{data.dataset}"
     # in a subprocess, the parent holds the lock
     lock = locked(out, "set --out to another folder") if settings.tables else contextlib.nullcontext()

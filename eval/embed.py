@@ -57,7 +57,7 @@ class Embed:
     dataset: str = ""
     """Preprocessed data set, instead of --source."""
     shards: Path | None = None
-    """Folder of shards; default: data/shards/<dataset>."""
+    """Folder of shards, or s3://…; default: data/shards/<dataset>."""
     out: Path = Path("features.h5")
     """File: .h5, .npz or .parquet (needs pyarrow)."""
     modalities: tuple[Modality, ...] = ()
@@ -72,6 +72,8 @@ class Embed:
     """Decoding processes; 0: one per core."""
     overwrite: bool = False
     """Replace an existing file."""
+    cache: str = ""
+    """Size of this machine's cache of shards in a store, such as 500GB; default: most of the free disk."""
     networks: Annotated[Own, tyro.conf.arg(name="")] = PAPERS
     """Networks of your own that the checkpoint was trained with."""
 
@@ -152,7 +154,7 @@ def features(settings: Embed, trained: Trained | None = None) -> Features:
         if settings.source:
             index, skipped = _decode(settings.source, Path(scratch), settings.workers)
         else:
-            index, skipped = Index.open(shard_folder(settings.dataset, settings.shards)), ()
+            index, skipped = Index.open(shard_folder(settings.dataset, settings.shards), settings.cache), ()
         rows = features_of(trained, index, modalities, settings.clips, settings.kind, settings.rows)
     rows.metadata["checkpoint"] = str(checkpoint)
     return replace(rows, skipped=skipped)

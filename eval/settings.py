@@ -31,7 +31,7 @@ class Downstream:
     dataset: str = ""
     """Preprocessed data set; default: that of the first checkpoint."""
     shards: Path | None = None
-    """Folder of shards; default: data/shards/<dataset>."""
+    """Folder of shards, or s3://…; default: data/shards/<dataset>."""
     protocols: tuple[ProtocolName, ...] = ()
     """Protocols; default: cross-modal, retrieval, few-shot if they apply."""
     folds: tuple[int, ...] = ()
@@ -70,6 +70,8 @@ class Downstream:
     """Networks of your own that the checkpoint was trained with."""
     tables: bool = True
     """Write the tables; off in subprocesses."""
+    cache: str = ""
+    """Size of this machine's cache of shards in a store, such as 500GB; default: most of the free disk."""
 
     def __post_init__(self) -> None:
         require_positive(self, "", "clips", most=1000)

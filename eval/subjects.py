@@ -19,6 +19,7 @@ from gdt.eval.results import RANDOM
 from gdt.eval.settings import Downstream
 from gdt.pipeline.shards.index import Index, fingerprint
 from gdt.pipeline.shards.layout import INDEX, shard_folder
+from gdt.pipeline.shards.store import exists
 from gdt.train.checkpoint import Trained, load_trained
 from gdt.train.run import CHECKPOINT
 
@@ -67,7 +68,9 @@ class Data:
     """Split of the queries."""
 
     @classmethod
-    def open(cls, path: Path, first: Trained, dataset: str, shards: Path | None, split: str, label: str) -> Data:
+    def open(
+        cls, path: Path, first: Trained, dataset: str, shards: Path | None, split: str, label: str, cache: str = "",
+    ) -> Data:  # fmt: skip
         """Open shards with the labels of a column.
 
         `dataset` and `shards` default to those that the first checkpoint, at `path`, was pretrained on (its shards also
@@ -77,10 +80,10 @@ class Data:
         if first.foreign is not None and not (dataset or shards):
             raise UserError(f"{path} does not name its data set; set --dataset to the one to evaluate on")
         name, own = dataset or first.settings.dataset, first.settings.shards
-        elsewhere = own and name == first.settings.dataset and (own / INDEX).is_file()
+        elsewhere = own and name == first.settings.dataset and exists(own / INDEX)
         if not shards and (not dataset or (elsewhere and not (shard_folder(name) / INDEX).is_file())):
             shards = own
-        index = open_index(name, shard_folder(name, shards))
+        index = open_index(name, shard_folder(name, shards), cache)
         only_val = "val" in index.split and "test" not in index.split and not official_folds(index)
         split = split or ("val" if only_val else "test")
         return cls(name, index.labelled(label), fingerprint(index), split)
@@ -214,9 +217,9 @@ def subsample(fold: Fold, samples: int, seed: int) -> Fold:
     return replace(fold, gallery=fold.gallery[chosen], gallery_label=fold.gallery_label[chosen])
 
 
-def open_index(dataset: str, folder: Path) -> Index:
+def open_index(dataset: str, folder: Path, cache: str = "") -> Index:
     """Open shards. Raises UserError if results are published for `dataset` and the shards are of another."""
-    index = Index.open(folder)
+    index = Index.open(folder, cache)
     source = index.settings.get("dataset", dataset)
     if dataset in PAPER and source != dataset:
         raise UserError(

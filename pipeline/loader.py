@@ -5,6 +5,7 @@ here.
 from __future__ import annotations
 
 import itertools
+import os
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +18,7 @@ import torch
 
 from gdt.common.errors import UserError, is_out_of_memory
 from gdt.pipeline.leaves import Clip, Leaves
+from gdt.pipeline.shards.cache import Cache
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.shards.reader import ShardReader
 from gdt.pipeline.sources.audio import AudioSource
@@ -28,6 +30,9 @@ from gdt.pipeline.tree import BatchPlan
 from gdt.pipeline.word2vec import WordVectors
 
 SOURCES: dict[str, type[InputSource]] = {source.modality: source for source in (VideoSource, AudioSource, TextSource)}
+
+_FORESEEN = 512
+"""Batches of which a cache knows the shards in advance."""
 
 
 @dataclass(repr=False)
@@ -74,8 +79,15 @@ class Loader:
 
     def __init__(
         self, index: Index, plans: Iterable[BatchPlan], clip: Clip, device: torch.device,
-        loading: Loading = Loading(), words: WordVectors | None = None,
+        loading: Loading = Loading(), words: WordVectors | None = None, coming: Iterator[np.ndarray] | None = None,
     ) -> None:  # fmt: skip
+        """`coming`: the videos of the batches to come, where that is quicker to know than their plans."""
+        self._reader = ShardReader(index)
+        self.cache = self._reader.cache
+        if self.cache:
+            # torchrun's other ranks of this machine may be as many batches behind as a loader is ahead
+            self.cache.follow(loading.prefetch + 2 if os.environ.get("LOCAL_WORLD_SIZE", "1") != "1" else 0)
+            plans = _announced(plans, coming, index, self.cache)
         stream = iter(plans)
         first = list(itertools.islice(stream, 1))
         modalities = first[0].leaves.modalities if first else ()
@@ -84,8 +96,7 @@ class Loader:
         # a stream of its own, whose short kernels run before those of training
         self._stream = torch.cuda.Stream(device, priority=-1) if device.type == "cuda" else None
         self._dali = loading.decoder == "gpu"
-        reader = ShardReader(index)
-        self._sources = {name: SOURCES[name](reader, clip, device, loading, words) for name in modalities}
+        self._sources = {name: SOURCES[name](self._reader, clip, device, loading, words) for name in modalities}
         self._device, self._ahead = device, loading.prefetch + 1  # the waiting batches and the one in preparation
         self._batches = self._execute(itertools.chain(first, stream))
         self._background = ThreadPoolExecutor(1, thread_name_prefix="loader")
@@ -113,6 +124,8 @@ class Loader:
         self._background.shutdown(cancel_futures=True)
         for source in self._sources.values():
             source.close()
+        if self.cache:
+            self.cache.close()
 
     def _load_batch(self) -> tuple[Batch, Any] | None:
         """The next batch, and the event of the loader's stream after which it is complete."""
@@ -138,6 +151,7 @@ class Loader:
         }
         for plan in sorted_plans:
             parts = {name: next(stream) for name, stream in streams.items()}
+            self._reader.done()
             columns = dict(plan.columns)
             if any(part.usable is not None for part in parts.values()):
                 usable = [
@@ -152,6 +166,21 @@ class Loader:
         if plan.leaves.modalities != tuple(self._sources):
             raise ValueError(f"a plan has leaves of {plan.leaves.modalities}, but the first had {tuple(self._sources)}")
         return plan.take(np.argsort(plan.leaves.modality, kind="stable"))
+
+
+def _announced(
+    plans: Iterable[BatchPlan], coming: Iterator[np.ndarray] | None, index: Index, cache: Cache
+) -> Iterator[BatchPlan]:
+    """The plans; tells the cache the shards of the next batches, as many as are quick to know."""
+    ahead = _FORESEEN if coming else _FORESEEN // 16
+    if coming is None:
+        plans, copy = itertools.tee(plans)
+        coming = (plan.leaves.video for plan in copy)
+    for plan in itertools.chain([None], plans):
+        if plan:
+            yield plan
+        for videos in itertools.islice(coming, 1 if plan else ahead):
+            cache.expect(index.shard[videos])
 
 
 def _leaves(plans: Iterable[BatchPlan], modality: str) -> Iterator[Leaves]:

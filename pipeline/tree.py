@@ -74,6 +74,12 @@ class Tree:
                 raise UserError(f"factor '{factor.name}' changes the shape of leaves.{changed[0]}; it must not")
         return BatchPlan(epoch, batch, columns, leaves, self.seed)
 
+    def videos(self, first: int, last: int) -> Iterator[np.ndarray]:
+        """The videos of the plans of these steps, without the work of the plans: int64 [batch size]."""
+        for step in range(first, last):
+            draw = Draw(self.seed, *divmod(step, self.batches_per_epoch))
+            yield sample(self.composition.factors[:1], self.source, draw.generator(), draw)["video"]
+
     def plans(self, first: int, last: int) -> Iterator[BatchPlan]:
         """Plans of the steps first..last-1 of the whole training."""
         for step in range(first, last):

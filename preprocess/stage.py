@@ -9,6 +9,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,6 +20,7 @@ from tqdm import tqdm
 from gdt.common.commandline import gdt_command
 from gdt.common.errors import UserError, plural, require_positive
 from gdt.common.files import dump_row, locked, write_lines
+from gdt.pipeline.shards import store
 from gdt.pipeline.shards.container import Damaged, Head, OtherSchema
 from gdt.pipeline.shards.index import Index, write_index
 from gdt.pipeline.shards.layout import BANDS, DATASETS, INDEX, REJECTED, read_rejected, shard_folder
@@ -26,10 +28,10 @@ from gdt.preprocess import cluster, datasets
 from gdt.preprocess.captions import readers
 from gdt.preprocess.captions.attach import Spoken
 from gdt.preprocess.captions.words import Vocabulary
-from gdt.preprocess.datasets.listing import Source, Video
+from gdt.preprocess.datasets.listing import SOUNDS, SUFFIXES, Source, Video
 from gdt.preprocess.ffmpeg import Extraction
-from gdt.preprocess.plan import Listed, Plan, ShardTask, Shares, assign, collect, shard_path
-from gdt.preprocess.summary import Summary, describe, generalise, left_out, summarise
+from gdt.preprocess.plan import PLAN, Listed, Plan, ShardTask, Shares, assign, collect, shard_path
+from gdt.preprocess.summary import SUMMARY, Summary, describe, generalise, left_out, summarise
 from gdt.preprocess.tools import require_tools
 from gdt.preprocess.worker import PROGRESS, Made, make_shard
 
@@ -44,9 +46,9 @@ class Preprocess(cluster.Workers):
     dataset: str = "kinetics"
     """Name of the data set."""
     source: Path | None = None
-    """Folder of the videos; default: data/videos/<dataset>."""
+    """Folder of the videos, or s3://…; default: data/videos/<dataset>."""
     destination: Path | None = None
-    """Folder of the shards; default: data/shards/<dataset>."""
+    """Folder of the shards, or s3://…; default: data/shards/<dataset>."""
     layout: str = ""
     """Layout of --source; default: that of a known data set if --dataset names one, else folder, any tree of videos."""
     extraction: Annotated[Extraction, tyro.conf.arg(name="")] = field(default_factory=Extraction)
@@ -99,6 +101,9 @@ class Job:
     """What a run has to do."""
 
     settings: Preprocess
+    """With local folders, which may stand for those in stores."""
+    given: Preprocess
+    """With the folders as they were given."""
     listed: Listed
     shares: Shares
     spoken: Spoken | None
@@ -116,7 +121,14 @@ class Job:
         """The task that makes a shard."""
         videos = self.shards[number]
         words = videos if self.spoken is None else list(map(self.spoken.attach, videos))
-        return ShardTask(self.path(number), words, self.settings.extraction, self.details)
+        words = [replace(video, path=self.original(video.path)) for video in words]
+        path = shard_path(self.given.shard_folder.absolute(), number)
+        return ShardTask(path, words, self.settings.extraction, self.details)
+
+    def original(self, path: Path) -> Path:
+        """The path of a video where it was given."""
+        here, given = self.settings.source_folder, self.given.source_folder
+        return path if here == given else given / path.relative_to(here)
 
     def pending(self) -> list[int]:
         """Numbers of the shards that are absent, or made of other videos or settings."""
@@ -145,8 +157,11 @@ def command(settings: Preprocess) -> str:
 
 def dry_run(settings: Preprocess) -> str:
     """List and count the videos; decode none and write nothing."""
-    job = prepare(settings, require_tools(settings.extraction.limits, Path(tempfile.gettempdir())))
-    videos, pending = job.listed.videos.values(), job.pending()
+    ffmpeg = require_tools(settings.extraction.limits, Path(tempfile.gettempdir()))
+    with _local(settings) as (local, _):
+        job = prepare(local, settings, ffmpeg)
+        pending = job.pending()
+    videos = job.listed.videos.values()
     splits = Counter(video.split for video in videos)
     classes, lines = len({video.label for video in videos} - {""}), "\n".join(left_out(job.listed))
     return (
@@ -160,30 +175,40 @@ def dry_run(settings: Preprocess) -> str:
 
 def run(settings: Preprocess) -> Summary:
     """Make the missing shards, then the index. Raises UserError on bad input, before any work if possible."""
-    datasets.find(settings.known_layout, settings.source_folder)
-    destination = settings.shard_folder.absolute()
-    with locked(destination):
-        job = prepare(settings, require_tools(settings.extraction.limits, destination))
-        if not settings.scheduler:  # workers of a cluster may still be busy with tasks of a killed run
-            _remove_scratch(destination)
-        ids = {number: [video.id for video in videos] for number, videos in job.shards.items()}
-        Plan(job.shares, ids).write(destination)
-        if pending := job.pending():
-            _make_shards(job, pending)
-        return _finish(job, pending)
+    with _local(settings) as (local, image):
+        datasets.find(local.known_layout, local.source_folder)
+        with locked(image.folder):
+            job = prepare(local, settings, require_tools(settings.extraction.limits, image.folder))
+            if not settings.scheduler:  # workers of a cluster may still be busy with tasks of a killed run
+                _remove_scratch(image.folder)
+            ids = {number: [video.id for video in videos] for number, videos in job.shards.items()}
+            Plan(job.shares, ids).write(image.folder)
+            image.put(PLAN)
+            if pending := job.pending():
+                _make_shards(job, pending)
+                image.pull(job.path(number).name for number in pending)
+            return _finish(job, pending, image)
 
 
-def prepare(settings: Preprocess, ffmpeg: str) -> Job:
+@contextmanager
+def _local(settings: Preprocess) -> Iterator[tuple[Preprocess, store.Image]]:
+    """The settings with images of the folders."""
+    folders = settings.source_folder, settings.shard_folder.absolute()
+    with store.image(folders[0], SUFFIXES | SOUNDS) as source, store.image(folders[1]) as image:
+        yield replace(settings, source=source.folder, destination=image.folder), image
+
+
+def prepare(settings: Preprocess, given: Preprocess, ffmpeg: str) -> Job:
     """List the videos and assign them to shards. Raises UserError if finished shards would be lost.
 
-    `ffmpeg` is its version and build.
+    `given` are the settings with the folders as they were given, `ffmpeg` its version and build.
     """
     source, destination = settings.source_folder, settings.shard_folder.absolute()
     files = Source(source)
     items, spoken = datasets.listing(settings.known_layout, files), _find_captions(settings)
     plan = Plan.read(destination)
-    given = {name: share for name, share in (("val", settings.val), ("test", settings.test)) if share is not None}
-    shares = replace(plan.shares, **given)
+    asked = {name: share for name, share in (("val", settings.val), ("test", settings.test)) if share is not None}
+    shares = replace(plan.shares, **asked)
     listed = replace(collect(items if spoken is None else spoken.select(items), shares), ignored=files.ignored)
     if not listed.videos:
         why = next((f"{row.id}: {row.reason}" for row in listed.missing), "there are none")
@@ -200,7 +225,7 @@ def prepare(settings: Preprocess, ffmpeg: str) -> Job:
     if not settings.drop_missing:
         _require_planned(plan, listed, settings)
     shards = assign(listed.videos, plan.shards, settings.videos_per_shard)
-    return Job(settings, listed, shares, spoken, details, shards, made)
+    return Job(settings, given, listed, shares, spoken, details, shards, made)
 
 
 def _find_captions(settings: Preprocess) -> Spoken | None:
@@ -300,7 +325,7 @@ def _require_usable(made: Iterator[Made]) -> None:
     if reasons and 3 * max(reasons.values()) > videos:
         for shard in first:
             if shard.rejected:  # so that the next run tries them again
-                shard.path.unlink()
+                store.remove(shard.path)
         reason, count = reasons.most_common(1)[0]
         row = next(row for row in rows if generalise(row["reason"]) == reason)
         raise UserError(
@@ -316,7 +341,7 @@ def _remove_scratch(destination: Path) -> None:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _finish(job: Job, made: Sequence[int]) -> Summary:
+def _finish(job: Job, made: Sequence[int], image: store.Image) -> Summary:
     """Remove shards that are not in the plan; write index, rejected.jsonl and summary."""
     listed, destination = job.listed, job.settings.shard_folder.absolute()
     paths = list(map(job.path, job.shards))
@@ -324,10 +349,12 @@ def _finish(job: Job, made: Sequence[int]) -> Summary:
         old.unlink()
     _remove_scratch(destination)
     rejected = write_index(destination, paths, json.dumps(job.details), listed.annotations)
-    rows = [{"id": row.id, "path": str(row.path or ""), "reason": row.reason} for row in listed.missing]
+    gone = [(row.id, row.path, row.reason) for row in listed.missing]
     # paths from the list: a video that was moved keeps its shard
-    rows += [{"id": id, "path": str(listed.videos[id].path), "reason": reason} for id, reason in rejected.items()]
+    gone += [(id, listed.videos[id].path, reason) for id, reason in rejected.items()]
+    rows = [{"id": id, "path": str(job.original(path) if path else ""), "reason": why} for id, path, why in gone]
     write_lines(destination / REJECTED, map(dump_row, rows))
+    image.put(REJECTED)
     index = Index.open(destination)
     if not len(index):
         (destination / INDEX).unlink()  # so that no command takes the folder for a data set
@@ -335,4 +362,7 @@ def _finish(job: Job, made: Sequence[int]) -> Summary:
             f"0 of {plural(len(listed.videos), 'video')} can be used; {rows[0]['path'] or rows[0]['id']}: "
             f"{rows[0]['reason']}. See {destination / REJECTED}"
         )
-    return summarise(index, listed, len(made), job.count(made))
+    summary = summarise(index, listed, len(made), job.count(made))
+    image.put(SUMMARY)
+    image.publish()
+    return replace(summary, index=replace(index, folder=job.given.shard_folder.absolute()))

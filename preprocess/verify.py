@@ -7,6 +7,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from functools import partial
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from tqdm import tqdm
 from gdt.common.commandline import gdt_command
 from gdt.common.errors import UserError, plural
 from gdt.common.files import locked
-from gdt.pipeline.shards import container
+from gdt.pipeline.shards import container, store
 from gdt.pipeline.shards.container import Damaged, OtherSchema
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.shards.layout import INDEX, shard_folder
@@ -28,7 +29,7 @@ class Verify:
     dataset: str = "kinetics"
     """Name of the preprocessed data set."""
     shards: Path | None = None
-    """Folder of the shards; default: data/shards/<dataset>."""
+    """Folder of the shards, or s3://…; default: data/shards/<dataset>."""
     remove: bool = False
     """Remove damaged shards; preprocessing rebuilds them."""
 
@@ -37,7 +38,7 @@ class Verify:
         return shard_folder(self.dataset, self.shards)
 
 
-Finding = Damaged | OSError
+Finding = Damaged | OSError | UserError
 """What is wrong with a file."""
 
 
@@ -49,15 +50,17 @@ def verify(settings: Verify) -> dict[str, Finding]:
     folder = settings.shard_folder
     lock = locked(folder, "leave out --remove") if settings.remove and folder.is_dir() else nullcontext()
     with lock:
-        present = {path.name for path in folder.glob("shard-*.h5")}
+        listed = store.names(folder)
+        present = {name for name in listed if fnmatch(name, "shard-*.h5")}
         findings: dict[str, Finding] = {}
         lines: dict[str, bytes] = {}
-        if not present and not (folder / INDEX).is_file():
+        if not present and INDEX not in listed:
             Index.open(folder)  # raises a UserError that says what to do
         try:
-            index, _ = container.read(folder / INDEX)
+            with store.copied(folder / INDEX) as path:
+                index, _ = container.read(path)
             lines = dict(zip(map(bytes.decode, index["shard/name"]), index["shard/line"], strict=True))
-        except (Damaged, OSError) as error:
+        except (Damaged, OSError, UserError) as error:
             findings[INDEX] = error
         names = sorted(present | lines.keys())
         with ThreadPoolExecutor(os.cpu_count()) as pool:
@@ -65,7 +68,7 @@ def verify(settings: Verify) -> dict[str, Finding]:
             findings |= {name: finding for name, finding in zip(names, checked, strict=True) if finding}
         for name, finding in findings.items():
             if settings.remove and is_damaged(finding):
-                (folder / name).unlink()
+                store.remove(folder / name)
     return findings
 
 
@@ -77,8 +80,9 @@ def is_damaged(finding: Finding) -> bool:
 def _check(folder: Path, lines: dict[str, bytes], name: str) -> Finding | None:
     """What is wrong with a shard, given the first lines of those in the index."""
     try:
-        head = container.check(folder / name)
-    except (Damaged, OSError) as error:
+        with store.copied(folder / name) as path:
+            head = container.check(path)
+    except (Damaged, OSError, UserError) as error:
         return error
     known = lines.get(name, head.line) == head.line
     return None if known else OtherSchema("it is not the shard that the index was made from")

@@ -10,7 +10,7 @@ import re
 import shutil
 import socket
 import tempfile
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,6 +18,7 @@ import numpy as np
 
 from gdt.common.errors import UserError
 from gdt.common.files import is_disk_full
+from gdt.pipeline.shards import store
 from gdt.pipeline.shards.statistics import mel_sums
 from gdt.pipeline.shards.writer import VideoRecord, write_shard
 from gdt.preprocess.datasets.listing import Words, size_of
@@ -46,10 +47,17 @@ class Made(NamedTuple):
 def make_shard(task: ShardTask) -> Made:
     """Decode the videos of one shard and write it. Raises UserError if the machine, not a video, is at fault."""
     try:
-        with tempfile.TemporaryDirectory(prefix=f".{task.path.stem}-", dir=task.path.parent) as folder:
-            return Made(task.path, len(task.videos), _make_shard(task, Path(folder)))
+        with (
+            store.written(task.path) as path,
+            tempfile.TemporaryDirectory(prefix=f".{path.stem}-", dir=path.parent) as folder,
+        ):
+            files = store.brought([video.path for video in task.videos], Path(folder))
+            videos = [replace(video, path=file) for video, file in zip(task.videos, files, strict=True)]
+            rejected = _make_shard(replace(task, path=path, videos=videos), Path(folder))
+        return Made(task.path, len(task.videos), rejected)
     except OSError as error:
-        full = f"no space left on the disk of {task.path.parent}; free some"
+        where = tempfile.gettempdir() if store.is_remote(task.path) else task.path.parent
+        full = f"no space left on the disk of {where}; free some"
         what = full if is_disk_full(error) else f"cannot write {task.path}: {error}; fix this"
         raise UserError(f"{what} and run the same command again: finished shards are kept") from error
 

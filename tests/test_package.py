@@ -160,4 +160,4 @@ def test_mistakes_are_refused_before_slow_imports(shards: Path, tmp_path: Path, 
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 2 and message in done.stderr and not list(tmp_path.iterdir())
-    assert not {"torch", "nvidia.dali", "sklearn", "matplotlib", "distributed"} & set(done.stdout.split())
+    assert not {"torch", "nvidia.dali", "sklearn", "matplotlib", "distributed", "fsspec"} & set(done.stdout.split())

@@ -16,6 +16,7 @@ from tqdm import tqdm
 
 from gdt.common.errors import plural
 from gdt.common.files import write_text
+from gdt.pipeline.shards.cache import Cache
 from gdt.train.collapse import warning
 from gdt.train.flops import peak_flops, step_flops
 from gdt.train.run import METRICS, PROBES, SETTINGS, to_json
@@ -38,7 +39,7 @@ class Log:
         if self._probes.is_file():
             _keep_until(self._probes, first or -1)
         self._device = torch.device(settings.device)
-        self._rates, self._last, self._probed = list[float](), "", ""
+        self._rates, self._last, self._probed, self._fetched = list[float](), "", "", 0
         self._board = SummaryWriter(str(folder), purge_step=first)
         self._bar = tqdm(
             total=schedule.steps, initial=first, bar_format="step {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]",
@@ -61,8 +62,8 @@ class Log:
         if self._wandb:
             self._wandb.finish()
 
-    def add_step(self, step: int, metrics: Metrics, seconds: float, waiting: float) -> None:
-        """Log a step that took `seconds`, of which `waiting` for its batch."""
+    def add_step(self, step: int, metrics: Metrics, seconds: float, waiting: float, cache: Cache | None = None) -> None:
+        """Log a step that took `seconds`, of which `waiting` for its batch; shards may come through a cache."""
         rate, share = self._clips / seconds, waiting / seconds
         row = metrics._asdict() | {
             "lr": self._schedule.lr(step), "clips_per_second": rate, "data_wait": share,
@@ -72,6 +73,10 @@ class Log:
         if self._seconds_at_peak:
             row["mfu"] = self._seconds_at_peak / seconds
             mfu = f", MFU {100 * row['mfu']:.0f} %"
+        if cache:
+            speed, self._fetched = (cache.bytes - self._fetched) / seconds / 1e6, cache.bytes
+            row |= {"fetched_mb_per_second": speed, "cache_hits": max(0.0, 1 - cache.fetched / cache.used)}
+            mfu += f", {speed:.0f} MB/s fetched, cache hits {100 * row['cache_hits']:.0f} %"
         self._file.write(json.dumps({"step": step} | row) + "\n")
         self._plot(row, step)
         self._rates.append(rate)

@@ -20,7 +20,7 @@ EXPORTED = "model.safetensors"
 SETTINGS, METRICS, PROBES = "settings.json", "metrics.jsonl", "probe.jsonl"
 """Its settings, a line per step, and a line per probe."""
 _NO_EFFECT_ON_RESULTS = {
-    "overwrite", "out", "shards", "word2vec", "factors_from", "loading", "compile", "gradient_cache",
+    "overwrite", "out", "shards", "cache", "word2vec", "factors_from", "loading", "compile", "gradient_cache",
     "checkpoint_steps", "probe_every", "wandb", "networks",
 }  # fmt: skip
 LENGTH = ("epochs", "steps")

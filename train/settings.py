@@ -42,7 +42,7 @@ class Pretrain:
     dataset: str = ""
     """Name of the preprocessed data set; default: that of --shards, else kinetics."""
     shards: Path | None = None
-    """Folder of the data set's shards; default: data/shards/<dataset>."""
+    """Folder of the data set's shards, or s3://…; default: data/shards/<dataset>."""
     split: str = "train"
     """Split to learn from."""
     shuffle_shards: int = 0
@@ -112,6 +112,8 @@ class Pretrain:
     0: none. The probe does not affect training."""
     wandb: str = ""
     """Weights & Biases project to send the metrics to; needs the package wandb."""
+    cache: str = ""
+    """Size of this machine's cache of shards in a store, such as 500GB; default: most of the free disk."""
 
     def __post_init__(self) -> None:
         _require(

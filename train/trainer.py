@@ -17,7 +17,9 @@ from tqdm import tqdm
 from gdt.common.errors import UserError, plural
 from gdt.pipeline.groups import check_groups, take_rank
 from gdt.pipeline.loader import Batch, Loader
+from gdt.pipeline.shards.cache import Cache, forecast
 from gdt.pipeline.shards.index import Index, fingerprint
+from gdt.pipeline.shards.store import is_remote
 from gdt.train import checkpoint
 from gdt.train.checkpoint import Data, load_model
 from gdt.train.crossmodal import Probe
@@ -48,7 +50,7 @@ class Trainer:
         Raises OtherRun if the folder holds a run that this one cannot continue, and UserError on bad input.
         """
         self.rank, self.world, self.device = rank, world, device
-        self.index = Index.open(settings.shard_folder)
+        self.index = Index.open(settings.shard_folder, settings.cache)
         shards = fingerprint(self.index)
         state = None if fresh else checkpoint.read_run(settings.run_folder)
         if state:
@@ -167,7 +169,7 @@ class Trainer:
                 self.stop_if_agreed(stop.signal, error)
                 loaded = time.perf_counter()
                 metrics = self.learner.step(self.step, batch)
-                self.log_step(metrics, time.perf_counter() - began, loaded - began)
+                self.log_step(metrics, time.perf_counter() - began, loaded - began, loader.cache)
                 self.step += 1
                 self.probe(held_out)
                 if self.save_due():
@@ -185,7 +187,8 @@ class Trainer:
         """Loads this rank's share of each batch."""
         plans = self.tree.plans(self.step, self.steps)
         shares = (take_rank(plan, self.rank, self.world, self.settings.group_size or 0) for plan in plans)
-        return Loader(self.index, shares, self.settings.clip, self.device, self.settings.loading, self.words)
+        s, coming = self.settings, self.tree.videos(self.step, self.steps)
+        return Loader(self.index, shares, s.clip, self.device, s.loading, self.words, coming)
 
     def open_log(self) -> Log | None:
         """The log, on rank 0."""
@@ -216,10 +219,10 @@ class Trainer:
             tqdm.write(f"stopped after step {self.step} of {self.steps}; run the same command to resume", sys.stdout)
         sys.exit(128 + signal)
 
-    def log_step(self, metrics: Metrics, seconds: float, waiting: float) -> None:
+    def log_step(self, metrics: Metrics, seconds: float, waiting: float, cache: Cache | None) -> None:
         """Log a step. Raises UserError if its loss is not finite."""
         if self.log:
-            self.log.add_step(self.step, metrics, seconds, waiting)
+            self.log.add_step(self.step, metrics, seconds, waiting, cache)
         if not np.isfinite(metrics.loss):
             raise UserError(f"the loss is {metrics.loss} at step {self.step}; lower --lr")
 
@@ -259,6 +262,10 @@ class Trainer:
         rates = f"{s.optimization.optimizer}, lr {schedule.peak:.3g}"
         self.describe("schedule", f"{plural(self.steps, 'step')} ({epochs}), {rates}")
         self.describe("folder", str(s.run_folder))
+        if is_remote(self.index.folder):
+            self.describe(
+                "store", forecast(self.index, list(self.tree.videos(0, min(schedule.batches_per_epoch, 500))))
+            )
 
     def describe(self, name: str, text: str) -> None:
         """Print a line of the settings."""

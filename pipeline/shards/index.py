@@ -15,7 +15,9 @@ from urllib.parse import quote, unquote
 import numpy as np
 
 from gdt.common.errors import UserError, unknown
-from gdt.pipeline.shards import container
+from gdt.common.urls import as_path
+from gdt.pipeline.shards import container, store
+from gdt.pipeline.shards.cache import size_of
 from gdt.pipeline.shards.container import Damaged, Head, OtherSchema, text_array, texts
 from gdt.pipeline.shards.layout import (
     COLUMNS,
@@ -135,25 +137,34 @@ class Index(VideoTable):
     settings: dict[str, Any] = field(default_factory=dict)
     columns: dict[str, np.ndarray] = field(default_factory=dict)
     """Extra annotation columns by name: strings, empty where a video has no value."""
+    cache: int = 0
+    """Bound of the local cache of shards in a store, bytes; 0: the default."""
 
     def __len__(self) -> int:
         return len(self.id)
 
     @staticmethod
-    def open(folder: str | Path) -> Index:
+    def open(folder: str | Path, cache: str = "") -> Index:
         """Read `index.h5` and check the lengths of all shards; ~ is expanded.
 
-        Raises UserError if the folder, the index or a shard is missing, truncated or of another schema.
+        Shards in a store are checked as they come into the local cache of size `cache`, such as 500GB. Raises UserError
+        if the folder, the index or a shard is missing, truncated or of another schema.
         """
-        folder = Path(os.path.expanduser(folder))  # noqa: PTH111 - pathlib's raises for an unknown user
+        folder = as_path(folder)
         path, again = folder / INDEX, "run the same preprocessing command again, which rebuilds only what is damaged"
+        bound = size_of(cache)
         require_index(folder)
         try:
-            index = _index(folder, *container.read(path))
+            with store.copied(path) as local:
+                index = _index(folder, *container.read(local))
         except OtherSchema as error:
             raise UserError(f"{path} cannot be used: {error}; rebuild the shards in another folder") from error
         except Damaged as error:
             raise UserError(f"{path} is damaged: {error}; {again}") from error
+        if store.is_remote(folder):
+            return replace(index, cache=bound)
+        if bound:
+            raise UserError(f"--cache has no effect on {folder}, which is not in a store; leave it out")
         for name, head in zip(index.shard_names, index.heads, strict=True):
             shard = folder / name
             size = shard.stat().st_size if shard.is_file() else None
@@ -220,7 +231,7 @@ def fingerprint(index: Index) -> str:
 
 def require_index(folder: Path) -> None:
     """Raise UserError unless a folder has finished shards."""
-    if (folder / INDEX).is_file():
+    if store.exists(folder / INDEX):
         return
     if any(folder.glob("shard-*.h5")):
         raise UserError(
@@ -245,7 +256,7 @@ def _index(folder: Path, arrays: Mapping[str, np.ndarray], notes: Mapping[str, s
         return values.astype(np.int64) if np.issubdtype(values.dtype, np.integer) else values
 
     settings, sums = json.loads(notes["settings"]), json.loads(column("sums")[0])
-    videos = group("video/")
+    videos: dict[str, Any] = group("video/")
     return Index(
         folder=folder,
         **videos,

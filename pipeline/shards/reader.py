@@ -11,6 +11,8 @@ from math import prod
 import numpy as np
 
 from gdt.common.errors import UserError
+from gdt.pipeline.shards import store
+from gdt.pipeline.shards.cache import Cache
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.shards.layout import ROWS, WORDS, verify_hint, words_checksum
 
@@ -27,7 +29,15 @@ class ShardReader:
         hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
         # pread shares no file position between threads or forks, and a reader keeps its file open after eviction
-        self._opened = lru_cache(min(open_files, hard // 2))(partial(_OpenShard, index))
+        shards = list(zip(index.shard_names, index.heads, strict=True))
+        self.cache = Cache(index.folder, shards, index.cache) if store.is_remote(index.folder) else None
+        self._opened = lru_cache(min(open_files, hard // 2))(partial(_OpenShard, index, self.cache))
+
+    def done(self) -> None:
+        """A batch is loaded; close the shards in a cache, which may evict them."""
+        if self.cache:
+            self.cache.done()
+            self._opened.cache_clear()
 
     def frames(self, video: int, positions: np.ndarray) -> list[np.ndarray]:
         """JPEG bytes of the frames of a video at `positions`, int64 [n] ascending: n uint8 arrays, the same object for
@@ -83,19 +93,23 @@ class ShardReader:
             raise UserError(f"there are no {what} {first} to {last} of {has}")
 
     def _damaged(self, video: int, what: str) -> UserError:
+        hint = verify_hint(self.index.folder)
+        if self.cache:  # which fetched it intact
+            self.cache.forget(int(self.index.shard[video]))
+            hint = "its copy in the cache is removed; check the disk, then run the same command again"
         return UserError(
             f"shard {self.index.shard_path(video)} is damaged: checksum mismatch in {what} of "
-            f"'{self.index.id[video]}'; {verify_hint(self.index.folder)}"
+            f"'{self.index.id[video]}'; {hint}"
         )
 
 
 class _OpenShard:
     """One shard file; the index knows where its datasets lie."""
 
-    def __init__(self, index: Index, number: int) -> None:
+    def __init__(self, index: Index, cache: Cache | None, number: int) -> None:
         self.path, self._head = index.folder / index.shard_names[number], index.heads[number]
         try:
-            self._file = self.path.open("rb", buffering=0)
+            self._file = cache.open(number) if cache else self.path.open("rb", buffering=0)
         except OSError as error:
             raise self._unreadable(error) from error
         if self._pread(len(self._head.line), 0) != self._head.line:

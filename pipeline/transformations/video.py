@@ -25,7 +25,7 @@ class Video(Transformation):
         leaves.video = values
 
 
-@lru_cache(maxsize=1)
+@lru_cache(maxsize=2)  # a cache of shards looks into the next epoch
 def _order(source: Source, seed: int, epoch: int) -> np.ndarray:
     """The order of the videos in an epoch, as indices into source.videos: int64 [n].
 

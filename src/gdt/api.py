@@ -37,6 +37,7 @@ from gdt.pipeline.composition import Composition
 from gdt.pipeline.loader import Batch, Loader
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.shards.layout import INDEX
+from gdt.pipeline.shards.store import exists
 from gdt.train.checkpoint import Trained, load_trained
 from gdt.train.distributed import require_gpus
 from gdt.train.loss import gdt_loss
@@ -228,7 +229,7 @@ class Model:
         """
         if not (paths := _paths(videos)):
             raise UserError("videos is empty; give one or more")
-        shards = paths[0] if len(paths) == 1 and (paths[0] / INDEX).is_file() else None
+        shards = paths[0] if len(paths) == 1 and exists(paths[0] / INDEX) else None
         asked = (modalities,) if isinstance(modalities, str) else tuple(modalities)
         given = {"modalities": asked, "kind": kind, "clips": clips, "rows": rows, "workers": workers}
         settings = _with(Embed(self._path, () if shards else paths, shards=shards), given)

@@ -1,0 +1,285 @@
+"""Object stores: the only module that knows them. fsspec does the talking, and is imported where a store is named.
+
+Every function also takes local paths, and does the same for them. Network faults are tried again with growing pauses;
+what remains is a UserError that names the object. Credentials are the store's own business (fsspec, boto).
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import tempfile
+import threading
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext, suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+from gdt.common.errors import UserError, first_line
+from gdt.common.files import is_disk_full
+from gdt.common.urls import Url
+from gdt.pipeline.shards.container import Damaged, Head
+from gdt.pipeline.shards.layout import INDEX, PIECES
+
+T = TypeVar("T")
+PAUSES = [1.0, 2.0, 4.0, 8.0, 16.0]
+"""Seconds between attempts, on average; within each, fsspec's packages try about five times."""
+_THREADS = 16
+"""Small objects that are copied at once."""
+
+
+class Stopped(Exception):
+    """Nobody waits for a transfer any more."""
+
+
+def is_remote(path: Path) -> bool:
+    """Whether a path is in a store."""
+    return isinstance(path, Url)
+
+
+def connect(url: Path) -> tuple[Any, str]:
+    """The file system of a URL and the name of the object there; for one use, since forks must not share it."""
+    scheme = str(url).partition(":")[0]
+    try:
+        import fsspec
+
+        files, name = fsspec.core.url_to_fs(str(url), use_listings_cache=False)
+        return files, name
+    except (ImportError, ValueError) as error:
+        extra = "gdt[s3]" if scheme in ("s3", "s3a") else "the package of fsspec for it"
+        raise UserError(f"cannot open {scheme}:// ({first_line(error)}); install {extra} with pip") from None
+
+
+def persist(what: str, action: Callable[[], T], stop: threading.Event | None = None) -> T:
+    """The result of `action`, repeated after faults that may pass. Raises UserError, which begins with `what`."""
+    for pause in (*PAUSES, 0.0):
+        try:
+            return action()
+        except (UserError, Stopped):
+            raise
+        except Exception as error:
+            if is_disk_full(error):
+                raise
+            hopeless = isinstance(error, FileNotFoundError | PermissionError) or "Credential" in type(error).__name__
+            if hopeless or not pause:
+                raise UserError(f"{what}: {_masked(error)}; check the network, the credentials and the object, then "
+                                "run the same command again, which resumes") from None  # fmt: skip
+            if (stop or threading.Event()).wait(pause * random.uniform(0.5, 1.5)):
+                raise Stopped from None
+    raise AssertionError
+
+
+def _sequential(files: Any) -> dict[str, int]:
+    """Options for one part at a time: s3fs holds ten of 50 MB in memory, for each file."""
+    return {"max_concurrency": 1} if "s3" in str(files.protocol) else {}
+
+
+def _masked(error: BaseException) -> str:
+    """The first line of an error, without passwords and queries of URLs."""
+    said = re.sub(r"//[^/\s]*@", "//…@", first_line(error))
+    return re.sub(r"(://[^\s?]*)\?[^\s\"']*", r"\1?…", said)[:300]
+
+
+def fetch(
+    url: Path, to: Path, check: Callable[[Path], object] = lambda _: None, stop: threading.Event | None = None,
+    count: Callable[[int], object] = lambda _: None,
+) -> None:  # fmt: skip
+    """Copy an object to a file, as often as `check` of the file raises Exception; `count` gets the bytes as they come.
+
+    Raises UserError, OSError for a full disk, and Stopped.
+    """
+
+    def copy() -> None:
+        from fsspec.callbacks import Callback
+
+        class Watch(Callback):
+            def relative_update(self, inc: int = 1) -> None:
+                count(inc)
+                if stop is not None and stop.is_set():
+                    raise Stopped
+
+        files, name = connect(url)
+        files.get_file(name, str(to), callback=(watch := Watch()), **_sequential(files))
+        if watch.size not in (None, size := to.stat().st_size):
+            raise OSError(f"{size} of {watch.size} bytes came")
+        check(to)
+
+    persist(f"cannot read {url}", copy, stop)
+
+
+@contextmanager
+def copied(path: Path) -> Iterator[Path]:
+    """A file as a local one: itself, or a temporary copy of an object. Raises UserError if there is none."""
+    if not is_remote(path):
+        yield path
+        return
+    with tempfile.TemporaryDirectory(prefix="gdt-") as folder:
+        fetch(path, to := Path(folder) / path.name)
+        yield to
+
+
+def brought(paths: Sequence[Path], folder: Path) -> list[Path]:
+    """Files as local ones: themselves, or copies in `folder`; there is no file of an object that is gone."""
+
+    def bring(number: int, path: Path) -> Path:
+        if not is_remote(path):
+            return path
+        to = folder / f"copy-{number}{path.suffix}"
+        try:
+            fetch(path, to)
+        except UserError:
+            if exists(path):
+                raise
+        return to
+
+    unique = list(dict.fromkeys(paths))
+    with ThreadPoolExecutor(_THREADS) as pool:
+        local = dict(zip(unique, pool.map(bring, range(len(unique)), unique), strict=True))
+    return [local[path] for path in paths]
+
+
+@contextmanager
+def written(path: Path) -> Iterator[Path]:
+    """A path to write a file to, which is then at `path`: itself, or one that is uploaded at the end."""
+    with tempfile.TemporaryDirectory(prefix="gdt-") if is_remote(path) else nullcontext("") as folder:
+        local = Path(folder) / path.name if folder else path
+        yield local
+        if folder:
+            put(local, path)
+
+
+def put(local: Path, url: Path) -> None:
+    """Upload a file; the object appears whole or not at all."""
+
+    def upload() -> None:
+        files, name = connect(url)
+        files.put_file(str(local), name, **_sequential(files))
+        if (size := files.info(name)["size"]) != local.stat().st_size:
+            raise OSError(f"it has {size} bytes after the upload")
+
+    persist(f"cannot write {url}", upload)
+
+
+def exists(path: Path) -> bool:
+    """Whether there is a file or an object."""
+    return bool(_tag(path)) if is_remote(path) else path.is_file()
+
+
+def remove(path: Path) -> None:
+    """Remove a file or an object."""
+    if not is_remote(path):
+        path.unlink()
+        return
+    files, name = connect(path)
+    persist(f"cannot remove {path}", lambda: files.rm_file(name))
+
+
+def names(folder: Path) -> dict[str, int]:
+    """What is below a folder in a store, or in a local one, and the sizes; no name leads out of the folder."""
+    if not is_remote(folder):
+        return {path.name: path.lstat().st_size for path in folder.glob("*")}
+    files, root = connect(folder)
+    found = persist(f"cannot list {folder}", lambda: files.find(root, detail=True))
+    sizes = {name[len(root) :].lstrip("/"): int(entry["size"]) for name, entry in sorted(found.items())}
+    return {name: size for name, size in sizes.items() if not {"", ".", ".."} & {*name.split("/")}}
+
+
+def _tag(url: Path) -> str:
+    """What changes when an object is written anew; empty if there is none."""
+
+    def look() -> str:
+        files, name = connect(url)
+        try:
+            entry = files.info(name)
+        except FileNotFoundError:
+            return ""
+        return str(entry.get("ETag", [entry["size"], entry.get("mtime")]))
+
+    return persist(f"cannot read {url}", look)
+
+
+class Image:
+    """A local folder, or one that stands for a folder in a store, with its names, sizes and small files.
+
+    There, files with the suffixes `hollow` (videos) have no content, and shards have first lines and tables only: what
+    is made from names, sizes, lists or tables can be made here.
+    """
+
+    def __init__(self, folder: Path, url: Path, hollow: Collection[str]) -> None:
+        self.folder, self.url, self._hollow = folder, url, hollow
+        self._tag = _tag(url / INDEX) if is_remote(url) else ""
+        self.pull()
+
+    def pull(self, made: Iterable[str] = ()) -> None:
+        """Get the files that were `made` anew, and those that are not here or have another size."""
+        if not is_remote(self.url):
+            return
+        for name in made:
+            (self.folder / name).unlink(missing_ok=True)
+        here = names(self.folder)
+        with ThreadPoolExecutor(4 * _THREADS) as pool:
+            for done in [pool.submit(self._get, *item) for item in names(self.url).items() if item not in here.items()]:
+                done.result()
+
+    def _get(self, name: str, size: int) -> None:
+        url, to = self.url / name, self.folder / name
+        to.parent.mkdir(parents=True, exist_ok=True)
+        shard = name.startswith("shard-") and name.endswith(".h5")
+        if not shard and to.suffix.lower() not in self._hollow:
+            fetch(url, to)
+            return
+        files, path = connect(url)
+
+        def part(begin: int, end: int) -> bytes:
+            return bytes(persist(f"cannot read {url}", lambda: files.cat_file(path, start=begin, end=min(end, size))))
+
+        with to.open("wb") as file, suppress(Damaged, ValueError):  # a damaged shard is made again
+            file.truncate(size)
+            if shard and size:
+                file.write(start := part(0, 1 << 16))
+                head = Head.parse(start[: start.index(b"\n") + 1])
+                tables = [at for key, at in head.arrays.items() if at.nbytes and not key.startswith(PIECES)]
+                begin, end = min(at.begin for at in tables), max(at.begin + at.nbytes for at in tables)
+                file.seek(begin)
+                file.write(part(begin, end))
+
+    def put(self, name: str) -> None:
+        """Upload a file that was written here."""
+        if is_remote(self.url):
+            put(self.folder / name, self.url / name)
+
+    def publish(self) -> None:
+        """Upload the index, unless somebody else has done so since the start, then remove shards that are not here."""
+        if not is_remote(self.url):
+            return
+        url, data = self.url / INDEX, (self.folder / INDEX).read_bytes()
+
+        def upload() -> None:
+            files, name = connect(url)
+            if (tag := _tag(url)) and files.cat_file(name) == data:
+                return  # an earlier attempt, or the same run on another machine
+            if tag != self._tag:
+                raise UserError(f"another run has written {url} meanwhile; run the same command again")
+            if "s3" in str(files.protocol):  # in one request, which the store refuses if another was quicker
+                files.pipe_file(name, data, chunksize=1 << 32, **({"IfMatch": tag} if tag else {"mode": "create"}))
+            else:
+                files.pipe_file(name, data)
+
+        persist(f"cannot write {url}", upload)
+        for old in names(self.url).keys() - names(self.folder).keys():
+            if old.startswith("shard-"):
+                remove(self.url / old)
+
+
+@contextmanager
+def image(path: Path, hollow: Collection[str] = ()) -> Iterator[Image]:
+    """The image of a folder while it is needed; messages name the folder."""
+    if not is_remote(path):
+        yield Image(path, path, hollow)
+        return
+    with tempfile.TemporaryDirectory(prefix="gdt-") as folder:
+        try:
+            yield Image(Path(folder), path, hollow)
+        except UserError as error:
+            raise UserError(str(error).replace(folder, str(path))) from error

@@ -1,0 +1,395 @@
+"""Shards in an object store: the same bytes and losses as from a folder, and nothing silent or lost when it fails."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import itertools
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from gdt.cli import settings_of
+from gdt.common.errors import UserError
+from gdt.common.urls import as_path
+from gdt.eval.downstream import evaluate
+from gdt.eval.embed import Embed
+from gdt.eval.embed import features as features_of
+from gdt.eval.results import rows
+from gdt.eval.settings import Downstream
+from gdt.pipeline.leaves import Clip
+from gdt.pipeline.loader import Loader
+from gdt.pipeline.shards import store
+from gdt.pipeline.shards.cache import simulate
+from gdt.pipeline.shards.index import Index
+from gdt.pipeline.sources.loading import Loading
+from gdt.pipeline.tree import sampling_tree
+from gdt.preprocess.stage import Preprocess
+from gdt.preprocess.verify import Verify, verify
+from gdt.train.pretrain import pretrain
+from gdt.train.settings import SIZES
+from tests.composed import composed
+from tests.conftest import ROOT, preprocess
+from tests.faulty import Store, serve
+from tests.train.runs import wait_until
+
+SET = as_path("s3://bucket/set")
+
+
+@pytest.fixture(scope="module")
+def small(synthetic: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The generated videos in eleven shards."""
+    folder = tmp_path_factory.mktemp("small") / "set"
+    preprocess(Preprocess("synthetic", synthetic, folder, videos_per_shard=4))
+    return folder
+
+
+@pytest.fixture
+def s3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
+    """An empty store and an empty cache."""
+    monkeypatch.setenv("GDT_CACHE", str(tmp_path / "cache"))
+    with serve() as store:
+        yield store
+
+
+@pytest.fixture
+def stored(s3: Store, small: Path) -> Store:
+    """The store with the shards in s3://bucket/set."""
+    import s3fs
+
+    for path in small.glob("*.*"):
+        s3fs.S3FileSystem().put_file(str(path), f"bucket/set/{path.name}")
+    s3.seen.clear()
+    return s3
+
+
+TINY = replace(SIZES["tiny"], preset="e", batch_size=4, steps=12, threads=1)
+
+
+def losses(run: Path) -> list[float]:
+    return [json.loads(line)["loss"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def expected(small: Path, tmp_path_factory: pytest.TempPathFactory) -> list[float]:
+    """The losses of training from the folder."""
+    run = tmp_path_factory.mktemp("runs") / "folder"
+    pretrain(replace(TINY, shards=small, out=run))
+    return losses(run)
+
+
+def s3_counts(stored: Store) -> dict[str, int]:
+    """How often each shard was fetched."""
+    found = [each.path for each in stored.seen if each.method == "GET" and "/shard-" in each.path and each.status < 300]
+    return {path: found.count(path) for path in found}
+
+
+def test_training_from_a_store_gives_the_losses_of_a_folder(
+    stored: Store, expected: list[float], tmp_path: Path
+) -> None:
+    pretrain(replace(TINY, shards=SET, out=tmp_path / "store"))
+    assert losses(tmp_path / "store") == expected
+    assert sorted(s3_counts(stored).values()) == [1] * 6, "six shards hold all training videos"
+    rows = [json.loads(line) for line in (tmp_path / "store" / "metrics.jsonl").read_text().splitlines()]
+    assert sum(row["fetched_mb_per_second"] for row in rows) > 0 and 0 < rows[-1]["cache_hits"] < 1
+    everything = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file() and path.suffix != ".h5")
+    assert b"very-secret" not in everything
+
+
+def test_eviction_by_next_use_fetches_as_little_as_any_rule() -> None:
+    def least(order: list[int], held: frozenset[int]) -> int:
+        """Fetches of the best of all rules, by trying all."""
+        if not order:
+            return 0
+        first, *rest = order
+        if first in held:
+            return least(rest, held)
+        choices = [held | {first}] if len(held) < 3 else [held - {old} | {first} for old in held]
+        return 1 + min(least(rest, choice) for choice in choices)
+
+    for seed in range(30):
+        order = np.random.default_rng(seed).integers(0, 6, 10)
+        fetched, smallest = simulate([order[k : k + 1] for k in range(10)], [7] * 6, 3 * 7)
+        assert (len(fetched), smallest) == (least(order.tolist(), frozenset()), 7)
+
+
+def whole(fs: object, folder: str) -> dict[str, bytes]:
+    return {Path(name).name: fs.cat_file(name) for name in fs.find(folder)}
+
+
+@pytest.fixture
+def videos(s3: Store, synthetic: Path, tmp_path: Path) -> Path:
+    """Ten videos, with labels and a broken one, as a folder and in s3://bucket/videos."""
+    import s3fs
+
+    folder = tmp_path / "videos"
+    for path in sorted(synthetic.rglob("*.mp4"))[:9]:
+        (folder / "cats").mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, folder / "cats")
+    (folder / "broken.mp4").write_bytes(b"nonsense")
+    names = [path.name for path in (folder / "cats").iterdir()]
+    said = json.loads((synthetic / "captions.json").read_text())
+    spoken = {f"cats/{Path(name).stem}": said[Path(name).stem] for name in names}
+    (folder / "captions.json").write_text(json.dumps(spoken))
+    (folder / "labels.csv").write_text(f"path,label,split\ncats/{names[0]},tiger,test\n")
+    s3fs.S3FileSystem().put(str(folder), "bucket/videos", recursive=True)
+    s3.seen.clear()
+    return folder
+
+
+def test_preprocessing_in_a_store_gives_the_bytes_of_a_folder(
+    s3: Store, videos: Path, word2vec: Path, tmp_path: Path
+) -> None:
+    import s3fs
+
+    there = Preprocess(
+        "folder", as_path("s3://bucket/videos"), as_path("s3://bucket/made"), word2vec=word2vec, videos_per_shard=4
+    )
+    here = replace(there, source=videos, destination=tmp_path / "made")
+    preprocess(here)
+    summary = preprocess(there)
+    assert (summary.kept, summary.shards_made, str(summary.index.folder)) == (9, 3, "s3://bucket/made")
+    assert summary.index.text_count.all() and "tiger" in summary.index.classes
+    made = whole(s3fs.S3FileSystem(), "bucket/made")
+    for path in (tmp_path / "made").glob("[!.]*"):
+        assert made[path.name] == path.read_bytes().replace(str(videos).encode(), b"s3://bucket/videos"), path.name
+    s3.seen.clear()
+    assert preprocess(there).shards_made == 0
+    assert s3.count("GET", r"mp4") == 0 and s3.count("PUT", "shard") == 0
+
+
+def read(index: Index, epochs: int, window: int = 1, batch: int = 2) -> tuple[list[str], list[np.ndarray]]:
+    """A hash of each batch of some epochs, and its shards."""
+    clip = Clip(8, 4, 32)
+    tree = sampling_tree(index, composed("e", batch), clip, "train", 0, shuffle_shards=window)
+    steps = epochs * tree.batches_per_epoch
+    coming = tree.videos(0, steps)
+    with Loader(index, tree.plans(0, steps), clip, torch.device("cpu"), Loading(threads=1), None, coming) as loader:
+        read = [b"".join(x.numpy().tobytes() for x in batch.tensors().values()) for batch in loader]
+    return list(map(digest, read)), [index.shard[videos] for videos in tree.videos(0, steps)]
+
+
+def digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def test_a_small_cache_fetches_each_shard_once_per_epoch(stored: Store, small: Path, tmp_path: Path) -> None:
+    here = Index.open(small)
+    sizes = [head.size for head in here.heads]
+    used = sorted({*here.shard[here.split == "train"]})
+    bound = 2 * max(sizes[number] for number in used)
+    assert bound < 0.4 * sum(sizes[number] for number in used)
+    peak = watch_size(tmp_path / "cache")
+    read_there, batches = read(replace(Index.open(SET), cache=bound), 3)
+    assert read_there == read(here, 3)[0]
+    assert sorted({path[-9:-3] for path in s3_counts(stored)}) == [f"{number:06d}" for number in used]
+    assert max(s3_counts(stored).values()) <= 3 and len(simulate(batches, sizes, bound)[0]) <= 18
+    assert peak() <= bound
+    # the least that would do is what works, and less is refused
+    with pytest.raises(UserError, match=r"--cache to \d+MB") as refused:
+        pretrain(replace(TINY, shards=SET, cache="1MB", out=tmp_path / "run"))
+    least = re.search(r"--cache to (\d+MB)", str(refused.value))[1]
+    pretrain(replace(TINY, shards=SET, cache=least, steps=2, out=tmp_path / "run"))
+
+
+def watch_size(folder: Path) -> Callable[[], int]:
+    """Begin to watch; the returned function ends it and gives the most bytes of finished shards at any time."""
+    most, stop = [0], threading.Event()
+
+    def look() -> None:
+        while not stop.wait(0.002):
+            with contextlib.suppress(OSError):
+                most[0] = max(most[0], sum(path.stat().st_size for path in folder.glob("*.h5")))
+
+    thread = threading.Thread(target=look)
+    thread.start()
+
+    def end() -> int:
+        stop.set()
+        thread.join()
+        return most[0]
+
+    return end
+
+
+@pytest.mark.parametrize("faults", [20, pytest.param(100, marks=pytest.mark.slow)])
+def test_random_faults_change_nothing(stored: Store, small: Path, faults: int) -> None:
+    here = Index.open(small)
+    expected, _ = read(here, 1, window=2)
+    stored.fail(".", "any", 2)
+    index = replace(Index.open(SET), cache=3 * max(head.size for head in here.heads))
+    left = faults
+    while left > 0:
+        stored.faults = [("GET .*shard", "any", min(5, left))]
+        assert read(index, 1, window=2)[0] == expected
+        left -= 5 - stored.faults[0][2]
+
+
+@pytest.mark.parametrize("fault", ["wrong bytes", "forbidden", "unavailable", "replaced"])
+def test_what_stays_wrong_stops_training_which_resumes(
+    stored: Store, expected: list[float], small: Path, tmp_path: Path, fault: str
+) -> None:
+    import s3fs
+
+    files, run = s3fs.S3FileSystem(), replace(TINY, shards=SET, out=tmp_path / "run")
+    if fault == "replaced":
+        files.put_file(str(small / "shard-000004.h5"), "bucket/set/shard-000005.h5")
+    else:
+        stored.fail("GET .*shard-000005", fault, 10_000)
+    with pytest.raises(UserError, match=r"s3://bucket/set/shard-000005.h5.*run the same command again"):
+        pretrain(run)
+    stored.faults.clear()
+    files.put_file(str(small / "shard-000005.h5"), "bucket/set/shard-000005.h5")
+    pretrain(run)
+    assert losses(tmp_path / "run") == expected
+    assert not list((tmp_path / "cache").glob("*.partial"))
+
+
+def test_a_disk_that_something_else_fills_takes_fewer_shards(
+    stored: Store, small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fetch, times = store.fetch, itertools.count()
+
+    def full(url: Path, to: Path, *rest: object) -> None:
+        if "shard" in url.name and next(times) in (3, 5):
+            raise OSError(errno.ENOSPC, "full")
+        fetch(url, to, *rest)
+
+    monkeypatch.setattr(store, "fetch", full)
+    assert read(Index.open(SET), 2)[0] == read(Index.open(small), 2)[0]
+
+
+def environment() -> dict[str, str]:
+    return os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]), "CUDA_VISIBLE_DEVICES": ""}
+
+
+def start(folder: Path, *arguments: object, **more: str) -> subprocess.Popen[str]:
+    """A command in a session of its own."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "gdt", *map(str, arguments)], cwd=folder, env=environment() | more, text=True,
+        start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+
+
+def training(run: Path, *more: object) -> list[object]:
+    sizes = ["--size", "tiny", "--batch-size", 4, "--steps", 12, "--threads", 1, "--device", "cpu"]
+    return ["pretrain", "--shards", "s3://bucket/set", "--preset", "e", "--out", run, *sizes, *more]
+
+
+def test_two_ranks_share_every_fetch(stored: Store, small: Path, tmp_path: Path) -> None:
+    half = sum(sorted(head.size for head in Index.open(small).heads)[-3:])
+    more = ["--preset", "l", "--batch-size", 2, "--group-size", 2, "--steps", 24, "--loading.prefetch", 1,
+            "--shuffle-shards", 1, "--cache", half]  # fmt: skip
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    ranks = [
+        start(tmp_path, *training(tmp_path / "run", *more),
+              RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2", LOCAL_WORLD_SIZE="2", MASTER_ADDR="127.0.0.1",
+              MASTER_PORT=port)
+        for rank in range(2)
+    ]  # fmt: skip
+    said = [rank.communicate()[0] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0], said
+    assert len(losses(tmp_path / "run")) == 24
+    assert len(s3_counts(stored)) == 6 and max(s3_counts(stored).values()) <= 2, "two epochs"
+
+
+@pytest.mark.parametrize("kills", [1, pytest.param(10, marks=pytest.mark.slow)])
+def test_kills_change_nothing(
+    s3: Store, videos: Path, small: Path, expected: list[float], tmp_path: Path, kills: int
+) -> None:
+    import s3fs
+
+    def killed(pattern: str, method: str, times: int, *arguments: object) -> None:
+        """Run a command, and kill it and its workers after some requests."""
+        s3.seen.clear()
+        process = start(tmp_path, *arguments)
+        wait_until(lambda: s3.count(method, pattern) >= times or process.poll() is not None)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+
+    there = Preprocess("folder", as_path("s3://bucket/videos"), as_path("s3://bucket/made"), videos_per_shard=2)
+    typed = ["preprocess", "--layout", "folder", "--source", "s3://bucket/videos", "--destination", "s3://bucket/made",
+             "--videos-per-shard", 2, "--workers", 2]  # fmt: skip
+    for kill in range(kills):
+        killed("made/shard", "PUT", 1 + kill % 2, *typed)
+        with pytest.raises(UserError):  # nothing that a reader takes for a data set
+            Index.open(there.shard_folder)
+        for left in s3fs.S3FileSystem().glob("bucket/made/shard*")[2:]:  # so that there is work to do
+            s3fs.S3FileSystem().rm_file(left)
+    preprocess(there)
+    preprocess(replace(there, source=videos, destination=tmp_path / "made"))
+    made = whole(s3fs.S3FileSystem(), "bucket/made")
+    assert all(made[path.name] == path.read_bytes() for path in (tmp_path / "made").glob("*.h5"))
+
+    s3fs.S3FileSystem().put(str(small), "bucket/set", recursive=True)
+    for kill in range(kills):
+        killed("set/shard", "GET", 1 + kill % 4, *training(tmp_path / "run", "--checkpoint-steps", 1))
+    pretrain(replace(TINY, shards=SET, out=tmp_path / "run"))
+    assert losses(tmp_path / "run") == expected
+
+
+def test_verify_evaluate_and_embed_read_a_store(
+    stored: Store, small: Path, shards: Path, checkpoint: Path, tmp_path: Path
+) -> None:
+    import s3fs
+
+    where = (("folder", small), ("store", SET))
+    tables = {
+        name: evaluate(Downstream((checkpoint,), "set", folder, clips=2, jobs=1, out=tmp_path / name))
+        for name, folder in where
+    }
+    (here, there) = ([(row["metric"], row["value"]) for row in rows(tables[name].results)] for name, _ in where)
+    assert here == there and here
+    features = [features_of(Embed(checkpoint, shards=folder, clips=2)).features["video"] for _, folder in where]
+    assert np.array_equal(*features)
+
+    assert not verify(Verify(shards=SET))
+    stored.fail("GET .*shard-000003", "wrong bytes", 10_000)
+    assert list(verify(Verify(shards=SET))) == ["shard-000003.h5"]
+    stored.faults.clear()
+    s3fs.S3FileSystem().pipe_file("bucket/set/shard-000002.h5", b"nonsense")
+    assert list(verify(Verify(shards=SET, remove=True))) == ["shard-000002.h5"]
+    assert "shard-000002.h5" not in whole(s3fs.S3FileSystem(), "bucket/set")
+
+
+def test_of_two_runs_that_differ_one_publishes(s3: Store, videos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import s3fs
+
+    there = Preprocess("folder", as_path("s3://bucket/videos"), as_path("s3://bucket/made"), videos_per_shard=4)
+    for round in range(2):  # without an index before, and with one
+        publish = store.Image.publish
+
+        def late(image: store.Image, publish: Any = publish, round: int = round) -> None:
+            s3fs.S3FileSystem().pipe_file("bucket/made/index.h5", b"of another run %d" % round)
+            publish(image)
+
+        with monkeypatch.context() as patch, pytest.raises(UserError, match="another run has written"):
+            patch.setattr(store.Image, "publish", late)
+            preprocess(there)
+        assert s3fs.S3FileSystem().cat_file("bucket/made/index.h5") == b"of another run %d" % round
+    assert preprocess(there).kept == 9
+
+
+@pytest.mark.parametrize("url", ["s3://me:my-password@bucket/set", "s3://bucket/set?X-Amz-Signature=my-password"])
+def test_secrets_in_urls_are_refused_and_not_repeated(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(UserError, match="password") as refused:
+        settings_of("pretrain", ["--size", "tiny", "--shards", url])
+    assert "my-" not in str(refused.value) + capsys.readouterr().err
