@@ -68,7 +68,7 @@ class Embed:
     overwrite: bool = False
     """Replace an existing file."""
     networks: Annotated[Own, tyro.conf.arg(name="")] = PAPERS
-    """Networks of your own that the checkpoint was trained with."""
+    """Those that the checkpoint was trained with."""
 
     def __post_init__(self) -> None:
         if bool(self.source) == bool(self.dataset or self.shards):

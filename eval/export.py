@@ -30,7 +30,7 @@ class Export:
     overwrite: bool = False
     """Replace an existing file."""
     networks: Annotated[Own, tyro.conf.arg(name="")] = PAPERS
-    """Networks of your own that the checkpoint was trained with."""
+    """Those that the checkpoint was trained with."""
 
 
 def export(settings: Export) -> str:
