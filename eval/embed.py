@@ -75,7 +75,7 @@ class Embed:
     cache: str = ""
     """Size of this machine's cache of shards in a store, such as 500GB; default: most of the free disk."""
     networks: Annotated[Own, tyro.conf.arg(name="")] = PAPERS
-    """Networks of your own that the checkpoint was trained with."""
+    """Those that the checkpoint was trained with."""
 
     def __post_init__(self) -> None:
         if bool(self.source) == bool(self.dataset or self.shards):

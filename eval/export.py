@@ -34,7 +34,7 @@ class Export:
     """Folder to write instead of a file, for a hub: model.safetensors, config.json and a model card."""
 
     networks: Annotated[Own, tyro.conf.arg(name="")] = PAPERS
-    """Networks of your own that the checkpoint was trained with."""
+    """Those that the checkpoint was trained with."""
 
     def __post_init__(self) -> None:
         if bool(self.out) == bool(self.to):

@@ -67,7 +67,7 @@ class Downstream:
     out: Path | None = None
     """Folder of results; default: runs/eval-<dataset>."""
     networks: Annotated[Own, tyro.conf.arg(name="")] = PAPERS
-    """Networks of your own that the checkpoint was trained with."""
+    """Those that the checkpoint was trained with."""
     tables: bool = True
     """Write the tables; off in subprocesses."""
     cache: str = ""

@@ -32,7 +32,7 @@ class Factors:
     out: Path | None = None
     """Folder of results; default: runs/factors-<dataset>."""
     networks: Annotated[Own, tyro.conf.arg(name="")] = PAPERS
-    """Networks of your own that the checkpoint was trained with."""
+    """Those that the checkpoint was trained with."""
 
     def __post_init__(self) -> None:
         require_positive(self, "", "videos", least=FOLDS, why="at least one per fold of the probe's cross-validation")

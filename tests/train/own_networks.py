@@ -83,13 +83,6 @@ class Counting(Sound):
         return super().forward(x)
 
 
-class Pair(Sound):
-    """Returns two tensors."""
-
-    def forward(self, x: Tensor) -> Any:
-        return x, super().forward(x)
-
-
 class Apart(Net):
     """Drops other values in a pass without gradient, as code may that is compiled once for each."""
 

@@ -60,7 +60,7 @@ class Foreign(Backbone):
 
     def maps(self, x: Tensor) -> Tensor:
         """Its output as [n, dim, ...]; a network that is already pooled has one position."""
-        return _positions(self.net(x.contiguous()))  # the loader's are channels-last, which .view() refuses
+        return _positions(self.net(x.contiguous()), len(x))  # the loader's are channels-last, which .view() refuses
 
 
 def use(modality: str, network: Any) -> str:
@@ -201,12 +201,12 @@ def check(modality: str, text: str, shape: tuple[int, ...], device: torch.device
         removed = _classifier(net.eval(), inputs, where)
         for name in removed:
             net.set_submodule(name, nn.Identity())
-        dim = _positions(_run(net, inputs, where), where).shape[1]
+        dim = _positions(_run(net, inputs, where), 2, where).shape[1]
         before = {name: value.clone() for name, value in net.named_buffers()}
         outs = []
         for _ in range(2):
             torch.manual_seed(0)
-            outs.append(_positions(_run(net.train(), inputs, where), where))
+            outs.append(_positions(_run(net.train(), inputs, where), 2, where))
     norms = {
         name for name, part in net.named_modules()
         if isinstance(part, _BatchNorm) and not isinstance(part, nn.SyncBatchNorm) and part.momentum is not None
@@ -259,13 +259,13 @@ def _classifier(net: nn.Module, inputs: Tensor, where: str) -> tuple[str, ...]:
     return ran[last], *scores
 
 
-def _positions(out: Any, where: str = "the network") -> Tensor:
-    """The output of a network as [n, dim, ...]. Raises UserError if it has another form."""
+def _positions(out: Any, n: int, where: str = "the network") -> Tensor:
+    """The output of a network on n inputs as [n, dim, ...]. Raises UserError if it has another form."""
     for name in ("last_hidden_state", "logits"):  # of transformers
         if isinstance(getattr(out, name, None), Tensor):
             out = getattr(out, name)
             break
-    if not isinstance(out, Tensor) or not 2 <= out.dim() <= 5:
+    if not isinstance(out, Tensor) or not 2 <= out.dim() <= 5 or len(out) != n:
         form = list(out.shape) if isinstance(out, Tensor) else type(out).__name__
         raise UserError(
             f"{where} returns {form} instead of [n, features], [n, positions, features] or maps [n, features, ...]; "

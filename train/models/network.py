@@ -12,14 +12,13 @@ from gdt.common.errors import UserError, require_positive
 
 @dataclass(frozen=True)
 class Own:
-    """Networks of your own, in place of the paper's: mine.py:Net or package.module:function, with arguments in
-    brackets.
-    """
+    """Networks of your own, in place of the paper's."""
 
     video_network: str = ""
-    """From clips [n, 3, frames, size, size] to features."""
+    """Your own video network, from clips [n, 3, frames, size, size] to features: file.py:Name(width=3) or
+    package.module:name."""
     audio_network: str = ""
-    """From log-mel [n, 1, bands, frames] to features."""
+    """The same for sound, from log-mel [n, 1, bands, frames]."""
 
     @property
     def given(self) -> dict[str, str]:
