@@ -13,11 +13,11 @@ from gdt.cli import COMMANDS, below_gdt
 from tests.conftest import ROOT
 
 LINES = {
-    "src": 469, "common": 454, "pipeline": 3258, "preprocess": 4250, "train": 2551, "eval": 4085, "benchmarks": 719,
-    "tests": 13097,
+    "src": 504, "common": 507, "pipeline": 3926, "preprocess": 4292, "train": 3101, "eval": 4468, "benchmarks": 719,
+    "tests": 14311,
 }  # fmt: skip
 """Lines of Python by folder."""
-WORDS, OPTIONS = 14_282, 115
+WORDS, OPTIONS = 16_000, 119
 
 
 def tracked(pattern: str) -> list[str]:
