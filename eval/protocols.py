@@ -35,7 +35,7 @@ SHOTS = (1, 5, 20)
 """Training videos per class of few-shot classification."""
 _DRAWS = 20
 """Random choices of shots that few-shot accuracies are averaged over."""
-FORMAT = 4
+FORMAT = 5
 """Increase it when the same settings give different numbers."""
 
 
@@ -314,7 +314,11 @@ def features_path(folder: Path, data: str, clips: int, device: str, modality: st
 
 def shared_modalities(trained: Trained, index: Index, settings: Downstream) -> list[str]:
     """The modalities that the shards have and for which the model has a network with a head."""
-    available = {"video": True, "audio": bool(index.mel_count.any()), "text": settings.word2vec is not None}
+    available = {
+        "video": bool(index.frame_count.any()),
+        "audio": bool(index.mel_count.any()),
+        "text": settings.word2vec is not None,
+    }
     return [name for name in trained.model.modalities if available[name] and name not in trained.without_head]
 
 

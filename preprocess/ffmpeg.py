@@ -34,7 +34,9 @@ _MIN_BYTES = 250
 """Fewest plausible bytes per second, after the first minute."""
 _MAX_STAMPS = 1 << 22
 """Maximum number of sound time stamps, 62 bytes each: a file of tiny frames could fill the disk with them."""
-_WITHOUT_INDEX = {".m2ts", ".mpeg", ".mpg", ".mts", ".ts", ".vob"}
+_WITHOUT_INDEX = {
+    ".m2p", ".m2t", ".m2ts", ".mpe", ".mpeg", ".mpg", ".mpv", ".mts", ".tp", ".trp", ".ts", ".vob",
+}  # fmt: skip
 """Suffixes of MPEG's program and transport streams."""
 _EARLY = 8.0
 """Seconds before a segment at which decoding such files starts, since ffmpeg may find no earlier key frame than the

@@ -41,7 +41,7 @@ _FULL = ("No space left on device", "Disk quota exceeded")
 _TOO_LARGE = "File too large"
 _WRITING = re.compile(
     rf": ({'|'.join(_FULL)}|{_TOO_LARGE}|Read-only file system)$|"
-    r"(?:[Ww]rit|[Mm]ux|[Cc]los).*: (Input/output error|Stale file handle|Connection timed out|Remote I/O error)$"
+    r"\b(?:[Ww]rit|[Mm]ux|[Cc]los).*: (Input/output error|Stale file handle|Connection timed out|Remote I/O error)$"
 )
 """End of an error line about a file that ffmpeg writes."""
 _UNPRINTABLE = re.compile(rb"[\x00-\x07\x0e-\x1f]")

@@ -9,7 +9,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -185,7 +185,12 @@ def run(settings: Preprocess) -> Summary:
             Plan(job.shares, ids).write(image.folder)
             image.put(PLAN)
             if pending := job.pending():
-                _make_shards(job, pending)
+                try:
+                    _make_shards(job, pending)
+                except _Unusable:
+                    image.pull(job.path(number).name for number in pending)
+                    _remove_rejecting(job, pending)
+                    raise
                 image.pull(job.path(number).name for number in pending)
             return _finish(job, pending, image)
 
@@ -313,8 +318,12 @@ def _make_shards(job: Job, pending: Sequence[int]) -> None:
         bar.update(total - bar.n)
 
 
+class _Unusable(UserError):
+    """Too many videos are rejected."""
+
+
 def _require_usable(made: Iterator[Made]) -> None:
-    """Raise UserError if more than a third of the first videos are rejected for one reason; removes their shards."""
+    """Raise _Unusable if more than a third of the first videos are rejected for one reason."""
     first: list[Made] = []
     while sum(shard.videos for shard in first) < _FIRST:
         if (shard := next(made, None)) is None:
@@ -323,16 +332,22 @@ def _require_usable(made: Iterator[Made]) -> None:
     rows, videos = [row for shard in first for row in shard.rejected], sum(shard.videos for shard in first)
     reasons = Counter(generalise(row["reason"]) for row in rows)
     if reasons and 3 * max(reasons.values()) > videos:
-        for shard in first:
-            if shard.rejected:  # so that the next run tries them again
-                store.remove(shard.path)
         reason, count = reasons.most_common(1)[0]
         row = next(row for row in rows if generalise(row["reason"]) == reason)
-        raise UserError(
+        raise _Unusable(
             f"{count} of the first {videos} videos are rejected for the same reason (first: {row['id']}: "
             f"{row['reason']}); mend what is wrong and run the same command again, or set --allow-rejected to go on "
             "without such videos"
         )
+
+
+def _remove_rejecting(job: Job, made: Iterable[int]) -> None:
+    """Remove the shards that were made with rejected videos, so that the next run tries these again."""
+    for task in map(job.task, made):
+        with suppress(FileNotFoundError, Damaged, OtherSchema):
+            head = Head.read(job.settings.shard_folder.absolute() / task.path.name)
+            if head.arrays["rejected"].shape[0] and head.notes.get("content") == task.content:
+                store.remove(task.path)
 
 
 def _remove_scratch(destination: Path) -> None:

@@ -31,7 +31,10 @@ from gdt.preprocess.tools import probe, require_tools
 
 PROGRESS = "gdt-preprocess"
 """Dask topic of the number of videos just done."""
-_OF_BUILD = re.compile("[Dd]ecoder .*(not found|is experimental)|no decoder found|this ffmpeg has no|ffmpeg crashes")
+_OF_BUILD = re.compile(
+    "[Dd]ecoder .*(not found|is experimental)|no decoder found|this ffmpeg has no|ffmpeg crashes|is not implemented|"
+    "hardware accelerated|Function not implemented"
+)
 """Of reasons and notes that another ffmpeg may not give."""
 
 

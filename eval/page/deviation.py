@@ -54,7 +54,7 @@ def deviation(trained: Trained, index: Index, split: str) -> str:
 def _choose(trained: Trained, index: Index, split: str) -> np.ndarray:
     """Random rows of the index, up to ten of a class, of as few classes as fill the plot: int64 [n], ascending."""
     clip = trained.settings.clip
-    long_enough = (index.start_counts(clip.frames, clip.stride) >= _CLIPS) & (index.frame_count > 0)
+    long_enough = index.start_counts(clip.frames, clip.stride) >= _CLIPS
     order = generator(Stream.FIGURES).permutation(np.flatnonzero((index.split == split) & long_enough))
     if len(order) < 2:
         raise UserError(f"the split '{split}' has {len(order)} videos with {_CLIPS} different starts; hold out more")

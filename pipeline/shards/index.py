@@ -203,9 +203,10 @@ class Index(VideoTable):
     def start_counts(self, frames: int, stride: int, mel_frames: int = 0) -> np.ndarray:
         """Number of start frames at which a clip fits into each video: int64 [n_videos].
 
-        A clip takes `frames` frames at a step of `stride`, and `mel_frames` log-mel rows from mel_position(start).
+        A clip takes `frames` frames at a step of `stride`, and `mel_frames` log-mel rows from mel_position(start). With
+        `mel_frames`, clips fit into sounds, too.
         """
-        count = self.length - ((frames - 1) * stride + 1) + 1
+        count = (self.length if mel_frames else self.frame_count) - ((frames - 1) * stride + 1) + 1
         if mel_frames:
             # the last start f with mel_position(f) + mel_frames <= mel_count
             last = (self.fps * (2 * (self.mel_count - mel_frames) + 1) - 1) // 200

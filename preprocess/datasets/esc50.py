@@ -24,14 +24,16 @@ def listing(source: Source) -> Iterator[Video | Missing]:
     if is_missing(path):
         raise incomplete(f"{path} is missing", TREE)
     rows = dict(read_csv(path, ("filename", "fold", "category"), _row))
+    found: set[str] = set()
     for name, sound in source.named():
-        if (row := rows.pop(name, None)) is None:
+        if name not in rows:
             yield unlisted(sound)
             continue
-        label, fold = row
+        found.add(name)
+        label, fold = rows[name]
         folds = tuple("test" if fold == number else "train" for number in range(1, _FOLDS + 1))
         yield Video(name, sound, label, folds[0], folds)
-    for stem in rows:
+    for stem in rows.keys() - found:
         yield Missing(stem, "listed in meta/esc50.csv, but there is no such file")
 
 

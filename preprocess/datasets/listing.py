@@ -35,7 +35,7 @@ _SOUND = re.compile(r"\.f(?:139|14[01]|17[12]|249|25[01])(?:-\w+)?$", re.ASCII)
 """Numbers of YouTube's formats of sound alone, which may lie in a .webm beside the picture's."""
 _SHOWN = 8
 """Suffixes to print."""
-HIDDEN = "hidden"
+HIDDEN, BESIDE = "hidden", "beside"
 NO_FILE = "but there is no file of this name with the suffix of a video"
 SPLITS = {
     "train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val", "validate": "val",
@@ -160,7 +160,8 @@ class Source:
 
     root: Path
     ignored: Counter[str] = field(default_factory=Counter)
-    """What was left out so far: the number of files by suffix, and, under HIDDEN, of hidden files and folders."""
+    """How many were left out so far: files by suffix, hidden files and folders (HIDDEN), and sounds beside a video of
+    the same name (BESIDE)."""
 
     def files(self, first: Path | None = None) -> Iterator[Path]:
         """Yield the paths with the suffix of a video or sound, whatever kind of file they are, in the order of `walk`.
@@ -173,7 +174,9 @@ class Source:
             videos = {os.path.splitext(name)[0] for name in names if _suffix(name) in SUFFIXES}  # noqa: PTH122 - fast
             for name in names:
                 suffix = _suffix(name)
-                if suffix in SUFFIXES or (suffix in SOUNDS and os.path.splitext(name)[0] not in videos):  # noqa: PTH122
+                if suffix in SOUNDS and os.path.splitext(name)[0] in videos:  # noqa: PTH122
+                    self.ignored[BESIDE] += 1
+                elif suffix in SUFFIXES | SOUNDS:
                     yield Path(folder, name)
                 else:
                     self.ignored[suffix] += 1
@@ -199,9 +202,10 @@ def _suffix(name: str) -> str:
 
 def ignored_in_words(ignored: Mapping[str, int]) -> list[str]:
     """A line that says what Source.ignored counts; none if there is nothing."""
-    others = sorted((name for name in ignored if name != HIDDEN), key=lambda name: (-ignored[name], name))
+    others = sorted((name for name in ignored if name not in (HIDDEN, BESIDE)), key=lambda name: (-ignored[name], name))
     rows = [f"{name.removeprefix('.') or 'no suffix'} {ignored[name]}" for name in others[:_SHOWN]]
     rows += [f"others {sum(ignored[name] for name in others[_SHOWN:])}"] if len(others) > _SHOWN else []
     parts = [f"{sum(ignored[name] for name in others)} not a video by its suffix ({', '.join(rows)})"] if rows else []
     parts += [f"{ignored[HIDDEN]} hidden or trash"] if HIDDEN in ignored else []
+    parts += [f"{ignored[BESIDE]} sound beside a video of the same name"] if BESIDE in ignored else []
     return [f"ignored: {'; '.join(parts)}"] if parts else []

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from gdt.common.errors import UserError
-from gdt.preprocess import process, stage
+from gdt.pipeline.shards.container import Head
+from gdt.preprocess import cluster, process, stage
 from gdt.preprocess.ffmpeg import Extraction
 from gdt.preprocess.process import Limits
 from gdt.preprocess.stage import Preprocess, dry_run, run
@@ -132,6 +133,13 @@ def test_a_run_whose_first_videos_fail_for_one_reason_stops(
     with pytest.raises(UserError, match="2 of the first 4 videos .* 1.mp4: .*nothing found .* --allow-rejected"):
         run(four)
     assert rejected(four) == []
+    # shards that other workers finish meanwhile are not kept with their rejected videos either
+    with monkeypatch.context() as patch, pytest.raises(UserError, match="1 of the first 2 videos"):
+        patch.setattr(stage, "_FIRST", 1)
+        patch.setattr(cluster, "map_unordered", lambda client, function, tasks, expected: iter([*map(function, tasks)]))
+        run(four)
+    heads = [Head.read(path) for path in four.shard_folder.glob("shard-*.h5")]
+    assert [head.arrays["rejected"].shape[0] for head in heads] == [0] * len(heads)
     assert run(replace(four, allow_rejected=True)).kept == 2
     fake(REAL)
     assert run(replace(four, retry_rejected=True)).kept == 4 and digests(four.shard_folder) == undisturbed
