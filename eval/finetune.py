@@ -83,18 +83,6 @@ def tiny(trained: Trained) -> Recipe:
     return Recipe(clip=settings.clip, augmentation=augmentation, clips=4)
 
 
-def build_recipe(settings: Downstream, trained: Trained) -> Recipe:
-    """The recipe that a model is finetuned with."""
-    recipe = tiny(trained) if trained.settings.size == "tiny" else Recipe()
-    if trained.model.network.video:  # which may take no other clips than those of pretraining
-        recipe = replace(tiny(trained), clips=recipe.clips)
-    if settings.epochs:
-        recipe = recipe.spread_over(settings.epochs)
-    if settings.lr:
-        recipe = replace(recipe, lr=settings.lr, first_lr=recipe.first_lr * settings.lr / recipe.lr)
-    return replace(recipe, clips=settings.clips_per_epoch or recipe.clips, test_clips=settings.clips)
-
-
 class Classifier(nn.Module):
     """A trunk with a linear layer, named as in the published finetuned checkpoints."""
 
@@ -133,6 +121,18 @@ class Finetuning:
 
     name = "finetune"
     classifier: Callable[..., nn.Module] = Classifier
+
+    @classmethod
+    def recipe_of(cls, settings: Downstream, trained: Trained) -> Recipe:
+        """The recipe that a model is trained with."""
+        recipe = tiny(trained) if trained.settings.size == "tiny" else Recipe()
+        if trained.model.network.video:  # which may take no other clips than those of pretraining
+            recipe = replace(tiny(trained), clips=recipe.clips)
+        if settings.epochs:
+            recipe = recipe.spread_over(settings.epochs)
+        if settings.lr:
+            recipe = replace(recipe, lr=settings.lr, first_lr=recipe.first_lr * settings.lr / recipe.lr)
+        return replace(recipe, clips=settings.clips_per_epoch or recipe.clips, test_clips=settings.clips)
 
     def __init__(
         self, trained: Trained, task: Task, recipe: Recipe, seed: int, fold: int, device: torch.device, folder: Path,

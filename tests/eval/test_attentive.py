@@ -16,7 +16,7 @@ from gdt.eval.results import RESULTS, read
 from gdt.eval.settings import Downstream
 from gdt.train.models.backbone import Backbone
 from gdt.train.trained import Trained
-from tests.eval.test_finetune import quick, task, trained  # noqa: F401 - fixtures
+from tests.eval.test_finetune import task, trained  # noqa: F401 - fixtures
 from tests.pipeline.test_loader import CPU
 
 
@@ -57,9 +57,9 @@ def test_the_query_attends_to_every_position() -> None:
 def test_the_trunk_stays_and_the_rest_learns(
     trained: Trained, task: Task, tmp_path: Path  # noqa: F811
 ) -> None:  # fmt: skip
-    recipe = AttentiveProbe.recipe_of(quick(trained), trained, 0.0)
+    recipe = AttentiveProbe.recipe_of(Downstream(clips=2, epochs=3, clips_per_epoch=2), trained)
     assert (recipe.lr, recipe.clip, Recipe().clip.frames) == (1e-3, trained.settings.clip, 32)
-    run = AttentiveProbe(trained, task, replace(recipe, lr=0.01), 0, 0, CPU, tmp_path)
+    run = AttentiveProbe(trained, task, replace(recipe, lr=0.01, batch=16), 0, 0, CPU, tmp_path)
     before = {name: value.clone() for name, value in run.model.state_dict().items()}
     found = run.run("x")
     assert list(found) == ["attentive top-1"] and found["attentive top-1"].answers == len(task.test)

@@ -457,7 +457,7 @@ def test_a_classifier_of_one_class_is_refused(
 ) -> None:
     change_index(columns={"sky": np.full(len(index), "blue", object)})
     settings = Downstream((checkpoint,), "x", shards, (protocol,), label="sky", out=tmp_path, jobs=1)
-    with pytest.raises(UserError, match=f"^{protocol} needs at least two classes; the gallery has only 'blue'"):
+    with pytest.raises(UserError, match="needs at least two classes; the gallery has only 'blue'"):
         downstream(settings)
 
 
@@ -589,7 +589,7 @@ def test_whatever_changes_a_number_changes_what_identifies_it(
     )  # fmt: skip
     monkeypatch.setattr(
         "gdt.eval.subjects.open_index",
-        lambda _, folder: replace(index, settings=index.settings | {"other": str(folder)}) if folder else index,
+        lambda _, folder, cache: replace(index, settings=index.settings | {"other": str(folder)}) if folder else index,
     )
     state = torch.load(checkpoint, weights_only=True)
     state["model"]["video_network.base.stem.0.weight"].mul_(2)
@@ -604,7 +604,7 @@ def test_whatever_changes_a_number_changes_what_identifies_it(
         "ckpt": (tmp_path / "other",), "dataset": "y", "shards": tmp_path, "protocols": ("linear",), "folds": (2,),
         "word2vec": word2vec, "label": "parity",
         "modalities": ("video",), "gallery_split": "test", "query_split": "val",
-        "random_weights": "only", "out": tmp_path, "networks": Own("mine.py:Net"),
+        "random_weights": "only", "out": tmp_path, "networks": Own("mine.py:Net"), "cache": "1GB",
     })  # fmt: skip
     everything["modalities"] = replace(settings, modalities=("audio",), protocols=("retrieval", "few-shot", "linear"))
     everything["gallery_split"] = replace(everything["gallery_split"], query_split="val")
@@ -620,7 +620,7 @@ def test_whatever_changes_a_number_changes_what_identifies_it(
     assert [key for key, values in numbers.items() if len(values) > 1] == []
     # these change no number, so that the test above is of all others
     same = [name for name in everything if changed[name] <= changed[""]]
-    assert same == ["dataset", "protocols", "jobs", "out", "networks", "tables"]
+    assert same == ["dataset", "protocols", "jobs", "out", "networks", "tables", "cache"]
 
 
 def test_other_vectors_of_the_same_words_are_other_conditions(checkpoint: Path, ucf: Path) -> None:
@@ -647,7 +647,7 @@ def test_a_finetuning_process_gets_every_setting(
         "ckpt": (checkpoint,), "dataset": "x", "shards": shards, "protocols": ("finetune",), "folds": (2,),
         "label": "-x", "gallery_split": "val", "query_split": "test", "random_weights": "only", "out": tmp_path,
         "jobs": 2, "tables": False, "word2vec": None, "linear_c": 1.0, "modalities": ("video",),
-        "networks": Own("mine.py:Net"),
+        "networks": Own("mine.py:Net"), "cache": "1GB",
     }  # fmt: skip
     changes(Downstream((checkpoint,)), values)  # fills in the others
     settings = Downstream(**values)
