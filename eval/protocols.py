@@ -221,18 +221,13 @@ def _finetune(evaluator: Evaluator, model: Model, fold: Fold, folder: Path) -> O
 
 
 def _train(evaluator: Evaluator, model: Model, fold: Fold, folder: Path, kind: type[Finetuning]) -> Outcome:
-    from gdt.eval.finetune import Task
-    from gdt.eval.retrieval import classes_of, targets
     from gdt.eval.subjects import describe
 
-    settings, data, classes = evaluator.settings, evaluator.data, classes_of(fold.gallery_label)
-    recipe = kind.recipe_of(settings, model.trained)
-    task = Task(
-        model.trained.normalise(data.index), fold.gallery, targets(fold.gallery_label, classes),
-        fold.queries, targets(fold.query_label, classes), tuple(classes.tolist()), data.fingerprint,
-    )  # fmt: skip
+    settings, data, recipe = evaluator.settings, evaluator.data, kind.recipe_of(evaluator.settings, model.trained)
     (modality,) = settings.modalities
-    run = kind(model.trained, task, recipe, settings.seed, fold.number, evaluator.device, folder, modality)
+    run = kind(
+        model.trained, data.index, fold, recipe, settings.seed, evaluator.device, folder, modality, data.fingerprint
+    )
     metrics = run.run(f"{kind.name} {describe(model, fold)}")
     return Outcome(metrics, fold, {name: str(value) for name, value in vars(recipe).items()})
 
