@@ -10,10 +10,9 @@ from torch import Tensor, nn
 
 from gdt.eval.finetune import Finetuning, Recipe
 from gdt.eval.metrics import Metric
+from gdt.eval.settings import Downstream
 from gdt.train.models.backbone import Backbone
 from gdt.train.trained import Trained
-
-_LR = 1e-3
 
 
 class Attentive(nn.Module):
@@ -50,10 +49,10 @@ class AttentiveProbe(Finetuning):
     name = "attentive"
     classifier = Attentive
 
-    @staticmethod
-    def recipe_of(recipe: Recipe, trained: Trained, lr: float) -> Recipe:
-        """That of finetuning with the clips of pretraining, weight decay 0.01, and `lr`, by default 0.001."""
-        lr = lr or _LR
+    @classmethod
+    def recipe_of(cls, settings: Downstream, trained: Trained) -> Recipe:
+        """That of finetuning, but with the clips of pretraining, weight decay 0.01 and, by default, a rate of 0.001."""
+        recipe, lr = super().recipe_of(settings, trained), settings.lr or 1e-3
         return replace(recipe, clip=trained.settings.clip, lr=lr, first_lr=lr / 8, weight_decay=0.01)
 
     def make_optimizer(self) -> torch.optim.Optimizer:

@@ -22,7 +22,7 @@ from gdt.common.errors import UserError, explain_out_of_memory
 from gdt.common.files import locked
 from gdt.eval import results
 from gdt.eval.extract import require_network
-from gdt.eval.finetune import METRICS, STATE, build_recipe
+from gdt.eval.finetune import METRICS, STATE, Finetuning
 from gdt.eval.processes import job_limit, run_command, run_parallel
 from gdt.eval.protocols import PROTOCOLS, Evaluator, conditions, decisive, only_decisive, shared_modalities, words_of
 from gdt.eval.results import RANDOM, RESULTS, Result
@@ -259,7 +259,7 @@ def _finetune_all(jobs: Sequence[Job]) -> None:
 
     logs = f"{jobs[0].evaluator.out}/*/{jobs[0].protocol}-*/log.txt"
     print(f"{len(jobs)} finetuning runs, {limit} in parallel; logs: {logs}")
-    total = build_recipe(settings, jobs[0].model.trained).epochs * len(jobs)
+    total = Finetuning.recipe_of(settings, jobs[0].model.trained).epochs * len(jobs)
     with tqdm(total=total, initial=finished_epochs(), unit="epoch", desc="finetune", mininterval=1.0) as bar:
         for job in run_parallel(jobs, run, limit, lambda: bar.update(finished_epochs() - bar.n)):
             bar.write(f"{job.name}: done")
@@ -273,6 +273,6 @@ def _command(job: Job) -> list[str]:
         shards=evaluator.data.index.folder, out=evaluator.out, protocols=(job.protocol,),
         folds=(job.fold.number,) if job.fold.number else (), query_split=evaluator.data.split,
         random_weights="only" if job.model.random else "exclude", jobs=1, tables=False,
-        networks=settings.networks,
+        networks=settings.networks, cache=settings.cache,
     )  # fmt: skip
     return ["evaluate", serialization.to_json(alone)]

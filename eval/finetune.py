@@ -22,7 +22,7 @@ from gdt.common.files import write_lines, writing
 from gdt.common.streams import Stream, seed_sequence
 from gdt.eval.extract import outputs, require_network
 from gdt.eval.metrics import Metric
-from gdt.eval.retrieval import top_k
+from gdt.eval.retrieval import classes_of, targets, top_k
 from gdt.pipeline.clips import ClipSampling, random_clips, uniform_plans
 from gdt.pipeline.leaves import Clip
 from gdt.pipeline.loader import Batch, Loader
@@ -36,6 +36,7 @@ from gdt.train.weights import FINETUNED_ON, inputs_of
 
 if TYPE_CHECKING:
     from gdt.eval.settings import Downstream
+    from gdt.eval.subjects import Fold
 
 STATE, WEIGHTS, METRICS = "finetune.pt", "finetuned.pt", "finetune.jsonl"
 """Files of a run: the state to resume from, the finetuned weights, and loss and accuracy per epoch."""
@@ -83,18 +84,6 @@ def tiny(trained: Trained) -> Recipe:
     return Recipe(clip=settings.clip, augmentation=augmentation, clips=4)
 
 
-def build_recipe(settings: Downstream, trained: Trained) -> Recipe:
-    """The recipe that a model is finetuned with."""
-    recipe = tiny(trained) if trained.settings.size == "tiny" else Recipe()
-    if trained.model.network.video:  # which may take no other clips than those of pretraining
-        recipe = replace(tiny(trained), clips=recipe.clips)
-    if settings.epochs:
-        recipe = recipe.spread_over(settings.epochs)
-    if settings.lr:
-        recipe = replace(recipe, lr=settings.lr, first_lr=recipe.first_lr * settings.lr / recipe.lr)
-    return replace(recipe, clips=settings.clips_per_epoch or recipe.clips, test_clips=settings.clips)
-
-
 class Classifier(nn.Module):
     """A trunk with a linear layer, named as in the published finetuned checkpoints."""
 
@@ -110,49 +99,49 @@ class Classifier(nn.Module):
         return scores
 
 
-@dataclass(frozen=True)
-class Task:
-    """Training and test videos with their classes."""
-
-    index: Index
-    """Shards, normalised as the weights expect."""
-    train: np.ndarray
-    """Rows of the index, int64 [n]."""
-    train_target: np.ndarray
-    """Their classes, int64 [n]."""
-    test: np.ndarray
-    test_target: np.ndarray
-    """-1 for a class without training videos."""
-    classes: tuple[str, ...]
-    data: str = ""
-    """Fingerprint of the shards."""
-
-
 class Finetuning:
     """A finetuning run, resumed from its last epoch with the same numbers (bit for bit on a CPU)."""
 
     name = "finetune"
     classifier: Callable[..., nn.Module] = Classifier
 
+    @classmethod
+    def recipe_of(cls, settings: Downstream, trained: Trained) -> Recipe:
+        """The recipe that a model is trained with."""
+        recipe = tiny(trained) if trained.settings.size == "tiny" else Recipe()
+        if trained.model.network.video:  # which may take no other clips than those of pretraining
+            recipe = replace(tiny(trained), clips=recipe.clips)
+        if settings.epochs:
+            recipe = recipe.spread_over(settings.epochs)
+        if settings.lr:
+            recipe = replace(recipe, lr=settings.lr, first_lr=recipe.first_lr * settings.lr / recipe.lr)
+        return replace(recipe, clips=settings.clips_per_epoch or recipe.clips, test_clips=settings.clips)
+
     def __init__(
-        self, trained: Trained, task: Task, recipe: Recipe, seed: int, fold: int, device: torch.device, folder: Path,
-        modality: str = "video",
+        self, trained: Trained, index: Index, fold: Fold, recipe: Recipe, seed: int, device: torch.device, folder: Path,
+        modality: str = "video", data: str = "",
     ) -> None:  # fmt: skip
+        """Trains on the gallery of a fold and tests on its queries; `data` is the fingerprint of the shards."""
         require_network(trained, modality)
-        self.recipe, self.task, self.device, self.folder, self.modality = recipe, task, device, folder, modality
-        self._metadata = inputs_of(trained) | {"classes": list(task.classes), FINETUNED_ON: [task.data, fold]}
-        self._seeds = (seed, fold)
+        self.index, self.fold, self.recipe = trained.normalise(index), fold, recipe
+        self.device, self.folder, self.modality = device, folder, modality
+        classes = classes_of(fold.gallery_label)
+        self._train_target, self._test_target = (
+            targets(label, classes) for label in (fold.gallery_label, fold.query_label)
+        )
+        self._metadata = inputs_of(trained) | {"classes": classes.tolist(), FINETUNED_ON: [data, fold.number]}
+        self._seeds = (seed, fold.number)
         self._training = ClipSampling(recipe.clips, recipe.batch, recipe.augmentation)
-        self.batches = self._training.batches(len(task.train))
+        self.batches = self._training.batches(videos := len(fold.gallery))
         if not self.batches:
             raise UserError(
-                f"{len(task.train)} training videos give fewer clips than a batch of {recipe.batch}; set "
-                f"--clips-per-epoch to {-(-recipe.batch // len(task.train))} or more"
+                f"{videos} training videos give fewer clips than a batch of {recipe.batch}; set --clips-per-epoch to "
+                f"{-(-recipe.batch // videos)} or more"
             )
         torch.manual_seed(int(seed_sequence(Stream.FINETUNING, *self._seeds, 1 << 20).generate_state(1)[0]))
         network: Any = trained.model.get_submodule(f"{modality}_network")
         base = copy.deepcopy(network.base)  # other folds start from the same weights
-        self.model = type(self).classifier(base, base.dim, len(task.classes)).to(device)
+        self.model = type(self).classifier(base, base.dim, len(classes)).to(device)
         if modality == "video" and not trained.model.network.video:
             self.model.to(memory_format=torch.channels_last_3d)  # type: ignore[call-overload]
         self.optimizer = self.make_optimizer()
@@ -167,7 +156,7 @@ class Finetuning:
         first = self._resume()
         total = self.recipe.epochs * self.batches
         bar = tqdm(total=total, initial=first * self.batches, unit="step", desc=name, mininterval=0.5)
-        with Loader(self.task.index, self.plans(first), self.recipe.clip, self.device, Loading()) as loader, bar:
+        with Loader(self.index, self.plans(first), self.recipe.clip, self.device, Loading()) as loader, bar:
             batches = iter(loader)
             for epoch in range(first, self.recipe.epochs):
                 losses, right = [], 0
@@ -185,35 +174,34 @@ class Finetuning:
 
     def test(self, name: str) -> dict[str, Metric]:
         """Top-1 and top-5 accuracy of videos, whose clips are averaged, and of clips."""
-        recipe, task = self.recipe, self.task
+        recipe, target = self.recipe, self._test_target
 
         def scored(batch: Batch) -> list[Tensor]:
             scores = self._scores(batch.inputs).unflatten(0, (-1, recipe.test_clips))
             return [scores.softmax(2).mean(1), scores.flatten(0, 1)]
 
         self.model.eval()
-        bar = tqdm(total=len(task.test), unit="video", desc=f"{name}, test", mininterval=0.5, leave=False)
-        videos, clips = outputs(task.index, self.test_plans(), recipe.clip, self.device, scored, bar, recipe.test_clips)
-        of_videos = top_k(videos, task.test_target, (1, 5))
-        of_clips = top_k(clips, np.repeat(task.test_target, recipe.test_clips), (1, 5))
+        bar = tqdm(total=len(target), unit="video", desc=f"{name}, test", mininterval=0.5, leave=False)
+        videos, clips = outputs(self.index, self.test_plans(), recipe.clip, self.device, scored, bar, recipe.test_clips)
+        of_videos = top_k(videos, target, (1, 5))
+        of_clips = top_k(clips, np.repeat(target, recipe.test_clips), (1, 5))
         # the clips of a video are not independent: they count as one answer in the interval
-        clip_wise = {f"clip top-{k}": m._replace(answers=len(task.test)) for k, m in of_clips.items()}
+        clip_wise = {f"clip top-{k}": m._replace(answers=len(target)) for k, m in of_clips.items()}
         return {f"{self.name} top-{k}": metric for k, metric in of_videos.items()} | clip_wise
 
     def plans(self, first: int) -> Iterator[BatchPlan]:
         """Training clips of epoch `first` and later."""
-        task, recipe = self.task, self.recipe
-        for epoch in range(first, recipe.epochs):
-            seeds = (*self._seeds, epoch)
+        for epoch in range(first, self.recipe.epochs):
             yield from random_clips(
-                task.index, task.train, task.train_target, recipe.clip, self._training, seeds, self.modality
-            )
+                self.index, self.fold.gallery, self._train_target, self.recipe.clip, self._training,
+                (*self._seeds, epoch), self.modality,
+            )  # fmt: skip
 
     def test_plans(self) -> Iterator[BatchPlan]:
         """Test clips."""
-        task, recipe = self.task, self.recipe
+        recipe = self.recipe
         return uniform_plans(
-            task.index, task.test, recipe.test_clips, recipe.clip, centred(recipe.augmentation.scale[0]),
+            self.index, self.fold.queries, recipe.test_clips, recipe.clip, centred(recipe.augmentation.scale[0]),
             modalities=[self.modality], clips_per_plan=2 * recipe.batch,
         )  # fmt: skip
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import torch
 
     from gdt.eval.extract import PooledFeatures
-    from gdt.eval.finetune import Finetuning, Recipe
+    from gdt.eval.finetune import Finetuning
     from gdt.eval.metrics import Metric
     from gdt.eval.settings import Downstream
     from gdt.eval.subjects import Data, Fold, Model
@@ -67,8 +67,11 @@ class Evaluator:
 
         Raises UserError if the model or the videos do not fit the protocol.
         """
+        from gdt.eval.subjects import subsample
+
         own = replace(self, settings=only_decisive(self.settings, protocol))
         kept, details = own._usable(model, fold) if PROTOCOLS[protocol].labels else (fold, {})
+        kept = subsample(kept, own.settings.train_samples, own.settings.seed)
         result = PROTOCOLS[protocol].run(own, model, kept, folder)
         return result._replace(details={**result.details, **details})
 
@@ -111,8 +114,10 @@ class Evaluator:
             self._latest[path] = found
         return found
 
-    def pooled(self, model: Model, fold: Fold, pooling: str) -> tuple[np.ndarray, np.ndarray]:
-        """Features of queries and gallery [n, dim], with "average" or "maximum" pooling; see --modalities."""
+    def pooled(self, model: Model, fold: Fold, pooling: str) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """Features [n, dim] and labels of queries, then of the gallery, as the functions of `eval.retrieval` take them;
+        "average" or "maximum" pooling; see --modalities.
+        """
         from gdt.eval.retrieval import unit
 
         parts: list[list[np.ndarray]] = []
@@ -122,43 +127,46 @@ class Evaluator:
             values = values if len(self.settings.modalities) == 1 else unit(values)
             parts.append([values[features.positions(videos)] for videos in (fold.queries, fold.gallery)])
         query, gallery = (np.concatenate(each, axis=1) for each in zip(*parts, strict=True))
-        return query, gallery
+        return query, fold.query_label, gallery, fold.gallery_label
 
 
 def _retrieval(evaluator: Evaluator, model: Model, fold: Fold, _: Path) -> Outcome:
     from gdt.eval.retrieval import recall
 
-    query, gallery = evaluator.pooled(model, fold, "maximum")
-    metrics = recall(query, fold.query_label, gallery, fold.gallery_label, KS)
+    metrics = recall(*evaluator.pooled(model, fold, "maximum"), KS)
     return Outcome({f"R@{k}": metric for k, metric in metrics.items()}, fold, {"pooling": "maximum"})
 
 
 def _few_shot(evaluator: Evaluator, model: Model, fold: Fold, _: Path) -> Outcome:
     from gdt.eval.retrieval import few_shot
 
-    query, gallery = evaluator.pooled(model, fold, "average")
-    seed = evaluator.settings.seed
+    pooled, seed = evaluator.pooled(model, fold, "average"), evaluator.settings.seed
     smallest = np.unique(fold.gallery_label, return_counts=True)[1].min()
-    metrics = {
-        f"{shots}-shot": few_shot(query, fold.query_label, gallery, fold.gallery_label, shots, _DRAWS, seed)
-        for shots in SHOTS
-        if shots <= smallest
-    }
+    metrics = {f"{shots}-shot": few_shot(*pooled, shots, _DRAWS, seed) for shots in SHOTS if shots <= smallest}
     details = {"pooling": "average", "draws": f"{_DRAWS}, seed {seed}", "videos of the smallest class": str(smallest)}
     return Outcome(metrics, fold, details)
 
 
 def _linear(evaluator: Evaluator, model: Model, fold: Fold, _: Path) -> Outcome:
     from gdt.eval.retrieval import linear_probe
-    from gdt.eval.subjects import subsample
 
-    settings = evaluator.settings
-    fold = subsample(fold, settings.train_samples, settings.seed)
-    _classes(fold, "linear")
-    query, gallery = evaluator.pooled(model, fold, "average")
-    accuracy = linear_probe(query, fold.query_label, gallery, fold.gallery_label, settings.linear_c, (1, 5))
-    metrics = {f"linear top-{k}": metric for k, metric in accuracy.items()}
-    return Outcome(metrics, fold, {"pooling": "average"})
+    accuracy = linear_probe(*evaluator.pooled(model, fold, "average"), evaluator.settings.linear_c, (1, 5))
+    return Outcome({f"linear top-{k}": metric for k, metric in accuracy.items()}, fold, {"pooling": "average"})
+
+
+def _svm(evaluator: Evaluator, model: Model, fold: Fold, _: Path) -> Outcome:
+    from gdt.eval.retrieval import linear_probe
+
+    pooled = evaluator.pooled(model, fold, "average")
+    accuracy = linear_probe(*pooled, evaluator.settings.linear_c, (1,), svm=True)
+    return Outcome({"SVM top-1": accuracy[1]}, fold, {"pooling": "average"})
+
+
+def _multilabel(evaluator: Evaluator, model: Model, fold: Fold, _: Path) -> Outcome:
+    from gdt.eval.retrieval import mean_average_precision
+
+    metric = mean_average_precision(*evaluator.pooled(model, fold, "average"), evaluator.settings.linear_c)
+    return Outcome({"mAP": metric}, fold, {"pooling": "average"})
 
 
 def _cross_modal(evaluator: Evaluator, model: Model, fold: Fold, _: Path) -> Outcome:
@@ -200,70 +208,28 @@ def _cross_modal(evaluator: Evaluator, model: Model, fold: Fold, _: Path) -> Out
     return Outcome(metrics, replace(fold, queries=found.videos, query_label=np.full(n, "")))
 
 
-def _svm(evaluator: Evaluator, model: Model, fold: Fold, _: Path) -> Outcome:
-    from gdt.eval.retrieval import linear_svm
-    from gdt.eval.subjects import subsample
-
-    settings = evaluator.settings
-    fold = subsample(fold, settings.train_samples, settings.seed)
-    _classes(fold, "svm")
-    query, gallery = evaluator.pooled(model, fold, "average")
-    accuracy = linear_svm(query, fold.query_label, gallery, fold.gallery_label, settings.linear_c)
-    return Outcome({"SVM top-1": accuracy}, fold, {"pooling": "average"})
-
-
-def _multilabel(evaluator: Evaluator, model: Model, fold: Fold, _: Path) -> Outcome:
-    from gdt.eval.retrieval import mean_average_precision
-
-    query, gallery = evaluator.pooled(model, fold, "average")
-    metric = mean_average_precision(query, fold.query_label, gallery, fold.gallery_label, evaluator.settings.linear_c)
-    return Outcome({"mAP": metric}, fold, {"pooling": "average"})
-
-
 def _attentive(evaluator: Evaluator, model: Model, fold: Fold, folder: Path) -> Outcome:
     from gdt.eval.attentive import AttentiveProbe
-    from gdt.eval.finetune import build_recipe
 
-    settings = evaluator.settings
-    recipe = AttentiveProbe.recipe_of(build_recipe(settings, model.trained), model.trained, settings.lr)
-    return _train(evaluator, model, fold, folder, AttentiveProbe, recipe)
+    return _train(evaluator, model, fold, folder, AttentiveProbe)
 
 
 def _finetune(evaluator: Evaluator, model: Model, fold: Fold, folder: Path) -> Outcome:
-    from gdt.eval.finetune import Finetuning, build_recipe
+    from gdt.eval.finetune import Finetuning
 
-    return _train(evaluator, model, fold, folder, Finetuning, build_recipe(evaluator.settings, model.trained))
+    return _train(evaluator, model, fold, folder, Finetuning)
 
 
-def _train(
-    evaluator: Evaluator, model: Model, fold: Fold, folder: Path, kind: type[Finetuning], recipe: Recipe
-) -> Outcome:
-    from gdt.eval.finetune import Task
-    from gdt.eval.retrieval import targets
-    from gdt.eval.subjects import describe, subsample
+def _train(evaluator: Evaluator, model: Model, fold: Fold, folder: Path, kind: type[Finetuning]) -> Outcome:
+    from gdt.eval.subjects import describe
 
-    settings, data = evaluator.settings, evaluator.data
-    fold = subsample(fold, settings.train_samples, settings.seed)
-    classes = _classes(fold, kind.name)
-    task = Task(
-        model.trained.normalise(data.index), fold.gallery, targets(fold.gallery_label, classes),
-        fold.queries, targets(fold.query_label, classes), tuple(classes.tolist()), data.fingerprint,
-    )  # fmt: skip
+    settings, data, recipe = evaluator.settings, evaluator.data, kind.recipe_of(evaluator.settings, model.trained)
     (modality,) = settings.modalities
-    run = kind(model.trained, task, recipe, settings.seed, fold.number, evaluator.device, folder, modality)
+    run = kind(
+        model.trained, data.index, fold, recipe, settings.seed, evaluator.device, folder, modality, data.fingerprint
+    )
     metrics = run.run(f"{kind.name} {describe(model, fold)}")
     return Outcome(metrics, fold, {name: str(value) for name, value in vars(recipe).items()})
-
-
-def _classes(fold: Fold, protocol: str) -> np.ndarray:
-    """The classes of the gallery. Raises UserError if there is only one."""
-    classes: np.ndarray = np.unique(fold.gallery_label)
-    if len(classes) < 2:
-        raise UserError(
-            f"{protocol} needs at least two classes; the gallery has only '{classes[0]}'; evaluate on videos of more "
-            "classes, or set --label to another column"
-        )
-    return classes
 
 
 @dataclass(frozen=True)

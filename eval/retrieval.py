@@ -64,29 +64,22 @@ def few_shot(
 
 
 def linear_probe(
-    query: np.ndarray, query_label: np.ndarray, train: np.ndarray, train_label: np.ndarray, c: float, ks: Sequence[int]
-) -> dict[int, Metric]:
-    """Top-k accuracy, for k below the number of classes, of a logistic regression on standardised features.
+    query: np.ndarray, query_label: np.ndarray, train: np.ndarray, train_label: np.ndarray, c: float, ks: Sequence[int],
+    svm: bool = False,
+) -> dict[int, Metric]:  # fmt: skip
+    """Top-k accuracy, for k below the number of classes, of a logistic regression on standardised features, or of
+    one-versus-rest linear SVMs.
 
-    `c` is the inverse strength of L2 regularisation.
+    `c` is the inverse strength of L2 regularisation. Raises UserError if there is only one class.
     """
-    classes, train_class = np.unique(train_label, return_inverse=True)
+    classes = classes_of(train_label)
+    classifier = LinearSVC(C=c, random_state=0) if svm else LogisticRegression(C=c, max_iter=2000)
     with threadpool_limits(1):  # on busy cores, threads wait for each other after each of many small products
-        probe = make_pipeline(StandardScaler(), LogisticRegression(C=c, max_iter=2000)).fit(train, train_class)
+        probe = make_pipeline(StandardScaler(), classifier).fit(train, targets(train_label, classes))
     scores = probe.decision_function(query)
     if len(classes) == 2:
         scores = np.stack([-scores, scores], 1)
     return top_k(scores, targets(query_label, classes), ks)
-
-
-def linear_svm(
-    query: np.ndarray, query_label: np.ndarray, train: np.ndarray, train_label: np.ndarray, c: float
-) -> Metric:
-    """Top-1 accuracy of one-versus-rest linear SVMs on standardised features; `c` as in `linear_probe`."""
-    with threadpool_limits(1):
-        svm = make_pipeline(StandardScaler(), LinearSVC(C=c, random_state=0)).fit(train, train_label)
-    known, classes = np.isin(query_label, train_label).mean(), len(np.unique(train_label))
-    return share(svm.predict(query) == query_label, 100 * known / classes)
 
 
 def mean_average_precision(
@@ -115,6 +108,17 @@ def mean_average_precision(
     value, error = float(np.mean(precisions)), float(np.std(precisions, ddof=1) / math.sqrt(len(precisions)))
     low, high = (min(1.0, max(0.0, value + sign * Z * error)) for sign in (-1, 1))
     return Metric(100 * value, 100 * float(np.mean(prevalences)), len(query), bounds=(100 * low, 100 * high))
+
+
+def classes_of(labels: np.ndarray) -> np.ndarray:
+    """The sorted classes. Raises UserError if there is only one."""
+    classes: np.ndarray = np.unique(labels)
+    if len(classes) < 2:
+        raise UserError(
+            f"a classifier needs at least two classes; the gallery has only '{classes[0]}'; evaluate on videos of more "
+            "classes, or set --label to another column"
+        )
+    return classes
 
 
 def targets(labels: np.ndarray, classes: np.ndarray) -> np.ndarray:

@@ -104,16 +104,12 @@ def load_model(path: Path) -> Trained:
 
 def _model_of(state: Mapping[str, Any], path: Path) -> Trained:
     form = str(state.get("format", ""))
-    if form == FORMAT:
-        return _model_of_run(state, path)
+    if not form.startswith("gdt-"):
+        return weights.model_of(state, path)
     if form == portable.FORMAT:
-        return portable.model_of(state, path)
-    if form.startswith("gdt-"):
+        state = portable.state_of(state)
+    elif form != FORMAT:
         raise Damaged(f"it is not one of this version ({FORMAT})")
-    return weights.model_of(state, path)
-
-
-def _model_of_run(state: Mapping[str, Any], path: Path) -> Trained:
     if missing := {"settings", "model", "statistics", "step", "data", "steps", "words"} - state.keys():
         raise Damaged(f"it has no {', '.join(sorted(missing))}")
     settings = from_json(state["settings"], str(path))
@@ -121,7 +117,7 @@ def _model_of_run(state: Mapping[str, Any], path: Path) -> Trained:
     load_weights(model, state["model"], str(path))
     statistics = Statistics.from_numbers(state["statistics"], str(path))
     rest = {name: state[name] for name in ("data", "steps", "words")}
-    return Trained(model.eval(), settings, state["step"], statistics, **rest)
+    return Trained(model.eval(), settings, state["step"], statistics, state.get("foreign"), **rest)
 
 
 def load_trained(path: Path) -> Trained:

@@ -13,11 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from gdt.common import serialization
-from gdt.common.errors import UserError
-from gdt.pipeline.shards.statistics import Statistics
 from gdt.train import tensors
-from gdt.train.models.gdt import GDT, load_weights, modalities_of
-from gdt.train.run import from_json, to_json
+from gdt.train.run import to_json
+from gdt.train.tensors import Damaged
 from gdt.train.trained import Foreign, Trained
 
 FORMAT = "gdt-model-2"
@@ -34,15 +32,12 @@ def write(path: Path, trained: Trained) -> None:
     tensors.write(path, trained.model.state_dict(), texts)
 
 
-def model_of(state: Mapping[str, Any], path: Path) -> Trained:
-    """The model in the content of a file of `write`. Raises UserError if its metadata or weights do not fit."""
+def state_of(found: Mapping[str, Any]) -> dict[str, Any]:
+    """The content of a file of `write` as the state of a run. Raises Damaged if its metadata does not fit."""
     try:
-        weights = state["model"]
-        settings = from_json(state["settings"], str(path))
-        foreign = serialization.from_dict(Foreign, json.loads(state["foreign"])) if "foreign" in state else None
-        statistics = Statistics.from_numbers(json.loads(state["statistics"]), str(path))
-        model = GDT(settings.network, modalities_of(weights)).eval()
-        load_weights(model, weights, str(path))
-        return Trained(model, settings, int(state["step"]), statistics, foreign, state["data"], words=state["words"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{path} has invalid metadata ({error}); export it again") from error
+        read = {"step": int(found["step"]), "steps": 0, "statistics": json.loads(found["statistics"])}
+        if "foreign" in found:
+            read["foreign"] = serialization.from_dict(Foreign, json.loads(found["foreign"]))
+        return {**found, **read}
+    except (ValueError, KeyError) as error:
+        raise Damaged(f"its metadata is invalid ({error})") from error

@@ -12,7 +12,7 @@ from urllib.request import urlopen
 from tqdm import tqdm
 
 from gdt.common.errors import UserError, first_line
-from gdt.common.files import is_disk_full, locked, writing
+from gdt.common.files import locked, writing
 
 _TIMEOUT = 60.0
 """Seconds without a byte after which a download has failed."""
@@ -94,8 +94,6 @@ def _download(name: str, published: Published, file: Path) -> None:
                 wrong = f"incomplete or was changed: another {published.algorithm}"
                 raise UserError(f"the download of {name} is {wrong}; try again, or {instead}")
     except (OSError, HTTPException) as error:
-        if isinstance(error, OSError) and is_disk_full(error):
-            raise
         raise UserError(f"cannot download {name} ({first_line(error)}); {instead}") from error
 
 

@@ -10,13 +10,11 @@ import torch
 from torch import Tensor
 
 from gdt.eval.attentive import Attentive, AttentiveProbe
-from gdt.eval.downstream import downstream
-from gdt.eval.finetune import WEIGHTS, Recipe, Task
-from gdt.eval.results import RESULTS, read
+from gdt.eval.finetune import WEIGHTS, Recipe
 from gdt.eval.settings import Downstream
 from gdt.train.models.backbone import Backbone
 from gdt.train.trained import Trained
-from tests.eval.test_finetune import quick, task, trained  # noqa: F401 - fixtures
+from tests.eval.test_finetune import Task, task, trained  # noqa: F401 - fixtures
 from tests.pipeline.test_loader import CPU
 
 
@@ -57,23 +55,12 @@ def test_the_query_attends_to_every_position() -> None:
 def test_the_trunk_stays_and_the_rest_learns(
     trained: Trained, task: Task, tmp_path: Path  # noqa: F811
 ) -> None:  # fmt: skip
-    recipe = AttentiveProbe.recipe_of(quick(trained), trained, 0.0)
+    recipe = AttentiveProbe.recipe_of(Downstream(clips=2, epochs=3, clips_per_epoch=2), trained)
     assert (recipe.lr, recipe.clip, Recipe().clip.frames) == (1e-3, trained.settings.clip, 32)
-    run = AttentiveProbe(trained, task, replace(recipe, lr=0.01), 0, 0, CPU, tmp_path)
+    run = AttentiveProbe(trained, *task, replace(recipe, lr=0.01, batch=16), 0, CPU, tmp_path)
     before = {name: value.clone() for name, value in run.model.state_dict().items()}
     found = run.run("x")
-    assert list(found) == ["attentive top-1"] and found["attentive top-1"].answers == len(task.test)
+    assert list(found) == ["attentive top-1"] and found["attentive top-1"].answers == len(task[1].queries)
     for name, value in run.model.state_dict().items():
         assert torch.equal(value, before[name]) == name.startswith("base."), name
     assert not (tmp_path / WEIGHTS).exists()
-
-
-def test_it_is_a_protocol_beside_the_linear_probe(checkpoint: Path, shards: Path, tmp_path: Path) -> None:
-    settings = Downstream(
-        (checkpoint,), "x", shards, ("linear", "attentive"), clips=1, epochs=1, clips_per_epoch=2, jobs=1,
-        random_weights="exclude", out=tmp_path,
-    )  # fmt: skip
-    assert "attentive top-1" in downstream(settings)
-    assert [row.protocol for row in read(tmp_path / RESULTS)] == ["linear", "attentive"]
-    heard = replace(settings, protocols=("attentive",), modalities=("audio",), out=tmp_path / "audio")
-    assert "attentive top-1" in downstream(heard)

@@ -457,7 +457,7 @@ def test_a_classifier_of_one_class_is_refused(
 ) -> None:
     change_index(columns={"sky": np.full(len(index), "blue", object)})
     settings = Downstream((checkpoint,), "x", shards, (protocol,), label="sky", out=tmp_path, jobs=1)
-    with pytest.raises(UserError, match=f"^{protocol} needs at least two classes; the gallery has only 'blue'"):
+    with pytest.raises(UserError, match="needs at least two classes; the gallery has only 'blue'"):
         downstream(settings)
 
 
@@ -589,7 +589,7 @@ def test_whatever_changes_a_number_changes_what_identifies_it(
     )  # fmt: skip
     monkeypatch.setattr(
         "gdt.eval.subjects.open_index",
-        lambda _, folder, __: replace(index, settings=index.settings | {"other": str(folder)}) if folder else index,
+        lambda _, folder, cache: replace(index, settings=index.settings | {"other": str(folder)}) if folder else index,
     )
     state = torch.load(checkpoint, weights_only=True)
     state["model"]["video_network.base.stem.0.weight"].mul_(2)
@@ -647,7 +647,7 @@ def test_a_finetuning_process_gets_every_setting(
         "ckpt": (checkpoint,), "dataset": "x", "shards": shards, "protocols": ("finetune",), "folds": (2,),
         "label": "-x", "gallery_split": "val", "query_split": "test", "random_weights": "only", "out": tmp_path,
         "jobs": 2, "tables": False, "word2vec": None, "linear_c": 1.0, "modalities": ("video",),
-        "networks": Own("mine.py:Net"), "cache": "",
+        "networks": Own("mine.py:Net"), "cache": "1GB",
     }  # fmt: skip
     changes(Downstream((checkpoint,)), values)  # fills in the others
     settings = Downstream(**values)

@@ -13,7 +13,8 @@ import torch
 
 from gdt.common.errors import UserError
 from gdt.eval.export import Export, export
-from gdt.eval.finetune import METRICS, STATE, WEIGHTS, Finetuning, Recipe, Task, tiny
+from gdt.eval.finetune import METRICS, STATE, WEIGHTS, Finetuning, Recipe, tiny
+from gdt.eval.subjects import Fold
 from gdt.pipeline.clips import uniform_clips
 from gdt.pipeline.loader import Loader
 from gdt.pipeline.shards.index import Index
@@ -26,6 +27,7 @@ from gdt.train.weights import KINETICS
 from tests.pipeline.test_loader import CPU
 
 TINY = SIZES["tiny"]
+Task = tuple[Index, Fold]
 
 
 @pytest.fixture
@@ -36,10 +38,9 @@ def trained() -> Trained:
 
 @pytest.fixture
 def task(index: Index) -> Task:
+    """Shards and a fold."""
     train, test = (np.flatnonzero(index.split == split) for split in ("train", "test"))
-    classes = sorted(set(index.label))
-    train_target, test_target = (np.array([classes.index(x) for x in index.label[v]]) for v in (train, test))
-    return Task(index, train, train_target, test, test_target, tuple(classes))
+    return index, Fold(2, train, test, index.label[train].astype(str), index.label[test].astype(str))
 
 
 def quick(trained: Trained, **changes: Any) -> Recipe:
@@ -65,7 +66,7 @@ def test_the_schedule_scales_with_the_epochs() -> None:
 
 
 def test_learning_rates_follow_the_recipe(trained: Trained, task: Task, tmp_path: Path) -> None:
-    run = Finetuning(trained, task, quick(trained), 0, 1, CPU, tmp_path)
+    run = Finetuning(trained, *task, quick(trained), 0, CPU, tmp_path)
     seen = []
     run.optimizer.register_step_pre_hook(lambda optimizer, *_: seen.append(optimizer.param_groups[0]["lr"]))
     run.run("x")
@@ -78,27 +79,27 @@ def test_learning_rates_follow_the_recipe(trained: Trained, task: Task, tmp_path
 
 def test_clips_follow_the_recipe(trained: Trained, task: Task, tmp_path: Path) -> None:
     """At full size; plans are cheap."""
-    run = Finetuning(trained, task, Recipe(), 0, 1, CPU, tmp_path)
-    assert run.batches == len(task.train) * 10 // 32
+    run = Finetuning(trained, *task, Recipe(), 0, CPU, tmp_path)
+    assert run.batches == len(task[1].gallery) * 10 // 32
     plan = next(run.plans(0))
     assert plan.leaves.frames.shape == (32, 32) and (np.diff(plan.leaves.frames, axis=1) == 1).all()
     test = next(run.test_plans()).leaves
-    assert (test.video[:10] == task.test[0]).all() and test.video[10] == task.test[1]
+    assert (test.video[:10] == task[1].queries[0]).all() and test.video[10] == task[1].queries[1]
     neutral = {"left": 0.5, "top": 0.5, "flip": 0, "brightness": 1, "contrast": 1, "saturation": 1, "scale": 128}
     assert all((test.draws[name] == value).all() for name, value in neutral.items())
 
 
 def test_accuracy_equals_counting(trained: Trained, task: Task, tmp_path: Path) -> None:
-    run = Finetuning(trained, task, quick(trained, test_clips=3), 0, 0, CPU, tmp_path)
+    run = Finetuning(trained, *task, quick(trained, test_clips=3), 0, CPU, tmp_path)
     torch.manual_seed(1)
     torch.nn.init.normal_(run.model.classifier.weight, std=3.0)
     found = run.test("x")
     augmentation = replace(EVALUATION, scale=(36, 36))
     run.model.eval()
     right = right_clips = 0
-    for video, target in zip(task.test, task.test_target, strict=True):
-        plan = uniform_clips(task.index, np.array([video]), 3, TINY.clip, augmentation)
-        with Loader(task.index, [plan], TINY.clip, CPU, Loading(threads=1)) as loader, torch.inference_mode():
+    for video, target in zip(task[1].queries, run._test_target, strict=True):
+        plan = uniform_clips(run.index, np.array([video]), 3, TINY.clip, augmentation)
+        with Loader(run.index, [plan], TINY.clip, CPU, Loading(threads=1)) as loader, torch.inference_mode():
             (batch,) = loader
             scores = run.model(batch.inputs["video"].floats()).double().numpy()
         right_clips += (scores.argmax(1) == target).sum()
@@ -115,7 +116,7 @@ def test_a_stopped_run_resumes_with_the_same_numbers(
     trained: Trained, task: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipe = quick(trained)
-    whole = Finetuning(trained, task, recipe, 5, 2, CPU, tmp_path / "whole").run("x")
+    whole = Finetuning(trained, *task, recipe, 5, CPU, tmp_path / "whole").run("x")
     before = {name: value.clone() for name, value in trained.model.state_dict().items()}
     real = Finetuning._save_epoch
 
@@ -126,10 +127,10 @@ def test_a_stopped_run_resumes_with_the_same_numbers(
 
     monkeypatch.setattr(Finetuning, "_save_epoch", stopped)
     with pytest.raises(KeyboardInterrupt):
-        Finetuning(trained, task, recipe, 5, 2, CPU, tmp_path / "cut").run("x")
+        Finetuning(trained, *task, recipe, 5, CPU, tmp_path / "cut").run("x")
     assert (tmp_path / "cut" / STATE).is_file()
     monkeypatch.setattr(Finetuning, "_save_epoch", real)
-    again = Finetuning(trained, task, recipe, 5, 2, CPU, tmp_path / "cut")
+    again = Finetuning(trained, *task, recipe, 5, CPU, tmp_path / "cut")
     steps = []
     again.optimizer.register_step_pre_hook(lambda *_: steps.append(1))
     assert again.run("x") == whole and len(steps) == again.batches  # one epoch of three
@@ -137,15 +138,15 @@ def test_a_stopped_run_resumes_with_the_same_numbers(
     assert all(torch.equal(one["model"][name], other["model"][name]) for name in one["model"])
     assert (tmp_path / "whole" / METRICS).read_text() == (tmp_path / "cut" / METRICS).read_text()
     assert [json.loads(line)["epoch"] for line in (tmp_path / "cut" / METRICS).read_text().splitlines()] == [0, 1, 2]
-    assert one["learned"] == ["", 2] and one["classes"] == list(task.classes)
+    assert one["learned"] == ["", 2] and one["classes"] == sorted(set(task[0].label))
     # the pretrained weights are not changed
     assert all(torch.equal(value, before[name]) for name, value in trained.model.state_dict().items())
     # a run that was stopped in its test is not trained again
     monkeypatch.setattr(Finetuning, "test", lambda self, name: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
-        Finetuning(trained, task, recipe, 5, 2, CPU, tmp_path / "tested").run("x")
+        Finetuning(trained, *task, recipe, 5, CPU, tmp_path / "tested").run("x")
     monkeypatch.undo()
-    last = Finetuning(trained, task, recipe, 5, 2, CPU, tmp_path / "tested")
+    last = Finetuning(trained, *task, recipe, 5, CPU, tmp_path / "tested")
     last.optimizer.register_step_pre_hook(lambda *_: pytest.fail("it is trained again"))
     assert last.run("x") == whole
 
@@ -155,8 +156,8 @@ def test_a_run_starts_again_if_its_state_does_not_fit(
     trained: Trained, task: Task, tmp_path: Path, capsys: pytest.CaptureFixture[str], how: str
 ) -> None:
     recipe = quick(trained)
-    whole = Finetuning(trained, task, recipe, 0, 0, CPU, tmp_path / "whole").run("x")
-    other = Finetuning(trained, task, replace(recipe, lr=0.01) if how == "other recipe" else recipe, 0, 0, CPU,
+    whole = Finetuning(trained, *task, recipe, 0, CPU, tmp_path / "whole").run("x")
+    other = Finetuning(trained, *task, replace(recipe, lr=0.01) if how == "other recipe" else recipe, 0, CPU,
                        tmp_path / "run")  # fmt: skip
     (tmp_path / "run").mkdir()
     other._save_epoch(0, 1.0, 0)
@@ -165,14 +166,14 @@ def test_a_run_starts_again_if_its_state_does_not_fit(
     if how == "bit":
         data[len(data) // 2] ^= 4
     path.write_bytes(data[: len(data) // 2] if how == "cut" else data)
-    assert Finetuning(trained, task, recipe, 0, 0, CPU, tmp_path / "run").run("x") == whole
+    assert Finetuning(trained, *task, recipe, 0, CPU, tmp_path / "run").run("x") == whole
     assert "is damaged or of another recipe; finetuning restarts" in capsys.readouterr().out
 
 
 def test_finetuned_weights_keep_their_metadata_when_read_and_exported(
     trained: Trained, task: Task, tmp_path: Path
 ) -> None:
-    run = Finetuning(trained, replace(task, data="0a1b"), quick(trained), 0, 2, CPU, tmp_path)
+    run = Finetuning(trained, *task, quick(trained), 0, CPU, tmp_path, data="0a1b")
     run._save_weights()
     export(Export(tmp_path / "x.safetensors", ckpt=tmp_path / WEIGHTS))
     for path in (tmp_path / WEIGHTS, tmp_path / "x.safetensors"):
@@ -185,11 +186,12 @@ def test_finetuned_weights_keep_their_metadata_when_read_and_exported(
 
 
 def test_models_and_videos_that_cannot_be_finetuned_are_refused(trained: Trained, task: Task, tmp_path: Path) -> None:
-    few = replace(task, train=task.train[:5], train_target=task.train_target[:5])
+    index, fold = task
+    few = index, replace(fold, gallery=fold.gallery[::4][:5], gallery_label=fold.gallery_label[::4][:5])
     sound = Trained(GDT(TINY.network, ["audio"]), Pretrain(), 0, KINETICS)
     for model, of, message in (
         (trained, few, "5 training videos give fewer clips than a batch of 32; set --clips-per-epoch to 7"),
         (sound, task, "trained without video"),
     ):
         with pytest.raises(UserError, match=message):
-            Finetuning(model, of, quick(trained, batch=32), 0, 0, CPU, tmp_path)
+            Finetuning(model, *of, quick(trained, batch=32), 0, CPU, tmp_path)

@@ -32,11 +32,6 @@ def test_measures_equal_those_of_loops() -> None:
     assert found["video effective rank"] == pytest.approx(math.exp(-sum(p * math.log(p) for p in shares)))
 
 
-def test_the_effective_rank_is_the_number_of_dimensions_in_use() -> None:
-    for rank in (1, 3):
-        assert measures({"video": torch.eye(8)[:rank].repeat(4, 1)})["video effective rank"] == pytest.approx(rank)
-
-
 def test_a_run_that_collapses_warns_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shards, _ = draw(tmp_path, videos=24, splits=("train", "val"))
     tiny = SIZES["tiny"]

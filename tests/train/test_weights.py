@@ -350,7 +350,7 @@ def test_evaluation_uses_the_statistics_of_training(
     assert trained.statistics.to_numbers() == index.statistics.to_numbers()
     real = Index.open
     elsewhere = replace(index.statistics, pixel_mean=index.statistics.pixel_mean + 40, pixel_std=np.full(3, 9.0))
-    monkeypatch.setattr("gdt.eval.subjects.Index.open", lambda folder, _: replace(real(folder), statistics=elsewhere))
+    monkeypatch.setattr("gdt.eval.subjects.Index.open", lambda *given: replace(real(*given), statistics=elsewhere))
     settings = Downstream(
         (run,), "x", shards, ("retrieval", "few-shot", "cross-modal"), clips=2, random_weights="exclude"
     )

@@ -237,26 +237,24 @@ def _run(net: nn.Module, inputs: Tensor, where: str) -> Any:
 
 def _classifier(net: nn.Module, inputs: Tensor, where: str) -> tuple[str, ...]:
     """Names of the last layer, if it is a classifier by its name, and of what normalises its scores."""
-    ran = list[str]()
-    hooks = [
-        part.register_forward_hook(lambda *_, name=name: ran.append(name))
-        for name, part in net.named_modules()
-        if next(part.children(), None) is None
-    ]
-    _run(net, inputs, where)
-    for hook in hooks:
+    ran, names = list[nn.Module](), {part: name for name, part in net.named_modules()}
+    hook = nn.modules.module.register_module_forward_hook(lambda part, *_: ran.append(part))
+    try:
+        _run(net, inputs, where)
+    finally:
         hook.remove()
-    parts = [net.get_submodule(name) for name in ran]
-    last = max((number for number, part in enumerate(parts) if next(part.parameters(), None) is not None), default=-1)
-    if last < 0 or not isinstance(parts[last], nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d):
-        return ()
     # a name that occurs again is that of a layer inside blocks, as attention's proj
-    times = Counter(name.rpartition(".")[2] for name, _ in net.named_modules())
-    if not any(part in _CLASSIFIERS and times[part] == 1 for part in ran[last].split(".")):
-        return ()
-    after = range(last + 1, len(ran))
-    scores = [ran[number] for number in after if isinstance(parts[number], nn.Softmax | nn.LogSoftmax | nn.Sigmoid)]
-    return ran[last], *scores
+    times = Counter(name.rpartition(".")[2] for name in names.values())
+    removed = list[str]()
+    for part in reversed([part for part in ran if part in names and next(part.children(), None) is None]):
+        if isinstance(part, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d):
+            named = any(word in _CLASSIFIERS and times[word] == 1 for word in names[part].split("."))
+            return (names[part], *removed) if named else ()
+        if next(part.parameters(), None) is not None:
+            break
+        if isinstance(part, nn.Softmax | nn.LogSoftmax | nn.Sigmoid):
+            removed.append(names[part])
+    return ()
 
 
 def _positions(out: Any, n: int, where: str = "the network") -> Tensor:
