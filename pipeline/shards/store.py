@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import re
 import tempfile
-import threading
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
@@ -29,10 +29,6 @@ _THREADS = 16
 """Small objects that are copied at once."""
 
 
-class Stopped(Exception):
-    """Nobody waits for a transfer any more."""
-
-
 def is_remote(path: Path) -> bool:
     """Whether a path is in a store."""
     return isinstance(path, Url)
@@ -44,19 +40,21 @@ def connect(url: Path) -> tuple[Any, str]:
     try:
         import fsspec
 
-        files, name = fsspec.core.url_to_fs(str(url), use_listings_cache=False)
+        # s3fs would hold ten parts of 50 MB in memory, for each file
+        sequential = {"max_concurrency": 1} if scheme in ("s3", "s3a") else {}
+        files, name = fsspec.core.url_to_fs(str(url), use_listings_cache=False, **sequential)
         return files, name
     except (ImportError, ValueError) as error:
         extra = "gdt[s3]" if scheme in ("s3", "s3a") else "the package of fsspec for it"
         raise UserError(f"cannot open {scheme}:// ({first_line(error)}); install {extra} with pip") from None
 
 
-def persist(what: str, action: Callable[[], T], stop: threading.Event | None = None) -> T:
+def persist(what: str, action: Callable[[], T]) -> T:
     """The result of `action`, repeated after faults that may pass. Raises UserError, which begins with `what`."""
     for pause in (*PAUSES, 0.0):
         try:
             return action()
-        except (UserError, Stopped):
+        except UserError:
             raise
         except Exception as error:
             if is_disk_full(error):
@@ -65,14 +63,8 @@ def persist(what: str, action: Callable[[], T], stop: threading.Event | None = N
             if hopeless or not pause:
                 raise UserError(f"{what}: {_masked(error)}; check the network, the credentials and the object, then "
                                 "run the same command again, which resumes") from None  # fmt: skip
-            if (stop or threading.Event()).wait(pause * random.uniform(0.5, 1.5)):
-                raise Stopped from None
+        time.sleep(pause * random.uniform(0.5, 1.5))
     raise AssertionError
-
-
-def _sequential(files: Any) -> dict[str, int]:
-    """Options for one part at a time: s3fs holds ten of 50 MB in memory, for each file."""
-    return {"max_concurrency": 1} if "s3" in str(files.protocol) else {}
 
 
 def _masked(error: BaseException) -> str:
@@ -81,31 +73,19 @@ def _masked(error: BaseException) -> str:
     return re.sub(r"(://[^\s?]*)\?[^\s\"']*", r"\1?…", said)[:300]
 
 
-def fetch(
-    url: Path, to: Path, check: Callable[[Path], object] = lambda _: None, stop: threading.Event | None = None,
-    count: Callable[[int], object] = lambda _: None,
-) -> None:  # fmt: skip
-    """Copy an object to a file, as often as `check` of the file raises Exception; `count` gets the bytes as they come.
-
-    Raises UserError, OSError for a full disk, and Stopped.
-    """
+def fetch(url: Path, to: Path, check: Callable[[Path], object] = lambda _: None) -> None:
+    """Copy an object to a file, again if `check` of the file raises. Raises UserError, and OSError for a full disk."""
 
     def copy() -> None:
         from fsspec.callbacks import Callback
 
-        class Watch(Callback):
-            def relative_update(self, inc: int = 1) -> None:
-                count(inc)
-                if stop is not None and stop.is_set():
-                    raise Stopped
-
         files, name = connect(url)
-        files.get_file(name, str(to), callback=(watch := Watch()), **_sequential(files))
-        if watch.size not in (None, size := to.stat().st_size):
-            raise OSError(f"{size} of {watch.size} bytes came")
+        files.get_file(name, str(to), callback=(told := Callback()))
+        if told.size not in (None, size := to.stat().st_size):
+            raise OSError(f"{size} of {told.size} bytes came")
         check(to)
 
-    persist(f"cannot read {url}", copy, stop)
+    persist(f"cannot read {url}", copy)
 
 
 @contextmanager
@@ -154,7 +134,7 @@ def put(local: Path, url: Path) -> None:
 
     def upload() -> None:
         files, name = connect(url)
-        files.put_file(str(local), name, **_sequential(files))
+        files.put_file(str(local), name)
         if (size := files.info(name)["size"]) != local.stat().st_size:
             raise OSError(f"it has {size} bytes after the upload")
 
