@@ -6,13 +6,15 @@ what remains is a UserError that names the object. Credentials are the store's o
 
 from __future__ import annotations
 
+import os
 import random
 import re
 import tempfile
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -54,10 +56,8 @@ def persist(what: str, action: Callable[[], T]) -> T:
     for pause in (*PAUSES, 0.0):
         try:
             return action()
-        except UserError:
-            raise
         except Exception as error:
-            if is_disk_full(error):
+            if isinstance(error, UserError) or is_disk_full(error):
                 raise
             hopeless = isinstance(error, FileNotFoundError | PermissionError) or "Credential" in type(error).__name__
             if hopeless or not pause:
@@ -101,32 +101,18 @@ def copied(path: Path) -> Iterator[Path]:
 
 def brought(paths: Sequence[Path], folder: Path) -> list[Path]:
     """Files as local ones: themselves, or copies in `folder`; there is no file of an object that is gone."""
+    copies = {path: folder / f"copy-{k}{path.suffix}" for k, path in enumerate(paths) if is_remote(path)}
 
-    def bring(number: int, path: Path) -> Path:
-        if not is_remote(path):
-            return path
-        to = folder / f"copy-{number}{path.suffix}"
+    def bring(path: Path) -> None:
         try:
-            fetch(path, to)
+            fetch(path, copies[path])
         except UserError:
             if exists(path):
                 raise
-        return to
 
-    unique = list(dict.fromkeys(paths))
     with ThreadPoolExecutor(_THREADS) as pool:
-        local = dict(zip(unique, pool.map(bring, range(len(unique)), unique), strict=True))
-    return [local[path] for path in paths]
-
-
-@contextmanager
-def written(path: Path) -> Iterator[Path]:
-    """A path to write a file to, which is then at `path`: itself, or one that is uploaded at the end."""
-    with tempfile.TemporaryDirectory(prefix="gdt-") if is_remote(path) else nullcontext("") as folder:
-        local = Path(folder) / path.name if folder else path
-        yield local
-        if folder:
-            put(local, path)
+        list(pool.map(bring, copies))
+    return [copies.get(path, path) for path in paths]
 
 
 def put(local: Path, url: Path) -> None:
@@ -170,11 +156,10 @@ def _tag(url: Path) -> str:
 
     def look() -> str:
         files, name = connect(url)
-        try:
+        with suppress(FileNotFoundError):
             entry = files.info(name)
-        except FileNotFoundError:
-            return ""
-        return str(entry.get("ETag", [entry["size"], entry.get("mtime")]))
+            return str(entry.get("ETag", [entry["size"], entry.get("mtime")]))
+        return ""
 
     return persist(f"cannot read {url}", look)
 
@@ -205,24 +190,13 @@ class Image:
     def _get(self, name: str, size: int) -> None:
         url, to = self.url / name, self.folder / name
         to.parent.mkdir(parents=True, exist_ok=True)
-        shard = name.startswith("shard-") and name.endswith(".h5")
-        if not shard and to.suffix.lower() not in self._hollow:
+        if size and fnmatch(name, "shard-*.h5"):
+            persist(f"cannot read {url}", lambda: _copy_tables(url, to, size))
+        elif to.suffix.lower() in self._hollow:
+            to.touch()
+            os.truncate(to, size)
+        else:
             fetch(url, to)
-            return
-        files, path = connect(url)
-
-        def part(begin: int, end: int) -> bytes:
-            return bytes(persist(f"cannot read {url}", lambda: files.cat_file(path, start=begin, end=min(end, size))))
-
-        with to.open("wb") as file, suppress(Damaged, ValueError):  # a damaged shard is made again
-            file.truncate(size)
-            if shard and size:
-                file.write(start := part(0, 1 << 16))
-                head = Head.parse(start[: start.index(b"\n") + 1])
-                tables = [at for key, at in head.arrays.items() if at.nbytes and not key.startswith(PIECES)]
-                begin, end = min(at.begin for at in tables), max(at.begin + at.nbytes for at in tables)
-                file.seek(begin)
-                file.write(part(begin, end))
 
     def put(self, name: str) -> None:
         """Upload a file that was written here."""
@@ -250,6 +224,19 @@ class Image:
         for old in names(self.url).keys() - names(self.folder).keys():
             if old.startswith("shard-"):
                 remove(self.url / old)
+
+
+def _copy_tables(url: Path, to: Path, size: int) -> None:
+    """Copy first line and tables of a shard to a file of its length; a damaged one stays so, and is made again."""
+    files, name = connect(url)
+    with to.open("wb") as file, suppress(Damaged, ValueError):
+        file.truncate(size)
+        file.write(start := files.cat_file(name, start=0, end=min(1 << 16, size)))
+        head = Head.parse(start[: start.index(b"\n") + 1])
+        tables = [at for key, at in head.arrays.items() if at.nbytes and not key.startswith(PIECES)]
+        begin, end = min(at.begin for at in tables), max(at.begin + at.nbytes for at in tables)
+        file.seek(begin)
+        file.write(files.cat_file(name, start=begin, end=end))
 
 
 @contextmanager
