@@ -54,8 +54,7 @@ def make_shard(task: ShardTask) -> Made:
             files = store.brought([video.path for video in task.videos], Path(folder))
             videos = [replace(video, path=file) for video, file in zip(task.videos, files, strict=True)]
             rejected = _make_shard(replace(task, path=path, videos=videos), Path(folder))
-            if remote:
-                store.put(path, task.path)
+            store.put(path, task.path)
         return Made(task.path, len(task.videos), rejected)
     except OSError as error:
         full = f"no space left on the disk of {where}; free some"

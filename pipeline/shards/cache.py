@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from concurrent.futures import CancelledError
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, NamedTuple
+from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
 
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
 _FETCHERS = 8
 """Shards that a process fetches at once."""
-_POLL, _PATIENCE = 0.1, 50
-"""Seconds between looks at what other processes do, and looks until a rank that is behind does not count."""
+_POLL = 0.1
+"""Seconds between looks at what other processes do."""
 
 
 def size_of(text: str) -> int:
@@ -46,17 +46,11 @@ def size_of(text: str) -> int:
     return int(float(found[1]) * 1000 ** " kmgt".index(found[2] or " "))
 
 
-class _File(NamedTuple):
-    path: Path
-    size: int
-    partial: bool
-    modified: float
-
-
 class Cache:
     """The shards of one data set for one reader, which may have threads.
 
-    `expect` tells the shards of the batches to come, `done` that the next of them is loaded, and `open` opens a shard.
+    `expect` tells the shards of the batches to come, `done` that the next of them is consumed, `open` opens a shard.
+    Ranks of a run step together: what one has consumed, all have loaded.
     """
 
     _active: set[Cache] = set()  # noqa: RUF012 - of this process: a probe must not evict what training needs next
@@ -68,17 +62,16 @@ class Cache:
         key = hashlib.sha256(str(folder).encode()).hexdigest()[:12]
         self._paths = [self.root / f"{key}-{Path(name).stem}-{head.crc32}.h5" for name, head in shards]
         with self._locked():
-            kept = sum(file.size for file in self._files())
+            kept = sum(self._files().values())
         self.bound = bound or (shutil.disk_usage(self.root).free + kept) * 4 // 5
-        self._plan: dict[int, list[int]] = {}  # shards of batches to come, and of the last `lag`
+        self._plan: dict[int, list[int]] = {}  # shards of the batches to come
         self._wanted: deque[tuple[int, int]] = deque()  # batch and shard, to be fetched in this order
-        self._expected = self._done = self._lag = 0
+        self._expected = self._done = 0
         self._moved, self._turn, self._closed = threading.Condition(), threading.Lock(), False
         self.bytes = self.fetched = self.used = 0  # shards fetched, and shards of the batches that are done
 
-    def follow(self, lag: int) -> None:
-        """Fetch what `expect` tells, in the background; other ranks of the run may be `lag` batches behind."""
-        self._lag = lag
+    def follow(self) -> None:
+        """Fetch what `expect` tells, in the background."""
         Cache._active.add(self)
         for _ in range(_FETCHERS):
             threading.Thread(target=self._fetch_ahead, name="fetcher", daemon=True).start()
@@ -92,10 +85,9 @@ class Cache:
             self._moved.notify_all()
 
     def done(self) -> None:
-        """The next batch is loaded: its shards are needed only for later ones."""
+        """The next batch is consumed: its shards are needed only for later ones."""
         with self._moved:
-            self.used += len(self._plan[self._done])
-            self._plan.pop(self._done - self._lag, None)
+            self.used += len(self._plan.pop(self._done))
             self._done += 1
             self._moved.notify_all()
 
@@ -135,16 +127,13 @@ class Cache:
         A fetcher names the `batch` that it fetches for, and leaves to others what they have begun. A reader fetches
         what is needed at once, and leaves the rest to fetchers.
         """
-        tried = 0
         while not self._paths[number].exists():
             if self._closed:
                 raise CancelledError
             if batch is not None and (batch < self._done or self._partial(number).exists()):
                 break
-            if batch is not None or not self._needed().get(number):
-                if file := self._claim(number, impatient=tried > _PATIENCE):
-                    return file
-                tried += 1
+            if (batch is not None or not self._needed().get(number)) and (file := self._claim(number)):
+                return file
             with self._moved:
                 self._moved.wait(_POLL if batch is None else 10 * _POLL)
         return None
@@ -166,7 +155,7 @@ class Cache:
             if not (isinstance(error, OSError) and is_disk_full(error)):
                 raise
             with self._locked():
-                self.bound = min(self.bound, sum(file.size for file in self._files()))
+                self.bound = min(self.bound, sum(self._files().values()))
             if self.bound < head.size:
                 raise UserError(f"no space left on the disk of {self.root}, the cache of shards; free some, or set "
                                 "GDT_CACHE to a folder on another disk") from error  # fmt: skip
@@ -175,53 +164,53 @@ class Cache:
             with self._moved:
                 self._moved.notify_all()
 
-    def _claim(self, number: int, impatient: bool) -> BinaryIO | None:
+    def _claim(self, number: int) -> BinaryIO | None:
         """The file to fetch a shard into, locked, after evicting what is needed last, but nothing needed before this.
 
         None if another process has it, or there is no room yet. Raises UserError if there never will be.
         """
-        path, size = self._paths[number], self._shards[number][1].size
+        path, partial, size = self._paths[number], self._partial(number), self._shards[number][1].size
         when = self._needed().get(number, 0)
-        lag = 0 if impatient and not when else self._lag
         with self._locked():
-            files, next_use = self._files(), self._next_uses(lag)
-            if any(file.path.name.startswith(path.name) for file in files):
+            files, uses = self._files(), self._next_uses()
+            if path in files or partial in files:
                 return None
-            excess, victims = sum(file.size for file in files) + size - self.bound, []
-            for use, _, file in sorted((-next_use.get(x.path.name, math.inf), x.modified, x) for x in files):
-                if excess > 0 and -use > when and not file.partial:
-                    victims.append(file.path)
-                    excess -= file.size
+            excess, victims = sum(files.values()) + size - self.bound, []
+            for file in sorted(files, key=lambda file: -uses.get(file, math.inf)):
+                if excess > 0 and uses.get(file, math.inf) > when and file.suffix == ".h5":
+                    victims.append(file)
+                    excess -= files[file]
             if excess > 0:
-                if not (when or lag or any(file.partial for file in files)):
+                if not when and all(file.suffix == ".h5" for file in files):
                     batch = {number, *(n for n, batches in self._needed().items() if not batches)}
                     raise too_small(self.bound, sum(self._shards[n][1].size for n in batch))
                 return None
             for victim in victims:
                 victim.unlink()
-            claimed = self._partial(number).open("wb")
+            claimed = partial.open("wb")
             fcntl.flock(claimed, fcntl.LOCK_EX)
             return claimed
 
-    def _needed(self, lag: int = 0) -> dict[int, int]:
-        """Batches until each shard is needed, 0 for the next batch and `lag` before it; without those not told."""
+    def _needed(self) -> dict[int, int]:
+        """Batches until each shard is needed, 0 for the next batch; without those not told."""
         with self._moved:
             plan, done = list(self._plan.items()), self._done
         needed: dict[int, int] = {}
         for batch, numbers in plan:
-            if batch >= done - lag:
-                for number in numbers:
-                    needed.setdefault(number, max(batch - done, 0))
+            for number in numbers:
+                needed.setdefault(number, batch - done)
         return needed
 
-    @staticmethod
-    def _next_uses(lag: int) -> dict[str, int]:
-        """Batches until a reader of this process needs a file, by its name; other data sets are not in it."""
-        uses: dict[str, int] = {}
+    def _next_uses(self) -> dict[Path, float]:
+        """Batches until a reader of this process needs a file; without those that none needs.
+
+        Other readers come half a batch after this one, which may so evict all that its next batch does not need.
+        """
+        uses: dict[Path, float] = {}
         for cache in [*Cache._active]:
-            for number, batches in cache._needed(lag).items():
-                name = cache._paths[number].name
-                uses[name] = min(batches, uses.get(name, batches))
+            for number, batches in cache._needed().items():
+                path = cache._paths[number]
+                uses[path] = min(batches + (cache is not self) / 2, uses.get(path, math.inf))
         return uses
 
     def _partial(self, number: int) -> Path:
@@ -230,30 +219,21 @@ class Cache:
     def _locked(self) -> AbstractContextManager[None]:
         return locked(self.root, "set GDT_CACHE to another folder", wait=True)
 
-    def _files(self) -> list[_File]:
-        """The shards of all data sets; a partial one counts as whole, or is removed if its process is gone.
+    def _files(self) -> dict[Path, int]:
+        """The shards of all data sets, the oldest first, and their sizes; a partial one counts as whole.
 
-        The folder must be locked, since a partial file is locked later than it appears.
+        Those of processes that are gone are removed. The folder must be locked, as a partial file appears unlocked.
         """
-        files = []
+        for path in self.root.glob("*.partial"):
+            with suppress(FileNotFoundError, BlockingIOError), path.open("rb") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                path.unlink()
+        found = []
         for path in self.root.glob("*.h5*"):
             with suppress(FileNotFoundError):
-                status, partial = path.stat(), path.suffix == ".partial"
-                size = int(path.name.split(".")[-2]) if partial else status.st_size
-                if partial and _is_unlocked(path):
-                    path.unlink()
-                else:
-                    files.append(_File(path, size, partial, status.st_mtime))
-        return files
-
-
-def _is_unlocked(path: Path) -> bool:
-    with path.open("rb") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-    return True
+                status, told = path.stat(), path.name.split(".")[-2]
+                found.append((status.st_mtime, path, int(told) if path.suffix == ".partial" else status.st_size))
+        return {path: size for _, path, size in sorted(found)}
 
 
 def too_small(bound: int, least: int) -> UserError:
