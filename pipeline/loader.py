@@ -101,16 +101,19 @@ class Loader:
 
     def __iter__(self) -> Iterator[Batch]:
         waiting = deque(self._background.submit(self._load_batch) for _ in range(self._ahead))
-        while loaded := waiting.popleft().result():
-            waiting.append(self._background.submit(self._load_batch))
-            batch, done = loaded
-            if done is not None:
-                stream = torch.cuda.current_stream(self._device)
-                stream.wait_event(done)  # the training stream waits for the batch, not the CPU
-                for tensor in batch.on_device():
-                    tensor.record_stream(stream)  # its memory is used again only after this stream has read it
-            yield batch
-            self._reader.done()
+        try:
+            while loaded := waiting.popleft().result():
+                waiting.append(self._background.submit(self._load_batch))
+                batch, done = loaded
+                if done is not None:
+                    stream = torch.cuda.current_stream(self._device)
+                    stream.wait_event(done)  # the training stream waits for the batch, not the CPU
+                    for tensor in batch.on_device():
+                        tensor.record_stream(stream)  # its memory is used again only after this stream has read it
+                yield batch
+                self._reader.done()
+        finally:
+            self.close()
 
     def __enter__(self) -> Loader:
         return self

@@ -186,7 +186,7 @@ def run(settings: Preprocess) -> Summary:
             image.put(PLAN)
             if pending := job.pending():
                 _make_shards(job, pending)
-                image.pull(job.path(number).name for number in pending)
+                image.pull({job.path(number).name for number in pending})
             return _finish(job, pending, image)
 
 

@@ -11,7 +11,7 @@ import random
 import re
 import tempfile
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from fnmatch import fnmatch
@@ -172,16 +172,12 @@ class Image:
         self._tag = _tag(url / INDEX) if is_remote(url) else ""
         self.pull()
 
-    def pull(self, made: Iterable[str] = ()) -> None:
-        """Get the files that were `made` anew, and those that are not here or have another size."""
-        if not is_remote(self.url):
-            return
-        for name in made:
-            (self.folder / name).unlink(missing_ok=True)
-        here = names(self.folder)
-        with ThreadPoolExecutor(4 * _THREADS) as pool:
-            for done in [pool.submit(self._get, *item) for item in names(self.url).items() if item not in here.items()]:
-                done.result()
+    def pull(self, made: Collection[str] = ()) -> None:
+        """Get the files that were `made`, by default all."""
+        if is_remote(self.url):
+            found = [item for item in names(self.url).items() if not made or item[0] in made]
+            with ThreadPoolExecutor(4 * _THREADS) as pool:
+                list(pool.map(lambda item: self._get(*item), found))
 
     def _get(self, name: str, size: int) -> None:
         url, to = self.url / name, self.folder / name
