@@ -20,11 +20,6 @@ class Url(PosixPath):
         name = super().__str__()
         return name.replace(":/", ":///" if name.startswith("file:") else "://", 1)
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Url) and str(self) == str(other)
-
-    __hash__ = PosixPath.__hash__
-
     def absolute(self) -> Url:
         return self
 

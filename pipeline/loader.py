@@ -5,7 +5,6 @@ here.
 from __future__ import annotations
 
 import itertools
-import os
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -85,8 +84,7 @@ class Loader:
         self._reader = ShardReader(index)
         self.cache = self._reader.cache
         if self.cache:
-            # torchrun's other ranks of this machine may be as many batches behind as a loader is ahead
-            self.cache.follow(loading.prefetch + 2 if os.environ.get("LOCAL_WORLD_SIZE", "1") != "1" else 0)
+            self.cache.follow()
             plans = _announced(plans, coming, index, self.cache)
         stream = iter(plans)
         first = list(itertools.islice(stream, 1))
@@ -103,15 +101,19 @@ class Loader:
 
     def __iter__(self) -> Iterator[Batch]:
         waiting = deque(self._background.submit(self._load_batch) for _ in range(self._ahead))
-        while loaded := waiting.popleft().result():
-            waiting.append(self._background.submit(self._load_batch))
-            batch, done = loaded
-            if done is not None:
-                stream = torch.cuda.current_stream(self._device)
-                stream.wait_event(done)  # the training stream waits for the batch, not the CPU
-                for tensor in batch.on_device():
-                    tensor.record_stream(stream)  # its memory is used again only after this stream has read it
-            yield batch
+        try:
+            while loaded := waiting.popleft().result():
+                waiting.append(self._background.submit(self._load_batch))
+                batch, done = loaded
+                if done is not None:
+                    stream = torch.cuda.current_stream(self._device)
+                    stream.wait_event(done)  # the training stream waits for the batch, not the CPU
+                    for tensor in batch.on_device():
+                        tensor.record_stream(stream)  # its memory is used again only after this stream has read it
+                yield batch
+                self._reader.done()
+        finally:
+            self.close()
 
     def __enter__(self) -> Loader:
         return self
@@ -121,11 +123,11 @@ class Loader:
 
     def close(self) -> None:
         """Stop the background threads and cancel pending reads; safe to call more than once."""
+        if self.cache:  # first, since reads may wait for shards of batches that nobody will consume
+            self.cache.close()
         self._background.shutdown(cancel_futures=True)
         for source in self._sources.values():
             source.close()
-        if self.cache:
-            self.cache.close()
 
     def _load_batch(self) -> tuple[Batch, Any] | None:
         """The next batch, and the event of the loader's stream after which it is complete."""
@@ -151,7 +153,6 @@ class Loader:
         }
         for plan in sorted_plans:
             parts = {name: next(stream) for name, stream in streams.items()}
-            self._reader.done()
             columns = dict(plan.columns)
             if any(part.usable is not None for part in parts.values()):
                 usable = [
@@ -176,11 +177,13 @@ def _announced(
     if coming is None:
         plans, copy = itertools.tee(plans)
         coming = (plan.leaves.video for plan in copy)
-    for plan in itertools.chain([None], plans):
-        if plan:
-            yield plan
-        for videos in itertools.islice(coming, 1 if plan else ahead):
-            cache.expect(index.shard[videos])
+    shards = (index.shard[videos] for videos in coming)
+    for batch in itertools.islice(shards, ahead):
+        cache.expect(batch)
+    for plan in plans:
+        yield plan
+        for batch in itertools.islice(shards, 1):
+            cache.expect(batch)
 
 
 def _leaves(plans: Iterable[BatchPlan], modality: str) -> Iterator[Leaves]:

@@ -185,13 +185,14 @@ def run(settings: Preprocess) -> Summary:
             Plan(job.shares, ids).write(image.folder)
             image.put(PLAN)
             if pending := job.pending():
+                names = {job.path(number).name for number in pending}
                 try:
                     _make_shards(job, pending)
                 except _Unusable:
-                    image.pull(job.path(number).name for number in pending)
+                    image.pull(names)
                     _remove_rejecting(job, pending)
                     raise
-                image.pull(job.path(number).name for number in pending)
+                image.pull(names)
             return _finish(job, pending, image)
 
 

@@ -49,17 +49,17 @@ class Made(NamedTuple):
 
 def make_shard(task: ShardTask) -> Made:
     """Decode the videos of one shard and write it. Raises UserError if the machine, not a video, is at fault."""
+    remote = store.is_remote(task.path)
+    where = tempfile.gettempdir() if remote else task.path.parent
     try:
-        with (
-            store.written(task.path) as path,
-            tempfile.TemporaryDirectory(prefix=f".{path.stem}-", dir=path.parent) as folder,
-        ):
+        with tempfile.TemporaryDirectory(prefix=f".{task.path.stem}-", dir=where) as folder:
+            path = Path(folder) / task.path.name if remote else task.path
             files = store.brought([video.path for video in task.videos], Path(folder))
             videos = [replace(video, path=file) for video, file in zip(task.videos, files, strict=True)]
             rejected = _make_shard(replace(task, path=path, videos=videos), Path(folder))
+            store.put(path, task.path)
         return Made(task.path, len(task.videos), rejected)
     except OSError as error:
-        where = tempfile.gettempdir() if store.is_remote(task.path) else task.path.parent
         full = f"no space left on the disk of {where}; free some"
         what = full if is_disk_full(error) else f"cannot write {task.path}: {error}; fix this"
         raise UserError(f"{what} and run the same command again: finished shards are kept") from error

@@ -14,7 +14,7 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -51,10 +51,17 @@ class Store:
                     return random.choice(FAULTS) if fault == "any" else fault
         return ""
 
-    def count(self, method: str, pattern: str) -> int:
-        """Requests that succeeded."""
-        found = [each for each in self.seen if each.method == method and re.search(pattern, each.path)]
-        return sum(each.status < 300 for each in found)
+    @property
+    def files(self) -> Any:
+        """The file system."""
+        import s3fs
+
+        return s3fs.S3FileSystem()
+
+    def paths(self, method: str, pattern: str) -> list[str]:
+        """Of requests that succeeded."""
+        found = [each.path for each in self.seen if each.method == method and each.status < 300]
+        return [path for path in found if re.search(pattern, path)]
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -74,11 +81,8 @@ class Handler(BaseHTTPRequestHandler):
         backend.request(self.command, self.path, body, headers)
         response = backend.getresponse()
         data = response.read()
-        kept = {
-            name: value
-            for name, value in response.getheaders()
-            if name.lower() not in ("connection", "transfer-encoding")
-        }
+        hop = ("connection", "transfer-encoding")
+        kept = {name: value for name, value in response.getheaders() if name.lower() not in hop}
         if fault == "wrong bytes" and data:
             data = data[:-1] + bytes([data[-1] ^ 1])
         if fault == "slow":

@@ -75,7 +75,7 @@ class Log:
             mfu = f", MFU {100 * row['mfu']:.0f} %"
         if cache:
             speed, self._fetched = (cache.bytes - self._fetched) / seconds / 1e6, cache.bytes
-            row |= {"fetched_mb_per_second": speed, "cache_hits": max(0.0, 1 - cache.fetched / cache.used)}
+            row |= {"fetched_mb_per_second": speed, "cache_hits": max(0.0, 1 - cache.fetched / max(cache.used, 1))}
             mfu += f", {speed:.0f} MB/s fetched, cache hits {100 * row['cache_hits']:.0f} %"
         self._file.write(json.dumps({"step": step} | row) + "\n")
         self._plot(row, step)

@@ -17,14 +17,15 @@ import shutil
 import threading
 from collections import deque
 from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from concurrent.futures import CancelledError
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, NamedTuple
+from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
 
 from gdt.common.errors import UserError, plural
-from gdt.common.files import is_disk_full
+from gdt.common.files import is_disk_full, locked
 from gdt.pipeline.shards import container, store
 from gdt.pipeline.shards.container import Damaged, Head
 
@@ -33,85 +34,68 @@ if TYPE_CHECKING:
 
 _FETCHERS = 8
 """Shards that a process fetches at once."""
-_POLL, _PATIENCE = 0.1, 50
-"""Seconds between looks at what other processes do, and looks until a rank that is behind does not count."""
-_UNITS = {"": 1, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
+_POLL = 0.1
+"""Seconds between looks at what other processes do."""
 
 
 def size_of(text: str) -> int:
     """Bytes of a size such as 500GB; 0 for an empty one. Raises UserError."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?) *([kmgt]?)b?", text.strip().lower()) if text else None
-    if text and not found:
+    found = re.fullmatch(r"(\d+(?:\.\d+)?) *([kmgt]?)b?", text.strip().lower() or "0")
+    if not found:
         raise UserError(f"--cache is {text}; set it to a size, such as 500GB")
-    return int(float(found[1]) * _UNITS[found[2]]) if found else 0
-
-
-class _File(NamedTuple):
-    path: Path
-    size: int
-    partial: bool
-    modified: float
-
-
-class _Full(Exception):
-    """Only shards that are needed earlier could make room for one."""
+    return int(float(found[1]) * 1000 ** " kmgt".index(found[2] or " "))
 
 
 class Cache:
     """The shards of one data set for one reader, which may have threads.
 
-    `expect` tells the shards of the batches to come, `done` that the next of them is loaded, and `open` opens a shard.
+    `expect` tells the shards of the batches to come, `done` that the next of them is consumed, `open` opens a shard.
+    Ranks of a run step together: what one has consumed, all have loaded.
     """
 
-    _active: list[Cache] = []  # noqa: RUF012 - of this process: a probe must not evict what training needs next
+    _active: set[Cache] = set()  # noqa: RUF012 - of this process: a probe must not evict what training needs next
 
     def __init__(self, folder: Path, shards: Sequence[tuple[str, Head]], bound: int) -> None:
         """`bound`: bytes of the whole cache; 0: four fifths of what is free on its disk and in it."""
         usual = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gdt"
         self.root, self._source, self._shards = Path(os.environ.get("GDT_CACHE") or usual), folder, shards
-        self.root.mkdir(parents=True, exist_ok=True)
         key = hashlib.sha256(str(folder).encode()).hexdigest()[:12]
         self._paths = [self.root / f"{key}-{Path(name).stem}-{head.crc32}.h5" for name, head in shards]
-        self._numbers = {path.name: number for number, path in enumerate(self._paths)}
-        kept = sum(file.size for file in self._files())
+        with self._locked():
+            kept = sum(self._files().values())
         self.bound = bound or (shutil.disk_usage(self.root).free + kept) * 4 // 5
-        self._uses: dict[int, deque[int]] = {}
-        self._wanted: deque[tuple[int, int]] = deque()
-        self._counts: deque[int] = deque()
-        self._expected = self._done = self._lag = 0
-        self._moved = threading.Condition(threading.RLock())
-        self._turn, self._stop = threading.Lock(), threading.Event()
+        self._plan: dict[int, list[int]] = {}  # shards of the batches to come
+        self._wanted: deque[tuple[int, int]] = deque()  # batch and shard, to be fetched in this order
+        self._expected = self._done = 0
+        self._moved, self._turn, self._closed = threading.Condition(), threading.Lock(), False
         self.bytes = self.fetched = self.used = 0  # shards fetched, and shards of the batches that are done
 
-    def follow(self, lag: int) -> None:
-        """Fetch what `expect` tells, in the background; other ranks of the run may be `lag` batches behind."""
-        self._lag = lag
-        Cache._active.append(self)
+    def follow(self) -> None:
+        """Fetch what `expect` tells, in the background."""
+        Cache._active.add(self)
         for _ in range(_FETCHERS):
             threading.Thread(target=self._fetch_ahead, name="fetcher", daemon=True).start()
 
     def expect(self, shards: np.ndarray) -> None:
         """The shards of the batch after all those told so far."""
         with self._moved:
-            for number in (numbers := np.unique(shards).tolist()):
-                self._uses.setdefault(number, deque()).append(self._expected)
-                self._wanted.append((self._expected, number))
+            self._plan[self._expected] = np.unique(shards).tolist()
+            self._wanted.extend((self._expected, number) for number in self._plan[self._expected])
             self._expected += 1
-            self._counts.append(len(numbers))
             self._moved.notify_all()
 
     def done(self) -> None:
-        """The next batch is loaded: its shards are needed only for later ones."""
+        """The next batch is consumed: its shards are needed only for later ones."""
         with self._moved:
+            self.used += len(self._plan.pop(self._done))
             self._done += 1
-            self.used += self._counts.popleft()
             self._moved.notify_all()
 
     def close(self) -> None:
         """Stop fetching."""
-        self._stop.set()
-        with self._moved, suppress(ValueError):
-            Cache._active.remove(self)
+        with self._moved:
+            self._closed = True
+            Cache._active.discard(self)
             self._moved.notify_all()
 
     def open(self, number: int) -> BinaryIO:
@@ -127,11 +111,11 @@ class Cache:
         self._paths[number].unlink(missing_ok=True)
 
     def _fetch_ahead(self) -> None:
-        while not self._stop.is_set():
-            with suppress(UserError, OSError, store.Stopped):  # who needs the shard, tries again and says it
+        while not self._closed:
+            with suppress(UserError, OSError, CancelledError):  # who needs the shard, tries again and says it
                 with self._turn:  # one fetcher waits for room, for what is needed first
                     with self._moved:
-                        self._moved.wait_for(lambda: self._wanted or self._stop.is_set())
+                        self._moved.wait_for(lambda: self._wanted or self._closed)
                         batch, number = self._wanted.popleft() if self._wanted else (-1, 0)
                     file = self._claimed(number, batch)
                 if file:
@@ -143,41 +127,35 @@ class Cache:
         A fetcher names the `batch` that it fetches for, and leaves to others what they have begun. A reader fetches
         what is needed at once, and leaves the rest to fetchers.
         """
-        waited = 0
-        while not self._paths[number].exists() and (batch is None or batch >= self._done):
-            if self._stop.is_set():
-                raise store.Stopped
-            try:
-                if batch is not None or self._distance(number, 0) in (0, math.inf):
-                    file = self._claim(number, waited > _PATIENCE)
-                    if file or batch is not None:
-                        return file
-            except _Full:
-                waited += 1
+        while not self._paths[number].exists():
+            if self._closed:
+                raise CancelledError
+            if batch is not None and (batch < self._done or self._partial(number).exists()):
+                break
+            if (batch is not None or not self._needed().get(number)) and (file := self._claim(number)):
+                return file
             with self._moved:
                 self._moved.wait(_POLL if batch is None else 10 * _POLL)
         return None
 
     def _download(self, number: int, file: BinaryIO) -> None:
-        name, head = self._shards[number]
+        (name, head), partial = self._shards[number], self._partial(number)
 
         def check(path: Path) -> None:
             if container.check(path).line != head.line:
                 raise Damaged("it is not the shard that the index was made from")
 
-        def count(size: int) -> None:
-            self.bytes += size
-
-        partial = Path(file.name)
         try:
-            store.fetch(self._source / name, partial, check, self._stop, count)
+            store.fetch(self._source / name, partial, check)
             partial.rename(self._paths[number])
-            self.fetched += 1
+            with self._moved:
+                self.fetched, self.bytes = self.fetched + 1, self.bytes + head.size
         except BaseException as error:
             partial.unlink(missing_ok=True)
             if not (isinstance(error, OSError) and is_disk_full(error)):
                 raise
-            self.bound = min(self.bound, sum(file.size for file in self._files()))
+            with self._locked():
+                self.bound = min(self.bound, sum(self._files().values()))
             if self.bound < head.size:
                 raise UserError(f"no space left on the disk of {self.root}, the cache of shards; free some, or set "
                                 "GDT_CACHE to a folder on another disk") from error  # fmt: skip
@@ -186,91 +164,76 @@ class Cache:
             with self._moved:
                 self._moved.notify_all()
 
-    def _claim(self, number: int, impatient: bool) -> BinaryIO | None:
-        """The file to fetch a shard into, locked, after making room; None if another process has it. Raises _Full."""
-        path, size = self._paths[number], self._shards[number][1].size
-        partial = path.with_name(f"{path.name}.{size}.partial")
-        with (self.root / ".lock").open("a") as lock, ExitStack() as undo:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            file = undo.enter_context(partial.open("ab"))
-            if not _try_lock(file):
-                return None
-            undo.callback(partial.unlink, missing_ok=True)
-            if path.exists():
-                return None
-            self._make_room(number, size, partial, impatient)
-            undo.pop_all()
-            return file
+    def _claim(self, number: int) -> BinaryIO | None:
+        """The file to fetch a shard into, locked, after evicting what is needed last, but nothing needed before this.
 
-    def _make_room(self, number: int, size: int, own: Path, impatient: bool) -> None:
-        """Evict what is needed last, but nothing that is needed before this shard.
-
-        Raises _Full if that is not enough, and UserError if it never will be.
+        None if another process has it, or there is no room yet. Raises UserError if there never will be.
         """
-        files = [file for file in self._files() if file.path != own and not (file.partial and _is_abandoned(file.path))]
-        whole = [file for file in files if not file.partial]
-        here = {file.path.name.partition(".h5")[0] for file in files}
+        path, partial, size = self._paths[number], self._partial(number), self._shards[number][1].size
+        when = self._needed().get(number, 0)
+        with self._locked():
+            files, uses = self._files(), self._next_uses()
+            if path in files or partial in files:
+                return None
+            excess, victims = sum(files.values()) + size - self.bound, []
+            for file in sorted(files, key=lambda file: -uses.get(file, math.inf)):
+                if excess > 0 and uses.get(file, math.inf) > when and file.suffix == ".h5":
+                    victims.append(file)
+                    excess -= files[file]
+            if excess > 0:
+                if not when and all(file.suffix == ".h5" for file in files):
+                    batch = {number, *(n for n, batches in self._needed().items() if not batches)}
+                    raise too_small(self.bound, sum(self._shards[n][1].size for n in batch))
+                return None
+            for victim in victims:
+                victim.unlink()
+            claimed = partial.open("wb")
+            fcntl.flock(claimed, fcntl.LOCK_EX)
+            return claimed
+
+    def _needed(self) -> dict[int, int]:
+        """Batches until each shard is needed, 0 for the next batch; without those not told."""
         with self._moved:
-            when = self._distance(number, 0)
-            when = 0 if math.isinf(when) else when  # of a batch that was not told
-            # the room of shards that are needed earlier is theirs, although this one's thread came first
-            size += sum(self._shards[n][1].size for n in self._uses
-                        if self._distance(n, 0) < when and self._paths[n].stem not in here)  # fmt: skip
-            batch = {n for n in self._uses if self._distance(n, 0) == 0} | {number}
-        for lag in (self._lag, 0) if when == 0 and impatient else (self._lag,):
-            excess, victims = sum(file.size for file in files) + size - self.bound, []
-            for rank, _, file in sorted((-self._rank(file, lag), file.modified, file) for file in whole):
-                if excess > 0 and -rank > when:
-                    victims.append(file.path)
-                    excess -= file.size
-            if excess <= 0:
-                for path in victims:
-                    path.unlink()
-                return
-        if when == 0 and (impatient or not self._lag) and len(whole) == len(files):
-            raise too_small(self.bound, sum(self._shards[n][1].size for n in batch))
-        raise _Full
+            plan, done = list(self._plan.items()), self._done
+        needed: dict[int, int] = {}
+        for batch, numbers in plan:
+            for number in numbers:
+                needed.setdefault(number, batch - done)
+        return needed
 
-    def _rank(self, file: _File, lag: int) -> float:
-        """Batches until a reader of this process needs a file; infinite for other data sets."""
-        name = file.path.name
-        readers = [(cache, cache._numbers[name]) for cache in Cache._active if name in cache._numbers]
-        return min((cache._distance(number, lag) for cache, number in readers), default=math.inf)
+    def _next_uses(self) -> dict[Path, float]:
+        """Batches until a reader of this process needs a file; without those that none needs.
 
-    def _distance(self, number: int, lag: int) -> float:
-        """Batches until a shard is needed, 0 for the next batch and `lag` before it; infinite if that is not known."""
-        with self._moved:
-            uses = self._uses.get(number, deque())
-            while uses and uses[0] < self._done - self._lag:
-                uses.popleft()
-            return next((max(batch - self._done, 0) for batch in uses if batch >= self._done - lag), math.inf)
+        Other readers come half a batch after this one, which may so evict all that its next batch does not need.
+        """
+        uses: dict[Path, float] = {}
+        for cache in [*Cache._active]:
+            for number, batches in cache._needed().items():
+                path = cache._paths[number]
+                uses[path] = min(batches + (cache is not self) / 2, uses.get(path, math.inf))
+        return uses
 
-    def _files(self) -> list[_File]:
-        """The shards of all data sets; a partial one counts as whole."""
-        files = []
+    def _partial(self, number: int) -> Path:
+        return self._paths[number].with_suffix(f".h5.{self._shards[number][1].size}.partial")
+
+    def _locked(self) -> AbstractContextManager[None]:
+        return locked(self.root, "set GDT_CACHE to another folder", wait=True)
+
+    def _files(self) -> dict[Path, int]:
+        """The shards of all data sets, the oldest first, and their sizes; a partial one counts as whole.
+
+        Those of processes that are gone are removed. The folder must be locked, as a partial file appears unlocked.
+        """
+        for path in self.root.glob("*.partial"):
+            with suppress(FileNotFoundError, BlockingIOError), path.open("rb") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                path.unlink()
+        found = []
         for path in self.root.glob("*.h5*"):
             with suppress(FileNotFoundError):
-                status, partial = path.stat(), path.suffix == ".partial"
-                size = int(path.name.split(".")[-2]) if partial else status.st_size
-                files.append(_File(path, size, partial, status.st_mtime))
-        return files
-
-
-def _try_lock(file: BinaryIO) -> bool:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return True
-    except BlockingIOError:
-        return False
-
-
-def _is_abandoned(path: Path) -> bool:
-    """Remove a partial file if the process that wrote it is gone."""
-    with suppress(FileNotFoundError), path.open("rb") as file:
-        if not _try_lock(file):
-            return False
-        path.unlink()
-    return True
+                status, told = path.stat(), path.name.split(".")[-2]
+                found.append((status.st_mtime, path, int(told) if path.suffix == ".partial" else status.st_size))
+        return {path: size for _, path, size in sorted(found)}
 
 
 def too_small(bound: int, least: int) -> UserError:

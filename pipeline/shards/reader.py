@@ -34,7 +34,7 @@ class ShardReader:
         self._opened = lru_cache(min(open_files, hard // 2))(partial(_OpenShard, index, self.cache))
 
     def done(self) -> None:
-        """A batch is loaded; close the shards in a cache, which may evict them."""
+        """A batch is consumed; close the shards in a cache, which may evict them."""
         if self.cache:
             self.cache.done()
             self._opened.cache_clear()

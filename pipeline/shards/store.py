@@ -6,13 +6,15 @@ what remains is a UserError that names the object. Credentials are the store's o
 
 from __future__ import annotations
 
+import os
 import random
 import re
 import tempfile
-import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -29,10 +31,6 @@ _THREADS = 16
 """Small objects that are copied at once."""
 
 
-class Stopped(Exception):
-    """Nobody waits for a transfer any more."""
-
-
 def is_remote(path: Path) -> bool:
     """Whether a path is in a store."""
     return isinstance(path, Url)
@@ -44,35 +42,29 @@ def connect(url: Path) -> tuple[Any, str]:
     try:
         import fsspec
 
-        files, name = fsspec.core.url_to_fs(str(url), use_listings_cache=False)
+        # s3fs would hold ten parts of 50 MB in memory, for each file
+        sequential = {"max_concurrency": 1} if scheme in ("s3", "s3a") else {}
+        files, name = fsspec.core.url_to_fs(str(url), use_listings_cache=False, **sequential)
         return files, name
     except (ImportError, ValueError) as error:
         extra = "gdt[s3]" if scheme in ("s3", "s3a") else "the package of fsspec for it"
         raise UserError(f"cannot open {scheme}:// ({first_line(error)}); install {extra} with pip") from None
 
 
-def persist(what: str, action: Callable[[], T], stop: threading.Event | None = None) -> T:
+def persist(what: str, action: Callable[[], T]) -> T:
     """The result of `action`, repeated after faults that may pass. Raises UserError, which begins with `what`."""
     for pause in (*PAUSES, 0.0):
         try:
             return action()
-        except (UserError, Stopped):
-            raise
         except Exception as error:
-            if is_disk_full(error):
+            if isinstance(error, UserError) or is_disk_full(error):
                 raise
             hopeless = isinstance(error, FileNotFoundError | PermissionError) or "Credential" in type(error).__name__
             if hopeless or not pause:
                 raise UserError(f"{what}: {_masked(error)}; check the network, the credentials and the object, then "
                                 "run the same command again, which resumes") from None  # fmt: skip
-            if (stop or threading.Event()).wait(pause * random.uniform(0.5, 1.5)):
-                raise Stopped from None
+        time.sleep(pause * random.uniform(0.5, 1.5))
     raise AssertionError
-
-
-def _sequential(files: Any) -> dict[str, int]:
-    """Options for one part at a time: s3fs holds ten of 50 MB in memory, for each file."""
-    return {"max_concurrency": 1} if "s3" in str(files.protocol) else {}
 
 
 def _masked(error: BaseException) -> str:
@@ -81,31 +73,19 @@ def _masked(error: BaseException) -> str:
     return re.sub(r"(://[^\s?]*)\?[^\s\"']*", r"\1?…", said)[:300]
 
 
-def fetch(
-    url: Path, to: Path, check: Callable[[Path], object] = lambda _: None, stop: threading.Event | None = None,
-    count: Callable[[int], object] = lambda _: None,
-) -> None:  # fmt: skip
-    """Copy an object to a file, as often as `check` of the file raises Exception; `count` gets the bytes as they come.
-
-    Raises UserError, OSError for a full disk, and Stopped.
-    """
+def fetch(url: Path, to: Path, check: Callable[[Path], object] = lambda _: None) -> None:
+    """Copy an object to a file, again if `check` of the file raises. Raises UserError, and OSError for a full disk."""
 
     def copy() -> None:
         from fsspec.callbacks import Callback
 
-        class Watch(Callback):
-            def relative_update(self, inc: int = 1) -> None:
-                count(inc)
-                if stop is not None and stop.is_set():
-                    raise Stopped
-
         files, name = connect(url)
-        files.get_file(name, str(to), callback=(watch := Watch()), **_sequential(files))
-        if watch.size not in (None, size := to.stat().st_size):
-            raise OSError(f"{size} of {watch.size} bytes came")
+        files.get_file(name, str(to), callback=(told := Callback()))
+        if told.size not in (None, size := to.stat().st_size):
+            raise OSError(f"{size} of {told.size} bytes came")
         check(to)
 
-    persist(f"cannot read {url}", copy, stop)
+    persist(f"cannot read {url}", copy)
 
 
 @contextmanager
@@ -121,44 +101,26 @@ def copied(path: Path) -> Iterator[Path]:
 
 def brought(paths: Sequence[Path], folder: Path) -> list[Path]:
     """Files as local ones: themselves, or copies in `folder`; there is no file of an object that is gone."""
+    copies = {path: folder / f"copy-{k}{path.suffix}" for k, path in enumerate(paths) if is_remote(path)}
 
-    def bring(number: int, path: Path) -> Path:
-        if not is_remote(path):
-            return path
-        to = folder / f"copy-{number}{path.suffix}"
+    def bring(path: Path) -> None:
         try:
-            fetch(path, to)
+            fetch(path, copies[path])
         except UserError:
             if exists(path):
                 raise
-        return to
 
-    unique = list(dict.fromkeys(paths))
     with ThreadPoolExecutor(_THREADS) as pool:
-        local = dict(zip(unique, pool.map(bring, range(len(unique)), unique), strict=True))
-    return [local[path] for path in paths]
-
-
-@contextmanager
-def written(path: Path) -> Iterator[Path]:
-    """A path to write a file to, which is then at `path`: itself, or one that is uploaded at the end."""
-    with tempfile.TemporaryDirectory(prefix="gdt-") if is_remote(path) else nullcontext("") as folder:
-        local = Path(folder) / path.name if folder else path
-        yield local
-        if folder:
-            put(local, path)
+        list(pool.map(bring, copies))
+    return [copies.get(path, path) for path in paths]
 
 
 def put(local: Path, url: Path) -> None:
-    """Upload a file; the object appears whole or not at all."""
-
-    def upload() -> None:
-        files, name = connect(url)
-        files.put_file(str(local), name, **_sequential(files))
-        if (size := files.info(name)["size"]) != local.stat().st_size:
-            raise OSError(f"it has {size} bytes after the upload")
-
-    persist(f"cannot write {url}", upload)
+    """Upload a file, which appears whole or not at all; nothing for a local path."""
+    if not is_remote(url):
+        return
+    files, name = connect(url)
+    persist(f"cannot write {url}", lambda: files.put_file(str(local), name))
 
 
 def exists(path: Path) -> bool:
@@ -190,11 +152,10 @@ def _tag(url: Path) -> str:
 
     def look() -> str:
         files, name = connect(url)
-        try:
+        with suppress(FileNotFoundError):
             entry = files.info(name)
-        except FileNotFoundError:
-            return ""
-        return str(entry.get("ETag", [entry["size"], entry.get("mtime")]))
+            return str(entry.get("ETag", [entry["size"], entry.get("mtime")]))
+        return ""
 
     return persist(f"cannot read {url}", look)
 
@@ -211,43 +172,27 @@ class Image:
         self._tag = _tag(url / INDEX) if is_remote(url) else ""
         self.pull()
 
-    def pull(self, made: Iterable[str] = ()) -> None:
-        """Get the files that were `made` anew, and those that are not here or have another size."""
-        if not is_remote(self.url):
-            return
-        for name in made:
-            (self.folder / name).unlink(missing_ok=True)
-        here = names(self.folder)
-        with ThreadPoolExecutor(4 * _THREADS) as pool:
-            for done in [pool.submit(self._get, *item) for item in names(self.url).items() if item not in here.items()]:
-                done.result()
+    def pull(self, made: Collection[str] = ()) -> None:
+        """Get the files that were `made`, by default all."""
+        if is_remote(self.url):
+            found = [item for item in names(self.url).items() if not made or item[0] in made]
+            with ThreadPoolExecutor(4 * _THREADS) as pool:
+                list(pool.map(lambda item: self._get(*item), found))
 
     def _get(self, name: str, size: int) -> None:
         url, to = self.url / name, self.folder / name
         to.parent.mkdir(parents=True, exist_ok=True)
-        shard = name.startswith("shard-") and name.endswith(".h5")
-        if not shard and to.suffix.lower() not in self._hollow:
+        if size and fnmatch(name, "shard-*.h5"):
+            persist(f"cannot read {url}", lambda: _copy_tables(url, to, size))
+        elif to.suffix.lower() in self._hollow:
+            to.touch()
+            os.truncate(to, size)
+        else:
             fetch(url, to)
-            return
-        files, path = connect(url)
-
-        def part(begin: int, end: int) -> bytes:
-            return bytes(persist(f"cannot read {url}", lambda: files.cat_file(path, start=begin, end=min(end, size))))
-
-        with to.open("wb") as file, suppress(Damaged, ValueError):  # a damaged shard is made again
-            file.truncate(size)
-            if shard and size:
-                file.write(start := part(0, 1 << 16))
-                head = Head.parse(start[: start.index(b"\n") + 1])
-                tables = [at for key, at in head.arrays.items() if at.nbytes and not key.startswith(PIECES)]
-                begin, end = min(at.begin for at in tables), max(at.begin + at.nbytes for at in tables)
-                file.seek(begin)
-                file.write(part(begin, end))
 
     def put(self, name: str) -> None:
         """Upload a file that was written here."""
-        if is_remote(self.url):
-            put(self.folder / name, self.url / name)
+        put(self.folder / name, self.url / name)
 
     def publish(self) -> None:
         """Upload the index, unless somebody else has done so since the start, then remove shards that are not here."""
@@ -270,6 +215,19 @@ class Image:
         for old in names(self.url).keys() - names(self.folder).keys():
             if old.startswith("shard-"):
                 remove(self.url / old)
+
+
+def _copy_tables(url: Path, to: Path, size: int) -> None:
+    """Copy first line and tables of a shard to a file of its length; a damaged one stays so, and is made again."""
+    files, name = connect(url)
+    with to.open("wb") as file, suppress(Damaged, ValueError):
+        file.truncate(size)
+        file.write(start := files.cat_file(name, start=0, end=min(1 << 16, size)))
+        head = Head.parse(start[: start.index(b"\n") + 1])
+        tables = [at for key, at in head.arrays.items() if at.nbytes and not key.startswith(PIECES)]
+        begin, end = min(at.begin for at in tables), max(at.begin + at.nbytes for at in tables)
+        file.seek(begin)
+        file.write(files.cat_file(name, start=begin, end=end))
 
 
 @contextmanager
