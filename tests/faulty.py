@@ -14,7 +14,7 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
@@ -23,18 +23,13 @@ from gdt.pipeline.shards import store
 FAULTS = ("unavailable", "reset", "cut", "wrong bytes", "slow")
 
 
-class Request(NamedTuple):
-    method: str
-    path: str
-    status: int
-
-
 class Store:
     """The proxy's state: what it saw, and what it is to do."""
 
     def __init__(self, port: int) -> None:
         self.moto = port
-        self.seen: list[Request] = []
+        self.seen: list[tuple[str, str, int]] = []
+        """Method, path and status of requests."""
         self.faults: list[tuple[str, str, int]] = []
         """Pattern of `METHOD path`, fault, and how often yet."""
         self.lock = threading.Lock()
@@ -60,8 +55,8 @@ class Store:
 
     def paths(self, method: str, pattern: str) -> list[str]:
         """Of requests that succeeded."""
-        found = [each.path for each in self.seen if each.method == method and each.status < 300]
-        return [path for path in found if re.search(pattern, path)]
+        seen = [(how, path) for how, path, status in self.seen if status < 300]
+        return [path for how, path in seen if how == method and re.search(pattern, path)]
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -99,7 +94,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def answer(self, status: int, headers: dict[str, str], data: bytes, sent: int | None = None) -> None:
         with self.store.lock:
-            self.store.seen.append(Request(self.command, self.path, status))
+            self.store.seen.append((self.command, self.path, status))
         self.send_response_only(status)
         for name, value in headers.items():
             if name.lower() != "content-length":

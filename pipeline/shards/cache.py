@@ -130,9 +130,11 @@ class Cache:
         while not self._paths[number].exists():
             if self._closed:
                 raise CancelledError
-            if batch is not None and (batch < self._done or self._partial(number).exists()):
+            coming = _is_locked(self._partial(number))
+            if batch is not None and (coming or batch < self._done):
                 break
-            if (batch is not None or not self._needed().get(number)) and (file := self._claim(number)):
+            needed = batch is not None or number in self._plan.get(self._done, [number])
+            if needed and not coming and (file := self._claim(number)):
                 return file
             with self._moved:
                 self._moved.wait(_POLL if batch is None else 10 * _POLL)
@@ -225,15 +227,24 @@ class Cache:
         Those of processes that are gone are removed. The folder must be locked, as a partial file appears unlocked.
         """
         for path in self.root.glob("*.partial"):
-            with suppress(FileNotFoundError, BlockingIOError), path.open("rb") as file:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                path.unlink()
+            if not _is_locked(path):
+                path.unlink(missing_ok=True)
         found = []
         for path in self.root.glob("*.h5*"):
             with suppress(FileNotFoundError):
                 status, told = path.stat(), path.name.split(".")[-2]
                 found.append((status.st_mtime, path, int(told) if path.suffix == ".partial" else status.st_size))
         return {path: size for _, path, size in sorted(found)}
+
+
+def _is_locked(partial: Path) -> bool:
+    """Whether a process fetches into a file."""
+    with suppress(FileNotFoundError), partial.open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
 
 
 def too_small(bound: int, least: int) -> UserError:
