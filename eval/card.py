@@ -11,6 +11,7 @@ from gdt.eval import results
 from gdt.eval.results import RANDOM, RESULTS
 from gdt.eval.tables import pivot, row_label
 from gdt.train import portable
+from gdt.train.models.network import PAPERS
 from gdt.train.run import EXPORTED
 from gdt.train.trained import Trained
 
@@ -47,7 +48,8 @@ def write(folder: Path, trained: Trained, inputs: str) -> None:
     """Write the folder; `inputs` says what the model expects. Raises OSError."""
     own = trained.settings
     # without paths of this machine
-    portable.write(folder / EXPORTED, replace(trained, settings=replace(own, shards=None, out=None, word2vec=None)))
+    bare = replace(own, shards=None, out=None, word2vec=None, init=None, networks=PAPERS)
+    portable.write(folder / EXPORTED, replace(trained, settings=bare))
     config = {
         "model_type": "gdt", "modalities": trained.model.modalities, "network": asdict(trained.model.network),
         "clip": asdict(own.clip), "short_side": own.augmentation.scale[0],

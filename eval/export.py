@@ -55,11 +55,14 @@ def export(settings: Export) -> str:
     from gdt.train import portable
     from gdt.train.checkpoint import load_trained
 
+    if settings.to and settings.to.is_file():
+        raise UserError(f"--to is {settings.to}, a file; name a folder, or set --out to write a file")
     out = settings.to / EXPORTED if settings.to else cast(Path, settings.out)
+    trained = load_trained(settings.ckpt or latest_checkpoint())
     if settings.to:
         settings.to.mkdir(parents=True, exist_ok=True)
-    require_new_file(out, settings.overwrite)
-    trained = load_trained(settings.ckpt or latest_checkpoint())
+    for path in [settings.to / name for name in (EXPORTED, card.CONFIG, card.CARD)] if settings.to else [out]:
+        require_new_file(path, settings.overwrite)
     inputs, parts = _expected_inputs(trained), [name for name, _ in trained.model.named_children()]
     if settings.to:
         card.write(settings.to, trained, inputs)

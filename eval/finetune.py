@@ -109,7 +109,9 @@ class Finetuning:
     def recipe_of(cls, settings: Downstream, trained: Trained) -> Recipe:
         """The recipe that a model is trained with."""
         recipe = tiny(trained) if trained.settings.size == "tiny" else Recipe()
-        if trained.model.network.video:  # which may take no other clips than those of pretraining
+        if getattr(
+            trained.model.network, settings.modalities[0]
+        ):  # which may take no other clips than those of pretraining
             recipe = replace(tiny(trained), clips=recipe.clips)
         if settings.epochs:
             recipe = recipe.spread_over(settings.epochs)

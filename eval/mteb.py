@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import tempfile
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from gdt.train.checkpoint import load_trained
 _AT_ONCE = 256
 """Files whose frames are on the disk at the same time."""
 _COLUMNS: dict[Modality, tuple[Any, str]] = {"video": (datasets.Video, ".mp4"), "audio": (datasets.Audio, ".wav")}
-"""Type of the columns, and suffix of files without a name; ffmpeg recognises the content."""
+"""Type of the columns, and suffix of files; ffmpeg recognises the content."""
 
 
 class Encoder(AbsEncoder):
@@ -48,6 +49,11 @@ class Encoder(AbsEncoder):
         parts = [self._column(inputs.dataset, name, task_metadata.name) for name in _COLUMNS if name in columns]
         return np.sum(parts, 0) if self._kind == "embeddings" else np.concatenate(parts, 1)
 
+    def _dim(self, name: Modality) -> int:
+        model: Any = self._trained.model
+        embedded = self._kind == "embeddings"
+        return int(model.network.embedding if embedded else model.get_submodule(f"{name}_network.base").dim)
+
     def _column(self, dataset: datasets.Dataset, name: Modality, task: str) -> np.ndarray:
         kind, suffix = _COLUMNS[name]
         undecoded = dataset.select_columns([name]).cast_column(name, kind(decode=False))
@@ -56,9 +62,10 @@ class Encoder(AbsEncoder):
             items = undecoded[first : first + _AT_ONCE][name]
             with tempfile.TemporaryDirectory() as folder:
                 files = [_write(Path(folder, str(n)), item, suffix) for n, item in enumerate(items) if item]
-                found = features(self._embed(source=tuple(files), modalities=(name,)), self._trained)
-            part = np.zeros((len(items), found.features[name].shape[1]), np.float32)
-            part[[int(Path(path).stem) for path in found.id]] = np.nan_to_num(found.features[name])
+                part = np.zeros((len(items), self._dim(name)), np.float32)
+                with suppress(UserError):  # none of them can be used
+                    found = features(self._embed(source=tuple(files), modalities=(name,)), self._trained)
+                    part[[int(Path(path).stem) for path in found.id]] = np.nan_to_num(found.features[name])
             rows.append(part)
         every = np.concatenate(rows)
         if lacking := int((~every.any(1)).sum()):
@@ -68,7 +75,7 @@ class Encoder(AbsEncoder):
 
 def _write(path: Path, item: dict[str, Any], suffix: str) -> Path:
     """A file of a dataset, whose bytes may be in the row."""
-    path = path.with_suffix(Path(item["path"] or "").suffix or suffix)
+    path = path.with_suffix(suffix)  # ffmpeg goes by the content
     if item["bytes"] is None:
         path.symlink_to(Path(item["path"]).absolute())
     else:

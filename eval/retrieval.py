@@ -90,7 +90,10 @@ def mean_average_precision(
     `query_label` [q] and `train_label` [n] are names joined by LABEL_SEPARATOR. A label counts if queries and some, but
     not all, training videos have it.
     """
-    asked, known = ([set(row.split(LABEL_SEPARATOR)) for row in rows] for rows in (query_label, train_label))
+    asked, known = (
+        [{name.strip() for name in row.split(LABEL_SEPARATOR)} - {""} for row in rows]
+        for rows in (query_label, train_label)
+    )
     scaler = StandardScaler().fit(train)
     precisions, prevalences = [], []
     with threadpool_limits(1):

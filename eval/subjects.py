@@ -126,7 +126,9 @@ def describe(model: Model, fold: Fold) -> str:
 def models(settings: Downstream, first: Trained) -> Iterator[Model]:
     """Random weights and the checkpoints, selected by --random-weights; `first` is the first checkpoint."""
     if settings.random_weights != "exclude":
-        yield Model(RANDOM, settings.ckpt[0], first.untrained(), True)
+        # those of networks of the user's own may be pretrained
+        name = "initial weights" if first.model.network.own else RANDOM
+        yield Model(name, settings.ckpt[0], first.untrained(), True)
     if settings.random_weights == "only":
         return
     for path in dict.fromkeys(settings.ckpt):

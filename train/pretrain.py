@@ -14,6 +14,7 @@ from gdt.common.errors import UserError, exit_with_message, explain_out_of_memor
 from gdt.common.files import locked
 from gdt.train.checkpoint import OtherRun
 from gdt.train.distributed import barrier, join_ranks, leave_without_teardown, together
+from gdt.train.models.network import FROM_PYTHON
 from gdt.train.settings import Pretrain
 from gdt.train.trainer import Trainer
 
@@ -67,5 +68,7 @@ def pretrain(settings: Pretrain) -> Path:
             for modality, text in settings.networks.given.items():
                 more += [f"--{modality}-network", text]
             evaluate = gdt_command("evaluate", "--ckpt", trainer.path, *more)
+            if FROM_PYTHON in str(settings.networks):
+                evaluate = f'gdt.evaluate("{trainer.path}", …) with the same networks'
             print(f"{trainer.log.summary()}\nthe trained model is in {trainer.path}; evaluate it with:\n  {evaluate}")
         return trainer.path

@@ -66,12 +66,14 @@ class Trained:
         return tuple(name for name in self.model.modalities if f"mlp_{name[0]}" in fresh)
 
     def digest(self) -> str:
-        """SHA-256 of the weights and of all settings of the inputs."""
+        """SHA-256 of the weights, of all settings of the inputs, and of networks of the user's own."""
         value = hashlib.sha256()
         for name, tensor in sorted(self.model.state_dict().items()):
             value.update(name.encode())
             value.update(tensor.cpu().reshape(-1).view(torch.uint8).numpy().data)
         inputs = [self.statistics.to_numbers(), asdict(self.settings.clip), asdict(self.settings.augmentation)]
+        network = self.model.network
+        inputs += [asdict(made) for made in (network.video, network.audio) if made]
         value.update(json.dumps(inputs).encode())
         return value.hexdigest()
 

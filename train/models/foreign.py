@@ -43,7 +43,7 @@ class Given(NamedTuple):
     name: str
     """As in `Made`."""
     digest: str
-    """As in `Made`."""
+    """Of the text of the file that defines it."""
     make: Callable[[], Any]
 
 
@@ -160,17 +160,22 @@ def _digest(file: str) -> str:
 def build(modality: str, made: Made) -> Foreign:
     """The network of a checkpoint, with new weights. Raises UserError unless the user has given the same."""
     for given in reversed(_given[modality].values()):
-        same = _UNKNOWN in given.name + made.name or _call(given.name) == _call(made.name)
-        if same and given.digest == made.digest:
-            net = _make(modality, given)
+        one, other = _call(given.name), _call(made.name)
+        unknown_arguments = _UNKNOWN in one + other and one.partition("(")[0] == other.partition("(")[0]
+        if (one == other or unknown_arguments) and _form(given, net := _make(modality, given)) == made.digest:
             for name in made.removed:
                 net.set_submodule(name, nn.Identity())
             return Foreign(net, made.dim)
     others = "".join(f"; {each.name} is another or has changed" for each in [*_given[modality].values()][-1:])
     raise UserError(
-        f"the {modality} network of the checkpoint is {made.name}, of a file with digest {made.digest}, which is not "
-        f"imported by itself{others}; give the same with --{modality}-network (Python: {modality}_network=)"
+        f"the {modality} network of the checkpoint is {made.name} with digest {made.digest}, which is not imported by "
+        f"itself{others}; give the same with --{modality}-network (Python: {modality}_network=)"
     )
+
+
+def _form(given: Given, net: nn.Module) -> str:
+    """Digest of the text of a network's file and of what its layers say of themselves."""
+    return hashlib.sha256(f"{given.digest}\n{net!r}".encode()).hexdigest()[:16]
 
 
 def _call(name: str) -> str:
@@ -197,6 +202,7 @@ def check(modality: str, text: str, shape: tuple[int, ...], device: torch.device
     given = _given[modality][text]
     with torch.random.fork_rng([device] if device.type == "cuda" else ()), torch.no_grad():
         net, inputs = _make(modality, given).to(device), torch.randn(2, *shape, device=device)
+        form = _form(given, net)
         where = f"{given.name}, given inputs {[2, *shape]},"
         removed = _classifier(net.eval(), inputs, where)
         for name in removed:
@@ -222,7 +228,7 @@ def check(modality: str, text: str, shape: tuple[int, ...], device: torch.device
             f"{given.name} draws random numbers elsewhere than from torch, so a run could not be repeated; "
             "use torch's for dropout and drop path"
         )
-    return Made(given.name, given.digest, dim, removed)
+    return Made(given.name, form, dim, removed)
 
 
 def _run(net: nn.Module, inputs: Tensor, where: str) -> Any:

@@ -39,7 +39,7 @@ class Made:
     name: str
     """Its file or module, its name there, and the arguments."""
     digest: str
-    """Of the text of the file that defines it."""
+    """Of the text of the file that defines it, and of its layers."""
     dim: int
     """Size of its features."""
     removed: tuple[str, ...]
