@@ -159,6 +159,10 @@ def test_modules_and_callables_of_python_are_networks(drawn: Path, tmp_path: Pat
     foreign._given["video"].clear()
     with pytest.raises(UserError, match=r"is own_networks.py:Net\(\.\.\.\)"):
         gdt.load(run.checkpoint)
+    for other in (own_networks.Plain(), own_networks.Net(8, dropout=0.1)):  # of the same file
+        foreign._given["video"].clear()
+        with pytest.raises(UserError, match="another or has changed"):
+            gdt.load(run.checkpoint, video_network=other)
     model = gdt.load(run.checkpoint, video_network=partial(own_networks.Net, 8))
     start = gdt.load(run.checkpoint, video_network=module)._trained.untrained().model.video_network.base.net
     asked = {"protocols": ("finetune",), "folds": (1,), "epochs": 1, "clips_per_epoch": 6, "clips": 1}
