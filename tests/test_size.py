@@ -13,8 +13,8 @@ from gdt.cli import COMMANDS, below_gdt
 from tests.conftest import ROOT
 
 LINES = {
-    "src": 504, "common": 507, "pipeline": 3926, "preprocess": 4292, "train": 3101, "eval": 4468, "benchmarks": 719,
-    "tests": 14311,
+    "src": 504, "common": 502, "pipeline": 3862, "preprocess": 4319, "train": 3099, "eval": 4448, "benchmarks": 719,
+    "tests": 14265,
 }  # fmt: skip
 """Lines of Python by folder."""
 WORDS, OPTIONS = 16_000, 119
