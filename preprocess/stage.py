@@ -151,7 +151,9 @@ def command(settings: Preprocess) -> str:
     lines = [describe(summary), f"next: {gdt_command('pretrain', *data, *silent)}"][: 1 + bool(pictures)]
     if any(summary.index.folds):
         evaluate = gdt_command("evaluate", *data, *([] if pictures else ["--modalities", "audio"]))
-        lines.append(f"or, to evaluate a model by the official folds: {evaluate} --ckpt <checkpoint>")
+        lines.append(
+            f"{'or, to' if pictures else 'to'} evaluate a model by the official folds: {evaluate} --ckpt <checkpoint>"
+        )
     return "\n".join(lines)
 
 
