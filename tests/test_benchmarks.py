@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -40,7 +42,8 @@ def test_preprocessing_is_measured_against_other_ways(capfd: pytest.CaptureFixtu
 
 def test_training_from_a_store_is_measured_beside_the_peer(capfd: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("s3fs")
-    store.main(latencies=(1,), widths=(1000,), window=1)
+    with patch.dict(os.environ):
+        store.main(latencies=(1,), widths=(1000,), window=1)
     _, *lines = capfd.readouterr().out.splitlines()
     (ours,) = (line for line in lines if line.startswith(f"1 ms, 1000 MB/s, {store.OURS}: "))
     fetched = float(ours.split(" MB fetched")[0].split()[-1])
