@@ -28,7 +28,7 @@ from gdt.train.provenance import device_name
 from gdt.train.settings import SIZES, Optimization, Pretrain
 
 DeviceName = Literal["cpu", "cuda"]
-_PER_SHARD = 16
+PER_SHARD = 16
 _FRAMES, _SIDE, _WIDTH = 48, 160, 214
 _QUALITY = 77
 """JPEGs of this size have about 7 kB, as those of Kinetics."""
@@ -89,7 +89,7 @@ def prepare(index: Index, run: Pretrain) -> tuple[Learner, Batch]:
 def draw(folder: Path, videos: int) -> Index:
     """Write shards of `videos` different videos at 30 fps, without ffmpeg; frames have about the size of real ones."""
     folder.mkdir(parents=True)
-    parts = [range(first, min(first + _PER_SHARD, videos)) for first in range(0, videos, _PER_SHARD)]
+    parts = [range(first, min(first + PER_SHARD, videos)) for first in range(0, videos, PER_SHARD)]
     paths = [folder / f"shard-{number:06d}.h5" for number in range(len(parts))]
     for path, part in zip(paths, parts, strict=True):
         _draw_shard(path, part)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 import torch
 
-from benchmarks import gpu, loader, preprocess, step
+from benchmarks import gpu, loader, preprocess, step, store
 from benchmarks.shared import draw
 from gdt.common.errors import UserError
 from gdt.pipeline import engines
@@ -36,6 +38,17 @@ def test_preprocessing_is_measured_against_other_ways(capfd: pytest.CaptureFixtu
     *_, bare, usual, stage = capfd.readouterr().out.splitlines()
     assert bare.startswith("bare ffmpeg: ") and usual.startswith("usual way: ")
     assert " of bare ffmpeg" in stage and " of usual way" in stage
+
+
+def test_training_from_a_store_is_measured_beside_the_peer(capfd: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("s3fs")
+    with patch.dict(os.environ):
+        store.main(latencies=(1,), widths=(1000,), window=1)
+    _, *lines = capfd.readouterr().out.splitlines()
+    (ours,) = (line for line in lines if line.startswith(f"1 ms, 1000 MB/s, {store.OURS}: "))
+    fetched = float(ours.split(" MB fetched")[0].split()[-1])
+    assert 64 < fetched < 132, "at least the 12 shards of 5.4 MB once, at most twice"
+    assert any(line.startswith("ratios: ") for line in lines) == any(f", {store.PEER}: " in line for line in lines)
 
 
 def test_the_step_equals_the_plain_loop(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
