@@ -13,11 +13,11 @@ from gdt.cli import COMMANDS, below_gdt
 from tests.conftest import ROOT
 
 LINES = {
-    "src": 504, "common": 502, "pipeline": 3862, "preprocess": 4319, "train": 3099, "eval": 4448, "benchmarks": 719,
-    "tests": 14265,
+    "src": 504, "common": 502, "pipeline": 3862, "preprocess": 4321, "train": 3099, "eval": 4448, "benchmarks": 869,
+    "tests": 14278,
 }  # fmt: skip
 """Lines of Python by folder."""
-WORDS, OPTIONS = 16_000, 119
+WORDS, OPTIONS = 16_200, 119
 
 
 def tracked(pattern: str) -> list[str]:
