@@ -183,6 +183,9 @@ def _decode(sources: Sequence[Path], scratch: Path, workers: int) -> tuple[Index
     links, shards = scratch / "videos", scratch / "shards"
     links.mkdir()
     for number, source in enumerate(sources):
+        above = {source.resolve(), *source.resolve().parents} if source.is_dir() else set()
+        if above & {other.resolve() for other in sources[:number]}:
+            raise UserError(f"the videos of {source} are already those of a folder before it; name each once")
         if not source.exists():
             raise UserError(f"{source} does not exist")
         if not source.is_dir() and not (source.is_file() and source.suffix.lower() in SUFFIXES | SOUNDS):
