@@ -17,7 +17,7 @@ LINES = {
     "tests": 14279,
 }  # fmt: skip
 """Lines of Python by folder."""
-WORDS, OPTIONS = 16_200, 119
+WORDS, OPTIONS = 16_300, 119
 
 
 def tracked(pattern: str) -> list[str]:
