@@ -26,7 +26,7 @@ from gdt.common.files import DAMAGE, require_new_file, writing
 from gdt.eval import parquet
 from gdt.pipeline.clips import uniform_plans, uniform_starts, usable
 from gdt.pipeline.leaves import MODALITIES
-from gdt.pipeline.shards import container
+from gdt.pipeline.shards import container, store
 from gdt.pipeline.shards.container import Damaged, text_array, texts
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.shards.layout import read_rejected, shard_folder
@@ -53,7 +53,7 @@ class Embed:
     ckpt: Path | None = None
     """Checkpoint of a pretrained model, or external weights; default: the latest in runs."""
     source: tuple[Path, ...] = ()
-    """Files and folders of videos or sounds."""
+    """Files and folders of videos or sounds, also s3://…."""
     dataset: str = ""
     """Preprocessed data set, instead of --source."""
     shards: Path | None = None
@@ -183,6 +183,9 @@ def _decode(sources: Sequence[Path], scratch: Path, workers: int) -> tuple[Index
     links, shards = scratch / "videos", scratch / "shards"
     links.mkdir()
     for number, source in enumerate(sources):
+        if store.is_remote(source):
+            store.download(source, links / f"{number:08d}", SUFFIXES | SOUNDS)
+            continue
         above = {source.resolve(), *source.resolve().parents} if source.is_dir() else set()
         if above & {other.resolve() for other in sources[:number]}:
             raise UserError(f"the videos of {source} are already those of a folder before it; name each once")

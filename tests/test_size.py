@@ -13,8 +13,8 @@ from gdt.cli import COMMANDS, below_gdt
 from tests.conftest import ROOT
 
 LINES = {
-    "src": 504, "common": 502, "pipeline": 3862, "preprocess": 4321, "train": 3099, "eval": 4451, "benchmarks": 869,
-    "tests": 14279,
+    "src": 504, "common": 502, "pipeline": 3876, "preprocess": 4321, "train": 3099, "eval": 4454, "benchmarks": 869,
+    "tests": 14290,
 }  # fmt: skip
 """Lines of Python by folder."""
 WORDS, OPTIONS = 16_300, 119

@@ -345,6 +345,17 @@ def test_verify_evaluate_and_embed_read_a_store(
     assert "shard-000002.h5" not in whole(stored.files, "bucket/set")
 
 
+def test_videos_in_a_store_are_embedded_like_those_of_a_folder(s3: Store, synthetic: Path, checkpoint: Path) -> None:
+    s3.files.put(str(synthetic / "test"), "bucket/test", recursive=True)
+    one, url = min((synthetic / "test").rglob("*.mp4")), "s3://bucket/test"
+    asked = {"clips": 1, "workers": 1, "modalities": ("video",)}
+    here, there = (features_of(Embed(checkpoint, sources, **asked)) for sources in (
+        (synthetic / "test", one), (as_path(url), as_path(f"{url}/{one.relative_to(synthetic / 'test')}"))
+    ))  # fmt: skip
+    assert np.array_equal(here.features["video"], there.features["video"])
+    assert [name.replace("s3://bucket/test", str(synthetic / "test")) for name in there.id] == here.id.tolist()
+
+
 def test_of_two_runs_that_differ_one_publishes(s3: Store, videos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for round in range(2):  # without an index before, and with one
         publish = store.Image.publish

@@ -147,6 +147,20 @@ def names(folder: Path) -> dict[str, int]:
     return {name: size for name, size in sizes.items() if not {"", ".", ".."} & {*name.split("/")}}
 
 
+def download(source: Path, to: Path, suffixes: Collection[str]) -> None:
+    """Copy what has one of these suffixes from a folder in a store to a local one, or a single object of that name."""
+    if source.suffix.lower() in suffixes:
+        fetch(source, to.with_suffix(source.suffix))
+        return
+
+    def get(name: str) -> None:
+        (to / name).parent.mkdir(parents=True, exist_ok=True)
+        fetch(source / name, to / name)
+
+    with ThreadPoolExecutor(_THREADS) as pool:
+        list(pool.map(get, [name for name in names(source) if Path(name).suffix.lower() in suffixes]))
+
+
 def _tag(url: Path) -> str:
     """What changes when an object is written anew; empty if there is none."""
 
