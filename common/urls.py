@@ -20,6 +20,11 @@ class Url(PosixPath):
         name = super().__str__()
         return name.replace(":/", ":///" if name.startswith("file:") else "://", 1)
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Url) and str(self) == str(other)  # not a local path of the same parts
+
+    __hash__ = PosixPath.__hash__
+
     def absolute(self) -> Url:
         return self
 

@@ -13,8 +13,8 @@ from gdt.cli import COMMANDS, below_gdt
 from tests.conftest import ROOT
 
 LINES = {
-    "src": 504, "common": 502, "pipeline": 3876, "preprocess": 4321, "train": 3099, "eval": 4454, "benchmarks": 869,
-    "tests": 14290,
+    "src": 504, "common": 507, "pipeline": 3876, "preprocess": 4321, "train": 3099, "eval": 4454, "benchmarks": 869,
+    "tests": 14302,
 }  # fmt: skip
 """Lines of Python by folder."""
 WORDS, OPTIONS = 16_300, 119

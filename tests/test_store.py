@@ -109,6 +109,18 @@ def test_training_from_a_store_gives_the_losses_of_a_folder(
     assert b"very-secret" not in everything
 
 
+@pytest.mark.parametrize(
+    ("command", "option"),
+    [("preprocess", "source"), ("preprocess", "destination"), ("verify", "shards"), ("pretrain", "shards"),
+     ("evaluate", "shards"), ("embed", "shards"), ("embed", "source")],
+)  # fmt: skip
+def test_commands_take_urls(command: str, option: str) -> None:
+    more = ["--size", "tiny"] if command == "pretrain" else []
+    value = getattr(settings_of(command, [*more, f"--{option}", "s3://bucket/set"]), option)
+    (url,) = value if isinstance(value, tuple) else (value,)
+    assert store.is_remote(url) and str(url) == "s3://bucket/set" and url != Path("s3://bucket/set")
+
+
 def test_eviction_by_next_use_fetches_as_little_as_any_rule() -> None:
     def least(order: list[int], held: frozenset[int]) -> int:
         """Fetches of the best of all rules, by trying all."""
