@@ -28,7 +28,7 @@ from gdt.preprocess import cluster, datasets
 from gdt.preprocess.captions import readers
 from gdt.preprocess.captions.attach import Spoken
 from gdt.preprocess.captions.words import Vocabulary
-from gdt.preprocess.datasets.listing import SOUNDS, SUFFIXES, Source, Video
+from gdt.preprocess.datasets.listing import MEDIA, Source, Video
 from gdt.preprocess.ffmpeg import Extraction
 from gdt.preprocess.plan import PLAN, Listed, Plan, ShardTask, Shares, assign, collect, shard_path
 from gdt.preprocess.summary import SUMMARY, Summary, describe, generalise, left_out, summarise
@@ -202,7 +202,7 @@ def run(settings: Preprocess) -> Summary:
 def _local(settings: Preprocess) -> Iterator[tuple[Preprocess, store.Image]]:
     """The settings with images of the folders."""
     folders = settings.source_folder, settings.shard_folder.absolute()
-    with store.image(folders[0], SUFFIXES | SOUNDS) as source, store.image(folders[1]) as image:
+    with store.image(folders[0], MEDIA) as source, store.image(folders[1]) as image:
         yield replace(settings, source=source.folder, destination=image.folder), image
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from gdt.preprocess.datasets.listing import DataSet, Missing, Source, Video, incomplete, is_missing, unlisted
+from gdt.preprocess.datasets.listing import NO_FILE, DataSet, Missing, Source, Video, incomplete, is_missing, unlisted
 from gdt.preprocess.tables import Row, read_csv
 
 TREE = """\
@@ -33,8 +33,9 @@ def listing(source: Source) -> Iterator[Video | Missing]:
         label, fold = rows[name]
         folds = tuple("test" if fold == number else "train" for number in range(1, _FOLDS + 1))
         yield Video(name, sound, label, folds[0], folds)
-    for stem in rows.keys() - found:
-        yield Missing(stem, "listed in meta/esc50.csv, but there is no such file")
+    for name in rows:
+        if name not in found:
+            yield Missing(name, f"listed in meta/esc50.csv, {NO_FILE}")
 
 
 def _row(row: Row) -> tuple[str, tuple[str, int]]:

@@ -52,7 +52,7 @@ class Labels:
                 raise UserError(f"{self._path} names '{name}' on two lines; remove one of the two")
             self._rows[name] = row
         self._whole = {name for name in names if name in self._rows}
-        others = (name for name in self._rows if PurePath(name).suffix.lower() not in SUFFIXES)
+        others = (name for name in self._rows.keys() - self._whole if PurePath(name).suffix.lower() not in SUFFIXES)
         self._whole |= {name for name in others if not kind(self._path.parent / name)}
 
     def _parse(self, row: Row) -> tuple[str, _Labelled]:

@@ -24,6 +24,7 @@ SUFFIXES = {
 """Of the formats that ffmpeg may read, without those for sound or stills alone."""
 SOUNDS = {".flac", ".m4a", ".mp3", ".wav"}
 """Suffixes of files of sound alone; .ogg may be either."""
+MEDIA = SUFFIXES | SOUNDS
 _NOT_SHOWN = {
     "#recycle", "#snapshot", "$recycle.bin", "@eadir", "@recently-snapshot", "@recycle", "@tmp", "__macosx",
     "__pycache__", "lost+found", "network trash folder", "recycler", "system volume information", "~snapshot",
@@ -171,12 +172,12 @@ class Source:
         for folder, names, hidden in walk(first or self.root, self.root):
             if hidden:
                 self.ignored[HIDDEN] += hidden
-            videos = {os.path.splitext(name)[0] for name in names if _suffix(name) in SUFFIXES}  # noqa: PTH122 - fast
-            for name in names:
-                suffix = _suffix(name)
-                if suffix in SOUNDS and os.path.splitext(name)[0] in videos:  # noqa: PTH122
+            parts = [(path.stem, path.suffix.lower()) for path in map(PurePath, names)]
+            videos = {stem for stem, suffix in parts if suffix in SUFFIXES}
+            for name, (stem, suffix) in zip(names, parts, strict=True):
+                if suffix in SOUNDS and stem in videos:
                     self.ignored[BESIDE] += 1
-                elif suffix in SUFFIXES | SOUNDS:
+                elif suffix in MEDIA:
                     yield Path(folder, name)
                 else:
                     self.ignored[suffix] += 1
@@ -194,10 +195,6 @@ class Source:
             else:
                 added.append((composed(name), path))
         yield from sorted(added, key=lambda row: _SOUND.search(row[1].stem) is not None)
-
-
-def _suffix(name: str) -> str:
-    return PurePath(name).suffix.lower()
 
 
 def ignored_in_words(ignored: Mapping[str, int]) -> list[str]:
