@@ -177,24 +177,26 @@ def _decode(sources: Sequence[Path], scratch: Path, workers: int) -> tuple[Index
     Their shards in `scratch` are the loader's way of reading videos.
     """
     from gdt.preprocess.cluster import one_per_core
-    from gdt.preprocess.datasets.listing import SOUNDS, SUFFIXES
+    from gdt.preprocess.datasets.listing import MEDIA
     from gdt.preprocess.stage import Preprocess, run
 
     links, shards = scratch / "videos", scratch / "shards"
     links.mkdir()
+    folders: set[Path] = set()
     for number, source in enumerate(sources):
         if store.is_remote(source):
-            store.download(source, links / f"{number:08d}", SUFFIXES | SOUNDS)
+            store.download(source, links / f"{number:08d}", MEDIA)
             continue
-        above = {source.resolve(), *source.resolve().parents} if source.is_dir() else set()
-        if above & {other.resolve() for other in sources[:number]}:
-            raise UserError(f"the videos of {source} are already those of a folder before it; name each once")
+        if source.is_dir():
+            folder = source.resolve()
+            if folders & {folder, *folder.parents}:
+                raise UserError(f"the videos of {source} are already those of a folder before it; name each once")
+            folders.add(folder)
         if not source.exists():
             raise UserError(f"{source} does not exist")
-        if not source.is_dir() and not (source.is_file() and source.suffix.lower() in SUFFIXES | SOUNDS):
+        if not source.is_dir() and not (source.is_file() and source.suffix.lower() in MEDIA):
             raise UserError(
-                f"{source} is neither a folder nor a video or sound file, which ends in "
-                f"{', '.join(sorted(SUFFIXES | SOUNDS))}"
+                f"{source} is neither a folder nor a video or sound file, which ends in {', '.join(sorted(MEDIA))}"
             )
         (links / f"{number:08d}{source.suffix if source.is_file() else ''}").symlink_to(source.absolute())
 
