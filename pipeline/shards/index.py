@@ -8,6 +8,7 @@ import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote
@@ -195,7 +196,7 @@ class Index(VideoTable):
             raise unknown("column", column, ["label", *self.columns])
         return replace(self, label=self.columns[column], classes=_classes(self.columns[column]))
 
-    @property
+    @cached_property
     def length(self) -> np.ndarray:
         """Length of each video in frames, also of sounds, which have none: int64 [n_videos]."""
         return np.where(self.frame_count > 0, self.frame_count, self.mel_count * self.fps // 100)
