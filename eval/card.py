@@ -79,11 +79,11 @@ def _card(name: str, trained: Trained, inputs: str) -> str:
 def _results(weights: str) -> str:
     """What evaluations in runs say of these weights, beside random weights, and their commands."""
     every = [row for path in sorted(Path("runs").rglob(RESULTS)) for row in results.read(path)]
-    own = [row for row in every if row.weights == weights and row.model != RANDOM]
+    own = [row for row in every if row.weights == weights and row.preset != RANDOM]
     if not own:
         return "Not evaluated yet."
     conditions = {(row.conditions, row.checkpoint) for row in own}
-    beside = [row for row in every if row.model == RANDOM and (row.conditions, row.checkpoint) in conditions]
+    beside = [row for row in every if row.preset == RANDOM and (row.conditions, row.checkpoint) in conditions]
     tables = "\n\n".join(map(str, pivot([*beside, *own])))
     commands = "\n".join(dict.fromkeys(row.provenance.get("command", "") for row in own))
     return f"```text\n{tables}\n```\n\n```sh\n{commands}\n```"

@@ -34,7 +34,7 @@ class Result:
     checkpoint: Path
     """Checkpoint; for random weights, that of the same network."""
     preset: str
-    """Name of the preset, custom factors, kind of weights, or RANDOM."""
+    """Name of the preset, custom factors, kind of weights, or RANDOM, also for initial weights of another name."""
     seed: int
     """Seed of pretraining and of random weights."""
     step: int

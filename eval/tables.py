@@ -81,7 +81,7 @@ def pivot(every: Sequence[Result], by_row: bool = False) -> list[Table]:
 
 def _order(each: Result) -> tuple[bool, int, str, int, int]:
     """Random weights first; then protocols as in PROTOCOLS, folds and seeds."""
-    return each.model != RANDOM, [*PROTOCOLS].index(each.protocol), each.label, each.fold, each.seed
+    return each.preset != RANDOM, [*PROTOCOLS].index(each.protocol), each.label, each.fold, each.seed
 
 
 def _subject(each: Result) -> tuple[str, str]:

@@ -63,7 +63,7 @@ class Run:
         own = {each.conditions for each in results if each.model == self.folder.name and each.step == self.steps}
         if self.evaluation.random_weights == "include":
             seed = self.pretraining.seed
-            own &= {each.conditions for each in results if each.model == RANDOM and each.seed == seed}
+            own &= {each.conditions for each in results if each.preset == RANDOM and each.seed == seed}
         return own >= self.conditions
 
 

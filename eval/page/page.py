@@ -103,7 +103,7 @@ def latest(rows: list[Result]) -> list[Result]:
 def models(logged: Sequence[Run], evaluated: Mapping[Path, Sequence[Result]]) -> list[Model]:
     """All models whose checkpoint is there, the best first."""
     found = {run.folder.resolve(): Model(run.name, run.folder / CHECKPOINT, []) for run in logged}
-    for row in (row for rows in evaluated.values() for row in rows if row.model != RANDOM):
+    for row in (row for rows in evaluated.values() for row in rows if row.preset != RANDOM):
         path = located(row.checkpoint).resolve()
         home = path.parent if path.name == CHECKPOINT else path
         found.setdefault(home, Model(row.model, path, [])).results.append(row)
