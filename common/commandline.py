@@ -28,10 +28,14 @@ def parse(kind: type[T], prog: str, arguments: Sequence[str], default: T | None 
 
 
 def options(kind: Any, prefix: str = "") -> Iterator[str]:
-    """The options of a settings dataclass."""
+    """The options of a settings dataclass, without hidden ones."""
+    import tyro
+
     for name, hint in get_type_hints(kind, include_extras=True).items():
-        inner = getattr(hint, "__origin__", hint)
-        unnamed = any(getattr(note, "name", None) == "" for note in getattr(hint, "__metadata__", ()))
+        inner, notes = getattr(hint, "__origin__", hint), getattr(hint, "__metadata__", ())
+        if tyro.conf.Suppress in notes:
+            continue
+        unnamed = any(getattr(note, "name", None) == "" for note in notes)
         option = prefix if unnamed else f"{prefix or '--'}{name.replace('_', '-')}"
         yield from options(inner, option if unnamed else f"{option}.") if is_dataclass(inner) else [option]
 
