@@ -1,7 +1,8 @@
 """Object stores: the only module that knows them. fsspec does the talking, and is imported where a store is named.
 
-Every function also takes local paths, and does the same for them. Network faults are tried again with growing pauses;
-what remains is a UserError that names the object. Credentials are the store's own business (fsspec, boto).
+What readers and writers call also takes local paths, and does the same for them. Network faults are tried again with
+growing pauses; what remains is a UserError that names the object. Credentials are the store's own business (fsspec,
+boto).
 """
 
 from __future__ import annotations
@@ -100,7 +101,7 @@ def copied(path: Path) -> Iterator[Path]:
 
 
 def brought(paths: Sequence[Path], folder: Path) -> list[Path]:
-    """Files as local ones: themselves, or copies in `folder`; there is no file of an object that is gone."""
+    """The files on this machine: themselves, or copies of objects in `folder`; a copy is missing if its object is."""
     copies = {path: folder / f"copy-{k}{path.suffix}" for k, path in enumerate(paths) if is_remote(path)}
 
     def bring(path: Path) -> None:
