@@ -22,7 +22,7 @@ from gdt.preprocess.ffmpeg import Extraction
 
 PLAN = "plan.jsonl"
 _SHARD_BYTES = 256e6
-"""Maximum bytes of the videos of a shard, which is 3 to 10 times as large; one video may be more."""
+"""Maximum bytes of the videos of a shard, which is 1 to 3 times as large; one video may be more."""
 
 
 @dataclass(frozen=True)
