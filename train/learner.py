@@ -14,6 +14,7 @@ from gdt.pipeline.tree import Tree
 from gdt.train import checkpoint
 from gdt.train.checkpoint import Data, require_same_run
 from gdt.train.models.gdt import GDT, load_weights
+from gdt.train.models.r2plus1d import Factorised
 from gdt.train.run import CHECKPOINT, to_json
 from gdt.train.schedule import Optimization
 from gdt.train.settings import Pretrain
@@ -67,10 +68,16 @@ def _prepare(model: GDT, settings: Pretrain) -> None:
     for _, module in model.paper_modules():
         if isinstance(module, nn.Conv3d):
             module.to(memory_format=torch.channels_last_3d)  # type: ignore[call-overload]
-    if settings.compile == "on" and "video" in model.modalities:
-        # torch's own random numbers: both passes of a group are compiled, and must draw the same
-        options = {"fallback_random": True} if settings.network.video else None
-        model.video_network.base.compile(dynamic=False, options=options)
+    if settings.compile == "off":
+        return
+    for modality in {"video", "audio"} & {*model.modalities}:
+        trunk = model.get_submodule(f"{modality}_network").base
+        for module in trunk.modules():
+            if isinstance(module, Factorised):
+                module.multiple = 8
+        # torch's own random numbers: both passes of a group must draw the same
+        options = {"fallback_random": True} if getattr(settings.network, modality) else None
+        trunk.compile(dynamic=False, options=options)
 
 
 def _optimizer(o: Optimization, model: GDT, device: torch.device) -> torch.optim.Optimizer:

@@ -48,7 +48,7 @@ def pretrain(settings: Pretrain) -> Path:
     if settings.wandb and importlib.util.find_spec("wandb") is None:
         raise UserError("--wandb needs the package wandb; run 'pip install wandb', or leave the option out")
     rank, world, device = join_ranks(settings.device, settings.threads)
-    advice = "set --gradient-cache on, which is the default, or a smaller --group-size"
+    advice = "set --gradient-cache on, or a smaller --group-size"
     with contextlib.ExitStack() as lock, explain_out_of_memory(advice):
         folder = locked(settings.run_folder, "set --out to another folder")
         together(lambda: rank or lock.enter_context(folder))

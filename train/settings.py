@@ -81,8 +81,9 @@ class Pretrain:
     group_size: int | None = None
     """Videos of a group, one clip each, that share batch-norm statistics and a pass; 0: all clips of a modality in one
     pass; default: 64 (32 or 16 on small GPUs; tiny: 0), or the next smaller divisor of the batch. Fixed for a run."""
-    gradient_cache: Literal["on", "off"] = "on"
-    """on: embed each group twice, in the memory of one; off: keep the activations of all groups, which is faster."""
+    gradient_cache: Literal["auto", "on", "off"] = "auto"
+    """on: embed each group twice, in the memory of one; off: keep the activations of all groups; auto: keep those that
+    fit into the GPU's memory, and embed the other groups twice. Does not change results."""
     clip: Clip = field(default_factory=Clip)
     """Size of a leaf."""
     augmentation: Augmentation = field(default_factory=Augmentation)

@@ -2,13 +2,16 @@
 
 A group is one leaf of each of its videos, of one modality (`pipeline.groups`). It is one pass through batch norm, one
 seed of dropout and one micro-batch: gradient caching (Gao et al. 2021) embeds all groups without gradient, computes the
-gradient of the loss for the embeddings, and embeds each group again to propagate it to the weights. A rank holds whole
-groups, so neither their number nor the ranks change the result. Without groups, all leaves of a modality are one.
+gradient of the loss for the embeddings, and embeds each group again to propagate it to the weights. Groups whose
+activations fit into memory need no second pass. A rank holds whole groups, so neither their number nor the ranks change
+the result. Without groups, all leaves of a modality are one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -53,37 +56,34 @@ class Gradient:
         """`settings` as from `Trainer`: with group size and precision filled in."""
         self.model, self._settings, self._factors = model, settings, settings.composition.factors
         self._rank, self._world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+        self.memory = ActivationMemory(next(model.parameters()).device)
 
     def __call__(self, step: int, batch: Batch) -> Metrics:
         """Gradient of this rank's share of a batch, averaged over ranks; updates running statistics once."""
         groups = list(self._groups(batch))
-        keep = self._settings.gradient_cache == "off" or len(groups) == len(batch.inputs)
         self.model.train()
         self.model.zero_grad(set_to_none=True)
-        with RunningStatistics(self.model) as statistics:
+        with RunningStatistics(self.model) as statistics, self.memory.measured():
             parts = []
-            with torch.set_grad_enabled(keep):
-                for group in groups:
-                    parts.append(self._embed(step, group))
-                    statistics.add(group.modality)
-            embedded = torch.cat(parts)
-            embeddings = embedded.detach().requires_grad_()
+            for group, kept in zip(groups, self._kept(groups), strict=True):
+                part = self._embed(step, group)  # with gradient: compiled without, it would run another, slower graph
+                parts.append(part if kept else part.detach())
+                statistics.add(group.modality)
+            embeddings = torch.cat(parts).detach().requires_grad_()
             result = outcome(embeddings, batch.table, self._factors, self._settings.temperature)
             result.loss.backward()
-            gradient = embeddings.grad
-            assert gradient is not None
-            if keep:
-                embedded.backward(gradient)
-            else:
-                own, drift = self._settings.network.own, embedded.new_zeros(())
-                for group in groups:
-                    again = self._embed(step, group)
-                    if own:
-                        drift = drift.maximum((again.detach() - embedded[group.rows]).norm(dim=1).max())
-                    again.backward(gradient[group.rows])
-                if own:
-                    self._require_same(drift)
-        if self._world > 1 and self._settings.network.own:
+            assert embeddings.grad is not None
+            drifts = list[Tensor]()
+            # kept groups first, which frees their memory for the second passes
+            for group, part in sorted(zip(groups, parts, strict=True), key=lambda pair: not pair[1].requires_grad):
+                if not part.requires_grad:
+                    first, part = part, self.memory.note(group.modality, lambda group=group: self._embed(step, group))
+                    if self._settings.network.own:
+                        drifts.append((part.detach() - first).norm(dim=1).max())
+                part.backward(embeddings.grad[group.rows])
+        if drifts:
+            self._require_same(torch.stack(drifts).max())
+        if self._settings.network.own and self._world > 1:
             self._fill_gradients()
         gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
         if self._world > 1:
@@ -91,6 +91,14 @@ class Gradient:
             torch._foreach_div_(gradients, self._world)
         norm = torch.nn.utils.get_total_norm(gradients)
         return Metrics(*torch.stack([value.double() for value in (result.loss.detach(), result.top1, norm)]).tolist())
+
+    def _kept(self, groups: Sequence[Group]) -> list[bool]:
+        """Whether to keep the activations of each group for the backward pass."""
+        modalities = [group.modality for group in groups]
+        way = self._settings.gradient_cache
+        if way == "off" or len(set(modalities)) == len(modalities):
+            return [True] * len(groups)
+        return self.memory.fitting(modalities) if way == "auto" else [False] * len(groups)
 
     def _require_same(self, drift: Tensor) -> None:
         """Raise UserError if the embeddings of a network of the user's own changed by `drift` in the second pass."""
@@ -136,6 +144,55 @@ def _slice(inputs: Any, first: int, count: int) -> Any:
     return inputs[first : first + count] if isinstance(inputs, Tensor) else inputs.part(first, count)
 
 
+class ActivationMemory:
+    """How many groups' activations fit into the memory of a GPU; none on a CPU.
+
+    Measures the second step, whose first pass keeps nothing: the first one also tries convolution algorithms, with
+    large workspaces.
+    """
+
+    _SHARE = 0.9
+    """Of the memory that torch has or can get; the rest is for fragmentation and the loader."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self.held: dict[str, float] = {}
+        """Bytes of the activations of a group, by modality."""
+        self.room: float | None = None if device.type == "cuda" else 0.0
+        """Bytes for the activations of kept groups; None until it is measured."""
+        self._steps = 0
+
+    def fitting(self, modalities: Sequence[str]) -> list[bool]:
+        """Which of the groups, given by their modalities, fit together."""
+        room, kept = self.room or 0.0, list[bool]()
+        for modality in modalities:
+            kept.append(self.held.get(modality, math.inf) <= room)
+            room -= self.held.get(modality, 0.0) if kept[-1] else 0.0
+        return kept
+
+    def note(self, modality: str, embed: Callable[[], Tensor]) -> Tensor:
+        """The embeddings of a group; remembers how much memory it takes to propagate their gradient."""
+        if self.room is not None:
+            return embed()
+        before = torch.cuda.memory_allocated(self._device)
+        embeddings = embed()
+        self.held[modality] = torch.cuda.memory_allocated(self._device) - before
+        return embeddings
+
+    @contextmanager
+    def measured(self) -> Iterator[None]:
+        """Context of a step's passes; the second one measures the room."""
+        if self.room is None and self._steps == 1:
+            torch.cuda.reset_peak_memory_stats(self._device)
+        yield
+        self._steps += 1
+        if self.room is None and self._steps == 2 and self.held:
+            free, _ = torch.cuda.mem_get_info(self._device)
+            whole = self._SHARE * (free + torch.cuda.memory_reserved(self._device))
+            # the activations of a group, which the peak includes, are gone or among the kept ones
+            self.room = whole - (torch.cuda.max_memory_allocated(self._device) - max(self.held.values()))
+
+
 class RunningStatistics:
     """Context that updates the running statistics of a model once, with the mean over the groups of all ranks."""
 
@@ -154,8 +211,8 @@ class RunningStatistics:
 
     def __enter__(self) -> RunningStatistics:
         self._momenta = [norm.momentum for norm in self._every]
-        self._before = {name: [value.clone() for value in self._running(name)] for name in self._norms}
-        self._seen = [count.clone() for count in self._counts]
+        self._before = {name: _copies(self._running(name)) for name in self._norms}
+        self._seen = torch._foreach_add(self._counts, 0)
         for norm in self._every:
             norm.momentum = 1.0  # a pass stores the statistics of its group
         return self
@@ -166,7 +223,7 @@ class RunningStatistics:
         if modality in self._sums:
             torch._foreach_add_(self._sums[modality], running)
         else:
-            self._sums[modality] = [value.clone() for value in running]
+            self._sums[modality] = _copies(running)
         self._groups[modality] = self._groups.get(modality, 0) + 1
 
     def __exit__(self, kind: object, *error: object) -> None:
@@ -188,3 +245,8 @@ class RunningStatistics:
 
     def _running(self, modality: str) -> list[Tensor]:
         return [value for norm in self._norms[modality] for value in (norm.running_mean, norm.running_var)]
+
+
+def _copies(values: list[Tensor]) -> list[Tensor]:
+    """Copies of many tensors, without a call from Python for each."""
+    return torch._foreach_mul(values, 1.0)

@@ -41,10 +41,11 @@ def model_of(run: Pretrain, dropout: float = 0.0) -> GDT:
     return GDT(network, run.composition.modalities).double()
 
 
-def gradient(run: Pretrain, batch: Batch, dropout: float = 0.0, cache: bool = True) -> tuple[GDT, Any]:
-    """A model after the gradient of a batch, and the metrics."""
+def gradient(run: Pretrain, batch: Batch, dropout: float = 0.0, cache: Any = "on", room: int = 0) -> tuple[GDT, Any]:
+    """A model after the gradient of a batch, and the metrics; `room`: groups whose activations fit into memory."""
     model = model_of(run, dropout)
-    step = Gradient(model, replace(run, seed=3, gradient_cache="on" if cache else "off"))
+    step = Gradient(model, replace(run, seed=3, gradient_cache=cache))
+    step.memory.held, step.memory.room = dict.fromkeys(batch.inputs, 1.0), float(room)
     return model, step(7, batch)
 
 
@@ -80,11 +81,14 @@ def test_a_step_is_that_of_a_plain_loop_over_groups(drawn: tuple[Path, Path], na
     assert moved.num_batches_tracked == 1 and moved.momentum == 0.1
 
 
+@pytest.mark.parametrize("ways", [("on", 0), ("auto", 0), ("auto", 3), ("auto", 99)])
 @pytest.mark.parametrize("name", ["e", "three"])
-def test_cached_gradients_are_those_of_one_pass_with_dropout(drawn: tuple[Path, Path], name: str) -> None:
+def test_cached_gradients_are_those_of_one_pass_with_dropout(
+    drawn: tuple[Path, Path], name: str, ways: tuple[str, int]
+) -> None:
     run = subject.in_float64(name, *drawn, group_size=3)
     batch = first_batch(run)
-    (cached, one), (kept, other) = (gradient(run, batch, 0.5, cache) for cache in (True, False))
+    (cached, one), (kept, other) = gradient(run, batch, 0.5, *ways), gradient(run, batch, 0.5, "off")
     assert one == pytest.approx(other, rel=1e-12)
     assert torch.allclose(gradients(cached), gradients(kept), rtol=1e-9, atol=1e-13)
     states = zip(cached.state_dict().items(), kept.state_dict().values(), strict=True)

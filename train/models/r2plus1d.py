@@ -3,14 +3,57 @@
 from __future__ import annotations
 
 from torch import Tensor, nn
+from torch.nn import functional
 
 from gdt.train.models.backbone import Backbone
 from gdt.train.models.network import Network
 
 
-def factorised(inputs: int, outputs: int, middle: int, stride: int = 1) -> nn.Sequential:
+class Factorised(nn.Sequential):
+    """A convolution in space, batch norm, ReLU and a convolution in time; further layers may follow.
+
+    Tensor cores take channels in multiples of 8. With `multiple` 8, the inner channels are padded with zeros in every
+    pass, which changes neither the results nor the weights: a channel of zeros stays zero in all layers.
+    """
+
+    multiple = 1
+
+    def forward(self, x: Tensor) -> Tensor:
+        space, norm, relu, time, *rest = self
+        extra = -norm.num_features % self.multiple
+        if extra and isinstance(norm, nn.BatchNorm3d):
+            x = functional.conv3d(x, _pad(space.weight, extra, 0), None, space.stride, space.padding)
+            x = functional.conv3d(
+                relu(_padded_norm(norm, x, extra)), _pad(time.weight, extra, 1), None, time.stride, time.padding
+            )
+        else:
+            x = time(relu(norm(space(x))))
+        for layer in rest:
+            x = layer(x)
+        return x
+
+
+def _pad(values: Tensor, extra: int, axis: int) -> Tensor:
+    """With `extra` zeros at the end of an axis."""
+    return functional.pad(values, (0, 0) * (values.dim() - 1 - axis) + (0, extra))
+
+
+def _padded_norm(norm: nn.BatchNorm3d, x: Tensor, extra: int) -> Tensor:
+    """Batch norm of n + extra channels by that of n."""
+    mean, var, weight, bias = (
+        _pad(values, extra, 0) for values in (norm.running_mean, norm.running_var, norm.weight, norm.bias)
+    )
+    x = functional.batch_norm(x, mean, var, weight, bias, norm.training, norm.momentum, norm.eps)
+    if norm.training:
+        norm.running_mean.copy_(mean[:-extra])
+        norm.running_var.copy_(var[:-extra])
+        norm.num_batches_tracked.add_(1)
+    return x
+
+
+def factorised(inputs: int, outputs: int, middle: int, stride: int = 1) -> Factorised:
     """A 3x3x3 convolution factorised into 1x3x3 in space and 3x1x1 in time."""
-    return nn.Sequential(
+    return Factorised(
         nn.Conv3d(inputs, middle, (1, 3, 3), stride=(1, stride, stride), padding=(0, 1, 1), bias=False),
         nn.BatchNorm3d(middle),
         nn.ReLU(inplace=True),
@@ -51,7 +94,7 @@ class R2Plus1D(Backbone):
     def __init__(self, network: Network) -> None:
         super().__init__()
         middle, inputs = network.stem_middle, network.stem
-        self.stem = nn.Sequential(
+        self.stem = Factorised(
             nn.Conv3d(3, middle, (1, 7, 7), stride=(1, 2, 2), padding=(0, 3, 3), bias=False),
             nn.BatchNorm3d(middle),
             nn.ReLU(inplace=True),
