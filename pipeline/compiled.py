@@ -22,30 +22,33 @@ def _compiled(function: Callable[..., None]) -> Any:
 
 @_compiled
 def resize(
-    frame: np.ndarray, top: np.ndarray, bottom: np.ndarray, down: np.ndarray, left: np.ndarray, right: np.ndarray,
-    across: np.ndarray, out: np.ndarray,
+    frames: np.ndarray, order: np.ndarray, top: np.ndarray, bottom: np.ndarray, down: np.ndarray, left: np.ndarray,
+    right: np.ndarray, across: np.ndarray, out: np.ndarray,
 ) -> None:  # fmt: skip
-    """Bilinear interpolation, rounded: uint8 [height, 3 * width] to `out`, uint8 [rows, 3 * columns].
+    """Bilinear interpolation, rounded, of `frames` [order [k]] to `out` [k]: uint8 [frames, height, 3 * width] to uint8
+    [frames, rows, 3 * columns].
 
     Row r mixes the frame's rows `top` [r] and `bottom` [r]; `down` [r] is the weight of the second. Column c mixes the
     pixels that begin at the bytes `left` [c] and `right` [c]; `across` [c] is the weight of the second.
     """
     begin, end = min(left.min(), right.min()), max(left.max(), right.max()) + 3
-    line, mixed = np.empty(end - begin, np.float32), np.empty(out.shape[1], np.float32)
+    line, mixed = np.empty(end - begin, np.float32), np.empty(out.shape[2], np.float32)
     one, two, half = np.uint64(1), np.uint64(2), np.float32(0.5)
-    for r in range(len(out)):
-        above, below, share = frame[top[r], begin:end], frame[bottom[r], begin:end], down[r]
-        for k in range(len(line)):
-            first = np.float32(above[k])
-            line[k] = first + (np.float32(below[k]) - first) * share
-        for c in range(len(left)):
-            near, far, to, part = np.uint64(left[c] - begin), np.uint64(right[c] - begin), np.uint64(3 * c), across[c]
-            mixed[to] = line[near] + (line[far] - line[near]) * part
-            mixed[to + one] = line[near + one] + (line[far + one] - line[near + one]) * part
-            mixed[to + two] = line[near + two] + (line[far + two] - line[near + two]) * part
-        row = out[r]
-        for k in range(len(mixed)):
-            row[k] = np.uint8(np.int32(mixed[k] + half))
+    for number in range(len(order)):
+        frame = frames[order[number]]
+        for r in range(out.shape[1]):
+            above, below, share = frame[top[r], begin:end], frame[bottom[r], begin:end], down[r]
+            for k in range(len(line)):
+                first = np.float32(above[k])
+                line[k] = first + (np.float32(below[k]) - first) * share
+            for c in range(len(left)):
+                near, far, to, part = np.uint64(left[c] - begin), np.uint64(right[c] - begin), np.uint64(3 * c), across[c]
+                mixed[to] = line[near] + (line[far] - line[near]) * part
+                mixed[to + one] = line[near + one] + (line[far + one] - line[near + one]) * part
+                mixed[to + two] = line[near + two] + (line[far + two] - line[near + two]) * part
+            row = out[number, r]
+            for k in range(len(mixed)):
+                row[k] = np.uint8(np.int32(mixed[k] + half))
 
 
 @_compiled

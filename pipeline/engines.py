@@ -73,7 +73,8 @@ class CpuEngine:
         for run in runs:
             if crops is None:
                 crops = empty_crops(run, self._clip, self._device)
-            begun.append([self._pool.submit(self._draw, run, k, crops) for k in range(len(run.rows))])
+            regions = self._regions(run)
+            begun.append([self._pool.submit(self._draw, run, k, crops, regions) for k in range(len(run.rows))])
             while len(begun) > (0 if run.last else self.AHEAD):
                 for clip in begun.popleft():
                     for target, drawn in clip.result():
@@ -87,38 +88,49 @@ class CpuEngine:
         """Stop the threads."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def _draw(self, run: Run, clip: int, crops: Tensor) -> Iterable[tuple[Tensor, Tensor]]:
-        """Draw all leaves of one clip; returns their places in the crops, and where they are, in the CPU's memory."""
+    def _regions(self, run: Run) -> list[np.ndarray]:
+        """Arguments of `resize` for all leaves of a run: [clips, branches, size] each."""
+        size, length = self._clip.size, run.sizes[:, None]
+        rows = taps(run.begin[..., 0], run.end[..., 0], size, length[..., 0])
+        return [*rows, *taps(run.begin[..., 1], run.end[..., 1], size, length[..., 1], step=3)]
+
+    def _draw(
+        self, run: Run, clip: int, crops: Tensor, regions: Sequence[np.ndarray]
+    ) -> Iterable[tuple[Tensor, Tensor]]:
+        """Draw all leaves of one clip; returns their places in the crops, and where they are, in the CPU's memory.
+
+        Few calls from Python, each of which does much without the GIL: the thread that trains needs it, too.
+        """
         (height, width), size = run.sizes[clip].tolist(), self._clip.size
+        jpegs = run.jpegs[clip].result()
+        frames = np.empty((len(jpegs), height, 3 * width), np.uint8)
+        for number, jpeg in enumerate(jpegs):
+            if number and jpeg is jpegs[number - 1]:
+                frames[number] = frames[number - 1]
+            else:
+                # like DALI, accept what a decoder warns of: the bytes are those that were written
+                simplejpeg.decode_jpeg(jpeg, strict=False, buffer=frames[number])
         targets = [crops[row] for row in run.rows[clip].tolist()]
         on_cpu = crops.device.type == "cpu"
         drawn = targets if on_cpu else [torch.empty_like(target, device="cpu") for target in targets]
-        leaves = [leaf.numpy().reshape(-1, size, 3 * size) for leaf in drawn]
-        regions = [
-            (*taps(begin[0], end[0], size, height), *taps(begin[1], end[1], size, width, step=3))
-            for begin, end in zip(run.begin[clip], run.end[clip], strict=True)
-        ]
-        positions = run.order[clip].argsort(1)  # of each frame of the clip, in each leaf
-        previous = None
-        for number, jpeg in enumerate(run.jpegs[clip].result()):
-            if jpeg is not previous:
-                # like DALI, accept what a decoder warns of: the bytes are those that were written
-                frame = simplejpeg.decode_jpeg(jpeg, strict=False).reshape(height, 3 * width)
-                previous = jpeg
-            for leaf, region, position in zip(leaves, regions, positions, strict=True):
-                resize(frame, *region, leaf[position[number]])
+        for branch, leaf in enumerate(drawn):
+            region = (values[clip, branch] for values in regions)
+            resize(frames, run.order[clip, branch], *region, leaf.numpy().reshape(-1, size, 3 * size))
         return zip(targets, drawn, strict=True)
 
 
-def taps(begin: float, end: float, size: int, length: int, step: int = 1) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Bilinear interpolation of begin..end of `length` input pixels to `size` output pixels, for `resize`.
+def taps(
+    begin: np.ndarray, end: np.ndarray, size: int, length: np.ndarray, step: int = 1
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Bilinear interpolation of begin..end, float32 [...], of `length` [...] input pixels to `size` output pixels.
 
-    Returns, for each output pixel, the indices of its two input pixels, times `step`, int64 [size] each, and the weight
-    of the second, float32 [size]. Edge pixels extend outwards.
+    Returns, for each output pixel, the indices of its two input pixels, times `step`, int64 [..., size] each, and the
+    weight of the second, float32 [..., size], as `resize` takes them. Edge pixels extend outwards.
     """
-    at = begin + (np.arange(size) + 0.5) * ((float(end) - begin) / size) - 0.5
+    at = begin[..., None] + (np.arange(size) + 0.5) * ((end - begin) / size)[..., None] - 0.5
     low = np.floor(at).astype(np.int64)
-    near, far = (np.clip(index, 0, length - 1) * step for index in (low, low + 1))
+    last = np.asarray(length)[..., None] - 1
+    near, far = (np.clip(index, 0, last) * step for index in (low, low + 1))
     return near, far, (at - low).astype(np.float32)
 
 

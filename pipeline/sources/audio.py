@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,6 +18,8 @@ if TYPE_CHECKING:  # DALI is imported only where it decodes
 
 _CLIPS = 1024
 """Maximum clips of a DALI run."""
+_TOGETHER = 8
+"""Clips that a thread reads for each call from Python, since each takes the GIL from the thread that trains."""
 
 
 class AudioSource(InputSource):
@@ -26,23 +29,30 @@ class AudioSource(InputSource):
     _graph: Pipeline | None = None
 
     def parts(self, batches: Iterator[Leaves]) -> Iterator[Part]:
-        begun = ((leaves, self.begin(self._read, leaves.video.tolist(), self._rows(leaves))) for leaves in batches)
+        begun = ((leaves, self._begin(leaves)) for leaves in batches)
         for leaves, reading in ahead(begun, self.loading.read_ahead, lambda work: len(work[0])):
             out = torch.empty((len(leaves), self.index.bands, self.clip.mel_frames), device=self.device)
+            rows = [clip for several in reading for clip in several.result()]
             for run in chunks(len(leaves), _CLIPS):
-                self._fill(out[run], [clip.result() for clip in reading[run]], leaves.take(run).draws)
+                self._fill(out[run], rows[run], leaves.take(run).draws)
             yield Part(out[:, None])
 
     def close(self) -> None:
         super().close()
         self._graph = None
 
-    def _rows(self, leaves: Leaves) -> np.ndarray:
-        return self.index.mel_position(leaves.start)[:, None] + leaves.mel_frames
+    def _begin(self, leaves: Leaves) -> list[Future[list[np.ndarray]]]:
+        rows = self.index.mel_position(leaves.start)[:, None] + leaves.mel_frames
+        parts = chunks(len(leaves), _TOGETHER)
+        return self.begin(self._read, [leaves.video[part].tolist() for part in parts], [rows[part] for part in parts])
 
-    def _read(self, video: int, rows: np.ndarray) -> np.ndarray:
-        first, last = int(rows.min()), int(rows.max())
-        return self.reader.logmel(video, first, last - first + 1)[rows - first]
+    def _read(self, videos: list[int], rows: np.ndarray) -> list[np.ndarray]:
+        """Log-mel rows [frames, bands] of some clips."""
+        firsts, lasts = rows.min(1).tolist(), rows.max(1).tolist()
+        return [
+            self.reader.logmel(video, first, last - first + 1)[wanted - first]
+            for video, first, last, wanted in zip(videos, firsts, lasts, rows, strict=True)
+        ]
 
     def _fill(self, out: torch.Tensor, rows: list[np.ndarray], draws: Mapping[str, np.ndarray]) -> None:
         """Normalise rows [frames, bands] of n leaves into `out` [n, bands, frames]; DALI computes the same bits."""

@@ -61,7 +61,9 @@ def test_cores_and_dali_make_the_same_crops_within_one_grey_level(index: Index, 
 def test_resizing_equals_interpolation_in_float64(begin: float, end: float) -> None:
     frame = np.random.default_rng(0).integers(0, 256, (9, 9, 3), dtype=np.uint8)
     out = np.empty((5, 15), np.uint8)
-    engines.resize(frame.reshape(9, 27), *taps(1.25, 8.5, 5, 9), *taps(begin, end, 5, 9, step=3), out)
+    corners = np.array([1.25, 8.5, begin, end], np.float32)
+    region = *taps(*corners[:2], 5, np.array(9)), *taps(*corners[2:], 5, np.array(9), step=3)
+    engines.resize(frame.reshape(1, 9, 27), np.array([0]), *region, out[None])
     rows = np.clip(1.25 + (np.arange(5) + 0.5) * 7.25 / 5 - 0.5, 0, 8)
     columns = np.clip(begin + (np.arange(5) + 0.5) * (end - begin) / 5 - 0.5, 0, 8)
     tent = [np.maximum(0, 1 - np.abs(at[:, None] - np.arange(9))) for at in (rows, columns)]
