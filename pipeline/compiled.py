@@ -42,7 +42,12 @@ def resize(
                 first = np.float32(above[k])
                 line[k] = first + (np.float32(below[k]) - first) * share
             for c in range(len(left)):
-                near, far, to, part = np.uint64(left[c] - begin), np.uint64(right[c] - begin), np.uint64(3 * c), across[c]
+                near, far, to, part = (
+                    np.uint64(left[c] - begin),
+                    np.uint64(right[c] - begin),
+                    np.uint64(3 * c),
+                    across[c],
+                )
                 mixed[to] = line[near] + (line[far] - line[near]) * part
                 mixed[to + one] = line[near + one] + (line[far + one] - line[near + one]) * part
                 mixed[to + two] = line[near + two] + (line[far + two] - line[near + two]) * part

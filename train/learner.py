@@ -68,7 +68,7 @@ def _prepare(model: GDT, settings: Pretrain) -> None:
     for _, module in model.paper_modules():
         if isinstance(module, nn.Conv3d):
             module.to(memory_format=torch.channels_last_3d)  # type: ignore[call-overload]
-    if settings.compile == "off":
+    if settings.compile != "on":
         return
     for modality in {"video", "audio"} & {*model.modalities}:
         trunk = model.get_submodule(f"{modality}_network").base
