@@ -89,8 +89,7 @@ class Loader:
         stream = iter(plans)
         first = list(itertools.islice(stream, 1))
         modalities = first[0].leaves.modalities if first else ()
-        if loading.decoder == "auto":
-            loading = replace(loading, decoder="gpu" if device.type == "cuda" else "cpu")
+        loading = loading.on(device.type)
         # a stream of its own, whose short kernels run before those of training
         self._stream = torch.cuda.Stream(device, priority=-1) if device.type == "cuda" else None
         self._dali = loading.decoder == "gpu"

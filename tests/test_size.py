@@ -15,7 +15,7 @@ LINES = {
     "tests": 14286,
 }  # fmt: skip
 """Lines of Python by folder."""
-WORDS, OPTIONS = 16_150, 118
+WORDS, OPTIONS = 16_400, 118
 
 
 def tracked(pattern: str) -> list[str]:

@@ -71,7 +71,7 @@ def _prepare(model: GDT, settings: Pretrain) -> None:
     if settings.compile != "on":
         return
     for modality in {"video", "audio"} & {*model.modalities}:
-        trunk = model.get_submodule(f"{modality}_network").base
+        trunk: Any = model.get_submodule(f"{modality}_network.base")
         for module in trunk.modules():
             if isinstance(module, Factorised):
                 module.multiple = 8

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from dataclasses import replace
 
@@ -11,6 +12,7 @@ import torch
 from gdt.common.errors import UserError
 from gdt.train.models.gdt import GDT, load_weights
 from gdt.train.models.network import Network
+from gdt.train.models.r2plus1d import Factorised, R2Plus1D
 from gdt.train.settings import SIZES
 
 TINY = SIZES["tiny"]
@@ -37,6 +39,29 @@ def test_shapes_and_unit_length() -> None:
     assert torch.allclose(embeddings.norm(dim=1), torch.ones(5), atol=1e-5)
     maps = model.video_network.base.maps(clips)
     assert torch.allclose(maps.mean((2, 3, 4)), model.video_network(clips), atol=1e-6)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_padded_channels_change_nothing(compiled: bool) -> None:
+    """Outputs, gradients and running statistics, and the weights keep their names and shapes."""
+    torch.manual_seed(0)
+    plain = R2Plus1D(Network(stem=8, stem_middle=5, widths=(8, 12), depth=1)).double()
+    padded = copy.deepcopy(plain)
+    for part in padded.modules():
+        if isinstance(part, Factorised):
+            part.multiple = 8
+    if compiled:
+        padded.compile(dynamic=False)
+    clips = torch.randn(4, 3, 5, 16, 16, dtype=torch.float64)
+    for network in (plain, padded):
+        network(clips).square().sum().backward()
+    for one, other in zip(plain.parameters(), padded.parameters(), strict=True):
+        assert torch.allclose(one.grad, other.grad, rtol=1e-10, atol=1e-12 * float(one.grad.abs().max()))
+    states = zip(plain.state_dict().items(), padded.state_dict().items(), strict=True)
+    assert all(a == b and torch.allclose(one, other, rtol=1e-12) for (a, one), (b, other) in states)
+    assert torch.allclose(plain.eval()(clips), padded.eval()(clips), rtol=1e-12)
+    channels = {part[0].out_channels for part in plain.modules() if isinstance(part, Factorised)}
+    assert any(number % 8 for number in channels)
 
 
 def test_weights_of_another_model_are_refused_with_the_first_difference() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -19,7 +21,7 @@ class Factorised(nn.Sequential):
     multiple = 1
 
     def forward(self, x: Tensor) -> Tensor:
-        space, norm, relu, time, *rest = self
+        space, norm, relu, time, *rest = list[Any](self)
         extra = -norm.num_features % self.multiple
         if extra and isinstance(norm, nn.BatchNorm3d):
             x = functional.conv3d(x, _pad(space.weight, extra, 0), None, space.stride, space.padding)
@@ -38,7 +40,7 @@ def _pad(values: Tensor, extra: int, axis: int) -> Tensor:
     return functional.pad(values, (0, 0) * (values.dim() - 1 - axis) + (0, extra))
 
 
-def _padded_norm(norm: nn.BatchNorm3d, x: Tensor, extra: int) -> Tensor:
+def _padded_norm(norm: Any, x: Tensor, extra: int) -> Tensor:
     """Batch norm of n + extra channels by that of n."""
     mean, var, weight, bias = (
         _pad(values, extra, 0) for values in (norm.running_mean, norm.running_var, norm.weight, norm.bias)
