@@ -23,6 +23,8 @@ class Stream(StrEnum):
     """Held-out videos that are probed while training."""
     FINETUNING = auto()
     """Initial weights of the classifier: seed, fold, and the constant 2**20."""
+    FINETUNING_DROPOUT = auto()
+    """Dropout masks of finetuning: seed, fold, epoch, batch."""
     FINETUNING_CLIPS = auto()
     """Clips of an epoch: seed, fold, epoch."""
     FINETUNING_VIDEOS = auto()

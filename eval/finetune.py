@@ -32,6 +32,7 @@ from gdt.pipeline.transformations.augmentation import Augmentation, centred
 from gdt.pipeline.tree import BatchPlan
 from gdt.train.checkpoint import Damaged, Trained, load_checked
 from gdt.train.models.gdt import autocast
+from gdt.train.step import require_finite, seed_torch
 from gdt.train.weights import FINETUNED_ON, inputs_of
 
 if TYPE_CHECKING:
@@ -164,7 +165,7 @@ class Finetuning:
                 losses, right = [], 0
                 for number in range(self.batches):
                     batch = next(batches)
-                    loss, correct = self._step(epoch + number / self.batches, batch.inputs, batch.table["target"])
+                    loss, correct = self._step(epoch, number, batch.inputs, batch.table["target"])
                     losses.append(loss)
                     right += correct
                     bar.set_postfix_str(f"loss {loss:.3f}", refresh=False)
@@ -207,18 +208,20 @@ class Finetuning:
             modalities=[self.modality], clips_per_plan=2 * recipe.batch,
         )  # fmt: skip
 
-    def _step(self, epoch: float, inputs: Mapping[str, Any], target: Tensor) -> tuple[float, int]:
+    def _step(self, epoch: int, number: int, inputs: Mapping[str, Any], target: Tensor) -> tuple[float, int]:
+        """Update the model with batch `number` of an epoch. Raises UserError if loss or gradient are not finite."""
         for group in self.optimizer.param_groups:
-            group["lr"] = self.recipe.lr_at(epoch)
+            group["lr"] = self.recipe.lr_at(epoch + number / self.batches)
+        seed_torch(Stream.FINETUNING_DROPOUT, *self._seeds, epoch, number)
         self.model.train()
         self.optimizer.zero_grad(set_to_none=True)
         scores = self._scores(inputs)
         loss = functional.cross_entropy(scores, target)
         loss.backward()
-        self.optimizer.step()
+        norm = nn.utils.get_total_norm([p.grad for p in self.model.parameters() if p.grad is not None])
         value = float(loss.detach())
-        if not np.isfinite(value):
-            raise UserError(f"the loss is {value} in epoch {int(epoch)}; lower --lr (now {self.recipe.lr:g})")
+        require_finite(value, float(norm), f"in epoch {epoch}, at --lr {self.recipe.lr:g}")
+        self.optimizer.step()
         return value, int((scores.detach().argmax(1) == target).sum())
 
     def _scores(self, inputs: Mapping[str, Any]) -> Tensor:

@@ -49,7 +49,14 @@ def make_state(
 
 
 def write(path: Path, state: Mapping[str, Any]) -> None:
-    """Write a state; the file is replaced when the new one is complete. Raises OSError."""
+    """Write a state; the file is replaced when the new one is complete.
+
+    Raises OSError, and UserError if weights or moments are not finite, since no run could go on from them.
+    """
+    for part in (state["model"], *state["optimizer"]["state"].values()):
+        for name, value in part.items():
+            if isinstance(value, torch.Tensor) and not value.isfinite().all():
+                raise UserError(f"{name} is not finite after step {state['step']}, so it is not saved; lower --lr")
     with writing(path) as file:
         torch.save(dict(state), file)
 
@@ -62,22 +69,18 @@ def read_run(folder: Path) -> dict[str, Any] | None:
     try:
         return read(path)
     except Damaged as damage:
-        raise OtherRun(
+        raise UserError(
             f"{path} cannot be read as a checkpoint: {damage}; start again with --overwrite, or set --out to "
             "another folder"
         ) from damage
 
 
 def settings_of(state: Mapping[str, Any], run: Path) -> Pretrain:
-    """The settings of the run in a folder, from its state. Raises OtherRun if they are of another version."""
+    """The settings of the run in a folder, from its state. Raises UserError if they are of another version."""
     try:
         return from_json(state["settings"], str(run / CHECKPOINT))
     except UserError as error:
-        raise OtherRun(f"{error}, or replace the run with --overwrite") from error
-
-
-class OtherRun(UserError):
-    """The checkpoint of a folder is damaged, or of a run that this one cannot continue; --overwrite replaces it."""
+        raise UserError(f"{error}, or replace the run with --overwrite") from error
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -135,7 +138,7 @@ def load_trained(path: Path) -> Trained:
 def require_same_shards(state: Mapping[str, Any], fingerprint: str, run: Path) -> None:
     """Raise UserError if the run in folder `run`, with this state, has other shards."""
     if state["data"] != fingerprint:
-        raise OtherRun(
+        raise UserError(
             f"{run} holds a run on different shards: they were rebuilt, or have different videos or splits; "
             "replace it with --overwrite, set --out to another folder, or restore the original shards"
         )
@@ -156,7 +159,7 @@ def require_same_run(
     if why := other_rates(settings_of(state, path.parent), settings, batches_per_epoch, int(state["step"])):
         different.append(f"{why}; --init {path} starts a new run from its weights")
     if different:
-        raise OtherRun(
+        raise UserError(
             f"{path.parent} holds a run with different settings ({'; '.join(different)}); set --out to another "
             "folder, resume with the same settings, or replace it with --overwrite"
         )

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from gdt.common.errors import UserError
 from gdt.pipeline.loader import Batch
 from gdt.pipeline.tree import Tree
 from gdt.train import checkpoint
@@ -18,7 +19,7 @@ from gdt.train.models.r2plus1d import Factorised
 from gdt.train.run import CHECKPOINT, to_json
 from gdt.train.schedule import Optimization
 from gdt.train.settings import Pretrain
-from gdt.train.step import Gradient, Metrics
+from gdt.train.step import Gradient, Metrics, require_finite
 
 
 class Learner:
@@ -41,10 +42,11 @@ class Learner:
         self.optimizer = _optimizer(settings.optimization, model, device)
 
     def step(self, step: int, batch: Batch) -> Metrics:
-        """Update the model."""
+        """Update the model. Raises UserError on all ranks, before the update, if loss or gradient are not finite."""
         for group in self.optimizer.param_groups:
             group["lr"] = self.schedule.lr(step)
         metrics = self._gradient(step, batch)
+        require_finite(metrics.loss, metrics.gradient_norm, f"at step {step}")
         self.optimizer.step()
         return metrics
 
@@ -57,7 +59,10 @@ class Learner:
         """Load the state of a checkpoint. Raises UserError as `require_same_run`."""
         path = self.settings.run_folder / CHECKPOINT
         require_same_run(state, self.settings, self._data, self.schedule.batches_per_epoch, path)
-        load_weights(self.model, state["model"], str(path))
+        try:
+            load_weights(self.model, state["model"], str(path))
+        except UserError as error:
+            raise UserError(f"{error}, or start anew with --overwrite") from error
         self.optimizer.load_state_dict(dict(state["optimizer"]))
 
 

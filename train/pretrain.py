@@ -12,7 +12,6 @@ from typing import Any
 from gdt.common.commandline import gdt_command
 from gdt.common.errors import UserError, exit_with_message, explain_out_of_memory
 from gdt.common.files import locked
-from gdt.train.checkpoint import OtherRun
 from gdt.train.distributed import barrier, join_ranks, leave_without_teardown, together
 from gdt.train.models.network import FROM_PYTHON
 from gdt.train.settings import Pretrain
@@ -52,12 +51,7 @@ def pretrain(settings: Pretrain) -> Path:
     with contextlib.ExitStack() as lock, explain_out_of_memory(advice):
         folder = locked(settings.run_folder, "set --out to another folder")
         together(lambda: rank or lock.enter_context(folder))
-        try:
-            trainer = Trainer(settings, rank, world, device)
-        except OtherRun:
-            if not settings.overwrite:
-                raise
-            trainer = Trainer(settings, rank, world, device, fresh=True)
+        trainer = Trainer(settings, rank, world, device)
         if trainer.step == trainer.steps:
             trainer.say(f"{trainer.path} is trained to its last step, {trainer.steps}; nothing to do")
             return trainer.path

@@ -67,7 +67,7 @@ class Pretrain:
     out: Path | None = None
     """Folder of the run; default: runs/<dataset>-<composition>, and -seed<n> unless that is 0."""
     overwrite: bool = False
-    """Replace a run of other settings in that folder."""
+    """Start anew, also if that folder holds a run, which is lost."""
     batch_size: int | None = None
     """Videos per batch over all GPUs (K of factor video); default: 512 (tiny: 16), fewer if there are fewer videos."""
     epochs: int = 0

@@ -38,6 +38,20 @@ class Metrics(NamedTuple):
     gradient_norm: float
 
 
+def require_finite(loss: float, norm: float, when: str) -> None:
+    """Raise UserError unless a loss and the norm of its gradient are finite; called before the weights are updated."""
+    if not (math.isfinite(loss) and math.isfinite(norm)):
+        raise UserError(
+            f"the loss is {loss:g} and the norm of its gradient {norm:g} {when}, which is not saved; lower --lr"
+        )
+
+
+def seed_torch(stream: Stream, *numbers: int) -> None:
+    """Seed what torch draws, such as dropout, from a stream: a resumed run draws the same."""
+    state = seed_sequence(stream, *numbers).generate_state(1, np.uint64)
+    torch.manual_seed(int(state[0]) >> 1)
+
+
 class Group(NamedTuple):
     """Leaves that are embedded in one pass."""
 
@@ -132,8 +146,7 @@ class Gradient:
                 done += size
 
     def _embed(self, step: int, group: Group) -> Tensor:
-        state = seed_sequence(Stream.DROPOUT, self._settings.seed, step, group.number).generate_state(1, np.uint64)
-        torch.manual_seed(int(state[0]) >> 1)
+        seed_torch(Stream.DROPOUT, self._settings.seed, step, group.number)
         # a new context per pass, since a pass with gradient must not reuse the cached casts of one without
         device = next(self.model.parameters()).device.type
         with torch.autocast(device, torch.bfloat16, enabled=self._settings.precision == "bfloat16"):

@@ -10,14 +10,13 @@ from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from tqdm import tqdm
 
 from gdt.common.errors import UserError, plural
 from gdt.pipeline.groups import check_groups, take_rank
 from gdt.pipeline.loader import Batch, Loader
-from gdt.pipeline.shards.cache import Cache, forecast
+from gdt.pipeline.shards.cache import forecast
 from gdt.pipeline.shards.index import Index, fingerprint
 from gdt.pipeline.shards.store import is_remote
 from gdt.train import checkpoint
@@ -32,7 +31,6 @@ from gdt.train.models.network import Network
 from gdt.train.provenance import device_name, record
 from gdt.train.run import CHECKPOINT, decisive
 from gdt.train.settings import Precision, Pretrain, default_group_size
-from gdt.train.step import Metrics
 from gdt.train.trained import Trained
 
 _SAVE_SECONDS = 300.0
@@ -42,17 +40,15 @@ _SAVE_SECONDS = 300.0
 class Trainer:
     """One run, on one of its ranks."""
 
-    def __init__(
-        self, settings: Pretrain, rank: int, world: int, device: torch.device, fresh: bool = False
-    ) -> None:  # fmt: skip
-        """Prepare a new run, or resume from its checkpoint unless `fresh`.
+    def __init__(self, settings: Pretrain, rank: int, world: int, device: torch.device) -> None:
+        """Prepare a new run, or resume from its checkpoint unless that is to be overwritten.
 
-        Raises OtherRun if the folder holds a run that this one cannot continue, and UserError on bad input.
+        Raises UserError if the folder holds a run that this one cannot continue, and on bad input.
         """
         self.rank, self.world, self.device = rank, world, device
         self.index = Index.open(settings.shard_folder, settings.cache)
         shards = fingerprint(self.index)
-        state = None if fresh else checkpoint.read_run(settings.run_folder)
+        state = None if settings.overwrite else checkpoint.read_run(settings.run_folder)
         if state:
             checkpoint.require_same_shards(state, shards, settings.run_folder)
         start = load_model(settings.init) if settings.init else None
@@ -150,7 +146,7 @@ class Trainer:
         """Train for the remaining steps.
 
         Exits with 128 + n after a signal n. Raises UserError if a clip is damaged, both after saving the last step, or
-        if the loss is not finite.
+        if loss, gradient or weights are not finite, keeping the last checkpoint.
         """
         held_out = together(self.open_probe)
         self.describe_run()
@@ -169,7 +165,9 @@ class Trainer:
                 self.stop_if_agreed(stop.signal, error)
                 loaded = time.perf_counter()
                 metrics = self.learner.step(self.step, batch)
-                self.log_step(metrics, time.perf_counter() - began, loaded - began, loader.cache)
+                if self.log:
+                    seconds = time.perf_counter() - began
+                    self.log.add_step(self.step, metrics, seconds, loaded - began, loader.cache)
                 self.step += 1
                 self.probe(held_out)
                 if self.save_due():
@@ -216,15 +214,9 @@ class Trainer:
         if (error := error or self.failure) is not None:
             raise error
         if self.rank == 0:
-            tqdm.write(f"stopped after step {self.step} of {self.steps}; run the same command to resume", sys.stdout)
+            command = f"the same command{' without --overwrite' if self.settings.overwrite else ''}"
+            tqdm.write(f"stopped after step {self.step} of {self.steps}; run {command} to resume", sys.stdout)
         sys.exit(128 + signal)
-
-    def log_step(self, metrics: Metrics, seconds: float, waiting: float, cache: Cache | None) -> None:
-        """Log a step. Raises UserError if its loss is not finite."""
-        if self.log:
-            self.log.add_step(self.step, metrics, seconds, waiting, cache)
-        if not np.isfinite(metrics.loss):
-            raise UserError(f"the loss is {metrics.loss} at step {self.step}; lower --lr")
 
     def probe(self, held_out: Probe | None) -> None:
         """Measure recall among held-out videos, on rank 0, every --probe-every steps and at the end."""
@@ -242,7 +234,7 @@ class Trainer:
         if self.rank == 0 and self.step > self.saved:
             try:
                 checkpoint.write(self.path, self.learner.state(self.step))
-            except OSError as error:
+            except (OSError, UserError) as error:
                 self.failure = error  # which all ranks end with
             self.saved, self.saved_at = self.step, time.monotonic()
 

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor, nn
+from torch.nn import functional
 
 from gdt.common.errors import UserError
+from gdt.eval.attentive import AttentiveProbe
 from gdt.eval.export import Export, export
-from gdt.eval.finetune import METRICS, STATE, WEIGHTS, Finetuning, Recipe, tiny
+from gdt.eval.finetune import METRICS, STATE, WEIGHTS, Classifier, Finetuning, Recipe, tiny
 from gdt.eval.subjects import Fold
 from gdt.pipeline.clips import uniform_clips
 from gdt.pipeline.loader import Loader
@@ -21,10 +25,12 @@ from gdt.pipeline.shards.index import Index
 from gdt.pipeline.sources.loading import Loading
 from gdt.pipeline.transformations.augmentation import EVALUATION
 from gdt.train.checkpoint import Trained, load_model
+from gdt.train.models import foreign
 from gdt.train.models.gdt import GDT
 from gdt.train.settings import SIZES, Pretrain
 from gdt.train.weights import KINETICS
 from tests.pipeline.test_loader import CPU
+from tests.train import own_networks
 
 TINY = SIZES["tiny"]
 Task = tuple[Index, Fold]
@@ -112,9 +118,18 @@ def test_accuracy_equals_counting(trained: Trained, task: Task, tmp_path: Path) 
     )  # of three classes
 
 
+class Dropping(Classifier):
+    """With dropout before the classifier."""
+
+    def __init__(self, base: nn.Module, dim: int, classes: int) -> None:
+        super().__init__(base, dim, classes)
+        self.classifier.register_forward_pre_hook(lambda part, given: functional.dropout(given[0], 0.3, part.training))
+
+
 def test_a_stopped_run_resumes_with_the_same_numbers(
     trained: Trained, task: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(Finetuning, "classifier", Dropping)
     recipe = quick(trained)
     whole = Finetuning(trained, *task, recipe, 5, CPU, tmp_path / "whole").run("x")
     before = {name: value.clone() for name, value in trained.model.state_dict().items()}
@@ -146,9 +161,56 @@ def test_a_stopped_run_resumes_with_the_same_numbers(
     with pytest.raises(KeyboardInterrupt):
         Finetuning(trained, *task, recipe, 5, CPU, tmp_path / "tested").run("x")
     monkeypatch.undo()
+    monkeypatch.setattr(Finetuning, "classifier", Dropping)
     last = Finetuning(trained, *task, recipe, 5, CPU, tmp_path / "tested")
     last.optimizer.register_step_pre_hook(lambda *_: pytest.fail("it is trained again"))
     assert last.run("x") == whole
+
+
+@pytest.mark.parametrize("kind", [Finetuning, AttentiveProbe])
+def test_a_run_with_a_network_with_dropout_resumes_with_the_same_numbers(
+    task: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[Finetuning]
+) -> None:
+    monkeypatch.setattr(foreign, "_given", {"video": {}, "audio": {}})
+    text = foreign.use("video", partial(own_networks.Net, 8, dropout=0.3))
+    made = foreign.check("video", text, own_networks.CLIP)
+    model = Trained(GDT(replace(TINY.network, video=made), ["video"]).eval(), TINY, 600, KINETICS)
+    recipe = quick(model)
+    whole = kind(model, *task, recipe, 0, CPU, tmp_path / "whole")
+    whole.run("x")
+    real = kind._save_epoch
+
+    def stopped(self: Finetuning, epoch: int, loss: float, right: int) -> None:
+        real(self, epoch, loss, right)
+        if epoch == 0:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(kind, "_save_epoch", stopped)
+        kind(model, *task, recipe, 0, CPU, tmp_path / "cut").run("x")
+    again = kind(model, *task, recipe, 0, CPU, tmp_path / "cut")
+    again.run("x")
+    assert all(torch.equal(value, again.model.state_dict()[name]) for name, value in whole.model.state_dict().items())
+
+
+def test_a_gradient_that_is_not_finite_ends_a_run_and_keeps_its_last_epoch(
+    trained: Trained, task: Task, tmp_path: Path
+) -> None:
+    """At the last step, whose loss is finite."""
+    run = Finetuning(trained, *task, quick(trained), 0, CPU, tmp_path)
+    done: list[int] = []
+
+    def spoil(gradient: Tensor) -> Tensor:
+        done.append(1)
+        return gradient * (torch.nan if len(done) == 3 * run.batches else 1)
+
+    run.model.classifier.bias.register_hook(spoil)
+    with pytest.raises(
+        UserError, match=r"the loss is [\d.]+ and the norm of its gradient nan in epoch 2, at --lr 0.02"
+    ):
+        run.run("x")
+    assert torch.load(tmp_path / STATE, weights_only=True)["epoch"] == 2 and not (tmp_path / WEIGHTS).exists()
+    assert all(value.isfinite().all() for value in run.model.state_dict().values())
 
 
 @pytest.mark.parametrize("how", ["cut", "bit", "other recipe"])

@@ -71,6 +71,22 @@ class Elsewhere(Sound):
         return super().forward(x) * random.random()
 
 
+class Breaking(Plain):
+    """The last rank's gradient is NaN from a pass of training on; its loss is finite."""
+
+    def __init__(self, at: int) -> None:
+        super().__init__()
+        self.left = at
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = super().forward(x)
+        if out.requires_grad and int(os.environ.get("RANK", "0")) == int(os.environ.get("WORLD_SIZE", "1")) - 1:
+            self.left -= 1
+            if self.left <= 0:
+                out.register_hook(lambda gradient: gradient * torch.nan)
+        return out
+
+
 class Counting(Sound):
     """Changes a buffer in every pass."""
 

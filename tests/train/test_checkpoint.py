@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import signal
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
@@ -13,7 +16,9 @@ import numpy as np
 import pytest
 import torch
 
+import gdt
 from gdt.common.errors import UserError
+from gdt.pipeline.loader import Batch
 from gdt.pipeline.shards.statistics import Statistics
 from gdt.pipeline.transformations.base import Source
 from gdt.pipeline.tree import Tree
@@ -22,8 +27,10 @@ from gdt.train.checkpoint import Data
 from gdt.train.learner import Learner
 from gdt.train.pretrain import pretrain
 from gdt.train.run import CHECKPOINT
-from gdt.train.settings import SIZES
+from gdt.train.settings import SIZES, Pretrain
+from gdt.train.step import Metrics
 from tests.tamper import flip
+from tests.train.own_networks import Breaking
 
 DATA = Data("data", Statistics(np.array([90.0, 100.0, 110.0]), np.array([50.0, 60.0, 70.0]), -3.0, 2.5))
 
@@ -137,12 +144,95 @@ def test_the_untrained_model_has_the_initial_weights_of_the_run(
         assert all(torch.equal(weights[name], expected[name]) for name in expected)
 
 
-def test_a_run_of_another_version_can_be_replaced(shards: Path, tmp_path: Path) -> None:
-    settings = replace(SIZES["tiny"], preset="e", batch_size=4, steps=1, shards=shards, out=tmp_path, device="cpu")
-    path = pretrain(settings)
+@pytest.fixture(scope="module")
+def finished(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Pretrain:
+    """The settings of a run that has done its two steps."""
+    out = tmp_path_factory.mktemp("finished") / "run"
+    settings = replace(SIZES["tiny"], preset="e", batch_size=4, steps=2, shards=shards, out=out, device="cpu")
+    pretrain(settings)
+    return settings
+
+
+def of_another_version(path: Path) -> None:
     state = torch.load(path, weights_only=True)
     torch.save(state | {"settings": state["settings"].replace('"seed"', '"luck": 3, "seed"')}, path)
-    with pytest.raises(UserError, match=r"holds no settings of this version .* or replace the run with --overwrite"):
-        pretrain(settings)
+
+
+def not_finite(path: Path) -> None:
+    state = torch.load(path, weights_only=True)
+    state["model"]["mlp_v.block_forward.2.weight"][0] = torch.nan
+    torch.save(state, path)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "refused"),
+    [
+        (lambda path: None, ""),
+        (of_another_version, r"holds no settings of this version .* or replace the run with --overwrite"),
+        (not_finite, r"mlp_v.* contains NaN or infinity; use another file, or start anew with --overwrite"),
+        (lambda path: path.write_bytes(path.read_bytes()[:-500]), "it is damaged.*; start again with --overwrite"),
+    ],
+    ids=["finished", "another version", "not finite", "damaged"],
+)
+def test_overwrite_starts_anew_whatever_the_folder_holds(
+    finished: Pretrain, tmp_path: Path, spoil: Callable[[Path], None], refused: str
+) -> None:
+    settings = replace(finished, out=tmp_path / "run")
+    shutil.copytree(finished.run_folder, settings.run_folder)
+    path = settings.run_folder / CHECKPOINT
+    spoil(path)
+    if refused:
+        with pytest.raises(UserError, match=refused):
+            pretrain(settings)
+    before = path.stat().st_mtime_ns
     pretrain(replace(settings, overwrite=True))
-    assert torch.load(path, weights_only=True)["step"] == 1
+    assert path.stat().st_mtime_ns != before
+    new, old = (torch.load(folder / CHECKPOINT, weights_only=True) for folder in (path.parent, finished.run_folder))
+    assert new["step"] == 2 and all(torch.equal(new["model"][name], value) for name, value in old["model"].items())
+
+
+@pytest.mark.parametrize("where", ["weight", "buffer", "moment"])
+def test_numbers_that_are_not_finite_never_replace_a_checkpoint(tmp_path: Path, where: str) -> None:
+    path = tmp_path / CHECKPOINT
+    save(path, 1)
+    model, optimizer = model_at(2)
+    tensors = {
+        "weight": model[0].weight, "buffer": model[1].running_var,
+        "moment": optimizer.state[model[0].weight]["momentum_buffer"],
+    }  # fmt: skip
+    tensors[where].data[0] = torch.inf
+    with pytest.raises(UserError, match="is not finite after step 2, so it is not saved; lower --lr"):
+        checkpoint.write(path, checkpoint.make_state(model, optimizer, 2, "{}", DATA))
+    assert same(checkpoint.read(path), 1)
+
+
+def test_a_run_whose_weights_are_not_finite_fails_and_keeps_its_checkpoint(
+    finished: Pretrain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also after its last step; running statistics may overflow while loss and gradient are finite."""
+    real = Learner.step
+
+    def spoiled(self: Learner, step: int, batch: Batch) -> Metrics:
+        metrics = real(self, step, batch)
+        if step == 1:
+            self.model.mlp_v.block_forward[4].running_var[0] = torch.inf
+        return metrics
+
+    monkeypatch.setattr(Learner, "step", spoiled)
+    with pytest.raises(UserError, match=r"running_var is not finite after step 2"):
+        pretrain(replace(finished, out=tmp_path, checkpoint_steps=1))
+    assert checkpoint.read(tmp_path / CHECKPOINT)["step"] == 1
+
+
+def test_a_gradient_that_is_not_finite_changes_nothing_and_the_run_can_be_resumed(
+    finished: Pretrain, tmp_path: Path
+) -> None:
+    """At the last step; the loss is finite."""
+    given = {"size": "tiny", "preset": "a", "batch_size": 4, "steps": 3, "device": "cpu", "checkpoint_steps": 1}
+    whole = gdt.pretrain(finished.shards, out=tmp_path / "whole", video_network=partial(Breaking, 99), **given)
+    with pytest.raises(UserError, match=r"the loss is [\d.]+ and the norm of its gradient nan at step 2, which is not"):
+        gdt.pretrain(finished.shards, out=tmp_path / "run", video_network=partial(Breaking, 3), **given)
+    assert checkpoint.read(tmp_path / "run" / CHECKPOINT)["step"] == 2
+    again = gdt.pretrain(finished.shards, out=tmp_path / "run", video_network=partial(Breaking, 99), **given)
+    one, other = (torch.load(run.checkpoint, weights_only=True)["model"] for run in (whole, again))
+    assert all(torch.equal(value, other[name]) for name, value in one.items())

@@ -17,6 +17,7 @@ from gdt.pipeline.shards.index import Index
 from gdt.train.run import CHECKPOINT
 from tests.conftest import Forked
 from tests.tamper import annotate
+from tests.train import own_networks
 from tests.train.runs import losses, wait_until
 from tests.train.test_pretrain import ruin
 
@@ -106,3 +107,15 @@ def test_a_damaged_clip_on_one_rank_ends_both_after_the_same_step(start: Start, 
     assert "Traceback" not in said[0] + said[1]
     state = torch.load(run / "checkpoint.pt", weights_only=True)
     assert 0 < state["step"] == len(losses(run)) < 200
+
+
+def test_a_gradient_that_is_not_finite_on_one_rank_ends_both_and_keeps_the_checkpoint(
+    start: Start, tmp_path: Path
+) -> None:
+    own = ("--video-network", f"{own_networks.__file__}:Breaking(22)")  # it passes four times per step and rank
+    ranks = start(own, own)
+    assert ended(ranks) == [2, 2]
+    said = ranks[0].communicate()[1]
+    assert "and the norm of its gradient nan at step 5, which is not saved; lower --lr" in said
+    assert "Traceback" not in said
+    assert torch.load(tmp_path / "run" / CHECKPOINT, weights_only=True)["step"] == 4
