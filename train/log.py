@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import resource
 import sys
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from gdt.common.files import write_text
 from gdt.pipeline.shards.cache import Cache
 from gdt.train.collapse import warning
 from gdt.train.flops import peak_flops, step_flops
-from gdt.train.run import METRICS, PROBES, SETTINGS, to_json
+from gdt.train.run import METRICS, PROBES, SETTINGS, WANDB, to_json
 from gdt.train.schedule import Schedule
 from gdt.train.settings import Pretrain
 from gdt.train.step import Metrics
@@ -49,7 +49,7 @@ class Log:
         self._schedule, self._clips = schedule, composition.batch_size * composition.clips_per_video
         peak = peak_flops(self._device)
         self._seconds_at_peak = step_flops(settings, bands) / world / peak if peak else 0.0
-        self._wandb = _start_wandb(settings) if settings.wandb else None
+        self._wandb = _start_wandb(settings, first) if settings.wandb else None
         self._warned = False
 
     def __enter__(self) -> Log:
@@ -120,12 +120,14 @@ def peak_memory(device: torch.device) -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 
 
-def _start_wandb(settings: Pretrain) -> Any:
-    """Start the Weights & Biases run of this folder, or resume it."""
+def _start_wandb(settings: Pretrain, first: int) -> Any:
+    """Start the Weights & Biases run of a run, or resume it if the run resumes at step `first`."""
     import wandb  # type: ignore[import-not-found]
 
     folder = settings.run_folder.resolve()
-    name = hashlib.sha256(str(folder).encode()).hexdigest()[:16]
+    kept = folder / WANDB
+    name = kept.read_text() if first and kept.is_file() else uuid.uuid4().hex
+    write_text(kept, name)
     return wandb.init(
         project=settings.wandb, id=name, name=folder.name, dir=str(folder), resume="allow",
         config=json.loads(to_json(settings)),

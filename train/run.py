@@ -17,8 +17,8 @@ from gdt.train.settings import SIZES, Pretrain
 CHECKPOINT = "checkpoint.pt"
 EXPORTED = "model.safetensors"
 """The weights in a folder of `gdt export --to`."""
-SETTINGS, METRICS, PROBES = "settings.json", "metrics.jsonl", "probe.jsonl"
-"""Its settings, a line per step, and a line per probe."""
+SETTINGS, METRICS, PROBES, WANDB = "settings.json", "metrics.jsonl", "probe.jsonl", "wandb.id"
+"""The settings of a run, a line per step, a line per probe, and the id of its curves in Weights & Biases."""
 _NO_EFFECT_ON_RESULTS = {
     "overwrite", "out", "shards", "cache", "word2vec", "factors_from", "loading", "compile", "gradient_cache",
     "checkpoint_steps", "probe_every", "wandb", "networks",

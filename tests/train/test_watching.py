@@ -79,6 +79,30 @@ def test_weights_and_biases_get_the_same_metrics(
     assert not (tmp_path / "other").exists()
 
 
+def test_a_resumed_run_goes_on_in_its_curves_and_a_new_one_starts_its_own(
+    settings: Pretrain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also a new one in the same folder, as with --overwrite or in another container."""
+    ids: list[str] = []
+
+    def init(**what: str) -> types.SimpleNamespace:
+        ids.append(what["id"])
+        return types.SimpleNamespace(log=lambda metrics, step: None, finish=lambda: None)
+
+    monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(init=init, __spec__=object()))
+    short = replace(
+        settings, out=tmp_path / "run", wandb="mine", optimization=replace(settings.optimization, lr_decay=0.0)
+    )
+    for steps in (2, 3):
+        pretrain(replace(short, steps=steps))
+    pretrain(replace(short, steps=2, overwrite=True))
+    pretrain(replace(short, steps=3))
+    assert ids[0] == ids[1] != ids[2] == ids[3]
+    (tmp_path / "run").rename(tmp_path / "elsewhere")
+    pretrain(replace(short, steps=2))
+    assert len({*ids}) == 3
+
+
 def test_a_full_disk_ends_the_run_with_one_sentence(command: Run, shards: Path, tmp_path: Path) -> None:
     """The disk has 8 kB; TensorBoard's thread fails, too."""
     disk = tmp_path / "disk"
