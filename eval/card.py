@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 from gdt.common.files import write_text
 from gdt.eval import results
 from gdt.eval.results import RANDOM, RESULTS
 from gdt.eval.tables import pivot, row_label
 from gdt.train import portable
-from gdt.train.models.network import PAPERS
 from gdt.train.run import EXPORTED
 from gdt.train.trained import Trained
 
@@ -48,8 +50,8 @@ def write(folder: Path, trained: Trained, inputs: str) -> None:
     """Write the folder; `inputs` says what the model expects. Raises OSError."""
     own = trained.settings
     # without paths of this machine
-    bare = replace(own, shards=None, out=None, word2vec=None, init=None, networks=PAPERS)
-    portable.write(folder / EXPORTED, replace(trained, settings=bare))
+    paths: dict[str, Any] = {name: None for name, value in vars(own).items() if isinstance(value, Path)}
+    portable.write(folder / EXPORTED, replace(trained, settings=replace(own, **paths)))
     config = {
         "model_type": "gdt", "modalities": trained.model.modalities, "network": asdict(trained.model.network),
         "clip": asdict(own.clip), "short_side": own.augmentation.scale[0],
@@ -85,5 +87,11 @@ def _results(weights: str) -> str:
     conditions = {(row.conditions, row.checkpoint) for row in own}
     beside = [row for row in every if row.preset == RANDOM and (row.conditions, row.checkpoint) in conditions]
     tables = "\n\n".join(map(str, pivot([*beside, *own])))
-    commands = "\n".join(dict.fromkeys(row.provenance.get("command", "") for row in own))
+    commands = "\n".join(dict.fromkeys(_portable(row.provenance.get("command", "")) for row in own))
     return f"```text\n{tables}\n```\n\n```sh\n{commands}\n```"
+
+
+def _portable(command: str) -> str:
+    """A command with the last names of absolute paths, also of those in JSON, which are of this machine."""
+    words = (re.sub(r"""(?<![^\s=,"'])/(?:[^,"']*/)?(?=[^/,"'])""", "", word) for word in shlex.split(command))
+    return shlex.join(words)

@@ -31,7 +31,7 @@ from gdt.eval.subjects import Data, Fold, Model, describe, folds, gallery_split,
 from gdt.eval.tables import UNANSWERABLE, pivot, write_tables
 from gdt.pipeline.word2vec import WordVectors
 from gdt.train.checkpoint import load_trained
-from gdt.train.flops import step_flops
+from gdt.train.flops import per_step
 from gdt.train.models.gdt import any_device
 from gdt.train.models.network import FROM_PYTHON
 from gdt.train.provenance import provenance_of
@@ -214,7 +214,9 @@ def _run(job: Job) -> None:
     """Evaluate and append the result."""
     start, model, data = time.perf_counter(), job.model, job.evaluator.data
     settings, trained = job.evaluator.settings, job.model.trained
-    pretraining, known = trained.settings, not model.random and trained.foreign is None
+    pretraining, recorded = trained.settings, trained.per_step or (0, 0.0)
+    if trained.step and not (trained.per_step or pretraining.factors_digest):  # of an earlier version
+        recorded = per_step(pretraining, data.index.bands)
     metrics, fold, details = job.evaluator.evaluate(model, job.protocol, job.fold, job.folder)
     precision = "bfloat16" if job.evaluator.device.type == "cuda" else "float32"
     details = {"clip": str(pretraining.clip), "precision": precision, **details}
@@ -223,8 +225,7 @@ def _run(job: Job) -> None:
     result = Result(
         conditions=job.conditions, protocol=job.protocol, model=model.name, weights=model.digest, checkpoint=model.path,
         preset=RANDOM if model.random else trained.name, seed=pretraining.seed, step=trained.step, steps=trained.steps,
-        videos=trained.step * pretraining.composition.batch_size if known else 0,
-        tflop=trained.step * step_flops(pretraining, data.index.bands) / 1e12 if known and trained.step else 0.0,
+        videos=trained.step * recorded[0], tflop=trained.step * recorded[1] / 1e12,
         seen=model.seen(data, fold.queries), dataset=data.dataset, shards=data.index.folder, data=data.fingerprint,
         query_split=data.split, label=settings.label if PROTOCOLS[job.protocol].labels else "",
         words=words_of(job.protocol, job.evaluator.words), fold=fold.number, gallery=len(fold.gallery),

@@ -178,7 +178,7 @@ def _cross_modal(evaluator: Evaluator, model: Model, fold: Fold, _: Path) -> Out
     if len(modalities) < 2:
         reason = "the videos have no sound"
         if data.index.mel_count.any():
-            reason = f"it was trained on {' and '.join(trained.settings.composition.modalities)}"
+            reason = f"it was trained on {' and '.join(trained.model.modalities)}"
         reason = f"it has no head for {' '.join(trained.without_head)}" if trained.without_head else reason
         raise UserError(
             f"cross-modal retrieval needs two modalities; {model.path} has {' '.join(modalities) or 'none'} for these "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -135,6 +136,12 @@ def models(settings: Downstream, first: Trained) -> Iterator[Model]:
         trained = first if path == settings.ckpt[0] else load_trained(path)
         if trained.foreign is not None:
             print(f"{path} holds {trained.foreign}; clips of {trained.settings.clip}")
+        if trained.step and trained.settings.factors_digest and not trained.per_step:
+            print(
+                f"warning: {path} is of an earlier version, which did not record what factors of a Python file mean; "
+                "tables leave out the videos and FLOPs of its training",
+                file=sys.stderr,
+            )
         yield Model(name_of(path), path, trained, False)
 
 

@@ -6,14 +6,16 @@ differ in it. Settings of the transformation follow the name in brackets: `speed
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import inspect
 import re
 import sys
 import types
 from collections.abc import Mapping
-from functools import lru_cache
+from contextlib import suppress
 from pathlib import Path
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from gdt.common.errors import UserError, unknown
 from gdt.pipeline import transformations
@@ -94,30 +96,77 @@ def _create(kind: type[Transformation], settings: str | None, text: str) -> Tran
     parameters = [*inspect.signature(kind).parameters.values()]
     if kind is Augment or len(parameters) != 1:
         raise UserError(f"'{kind.name}' in factor '{text}' takes no settings in brackets")
+    (parameter,) = parameters
+    hint = get_type_hints(kind.__init__).get(parameter.name, tuple)
     try:
-        (parameter,) = parameters
-        default = parameter.default
-        if isinstance(default, tuple):
-            return kind(tuple(type(default[0])(part.strip()) for part in settings.split(",")))  # type: ignore[call-arg]
-        return kind(type(default)(settings))  # type: ignore[call-arg]
+        value = _value(settings, _type_of(parameter.default) if hint is tuple else hint)
+        return kind(value)  # type: ignore[call-arg]
     except (ValueError, TypeError) as error:
         raise UserError(f"'{settings}' in factor '{text}' does not fit {kind.name}: {error}") from error
 
 
-def load_factors(path: Path) -> Transformations:
-    """The built-in transformations and those of a Python file, whose errors are Python's own.
+def _type_of(default: Any) -> Any:
+    """The type of a parameter without an annotation that says it."""
+    return types.GenericAlias(tuple, (type(default[0]), ...)) if isinstance(default, tuple) else type(default)
 
-    Raises UserError if a name is taken.
+
+def _value(text: str, kind: Any) -> Any:
+    """The value of a type that a text writes. Raises ValueError if it writes none."""
+    origin, inner = get_origin(kind), get_args(kind)
+    if kind in (int, float, str, Path):
+        return kind(text)
+    if origin is tuple:
+        parts = text.split(",")
+        kinds = inner[:1] * len(parts) if inner[-1] is Ellipsis else inner
+        if len(kinds) == len(parts):
+            return tuple(_value(part.strip(), each) for part, each in zip(parts, kinds, strict=True))
+    if origin in (Union, types.UnionType):
+        for each in sorted(inner, key=lambda each: each is str):  # any text is a str
+            with suppress(ValueError):
+                return _value(text, each)
+    choices = inner if origin is Literal else {bool: (True, False), types.NoneType: (None,)}.get(kind, ())
+    for choice in choices:
+        if text == str(choice):
+            return choice
+    written = " or ".join(map(str, choices))
+    raise ValueError(f"write {written}" if written else f"it cannot be read as {inspect.formatannotation(kind)}")
+
+
+_given: dict[str, Transformations] = {}
+"""Transformations of the Python files that were given to this process, by the checksum of the file."""
+
+
+def use(path: Path) -> str:
+    """Run a Python file of transformations that the user has given to this process; returns its checksum.
+
+    Raises UserError if a name is taken; errors of the file are Python's own.
     """
-    return _defined_by(path, path.read_bytes())
+    code = path.read_bytes()
+    checksum = hashlib.sha256(code).hexdigest()[:16]
+    if checksum not in _given:
+        _given[checksum] = _defined_by(path, code, checksum)
+    return checksum
 
 
-@lru_cache(maxsize=4)
-def _defined_by(path: Path, code: bytes) -> Transformations:
-    module = types.ModuleType(f"_factors_of_{path.stem}")
+def transformations_of(checksum: str) -> Transformations:
+    """The built-in transformations and, unless the checksum is empty, those of the file that has it.
+
+    Raises UserError unless this process was given that file: a file that a checkpoint names is never run.
+    """
+    if checksum and checksum not in _given:
+        others = "; the file given is another or has changed" if _given else ""
+        raise UserError(
+            f"the composition has factors of a Python file with checksum {checksum}, which is not run by itself"
+            f"{others}; give the same file with --factors-from"
+        )
+    return {**TRANSFORMATIONS, **_given.get(checksum, {})}
+
+
+def _defined_by(path: Path, code: bytes, checksum: str) -> Transformations:
+    module = types.ModuleType(f"_factors_of_{path.stem}_{checksum}")
     sys.modules[module.__name__] = module  # dataclasses look up annotations there
     exec(compile(code, path, "exec", dont_inherit=True), module.__dict__)
     own = {kind.name: kind for kind in _defined_in(module)}
     if taken := own.keys() & {*TRANSFORMATIONS, "leaf", "usable"}:  # the last two are columns of the factor table, too
         raise UserError(f"{path} defines '{min(taken)}', a name that is taken; choose another name")
-    return {**TRANSFORMATIONS, **own}
+    return own

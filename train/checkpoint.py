@@ -38,12 +38,13 @@ class Data:
 
 
 def make_state(
-    model: torch.nn.Module, optimizer: torch.optim.Optimizer, step: int, settings: str, data: Data, steps: int = 0
-) -> dict[str, Any]:
-    """Content of a checkpoint after `step` of `steps` steps: everything that the next step depends on."""
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer, step: int, settings: str, data: Data, steps: int = 0,
+    per_step: tuple[int, float] | None = None,
+) -> dict[str, Any]:  # fmt: skip
+    """Content of a checkpoint after `step` of `steps` steps: all that the next step, or `Trained`, depends on."""
     return {
         "format": FORMAT, "settings": settings, "data": data.fingerprint, "words": data.words, "step": step,
-        "steps": steps,
+        "steps": steps, "per_step": per_step,
         "statistics": data.statistics.to_numbers(), "model": model.state_dict(), "optimizer": optimizer.state_dict(),
     }  # fmt: skip
 
@@ -120,6 +121,7 @@ def _model_of(state: Mapping[str, Any], path: Path) -> Trained:
     load_weights(model, state["model"], str(path))
     statistics = Statistics.from_numbers(state["statistics"], str(path))
     rest = {name: state[name] for name in ("data", "steps", "words")}
+    rest["per_step"] = tuple(state.get("per_step") or ()) or None
     return Trained(model.eval(), settings, state["step"], statistics, state.get("foreign"), **rest)
 
 

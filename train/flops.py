@@ -27,6 +27,11 @@ _PEAKS = {
 """Dense TFLOP/s from data sheets in bfloat16 (float16 on GPUs without it), by part of the device's name."""
 
 
+def per_step(settings: Pretrain, bands: int) -> tuple[int, float]:
+    """Videos and FLOPs of a step over all ranks."""
+    return settings.composition.batch_size, step_flops(settings, bands)
+
+
 def step_flops(settings: Pretrain, bands: int) -> float:
     """FLOPs of the networks in a step over all ranks, forward and backward; a second forward pass does not count."""
     composition = settings.composition

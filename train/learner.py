@@ -14,6 +14,7 @@ from gdt.pipeline.loader import Batch
 from gdt.pipeline.tree import Tree
 from gdt.train import checkpoint
 from gdt.train.checkpoint import Data, require_same_run
+from gdt.train.flops import per_step
 from gdt.train.models.gdt import GDT, load_weights
 from gdt.train.models.r2plus1d import Factorised
 from gdt.train.run import CHECKPOINT, to_json
@@ -27,7 +28,7 @@ class Learner:
 
     def __init__(self, settings: Pretrain, tree: Tree, data: Data, device: torch.device, world: int = 1) -> None:
         """`settings` as from `Trainer`: with group size, precision and compilation filled in."""
-        self.settings, self._data = settings, data
+        self.settings, self._data, self._bands = settings, data, tree.bands
         self.schedule = settings.schedule(tree.batches_per_epoch)
         torch.manual_seed(settings.seed)
         model: Any = GDT(settings.network, tree.composition.modalities).to(device)
@@ -53,7 +54,8 @@ class Learner:
     def state(self, done: int) -> dict[str, Any]:
         """Content of a checkpoint after `done` steps."""
         settings, steps = to_json(self.settings), self.schedule.steps
-        return checkpoint.make_state(self.model, self.optimizer, done, settings, self._data, steps)
+        spent = per_step(self.settings, self._bands)
+        return checkpoint.make_state(self.model, self.optimizer, done, settings, self._data, steps, spent)
 
     def resume(self, state: Mapping[str, Any]) -> None:
         """Load the state of a checkpoint. Raises UserError as `require_same_run`."""

@@ -1,8 +1,9 @@
 """Models as safetensors files, whose metadata has all that is needed to use them.
 
 Metadata: `settings` of the run (JSON; also the sizes of networks and clips), `statistics` (JSON of
-`Statistics.to_numbers`), `step` (training steps), `data` (fingerprint of the training shards), and `foreign` (JSON of
-`trained.Foreign`) for weights that are not from a run. Parameters are named as in `GDT`; the names tell the modalities.
+`Statistics.to_numbers`), `step` (training steps), `per_step` (JSON of `Trained.per_step`), `data` (fingerprint of the
+training shards), and `foreign` (JSON of `trained.Foreign`) for weights that are not from a run. Parameters are named as
+in `GDT`; the names tell the modalities.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ def write(path: Path, trained: Trained) -> None:
     texts = {
         "format": FORMAT, "settings": to_json(trained.settings), "step": str(trained.step), "data": trained.data,
         "statistics": json.dumps(trained.statistics.to_numbers()), "words": trained.words,
+        "per_step": json.dumps(trained.per_step),
     }  # fmt: skip
     if trained.foreign is not None:
         texts["foreign"] = serialization.to_json(trained.foreign)
@@ -36,6 +38,7 @@ def state_of(found: Mapping[str, Any]) -> dict[str, Any]:
     """The content of a file of `write` as the state of a run. Raises Damaged if its metadata does not fit."""
     try:
         read = {"step": int(found["step"]), "steps": 0, "statistics": json.loads(found["statistics"])}
+        read["per_step"] = json.loads(found.get("per_step", "null"))
         if "foreign" in found:
             read["foreign"] = serialization.from_dict(Foreign, json.loads(found["foreign"]))
         return {**found, **read}

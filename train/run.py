@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from gdt.common import serialization
 from gdt.common.commandline import parse, value_of
 from gdt.common.errors import UserError, first_line, unknown
 from gdt.train.gpu import default_size
+from gdt.train.models.network import PAPERS
 from gdt.train.published import PUBLISHED
 from gdt.train.settings import SIZES, Pretrain
 
@@ -33,12 +35,13 @@ def to_json(settings: Pretrain, indent: int | None = None) -> str:
 
 
 def from_json(text: str, source: str = "this text") -> Pretrain:
-    """The settings that `to_json` wrote; needs neither a GPU nor the files that they name.
+    """The settings that `to_json` wrote, without the Python files that they name: what a file names is never run.
 
-    Raises UserError with `source` and the settings that are missing, unknown or out of range.
+    Needs neither a GPU nor the other files. Raises UserError with `source` and the settings that are missing, unknown
+    or out of range.
     """
     try:
-        return serialization.from_dict(Pretrain, json.loads(text))
+        return replace(serialization.from_dict(Pretrain, json.loads(text)), factors_from=None, networks=PAPERS)
     except (ValueError, UserError) as error:
         raise UserError(
             f"{source} holds no settings of this version ({error}); use the version that wrote it"

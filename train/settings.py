@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 import re
 from collections.abc import Callable
@@ -58,7 +57,7 @@ class Pretrain:
     factors_from: Path | None = None
     """Python file with custom transformations, for --factors."""
     factors_digest: Annotated[str, tyro.conf.Suppress] = ""
-    """Checksum of that file; set by `resolved`."""
+    """Checksum of that file, which `resolved` records in place of its path."""
     word2vec: Path | None = None
     """word2vec file that the shards were made with; needed for text."""
     init: Path | None = None
@@ -159,14 +158,18 @@ class Pretrain:
 
     @property
     def transformations(self) -> notation.Transformations:
-        return notation.load_factors(self.factors_from) if self.factors_from else notation.TRANSFORMATIONS
+        return notation.transformations_of(self.resolved().factors_digest)
 
     def resolved(self) -> Pretrain:
-        """With the checksum of --factors-from filled in. Raises UserError if that file is broken."""
+        """With the checksum of --factors-from in its place. Raises UserError if it is that of another text."""
         if self.factors_from is None:
             return self
-        notation.load_factors(self.factors_from)
-        return replace(self, factors_digest=hashlib.sha256(self.factors_from.read_bytes()).hexdigest()[:16])
+        checksum = notation.use(self.factors_from)
+        _require(
+            self.factors_digest in ("", checksum),
+            f"{self.factors_from} has changed since this run was planned; give the command again",
+        )
+        return replace(self, factors_from=None, factors_digest=checksum)
 
     def with_batch_size(self, index: Index) -> Pretrain:
         """With the default batch size filled in, lowered to whole groups if there are fewer videos.

@@ -157,7 +157,8 @@ def _pretraining(settings: Ablation, shards: Path, row: str) -> Pretrain:
         SIZES[settings.size or default_size()], dataset=settings.dataset, shards=shards,
         group_size=settings.group_size, **options,
     )  # fmt: skip
-    return replace(run, word2vec=settings.word2vec if "text" in run.composition.modalities else None).resolved()
+    words = settings.word2vec if "text" in run.composition.modalities else None
+    return replace(run, word2vec=words, factors_digest=run.resolved().factors_digest)  # its process checks the file
 
 
 def _evaluation(settings: Ablation, shards: Path, index: Index) -> Downstream:

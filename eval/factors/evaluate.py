@@ -23,7 +23,7 @@ from gdt.eval.subjects import Data, held_out, name_of
 from gdt.eval.tables import csv_text
 from gdt.pipeline.leaves import Clip
 from gdt.pipeline.loader import Batch
-from gdt.pipeline.notation import TRANSFORMATIONS
+from gdt.pipeline.notation import TRANSFORMATIONS, Transformations, transformations_of, use
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.transformations.base import Transformation
 from gdt.train.checkpoint import Trained, load_trained
@@ -42,6 +42,7 @@ def factors(settings: Factors) -> str:
 
     Raises UserError if a checkpoint, the shards or their held-out videos are missing or do not fit.
     """
+    measured = transformations_of(use(settings.factors_from) if settings.factors_from else "")
     paths = tuple(dict.fromkeys(settings.ckpt)) or (latest_checkpoint(),)
     models = {path: load_trained(path) for path in paths}
     data = Data.open(paths[0], models[paths[0]], settings.dataset, settings.shards, settings.split, "")
@@ -49,7 +50,7 @@ def factors(settings: Factors) -> str:
     notes = [_NOTES, f"{data.split} videos of {data.dataset}, up to {settings.videos}"]
     for path, trained in models.items():
         of = {"model": name_of(path), "weights": trained.digest(), "step": trained.step, "dataset": data.dataset}
-        rows += [of | row for row in measure(trained, data.index, data.split, settings.videos)]
+        rows += [of | row for row in measure(trained, data.index, data.split, settings.videos, measured)]
         notes.append(f"{name_of(path)}: {trained.name}, {trained.step} steps, {path}")
     rows.sort(key=lambda row: (row["measure"] != "distance", row["factor"], row["features"]))
     text, out = "\n".join([_table(rows), "", *notes]), settings.out or Path("runs") / f"factors-{data.dataset}"
@@ -59,8 +60,10 @@ def factors(settings: Factors) -> str:
     return f"{text}\n\ntable: {out}/table.txt, factors.csv"
 
 
-def measure(trained: Trained, index: Index, split: str, videos: int) -> list[Row]:
-    """All factors in the features of a model, a row per measure, with the numbers of its weights and of random ones.
+def measure(
+    trained: Trained, index: Index, split: str, videos: int, measured: Transformations = TRANSFORMATIONS
+) -> list[Row]:
+    """Factors in the features of a model, a row per measure, with the numbers of its weights and of random ones.
 
     Raises UserError if none can be measured on these videos.
     """
@@ -69,7 +72,7 @@ def measure(trained: Trained, index: Index, split: str, videos: int) -> list[Row
     planner = Planner(index, order, trained.settings, videos)
     models = [trained.model, trained.untrained().model]
     rows: list[Row] = []
-    for factor in known(trained):
+    for factor in known(trained, measured):
         for network in (name for name in trained.model.modalities if name != "text"):
             if trial := planner.trial(factor, network):
                 head = network not in trained.without_head
@@ -92,12 +95,14 @@ def _numbers(own: Metric, random: Metric) -> Row:
     return values | {"chance": own.chance or ""}
 
 
-def known(trained: Trained) -> list[Transformation]:
-    """All transformations: those of the model's composition with their settings, the others with defaults."""
-    if trained.foreign is not None:
-        return [kind() for kind in TRANSFORMATIONS.values()]
-    varied = {factor.name: factor.transformation for factor in trained.settings.composition.factors}
-    return [varied.get(name) or kind() for name, kind in trained.settings.transformations.items()]
+def known(trained: Trained, measured: Transformations = TRANSFORMATIONS) -> list[Transformation]:
+    """Transformations: those of the model's composition with their settings, the others with defaults.
+
+    Raises UserError if the composition has factors of a file that this process was not given.
+    """
+    factors = () if trained.foreign is not None else trained.settings.composition.factors
+    varied = {factor.name: factor.transformation for factor in factors}
+    return [varied.get(name) or kind() for name, kind in measured.items()]
 
 
 def extract(

@@ -29,6 +29,8 @@ class Factors:
     """Split to measure on; default: test, or val if there is no test split."""
     videos: int = 100
     """Videos to measure on; more give narrower intervals."""
+    factors_from: Path | None = None
+    """Python file with custom transformations, to measure them, too."""
     out: Path | None = None
     """Folder of results; default: runs/factors-<dataset>."""
     networks: Annotated[Own, tyro.conf.arg(name="")] = PAPERS

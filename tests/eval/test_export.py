@@ -201,7 +201,8 @@ def test_a_folder_for_a_hub_holds_the_model_and_its_card(
     text = (folder / "README.md").read_text()
     table = (tmp_path / "runs" / "eval-mine" / "table.txt").read_text().strip()
     assert text.startswith("---\nlibrary_name: gdt\nlicense: ") and table in text
-    assert " ".join(map(str, evaluated)) in text and "- data: synthetic, split train, shards " in text
+    words = [word.name if isinstance(word, Path) else str(word) for word in evaluated]
+    assert " ".join(words) in text and "- data: synthetic, split train, shards " in text
     assert "- training: 3 steps of 4 videos, seed 0" in text and "row e: " in text
 
 

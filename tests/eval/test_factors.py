@@ -122,7 +122,8 @@ def custom(tmp_path: Path) -> Trained:
 
 @pytest.mark.parametrize("network", ["video", "audio"])
 def test_only_the_factor_differs_between_its_values(planner: Planner, network: str, tmp_path: Path) -> None:
-    every = known(custom(tmp_path))
+    trained = custom(tmp_path)
+    every = known(trained, trained.settings.transformations)
     assert [factor.name for factor in every] == [*TRANSFORMATIONS, "freeze"]
     for factor in every:
         if (trial := planner.trial(factor, network)) is None:

@@ -6,6 +6,7 @@ import re
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ import pytest
 from gdt.common.errors import UserError
 from gdt.pipeline.composition import contrast
 from gdt.pipeline.leaves import Clip
-from gdt.pipeline.notation import TRANSFORMATIONS, load_factors, parse
+from gdt.pipeline.notation import TRANSFORMATIONS, parse, transformations_of, use
 from gdt.pipeline.sources.video import regions
 from gdt.pipeline.transformations.base import Source
 from gdt.pipeline.tree import Tree
@@ -69,7 +70,7 @@ def test_invalid_compositions(text: str, message: str) -> None:
 def test_the_custom_transformation_of_the_docs(tmp_path: Path) -> None:
     path = tmp_path / "mine.py"
     path.write_text(FREEZE)
-    known = load_factors(path)
+    known = transformations_of(use(path))
     assert set(known) == {*TRANSFORMATIONS, "freeze"}
     composition = parse("video:d time_shift:d:2 freeze:d:2 augmentation:i:2", 3, known=known)
     plan = Tree(composition, Source(np.arange(5), np.full(5, 50), 30), Clip(frames=5, stride=3), 40).plan(0, 0)
@@ -98,7 +99,7 @@ class Later(Choice):
 def test_a_custom_transformation_may_scale_the_crop(tmp_path: Path) -> None:
     path = tmp_path / "zoom.py"
     path.write_text(CUSTOM.format(act="leaves.crop_scale = np.where(values == 1, 0.5, 1.0)"))
-    composition = parse("video:d later:i:2 augmentation:i:2", 3, known=load_factors(path))
+    composition = parse("video:d later:i:2 augmentation:i:2", 3, known=transformations_of(use(path)))
     leaves = Tree(composition, Source(np.arange(5), np.full(5, 50), 30), Clip(), 40).plan(0, 0).leaves
     frames = SimpleNamespace(height=np.full(5, 240), width=np.full(5, 320))
     begin, end = regions(frames, leaves, 112)
@@ -114,7 +115,7 @@ def test_a_custom_transformation_may_have_settings_and_write_any_field(tmp_path:
     path = tmp_path / f"later{future}.py"
     code = CUSTOM.format(act="leaves.start[values == 1] += self.frames")
     path.write_text(code if future else code.replace("from __future__ import annotations\n", ""))
-    composition = parse("video:d time_shift:d:2 later(5):i:2 augmentation:i:2", 3, known=load_factors(path))
+    composition = parse("video:d time_shift:d:2 later(5):i:2 augmentation:i:2", 3, known=transformations_of(use(path)))
     assert str(composition).split()[2] == "later(5):i:2"
     plan = Tree(composition, Source(np.arange(5), np.full(5, 50), 30), Clip(frames=5, stride=3), 40).plan(0, 0)
     later = plan.columns["later"] == 1
@@ -125,13 +126,84 @@ def test_a_custom_transformation_may_have_settings_and_write_any_field(tmp_path:
     assert ((c.sum(1) - 1) == 3).all()
 
 
+TYPED = """
+from dataclasses import dataclass
+from typing import Literal, Optional
+from gdt.pipeline.transformations.base import Choice
+
+@dataclass(frozen=True)
+class Typed(Choice):
+    name = "typed"
+    setting: {type}
+    values = ("one", "other")
+
+    def act(self, leaves, values, rng):
+        pass
+"""
+UNTYPED = TYPED.replace("@dataclass(frozen=True)", "").replace(
+    "setting: {type}\n", "def __init__(self, setting={type}):\n        self.setting = setting\n"
+)
+
+
+def setting_of(path: Path, code: str, text: str) -> Any:
+    """The setting that a factor `typed` gets from a text in brackets."""
+    path.write_text(code)
+    known = transformations_of(use(path))
+    composition = parse(f"video:d typed({text}):i:2 augmentation:i:1", 3, known=known)
+    return composition.factors[1].transformation.setting  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("future", ["", "from __future__ import annotations\n"])
+@pytest.mark.parametrize(
+    ("kind", "text", "value"),
+    [
+        ("bool", "False", False), ("bool = True", "False", False), ("bool", "True", True), ("int = 3", "5", 5),
+        ("float = 3", "0.5", 0.5), ("str", "False", "False"), ("Literal['a', 2]", "2", 2), ("int | None", "None", None),
+        ("Optional[str] = None", "x", "x"), ("Optional[str] = None", "None", None), ("str | int", "7", 7),
+        ("tuple[bool, ...]", "True,False", (True, False)), ("tuple[int, str]", "3,x", (3, "x")),
+        ("tuple = (1.0, 2.0)", "1,4", (1.0, 4.0)),
+    ],
+)  # fmt: skip
+def test_settings_in_brackets_have_the_type_of_their_parameter(
+    tmp_path: Path, future: str, kind: str, text: str, value: object
+) -> None:
+    found = setting_of(tmp_path / "typed.py", future + TYPED.format(type=kind), text)
+    assert (found, type(found)) == (value, type(value))
+    if isinstance(value, tuple):
+        assert [*map(type, found)] == [*map(type, value)]
+
+
+def test_settings_without_an_annotation_have_the_type_of_the_default(tmp_path: Path) -> None:
+    path = tmp_path / "untyped.py"
+    for default, text, value in (("True", "False", False), ("(1, 2)", "3,4", (3, 4)), ("'a'", "b", "b")):
+        assert setting_of(path, UNTYPED.format(type=default), text) == value
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "message"),
+    [
+        ("bool", "no", "'no' in factor .* does not fit typed: write True or False$"),
+        ("bool", "0", "write True or False$"),
+        ("bool | int", "x", r"it cannot be read as bool \| int$"),
+        ("int", "1.5", "invalid literal for int.*'1.5'$"),
+        ("Literal['a', 'b']", "c", "write a or b$"),
+        ("tuple[int, int]", "1", r"it cannot be read as tuple\[int, int\]$"),
+        ("dict[str, int]", "a", r"it cannot be read as dict\[str, int\]$"),
+        ("object", "a", "it cannot be read as object$"),
+    ],
+)
+def test_settings_in_brackets_of_another_type_are_refused(tmp_path: Path, kind: str, text: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        setting_of(tmp_path / "typed.py", TYPED.format(type=kind), text)
+
+
 def test_own_transformations_neither_take_names_nor_change_shapes(tmp_path: Path) -> None:
     path = tmp_path / "mine.py"
     for name in ("speed", "usable"):
         path.write_text(FREEZE.replace('"freeze"', f'"{name}"'))
         with pytest.raises(UserError, match=f"defines '{name}', a name that is taken"):
-            load_factors(path)
+            transformations_of(use(path))
     path.write_text(CUSTOM.format(act="leaves.frames = leaves.frames[:, 1:]"))
-    composition = parse("video:d later:i:2 augmentation:i:2", 3, known=load_factors(path))
+    composition = parse("video:d later:i:2 augmentation:i:2", 3, known=transformations_of(use(path)))
     with pytest.raises(UserError, match="'later' changes the shape of leaves.frames"):
         Tree(composition, Source(np.arange(5), np.full(5, 50), 30), Clip(), 40).plan(0, 0)

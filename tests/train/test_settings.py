@@ -12,7 +12,7 @@ from gdt.common.errors import UserError
 from gdt.pipeline.leaves import Clip
 from gdt.pipeline.sources.loading import Loading
 from gdt.pipeline.transformations.augmentation import Augmentation
-from gdt.train.models.network import Network
+from gdt.train.models.network import PAPERS, Network, Own
 from gdt.train.run import differences, from_json, to_json
 from gdt.train.settings import SIZES, Pretrain
 
@@ -23,6 +23,7 @@ OTHER = Pretrain(
     factors="video:d freeze:d:2",
     factors_from=Path("no.py"),
     factors_digest="0123",
+    networks=Own("mine.py:Net", "mine.py:Sound"),
     word2vec=Path("no.bin"),
     clip=Clip(5, 6, 64, 98, 17, 2.5),
     augmentation=Augmentation((90, 99), True),
@@ -35,10 +36,11 @@ MINE = "video:d time_shift:d:2 modality:i:2:differs time_reversal:i:2 augmentati
 
 
 @pytest.mark.parametrize("settings", [*SIZES.values(), OTHER], ids=[*SIZES, "other"])
-def test_settings_survive_the_round_trip(settings: Pretrain) -> None:
+def test_settings_survive_the_round_trip_but_the_python_files_that_they_name(settings: Pretrain) -> None:
     again = from_json(to_json(settings))
-    assert again == settings
-    assert hash(again) == hash(settings)  # fails for lists in place of tuples
+    expected = replace(settings, factors_from=None, networks=PAPERS)
+    assert again == expected
+    assert hash(again) == hash(expected)  # fails for lists in place of tuples
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,222 @@
+"""Python files that a checkpoint names are never run; only those that the user gives to a command or a process are."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import gdt
+from gdt.common.errors import UserError
+from gdt.eval.card import _portable
+from gdt.eval.downstream import evaluate
+from gdt.eval.export import Export, export
+from gdt.eval.finetune import Finetuning, tiny
+from gdt.eval.results import Result
+from gdt.eval.settings import Downstream
+from gdt.eval.subjects import Fold
+from gdt.pipeline import notation
+from gdt.pipeline.shards.index import Index
+from gdt.train import portable
+from gdt.train.checkpoint import load_model
+from gdt.train.flops import per_step
+from gdt.train.pretrain import pretrain
+from gdt.train.run import CHECKPOINT, SETTINGS
+from gdt.train.settings import SIZES
+from tests.conftest import Run, commands_in
+from tests.pipeline.test_loader import CPU
+from tests.pipeline.test_notation import FREEZE
+
+EVIL = "video:d evil:i:1 modality:i:2:differs augmentation:i:1"
+OWN = "video:d time_shift:d:2 freeze:d:2 modality:i:2:differs augmentation:i:1"
+
+
+def rewritten(path: Path, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    """Change the content of a checkpoint."""
+    torch.save(change(torch.load(path, weights_only=True)), path)
+
+
+@pytest.fixture(scope="module")
+def evil(checkpoint: Path, index: Index, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of downloaded models, in every form, that name evil.py."""
+    folder = tmp_path_factory.mktemp("evil")
+    ran = folder / "RAN"
+    (folder / "evil.py").write_text(f"open({str(ran)!r}, 'w').write('x')\n" + FREEZE.replace("freeze", "evil"))
+    named = {
+        "factors": EVIL, "preset": "l", "factors_from": str(folder / "evil.py"),
+        "networks": {"video_network": f"{folder}/evil.py:Evil", "audio_network": ""},
+    }  # fmt: skip
+    shutil.copytree(checkpoint.parent, folder / "run")
+    path = folder / "run" / SETTINGS
+    path.write_text(json.dumps(json.loads(path.read_text()) | named))
+
+    def change(state: dict[str, Any]) -> dict[str, Any]:
+        return state | {"settings": json.dumps(json.loads(state["settings"]) | named)}
+
+    rewritten(folder / "run" / CHECKPOINT, change)
+    shutil.copytree(folder / "run", folder / "older")
+    rewritten(folder / "older" / CHECKPOINT, lambda state: {k: v for k, v in state.items() if k != "per_step"})
+    trained = load_model(checkpoint)
+    written = replace(trained.settings, factors=EVIL, preset="l", factors_from=folder / "evil.py")
+    trained = replace(trained, settings=written)
+    portable.write(folder / "evil.safetensors", trained)
+    train = (index.split == "train").nonzero()[0]
+    fold = Fold(0, train, train, index.label[train].astype(str), index.label[train].astype(str))
+    Finetuning(trained, index, fold, tiny(trained), 0, CPU, folder)._save_weights()
+    assert not ran.exists()
+    return folder
+
+
+EVALUATE = ("evaluate", "--protocols", "retrieval", "--clips", 1, "--random-weights", "exclude", "--ckpt")
+EMBED, FACTORS = ("embed", "--kind", "features", "--clips", 1, "--ckpt"), ("factors", "--videos", 5, "--ckpt")
+INIT = ("pretrain", "--steps", 1, "--batch-size", 4, "--out", "again", "--init")
+
+
+@pytest.mark.parametrize(
+    ("words", "name", "error"),
+    [
+        (EVALUATE, "run", ""),
+        (EVALUATE, "older", "unknown factor 'evil'"),
+        (EVALUATE, "evil.safetensors", ""),
+        (EMBED, "run", ""),
+        (EMBED, "older", ""),
+        (EMBED, "evil.safetensors", ""),
+        (EMBED, "finetuned.pt", ""),
+        (FACTORS, "run", "unknown factor 'evil'"),
+        (("export", "--out", "o.safetensors", "--ckpt"), "run", ""),
+        (("export", "--to", "hub", "--ckpt"), "older", ""),
+        (INIT, "run", ""),
+        (INIT, "finetuned.pt", ""),
+    ],
+)
+def test_no_command_runs_a_file_that_a_checkpoint_names(
+    command: Run, evil: Path, shards: Path, words: tuple[str, ...], name: str, error: str
+) -> None:
+    done = command(*words, evil / name, *(() if words[0] == "export" else ("--shards", shards)))
+    assert not (evil / "RAN").exists()
+    assert "Traceback" not in done.stderr and error in done.stderr
+    assert done.returncode == (2 if error else 0), done.stderr
+
+
+def test_reports_and_resumed_runs_do_not_run_it_either(
+    server: subprocess.Popen[str], evil: Path, shards: Path, tmp_path: Path
+) -> None:
+    command = commands_in(evil, server)
+    shutil.copytree(evil / "run", tmp_path / "run")
+    same = ("--shards", shards, "--batch-size", 4, "--out", tmp_path / "run")
+    for factors in (("--preset", "e"), ("--factors", EVIL)):
+        done = command("pretrain", *same, "--steps", 4, *factors)
+        assert done.returncode == 2 and "Traceback" not in done.stderr, done.stderr
+    assert "unknown factor 'evil'" in done.stderr
+    assert command("report", "--runs", evil).returncode == 0
+    assert command("embed", "--ckpt", "run", "--shards", shards, "--clips", 1, "--out", "f.npz").returncode == 0
+    assert command("nearest", "--features", "f.npz", "--query", "nothing").returncode == 2
+    gdt.load(evil / "run")
+    assert not (evil / "RAN").exists()
+
+
+@pytest.fixture(scope="module")
+def own(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The checkpoint of a run with factors of its own, from mine.py beside its folder."""
+    folder = tmp_path_factory.mktemp("own")
+    (folder / "mine.py").write_text(FREEZE)
+    settings = replace(
+        SIZES["tiny"], shards=shards, out=folder / "run", factors=OWN, factors_from=folder / "mine.py", batch_size=4,
+        steps=3, device="cpu",
+    )  # fmt: skip
+    return pretrain(settings)
+
+
+def results(path: Path, shards: Path, out: Path) -> list[Result]:
+    asked = Downstream((path,), shards=shards, protocols=("retrieval",), clips=1, out=out, random_weights="exclude")
+    return evaluate(asked).results
+
+
+def test_evaluation_needs_no_file_but_the_numbers_in_the_checkpoint(
+    own: Path, shards: Path, index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    text = json.loads(torch.load(own, weights_only=True)["settings"])
+    assert text["factors_from"] is None and len(text["factors_digest"]) == 16
+    settings = load_model(own).settings
+    videos, flops = per_step(settings, index.bands)  # this process was given the file
+    export(Export(tmp_path / "x.safetensors", ckpt=own))
+    monkeypatch.setattr(notation, "_given", {})
+    with pytest.raises(UserError, match="checksum .* is not run by itself; give the same file with --factors-from"):
+        _ = settings.composition
+    (result,) = results(own, shards, tmp_path / "out")
+    (exported,) = results(tmp_path / "x.safetensors", shards, tmp_path / "exported")
+    for each in (result, exported):
+        assert (each.videos, each.tflop) == (3 * videos, 3 * flops / 1e12) and videos == 4 and flops > 1e6
+    older = tmp_path / CHECKPOINT
+    shutil.copy(own, older)
+    rewritten(older, lambda state: {k: v for k, v in state.items() if k != "per_step"})
+    (result,) = results(older, shards, tmp_path / "older")
+    assert (result.videos, result.tflop) == (0, 0.0)
+    assert f"warning: {older} is of an earlier version, which did not record " in capsys.readouterr().err
+    found = gdt.load(older).embed(shards, clips=1)
+    assert (found.features["video"] == gdt.load(own).embed(shards, clips=1).features["video"]).all()
+
+
+def test_older_checkpoints_of_known_factors_have_the_same_numbers(
+    checkpoint: Path, shards: Path, tmp_path: Path
+) -> None:
+    (result,) = results(checkpoint, shards, tmp_path / "out")
+    older = tmp_path / CHECKPOINT
+    shutil.copy(checkpoint, older)
+    rewritten(older, lambda state: {k: v for k, v in state.items() if k != "per_step"})
+    (again,) = results(older, shards, tmp_path / "older")
+    assert (again.videos, again.tflop) == (result.videos, result.tflop) and result.videos == 12
+
+
+def test_factors_are_measured_with_the_file_of_the_run(command: Run, own: Path, shards: Path, tmp_path: Path) -> None:
+    asked = ("factors", "--ckpt", own, "--shards", shards, "--videos", 5, "--out", "out")
+    refused = command(*asked)
+    assert refused.returncode == 2 and "give the same file with --factors-from" in refused.stderr
+    (tmp_path / "other.py").write_text(FREEZE.replace("// 2", "// 3"))
+    other = command(*asked, "--factors-from", "other.py")
+    assert other.returncode == 2 and "the file given is another or has changed" in other.stderr
+    done = command(*asked, "--factors-from", own.parent.parent / "mine.py")
+    assert done.returncode == 0 and "freeze" in done.stdout, done.stderr
+
+
+def test_a_file_that_changes_during_a_run_is_neither_run_again_nor_recorded(tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(FREEZE)
+    planned = replace(SIZES["tiny"], factors=OWN, factors_from=path)
+    settings = planned.resolved()
+    path.write_text("raise AssertionError")
+    assert "freeze" in settings.transformations and settings.resolved() == settings
+    path.write_text(FREEZE.replace("// 2", "// 3"))
+    with pytest.raises(UserError, match=r"mine\.py has changed since this run was planned"):
+        _ = replace(planned, factors_digest=settings.factors_digest).composition
+
+
+def test_an_exported_folder_has_no_paths_of_this_machine(command: Run, own: Path, shards: Path, tmp_path: Path) -> None:
+    out = tmp_path / "runs" / "eval"
+    asked = ("--ckpt", own, "--shards", shards, f"--out={out}", "--protocols", "retrieval", "--clips", 1)
+    assert command("evaluate", *asked).returncode == 0
+    assert command("export", "--ckpt", own, "--to", "hub").returncode == 0
+    text = "".join(path.read_bytes().decode(errors="replace") for path in (tmp_path / "hub").iterdir())
+    assert "gdt evaluate --ckpt checkpoint.pt --shards " in text and "--out=eval" in text
+    for path in (tmp_path, shards, own):
+        assert str(path.parent) not in text
+    assert "mine.py" not in text
+
+
+def test_commands_of_a_card_keep_all_but_the_folders_of_absolute_paths() -> None:
+    for words, expected in (
+        ("--ckpt /a/b/checkpoint.pt runs/x/checkpoint.pt", "--ckpt checkpoint.pt runs/x/checkpoint.pt"),
+        ("--shards '/my videos/mine/' --out=/a", "--shards mine/ --out=a"),
+        ("--shards s3://bucket/a/mine", "--shards s3://bucket/a/mine"),
+        ("--video-network '/a/mine.py:Net(x=\"/a/b\")'", "--video-network 'mine.py:Net(x=\"b\")'"),
+        ('\'{"ckpt": ["/a/run", "b/c"]}\'', '\'{"ckpt": ["run", "b/c"]}\''),
+    ):
+        assert _portable(f"gdt evaluate {words}") == f"gdt evaluate {expected}"
