@@ -10,6 +10,7 @@ from itertools import chain
 from gdt.common.errors import UserError
 from gdt.preprocess.datasets.labels import LABELS, NAMES, Labels
 from gdt.preprocess.datasets.listing import SOUNDS, SPLITS, SUFFIXES, DataSet, Missing, Source, Video
+from gdt.preprocess.tables import composed
 
 TREE = f"""\
 source/a.mp4                      no class, split train, or as --val and --test draw it
@@ -30,7 +31,7 @@ def listing(source: Source, official: bool = False) -> Iterator[Video | Missing]
     the tree changes it; if two videos would share that id, it is the path below `source`. With `official`, folders so
     named are splits, whatever is beside them.
     """
-    names = {path: source.below(path) for path in source.files()}
+    names = {path: composed(path.relative_to(source.root)) for path in source.files()}
     shared = Counter(map(_below_split, names.values()))
     labels = Labels(source.root, chain(shared, names.values()))
     videos: list[tuple[str, Video]] = []
@@ -65,15 +66,14 @@ def has_splits(source: Source, names: Iterable[str], settled: bool = False) -> b
             f"splits, move all videos into folders train, val or test; for classes, give each video in {_few(named)} a "
             f"split in {LABELS} (path,split), which --layout folder reads"
         )
+    splits = complete and not others
     reserved = sorted({name for path in folders for name in path if name.lower() in SPLITS})
-    if complete and not others:
-        source.notes.append(f"folders: {_few(named)} are splits, those in them classes")
-    elif reserved:
-        rule = "splits are train with val or test at the top, and nothing else beside them"
-        source.notes.append(f"folders: all are classes, also {_few(reserved)} ({rule})")
-    elif folders:
-        source.notes.append("folders: all are classes")
-    return complete and not others
+    rule = "splits are train with val or test at the top, and nothing else beside them"
+    classes_too = f", also {_few(reserved)} ({rule})" if reserved else ""
+    if folders:
+        what = f"{_few(named)} are splits, those in them classes" if splits else f"all are classes{classes_too}"
+        source.notes.append(f"folders: {what}")
+    return splits
 
 
 def _few(names: Sequence[str]) -> str:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from gdt.preprocess.datasets import folder, youtube
 from gdt.preprocess.datasets.listing import SPLITS, DataSet, Missing, Source, Video
 from gdt.preprocess.datasets.youtube import Segment
-from gdt.preprocess.tables import Row, read_csv
+from gdt.preprocess.tables import Row, composed, read_csv
 
 TREE = """\
 source/train/riding_a_bike/0wR5jVB-WPk_000417_000427.mp4    split and class folders, if val or test is beside train
@@ -29,7 +29,7 @@ def listing(source: Source) -> Iterator[Video | Missing]:
     """Videos by the names of their files; label and split are from the csv or, if there is none, from the folders."""
     paths = sorted(source.root.glob("[!.]*.csv")) or sorted(source.root.glob("annotations/[!.]*.csv"))
     if not paths:
-        named = [(Video(name, path), source.below(path)) for name, path in source.named()]
+        named = [(Video(name, path), composed(path.relative_to(source.root))) for name, path in source.named()]
         splits = folder.has_splits(source, [below for _, below in named])
         videos = (folder.placed(video, below, splits) for video, below in named)
         return (replace(video, label=video.label.replace("_", " ")) for video in videos)

@@ -8,6 +8,7 @@ import re
 import stat
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePath
@@ -139,13 +140,11 @@ def state_of(path: Path) -> tuple[int, str]:
 
     Archives may give all their files one time of modification, so the time of the last change of status is there, too.
     """
-    try:
+    with suppress(OSError):
         status = path.stat()
-    except OSError:
-        return -1, ""
-    if not stat.S_ISREG(status.st_mode):
-        return -1, ""
-    return status.st_size, f"{status.st_mtime_ns} {status.st_ctime_ns}"
+        if stat.S_ISREG(status.st_mode):
+            return status.st_size, f"{status.st_mtime_ns} {status.st_ctime_ns}"
+    return -1, ""
 
 
 def size_of(path: Path) -> int:
@@ -155,13 +154,11 @@ def size_of(path: Path) -> int:
 
 def hash_of(path: Path) -> str:
     """BLAKE2b of a regular file, in hexadecimal; empty for anything else, and for a file that cannot be read."""
-    if size_of(path) < 0:
-        return ""
-    try:
-        with path.open("rb", buffering=0) as file:
-            return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
-    except OSError:
-        return ""
+    with suppress(OSError):
+        if size_of(path) >= 0:
+            with path.open("rb", buffering=0) as file:
+                return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
+    return ""
 
 
 def walk(*roots: Path) -> Iterator[tuple[str, list[str], Counter[str]]]:
@@ -206,10 +203,6 @@ class Source:
     """How many were left out so far: files by suffix, and by the names in _IGNORED."""
     notes: list[str] = field(default_factory=list)
     """How the folders were read, in words."""
-
-    def below(self, path: Path) -> str:
-        """The path of a file below the folder."""
-        return composed(path.relative_to(self.root))
 
     def files(self, first: Path | None = None) -> Iterator[Path]:
         """Yield the paths with the suffix of a video or sound, whatever kind of file they are, in the order of `walk`.
