@@ -17,7 +17,7 @@ from PIL import Image
 from gdt.common.files import kind
 from gdt.preprocess import ffmpeg
 from gdt.preprocess.clock import put_on_clock, rearrange
-from gdt.preprocess.datasets.listing import Video, size_of
+from gdt.preprocess.datasets.listing import Video, hash_of, size_of
 from gdt.preprocess.ffmpeg import Extraction, Target
 from gdt.preprocess.logmel import SAMPLE_RATE, Waveform, peak_levels
 from gdt.preprocess.process import Failed, Log, Rejected, run
@@ -111,8 +111,9 @@ def _extract(target: Target, settings: Extraction) -> Extracted:
     if not target.pictures:
         return _extract_sound(target, settings)
     log, sound = decode(sound=True), True
-    if any(reason in line for line in log.errors for reason in _READING):
-        _require_readable(path)
+    if failure := next((each for each in _READING if any(each in line for line in log.errors)), ""):
+        if not hash_of(path):
+            raise Unread(f"it cannot be read ({failure}); the next run tries it again")
         log = decode(sound=True)
     errors = log.errors
     if errors and not _has_bytes(target.jpeg):
@@ -148,16 +149,6 @@ def _extract_sound(target: Target, settings: Extraction) -> Extracted:
             raise Rejected("there is no sound in it")
         raise Failed(f"ffmpeg cannot decode it: {_first(log.errors)}")
     return _collect(target, settings, [line for line in log.errors if _OUT_OF_ORDER not in line])
-
-
-def _require_readable(path: Path) -> None:
-    """Read a file to its end. Raises Unread if that fails."""
-    try:
-        with path.open("rb", buffering=0) as file:
-            while file.read(_BLOCK):
-                pass
-    except OSError as error:
-        raise Unread(f"it cannot be read ({error.strerror}); the next run tries it again") from error
 
 
 def _drop_cut_segment(target: Target, settings: Extraction) -> Target:

@@ -17,7 +17,7 @@ from gdt.common.errors import UserError
 from gdt.common.files import dump_row, write_lines
 from gdt.pipeline.shards.container import SCHEMA
 from gdt.pipeline.shards.index import Annotations
-from gdt.preprocess.datasets.listing import Missing, Video, size_of
+from gdt.preprocess.datasets.listing import Missing, Video, state_of
 from gdt.preprocess.ffmpeg import Extraction
 
 PLAN = "plan.jsonl"
@@ -63,6 +63,8 @@ class Listed:
     """Whether the shares decide the split of some videos."""
     ignored: Mapping[str, int] = field(default_factory=dict)
     """Numbers of files that are no videos, as in Source."""
+    notes: Sequence[str] = ()
+    """How the folders were read, as in Source."""
 
     def annotations(self, ids: Sequence[str]) -> Annotations:
         """Labels, splits, folds and further columns of the videos with these ids."""
@@ -86,10 +88,12 @@ def collect(items: Iterable[Video | Missing], shares: Shares = Shares()) -> List
         if isinstance(item, Missing):
             missing.append(item)
         elif (first := videos.get(item.id)) is not None:
-            missing.append(Missing(item.id, f"it has the id of {first.path}, which is kept", item.path))
+            reason = f"it has the id of {first.path}, which is kept"
+            missing.append(Missing(item.id, reason, item.path, fault=True))
         else:
             drawn |= not item.split
-            videos[item.id] = replace(item, split=item.split or shares.split(item.id), size=size_of(item.path))
+            size, time = state_of(item.path)
+            videos[item.id] = replace(item, split=item.split or shares.split(item.id), size=size, time=time)
     return Listed(dict(sorted(videos.items())), missing, drawn)
 
 
@@ -128,6 +132,8 @@ class Plan:
     shares: Shares = Shares()
     shards: Mapping[int, Sequence[str]] = field(default_factory=dict)
     """The ids of the videos of each shard by its number."""
+    times: Mapping[str, str] = field(default_factory=dict)
+    """By id: the known times of the files that finished shards were made of, or compared with."""
 
     @staticmethod
     def read(destination: Path) -> Plan:
@@ -138,7 +144,9 @@ class Plan:
         try:
             with path.open(encoding="utf-8", newline="\n") as file:
                 first, *rows = map(json.loads, file)
-            return Plan(Shares(**first["shares"]), {row["shard"]: row["videos"] for row in rows})
+            known = [pair for row in rows for pair in zip(row["videos"], row.get("times", ()), strict=False)]
+            times = {id: time for id, time in known if time}
+            return Plan(Shares(**first["shares"]), {row["shard"]: row["videos"] for row in rows}, times)
         except (ValueError, LookupError, TypeError) as error:
             raise UserError(
                 f"{path} is damaged ({error}); delete it: shards whose videos change are made again"
@@ -147,7 +155,8 @@ class Plan:
     def write(self, destination: Path) -> None:
         """Write a line of the shares, then one for each shard."""
         rows: list[dict[str, Any]] = [{"shares": asdict(self.shares)}]
-        rows += [{"shard": number, "videos": ids} for number, ids in self.shards.items()]
+        for number, ids in self.shards.items():
+            rows.append({"shard": number, "videos": ids, "times": [self.times.get(id, "") for id in ids]})
         write_lines(destination / PLAN, map(dump_row, rows))
 
 

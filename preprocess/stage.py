@@ -8,7 +8,7 @@ import shutil
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -23,20 +23,17 @@ from gdt.common.files import dump_row, locked, write_lines
 from gdt.pipeline.shards import store
 from gdt.pipeline.shards.container import Damaged, Head, OtherSchema
 from gdt.pipeline.shards.index import Index, write_index
-from gdt.pipeline.shards.layout import BANDS, DATASETS, INDEX, REJECTED, read_rejected, shard_folder
-from gdt.preprocess import cluster, datasets
+from gdt.pipeline.shards.layout import BANDS, DATASETS, INDEX, REJECTED, shard_folder
+from gdt.preprocess import checks, cluster, datasets
 from gdt.preprocess.captions import readers
 from gdt.preprocess.captions.attach import Spoken
 from gdt.preprocess.captions.words import Vocabulary
-from gdt.preprocess.datasets.listing import MEDIA, Source, Video
+from gdt.preprocess.datasets.listing import Source, Video
 from gdt.preprocess.ffmpeg import Extraction
 from gdt.preprocess.plan import PLAN, Listed, Plan, ShardTask, Shares, assign, collect, shard_path
-from gdt.preprocess.summary import SUMMARY, Summary, describe, generalise, left_out, summarise
+from gdt.preprocess.summary import SUMMARY, Summary, describe, left_out, summarise
 from gdt.preprocess.tools import require_tools
-from gdt.preprocess.worker import PROGRESS, Made, make_shard
-
-_FIRST = 100
-"""Number of videos of which most must be usable."""
+from gdt.preprocess.worker import PROGRESS, make_shard
 
 
 @dataclass(frozen=True)
@@ -113,6 +110,8 @@ class Job:
     """The videos of each shard by its number."""
     made: dict[str, str]
     """What the finished shards were made of (ShardTask.content), by file name."""
+    times: Mapping[str, str]
+    """As in the plan of the last run."""
 
     def path(self, number: int) -> Path:
         return shard_path(self.settings.shard_folder.absolute(), number)
@@ -133,6 +132,22 @@ class Job:
     def pending(self) -> list[int]:
         """Numbers of the shards that are absent, or made of other videos or settings."""
         return [number for number in self.shards if self.made.get(self.path(number).name) != self.task(number).content]
+
+    def doubtful(self, pending: Sequence[int]) -> list[tuple[int, Path, str]]:
+        """The files of finished shards whose time is another or unknown: number of the shard, path, hash."""
+        found: list[tuple[int, Path, str]] = []
+        for number in sorted(self.shards.keys() - set(pending)):
+            files = [video for video in self.shards[number] if video.size >= 0]
+            others = [video for video in files if not video.time or video.time != self.times.get(video.id)]
+            if others and (hashes := checks.hashes(self.path(number))):
+                found += [(number, self.original(video.path), hashes[video.id]) for video in others]
+        return found
+
+    def plan(self, numbers: Iterable[int]) -> Plan:
+        """The plan, with the present times for some shards; the others may hold older files, so theirs stay."""
+        ids = {number: [video.id for video in videos] for number, videos in self.shards.items()}
+        times = {video.id: video.time for number in numbers for video in self.shards[number]}
+        return Plan(self.shares, ids, {**self.times, **times})
 
     def count(self, numbers: Iterable[int]) -> int:
         """Number of videos of some shards."""
@@ -160,56 +175,67 @@ def command(settings: Preprocess) -> str:
 def dry_run(settings: Preprocess) -> str:
     """List and count the videos; decode none and write nothing."""
     ffmpeg = require_tools(settings.extraction.limits, Path(tempfile.gettempdir()))
-    with _local(settings) as (local, _):
-        job = prepare(local, settings, ffmpeg)
+    with _local(settings) as (local, _, tags):
+        job = prepare(local, settings, ffmpeg, tags)
         pending = job.pending()
+        doubtful = job.doubtful(pending)
     videos = job.listed.videos.values()
     splits = Counter(video.split for video in videos)
     classes, lines = len({video.label for video in videos} - {""}), "\n".join(left_out(job.listed))
+    compared = f"; {plural(len(doubtful), 'file')} of the others changed in time: their content will be compared"
     return (
         f"{plural(len(videos), 'video')} ({', '.join(f'{n} {split}' for split, n in sorted(splits.items()))}; "
         f"{plural(classes, 'class', 'classes')}), {sum(max(video.size, 0) for video in videos) / 1e9:.2f} GB; "
         f"{lines}\n"
         f"{plural(len(job.shards), 'shard')}, of which {len(pending)} with {plural(job.count(pending), 'video')} are "
-        "not made yet"
+        f"not made yet{compared if doubtful else ''}"
     )
 
 
 def run(settings: Preprocess) -> Summary:
     """Make the missing shards, then the index. Raises UserError on bad input, before any work if possible."""
-    with _local(settings) as (local, image):
+    with _local(settings) as (local, image, tags):
         datasets.find(local.known_layout, local.source_folder)
         with locked(image.folder):
-            job = prepare(local, settings, require_tools(settings.extraction.limits, image.folder))
+            job = prepare(local, settings, require_tools(settings.extraction.limits, image.folder), tags)
             if not settings.scheduler:  # workers of a cluster may still be busy with tasks of a killed run
                 _remove_scratch(image.folder)
-            ids = {number: [video.id for video in videos] for number, videos in job.shards.items()}
-            Plan(job.shares, ids).write(image.folder)
+            job.plan(number for number in job.shards if job.path(number).name not in job.made).write(image.folder)
             image.put(PLAN)
-            if pending := job.pending():
+            pending = job.pending()
+            if pending := sorted({*pending, *checks.changed(job.doubtful(pending))}):
                 names = {job.path(number).name for number in pending}
                 try:
                     _make_shards(job, pending)
-                except _Unusable:
+                except checks.Unusable:
                     image.pull(names)
                     _remove_rejecting(job, pending)
                     raise
                 image.pull(names)
+            job.plan(job.shards).write(image.folder)
+            image.put(PLAN)
             return _finish(job, pending, image)
 
 
 @contextmanager
-def _local(settings: Preprocess) -> Iterator[tuple[Preprocess, store.Image]]:
-    """The settings with images of the folders."""
-    folders = settings.source_folder, settings.shard_folder.absolute()
-    with store.image(folders[0], MEDIA) as source, store.image(folders[1]) as image:
-        yield replace(settings, source=source.folder, destination=image.folder), image
+def _local(settings: Preprocess) -> Iterator[tuple[Preprocess, store.Image, dict[Path, str]]]:
+    """The settings with images of the folders, the image of the shards, and the tags of the videos in a store."""
+    layout = datasets.named(settings.known_layout)
+
+    def opened(names: Iterable[str]) -> set[str]:
+        return {*filter(layout.opens, names), *(readers.opened(names) if settings.word2vec else ())}
+
+    with (
+        store.image(settings.source_folder, opened) as source,
+        store.image(settings.shard_folder.absolute(), lambda _: (INDEX, PLAN, REJECTED)) as image,
+    ):
+        yield replace(settings, source=source.folder, destination=image.folder), image, source.tags
 
 
-def prepare(settings: Preprocess, given: Preprocess, ffmpeg: str) -> Job:
+def prepare(settings: Preprocess, given: Preprocess, ffmpeg: str, tags: Mapping[Path, str]) -> Job:
     """List the videos and assign them to shards. Raises UserError if finished shards would be lost.
 
-    `given` are the settings with the folders as they were given, `ffmpeg` its version and build.
+    `given` are the settings with the folders as given, `ffmpeg` its version and build, `tags` those of a store's files.
     """
     source, destination = settings.source_folder, settings.shard_folder.absolute()
     files = Source(source)
@@ -217,7 +243,9 @@ def prepare(settings: Preprocess, given: Preprocess, ffmpeg: str) -> Job:
     plan = Plan.read(destination)
     asked = {name: share for name, share in (("val", settings.val), ("test", settings.test)) if share is not None}
     shares = replace(plan.shares, **asked)
-    listed = replace(collect(items if spoken is None else spoken.select(items), shares), ignored=files.ignored)
+    listed = collect(items if spoken is None else spoken.select(items), shares)
+    videos = {id: replace(video, time=tags.get(video.path, video.time)) for id, video in listed.videos.items()}
+    listed = replace(listed, videos=videos, ignored=files.ignored, notes=files.notes)
     if not listed.videos:
         why = next((f"{row.id}: {row.reason}" for row in listed.missing), "there are none")
         raise UserError(f"none of the videos in {source} can be used: {why}")
@@ -226,14 +254,16 @@ def prepare(settings: Preprocess, given: Preprocess, ffmpeg: str) -> Job:
             f"every video in {source} already has a split, from its folder or a list; --val and --test apply only to "
             "videos without one, so leave them out; with --dataset folder, labels.csv can move videos to other splits"
         )
+    if not settings.allow_rejected:
+        checks.require_names(listed, settings.known_layout, bool(settings.layout))
     details = settings.extraction.identity | {
         "bands": BANDS, "dataset": settings.known_layout, "vocabulary": spoken.vocabulary.digest if spoken else ""
     }  # fmt: skip
-    made = _made(destination, details, ffmpeg, settings.retry_rejected)
+    made = checks.contents(destination, details, ffmpeg, settings.retry_rejected)
     if not settings.drop_missing:
-        _require_planned(plan, listed, settings)
+        checks.require_planned(plan, listed, source, destination)
     shards = assign(listed.videos, plan.shards, settings.videos_per_shard)
-    return Job(settings, given, listed, shares, spoken, details, shards, made)
+    return Job(settings, given, listed, shares, spoken, details, shards, made, plan.times)
 
 
 def _find_captions(settings: Preprocess) -> Spoken | None:
@@ -259,49 +289,6 @@ def _find_captions(settings: Preprocess) -> Spoken | None:
     return Spoken(captions, vocabulary, source, entry.needs_captions)
 
 
-def _made(destination: Path, details: dict[str, Any], ffmpeg: str, retry_rejected: bool) -> dict[str, str]:
-    """What the finished shards were made of, by file name. Raises UserError for those of other settings or versions.
-
-    Empty for shards to be made again, as another ffmpeg may decode more, or their rejected videos are to be retried.
-    """
-    another = f"set --destination to another folder, or delete those shards and {INDEX} first"
-    made: dict[str, str] = {}
-    # shards that 'gdt verify --remove' has removed are still in the index
-    for path in (*destination.glob("shard-*.h5"), destination / INDEX):
-        try:
-            head = Head.read(path)
-        except OtherSchema as error:
-            raise UserError(f"{destination} holds shards of another version: {error}; {another}") from error
-        except (FileNotFoundError, Damaged):
-            continue  # is made again
-        before = json.loads(head.notes["settings"])
-        if changed := [
-            f"{name.replace('_', '-')} was {_shown(before.get(name))}, now {_shown(value)}"
-            for name, value in details.items()
-            if before.get(name) != value
-        ]:
-            raise UserError(f"{destination} holds shards made with other settings: {'; '.join(changed)}; {another}")
-        other = head.notes.get("only", ffmpeg) != ffmpeg
-        retried = retry_rejected and path.name != INDEX and head.arrays["rejected"].shape[0] > 0
-        made[path.name] = "" if other or retried else head.notes.get("content", "")
-    return made
-
-
-def _require_planned(plan: Plan, listed: Listed, settings: Preprocess) -> None:
-    """Refuse to drop videos of finished shards after a wrong SOURCE or an unmounted disk."""
-    known = listed.videos.keys() | {row["id"] for row in read_rejected(settings.shard_folder)}
-    if gone := [name for names in plan.shards.values() for name in names if name not in known]:
-        raise UserError(
-            f"the shards in {settings.shard_folder} hold {plural(len(gone), 'video')} no longer in "
-            f"{settings.source_folder} (first: '{gone[0]}'); restore them, or set --drop-missing to rebuild the shards "
-            "without them, or --destination to another folder"
-        )
-
-
-def _shown(value: object) -> str:
-    return "none" if value in ("", None) else str(value)
-
-
 def _make_shards(job: Job, pending: Sequence[int]) -> None:
     settings, total = job.settings, job.count(pending)
     with (
@@ -314,34 +301,11 @@ def _make_shards(job: Job, pending: Sequence[int]) -> None:
         client.subscribe_topic(PROGRESS, lambda event: bar.update(event[1]))
         made = cluster.map_unordered(client, make_shard, map(job.task, pending), settings.workers)
         if not settings.allow_rejected:
-            _require_usable(made)
+            checks.require_usable(made)
         for _ in made:
             pass
         client.unsubscribe_topic(PROGRESS)
         bar.update(total - bar.n)
-
-
-class _Unusable(UserError):
-    """Too many videos are rejected."""
-
-
-def _require_usable(made: Iterator[Made]) -> None:
-    """Raise _Unusable if more than a third of the first videos are rejected for one reason."""
-    first: list[Made] = []
-    while sum(shard.videos for shard in first) < _FIRST:
-        if (shard := next(made, None)) is None:
-            return
-        first.append(shard)
-    rows, videos = [row for shard in first for row in shard.rejected], sum(shard.videos for shard in first)
-    reasons = Counter(generalise(row["reason"]) for row in rows)
-    if reasons and 3 * max(reasons.values()) > videos:
-        reason, count = reasons.most_common(1)[0]
-        row = next(row for row in rows if generalise(row["reason"]) == reason)
-        raise _Unusable(
-            f"{count} of the first {videos} videos are rejected for the same reason (first: {row['id']}: "
-            f"{row['reason']}); mend what is wrong and run the same command again, or set --allow-rejected to go on "
-            "without such videos"
-        )
 
 
 def _remove_rejecting(job: Job, made: Iterable[int]) -> None:

@@ -117,7 +117,11 @@ def describe(summary: Summary) -> str:
         (f"kept with a note (see video/note in {index.folder / INDEX})", summary.notes),
     ):
         lines += [f"{sum(counts.values())} {title}:", *_rows(counts)] if counts else []
-    lines += ignored_in_words(summary.listed.ignored)
+    lines += [*ignored_in_words(summary.listed.ignored), *summary.listed.notes]
+    if older := sum("video/hash" not in head.arrays for head in index.heads):
+        lines.append(
+            f"{plural(older, 'shard')} of an earlier version: a change of a file that keeps its size goes unseen"
+        )
     lines.append(f"shards and {SUMMARY} in {index.folder}")
     return "\n".join(lines)
 
@@ -126,7 +130,7 @@ def left_out(listed: Listed) -> list[str]:
     """Lines that say what was found and not listed as a video, and why."""
     return [
         f"{len(listed.missing)} left out{':' * bool(listed.missing)}",
-        *_rows(_count(row.reason for row in listed.missing)), *ignored_in_words(listed.ignored),
+        *_rows(_count(row.reason for row in listed.missing)), *ignored_in_words(listed.ignored), *listed.notes,
     ]  # fmt: skip
 
 

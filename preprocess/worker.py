@@ -21,7 +21,7 @@ from gdt.common.files import is_disk_full
 from gdt.pipeline.shards import store
 from gdt.pipeline.shards.statistics import mel_sums
 from gdt.pipeline.shards.writer import VideoRecord, write_shard
-from gdt.preprocess.datasets.listing import Words, size_of
+from gdt.preprocess.datasets.listing import Words, hash_of, size_of, state_of
 from gdt.preprocess.extract import NO_SOUND, Extracted, Unread, extract_group, groups, pixel_sums
 from gdt.preprocess.ffmpeg import Extraction, Target
 from gdt.preprocess.logmel import HOP, SAMPLE_RATE, Waveform, logmel_blocks, peak_levels
@@ -44,7 +44,7 @@ class Made(NamedTuple):
     path: Path
     videos: int
     rejected: list[dict[str, str]]
-    """Id and reason of each video that is not in it."""
+    """Id, reason and hash of each video that is not in it."""
 
 
 def make_shard(task: ShardTask) -> Made:
@@ -73,22 +73,24 @@ def _make_shard(task: ShardTask, folder: Path) -> list[dict[str, str]]:
     rejected: list[dict[str, str]] = []
     pixels, mels = np.zeros((3, 3), np.int64), np.zeros(3, np.int64)
     final, of_build = True, False
+    files = {video.path: (state_of(video.path), hash_of(video.path)) for video in task.videos}
     for group in groups(task.videos):
         first = len(records) + len(rejected)
         targets = [Target.within(folder / str(first + k), video) for k, video in enumerate(group)]
         for target, output in zip(targets, extract_group(targets, task.extraction), strict=True):
             note = output.note if isinstance(output, Extracted) else str(output)
+            _, hash = files[target.video.path]
             of_build |= bool(_OF_BUILD.search(note))
             if isinstance(output, Failed) or NO_SOUND in note or os.strerror(errno.ENOMEM) in note:
                 probe(task.extraction.limits, folder)  # is it the video's fault, or the machine's?
             try:
                 record, sums = _record(target, output, task.extraction)
             except Rejected as error:
-                rejected.append({"id": target.video.id, "reason": str(error)})
+                rejected.append({"id": target.video.id, "reason": str(error), "hash": hash})
                 final &= not isinstance(error, Unread)
                 shutil.rmtree(target.jpeg.parent)
             else:
-                records.append(record)
+                records.append(replace(record, hash=hash))
                 mels += sums
                 pixels += pixel_sums(record.jpeg, record.sizes, every=task.extraction.fps)
         with contextlib.suppress(ValueError):  # without Dask
@@ -98,7 +100,8 @@ def _make_shard(task: ShardTask, folder: Path) -> list[dict[str, str]]:
             f"{socket.gethostname()} sees none of the videos of {task}; mount their disk on every machine, then run "
             "the same command again: finished shards are kept"
         )
-    # without content, the next run makes the shard again
+    # without content, the next run makes the shard again, as of files that changed meanwhile or could not be read
+    final &= all(state_of(path) == state and (hash or state[0] < 0) for path, (state, hash) in files.items())
     notes = {"settings": json.dumps(dict(task.details)), "content": task.content if final else "", "ffmpeg": ffmpeg}
     notes |= {"only": ffmpeg} if of_build else {}  # nor does another ffmpeg take this as content
     write_shard(task.path, records, {"pixels": pixels, "mels": mels}, folder, rejected, notes)

@@ -40,7 +40,7 @@ from gdt.pipeline.shards.cache import simulate
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.sources.loading import Loading
 from gdt.pipeline.tree import sampling_tree
-from gdt.preprocess.stage import Preprocess
+from gdt.preprocess.stage import Preprocess, dry_run
 from gdt.preprocess.verify import Verify, verify
 from gdt.train.pretrain import pretrain
 from gdt.train.settings import SIZES
@@ -171,10 +171,60 @@ def test_preprocessing_in_a_store_gives_the_bytes_of_a_folder(
     assert summary.index.text_count.all() and "tiger" in summary.index.classes
     made = whole(s3.files, "bucket/made")
     for path in (tmp_path / "made").glob("[!.]*"):
-        assert made[path.name] == path.read_bytes().replace(str(videos).encode(), b"s3://bucket/videos"), path.name
+        here_and_there = path.read_bytes().replace(str(videos).encode(), b"s3://bucket/videos"), made[path.name]
+        assert len({re.sub(rb', "times": .*', b"", data) for data in here_and_there}) == 1, path.name
     s3.seen.clear()
     assert preprocess(there).shards_made == 0
     assert not s3.paths("GET", "mp4") and not s3.paths("PUT", "shard")
+
+
+@pytest.mark.parametrize("captions", [False, True])
+def test_only_lists_and_captions_that_are_read_and_videos_are_fetched(
+    s3: Store, videos: Path, word2vec: Path, captions: bool
+) -> None:
+    for name in ("archive.tar", "cats/notes.csv", "raw_caption_superclean.json", "captions/more.csv", ".hidden"):
+        s3.files.pipe_file(f"bucket/videos/{name}", b"not needed")
+    s3.files.pipe_file("bucket/made/archive.tar", b"not needed")
+    settings = replace(THERE, word2vec=word2vec if captions else None)
+    s3.seen.clear()
+    said = dry_run(settings)
+    wanted = ["/bucket/videos/captions.json"] * captions + ["/bucket/videos/labels.csv"]
+    assert sorted(s3.paths("GET", r"bucket/(videos|made)/")) == wanted
+    assert "tar 1" in said and "1 hidden" in said
+    s3.seen.clear()
+    assert preprocess(settings).kept == 9
+    assert {path for path in s3.paths("GET", "bucket/videos/") if not path.endswith(".mp4")} == {*wanted}
+    assert not s3.paths("GET", "archive") and s3.files.cat_file("bucket/made/archive.tar") == b"not needed"
+
+
+def test_replaced_objects_are_decoded_again_and_uploaded_ones_only_compared(s3: Store, videos: Path) -> None:
+    preprocess(THERE)
+    first, second = sorted(s3.files.glob("bucket/videos/cats/*"))[:2]
+    before = whole(s3.files, "bucket/made")
+    upload_in_parts(first, s3.files.cat_file(first))
+    s3.seen.clear()
+    assert dry_run(THERE).endswith("; 1 file of the others changed in time: their content will be compared")
+    assert not s3.paths("GET", "mp4")
+    assert preprocess(THERE).shards_made == 0 and len(s3.paths("GET", "mp4")) == 1
+    s3.seen.clear()
+    assert preprocess(THERE).shards_made == 0 and not s3.paths("GET", "mp4")
+    assert {name: data for name, data in whole(s3.files, "bucket/made").items() if name.startswith("shard")} == {
+        name: data for name, data in before.items() if name.startswith("shard")
+    }
+    data = s3.files.cat_file(second)
+    s3.files.pipe_file(second, data[:-1] + bytes([data[-1] ^ 1]))
+    assert preprocess(THERE).shards_made == 1
+
+
+def upload_in_parts(name: str, data: bytes) -> None:
+    """Upload an object in one part, which changes its tag."""
+    import boto3
+
+    client, (bucket, _, key) = boto3.client("s3", endpoint_url=os.environ["AWS_ENDPOINT_URL"]), name.partition("/")
+    where = {"Bucket": bucket, "Key": key}
+    where["UploadId"] = client.create_multipart_upload(**where)["UploadId"]
+    tag = client.upload_part(**where, PartNumber=1, Body=data)["ETag"]
+    client.complete_multipart_upload(**where, MultipartUpload={"Parts": [{"ETag": tag, "PartNumber": 1}]})
 
 
 def read(index: Index, epochs: int, window: int = 1) -> tuple[list[int], list[np.ndarray]]:

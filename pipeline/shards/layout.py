@@ -71,9 +71,10 @@ SHARD: dict[str, Stored] = {
     "video/mel": Stored(np.int64, "[n_videos + 1]: where each video's rows start in audio/logmel"),
     "video/text": Stored(np.int64, "[n_videos + 1]: where each video's words start in text/token"),
     **{f"video/{name}": stored for name, stored in COLUMNS.items()},
+    "video/hash": Stored(str, "[n_videos]: BLAKE2b of each video's file; only shards of earlier versions lack it"),
     "sums/pixels": Stored(np.int64, "[3, 3]: pixels, sum and sum of squares of each colour channel"),
     "sums/mels": Stored(np.int64, "[3]: log-mel values, sum and sum of squares in fixed point (statistics.py)"),
-    "rejected": Stored(str, "[n_rejected]: JSON of id and reason of each rejected video"),
+    "rejected": Stored(str, "[n_rejected]: JSON of id, reason and hash of the file of each rejected video"),
 }
 LABEL_SEPARATOR = ";"
 """Between the labels of a video in a column that holds several."""

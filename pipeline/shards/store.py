@@ -12,7 +12,7 @@ import random
 import re
 import tempfile
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from fnmatch import fnmatch
@@ -30,6 +30,8 @@ PAUSES = [1.0, 2.0, 4.0, 8.0, 16.0]
 """Seconds between attempts, on average; within each, fsspec's packages try about five times."""
 _THREADS = 16
 """Small objects that are copied at once."""
+_TAGS = ("ETag", "etag", "LastModified", "last_modified", "mtime")
+"""Names of tags, by store."""
 
 
 def is_remote(path: Path) -> bool:
@@ -138,14 +140,20 @@ def remove(path: Path) -> None:
     persist(f"cannot remove {path}", lambda: files.rm_file(name))
 
 
-def names(folder: Path) -> dict[str, int]:
-    """What is below a folder in a store, or in a local one, and the sizes; no name leads out of the folder."""
+def names(folder: Path) -> dict[str, tuple[int, str]]:
+    """What is below a folder in a store, or in a local one, with sizes and tags; no name leads out of the folder."""
     if not is_remote(folder):
-        return {path.name: path.lstat().st_size for path in folder.glob("*")}
+        return {path.name: (path.lstat().st_size, "") for path in folder.glob("*")}
     files, root = connect(folder)
     found = persist(f"cannot list {folder}", lambda: files.find(root, detail=True))
-    sizes = {name[len(root) :].lstrip("/"): int(entry["size"]) for name, entry in sorted(found.items())}
-    return {name: size for name, size in sizes.items() if not {"", ".", ".."} & {*name.split("/")}}
+    entries = {name[len(root) :].lstrip("/"): entry for name, entry in sorted(found.items())}
+    below = {name: entry for name, entry in entries.items() if not {"", ".", ".."} & {*name.split("/")}}
+    return {name: (int(entry["size"]), _tag_in(entry)) for name, entry in below.items()}
+
+
+def _tag_in(entry: Mapping[str, Any]) -> str:
+    """What changes when an object is written anew; empty if the store does not tell."""
+    return next((str(entry[name]) for name in _TAGS if entry.get(name)), "")
 
 
 def download(source: Path, to: Path, suffixes: Collection[str]) -> None:
@@ -169,41 +177,45 @@ def _tag(url: Path) -> str:
         files, name = connect(url)
         with suppress(FileNotFoundError):
             entry = files.info(name)
-            return str(entry.get("ETag", [entry["size"], entry.get("mtime")]))
+            return _tag_in(entry) or str(entry["size"])
         return ""
 
     return persist(f"cannot read {url}", look)
 
 
 class Image:
-    """A local folder, or one that stands for a folder in a store, with its names, sizes and small files.
+    """A local folder, or one that stands for a folder in a store, with its names and sizes.
 
-    There, files with the suffixes `hollow` (videos) have no content, and shards have first lines and tables only: what
-    is made from names, sizes, lists or tables can be made here.
+    There, only the files that `opened` chooses from all names have content, and shards have first lines and tables:
+    what is made from names, sizes, lists or tables can be made here.
     """
 
-    def __init__(self, folder: Path, url: Path, hollow: Collection[str]) -> None:
-        self.folder, self.url, self._hollow = folder, url, hollow
+    def __init__(self, folder: Path, url: Path, opened: Callable[[Iterable[str]], Collection[str]]) -> None:
+        self.folder, self.url, self._opened = folder, url, opened
+        self.tags: dict[Path, str] = {}
         self._tag = _tag(url / INDEX) if is_remote(url) else ""
         self.pull()
 
     def pull(self, made: Collection[str] = ()) -> None:
         """Get the files that were `made`, by default all."""
         if is_remote(self.url):
-            found = [item for item in names(self.url).items() if not made or item[0] in made]
+            found = names(self.url)
+            self.tags = {self.folder / name: tag for name, (_, tag) in found.items()}
+            opened = set(self._opened(found))
+            items = [(name, size, name in opened) for name, (size, _) in found.items() if not made or name in made]
             with ThreadPoolExecutor(4 * _THREADS) as pool:
-                list(pool.map(lambda item: self._get(*item), found))
+                list(pool.map(lambda item: self._get(*item), items))
 
-    def _get(self, name: str, size: int) -> None:
+    def _get(self, name: str, size: int, opened: bool) -> None:
         url, to = self.url / name, self.folder / name
         to.parent.mkdir(parents=True, exist_ok=True)
         if size and fnmatch(name, "shard-*.h5"):
             persist(f"cannot read {url}", lambda: _copy_tables(url, to, size))
-        elif to.suffix.lower() in self._hollow:
+        elif opened:
+            fetch(url, to)
+        else:
             to.touch()
             os.truncate(to, size)
-        else:
-            fetch(url, to)
 
     def put(self, name: str) -> None:
         """Upload a file that was written here."""
@@ -246,13 +258,13 @@ def _copy_tables(url: Path, to: Path, size: int) -> None:
 
 
 @contextmanager
-def image(path: Path, hollow: Collection[str] = ()) -> Iterator[Image]:
+def image(path: Path, opened: Callable[[Iterable[str]], Collection[str]]) -> Iterator[Image]:
     """The image of a folder while it is needed; messages name the folder."""
     if not is_remote(path):
-        yield Image(path, path, hollow)
+        yield Image(path, path, opened)
         return
     with tempfile.TemporaryDirectory(prefix="gdt-") as folder:
         try:
-            yield Image(Path(folder), path, hollow)
+            yield Image(Path(folder), path, opened)
         except UserError as error:
             raise UserError(str(error).replace(folder, str(path))) from error

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from gdt.common.errors import UserError, first_line
 from gdt.common.files import open_regular
 from gdt.pipeline.word2vec import NEEDS_TEXT
-from gdt.preprocess.datasets.listing import is_missing, walk
+from gdt.preprocess.datasets.listing import is_missing, is_shown, walk
 from gdt.preprocess.tables import composed, open_text, read_csv
 
 JSON_NAMES = ("caption.json", "raw_caption.json", "captions.json", "raw_caption_superclean.json")
@@ -77,6 +77,16 @@ class Captions:
     def __len__(self) -> int:
         """Number of videos with captions."""
         return len(self._parts)
+
+
+def opened(names: Iterable[str]) -> list[str]:
+    """Of the paths of the files below a source, those that `Captions.find` opens."""
+    shown = [name for name in names if all(map(is_shown, name.split("/")))]
+    single = [name for name in shown if Path(name).suffix in _READERS]
+    choices = [[name] for name in JSON_NAMES if name in shown]
+    choices += [[name for name in single if name.startswith(f"{folder}/")] for folder in FOLDERS]
+    choices.append([name for name in shown if "/" not in name and name.endswith(".csv")])
+    return next(filter(None, choices), [])
 
 
 def _found(source: Path) -> Iterator[tuple[Path, Iterator[tuple[str, list[Caption]]]]]:

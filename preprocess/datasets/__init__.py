@@ -19,11 +19,16 @@ _NOT_UTF8 = re.compile("[\ud800-\udfff]")
 """What Python makes of the bytes of a name that are not UTF-8."""
 
 
-def find(dataset: str, source: Path) -> DataSet:
-    """The data set of this name. Raises UserError for an unknown name or a missing source."""
+def named(dataset: str) -> DataSet:
+    """The data set of this name. Raises UserError for an unknown one."""
     if dataset not in DATASETS:
         raise unknown("layout", dataset, DATASETS)
-    entry = DATASETS[dataset]
+    return DATASETS[dataset]
+
+
+def find(dataset: str, source: Path) -> DataSet:
+    """The data set of this name. Raises UserError for an unknown name or a missing source."""
+    entry = named(dataset)
     if not source.is_dir():
         state = "is not a folder" if source.exists() else "does not exist"
         raise UserError(f"the source folder {source} {state}; set --source to the folder of your videos")
@@ -46,7 +51,7 @@ def listing(dataset: str, source: Source) -> Iterator[Video | Missing]:
             yield item
         else:
             readable = Path(str(item.path).encode(errors="replace").decode())
-            yield Missing(ascii(item.id), "its name is not valid UTF-8; rename it", readable)
+            yield Missing(ascii(item.id), "its name is not valid UTF-8; rename it", readable, fault=True)
     if empty:
         ignored = ignored_in_words(source.ignored)
         raise incomplete("; ".join([f"there are no videos in {source.root}{unusable}", *ignored]), entry.tree)

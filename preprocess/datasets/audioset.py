@@ -57,4 +57,4 @@ def _segments(path: Path, names: dict[str, str]) -> Iterator[Segment]:
     return read_csv(path, _COLUMNS, segment, header=False)
 
 
-DATA = DataSet(listing, TREE)
+DATA = DataSet(listing, TREE, lists=(*_SPLITS, "class_labels_indices.csv"))

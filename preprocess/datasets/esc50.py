@@ -45,4 +45,4 @@ def _row(row: Row) -> tuple[str, tuple[str, int]]:
     return Path(row["filename"]).stem, (row["category"], fold)
 
 
-DATA = DataSet(listing, TREE)
+DATA = DataSet(listing, TREE, lists=("meta/esc50.csv",))

@@ -1,13 +1,13 @@
-"""Any tree of videos or sounds: subfolders are classes, and top folders named train, val or test are splits."""
+"""Any tree of videos or sounds: subfolders are classes, and top folders named train, val or test may be splits."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
-from pathlib import Path
 
+from gdt.common.errors import UserError
 from gdt.preprocess.datasets.labels import LABELS, NAMES, Labels
 from gdt.preprocess.datasets.listing import SOUNDS, SPLITS, SUFFIXES, DataSet, Missing, Source, Video
 from gdt.preprocess.tables import composed
@@ -15,38 +15,83 @@ from gdt.preprocess.tables import composed
 TREE = f"""\
 source/a.mp4                      no class, split train, or as --val and --test draw it
 source/cats/a.mp4                 class cats, split train, or as --val and --test draw it
-source/test/cats/indoor/a.mp4     class cats/indoor, split test
+source/train/cats/a.mp4           class cats, split train, if val or test is beside train; else class train/cats
+source/test/cats/indoor/a.mp4     class cats/indoor, split test, if train is beside test
 source/{LABELS}                 optional: {"|".join(NAMES)}[,label][,split][,any others]
 files ending in {", ".join(sorted(SUFFIXES))}; sounds: {", ".join(sorted(SOUNDS))}"""
 
+_SHOWN = 5
+"""Folders to name in a message."""
 
-def listing(source: Source) -> Iterator[Video | Missing]:
+
+def listing(source: Source, official: bool = False) -> Iterator[Video | Missing]:
     """One video per file, with its row of labels.csv; then the rows without a file.
 
-    The id is the path below the split folder, so that moving a video to another split keeps it; if two videos would
-    share that id, it is the path below `source`.
+    The id is the path below a top folder that is named as a split, so that neither another split nor another reading of
+    the tree changes it; if two videos would share that id, it is the path below `source`. With `official`, folders so
+    named are splits, whatever is beside them.
     """
-    videos = [located(source, path) for path in source.files()]
-    shared = Counter(_below_split(video.id) for video in videos)
-    labels = Labels(source.root, chain(shared, (video.id for video in videos)))
-    for video in videos:
-        name = _below_split(video.id)
-        yield labels.apply(replace(video, id=name if shared[name] == 1 else video.id), video.id)
+    names = {path: composed(path.relative_to(source.root)) for path in source.files()}
+    shared = Counter(map(_below_split, names.values()))
+    labels = Labels(source.root, chain(shared, names.values()))
+    videos: list[tuple[str, Video]] = []
+    for path, name in names.items():
+        id = _below_split(name)
+        videos.append((name, labels.apply(Video(id if shared[id] == 1 else name, path), name)))
+    settled = all(video.split for name, video in videos if _below_split(name) != name)
+    splits = official or has_splits(source, names.values(), settled)
+    for name, video in videos:
+        yield placed(video, name, splits)
     yield from labels.unused()
 
 
-def located(source: Source, path: Path) -> Video:
-    """The video of a file, its id the path below `source`, with the label and split of its folders."""
-    name = composed(path.relative_to(source.root))
+def has_splits(source: Source, names: Iterable[str], settled: bool = False) -> bool:
+    """Whether top folders named as splits are splits: if train is there, and val or test. Otherwise they are classes.
+
+    `names` are the paths of the videos; the source notes how they are read. Raises UserError if they can be read in
+    both ways, unless the videos in those folders have `settled` splits.
+    """
+    folders = {tuple(name.split("/")[:-1]) for name in names} - {()}
+    named = sorted({path[0] for path in folders if path[0].lower() in SPLITS})
+    others = sorted({path[0] for path in folders} - set(named))
+    meant = {SPLITS[name.lower()] for name in named}
+    complete = "train" in meant and len(meant) > 1
+    inner = {path[:2] for path in folders if path[0] in named and len(path) > 1}
+    classes = Counter([*others, *(name for _, name in inner)])
+    doubtful = others if complete else sorted(name for name, count in classes.items() if count > 1)
+    if named and doubtful and not settled:
+        why = "are beside them" if complete else "are in them as elsewhere"
+        raise UserError(
+            f"the folders {_few(named)} of {source.root} can be splits or classes, since {_few(doubtful)} {why}; for "
+            f"splits, move all videos into folders train, val or test; for classes, give each video in {_few(named)} a "
+            f"split in {LABELS} (path,split), which --layout folder reads"
+        )
+    splits = complete and not others
+    reserved = sorted({name for path in folders for name in path if name.lower() in SPLITS})
+    rule = "splits are train with val or test at the top, and nothing else beside them"
+    classes_too = f", also {_few(reserved)} ({rule})" if reserved else ""
+    if folders:
+        what = f"{_few(named)} are splits, those in them classes" if splits else f"all are classes{classes_too}"
+        source.notes.append(f"folders: {what}")
+    return splits
+
+
+def _few(names: Sequence[str]) -> str:
+    return ", ".join(names[:_SHOWN]) + ", …" * (len(names) > _SHOWN)
+
+
+def placed(video: Video, name: str, splits: bool) -> Video:
+    """The video with the label and split of the folders in its path `name`, where it has none."""
     *folders, _ = name.split("/")
-    split = SPLITS.get(folders[0].lower()) if folders else None
-    return Video(name, path, "/".join(folders[1:] if split else folders), split or "")
+    split = SPLITS.get(folders[0].lower(), "") if splits and folders else ""
+    label = "/".join(folders[1:] if split else folders)
+    return replace(video, label=video.label or label, split=video.split or split)
 
 
 def _below_split(path: str) -> str:
-    """A path without its split folder."""
+    """A path without its top folder, if that is named as a split."""
     first, _, rest = path.partition("/")
     return rest if rest and first.lower() in SPLITS else path
 
 
-DATA = DataSet(listing, TREE)
+DATA = DataSet(listing, TREE, lists=(LABELS,))

@@ -43,4 +43,4 @@ def _lines(lists: Path) -> Iterator[Line]:
                 yield Line(name, file.strip(), fold, _SPLITS[number])
 
 
-DATA = DataSet(listing, TREE)
+DATA = DataSet(listing, TREE, lists=("testTrainMulti_7030_splits/*.txt",))

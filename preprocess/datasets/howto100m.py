@@ -47,4 +47,4 @@ def _label(row: Row) -> tuple[str, str]:
     return row["video_id"], sys.intern(row["category_1"])  # few categories, so that only the ids take memory
 
 
-DATA = DataSet(listing, TREE, needs_captions=True)
+DATA = DataSet(listing, TREE, lists=(TABLE,), needs_captions=True)

@@ -12,10 +12,10 @@ from dataclasses import replace
 from gdt.preprocess.datasets import folder, youtube
 from gdt.preprocess.datasets.listing import SPLITS, DataSet, Missing, Source, Video
 from gdt.preprocess.datasets.youtube import Segment
-from gdt.preprocess.tables import Row, read_csv
+from gdt.preprocess.tables import Row, composed, read_csv
 
 TREE = """\
-source/train/riding_a_bike/0wR5jVB-WPk_000417_000427.mp4    split and class folders
+source/train/riding_a_bike/0wR5jVB-WPk_000417_000427.mp4    split and class folders, if val or test is beside train
 source/riding_a_bike/0wR5jVB-WPk_000417_000427.mp4          class folders
 source/0wR5jVB-WPk_000417_000427.mp4                        one folder; split and class from the csv
 source/0wR5jVB-WPk.mp4                                      the segment, or the original, which is cut by the csv
@@ -29,8 +29,10 @@ def listing(source: Source) -> Iterator[Video | Missing]:
     """Videos by the names of their files; label and split are from the csv or, if there is none, from the folders."""
     paths = sorted(source.root.glob("[!.]*.csv")) or sorted(source.root.glob("annotations/[!.]*.csv"))
     if not paths:
-        videos = ((name, folder.located(source, path)) for name, path in source.named())
-        return (replace(video, id=name, label=video.label.replace("_", " ")) for name, video in videos)
+        named = [(Video(name, path), composed(path.relative_to(source.root))) for name, path in source.named()]
+        splits = folder.has_splits(source, [below for _, below in named])
+        videos = (folder.placed(video, below, splits) for video, below in named)
+        return (replace(video, label=video.label.replace("_", " ")) for video in videos)
     rows = (row for path in paths for row in read_csv(path, _COLUMNS, _segment))
     return youtube.listing(source, rows)
 
@@ -42,4 +44,4 @@ def _segment(row: Row) -> Segment:
     )  # fmt: skip
 
 
-DATA = DataSet(listing, TREE)
+DATA = DataSet(listing, TREE, lists=("[!.]*.csv", "annotations/[!.]*.csv"))

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from gdt.common.errors import UserError
 from gdt.common.files import kind
+from gdt.pipeline.shards import index
 from gdt.preprocess.datasets.listing import SPLITS, SUFFIXES, Missing, Video, is_missing
 from gdt.preprocess.tables import Row, composed, open_text, read_csv
 
@@ -69,7 +70,10 @@ class Labels:
         word = values.get(split, "").lower()
         if word and word not in SPLITS:
             raise ValueError(f"unknown split '{word}'; available: {', '.join(SPLITS)}, or nothing")
-        columns = tuple((name, values[name]) for name in others if name not in (label, split))
+        further = [name for name in others if name not in (label, split)]
+        if taken := [name for name in further if name in index.LABELS]:
+            raise ValueError(f"a further column has the name {taken[0]}, which the index uses itself; rename it")
+        columns = tuple((name, values[name]) for name in further)
         return video, _Labelled(values.get(label, ""), SPLITS.get(word, ""), columns)
 
     def apply(self, video: Video, path: str) -> Video:

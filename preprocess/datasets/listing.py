@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import stat
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import chain
+from fnmatch import fnmatchcase
 from pathlib import Path, PurePath
 
 from gdt.common.errors import UserError
@@ -36,7 +38,12 @@ _SOUND = re.compile(r"\.f(?:139|14[01]|17[12]|249|25[01])(?:-\w+)?$", re.ASCII)
 """Numbers of YouTube's formats of sound alone, which may lie in a .webm beside the picture's."""
 _SHOWN = 8
 """Suffixes to print."""
-HIDDEN, BESIDE = "hidden", "beside"
+HIDDEN, BESIDE, LISTED, EMPTY, BROKEN = "hidden", "beside", "listed", "empty", "broken"
+_IGNORED = {
+    HIDDEN: "hidden or trash", BESIDE: "sound beside a video of the same name",
+    LISTED: "link to a folder that is listed already", EMPTY: "empty folder", BROKEN: "broken link",
+}  # fmt: skip
+"""What is left out besides files with other suffixes, in words."""
 NO_FILE = "but there is no file of this name with the suffix of a video"
 SPLITS = {
     "train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val", "validate": "val",
@@ -79,6 +86,8 @@ class Video:
     """Name and value of further columns of labels."""
     size: int = -1
     """Bytes of the file when it was listed; -1 if there was none."""
+    time: str = ""
+    """When the file had last changed then, or the tag of the object; empty if unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +98,8 @@ class Missing:
     reason: str
     path: Path | None = None
     """The file, if there is one."""
+    fault: bool = False
+    """Whether it is a fault, of which many stop the run; lists may leave out most files, and that is none."""
 
 
 def unlisted(path: Path) -> Missing:
@@ -104,8 +115,14 @@ class DataSet:
     """Yields the videos of a source in a fixed order."""
     tree: str
     """The expected files and folders, for messages."""
+    lists: tuple[str, ...] = ()
+    """Patterns of the paths, below the source, of the files that `listing` opens."""
     needs_captions: bool = False
     """Whether videos and stretches without captions are skipped."""
+
+    def opens(self, name: str) -> bool:
+        """Whether `listing` opens the file of this path."""
+        return any(name.count("/") == each.count("/") and fnmatchcase(name, each) for each in self.lists)
 
 
 def incomplete(what: str, tree: str) -> UserError:
@@ -114,44 +131,66 @@ def incomplete(what: str, tree: str) -> UserError:
 
 
 def is_missing(path: Path) -> bool:
-    """Whether there is nothing at a path; other non-regular files are rejected when they are opened."""
-    return kind(path) == "missing"
+    """Whether there is nothing at a path; what is there and no file, as a broken link, is refused when it is opened."""
+    return not os.path.lexists(path)
+
+
+def state_of(path: Path) -> tuple[int, str]:
+    """Bytes of a regular file and when it last changed; -1 for anything else (a FIFO, a broken link) or inaccessible.
+
+    Archives may give all their files one time of modification, so the time of the last change of status is there, too.
+    """
+    with suppress(OSError):
+        status = path.stat()
+        if stat.S_ISREG(status.st_mode):
+            return status.st_size, f"{status.st_mtime_ns} {status.st_ctime_ns}"
+    return -1, ""
 
 
 def size_of(path: Path) -> int:
-    """Bytes of a regular file; -1 for anything else (a FIFO, a broken link) and for inaccessible files."""
-    try:
-        status = path.stat()
-    except OSError:
-        return -1
-    return status.st_size if stat.S_ISREG(status.st_mode) else -1
+    """Bytes of a regular file, as `state_of`."""
+    return state_of(path)[0]
 
 
-def walk(*roots: Path) -> Iterator[tuple[str, list[str], int]]:
-    """The folders below `roots` in a fixed order: path, sorted names of the files, and number of what is hidden.
+def hash_of(path: Path) -> str:
+    """BLAKE2b of a regular file, in hexadecimal; empty for anything else, and for a file that cannot be read."""
+    with suppress(OSError):
+        if size_of(path) >= 0:
+            with path.open("rb", buffering=0) as file:
+                return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
+    return ""
 
-    Hidden files and folders, trash and the like are left out. Links are followed, and each folder is read once. Raises
-    UserError for a folder that cannot be read.
+
+def walk(*roots: Path) -> Iterator[tuple[str, list[str], Counter[str]]]:
+    """The folders below `roots` in a fixed order: path, sorted names of the files, and how much is left out.
+
+    Hidden files and folders, trash and the like are left out. Links to folders are followed at the end, and each folder
+    is read once. Raises UserError for a folder that cannot be read.
     """
 
     def refuse(error: OSError) -> None:
         raise UserError(f"cannot read the folder {error.filename}: {error.strerror}; check its disk and permissions")
 
     seen: set[str] = set()
-    walks = chain.from_iterable(os.walk(root, followlinks=True, onerror=refuse) for root in roots)
-    for folder, subfolders, names in walks:
-        real = os.path.realpath(folder)
-        if real in seen:
-            subfolders.clear()
-            continue
-        seen.add(real)
-        found = len(subfolders) + len(names)
-        subfolders[:] = sorted(filter(_is_shown, subfolders))
-        shown = sorted(filter(_is_shown, names))
-        yield folder, shown, found - len(subfolders) - len(shown)
+    waiting = list(map(str, roots))
+    for root in waiting:
+        for folder, subfolders, names in os.walk(root, onerror=refuse):
+            real, given = os.path.realpath(folder), folder in waiting[: len(roots)]
+            if real in seen:
+                subfolders.clear()
+                yield folder, [], Counter({LISTED: int(not given)})
+                continue
+            seen.add(real)
+            found = len(subfolders) + len(names)
+            subfolders[:] = sorted(filter(is_shown, subfolders))
+            shown = sorted(filter(is_shown, names))
+            links = [path for path in map(Path(folder).joinpath, subfolders) if path.is_symlink()]
+            waiting += map(str, links)  # which os.walk does not enter
+            hidden = found - len(subfolders) - len(shown)
+            yield folder, shown, Counter({HIDDEN: hidden, EMPTY: int(not found and not given)})
 
 
-def _is_shown(name: str) -> bool:
+def is_shown(name: str) -> bool:
     return not name.startswith(".") and name.lower() not in _NOT_SHOWN
 
 
@@ -161,17 +200,17 @@ class Source:
 
     root: Path
     ignored: Counter[str] = field(default_factory=Counter)
-    """How many were left out so far: files by suffix, hidden files and folders (HIDDEN), and sounds beside a video of
-    the same name (BESIDE)."""
+    """How many were left out so far: files by suffix, and by the names in _IGNORED."""
+    notes: list[str] = field(default_factory=list)
+    """How the folders were read, in words."""
 
     def files(self, first: Path | None = None) -> Iterator[Path]:
         """Yield the paths with the suffix of a video or sound, whatever kind of file they are, in the order of `walk`.
 
         Begins with the folder `first` if it is given. A sound next to a video of the same name is left out.
         """
-        for folder, names, hidden in walk(first or self.root, self.root):
-            if hidden:
-                self.ignored[HIDDEN] += hidden
+        for folder, names, ignored in walk(first or self.root, self.root):
+            self.ignored.update(+ignored)
             parts = [(path.stem, path.suffix.lower()) for path in map(PurePath, names)]
             videos = {stem for stem, suffix in parts if suffix in SUFFIXES}
             for name, (stem, suffix) in zip(names, parts, strict=True):
@@ -179,6 +218,8 @@ class Source:
                     self.ignored[BESIDE] += 1
                 elif suffix in MEDIA:
                     yield Path(folder, name)
+                elif not suffix and kind(Path(folder, name)) == "missing":
+                    self.ignored[BROKEN] += 1
                 else:
                     self.ignored[suffix] += 1
 
@@ -199,10 +240,9 @@ class Source:
 
 def ignored_in_words(ignored: Mapping[str, int]) -> list[str]:
     """A line that says what Source.ignored counts; none if there is nothing."""
-    others = sorted((name for name in ignored if name not in (HIDDEN, BESIDE)), key=lambda name: (-ignored[name], name))
+    others = sorted((name for name in ignored if name not in _IGNORED), key=lambda name: (-ignored[name], name))
     rows = [f"{name.removeprefix('.') or 'no suffix'} {ignored[name]}" for name in others[:_SHOWN]]
     rows += [f"others {sum(ignored[name] for name in others[_SHOWN:])}"] if len(others) > _SHOWN else []
     parts = [f"{sum(ignored[name] for name in others)} not a video by its suffix ({', '.join(rows)})"] if rows else []
-    parts += [f"{ignored[HIDDEN]} hidden or trash"] if HIDDEN in ignored else []
-    parts += [f"{ignored[BESIDE]} sound beside a video of the same name"] if BESIDE in ignored else []
+    parts += [f"{ignored[name]} {words}" for name, words in _IGNORED.items() if name in ignored]
     return [f"ignored: {'; '.join(parts)}"] if parts else []

@@ -13,8 +13,8 @@ from gdt.preprocess.datasets.listing import DataSet, Missing, Source, Video
 
 
 def _listing(source: Source) -> Iterator[Video | Missing]:
-    for item in folder.listing(source):
+    for item in folder.listing(source, official=True):
         yield replace(item, id=item.path.stem) if isinstance(item, Video) else item
 
 
-DATA = DataSet(_listing, folder.TREE)
+DATA = DataSet(_listing, folder.TREE, folder.DATA.lists)

@@ -41,4 +41,4 @@ def _lines(lists: Path) -> Iterator[Line]:
                 yield Line(found[1], found[2], fold, split)
 
 
-DATA = DataSet(listing, TREE)
+DATA = DataSet(listing, TREE, lists=("ucfTrainTestlist/*.txt",))

@@ -34,4 +34,4 @@ def _segment(row: Row) -> Segment:
     return Segment(row["youtube_id"], start, start + _SECONDS, row["label"].strip(), SPLITS[row["split"].strip()])
 
 
-DATA = DataSet(listing, TREE)
+DATA = DataSet(listing, TREE, lists=("vggsound.csv",))

@@ -20,7 +20,8 @@ from gdt.pipeline.shards.layout import ROWS, SHARD, WORDS
 def rejected_of(path: Path) -> list[dict[str, str]]:
     """The rejected videos of a shard: id and reason."""
     with h5py.File(path) as file:
-        return [json.loads(row) for row in file["rejected"][:]]
+        rows = map(json.loads, file["rejected"][:])
+        return [{"id": row["id"], "reason": row["reason"]} for row in rows]
 
 
 def problems(path: Path) -> list[str]:

@@ -86,7 +86,41 @@ def test_linked_folders_are_followed_once(tmp_path: Path) -> None:
     touch(tmp_path, "disk/cats/a.mp4", "videos/dogs/b.mp4")
     (tmp_path / "videos" / "cats").symlink_to(tmp_path / "disk" / "cats")
     (tmp_path / "disk" / "cats" / "loop").symlink_to(tmp_path / "disk" / "cats")
-    assert set(table("folder", tmp_path / "videos")) == {"cats/a.mp4", "dogs/b.mp4"}
+    (tmp_path / "videos" / "a link").symlink_to("dogs")  # a folder is listed by its own name
+    source = Source(tmp_path / "videos")
+    assert {item.id for item in listing("folder", source)} == {"cats/a.mp4", "dogs/b.mp4"}
+    assert source.ignored == {"listed": 2}
+
+
+def test_every_entry_is_used_or_counted(tmp_path: Path) -> None:
+    touch(tmp_path, "train/cats/a.mp4", "test/cats/b.mp4")
+    (tmp_path / "val").symlink_to("test")
+    (tmp_path / "unmounted").symlink_to("/nowhere")
+    (tmp_path / "train" / "dogs").mkdir()
+    os.mkfifo(tmp_path / "train" / "pipe")
+    source = Source(tmp_path)
+    assert [item.id for item in listing("folder", source)] == ["cats/b.mp4", "cats/a.mp4"]
+    assert source.ignored == {"listed": 1, "broken": 1, "empty": 1, "": 1}
+    (said,) = ignored_in_words(source.ignored)
+    assert said.endswith("1 link to a folder that is listed already; 1 empty folder; 1 broken link")
+
+
+def test_a_folder_of_the_data_set_is_no_link_listed_already(tmp_path: Path) -> None:
+    lists = "".join(f"{name}.avi 1 \n" for name in "ab")
+    for fold in (1, 2, 3):
+        touch(tmp_path, f"testTrainMulti_7030_splits/wave_test_split{fold}.txt")
+        (tmp_path / f"testTrainMulti_7030_splits/wave_test_split{fold}.txt").write_text(lists)
+    touch(tmp_path, "disk/wave/a.avi", "disk/wave/b.avi")
+    (tmp_path / "hmdb51_org").symlink_to("disk")
+    source = Source(tmp_path)
+    assert len([item for item in listing("hmdb51", source) if isinstance(item, Video)]) == 2
+    assert source.ignored == {".txt": 3, "listed": 1}  # the disk
+
+
+def test_a_broken_link_to_a_list_is_no_missing_list(tmp_path: Path) -> None:
+    touch(tmp_path, "a.mp4")
+    (tmp_path / "labels.csv").symlink_to("/nowhere/labels.csv")
+    refused("folder", tmp_path, "cannot read .*labels.csv: No such file")
 
 
 LEFTOVERS = (
@@ -127,7 +161,43 @@ def test_names_that_are_not_utf8_are_reported(tmp_path: Path) -> None:
     Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9.mp4")).touch()
     reason = "its name is not valid UTF-8; rename it"
     assert [video.id for video in videos("folder", tmp_path)] == ["a.mp4"]
-    assert missing("folder", tmp_path) == [Missing(r"'caf\udce9.mp4'", reason, tmp_path / "caf?.mp4")]
+    assert missing("folder", tmp_path) == [Missing(r"'caf\udce9.mp4'", reason, tmp_path / "caf?.mp4", fault=True)]
+
+
+UCF_LISTS = {
+    f"ucfTrainTestlist/{split}list0{fold}.txt": f"A/v_{split}.avi 1\n"
+    for split in ("train", "test")
+    for fold in (1, 2, 3)
+}
+HMDB_LISTS = {f"testTrainMulti_7030_splits/A_test_split{fold}.txt": "a.avi 1 \nb.avi 2 \n" for fold in (1, 2, 3)}
+
+
+@pytest.mark.parametrize(
+    ("dataset", "lists"),
+    [
+        ("audioset", {"eval_segments.csv": 'aaaaaaaaaaa, 0, 9, "/m/1"\n',
+                      "class_labels_indices.csv": "mid,display_name\n/m/1,A"}),
+        ("esc50", {"meta/esc50.csv": "filename,fold,category\na.wav,2,A\n"}),
+        ("folder", {"labels.csv": "path,label\nA/a,B\n"}), ("synthetic", {"labels.csv": "path,label\nA/a,B\n"}),
+        ("hmdb51", HMDB_LISTS), ("ucf101", UCF_LISTS),
+        ("howto100m", {"HowTo100M_v1.csv": "video_id,category_1\naaaaaaaaaaa,A\n"}),
+        ("kinetics", {"k.csv": "label,youtube_id,time_start,time_end,split\nA,aaaaaaaaaaa,0,9,val\n"}),
+        ("kinetics", {"annotations/k.csv": "label,youtube_id,time_start,time_end,split\nA,aaaaaaaaaaa,0,9,val\n"}),
+        ("vggsound", {"vggsound.csv": "aaaaaaaaaaa,0,A,test\n"}),
+    ],
+)  # fmt: skip
+def test_a_data_set_opens_the_lists_that_it_declares_and_no_other_file(
+    tmp_path: Path, dataset: str, lists: dict[str, str]
+) -> None:
+    """In a store, only those have content here."""
+    rows = []
+    for root in (tmp_path / "whole", tmp_path / "hollow"):
+        touch(root, "A/a.avi", "A/b.avi", "A/v_train.avi", "A/aaaaaaaaaaa.mp4", "A/a.wav", "A/notes.csv")
+        for name, text in lists.items():
+            touch(root, name)
+            (root / name).write_text(text if root.name == "whole" or DATASETS[dataset].opens(name) else "")
+        rows.append([str(item).replace(str(root), "") for item in listing(dataset, Source(root))])
+    assert rows[0] == rows[1] and any("label='A'" in row or "label='B'" in row for row in rows[0])
 
 
 # folder
@@ -135,13 +205,74 @@ def test_names_that_are_not_utf8_are_reported(tmp_path: Path) -> None:
 
 def test_any_tree_is_a_folder_data_set(tmp_path: Path) -> None:
     touch(
-        tmp_path, "a.mp4", "cats/b.AVI", "test/cats/indoor/c.webm", "validation/d.mkv", "train/dogs/e.mov", "notes.txt"
+        tmp_path, "a.mp4", "Test/cats/indoor/c.webm", "validation/d.mkv", "train/dogs/e.mov", "train/b.wav", "notes.txt"
     )
-    touch(tmp_path, "cats/.hidden.mp4")
+    touch(tmp_path, "train/cats/.hidden.mp4")
     assert table("folder", tmp_path) == {
-        "a.mp4": ("", ""), "cats/b.AVI": ("cats", ""), "cats/indoor/c.webm": ("cats/indoor", "test"),
-        "d.mkv": ("", "val"), "dogs/e.mov": ("dogs", "train"),
+        "a.mp4": ("", ""), "cats/indoor/c.webm": ("cats/indoor", "test"), "d.mkv": ("", "val"),
+        "dogs/e.mov": ("dogs", "train"), "b.wav": ("", "train"),
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("names", "labels"),
+    [
+        (["bus/1.mp4", "car/2.mp4", "train/3.mp4"], ["bus", "car", "train"]),
+        (["bus/fast/1.wav", "Train/fast/2.wav", "Train/slow/3.wav"], ["bus/fast", "Train/fast", "Train/slow"]),
+        (["train/1.mp4", "train/cats/2.mp4"], ["train", "train/cats"]),
+        (["test/cats/1.mp4", "test/dogs/2.mp4"], ["test/cats", "test/dogs"]),
+        (["val/1.mp4", "test/2.mp4"], ["val", "test"]),
+        (["fold1/1.wav", "fold2/2.wav", "audio/3.wav"], ["fold1", "fold2", "audio"]),
+        (["a/train/1.mp4", "a/test/2.mp4"], ["a/train", "a/test"]),
+    ],
+)
+@pytest.mark.parametrize("dataset", ["folder", "kinetics"])
+def test_folders_named_as_splits_are_classes_without_their_counterparts(
+    tmp_path: Path, dataset: str, names: list[str], labels: list[str]
+) -> None:
+    touch(tmp_path, *names)
+    source = Source(tmp_path)
+    found = [item for item in listing(dataset, source) if isinstance(item, Video)]
+    by_name = {video.path.relative_to(tmp_path).as_posix(): (video.label, video.split) for video in found}
+    assert by_name == {name: (label, "") for name, label in zip(names, labels, strict=True)}
+    reserved = {part for name in names for part in Path(name).parts if part.lower() in ("train", "val", "test")}
+    (note,) = source.notes
+    assert note.startswith("folders: all are classes") and all(part in note for part in reserved)
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (["train/1.mp4", "test/2.mp4", "bus/3.mp4", "car/4.mp4"],
+         "folders test, train of .* can be splits or classes, since bus, car are beside them; for splits, move all "
+         "videos into .*; for classes, give each video in test, train a split in labels.csv"),
+        (["test/cats/1.mp4", "cats/2.mp4"], "folders test of .*, since cats are in them as elsewhere; for splits, "),
+        (["val/cats/1.mp4", "test/cats/2.mp4"], "folders test, val of .*, since cats are in them"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("dataset", ["folder", "kinetics"])
+def test_folders_that_can_be_splits_or_classes_are_refused(
+    tmp_path: Path, dataset: str, names: list[str], message: str
+) -> None:
+    touch(tmp_path, *names)
+    refused(dataset, tmp_path, message)
+
+
+def test_labels_csv_settles_whether_folders_are_splits(tmp_path: Path) -> None:
+    touch(tmp_path, "train/1.mp4", "test/2.mp4", "bus/3.mp4")
+    (tmp_path / "labels.csv").write_text("path,split\ntrain/1,val\n")
+    refused("folder", tmp_path, "can be splits or classes")
+    (tmp_path / "labels.csv").write_text("path,split\ntrain/1,val\ntest/2,train\n")
+    assert table("folder", tmp_path) == {
+        "1.mp4": ("train", "val"),
+        "2.mp4": ("test", "train"),
+        "bus/3.mp4": ("bus", ""),
+    }
+
+
+def test_generated_videos_of_one_split_have_it(tmp_path: Path) -> None:
+    touch(tmp_path, "train/spin/a.mp4")
+    assert table("synthetic", tmp_path) == {"a": ("spin", "train")}
 
 
 # the names that downloaders and converters give, and official lists as spreadsheets save them

@@ -748,7 +748,7 @@ def test_a_reading_error_is_no_verdict_on_the_video(
 
     monkeypatch.setattr(Path, "open", fail)
     taken = extract(ticking, tmp_path)
-    assert isinstance(taken, Unread) and str(taken).startswith("it cannot be read (Input/output error); ")
+    assert isinstance(taken, Unread) and str(taken).startswith("it cannot be read (Operation not permitted); ")
 
 
 def assert_gone(pid_file: Path) -> None:

@@ -33,7 +33,8 @@ def write(root: Path, text: str | bytes) -> None:
 
 def test_a_video_moved_to_another_split_keeps_its_id(tmp_path: Path) -> None:
     touch(tmp_path, "cats/1.mp4", "train/dogs/é 1.mp4", "2.mp4")
-    assert list(paths(tmp_path)) == ["2.mp4", "cats/1.mp4", "dogs/é 1.mp4"]
+    assert list(paths(tmp_path)) == ["2.mp4", "cats/1.mp4", "dogs/é 1.mp4"]  # whether train is a split or a class
+    (tmp_path / "cats").rename(tmp_path / "train/cats")
     for folder in ("test", "Validation", "val"):
         for name in list(paths(tmp_path)):
             before = tmp_path / paths(tmp_path)[name]
@@ -57,14 +58,14 @@ def test_videos_with_the_same_name_in_several_splits_keep_their_whole_paths(tmp_
 
 
 def test_labels_csv_overrides_folders(tmp_path: Path) -> None:
-    touch(tmp_path, "cats/1.mp4", "cats/2.mp4", "test/cats/3.mp4", "test/cats/4.mp4", "5.mp4")
+    touch(tmp_path, "train/cats/1.mp4", "train/cats/2.mp4", "test/cats/3.mp4", "test/cats/4.mp4", "5.mp4")
     write(
         tmp_path,
         "Video, Split ,colour,label,Note\n./cats/1.mp4,Validation,blue,tom cat,\"said \"\"a, b\"\"\nand c\"\n\n"
         "test/cats/3.mp4, train ,, ,x\ncats/4.mp4,,é,lion,\n",
     )  # fmt: skip
     assert table("folder", tmp_path) == {
-        "cats/1.mp4": ("tom cat", "val"), "cats/2.mp4": ("cats", ""), "cats/3.mp4": ("cats", "train"),
+        "cats/1.mp4": ("tom cat", "val"), "cats/2.mp4": ("cats", "train"), "cats/3.mp4": ("cats", "train"),
         "cats/4.mp4": ("lion", "test"), "5.mp4": ("", ""),
     }  # fmt: skip
     assert {name: video.columns for name, video in videos(tmp_path).items()} == {
@@ -88,10 +89,10 @@ def test_names_of_the_first_column_and_formats_of_spreadsheets(
 
 
 def test_absolute_paths_names_without_suffix_and_a_column_class(tmp_path: Path) -> None:
-    touch(tmp_path, "cats/a.b.mp4", "2.mp4", "test/cats/3.mp4", "test/cats/4.mp4")
-    write(tmp_path, f"path,Class\n{tmp_path}/cats/a.b.mp4,x\n2,y\ncats/3,z\n{tmp_path}/test/cats/4,w\n")
+    touch(tmp_path, "cats/a.b.mp4", "2.mp4", "test/birds/3.mp4", "test/birds/4.mp4")
+    write(tmp_path, f"path,Class\n{tmp_path}/cats/a.b.mp4,x\n2,y\nbirds/3,z\n{tmp_path}/test/birds/4,w\n")
     assert {video.id: (video.label, video.columns) for video in videos(tmp_path).values()} == {
-        "cats/a.b.mp4": ("x", ()), "2.mp4": ("y", ()), "cats/3.mp4": ("z", ()), "cats/4.mp4": ("w", ())
+        "cats/a.b.mp4": ("x", ()), "2.mp4": ("y", ()), "birds/3.mp4": ("z", ()), "birds/4.mp4": ("w", ())
     }  # fmt: skip
     assert missing("folder", tmp_path) == []
     write(tmp_path, "path,class,label\n2,x,y\n")
@@ -144,6 +145,7 @@ def test_rows_without_a_video_are_reported(tmp_path: Path) -> None:
         (b'path,x\na.mp4,"1\n2"\nb.mp4,1\na.mp4,2\n', ".*/labels.csv names 'a.mp4' on two lines; remove one"),
         (b"path,label\ntest/a.mp4,1\na.mp4,2\n", ".*/labels.csv names a video twice, as a.mp4 and as test/a.mp4; rem"),
         (b"path,label\n ,cat\n", "line 2 of .*: the name of the video is empty"),
+        (b"path,label,folds\na.mp4,cat,1\n", "line 2 of .*: a further column has the name folds, which the index"),
     ],
 )
 def test_a_damaged_labels_csv_is_refused(tmp_path: Path, text: bytes, message: str) -> None:

@@ -56,10 +56,13 @@ def shards(settings: Preprocess) -> dict[str, tuple[bytes, int]]:
 
 
 def move(settings: Preprocess, *names: str, to: str) -> None:
-    for name in names:
-        target = settings.source_folder / to / name.removeprefix("train/").removeprefix("test/")
+    """Move videos to a split, and those that are in none to train; or out of their splits, to "."."""
+    root = settings.source_folder
+    rest = [path.relative_to(root) for kind in ("cats", "dogs") for path in (root / kind).glob("*.mp4") if to != "."]
+    for path, split in {**dict.fromkeys(rest, "train"), **{Path(name): to for name in names}}.items():
+        target = root / split / str(path).removeprefix("train/").removeprefix("test/")
         target.parent.mkdir(parents=True, exist_ok=True)
-        (settings.source_folder / name).rename(target)
+        (root / path).rename(target)
 
 
 def table(settings: Preprocess) -> dict[str, tuple[str, str]]:
@@ -94,12 +97,12 @@ def test_moving_videos_to_test_decodes_nothing(pets: Preprocess, monkeypatch: py
     assert table(pets) == EVERY | {"cats/0.mp4": ("cats", "test"), "dogs/2.mp4": ("dogs", "test")}
     assert verify(Verify(shards=pets.shard_folder)) == {}
     again(pets)
-    move(pets, "test/dogs/2.mp4", to=".")
+    move(pets, "test/dogs/2.mp4", to="train")
     (pets.source_folder / "test/cats").rename(pets.source_folder / "test/tigers")  # another class means another id
     with pytest.raises(UserError, match=r"hold 1 video no longer in .* \(first: 'cats/0.mp4'\)"):
         run(pets)
     (pets.source_folder / "test/tigers").rename(pets.source_folder / "test/cats")
-    move(pets, "test/cats/0.mp4", to=".")
+    move(pets, "test/cats/0.mp4", *(f"train/{name}" for name in NAMES[1:]), to=".")
     assert decoded(run(pets)) == 0
     assert shards(pets) == before and (pets.shard_folder / "index.h5").read_bytes() == index
 
@@ -193,10 +196,13 @@ def test_shares_become_splits_are_remembered_and_apply_to_added_videos(pets: Pre
     assert {name: split for name, (_, split) in table(pets).items()} == by_shares(val, test) and len(table(pets)) == 14
     assert {name: shards(pets)[name] for name in before} == before
     again(pets)
-    move(pets, *(name for name in table(pets) if "new" not in name), to="train")
+    given = {name: "train" for name in table(pets) if "new" not in name}
+    labels = pets.source_folder / "labels.csv"
+    labels.write_text("id,split\n" + "".join(f"{name},{split}\n" for name, split in given.items()))
     assert decoded(run(replace(pets, test=0.89))) == 0
     assert {table(pets)[name][1] for name in NAMES} == {"train"}  # a split of the source stays
-    move(pets, *(name for name in table(pets) if "new" in name), to="val")
+    given |= {name: "val" for name in table(pets) if "new" in name}
+    labels.write_text("id,split\n" + "".join(f"{name},{split}\n" for name, split in given.items()))
     for doing in (run, dry_run):
         with pytest.raises(UserError, match="every video in .*/videos already has a split"):
             doing(replace(pets, test=0.2))

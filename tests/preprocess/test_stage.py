@@ -40,9 +40,9 @@ from tests.preprocess.intact import problems
 
 
 def digests(folder: Path) -> dict[str, str]:
-    """Digests of all files but the summary, which holds times."""
+    """Digests of all files but the summary, which holds times, and without the times in the plan."""
     return {
-        path.name: hashlib.sha256(path.read_bytes()).hexdigest()
+        path.name: hashlib.sha256(re.sub(rb', "times": .*', b"", path.read_bytes())).hexdigest()
         for path in sorted(folder.iterdir())
         if path.is_file() and path.name not in ("summary.json", ".lock")
     }
@@ -390,6 +390,22 @@ def test_non_files_named_like_videos_are_reported_and_never_opened(alone: None, 
     assert {row.removeprefix("odd/"): rejected[row]["reason"] for row in rejected} == expected
     assert all(Path(row["path"]).name == Path(name).name for name, row in rejected.items())
     assert (summary.kept, summary.videos) == (4, 4 + len(expected))
+
+
+def test_many_files_of_the_same_id_stop_the_run(alone: None, four: Preprocess) -> None:
+    for kind in ("cats", "dogs", "birds"):
+        shutil.copytree(four.source_folder, four.source_folder / kind, ignore=lambda *_: ["cats", "dogs"])
+    few = replace(four, dataset="kinetics", layout="", source=four.source_folder / "cats")
+    shutil.copy(few.source_folder / "0.mp4", four.source_folder / "cats" / "0.webm")
+    assert run(few).reasons == {"it has the id of another video, which is kept": 1}
+    many = replace(few, source=four.source_folder, destination=four.shard_folder.with_name("many"))
+    for doing in (run, stage.dry_run):
+        with pytest.raises(
+            UserError, match=r"13 of 17 .*birds/0.mp4: it has the id of .*, or set --dataset <name> for"
+        ):
+            doing(many)
+    assert run(replace(many, allow_rejected=True)).kept == 4
+    assert run(replace(many, dataset="mine", destination=four.shard_folder.with_name("mine"))).kept == 17
 
 
 def test_sound_after_the_last_frame_is_cut(alone: None, tmp_path: Path) -> None:

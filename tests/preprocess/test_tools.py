@@ -12,7 +12,7 @@ import pytest
 
 from gdt.common.errors import UserError
 from gdt.pipeline.shards.container import Head
-from gdt.preprocess import cluster, process, stage
+from gdt.preprocess import checks, cluster, process
 from gdt.preprocess.ffmpeg import Extraction
 from gdt.preprocess.process import Limits
 from gdt.preprocess.stage import Preprocess, dry_run, run
@@ -128,14 +128,14 @@ def test_another_ffmpeg_tries_again_what_the_last_one_could_not_decode(
 def test_a_run_whose_first_videos_fail_for_one_reason_stops(
     undisturbed: dict[str, str], four: Preprocess, fake: Fake, monkeypatch: pytest.MonkeyPatch  # noqa: F811
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(stage, "_FIRST", 4)
+    monkeypatch.setattr(checks, "_FIRST", 4)
     fake(f'case "$*" in *[13].mp4*) echo "[error] nothing found at $RANDOM" >&2; exit 1;; esac; {REAL}')
     with pytest.raises(UserError, match="2 of the first 4 videos .* 1.mp4: .*nothing found .* --allow-rejected"):
         run(four)
     assert rejected(four) == []
     # shards that other workers finish meanwhile are not kept with their rejected videos either
     with monkeypatch.context() as patch, pytest.raises(UserError, match="1 of the first 2 videos"):
-        patch.setattr(stage, "_FIRST", 1)
+        patch.setattr(checks, "_FIRST", 1)
         patch.setattr(cluster, "map_unordered", lambda client, function, tasks, expected: iter([*map(function, tasks)]))
         run(four)
     heads = [Head.read(path) for path in four.shard_folder.glob("shard-*.h5")]

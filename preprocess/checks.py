@@ -1,0 +1,133 @@
+"""What a run checks: which finished shards it keeps, whether their files have changed, and that most videos are usable.
+
+A file is the same if its size and its hash are. Shards hold the hash, not the time, so that copies of a file give the
+same shard; the plan holds the time, so that only files of another time are read again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from gdt.common.errors import UserError, plural
+from gdt.pipeline.shards import store
+from gdt.pipeline.shards.container import Damaged, Head, OtherSchema, texts
+from gdt.pipeline.shards.index import read_table
+from gdt.pipeline.shards.layout import INDEX, read_rejected
+from gdt.preprocess.datasets.listing import hash_of
+from gdt.preprocess.plan import Listed, Plan
+from gdt.preprocess.summary import generalise
+from gdt.preprocess.worker import Made
+
+_FIRST = 100
+"""Number of videos of which most must be usable."""
+
+
+def contents(destination: Path, details: dict[str, Any], ffmpeg: str, retry_rejected: bool) -> dict[str, str]:
+    """What the finished shards were made of, by file name. Raises UserError for those of other settings or versions.
+
+    Empty for shards to be made again, as another ffmpeg may decode more, or their rejected videos are to be retried.
+    """
+    another = f"set --destination to another folder, or delete those shards and {INDEX} first"
+    made: dict[str, str] = {}
+    # shards that 'gdt verify --remove' has removed are still in the index
+    for path in (*destination.glob("shard-*.h5"), destination / INDEX):
+        try:
+            head = Head.read(path)
+        except OtherSchema as error:
+            raise UserError(f"{destination} holds shards of another version: {error}; {another}") from error
+        except (FileNotFoundError, Damaged):
+            continue  # is made again
+        before = json.loads(head.notes["settings"])
+        if changed := [
+            f"{name.replace('_', '-')} was {_shown(before.get(name))}, now {_shown(value)}"
+            for name, value in details.items()
+            if before.get(name) != value
+        ]:
+            raise UserError(f"{destination} holds shards made with other settings: {'; '.join(changed)}; {another}")
+        other = head.notes.get("only", ffmpeg) != ffmpeg
+        retried = retry_rejected and path.name != INDEX and head.arrays["rejected"].shape[0] > 0
+        made[path.name] = "" if other or retried else head.notes.get("content", "")
+    return made
+
+
+def _shown(value: object) -> str:
+    return "none" if value in ("", None) else str(value)
+
+
+def hashes(path: Path) -> dict[str, str]:
+    """The hash of each file that a shard was made of, by id; none for a shard of an earlier version."""
+    _, tables = read_table(path)
+    if "video/hash" not in tables:
+        return {}
+    kept = zip(texts(tables["video/id"]), texts(tables["video/hash"]), strict=True)
+    return dict(kept) | {row["id"]: row["hash"] for row in map(json.loads, tables["rejected"].tolist())}
+
+
+def changed(doubtful: Sequence[tuple[int, Path, str]]) -> set[int]:
+    """The numbers of the shards of which a file has another hash. Raises UserError for a file that cannot be read."""
+
+    def look(number: int, path: Path, known: str) -> int:
+        with store.copied(path) as file:
+            found = hash_of(file)
+        if not found:
+            raise UserError(f"cannot read {path}, which may have changed; check its disk and permissions")
+        return number if found != known else -1
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        looked = pool.map(look, *zip(*doubtful, strict=True)) if doubtful else iter(())
+        return {*tqdm(looked, "compare", len(doubtful), unit="video", disable=not doubtful)} - {-1}
+
+
+def require_planned(plan: Plan, listed: Listed, source: Path, destination: Path) -> None:
+    """Refuse to drop videos of finished shards after a wrong SOURCE or an unmounted disk."""
+    known = listed.videos.keys() | {row["id"] for row in read_rejected(destination)}
+    if gone := [name for names in plan.shards.values() for name in names if name not in known]:
+        raise UserError(
+            f"the shards in {destination} hold {plural(len(gone), 'video')} no longer in {source} (first: '{gone[0]}')"
+            "; restore them, or set --drop-missing to rebuild the shards without them, or --destination to another "
+            "folder"
+        )
+
+
+class Unusable(UserError):
+    """Too many videos are rejected."""
+
+
+def require_usable(made: Iterator[Made]) -> None:
+    """Raise Unusable if more than a third of the first videos are rejected for one reason."""
+    first: list[Made] = []
+    while sum(shard.videos for shard in first) < _FIRST:
+        if (shard := next(made, None)) is None:
+            return
+        first.append(shard)
+    rows = [(row["id"], row["reason"]) for shard in first for row in shard.rejected]
+    way = "mend what is wrong and run the same command again"
+    _require_few(rows, sum(shard.videos for shard in first), "of the first", way)
+
+
+def _require_few(rejected: Sequence[tuple[object, str]], videos: int, of: str, way: str) -> None:
+    """Raise Unusable if more than a third of the videos are rejected (name and reason of each) for one reason."""
+    reasons = Counter(generalise(reason) for _, reason in rejected)
+    if reasons and 3 * max(reasons.values()) > videos:
+        most, count = reasons.most_common(1)[0]
+        name, reason = next(row for row in rejected if generalise(row[1]) == most)
+        raise Unusable(
+            f"{count} {of} {videos} videos are rejected for the same reason (first: {name}: {reason}); {way}, or set "
+            "--allow-rejected to go on without such videos"
+        )
+
+
+def require_names(listed: Listed, layout: str, given: bool) -> None:
+    """Raise Unusable if the names of too many files are at fault. Whether --layout was `given` decides the advice."""
+    faults = [(row.path, row.reason) for row in listed.missing if row.fault]
+    option = "--layout folder" if given else "--dataset <name> for the layout folder"
+    way = "rename files" + (f", or set {option}, whose ids are paths" if layout != "folder" else "")
+    _require_few(faults, len(listed.videos) + len(faults), "of", way)
