@@ -24,6 +24,14 @@ def plural(count: int, noun: str, plural_noun: str = "") -> str:
     return f"{count} {noun if count == 1 else plural_noun or noun + 's'}"
 
 
+def duration(seconds: float) -> str:
+    """A rough length of time, such as 'about 5 minutes'."""
+    for unit, length in (("day", 86400), ("hour", 3600), ("minute", 60)):
+        if seconds >= 1.5 * length:
+            return f"about {plural(round(seconds / length), unit)}"
+    return f"about {plural(max(1, round(seconds)), 'second')}"
+
+
 def unknown(kind: str, name: str, available: Iterable[str], how_to_list: str = "") -> UserError:
     """A UserError about an unknown name that suggests the most similar one and lists all, or says how to list them."""
     # without dashes, which would make any two options similar

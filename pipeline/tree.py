@@ -127,14 +127,21 @@ def sampling_tree(
     found = f"{int(usable.sum())} of {plural(int(inside.sum()), f'{split} video')} of {index.folder}"
     found += f"; not used: {', '.join(skipped)}" if skipped else ""
     if not usable.any():
-        raise UserError(
-            f"{found}; use another composition, shorter clips (--clip.frames, --clip.stride), or other videos"
-        )
+        raise UserError(f"{found}; {_instead(index, inside)}")
     if 0 < shuffle_shards < (shards := len(np.unique(index.shard[usable]))):
         found += f"; shuffled within groups of {shuffle_shards} of the {shards} shards"
     say(found)
     source = Source(np.flatnonzero(usable), starts, index.fps, index.shard, shuffle_shards)
     return Tree(composition, source, clip, index.bands, seed)
+
+
+def _instead(index: Index, videos: np.ndarray) -> str:
+    """What to set if a composition can use none of these videos."""
+    if not index.frame_count[videos].any():
+        return 'for sounds alone, set --factors "video:d time_shift:i:2 modality(audio):i:1 augmentation:i:2"'
+    if not index.mel_count[videos].any():
+        return "for videos without sound, set --preset d"
+    return "use another composition, shorter clips (--clip.frames, --clip.stride), or other videos"
 
 
 def _stretch(last: int, reach: float) -> int:

@@ -19,7 +19,7 @@ from gdt.pipeline.shards.index import Index
 from gdt.pipeline.sources.loading import Loading
 from gdt.pipeline.transformations.augmentation import centred
 from gdt.pipeline.word2vec import WordVectors
-from gdt.train.collapse import measures
+from gdt.train.health import measures
 from gdt.train.models.gdt import GDT, autocast
 from gdt.train.settings import Pretrain
 
@@ -60,6 +60,7 @@ def embed(
     sums_by_batch: dict[str, list[torch.Tensor]] = {name: [] for name in order}
     with (
         Loader(index, plans, clip, device, loading or Loading(), words) as loader,
+        torch.compiler.set_stance("force_eager"),  # compiling again takes longer than a probe while training
         torch.inference_mode(),
         autocast(device),
     ):
@@ -100,25 +101,29 @@ class Probe:
     """Measures cross-modal recall and collapse on a fixed set of held-out videos during training."""
 
     def __init__(self, settings: Pretrain, index: Index, device: torch.device, words: WordVectors | None) -> None:
-        """Raises UserError if too few videos are held out."""
+        """`videos` stays empty if fewer than two are held out."""
         self._settings, self._index, self._device, self._words = settings, index, device, words
         self._modalities = settings.composition.modalities
-        split = next((split for split in ("val", "test") if (index.split == split).any()), "val")
-        held_out = usable_videos(index, np.flatnonzero(index.split == split), settings.clip, self._modalities)
-        if len(held_out) < 2:
-            raise UserError(
-                f"--probe-every needs 2 videos with {' and '.join(self._modalities)}, and the split '{split}' of "
-                f"{index.folder} has {len(held_out)}; leave it out, or preprocess again with --val 0.05 and start a "
-                "new run"
-            )
+        splits = [split for split in ("val", "test") if split != settings.split and (index.split == split).any()]
+        self.split = splits[0] if splits else "val"
+        held_out = usable_videos(index, np.flatnonzero(index.split == self.split), settings.clip, self._modalities)
         # at random, since the first ids may be of few classes
-        self._videos = np.sort(generator(Stream.PROBE).permutation(held_out)[:_PROBE_VIDEOS])
+        chosen = generator(Stream.PROBE).permutation(held_out)[:_PROBE_VIDEOS]
+        self.videos = np.sort(chosen) if len(chosen) > 1 else chosen[:0]
+
+    def require_videos(self) -> None:
+        """Raise UserError if too few videos are held out."""
+        if not len(self.videos):
+            raise UserError(
+                f"--probe-every needs 2 videos with {' and '.join(self._modalities)} in the split '{self.split}' of "
+                f"{self._index.folder}; leave it out, or preprocess again with --val 0.05 and start a new run"
+            )
 
     def __call__(self, model: GDT) -> dict[str, float]:
         """R@k in percent by query modality, gallery modality and k, measures of collapse, and the number of videos."""
         settings = self._settings
         embedded = embed(
-            model, self._index, self._videos, settings.clip, settings.augmentation.scale[0], _PROBE_CLIPS, self._device,
+            model, self._index, self.videos, settings.clip, settings.augmentation.scale[0], _PROBE_CLIPS, self._device,
             self._modalities, self._words, settings.loading,
         )  # fmt: skip
         found = {

@@ -1,7 +1,8 @@
-"""FLOPs of training, for MFU and comparisons at equal compute, and the largest activation, on torch's meta device."""
+"""What training takes: FLOPs, for MFU and comparisons at equal compute, the largest activation, and time."""
 
 from __future__ import annotations
 
+import time
 from contextlib import suppress
 from functools import cache
 from typing import Any
@@ -20,6 +21,9 @@ from gdt.train.settings import Pretrain
 _MAX_ELEMENTS = 2**31 - 1
 """Elements that 32-bit indices can address. For larger tensors, cuDNN has few kernels, one of them wrong
 (pytorch#163539)."""
+_META = torch.device("meta")
+_TIMED = 16
+"""Clips whose time is measured."""
 _PEAKS = {
     "B200": 2250.0, "H200": 989.0, "GH200": 989.0, "H100 PCIe": 756.0, "H100": 989.0, "A100": 312.0, "L40S": 362.0,
     "L40": 181.0, "H100 NVL": 835.0, "L4": 121.0, "A10G": 70.0, "A6000": 155.0, "4090": 165.0, "V100": 125.0,
@@ -73,6 +77,31 @@ def max_leaves(network: Network, clip: Clip) -> int:
     return _MAX_ELEMENTS // max(elements)
 
 
+def step_seconds(model: GDT, settings: Pretrain, bands: int, world: int) -> float:
+    """Roughly the seconds of a step without loading: those of a few clips forward, times three for the gradient."""
+    composition = settings.composition
+    leaves = composition.batch_size * composition.clips_per_video // world
+    device = next(model.parameters()).device
+    found = 0.0
+    model.eval()
+    with torch.no_grad(), torch.compiler.set_stance("force_eager"):
+        for modality in model.modalities:
+            few = min(_TIMED, leaves)
+            inputs = _inputs(model, modality, settings.clip, bands, few, device)
+            with torch.autocast(device.type, torch.bfloat16, enabled=settings.precision == "bfloat16"):
+                model.embed(modality, inputs)  # the first pass takes longer
+                began = _now(device)
+                model.embed(modality, inputs)
+            found += (_now(device) - began) * 3 * leaves / few
+    return found
+
+
+def _now(device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
 def peak_flops(device: torch.device) -> float | None:
     """Peak bfloat16 FLOP/s of a device, from its data sheet; None if unknown."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
@@ -90,10 +119,11 @@ def _meta_model(network: Network, modalities: tuple[str, ...]) -> GDT:
         return GDT(network, modalities).to("meta")
 
 
-def _inputs(model: GDT, modality: str, clip: Clip, bands: int, n: int) -> Any:
+def _inputs(model: GDT, modality: str, clip: Clip, bands: int, n: int, device: torch.device = _META) -> Any:
+    """Zeros in the form of the inputs of a modality."""
     if modality == "video":
-        return torch.empty(n, 3, clip.frames, clip.size, clip.size, device="meta")
+        return torch.zeros(n, 3, clip.frames, clip.size, clip.size, device=device)
     if modality == "audio":
-        return torch.empty(n, 1, bands, clip.mel_frames, device="meta")
-    vectors = torch.empty(n, clip.words, model.text_network.fc1.in_features, device="meta")
-    return Words(vectors, vectors[..., 0] > 0, np.zeros((n, clip.words), np.int64))
+        return torch.zeros(n, 1, bands, clip.mel_frames, device=device)
+    vectors = torch.zeros(n, clip.words, model.text_network.fc1.in_features, device=device)
+    return Words(vectors, vectors[..., 0] == 0, np.zeros((n, clip.words), np.int64))

@@ -17,8 +17,8 @@ from tqdm import tqdm
 from gdt.common.errors import plural
 from gdt.common.files import write_text
 from gdt.pipeline.shards.cache import Cache
-from gdt.train.collapse import warning
 from gdt.train.flops import peak_flops, step_flops
+from gdt.train.health import RANK, verdict, warning
 from gdt.train.run import METRICS, PROBES, SETTINGS, WANDB, to_json
 from gdt.train.schedule import Schedule
 from gdt.train.settings import Pretrain
@@ -40,6 +40,7 @@ class Log:
             _keep_until(self._probes, first or -1)
         self._device = torch.device(settings.device)
         self._rates, self._last, self._probed, self._fetched = list[float](), "", "", 0
+        self._embedding_rank = ""
         self._board = SummaryWriter(str(folder), purge_step=first)
         self._bar = tqdm(
             total=schedule.steps, initial=first, bar_format="step {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]",
@@ -65,7 +66,8 @@ class Log:
     def add_step(self, step: int, metrics: Metrics, seconds: float, waiting: float, cache: Cache | None = None) -> None:
         """Log a step that took `seconds`, of which `waiting` for its batch; shards may come through a cache."""
         rate, share = self._clips / seconds, waiting / seconds
-        row = metrics._asdict() | {
+        measured = {name: value for name, value in metrics._asdict().items() if value is not None}
+        row = measured | {
             "lr": self._schedule.lr(step), "clips_per_second": rate, "data_wait": share,
             "memory_gib": peak_memory(self._device),
         }  # fmt: skip
@@ -80,18 +82,25 @@ class Log:
         self._file.write(json.dumps({"step": step} | row) + "\n")
         self._plot(row, step)
         self._rates.append(rate)
-        self._last = f"loss {metrics.loss:.3f}, top-1 {100 * metrics.top1:.0f} %"
+        if metrics.rank is not None:
+            self._embedding_rank = f", rank {metrics.rank:.1f}"
+        self._last = (
+            f"loss {metrics.loss:.3f} of {metrics.chance:.2f} at chance{self._embedding_rank}, "
+            f"top-1 {100 * metrics.top1:.0f} %"
+        )
         self._bar.set_postfix_str(
             f"{self._last}{self._probed}, {rate:.0f} clips/s, data wait {100 * share:.0f} %{mfu}", False
         )
         self._bar.update()
 
     def summary(self) -> str:
-        """Last metrics, median clips/s and peak memory of a finished run."""
+        """Last metrics, median clips/s and peak memory of a finished run, and whether it has learned."""
         of = "tensors" if self._device.type == "cuda" else "the process"
+        rows, probes = _rows(Path(self._file.name)), _rows(self._probes)
         return (
             f"{plural(self._bar.n, 'step')}: {self._last}{self._probed}; median {np.median(self._rates):.0f} clips/s, "
-            f"peak memory of {of} {peak_memory(self._device):.1f} GiB"
+            f"peak memory of {of} {peak_memory(self._device):.1f} GiB\n"
+            + verdict(rows, probes[-1] if probes else {}, self._clips)
         )
 
     def add_probe(self, done: int, metrics: dict[str, float]) -> None:
@@ -102,9 +111,11 @@ class Log:
         self._plot({f"probe/{name}": value for name, value in metrics.items()}, max(done - 1, 0))
         name, value = next(iter(metrics.items()))
         self._probed = f", {name.split()[-1]} {value:.1f}{' %' if 'R@' in name else ''}"
-        if done and not self._warned and (said := warning(metrics, int(metrics["videos"]))):
+        ranks = {name.removesuffix(f" {RANK}"): value for name, value in metrics.items() if name.endswith(RANK)}
+        said = warning(ranks, int(metrics["videos"])) if done else ""
+        if said and not self._warned:
             self._warned = True
-            self._bar.write(f"warning: at step {done}, {said}", sys.stderr)
+            self._bar.write(f"warning: at step {done}, {said}; start again with a lower --lr", sys.stderr)
 
     def _plot(self, metrics: dict[str, float], step: int) -> None:
         for name, value in metrics.items():
@@ -138,6 +149,11 @@ def _keep_until(path: Path, last: int) -> None:
     """Remove the lines after step `last`, which a resumed run repeats."""
     lines = path.read_text(errors="replace").splitlines() if path.is_file() else []
     write_text(path, "".join(line + "\n" for line in lines if _step_of(line) <= last))
+
+
+def _rows(path: Path) -> list[dict[str, float]]:
+    """The lines of METRICS or PROBES; empty without the file."""
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
 
 
 def _step_of(line: str) -> float:

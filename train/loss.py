@@ -20,6 +20,10 @@ class Outcome(NamedTuple):
     """Its gradient is that of this rank's leaves; average it over ranks, as DDP does."""
     top1: Tensor
     """Share of the leaves with positives whose most similar leaf, among those with w = 1, is a positive."""
+    chance: Tensor
+    """Loss of embeddings that are all the same."""
+    least: Tensor
+    """Lower bound of the loss: that of positives which are the same, and infinitely far from negatives."""
 
 
 def gdt_loss(embeddings: Tensor, table: Mapping[str, Tensor], factors: Sequence[Factor], temperature: float) -> Tensor:
@@ -54,14 +58,19 @@ def outcome(embeddings: Tensor, table: Mapping[str, Tensor], factors: Sequence[F
     total, terms = -log_p.where(positive, 0).sum(), positive.sum()
     with torch.no_grad():
         hits = positive.gather(1, masked.argmax(1, keepdim=True)).sum()
-        counts = torch.stack([total.detach(), terms.to(dtype), hits.to(dtype), positive.any(1).sum().to(dtype)])
+        positives = positive.sum(1).to(dtype)
+        # of each pair: the log of the number of leaves, or of positives, in the denominator
+        chance, least = (torch.xlogy(positives, number).sum() for number in (w.sum(1).to(dtype), positives))
+        rows = (positives > 0).sum().to(dtype)
+        counts = torch.stack([total.detach(), terms.to(dtype), hits.to(dtype), rows, chance, least])
         if world > 1:
             dist.all_reduce(counts)
-        value, terms, hits, rows = counts
+        value, terms, hits, rows, chance, least = counts
         terms, rows = terms.clamp(min=1), rows.clamp(min=1)
     # times `world`, since gradients are averaged over ranks, not summed
     share = total * world / terms
-    return Outcome(value / terms + (share - share.detach()) if world > 1 else share, hits / rows)
+    loss = value / terms + (share - share.detach()) if world > 1 else share
+    return Outcome(loss, hits / rows, chance / terms, least / terms)
 
 
 class _GatherWithGradient(torch.autograd.Function):

@@ -107,9 +107,9 @@ class Pretrain:
     """CPU threads per process; 0: torch's default."""
     checkpoint_steps: int = 0
     """Also write a checkpoint every N steps, besides those every 5 minutes, at the end and when the run is stopped."""
-    probe_every: int = 0
+    probe_every: int | None = None
     """Steps between probes of cross-modal recall and of collapse among up to 256 videos of the split val, or test;
-    0: none. The probe does not affect training."""
+    default: four probes, if there are such videos and time; 0: none. The probe does not affect training."""
     wandb: str = ""
     """Weights & Biases project to send the metrics to; needs the package wandb."""
     cache: str = ""
@@ -127,7 +127,8 @@ class Pretrain:
             f"--batch-size is {self.batch_size}, the K of factor 'video'; it must be 2 or more, "
             "so that there are negatives (condition iii of section 3.1)",
         )
-        require_positive(self, "", "epochs", "steps", "shuffle_shards", "probe_every", "seed", least=0)
+        require_positive(self, "", "epochs", "steps", "shuffle_shards", "seed", least=0)
+        _require((self.probe_every or 0) >= 0, f"--probe-every is {self.probe_every}; it must be 0 or more")
         _require(not (self.epochs and self.steps), "--epochs and --steps both set the length; leave one of them out")
         _require((self.group_size or 2) >= 2, f"--group-size is {self.group_size}; it must be 0 or 2 and more")
         _require(0 < self.temperature < math.inf, f"--temperature is {self.temperature}; it must be above 0")

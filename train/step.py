@@ -24,18 +24,23 @@ from gdt.common.errors import UserError
 from gdt.common.streams import Stream, seed_sequence
 from gdt.pipeline.loader import Batch
 from gdt.train.distributed import all_reduce_flat
+from gdt.train.health import RANK_EVERY, effective_rank
 from gdt.train.loss import outcome
 from gdt.train.models.gdt import GDT
 from gdt.train.settings import Pretrain
 
 
 class Metrics(NamedTuple):
-    """Metrics of a step, equal on every rank; every field is logged."""
+    """Metrics of a step, the same on every rank but for the rank of the embeddings; every field is logged."""
 
     loss: float
     top1: float
+    chance: float
+    least: float
     """As in `loss.Outcome`."""
     gradient_norm: float
+    rank: float | None
+    """Effective rank of this process's embeddings, of the modality where it is lowest; None in most steps."""
 
 
 def require_finite(loss: float, norm: float, when: str) -> None:
@@ -106,7 +111,15 @@ class Gradient:
             all_reduce_flat(gradients)
             torch._foreach_div_(gradients, self._world)
         norm = torch.nn.utils.get_total_norm(gradients)
-        return Metrics(*torch.stack([value.double() for value in (result.loss.detach(), result.top1, norm)]).tolist())
+        values = [value.detach().double() for value in (*result, norm)]  # waits for the device once
+        loss, top1, chance, least, size = torch.stack(values).tolist()
+        return Metrics(loss, top1, chance, least, size, self._rank_of(step, batch, embeddings.detach()))
+
+    def _rank_of(self, step: int, batch: Batch, embeddings: Tensor) -> float | None:
+        if step % RANK_EVERY:
+            return None
+        parts = embeddings.split([len(inputs) for inputs in batch.inputs.values()])
+        return min(map(effective_rank, parts))
 
     def _kept(self, groups: Sequence[Group]) -> list[bool]:
         """Whether to keep the activations of each group for the backward pass."""

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from gdt.common.errors import UserError, plural
+from gdt.common.errors import UserError, duration, plural
 from gdt.pipeline.groups import check_groups, take_rank
 from gdt.pipeline.loader import Batch, Loader
 from gdt.pipeline.shards.cache import forecast
@@ -23,7 +23,7 @@ from gdt.train import checkpoint
 from gdt.train.checkpoint import Data, load_model
 from gdt.train.crossmodal import Probe
 from gdt.train.distributed import StopSignal, agreed, barrier, require_equal, together
-from gdt.train.flops import max_leaves
+from gdt.train.flops import max_leaves, step_seconds
 from gdt.train.learner import Learner, start_from
 from gdt.train.log import Log
 from gdt.train.models.foreign import check
@@ -35,6 +35,8 @@ from gdt.train.trained import Trained
 
 _SAVE_SECONDS = 300.0
 """Seconds between checkpoints."""
+_PROBE_SHARE = 0.03
+"""Share of the time that probes may take before the last one."""
 
 
 class Trainer:
@@ -157,6 +159,7 @@ class Trainer:
             if self.rank == 0:
                 record(self.settings.run_folder, self.device, self.step, self.data.fingerprint)
             batches, self.saved_at = iter(loader), time.monotonic()
+            self.began, self.probe_seconds = self.saved_at, list[float]()
             if self.step == 0:
                 self.probe(held_out)
             while self.step < self.steps:
@@ -177,9 +180,13 @@ class Trainer:
 
     def open_probe(self) -> Probe | None:
         """The probe of held-out videos, on rank 0, if it is set."""
-        if self.rank or not self.settings.probe_every:
+        every = self.settings.probe_every
+        if self.rank or every == 0:
             return None
-        return Probe(self.settings, self.index, self.device, self.words)
+        probe = Probe(self.settings, self.index, self.device, self.words)
+        if every:
+            probe.require_videos()
+        return probe if len(probe.videos) else None
 
     def open_loader(self) -> Loader:
         """Loads this rank's share of each batch."""
@@ -219,9 +226,22 @@ class Trainer:
         sys.exit(128 + signal)
 
     def probe(self, held_out: Probe | None) -> None:
-        """Measure recall among held-out videos, on rank 0, every --probe-every steps and at the end."""
-        if self.log and held_out and (self.step % self.settings.probe_every == 0 or self.step == self.steps):
+        """Measure recall among held-out videos, on rank 0, if it is due."""
+        if self.log and held_out and self.probe_due():
+            began = time.monotonic()
             self.log.add_probe(self.step, held_out(self.learner.model))
+            self.probe_seconds.append(time.monotonic() - began)
+
+    def probe_due(self) -> bool:
+        """Whether to probe now: every --probe-every steps; by default after each quarter, unless it takes too long."""
+        if self.step == self.steps:
+            return True
+        if every := self.settings.probe_every:
+            return self.step % every == 0
+        if self.step == 0 or self.step % max(self.steps // 4, 1):
+            return False
+        spent = sum(self.probe_seconds) + max(self.probe_seconds, default=0.0)
+        return spent <= _PROBE_SHARE * (time.monotonic() - self.began)
 
     def save_due(self) -> bool:
         """Whether to save now; only what rank 0 decides counts, since it alone saves."""
@@ -252,7 +272,8 @@ class Trainer:
         self.describe("batch", f"{composition.batch_size} videos, {clips} clips per modality, {groups}")
         self.describe("device", f"{device_name(self.device)}, {s.precision}{compiled}{ranks}")
         rates = f"{s.optimization.optimizer}, lr {schedule.peak:.3g}"
-        self.describe("schedule", f"{plural(self.steps, 'step')} ({epochs}), {rates}")
+        left = (self.steps - self.step) * step_seconds(self.learner.model, s, self.index.bands, self.world)
+        self.describe("schedule", f"{plural(self.steps, 'step')} ({epochs}), {rates}; {duration(left)}")
         self.describe("folder", str(s.run_folder))
         if is_remote(self.index.folder):
             self.describe(

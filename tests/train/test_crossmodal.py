@@ -104,6 +104,6 @@ def test_a_probe_does_not_change_the_run(shards: Path, tmp_path: Path) -> None:
 
 def test_an_impossible_probe_is_refused_before_training(tmp_path: Path) -> None:
     shards, _ = draw(tmp_path, videos=4)
-    with pytest.raises(UserError, match="needs 2 videos with video and audio, and the split 'val' of .* has 0"):
+    with pytest.raises(UserError, match="needs 2 videos with video and audio in the split 'val' of "):
         pretrain(settings(shards, tmp_path / "run", probe_every=2))
     assert [path.name for path in (tmp_path / "run").iterdir()] == [".lock"]

@@ -21,7 +21,7 @@ from gdt.pipeline.leaves import Clip
 from gdt.pipeline.transformations.base import Source
 from gdt.pipeline.tree import BatchPlan, Tree
 from gdt.train.distributed import leave_without_teardown
-from gdt.train.loss import gdt_loss
+from gdt.train.loss import gdt_loss, outcome
 from tests.composed import composed
 
 RHO = 0.07
@@ -115,6 +115,21 @@ def test_loss_of_perfect_and_constant_embeddings() -> None:
     assert gdt_loss(perfect, table, factors, 0.01).item() < 1e-12
     constant = torch.ones(len(plan), 1, dtype=torch.float64)
     assert math.isclose(gdt_loss(constant, table, factors, RHO).item(), math.log(6))
+
+
+@pytest.mark.parametrize("preset", presets.TABLE_1)
+def test_the_losses_of_chance_and_of_perfect_embeddings_are_told(preset: str) -> None:
+    factors, plan = planned(preset, 4)
+    table = tensors(plan)
+    constant = torch.ones(len(plan), 1, dtype=torch.float64)
+    said = outcome(constant, table, factors, RHO)
+    assert said.chance.item() == pytest.approx(said.loss.item(), rel=1e-12)
+    # leaves of a class are the same, and those of other classes infinitely far
+    positive = torch.from_numpy(contrast(factors, plan.columns, plan.columns))
+    perfect = torch.eye(len(plan), dtype=torch.float64)[positive.int().argmax(1)]
+    best = outcome(perfect, table, factors, 0.01)
+    assert best.loss.item() == pytest.approx(said.least.item(), abs=1e-9)
+    assert best.chance.item() == said.chance.item()
 
 
 def _rank(rank: int, world: int, folder: str, names: tuple[str, ...]) -> None:

@@ -46,7 +46,7 @@ def gradient(run: Pretrain, batch: Batch, dropout: float = 0.0, cache: Any = "on
     model = model_of(run, dropout)
     step = Gradient(model, replace(run, seed=3, gradient_cache=cache))
     step.memory.held, step.memory.room = dict.fromkeys(batch.inputs, 1.0), float(room)
-    return model, step(7, batch)
+    return model, step(10, batch)  # a step that measures the rank
 
 
 def gradients(model: GDT) -> torch.Tensor:

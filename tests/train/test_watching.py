@@ -39,7 +39,8 @@ def test_every_step_is_logged_with_all_metrics(settings: Pretrain, tmp_path: Pat
     assert [row["step"] for row in rows] == list(range(8))
     for row in rows:
         assert row.keys() == {
-            "step", "loss", "top1", "lr", "gradient_norm", "clips_per_second", "data_wait", "memory_gib",
+            "step", "loss", "chance", "least", "top1", "lr", "gradient_norm", "clips_per_second", "data_wait",
+            "memory_gib", *(["rank"] if row["step"] == 0 else []),
         }  # fmt: skip
         assert 0 <= row["top1"] <= 1 and row["gradient_norm"] > 0 and row["memory_gib"] > 0.05
 
@@ -49,7 +50,7 @@ def test_mfu_is_flops_over_peak_flops(settings: Pretrain, tmp_path: Path, monkey
     monkeypatch.setattr("gdt.train.log.peak_flops", lambda device: 6e12)
     monkeypatch.setattr("gdt.train.log.step_flops", lambda settings, bands: 6e12)
     with Log(run, 0, run.schedule(1), 40, world=2) as log:
-        log.add_step(0, Metrics(1.0, 0.5, 2.0), seconds=2.0, waiting=0.5)
+        log.add_step(0, Metrics(1.0, 0.5, 1.4, 0.0, 2.0, None), seconds=2.0, waiting=0.5)
     (row,) = [json.loads(line) for line in (run.run_folder / "metrics.jsonl").read_text().splitlines()]
     assert (row["mfu"], row["clips_per_second"], row["data_wait"], row["lr"]) == (0.25, 2.0, 0.25, 3e-3)
 

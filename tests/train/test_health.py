@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.nn import functional
 
-from gdt.train.collapse import measures
+from gdt.train.health import measures, verdict
 from gdt.train.pretrain import pretrain
 from gdt.train.settings import SIZES
 from tests.train.drawn import draw
@@ -48,3 +49,38 @@ def test_a_run_that_collapses_warns_once(tmp_path: Path, capsys: pytest.CaptureF
     assert len(rows) == 3 and rows[-1]["video effective rank"] < 2 and rows[-1]["video uniformity"] > -0.1
     board = EventAccumulator(str(tmp_path / "run")).Reload()
     assert board.Scalars("probe/video effective rank")[-1].value == pytest.approx(rows[-1]["video effective rank"])
+
+
+def rows(loss: float, rank: float, steps: int = 200) -> list[dict[str, float]]:
+    """A run of row e with 16 videos, whose loss falls to `loss` in its first half."""
+    losses = np.interp(np.arange(steps), [0, steps / 2], [2.9, loss])
+    return [
+        {"loss": value, "chance": math.log(16), "least": 0.0} | ({} if step % 10 else {"rank": rank})
+        for step, value in enumerate(losses)
+    ]
+
+
+def probed(recall: float, videos: int = 200) -> dict[str, float]:
+    return {f"{pair} R@{k}": 100 * recall * k / 10 for pair in ("a to b", "b to a") for k in (1, 5, 10)} | {
+        "videos": videos
+    }
+
+
+@pytest.mark.parametrize(
+    ("loss", "rank", "probe", "expected"),
+    [
+        (2.77, 1.6, {}, r"collapsed: the effective rank of the embeddings is 1.6.*lower|third of the --lr"),
+        (1.0, 1.6, {}, "collapsed"),
+        (2.75, 9.0, {}, r"not left chance: the loss is 2.75 of 2.77 at chance; train longer"),
+        (2.82, 9.0, probed(0.06), "not left chance"),
+        (1.4, 9.0, {}, "^the run has learned: the loss is 1.40 of 2.77 at chance$"),
+        (1.4, 9.0, probed(0.15), r"has learned: .* and 15 % of 200 held-out videos .* the first 10 \(chance 5 %\)"),
+        (1.4, 9.0, probed(0.06), r"its training videos .* not what carries over: 6 % of 200 .*at chance 5 %"),
+    ],
+)
+def test_the_last_line_says_whether_a_run_has_learned(loss: float, rank: float, probe: dict, expected: str) -> None:
+    assert re.search(expected, verdict(rows(loss, rank), probe, 16))
+
+
+def test_a_short_run_has_a_verdict() -> None:
+    assert "not left chance" in verdict(rows(2.8, 5.0, steps=1), {}, 16)
