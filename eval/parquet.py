@@ -18,7 +18,7 @@ _NOTES = b"gdt"
 def require_pyarrow(path: Path) -> None:
     """Raise UserError without the package."""
     if importlib.util.find_spec("pyarrow") is None:
-        raise UserError(f"{path} needs pyarrow; run pip install 'gdt[parquet]', or use .npz or .h5")
+        raise UserError(f"{path} needs pyarrow; run pip install 'gdt-video[parquet]', or use .npz or .h5")
 
 
 def write(path: Path, ids: np.ndarray, columns: Mapping[str, np.ndarray], notes: Mapping[str, str]) -> None:

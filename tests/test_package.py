@@ -124,7 +124,7 @@ def test_preprocessing_needs_neither_torchaudios_binary_nor_an_extra(
     (tmp_path / "words.txt").write_text("1 2\nword 0 1\n")
     done = run([*command, synthetic, "--word2vec", "words.txt"], tmp_path)
     assert done.returncode == 2
-    assert done.stderr.endswith("error: captions need gensim and ijson; run pip install 'gdt[text]'\n")
+    assert done.stderr.endswith("error: captions need gensim and ijson; run pip install 'gdt-video[text]'\n")
 
 
 def test_lazy_names_are_those_of_the_api() -> None:
@@ -144,7 +144,7 @@ def test_requirements_are_few_ranges_that_the_pinned_versions_meet() -> None:
     assert len(base) <= 20
     for each in [*base, *extras]:
         assert "==" not in str(each.specifier)
-        assert each.name == "gdt" or each.specifier.contains(pinned[each.name])
+        assert each.name == "gdt-video" or each.specifier.contains(pinned[each.name])
 
 
 @pytest.mark.parametrize(

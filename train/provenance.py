@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # command lines read provenances without importing torch
     import torch
 
 NAME = "run.json"
-_PACKAGES = ("gdt", "numpy", "torch", "scikit-learn", "nvidia-dali-cuda130")
+_PACKAGES = ("gdt-video", "numpy", "torch", "scikit-learn", "nvidia-dali-cuda130")
 """Packages that results depend on."""
 
 

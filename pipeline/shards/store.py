@@ -50,7 +50,7 @@ def connect(url: Path) -> tuple[Any, str]:
         files, name = fsspec.core.url_to_fs(str(url), use_listings_cache=False, **sequential)
         return files, name
     except (ImportError, ValueError) as error:
-        extra = "gdt[s3]" if scheme in ("s3", "s3a") else "the package of fsspec for it"
+        extra = "gdt-video[s3]" if scheme in ("s3", "s3a") else "the package of fsspec for it"
         raise UserError(f"cannot open {scheme}:// ({first_line(error)}); install {extra} with pip") from None
 
 

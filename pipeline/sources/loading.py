@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
+import sys
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Literal
 
-from gdt.common.errors import require_positive
+from gdt.common.errors import UserError, require_positive
 
 
 def cores(limits: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
@@ -25,6 +28,22 @@ _BESIDE_GPU = 4
 on an H200)."""
 
 
+_GET_DALI = "run pip install 'gdt-video[gpu]'"
+
+
+def has_dali() -> bool:
+    """Whether DALI is installed."""
+    with contextlib.suppress(ModuleNotFoundError):
+        return importlib.util.find_spec("nvidia.dali") is not None
+    return False
+
+
+@cache
+def advise_dali() -> None:
+    """Say once that the cores decode for a GPU, and how to change it."""
+    print(f"DALI is not installed, so the cores decode frames; to decode on the GPU, {_GET_DALI}", file=sys.stderr)
+
+
 @dataclass(frozen=True)
 class Loading:
     """These options do not change results, apart from rounding on GPUs."""
@@ -32,7 +51,7 @@ class Loading:
     threads: int = 0
     """Decoding threads; 0: the cores divided by the processes on this machine, but 4 if the cores decode for a GPU."""
     decoder: Literal["auto", "cpu", "gpu"] = "auto"
-    """What decodes frames: the cores, or DALI, on the GPU if there is one; auto: DALI with a GPU."""
+    """What decodes frames: the cores, or DALI, on the GPU if there is one; auto: DALI beside a GPU, if installed."""
     readers: int = 16
     """Threads per modality that read shards; more hide the latency of slow or remote disks."""
     read_ahead: int = 128
@@ -47,8 +66,14 @@ class Loading:
         require_positive(self, "loading", "threads", least=0)
 
     def on(self, device: str) -> Loading:
-        """With decoder and threads chosen for a type of device."""
+        """With decoder and threads chosen for a type of device. Raises UserError for DALI where it is missing."""
         gpu = device == "cuda"
-        decoder = ("gpu" if gpu else "cpu") if self.decoder == "auto" else self.decoder
+        decoder = self.decoder
+        if decoder == "auto":
+            decoder = "gpu" if gpu and has_dali() else "cpu"
+            if gpu and decoder == "cpu":
+                advise_dali()
+        elif decoder == "gpu" and not has_dali():
+            raise UserError(f"--loading.decoder gpu needs DALI; {_GET_DALI}, or leave the option out")
         most = min(cores(), _BESIDE_GPU) if gpu and decoder == "cpu" else cores()
         return replace(self, decoder=decoder, threads=self.threads or most)

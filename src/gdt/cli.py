@@ -86,7 +86,7 @@ def _main() -> None:
     if name in ("-h", "--help"):
         print(_HELP)
     elif name == "--version":
-        print(f"gdt {importlib.metadata.version('gdt')}")
+        print(f"gdt {importlib.metadata.version('gdt-video')}")
     elif name in COMMANDS:
         try:
             Path.cwd()
