@@ -218,6 +218,8 @@ def prepare(settings: Preprocess, given: Preprocess, ffmpeg: str) -> Job:
     asked = {name: share for name, share in (("val", settings.val), ("test", settings.test)) if share is not None}
     shares = replace(plan.shares, **asked)
     listed = replace(collect(items if spoken is None else spoken.select(items), shares), ignored=files.ignored)
+    if spoken and (unused := spoken.captions.unused(spoken.used)):
+        files.ignored[f"captions of no video (first: '{unused[0]}')"] = len(unused)
     if not listed.videos:
         why = next((f"{row.id}: {row.reason}" for row in listed.missing), "there are none")
         raise UserError(f"none of the videos in {source} can be used: {why}")

@@ -71,6 +71,8 @@ class Video:
     """The split in each official fold (train, test or unused); empty for data sets without folds."""
     segment: tuple[float, float] | None = None
     """Start and end, in seconds of the file, of the part to cut out; None for the whole file."""
+    part: tuple[str, float, float] | None = field(default=None, compare=False)
+    """Id of the longer video that this is a part of, and start and end in seconds of that one; None for a whole one."""
     stretches: tuple[tuple[float, float], ...] = ()
     """Start and end, in seconds, of the parts to keep, in order and disjoint; empty for the whole video."""
     words: Words | None = None
@@ -161,8 +163,8 @@ class Source:
 
     root: Path
     ignored: Counter[str] = field(default_factory=Counter)
-    """How many were left out so far: files by suffix, hidden files and folders (HIDDEN), and sounds beside a video of
-    the same name (BESIDE)."""
+    """How many were left out so far: files by suffix, hidden files and folders (HIDDEN), sounds beside a video of the
+    same name (BESIDE), and captions of no video."""
 
     def files(self, first: Path | None = None) -> Iterator[Path]:
         """Yield the paths with the suffix of a video or sound, whatever kind of file they are, in the order of `walk`.
@@ -199,10 +201,11 @@ class Source:
 
 def ignored_in_words(ignored: Mapping[str, int]) -> list[str]:
     """A line that says what Source.ignored counts; none if there is nothing."""
-    others = sorted((name for name in ignored if name not in (HIDDEN, BESIDE)), key=lambda name: (-ignored[name], name))
+    others = sorted((name for name in ignored if name[:1] in ("", ".")), key=lambda name: (-ignored[name], name))
     rows = [f"{name.removeprefix('.') or 'no suffix'} {ignored[name]}" for name in others[:_SHOWN]]
     rows += [f"others {sum(ignored[name] for name in others[_SHOWN:])}"] if len(others) > _SHOWN else []
     parts = [f"{sum(ignored[name] for name in others)} not a video by its suffix ({', '.join(rows)})"] if rows else []
     parts += [f"{ignored[HIDDEN]} hidden or trash"] if HIDDEN in ignored else []
     parts += [f"{ignored[BESIDE]} sound beside a video of the same name"] if BESIDE in ignored else []
+    parts += [f"{count} {name}" for name, count in ignored.items() if name.startswith("captions")]
     return [f"ignored: {'; '.join(parts)}"] if parts else []
