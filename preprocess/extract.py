@@ -150,6 +150,7 @@ def _collect(target: Target, settings: Extraction, errors: list[str]) -> Extract
     if not target.pictures:
         target.jpeg.touch()
     sizes = frame_sizes(target.jpeg)
+    os.truncate(target.jpeg, int(sizes.sum()))
     peak = _align(target, settings) if _has_bytes(target.pcm) else None
     seconds = len(sizes) / settings.fps if target.pictures else len(Waveform(target.pcm)) / SAMPLE_RATE
     short, official = seconds < settings.min_seconds, bool(target.video.folds and seconds)

@@ -978,6 +978,16 @@ def test_frame_sizes_drop_a_truncated_last_frame(tmp_path: Path, monkeypatch: py
     assert frame_sizes(tmp_path / "frames").tolist() == []
 
 
+def test_bytes_that_are_not_counted_are_not_stored(ticking: Path, tmp_path: Path, fake: Fake) -> None:
+    cut = "for last; do case $last in *.mjpeg) printf '\\xff\\xd8cut' >> $last;; esac; done"
+    fake(f'$real "$@"; status=$?; {cut}; exit $status')
+    videos = [Video(str(k), Path(shutil.copy(ticking, tmp_path / f"{k}.mp4"))) for k in range(2)]
+    with shard(tmp_path, videos, Extraction()) as file:
+        data, offset = file["frames/jpeg"][:], file["frames/offset"][:]
+        assert len(data) == offset[-1] and file["video/frame"][:].tolist() == [0, 120, 240]
+        assert all(data[start : start + 2].tobytes() == b"\xff\xd8" for start in offset[:-1])
+
+
 def test_pixel_sums_are_exact(synthetic: Path, tmp_path: Path) -> None:
     taken = kept(next((synthetic / "train").rglob("*.mp4")), tmp_path)
     chosen = frames(taken)[::30].reshape(-1, 3).astype(np.int64)
