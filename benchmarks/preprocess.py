@@ -53,7 +53,7 @@ def bare(paths: Sequence[Path], workers: int, folder: Path) -> None:
 
     def run_one(number: int) -> None:
         target = Target(Video(paths[number].name, paths[number]), folder / f"{number}.mjpeg", folder / f"{number}.pcm")
-        arguments = command([target], Extraction(), sound=True)
+        arguments = command([target], Extraction())
         subprocess.run(arguments, check=False, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
     with ThreadPoolExecutor(workers) as pool:

@@ -18,7 +18,7 @@ from gdt.pipeline.shards.index import Index
 if TYPE_CHECKING:
     from gensim.models import KeyedVectors
 
-NEEDS_TEXT = "captions need gensim and ijson; run pip install 'gdt-video[text]'"
+NEEDS_TEXT = "captions need gensim, ijson and webvtt-py; run pip install 'gdt-video[text]'"
 
 
 def digest(words: Iterable[str]) -> str:

@@ -21,6 +21,7 @@ from gdt.preprocess.datasets.listing import Video, hash_of, size_of
 from gdt.preprocess.ffmpeg import Extraction, Target
 from gdt.preprocess.logmel import SAMPLE_RATE, Waveform, peak_levels
 from gdt.preprocess.process import Failed, Log, Rejected, run
+from gdt.preprocess.streams import choose, is_odd
 
 _GROUP = 16
 _GROUP_BYTES = 4 << 20
@@ -77,8 +78,9 @@ def extract_group(targets: Sequence[Target], settings: Extraction) -> list[Extra
     if len(targets) > 1 and all(size_of(target.video.path) > 0 and not target.video.segment for target in targets):
         outputs = [path for target in targets for path in target.outputs]
         try:
-            log = run(ffmpeg.command(targets, settings, sound=True), settings.limits, targets[0].log, *outputs)
-            fine = not log.errors and not log.hdr and all(map(_has_bytes, outputs))
+            log = run(ffmpeg.command(targets, settings), settings.limits, targets[0].log, *outputs)
+            plain = len(log.streams) == len(outputs) and not is_odd(log.streams, settings.fps)
+            fine = plain and not log.errors and all(map(_has_bytes, outputs))
         except Rejected:
             fine = False
         if fine:
@@ -103,63 +105,35 @@ def _extract(target: Target, settings: Extraction) -> Extracted:
         raise Rejected("the file does not exist" if what == "missing" else f"it is {what}, not a file")
     if size == 0:
         raise Rejected("the file is empty")
-    target = _drop_cut_segment(target, settings)
-
-    def decode(sound: bool, hdr: bool = False) -> Log:
-        return run(ffmpeg.command([target], settings, sound, hdr), settings.limits, target.log, target.jpeg, target.pcm)
-
-    if not target.pictures:
-        return _extract_sound(target, settings)
-    log, sound = decode(sound=True), True
+    target = choose(target, settings)
+    log = _decode(target, settings)
     if failure := next((each for each in _READING if any(each in line for line in log.errors)), ""):
         if not hash_of(path):
             raise Unread(f"it cannot be read ({failure}); the next run tries it again")
-        log = decode(sound=True)
-    errors = log.errors
-    if errors and not _has_bytes(target.jpeg):
-        # the sound may be undecodable: retrying without it is cheaper than probing every video first
-        with_sound = errors
-        log, sound = decode(sound=False), False
-        errors = log.errors
-        if any("matches no streams" in line for line in errors):
-            if path.suffix.lower() == ".ogg":  # video or sound
-                return _extract_sound(replace(target, pictures=False), settings)
-            raise Rejected("there is no video stream in it")
-        if _has_bytes(target.jpeg) and not any("matches no streams" in line for line in with_sound):
-            errors = [f"{NO_SOUND}: {_first(with_sound)}", *errors]
+        log = _decode(target, settings)
+    trials = [replace(target, sound="")] if target.pictures and target.sound else []  # the sound may be undecodable
+    if target.hdr:  # the file may not declare its colour space
+        trials += [replace(target, hdr=False), replace(target, hdr=False, sound="")]
+    used = target
+    tried = [log.errors]
+    for trial in trials:
+        if _has_bytes(target.jpeg):
+            break
+        used = trial
+        tried.append(_decode(trial, settings).errors)
     # ffmpeg restarts its filters where sound changes its rate or channels
-    errors = [line for line in errors if _OUT_OF_ORDER not in line]
-    if log.hdr and _has_bytes(target.jpeg):
-        mapped = decode(sound, hdr=True) if ffmpeg.has_tonemap() else None
-        if mapped is None:
-            errors = [*errors, "HDR without tone mapping: this ffmpeg has no zscale filter"]
-        elif not _has_bytes(target.jpeg):  # the file does not declare its colour space
-            decode(sound)
-            errors = [*errors, f"HDR without tone mapping: {_first(mapped.errors)}"]
-    if not _has_bytes(target.jpeg):
+    errors = [line for line in tried[-1] if _OUT_OF_ORDER not in line]
+    if not _has_bytes(target.outputs[0]):
         raise Failed(f"ffmpeg cannot decode it: {_first(errors)}")
-    return _collect(target, settings, errors)
+    if target.sound and not used.sound:
+        errors = [f"{NO_SOUND}: {_first(log.errors)}", *errors]
+    if target.hdr and not used.hdr:
+        errors = [*errors, f"HDR without tone mapping: {_first(tried[1 if target.sound else 0])}"]
+    return _collect(used, settings, errors)
 
 
-def _extract_sound(target: Target, settings: Extraction) -> Extracted:
-    """Decode a file of sound. Raises Rejected with a reason if there is no usable output."""
-    log = run(ffmpeg.command([target], settings, sound=True), settings.limits, target.log, target.pcm)
-    if not _has_bytes(target.pcm):
-        if any("matches no streams" in line for line in log.errors):
-            raise Rejected("there is no sound in it")
-        raise Failed(f"ffmpeg cannot decode it: {_first(log.errors)}")
-    return _collect(target, settings, [line for line in log.errors if _OUT_OF_ORDER not in line])
-
-
-def _drop_cut_segment(target: Target, settings: Extraction) -> Target:
-    """Drop the segment if the file is hardly longer, because it was already cut out."""
-    video = target.video
-    if video.segment is None:
-        return target
-    begin, end = video.segment
-    seconds = run(ffmpeg.probe(video.path), settings.limits, target.log).seconds
-    original = seconds > max(end - begin + 2, begin + 1)
-    return target if original else replace(target, video=replace(video, segment=None))
+def _decode(target: Target, settings: Extraction) -> Log:
+    return run(ffmpeg.command([target], settings), settings.limits, target.log, *target.outputs)
 
 
 def _collect(target: Target, settings: Extraction, errors: list[str]) -> Extracted:
@@ -167,6 +141,7 @@ def _collect(target: Target, settings: Extraction, errors: list[str]) -> Extract
     if not target.pictures:
         target.jpeg.touch()
     sizes = frame_sizes(target.jpeg)
+    os.truncate(target.jpeg, int(sizes.sum()))
     peak = _align(target, settings) if _has_bytes(target.pcm) else None
     seconds = len(sizes) / settings.fps if target.pictures else len(Waveform(target.pcm)) / SAMPLE_RATE
     short, official = seconds < settings.min_seconds, bool(target.video.folds and seconds)
@@ -182,7 +157,7 @@ def _collect(target: Target, settings: Extraction, errors: list[str]) -> Extract
     if target.pictures:
         with target.jpeg.open("rb") as file:
             width, height = Image.open(io.BytesIO(file.read(int(sizes[0])))).size
-    notes = [_first(errors)] if errors else []
+    notes = [note for note in (*errors[:1], target.note) if note]
     if peak is not None and peak < _QUIET and (instead := _use_loudest_channel(target, settings, peak)):
         notes = [instead, *notes]
     return Extracted(target.jpeg, sizes, height, width, Waveform(target.pcm), "; ".join(notes))

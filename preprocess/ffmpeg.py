@@ -91,6 +91,14 @@ class Target:
     pcm: Path
     pictures: bool = True
     """Whether the file has frames to decode; a sound's are none."""
+    picture: str = "V:0"
+    sound: str = "a:0"
+    """ffmpeg's names of the streams; by default the first of each kind but cover art. The sound's may be empty."""
+    fast: bool | None = None
+    """Whether it has more than twice as many frames per second as are stored; None: as ffmpeg guesses."""
+    hdr: bool = False
+    note: str = ""
+    """What to say of its streams."""
 
     @staticmethod
     def within(folder: Path, video: Video) -> Target:
@@ -113,50 +121,48 @@ class Target:
         return self.jpeg.with_suffix(".log")
 
 
-def command(targets: Sequence[Target], settings: Extraction, sound: bool, hdr: bool = False) -> list[str]:
-    """The ffmpeg command line of one pass over each of the targets, with or without the sound of videos."""
+def command(targets: Sequence[Target], settings: Extraction) -> list[str]:
+    """The ffmpeg command line of one pass over each of the targets."""
     shrink = f"min(1,{settings.short_side}/min(iw*sar,ih))"
     longest = _MAX_ASPECT * settings.short_side
     width, height = (f"max(2,min({longest},2*round({side}*{shrink}/2)))" for side in ("iw*sar", "ih"))
     size = f"w='{width}':h='{height}'"
-    # ffmpeg rebuilds the filters where the size or format of frames changes. So they use time stamps, not counts, and
-    # the encoder pads the start: `fps` with a start time would pad again in the middle of the video.
-    before = ["yadif=deint=interlaced", _latest(settings.fps), f"fps={settings.fps}", "trim=start_pts=0"]
-    after = []
-    if hdr:  # tone mapping, on the small frame; without it an HDR video looks washed out
-        after += [
-            f"scale={size}", "zscale=t=linear:npl=100", "format=gbrpf32le", "zscale=p=bt709", "tonemap=hable:desat=0",
-            "zscale=t=bt709:m=bt709:r=tv", "format=yuv420p",
-        ]  # fmt: skip
+    tonemap = [  # on the small frame; without it an HDR video looks washed out
+        f"scale={size}", "zscale=t=linear:npl=100", "format=gbrpf32le", "zscale=p=bt709", "tonemap=hable:desat=0",
+        "zscale=t=bt709:m=bt709:r=tv", "format=yuv420p",
+    ]  # fmt: skip
     # JPEG's YCbCr, independent of the colour coding of the video
-    after += [f"scale={size}:out_color_matrix=bt601:out_range=pc", "format=yuv420p", "setsar=1"]
+    after = [f"scale={size}:out_color_matrix=bt601:out_range=pc", "format=yuv420p", "setsar=1"]
     outputs = []
     for target, source in zip(targets, _inputs(targets), strict=True):
         video = target.video
-        chain = [*before, *_select(kept_stretches(video, settings), settings.fps), *after]
+        # ffmpeg rebuilds the filters where the size or format of frames changes. So they use time stamps, not counts,
+        # and the encoder pads the start: `fps` with a start time would pad again in the middle of the video.
+        chain = ["yadif=deint=interlaced", _latest(target, settings.fps), f"fps={settings.fps}", "trim=start_pts=0"]
+        chain += [*_select(kept_stretches(video, settings), settings.fps), *(tonemap if target.hdr else []), *after]
         if target.pictures:
             outputs.append(
                 # without fps_mode, ffmpeg does not pad a late video that is the only stream of its file
                 ffmpeg.output(
-                    source["V:0"], str(target.jpeg), vf=",".join(chain), filter_threads=1, threads=1,
+                    source[target.picture], str(target.jpeg), vf=",".join(chain), filter_threads=1, threads=1,
                     format="image2pipe", vcodec="mjpeg", pix_fmt="yuvj420p", flags="+bitexact", r=settings.fps,
                     fps_mode="cfr", t=end_seconds(video, settings), **{"q:v": settings.quality},
                 )
             )  # fmt: skip
-        if sound or not target.pictures:
-            outputs += _sound_outputs(source["a:0"], target, settings)
+        if target.sound:
+            outputs += _sound_outputs(source[target.sound], target, settings)
     return _compiled(outputs)
 
 
 def channel_levels(target: Target, settings: Extraction) -> list[str]:
     """The ffmpeg command line that prints the peak of each channel of the sound."""
     filters = f"{_sound_filters(target, settings)},astats=measure_perchannel=Peak_level:measure_overall=none"
-    return _compiled([ffmpeg.output(_inputs([target])[0]["a:0"], "-", format="null", af=filters)])
+    return _compiled([ffmpeg.output(_inputs([target])[0][target.sound], "-", format="null", af=filters)])
 
 
 def one_channel(target: Target, settings: Extraction, channel: int) -> list[str]:
     """The ffmpeg command line that writes one channel of the sound instead of the mix of all."""
-    return _compiled(_sound_outputs(_inputs([target])[0]["a:0"], target, settings, f"pan=mono|c0=c{channel},"))
+    return _compiled(_sound_outputs(_inputs([target])[0][target.sound], target, settings, f"pan=mono|c0=c{channel},"))
 
 
 def _compiled(outputs: Sequence[Any]) -> list[str]:
@@ -165,9 +171,12 @@ def _compiled(outputs: Sequence[Any]) -> list[str]:
     return [*killed_with_parent(), *ffmpeg.compile(merged, overwrite_output=True)]
 
 
-def probe(path: Path) -> list[str]:
-    """The ffprobe command line that prints the declared duration of a file."""
+def probe(path: Path, out: Path) -> list[str]:
+    """The ffprobe command line that writes as JSON what a file holds, with its first packets."""
     options = ["-hide_banner", "-loglevel", "level+info", "-protocol_whitelist", "file", "-format_whitelist", _FORMATS]
+    streams = "stream=index,codec_type,width,height,channels,color_transfer:stream_disposition=default,attached_pic"
+    entries = f"format=duration:program_stream=index:{streams}:packet=stream_index,dts_time"
+    options += ["-show_entries", entries, "-read_intervals", "%+#2000", "-of", "json", "-o", str(out)]
     return [*killed_with_parent(), "ffprobe", *options, f"file:{path}"]
 
 
@@ -219,12 +228,13 @@ def _inputs(targets: Sequence[Target]) -> list[Any]:
     return sources
 
 
-def _latest(fps: int) -> str:
+def _latest(target: Target, fps: int) -> str:
     """A filter that makes `fps` take the last frame at or before its time from videos of more than twice its rate.
 
     Alone, it takes the last frame within half an interval after its time. Stamps may be rounded to milliseconds.
     """
-    return f"setpts='PTS+gt(FR,{2 * fps})*(1/{2 * fps}-min(TB,0.0005))/TB'"
+    fast = f"gt(FR,{2 * fps})" if target.fast is None else int(target.fast)
+    return f"setpts='PTS+{fast}*(1/{2 * fps}-min(TB,0.0005))/TB'"
 
 
 def _select(stretches: Sequence[tuple[float, float]], fps: int) -> list[str]:

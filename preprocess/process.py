@@ -14,7 +14,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import BinaryIO
 
@@ -28,7 +28,7 @@ _STOPPED = {255, -signal.SIGINT, -signal.SIGTERM, -signal.SIGHUP}
 """Exit statuses of an ffmpeg stopped from outside; ffmpeg itself exits with 255 after SIGINT and SIGTERM."""
 _LIMITS = {-signal.SIGXFSZ: "size of files (ulimit -f)", -signal.SIGXCPU: "time of processes (ulimit -t)"}
 """The system's limits that end an ffmpeg with these exit statuses."""
-_LOG_BYTES = 1 << 16
+_LOG_BYTES = 1 << 18
 _GRACE = 60.0
 """Seconds that ffmpeg may take whatever the length of its output."""
 _ERROR = re.compile(r"^(\[[^\]]* @ 0x[0-9a-f]+\] )*\[(error|fatal|panic)\] ")
@@ -36,7 +36,7 @@ _ERROR = re.compile(r"^(\[[^\]]* @ 0x[0-9a-f]+\] )*\[(error|fatal|panic)\] ")
 _CONTINUED = re.compile(r"^\[info\] (?!  |Input #|Output #|Stream mapping:|frame=|size=|video:)")
 """Start of a line that continues the line of another thread. The line before it has lost its level and may be an
 error."""
-_HDR = re.compile(r"^\[info\] +Stream #\d+:\d+.*: Video: .*\b(smpte2084|arib-std-b67)\b")
+_STREAM = re.compile(r"^\[info\] +Stream #\d+:\d+.*?: (?:Video|Audio): (?!.*\(attached pic\))(.*)")
 _FULL = ("No space left on device", "Disk quota exceeded")
 _TOO_LARGE = "File too large"
 _WRITING = re.compile(
@@ -48,7 +48,6 @@ _UNPRINTABLE = re.compile(rb"[\x00-\x07\x0e-\x1f]")
 """Bytes that ffmpeg prints as question marks."""
 _CHANNEL = re.compile(r"^\[Parsed_astats_\d+ @ 0x[0-9a-f]+\] \[info\] Channel: (\d{1,3})$")
 _PEAK = re.compile(r"^\[Parsed_astats_\d+ @ 0x[0-9a-f]+\] \[info\] Peak level dB: (-?\d+\.\d+)$")
-_DURATION = re.compile(r"\[info\] +Duration: (\d+):(\d\d):(\d\d\.\d+)")
 
 
 class Rejected(Exception):
@@ -107,10 +106,8 @@ class Log:
     """What ffmpeg printed."""
 
     errors: list[str]
-    hdr: bool
-    """Whether the video is HDR."""
-    seconds: float
-    """Duration that the file declares; 0 if none."""
+    streams: list[str]
+    """Description of each stream of the input, but of cover art."""
     peaks: list[tuple[float, int]]
     """Peak in dBFS and number (from 0) of each measured channel."""
 
@@ -179,11 +176,11 @@ def _run_once(arguments: list[str], limits: Limits, last: bool, log: Path, *outp
         raise Failed(f"ffmpeg crashes on it ({signal.Signals(-process.returncode).name})")
     if process.returncode and not errors:
         errors = [f"ffmpeg ended with status {process.returncode}"]
-    duration = next(filter(None, map(_DURATION.match, lines)), None)
-    hours, minutes, seconds = map(float, duration.groups()) if duration else (0.0, 0.0, 0.0)
+    inputs = takewhile(lambda line: not line.startswith("[info] Output #"), lines)
+    streams = [found[1] for found in map(_STREAM.match, inputs) if found]
     measured = ((_PEAK.match(level), _CHANNEL.match(channel)) for channel, level in pairwise(lines))
     peaks = [(float(level[1]), int(channel[1]) - 1) for level, channel in measured if level and channel]
-    return Log(errors, any(map(_HDR.search, lines)), 3600 * hours + 60 * minutes + seconds, peaks)
+    return Log(errors, streams, peaks)
 
 
 def _fault_of_machine(status: int, errors: Sequence[str], folder: Path) -> str:

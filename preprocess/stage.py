@@ -28,7 +28,7 @@ from gdt.preprocess import checks, cluster, datasets
 from gdt.preprocess.captions import readers
 from gdt.preprocess.captions.attach import Spoken
 from gdt.preprocess.captions.words import Vocabulary
-from gdt.preprocess.datasets.listing import Source, Video
+from gdt.preprocess.datasets.listing import CAPTIONS, Source, Video
 from gdt.preprocess.ffmpeg import Extraction
 from gdt.preprocess.plan import PLAN, Listed, Plan, ShardTask, Shares, assign, collect, shard_path
 from gdt.preprocess.summary import SUMMARY, Summary, describe, left_out, summarise
@@ -246,6 +246,8 @@ def prepare(settings: Preprocess, given: Preprocess, ffmpeg: str, tags: Mapping[
     listed = collect(items if spoken is None else spoken.select(items), shares)
     videos = {id: replace(video, time=tags.get(video.path, video.time)) for id, video in listed.videos.items()}
     listed = replace(listed, videos=videos, ignored=files.ignored, notes=files.notes)
+    if spoken and (unused := spoken.captions.unused(spoken.used)):
+        files.ignored[f"{CAPTIONS} (first: '{unused[0]}')"] = len(unused)
     if not listed.videos:
         why = next((f"{row.id}: {row.reason}" for row in listed.missing), "there are none")
         raise UserError(f"none of the videos in {source} can be used: {why}")

@@ -123,7 +123,7 @@ def _record(target: Target, output: Extracted | Rejected, settings: Extraction) 
         if settings.require_audio or not pictures:
             raise Rejected("its sound track is silent" if len(waveform) else "it has no sound")
         if len(waveform):
-            note = note or "its sound track is silent"
+            note = "; ".join(filter(None, (note, "its sound track is silent")))
     sums = _write_bank(waveform if audible else Waveform(target.pcm, limit=0), bank)
     target.pcm.unlink(missing_ok=True)
     silence = np.count_nonzero(peaks <= settings.silence_peak) * HOP / SAMPLE_RATE

@@ -124,7 +124,7 @@ def test_preprocessing_needs_neither_torchaudios_binary_nor_an_extra(
     (tmp_path / "words.txt").write_text("1 2\nword 0 1\n")
     done = run([*command, synthetic, "--word2vec", "words.txt"], tmp_path)
     assert done.returncode == 2
-    assert done.stderr.endswith("error: captions need gensim and ijson; run pip install 'gdt-video[text]'\n")
+    assert done.stderr.endswith("error: captions need gensim, ijson and webvtt-py; run pip install 'gdt-video[text]'\n")
 
 
 def test_lazy_names_are_those_of_the_api() -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass, field, replace
+from pathlib import Path, PurePath
 
 from gdt.common.files import kind
 from gdt.preprocess.captions.readers import Captions
@@ -22,8 +22,9 @@ _STRETCHES = 1000
 class Spoken:
     """What is said in the videos of a data set.
 
-    Captions match a video by its id, else by its path below `source`, with or without the suffix. Words are looked up
-    for one shard at a time, since those of all videos would not fit in memory.
+    Captions match a video by its id, else by its path below `source`, with or without the suffix, else by the id of the
+    longer video that it is a part of. Words are looked up for one shard at a time, since those of all videos would not
+    fit in memory.
     """
 
     captions: Captions
@@ -31,17 +32,24 @@ class Spoken:
     source: Path
     only_captioned: bool
     """Leave out videos without captions, and cut the others to captioned stretches."""
+    used: set[str] = field(default_factory=set)
+    """Names of the captions of the videos that `select` has yielded."""
 
     def select(self, items: Iterable[Video | Missing]) -> Iterator[Video | Missing]:
         """The videos of the data set."""
         for item in items:
-            silent = self.only_captioned and isinstance(item, Video) and self._name(item) is None
+            name = self._name(item) if isinstance(item, Video) else None
+            self.used.add(name or "")
+            silent = self.only_captioned and name == ""
             yield Missing(item.id, "it has no captions", item.path) if silent else item
 
     def attach(self, video: Video) -> Video:
         """The video with its words."""
-        lines = self.captions.get(self._name(video) or "")
+        name = self._name(video)
+        lines = self.captions.get(name)
         words = self.vocabulary.words(lines)
+        if video.part and f"{video.part[0]}_" not in PurePath(name).name:  # else they are of the part alone
+            words = retime(words, [video.part[1:]])
         if not self.only_captioned:
             return replace(video, words=words)
         gap = 2.0
@@ -49,10 +57,16 @@ class Spoken:
             gap *= 2
         return replace(video, words=retime(words, kept), stretches=kept)
 
-    def _name(self, video: Video) -> str | None:
-        """The name of its captions."""
+    def _name(self, video: Video) -> str:
+        """The name of its captions; empty without any."""
         path, suffix = composed(os.path.relpath(video.path, self.source)), video.path.suffix
         names = [video.id, path.removesuffix(suffix), path, video.id.removesuffix(suffix)]
         if "." in video.path.stem and not kind(video.path.with_suffix("")):
             names = [video.id, path]  # a.avi, beside a.avi.mp4, has its own
-        return next((name for name in names if name in self.captions), None)
+        if video.part:
+            names.append(video.part[0])
+        name = next((name for name in names if name in self.captions), "")
+        other = PurePath(self.captions.named(name)).name
+        if other != PurePath(name).name and not all(kind(video.path.with_name(other + end)) for end in ("", suffix)):
+            return ""  # a.en.mp4, beside a.mp4, has its own
+        return name

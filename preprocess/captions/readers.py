@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import csv
+import html
 import itertools
 import json
 import math
 import re
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Set
 from operator import attrgetter, itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,12 +27,19 @@ FOLDERS = ("captions", "csv")
 COLUMNS = ("start", "end", "text")
 EXPECTED = f"""\
 source/{JSON_NAMES[0]} or {", ".join(JSON_NAMES[1:])}     {{id: {{start: [...], end: [...], text: [...]}}}}
-source/{FOLDERS[0]}/<id>.csv, .json, .srt or .vtt  one file per video; a csv has the columns start,end,text
+source/{FOLDERS[0]}/<id>.csv, .json, .srt or .vtt  one file per video, or <id>.en.vtt; a csv has start,end,text
 source/*.csv                              with the columns video_id,start,end,text
 <id> is the id of the video, or its path below source without the suffix (cats/a for source/cats/a.mp4)"""
 
 _MAX_SECONDS = 1e6
 """Maximum time of a caption (eleven days)."""
+_LANGUAGE = re.compile(r"\.[a-z]{2,3}(?:[-_][\w-]+)?$", re.I | re.ASCII)
+"""What downloaders add to a name: .en, .en-US, .zh-Hans, .en-orig."""
+_ENGLISH = re.compile(r"\.en(?:[-_][\w-]+)?$", re.I | re.ASCII)
+_TAG = re.compile(r"<[/\w][^<>]*>|\{\\[^{}]*\}")
+"""<i>, </c.yellow>, <00:00:01.000>, {\\an8}."""
+_ARROW = re.compile(r"\s*[\d:.,]+\s*-->")
+_WORD_TIME = re.compile(r"<((?:\d{2,9}:)?[0-5]\d:[0-5]\d\.\d{3})>")
 
 
 class Caption(NamedTuple):
@@ -48,9 +56,12 @@ class Captions:
     def __init__(self, videos: Iterable[tuple[str, list[Caption]]]) -> None:
         """Keep the captions of `videos`; those of an id may come in several parts."""
         self._parts: dict[str, list[bytes]] = {}
+        self._languages: dict[str, str] = {}
         for id, lines in videos:
             if lines:
                 self._parts.setdefault(composed(id), []).append(zlib.compress(json.dumps(lines).encode(), level=1))
+        for id in sorted(filter(_LANGUAGE.search, self._parts), key=lambda id: (not _ENGLISH.search(id), id)):
+            self._languages.setdefault(_LANGUAGE.sub("", id), id)
 
     @staticmethod
     def find(source: Path) -> Captions | None:
@@ -61,18 +72,30 @@ class Captions:
         path, videos = next(_found(source), (None, iter(())))
         if path is None:
             return None
-        captions = Captions(videos)
+        try:
+            captions = Captions(videos)
+        except ImportError as error:
+            raise UserError(NEEDS_TEXT) from error
         if not len(captions):
             raise UserError(f"{path} holds no captions; expected:\n{EXPECTED}")
         return captions
 
     def get(self, id: str) -> list[Caption]:
         """The captions of a video, sorted by start time; empty for an unknown id."""
-        rows = itertools.chain.from_iterable(json.loads(zlib.decompress(part)) for part in self._parts.get(id, ()))
+        parts = self._parts.get(self.named(id), ())
+        rows = itertools.chain.from_iterable(json.loads(zlib.decompress(part)) for part in parts)
         return sorted(itertools.starmap(Caption, rows), key=attrgetter("start"))
 
+    def named(self, id: str) -> str:
+        """The name of the captions of a video: its id or, if there are none of that name, its id and a language."""
+        return id if id in self._parts else self._languages.get(id, "")
+
+    def unused(self, used: Set[str]) -> list[str]:
+        """The names of captions that are not those of the videos `used`, in any language."""
+        return sorted(name for name in self._parts if name not in used and _LANGUAGE.sub("", name) not in used)
+
     def __contains__(self, id: str) -> bool:
-        return id in self._parts
+        return bool(self.named(id))
 
     def __len__(self) -> int:
         """Number of videos with captions."""
@@ -102,11 +125,9 @@ def _found(source: Path) -> Iterator[tuple[Path, Iterator[tuple[str, list[Captio
 
 
 def _json_videos(path: Path) -> Iterator[tuple[str, list[Caption]]]:
-    """The videos of a JSON file {id: {start, end, text}}, one in memory at a time. Raises UserError without ijson."""
-    try:
-        import ijson
-    except ImportError as error:
-        raise UserError(NEEDS_TEXT) from error
+    """The videos of a JSON file {id: {start, end, text}}, one in memory at a time."""
+    import ijson
+
     with open_regular(path) as file:
         try:
             for id, columns in ijson.kvitems(file, "", use_float=True):
@@ -123,14 +144,15 @@ def _csv_videos(path: Path) -> Iterator[tuple[str, list[Caption]]]:
 
 
 def _folder_videos(folder: Path) -> Iterator[tuple[str, list[Caption]]]:
-    for path in _caption_files(folder):
-        yield str(path.relative_to(folder).with_suffix("")), _usable(_READERS[path.suffix](path), str(path))
+    """The video of each file; of several formats the last counts, as .vtt may hold the times of words."""
+    for path in {path.with_suffix(""): path for path in _caption_files(folder)}.values():
+        yield str(path.relative_to(folder).with_suffix("")), _usable(_READERS[path.suffix.lower()](path), str(path))
 
 
 def _caption_files(folder: Path) -> Iterator[Path]:
     """The files at any depth that are not hidden."""
     paths = (Path(parent, name) for parent, names, _ in walk(folder) for name in names)
-    return (path for path in paths if path.suffix in _READERS)
+    return (path for path in paths if path.suffix.lower() in _READERS)
 
 
 def _is_table(path: Path) -> bool:
@@ -154,14 +176,36 @@ def _read_json(path: Path) -> _Rows:
 
 
 def _read_subtitles(path: Path) -> _Rows:
-    """The captions of an .srt or .vtt file: a line of times, then lines of text up to an empty one."""
-    with open_text(path, errors="replace") as file:
-        text = file.read().replace("\r\n", "\n")
-    for block in re.split(r"\n\s*\n", text):
-        if found := re.search(r"([\d:.,]+) *--> *([\d:.,]+).*\n", f"{block}\n"):
-            start, end = (sum(60**k * float(part) for k, part in enumerate(time.replace(",", ".").split(":")[::-1]))
-                          for time in found.groups())  # fmt: skip
-            yield start, end, re.sub(r"<[^>]*>", "", block[found.end() :])
+    """The captions of an .srt or .vtt file.
+
+    A line that stays on the screen from one cue to the next, as in YouTube's automatic captions, is said once. Times
+    of words, as in those, divide it.
+    """
+    import webvtt
+    from webvtt import srt, vtt
+
+    try:
+        with open_text(path) as file:
+            text = file.read().lstrip()
+        format, block = ("vtt", vtt.WebVTTCueBlock) if text.startswith("WEBVTT") else ("srt", srt.SRTCueBlock)
+        for line in text.splitlines():
+            if _ARROW.match(line) and not block.CUE_TIMINGS_PATTERN.match(line):
+                raise ValueError(f"'{line}' are no times")
+        cues = webvtt.from_buffer([text], format).captions if text else []
+    except (ValueError, webvtt.errors.MalformedFileError) as error:
+        raise UserError(f"cannot read the captions of {path}: {error}; expected an .srt or .vtt in UTF-8") from error
+    shown: list[str] = []
+    until = webvtt.models.Timestamp()
+    for cue in cues:
+        lines = list(filter(_text, cue.lines))
+        before = shown if cue.start_time <= until else []
+        shown, until = list(map(_text, lines)), cue.end_time
+        stays = next(k for k in range(len(shown), -1, -1) if k == 0 or before[-k:] == shown[:k])
+        pieces = _WORD_TIME.split("\n".join(lines[stays:]))
+        stamps = [cue.start_time, *map(webvtt.models.Timestamp.from_string, pieces[1::2]), cue.end_time]
+        times = [stamp.in_milliseconds() / 1000 for stamp in stamps]
+        for piece, start, end in zip(pieces[::2], times, times[1:], strict=False):
+            yield start, max(start, end), piece
 
 
 _READERS: dict[str, Callable[[Path], _Rows]] = {
@@ -186,5 +230,5 @@ def _seconds(value: Any) -> float:
 
 
 def _text(value: Any) -> str:
-    """Text; empty for missing values, which are NaN where pandas wrote them."""
-    return "" if value is None or value != value else str(value).strip()
+    """Text without tags and character references; empty for missing values, which are NaN where pandas wrote them."""
+    return "" if value is None or value != value else html.unescape(_TAG.sub("", str(value))).strip()

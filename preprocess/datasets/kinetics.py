@@ -6,6 +6,7 @@ https://github.com/cvdfoundation/kinetics-dataset; test files have no label colu
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -24,17 +25,24 @@ source/*.csv or source/annotations/*.csv                    label,youtube_id,tim
 
 _COLUMNS = ("youtube_id", "time_start", "time_end", "split")  # and a label, except in test files
 
+_TIMES = re.compile(r"(.{11})_(\d{6})_(\d{6})", re.ASCII)
+
 
 def listing(source: Source) -> Iterator[Video | Missing]:
     """Videos by the names of their files; label and split are from the csv or, if there is none, from the folders."""
     paths = sorted(source.root.glob("[!.]*.csv")) or sorted(source.root.glob("annotations/[!.]*.csv"))
     if not paths:
-        named = [(Video(name, path), composed(path.relative_to(source.root))) for name, path in source.named()]
-        splits = folder.has_splits(source, [below for _, below in named])
-        videos = (folder.placed(video, below, splits) for video, below in named)
-        return (replace(video, label=video.label.replace("_", " ")) for video in videos)
+        named = [(name, path, composed(path.relative_to(source.root))) for name, path in source.named()]
+        splits = folder.has_splits(source, [below for _, _, below in named])
+        return (_named(folder.placed(Video(name, path), below, splits)) for name, path, below in named)
     rows = (row for path in paths for row in read_csv(path, _COLUMNS, _segment))
     return youtube.listing(source, rows)
+
+
+def _named(video: Video) -> Video:
+    times = _TIMES.fullmatch(video.id)
+    part = (times[1], float(times[2]), float(times[3])) if times else None
+    return replace(video, label=video.label.replace("_", " "), part=part)
 
 
 def _segment(row: Row) -> Segment:

@@ -44,6 +44,7 @@ _IGNORED = {
     LISTED: "link to a folder that is listed already", EMPTY: "empty folder", BROKEN: "broken link",
 }  # fmt: skip
 """What is left out besides files with other suffixes, in words."""
+CAPTIONS = "captions of no video"
 NO_FILE = "but there is no file of this name with the suffix of a video"
 SPLITS = {
     "train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val", "validate": "val",
@@ -78,6 +79,8 @@ class Video:
     """The split in each official fold (train, test or unused); empty for data sets without folds."""
     segment: tuple[float, float] | None = None
     """Start and end, in seconds of the file, of the part to cut out; None for the whole file."""
+    part: tuple[str, float, float] | None = field(default=None, compare=False)
+    """Id of the longer video that this is a part of, and start and end in seconds of that one; None for a whole one."""
     stretches: tuple[tuple[float, float], ...] = ()
     """Start and end, in seconds, of the parts to keep, in order and disjoint; empty for the whole video."""
     words: Words | None = None
@@ -200,7 +203,7 @@ class Source:
 
     root: Path
     ignored: Counter[str] = field(default_factory=Counter)
-    """How many were left out so far: files by suffix, and by the names in _IGNORED."""
+    """How many were left out so far: files by suffix, by the names in _IGNORED, and captions of no video."""
     notes: list[str] = field(default_factory=list)
     """How the folders were read, in words."""
 
@@ -240,9 +243,11 @@ class Source:
 
 def ignored_in_words(ignored: Mapping[str, int]) -> list[str]:
     """A line that says what Source.ignored counts; none if there is nothing."""
-    others = sorted((name for name in ignored if name not in _IGNORED), key=lambda name: (-ignored[name], name))
+    other = [name for name in ignored if name not in _IGNORED and not name.startswith(CAPTIONS)]
+    others = sorted(other, key=lambda name: (-ignored[name], name))
     rows = [f"{name.removeprefix('.') or 'no suffix'} {ignored[name]}" for name in others[:_SHOWN]]
     rows += [f"others {sum(ignored[name] for name in others[_SHOWN:])}"] if len(others) > _SHOWN else []
     parts = [f"{sum(ignored[name] for name in others)} not a video by its suffix ({', '.join(rows)})"] if rows else []
     parts += [f"{ignored[name]} {words}" for name, words in _IGNORED.items() if name in ignored]
+    parts += [f"{count} {name}" for name, count in ignored.items() if name.startswith(CAPTIONS)]
     return [f"ignored: {'; '.join(parts)}"] if parts else []

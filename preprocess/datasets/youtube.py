@@ -24,6 +24,14 @@ class Segment:
     columns: tuple[tuple[str, str], ...] = ()
     """As of a `Video`."""
 
+    def video(self, name: str, path: Path, cut: bool) -> Video:
+        """Its video, which is yet to be cut out of a file, or is the file."""
+        self.has_file = True
+        return Video(
+            name, path, self.label, self.split, segment=(self.start, self.end) if cut else None,
+            part=(self.youtube_id, self.start, self.end), columns=self.columns,
+        )  # fmt: skip
+
     @property
     def name(self) -> str:
         """The id of its video if it has no file of its own, as files of Kinetics are named."""
@@ -47,18 +55,14 @@ def listing(source: Source, rows: Iterable[Segment]) -> Iterator[Video | Missing
         if start is None and len(candidates) > 1:
             originals.append((path, candidates))  # some may turn out to have files of their own
         elif segment := _match(candidates, start):
-            segment.has_file = True
-            times = (segment.start, segment.end) if start is None else None
-            yield Video(name, path, segment.label, segment.split, segment=times, columns=segment.columns)
+            yield segment.video(name, path, cut=start is None)
         else:
             yield unlisted(path)
     for path, candidates in originals:
         if all(segment.has_file for segment in candidates):
             yield Missing(path.stem, "its segments have files of their own", path)
         for segment in (segment for segment in candidates if not segment.has_file):
-            segment.has_file = True
-            times = (segment.start, segment.end)
-            yield Video(segment.name, path, segment.label, segment.split, segment=times, columns=segment.columns)
+            yield segment.video(segment.name, path, cut=True)
     for segment in (segment for several in segments.values() for segment in several if not segment.has_file):
         yield Missing(segment.name, f"listed in the official annotations, {NO_FILE}")
 

@@ -289,7 +289,7 @@ def test_constant_stamps_do_not_fill_the_disk(tmp_path: Path, picture: Path) -> 
     path = muxed(tmp_path / "still.mkv", picture, sound, "-c:a", "libopus")
     target = Target.within(tmp_path / "out", Video("still", path))
     settings = Extraction(max_hours=2 / 3600)
-    run(command([target], settings, sound=True), settings.limits, target.log)
+    run(command([target], settings), settings.limits, target.log)
     assert target.pcm.stat().st_size <= 2 * 2 * 2 * 24_000
     assert len(kept(path, tmp_path, settings).sizes) == 60
 

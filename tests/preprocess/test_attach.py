@@ -22,6 +22,14 @@ def write_captions(source: Path, texts: dict[str, str]) -> None:
     (source / "caption.json").write_text(json.dumps(videos))
 
 
+def write_subtitles(source: Path, captions: dict[str, list[tuple[float, float, str]]]) -> None:
+    """A file of subtitles for each name."""
+    (source / "captions").mkdir(exist_ok=True)
+    for name, rows in captions.items():
+        cues = (f"00:{a:06.3f} --> 00:{b:06.3f}\n{said}\n" for a, b, said in rows)
+        (source / f"captions/{name}.vtt").write_text("\n".join(["WEBVTT\n", *cues]))
+
+
 def tokens(source: Path, dataset: str = "folder", only_captioned: bool = False) -> dict[str, list[int] | str]:
     """The words of each video, or why it is left out."""
     spoken = Spoken(find(source), LISTEN, source, only_captioned)
@@ -73,3 +81,73 @@ def test_captions_by_id_match_in_any_folder(tmp_path: Path) -> None:
     write_captions(tmp_path, {"0wR5jVB-WPk": "moo", "-caPS4FHFF8": "bark"})
     for dataset in ("howto100m", "synthetic"):
         assert tokens(tmp_path, dataset) == {"0wR5jVB-WPk": [2], "-caPS4FHFF8": [0], "silent": []}
+
+
+def test_captions_in_a_language_are_not_those_of_another_video(tmp_path: Path) -> None:
+    for name in ("a.mp4", "a.en.mp4", "b.webm", "c.avi.mp4", "c.mkv", "c.avi"):
+        (tmp_path / name).touch()
+    write_subtitles(tmp_path, {f"{name}.en": [(0, 1, said)] for name, said in (("a", "moo"), ("b", "bark"))})
+    expected = {"a.mp4": [], "a.en.mp4": [2], "b.webm": [0], "c.avi.mp4": [], "c.mkv": [], "c.avi": []}
+    assert tokens(tmp_path) == expected
+    write_subtitles(tmp_path, {"c.avi": [(0, 1, "moo")]})
+    assert tokens(tmp_path) == expected | {"c.avi": [2]}
+
+
+SAID = [(4, 5, "moo"), (7, 8, "bark"), (9.5, 10.5, "meow meow"), (12, 13, "moo")]
+"""What is said in a long video, and below in its part from 6 to 10 s."""
+PART = [(0, 1.0, 2.0), (1, 3.5, 4.0)]
+
+
+def said_in_parts(source: Path, dataset: str) -> dict[str, list[tuple[int, float, float]]]:
+    spoken = Spoken(find(source), LISTEN, source, only_captioned=False)
+    videos = [spoken.attach(video) for video in spoken.select(DATASETS[dataset].listing(Source(source)))]
+    return {video.id: list(zip(video.words.token, video.words.start, video.words.end, strict=True)) for video in videos}
+
+
+LISTS = {
+    "kinetics": ("train.csv", "label,youtube_id,time_start,time_end,split\nride,{id},6,10,train\n"),
+    "vggsound": ("vggsound.csv", "{id},6,ride,train\n"),
+    "audioset": (
+        "eval_segments.csv",
+        "# YTID, start_seconds, end_seconds, positive_labels\n{id}, 6.000, 10.000, /m/1\n",
+    ),
+}
+NAMES = [
+    ("kinetics", ""), ("kinetics", "_000006_000010"), ("vggsound", ""), ("vggsound", "_000006"),
+    ("audioset", ""), ("audioset", "_6_10"), ("audioset", "_6000_10000"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("id", ["aaaaaaaaaaa", "-a_1_2_3_4_"])
+@pytest.mark.parametrize(("dataset", "times"), NAMES)
+@pytest.mark.parametrize("language", ["", ".en"])
+def test_captions_of_a_whole_video_are_shifted_to_its_part(
+    tmp_path: Path, dataset: str, times: str, id: str, language: str
+) -> None:
+    name, rows = LISTS[dataset]
+    (tmp_path / name).write_text(rows.format(id=id))
+    (tmp_path / f"{id}{times}.mp4").touch()
+    write_subtitles(tmp_path, {f"{id}{language}": SAID})
+    longer = [(0, 1.0, 2.0), (1, 3.5, 4.0), (1, 4.0, 4.5), (2, 6.0, 7.0)]  # of VGGSound's 10 s
+    assert said_in_parts(tmp_path, dataset) == {f"{id}{times}": longer if dataset == "vggsound" else PART}
+    if times:
+        write_subtitles(tmp_path, {f"{id}{times}{language}": [(1, 2, "moo")]})  # of its own file, on its own clock
+        assert said_in_parts(tmp_path, dataset) == {f"{id}{times}": [(2, 1.0, 2.0)]}
+
+
+def test_each_part_of_a_video_has_its_own_words(tmp_path: Path) -> None:
+    rows = "label,youtube_id,time_start,time_end,split\nride,{id},6,10,train\nwalk,{id},10,14,test\n"
+    (tmp_path / "all.csv").write_text(rows.format(id="aaaaaaaaaaa"))
+    (tmp_path / "aaaaaaaaaaa.mp4").touch()
+    write_subtitles(tmp_path, {"aaaaaaaaaaa": SAID})
+    expected = {"aaaaaaaaaaa_000006_000010": PART, "aaaaaaaaaaa_000010_000014": [(1, 0.0, 0.5), (2, 2.0, 3.0)]}
+    assert said_in_parts(tmp_path, "kinetics") == expected
+
+
+def test_parts_without_a_list_are_cut_by_their_names(tmp_path: Path) -> None:
+    for name in ("ride/aaaaaaaaaaa_000006_000010.mp4", "ride/bbbbbbbbbbb.mp4"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    write_subtitles(tmp_path, {"aaaaaaaaaaa": SAID, "bbbbbbbbbbb": SAID[:1]})
+    expected = {"aaaaaaaaaaa_000006_000010": PART, "bbbbbbbbbbb": [(2, 4.0, 5.0)]}
+    assert said_in_parts(tmp_path, "kinetics") == expected

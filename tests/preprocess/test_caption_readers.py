@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import random
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +89,125 @@ def test_subtitles(tmp_path: Path) -> None:
     assert captions.get("b") == [(1.25, 2, "One two")]
 
 
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+@pytest.mark.parametrize("newline", ["\n", "\r\n"])
+def test_subtitles_as_they_are_written(tmp_path: Path, encoding: str, newline: str) -> None:
+    """Encodings, blank lines, tags, and a number as the text."""
+    srt = "\n1\n00:00:01,500 --> 00:00:02,000\n<font color='red'>Caf\u00e9</font> {\\an8}olé\n\n\n"
+    srt += (
+        "2\n00:00:03,000 --> 00:00:04,000 X1:1\n2001\n \n\n3\n00:00:05,000 --> 00:00:06,000\n{\\i1}a < b, c > d{\\i0}"
+    )
+    vtt = "WEBVTT - x\n\nSTYLE\n::cue {}\n\nNOTE\nno caption\n\nname\n01:01.500 --> 01:02.000 line:0\n<v Ann>Yes</v>\n"
+    srt += "\nso 1 --> 2\n"
+    for name, text in (("a.srt", srt), ("b.VTT", vtt), ("c.srt", ""), ("d.vtt", "WEBVTT\n")):
+        write(tmp_path / "captions" / name, text.replace("\n", newline).encode(encoding))
+    captions = find(tmp_path)
+    assert captions.get("a") == [(1.5, 2, "Caf\u00e9 olé"), (3, 4, "2001"), (5, 6, "a < b, c > d\nso 1 --> 2")]
+    assert captions.get("b") == [(61.5, 62, "Yes")] and len(captions) == 2
+
+
+def stamp(seconds: float, mark: str = ".") -> str:
+    return f"{int(seconds // 3600):02}:{int(seconds // 60 % 60):02}:{seconds % 60:06.3f}".replace(".", mark)
+
+
+def rolling(lines: list[list[tuple[float, str]]], end: float, rows: int, settled: bool, tags: bool) -> str:
+    """Subtitles that roll up: each cue shows a line while it is said, with times of its words, below those before it.
+
+    YouTube's have two rows, and between two lines a cue of 10 ms, `settled`, of what stays.
+    """
+    cues = []
+    for k, line in enumerate(lines):
+        above = [" ".join(word for _, word in said) for said in lines[max(0, k - rows + 1) : k]]
+        after = lines[k + 1][0][0] if k + 1 < len(lines) else end
+        words = [f"<{stamp(time)}><c> {word}</c>" if tags else f" {word}" for time, word in line[1:]]
+        last = after - 0.01 * settled
+        cues.append((line[0][0], last, [*(above or [" "]), line[0][1] + "".join(words)]))
+        if settled:
+            cues.append((last, after, [" ".join(word for _, word in line), " "]))
+    if tags:
+        return "WEBVTT\nKind: captions\nLanguage: en\n\n" + "".join(
+            f"{stamp(a)} --> {stamp(b)} align:start position:0%\n{chr(10).join(text)}\n\n" for a, b, text in cues
+        )
+    return "".join(
+        f"{k}\n{stamp(a, ',')} --> {stamp(b, ',')}\n{chr(10).join(filter(str.strip, text))}\n\n"
+        for k, (a, b, text) in enumerate(cues, 1)
+    )
+
+
+@pytest.mark.parametrize(
+    ("rows", "settled", "tags"), [(2, True, True), (2, True, False), (3, False, True), (2, False, False)]
+)
+def test_rolling_captions_hold_each_word_once(tmp_path: Path, rows: int, settled: bool, tags: bool) -> None:
+    rng = random.Random(0)
+    times = [round(0.5 * (k + rng.random()), 3) for k in range(60)]
+    said = [(time, rng.choice(["no", "yes", "stir", "the", "pan", "I'm"]) + str(k)) for k, time in enumerate(times)]
+    cuts = [0, *sorted(rng.sample(range(1, 60), 14)), 60]
+    lines = [said[a:b] for a, b in pairwise(cuts)]
+    end = 31.0
+    write(tmp_path / f"captions/a.{'vtt' if tags else 'srt'}", rolling(lines, end, rows, settled, tags))
+    ends = [line[0][0] - 0.01 * settled for line in lines[1:]] + [end - 0.01 * settled]
+    expected = [
+        (time, line[k + 1][0] if k + 1 < len(line) else last, word)
+        for line, last in zip(lines, ends, strict=True)
+        for k, (time, word) in enumerate(line)
+    ]
+    if not tags:
+        expected = [
+            (line[0][0], last, " ".join(word for _, word in line)) for line, last in zip(lines, ends, strict=True)
+        ]
+    found = find(tmp_path).get("a")
+    assert [(round(a, 3), round(b, 3), text) for a, b, text in found] == [
+        (a, round(b, 3), text) for a, b, text in expected
+    ]
+
+
+def test_what_is_said_again_is_kept(tmp_path: Path) -> None:
+    cues = [
+        (1, 2, "No!"),
+        (2.1, 3, "No!"),
+        (3, 4, "No!\nStop!"),
+        (4, 5, "Stop! No!"),
+        (5, 6, "Go\nNo!"),
+        (6, 7, "No!\nNo!"),
+    ]
+    write(
+        tmp_path / "captions/a.vtt", "WEBVTT\n\n" + "".join(f"{stamp(a)} --> {stamp(b)}\n{t}\n\n" for a, b, t in cues)
+    )
+    texts = [caption.text for caption in find(tmp_path).get("a")]
+    assert texts == ["No!", "No!", "Stop!", "Stop! No!", "Go\nNo!", "No!"]
+
+
+def test_character_references_and_tags_are_no_words(tmp_path: Path) -> None:
+    text = "&gt;&gt; <i>rock</i> &amp; roll&nbsp;&#39;n&#x27; {\\an8}R&B &lt;b&gt;"
+    expected = ">> rock & roll\xa0'n' R&B <b>"
+    write(tmp_path / "1/caption.json", json.dumps({"a": {"start": [0], "end": [1], "text": [text]}}))
+    write(tmp_path / "2/x.csv", f'video_id,start,end,text\na,0,1,"{text}"\n')
+    write(tmp_path / "3/captions/a.csv", f'start,end,text\n0,1,"{text}"\n')
+    write(tmp_path / "4/captions/a.srt", f"1\n00:00:00,000 --> 00:00:01,000\n{text}\n")
+    write(tmp_path / "5/captions/a.vtt", f"WEBVTT\n\n00:00.000 --> 00:01.000\n{text}\n")
+    for number in range(1, 6):
+        assert find(tmp_path / str(number)).get("a") == [(0, 1, expected)], number
+
+
+def test_of_several_languages_english_or_the_first_counts(tmp_path: Path) -> None:
+    names = ["a.de", "a.en-US", "a.zh-Hans", "b.fr", "b.de", "c.en", "c", "d.avi", "e/f.en-orig", "g.mp4"]
+    for name in names:
+        write(tmp_path / f"captions/{name}.vtt", f"WEBVTT\n\n00:00.000 --> 00:01.000\n{name}\n")
+    captions = find(tmp_path)
+    taken = {id: captions.get(id)[0].text for id in ("a", "b", "c", "e/f", "a.de", "d.avi", "g.mp4")}
+    expected = {"a": "a.en-US", "b": "b.de", "c": "c", "e/f": "e/f.en-orig"}
+    assert taken == expected | {id: id for id in ("a.de", "d.avi", "g.mp4")}
+    assert "g" not in captions and "f" not in captions
+    assert captions.unused({"a", "c", "d.avi", "g.mp4"}) == ["b.de", "b.fr", "e/f.en-orig"]
+
+
+def test_of_several_formats_one_counts(tmp_path: Path) -> None:
+    write(tmp_path / "captions/a.srt", "1\n00:00:00,000 --> 00:00:01,000\nsrt\n")
+    write(tmp_path / "captions/a.vtt", "WEBVTT\n\n00:00.000 --> 00:01.000\nvtt\n")
+    write(tmp_path / "captions/a.csv", "start,end,text\n0,1,csv\n")
+    assert find(tmp_path).get("a") == [(0, 1, "vtt")]
+
+
 def test_captions_are_looked_for_in_order(tmp_path: Path) -> None:
     for name in ["x.csv", "csv/a.csv", "captions/a.csv"]:
         write(tmp_path / name, f"video_id,start,end,text\na,0,1,{name}\n")
@@ -141,6 +262,18 @@ def test_an_unexpected_layout_is_refused(tmp_path: Path, content: Any, message: 
         ("captions/a.json", b'{"start": [', "cannot read the captions of .*a.json: Expecting value"),
         ("x.csv", b"video_id,start,end,text\na,0,1,x\nb,zero,1,x\n", "captions of video 'b' of .*x.csv: .*'zero'"),
         ("x.csv", b"video_id,start,end,text\n", "x.csv holds no captions"),
+        ("captions/a.vtt", b"<html>", "cannot read the captions of .*a.vtt: Invalid format; expected an .srt or .vtt"),
+        (
+            "captions/a.srt",
+            b"caf\xe9",
+            "cannot read the captions of .*a.srt: .*'utf-8'.*; expected an .srt or .vtt in UTF",
+        ),
+        ("captions/a.srt", b"1\n00:00:01,0 --> 00:00:02,0\nx\n\n2\n0:02 --> 0:03\ny\n", "'0:02 --> 0:03' are no times"),
+        (
+            "captions/a.vtt",
+            b"WEBVTT\n\n00:00:01,5 --> 00:00:02,5\nx\n",
+            "'00:00:01,5 --> 00:00:02,5' are no times; expected",
+        ),
     ],
 )
 def test_a_damaged_file_is_refused(tmp_path: Path, name: str, content: bytes, message: str) -> None:

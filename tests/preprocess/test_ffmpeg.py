@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import io
 import os
+import re
 import shutil
 import signal
 import struct
@@ -172,6 +173,25 @@ def test_frames_are_those_of_their_times(tmp_path: Path, rate: int, suffix: str,
     assert shown.tolist() == (np.searchsorted(stamps - stamps[0], times, side="right") - 1).tolist()
 
 
+@pytest.mark.parametrize(("rate", "late"), [(30, 1 / 60), (60, 1 / 60), (120, 0.0005)])
+def test_rate_is_that_of_the_frames(tmp_path: Path, rate: int, late: float) -> None:
+    """Not of the container: where stamps of 1 ms jitter and no duration is declared, ffmpeg guesses 1000 per second."""
+    jitter = f"settb=1/1000,setpts='max(PREV_OUTPTS+1,round(N*1000/{rate}+gt(N,0)*{240 / rate}*(2*random(0)-1)))'"
+    options = ["-fps_mode", "passthrough", "-enc_time_base", "1/1000", "-bf", 0, "-qp", 4, "-c:a", "flac"]
+    path = made(tmp_path / "jitter.mkv", f"{numbered(2, rate)},{jitter}", tone(), *options)
+    asked = ["-v", "error", "-show_entries", "frame=pts_time:stream=r_frame_rate", "-of", "csv=p=0"]
+    asked += ["-select_streams", "v", path]
+    told = subprocess.run(["ffprobe", *asked], capture_output=True, text=True, check=True).stdout.split()
+    assert told[-1] == "1000/1"
+    stamps = np.array([float(line.strip(",")) for line in told[:-1]])
+    taken = kept(path, tmp_path)
+    times = np.arange(len(taken.sizes)) / 30 + late + 1e-6 - (late == 1 / 60) * 2e-6
+    assert shown_numbers(taken).tolist() == (np.searchsorted(stamps, times, side="right") - 1).tolist()
+    assert rate > 30 or shown_numbers(taken).tolist() == list(range(len(taken.sizes)))
+    _, together = pair(tmp_path, made(tmp_path / "plain.mkv", grey(60), tone(1.2)), path)
+    assert together.jpeg.read_bytes() == taken.jpeg.read_bytes()
+
+
 def test_variable_frame_rate_keeps_the_clock(tmp_path: Path) -> None:
     variable = clock(2, 60) + ",select='lt(t,1)+not(mod(n,6))'"  # 60 per second, then 10
     taken = kept(made(tmp_path / "vfr.mkv", variable, "", "-fps_mode", "vfr", "-qp", "4"), tmp_path)
@@ -301,13 +321,47 @@ def test_interlaced_video_is_deinterlaced(tmp_path: Path, first: str, codec: str
     assert combing(taken) < combing(kept(unmarked, tmp_path)) / 10
 
 
-def test_first_video_and_audio_streams_are_used(tmp_path: Path) -> None:
-    dark = made(tmp_path / "dark.mp4", grey(60), tone(1.2, 440))
-    bright = made(tmp_path / "bright.mp4", grey(200).replace("64x64", "320x240"), tone(1.2, 1000), "-ac", "2")
-    streams = ["-map", "0:a", "-map", "1:a", "-map", "0:v", "-map", "1:v", "-disposition:v:1", "default"]
-    taken = kept(encode(tmp_path / "two.mkv", "-i", dark, "-i", bright, *streams, "-c", "copy"), tmp_path)
-    assert (taken.height, taken.width) == (64, 64) and abs(frames(taken).mean() - 51) < 3
-    assert abs(hertz_and_purity(taken)[0] - 440) < 2
+def streams_of(note: str) -> list[int]:
+    return [int(number) for number in re.findall(r"#(\d+) is used", note)]
+
+
+@pytest.mark.parametrize(
+    ("size", "default"),
+    [
+        ("320x240", []), ("320x240", ["v:0", "a:0"]), ("320x240", ["v:1", "a:1"]), ("320x240", ["v:0", "v:1", "a:1"]),
+        ("2400x2400", ["v:1", "a:0", "a:1"]),
+    ],
+)  # fmt: skip
+def test_streams_are_those_that_ffmpeg_takes(tmp_path: Path, size: str, default: list[str]) -> None:
+    """More than 5 million pixels outweigh a default picture; the sound of most channels does not outweigh a default."""
+    sources = [f"color=black:s={size}:r=5:d=1.2", "color=white:s=640x480:r=5:d=1.2", tone(1.2), tone(1.2, 1000)]
+    inputs = [part for source in sources for part in ("-f", "lavfi", "-i", source)]
+    maps = [part for k in range(4) for part in ("-map", k)]
+    marked = [f"-disposition:{kind}:{k}" for kind in "va" for k in (0, 1)]
+    flags = [part for name in marked for part in (name, "default" if name.split(":", 1)[1] in default else 0)]
+    path = encode(tmp_path / "four.mkv", *inputs, *maps, *flags, "-preset", "ultrafast", "-c:a", "flac", "-ac:a:1", 2)
+    alone = [ENCODER, "-nostdin", "-i", path, "-t", "0.1", "-f", "null", "-"]
+    said = subprocess.run(alone, capture_output=True, text=True, check=True).stderr
+    picture, sound = (int(number) for number in re.findall(r"Stream #0:(\d) -> #0:\d", said))
+    taken = kept(path, tmp_path)
+    assert streams_of(taken.note) == [picture, sound]
+    assert (frames(taken).mean() > 128) == (picture == 1)
+    assert abs(hertz_and_purity(taken)[0] - (440, 1000)[sound - 2]) < 2
+    _, together = pair(tmp_path, made(tmp_path / "plain.mkv", grey(60), tone(1.2)), path)
+    assert streams_of(together.note) == [picture, sound]
+
+
+@pytest.mark.parametrize("silent", [False, True])
+def test_picture_and_sound_are_of_one_program(tmp_path: Path, silent: bool) -> None:
+    sources = [grey(60), grey(200).replace("64x64", "320x240"), tone(1.2, 440), tone(1.2, 1000)]
+    inputs = [part for source in sources for part in ("-f", "lavfi", "-i", source)]
+    maps = [part for k in range(4) for part in ("-map", k)]
+    programs = ["-program", f"st=0:st=3{':st=2' * silent}", "-program", f"st=1{':st=2' * (not silent)}"]
+    codecs = ["-c:v", "mpeg2video", "-c:a", "mp2", "-ac:a:1", 2]  # the other program's has more channels
+    taken = kept(encode(tmp_path / "two.ts", *inputs, *maps, *codecs, *programs), tmp_path)
+    assert (taken.height, taken.width) == (160, 214)
+    assert (len(taken.waveform) == 0) == silent == ("2 audio streams (#none is used)" in taken.note)
+    assert silent or abs(hertz_and_purity(taken)[0] - 440) < 2
 
 
 COVER = ("-c:v", "mjpeg", "-disposition:v", "attached_pic")
@@ -590,6 +644,9 @@ def test_file_without_declared_length_is_decoded(tmp_path: Path, suffix: str) ->
         pipe = [ENCODER, "-v", "error", "-f", "lavfi", "-i", clock(2, 25), "-c:v", "libx264", "-f", container, "-"]
         subprocess.run(pipe, stdout=file, check=True)
     assert abs(len(kept(path, tmp_path).sizes) - 60) <= 1
+    if suffix == "mkv":  # it may be an original
+        taken = kept(Video("part", path, segment=(0.6, 1.6)), tmp_path)
+        assert np.abs(shown_times(taken) - 0.6 - np.arange(30) / 30).max() < 0.07
 
 
 def test_late_time_stamp_does_not_repeat_a_frame_for_an_hour(tmp_path: Path) -> None:
@@ -919,6 +976,16 @@ def test_frame_sizes_drop_a_truncated_last_frame(tmp_path: Path, monkeypatch: py
         assert frame_sizes(tmp_path / "frames").tolist() == [len(jpeg) for jpeg in jpegs]
     (tmp_path / "frames").write_bytes(jpegs[3][:4])
     assert frame_sizes(tmp_path / "frames").tolist() == []
+
+
+def test_bytes_that_are_not_counted_are_not_stored(ticking: Path, tmp_path: Path, fake: Fake) -> None:
+    cut = "for last; do case $last in *.mjpeg) printf '\\xff\\xd8cut' >> $last;; esac; done"
+    fake(f'$real "$@"; status=$?; {cut}; exit $status')
+    videos = [Video(str(k), Path(shutil.copy(ticking, tmp_path / f"{k}.mp4"))) for k in range(2)]
+    with shard(tmp_path, videos, Extraction()) as file:
+        data, offset = file["frames/jpeg"][:], file["frames/offset"][:]
+        assert len(data) == offset[-1] and file["video/frame"][:].tolist() == [0, 120, 240]
+        assert all(data[start : start + 2].tobytes() == b"\xff\xd8" for start in offset[:-1])
 
 
 def test_pixel_sums_are_exact(synthetic: Path, tmp_path: Path) -> None:

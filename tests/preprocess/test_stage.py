@@ -292,6 +292,18 @@ def test_dry_run_counts_and_writes_nothing(alone: None, four: Preprocess) -> Non
     assert digests(four.shard_folder) == before
 
 
+def test_captions_of_no_video_are_counted(alone: None, four: Preprocess, word2vec: Path) -> None:
+    (four.source_folder / "captions").mkdir()
+    for name in ("0.en", "0.de", "1", "9", "b.en"):
+        (four.source_folder / f"captions/{name}.vtt").write_text("WEBVTT\n\n00:00.000 --> 00:01.000\nred\n")
+    settings = replace(four, word2vec=word2vec)
+    said = "ignored: 5 not a video by its suffix (vtt 5); 2 captions of no video (first: '9')"
+    assert said in stage.dry_run(settings).splitlines()
+    summary = run(settings)
+    assert summary.index.text_count.tolist() == [1, 1, 0, 0] and said in describe(summary).splitlines()
+    assert summary.numbers["ignored"] == {".vtt": 5, "captions of no video (first: '9')": 2}
+
+
 def test_a_changed_file_makes_its_shard_again(alone: None, four: Preprocess, monkeypatch: pytest.MonkeyPatch) -> None:
     path = four.source_folder / "2.mp4"
 

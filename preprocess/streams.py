@@ -1,0 +1,100 @@
+"""What of a file is decoded: the streams that ffmpeg itself takes, but picture and sound of one program."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from gdt.preprocess import ffmpeg
+from gdt.preprocess.ffmpeg import Extraction, Target
+from gdt.preprocess.process import Rejected, run
+
+_DEFAULT = 5_000_000
+"""What ffmpeg adds to the pixels or channels of a default stream."""
+_ROUNDED = 1.05
+"""Factor by which a measured rate may be too high, since time stamps are rounded."""
+_HDR = re.compile(r"\b(smpte2084|arib-std-b67)\b")
+_RATE = re.compile(r" ([\d.]+k?) (?:fps|tbr)\b")
+"""The average rate of frames, if it is known, and ffmpeg's guess."""
+
+
+def is_odd(streams: Sequence[str], fps: int) -> bool:
+    """Whether some of these streams, as ffmpeg describes them, are HDR or have a doubtful rate."""
+    for description in streams:
+        fast = [float(rate.replace("k", "e3")) > 2 * fps for rate in _RATE.findall(description)]
+        if fast == [True] or len(set(fast)) > 1 or _HDR.search(description):
+            return True
+    return False
+
+
+def choose(target: Target, settings: Extraction) -> Target:
+    """The target with its streams, after a look at the file. Raises Rejected if there are none.
+
+    Without its segment if the file declares to be hardly longer, because it was already cut out.
+    """
+    held = _contents(target, settings)
+    if not held:  # ffmpeg will say why
+        return target
+    streams = [each for each in held["streams"] if not each["disposition"]["attached_pic"]]
+    pictures, sounds = ([each for each in streams if each.get("codec_type") == kind] for kind in ("video", "audio"))
+    if target.video.path.suffix.lower() == ".ogg" and not pictures:  # it may be either
+        target = replace(target, pictures=False)
+    if not (pictures if target.pictures else sounds):
+        raise Rejected("there is no video stream in it" if target.pictures else "there is no sound in it")
+    picture = _best(pictures)
+    programs = [{each["index"] for each in program["streams"]} for program in held["programs"]]
+    own = {index for program in programs if picture.get("index") in program for index in program}
+    sound = _best([each for each in sounds if not own or each["index"] in own])
+    notes = [
+        f"it has {len(found)} {name} streams (#{best.get('index', 'none')} is used)"
+        for name, found, best in (("video", pictures, picture), ("audio", sounds, sound))
+        if len(found) > 1
+    ]
+    hdr = bool(_HDR.search(picture.get("color_transfer", "")))
+    if hdr and not ffmpeg.has_tonemap():
+        notes.insert(0, "HDR without tone mapping: this ffmpeg has no zscale filter")
+        hdr = False
+    video = target.video
+    if video.segment:
+        begin, end = video.segment
+        original = float(held["format"].get("duration", "inf")) > max(end - begin + 2, begin + 1)
+        video = video if original else replace(video, segment=None)
+    return replace(
+        target, video=video, picture=f"V:{pictures.index(picture)}" if picture else target.picture,
+        sound=f"a:{sounds.index(sound)}" if sound else "", hdr=hdr,
+        fast=_is_fast(held["packets"], picture, settings.fps), note="; ".join(notes),
+    )  # fmt: skip
+
+
+def _contents(target: Target, settings: Extraction) -> dict[str, Any]:
+    """What ffprobe says of a file: duration, streams, programs, first packets; empty if it cannot read the file."""
+    found = target.pcm.with_suffix(".json")
+    run(ffmpeg.probe(target.video.path, found), settings.limits, target.log, found)
+    try:
+        return dict(json.loads(found.read_bytes()))
+    except (OSError, ValueError):
+        return {}
+    finally:
+        found.unlink(missing_ok=True)
+
+
+def _best(streams: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The stream that ffmpeg takes: that of most pixels or channels, or the default one; of equal ones the first."""
+
+    def score(stream: dict[str, Any]) -> int:
+        size = stream.get("width", 0) * stream.get("height", 0) + stream.get("channels", 0)
+        return int(size + _DEFAULT * stream["disposition"]["default"])
+
+    return max(streams, key=score, default={})
+
+
+def _is_fast(packets: Sequence[dict[str, Any]], picture: dict[str, Any], fps: int) -> bool | None:
+    """Whether the frames are more than `fps` * 2 per second; None without time stamps."""
+    of_picture = [each for each in packets if each["stream_index"] == picture.get("index")]
+    times = [float(each["dts_time"]) for each in of_picture if "dts_time" in each]
+    if len(times) < 2 or times[0] >= times[-1]:
+        return None
+    return (len(times) - 1) / (times[-1] - times[0]) > 2 * _ROUNDED * fps
