@@ -3,7 +3,7 @@
 All processes of a machine share the folder; there is no state but its files, and locks that the kernel releases when a
 process dies. A shard is one download for all: whoever holds the lock of `<name>.<size>.partial` fetches it, the others
 wait for `<name>`, which appears when its checksum is right. Names hold the shard's checksum, so nothing is ever stale.
-An evicted file stays readable for whoever has it open.
+An evicted file stays readable for whoever has it open. On a disk without locks, some shards may be fetched twice.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import os
 import re
 import shutil
 import threading
+import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import CancelledError
@@ -25,7 +26,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import numpy as np
 
 from gdt.common.errors import UserError, plural
-from gdt.common.files import is_disk_full, locked
+from gdt.common.files import is_disk_full, lock, locked
 from gdt.pipeline.shards import container, store
 from gdt.pipeline.shards.container import Damaged, Head
 
@@ -36,6 +37,8 @@ _FETCHERS = 8
 """Shards that a process fetches at once."""
 _POLL = 0.1
 """Seconds between looks at what other processes do."""
+_SILENT = 120.0
+"""Seconds without a byte after which, on a disk without locks, whoever fetches a file counts as dead."""
 
 
 def size_of(text: str) -> int:
@@ -130,7 +133,7 @@ class Cache:
         while not self._paths[number].exists():
             if self._closed:
                 raise CancelledError
-            coming = _is_locked(self._partial(number))
+            coming = _is_coming(self._partial(number))
             if batch is not None and (coming or batch < self._done):
                 break
             needed = batch is not None or number in self._plan.get(self._done, [number])
@@ -186,10 +189,12 @@ class Cache:
                     raise too_small(self.bound, sum(self._shards[n][1].size for n in batch))
                 return None
             for victim in evicted(idle, room):
-                victim.unlink()
-            claimed = partial.open("wb")
-            fcntl.flock(claimed, fcntl.LOCK_EX)
-            return claimed
+                victim.unlink(missing_ok=True)
+            with suppress(FileExistsError):  # without locks, another process may be quicker
+                claimed = partial.open("xb")
+                lock(claimed)
+                return claimed
+            return None
 
     def _needed(self) -> dict[int, int]:
         """Batches until each shard is needed, 0 for the next batch; without those not told."""
@@ -225,7 +230,7 @@ class Cache:
         Those of processes that are gone are removed. The folder must be locked, as a partial file appears unlocked.
         """
         for path in self.root.glob("*.partial"):
-            if not _is_locked(path):
+            if not _is_coming(path):
                 path.unlink(missing_ok=True)
         found = []
         for path in self.root.glob("*.h5*"):
@@ -235,13 +240,11 @@ class Cache:
         return {path: size for _, path, size in sorted(found)}
 
 
-def _is_locked(partial: Path) -> bool:
+def _is_coming(partial: Path) -> bool:
     """Whether a process fetches into a file."""
     with suppress(FileNotFoundError), partial.open("rb") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
+        free = lock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return time.time() - os.fstat(file.fileno()).st_mtime < _SILENT if free is None else not free
     return False
 
 
