@@ -28,7 +28,7 @@ import numpy as np
 from gdt.common.errors import UserError, plural
 from gdt.common.files import is_disk_full, lock, locked
 from gdt.pipeline.shards import container, store
-from gdt.pipeline.shards.container import Damaged, Head
+from gdt.pipeline.shards.container import Head
 
 if TYPE_CHECKING:
     from gdt.pipeline.shards.index import Index
@@ -70,6 +70,7 @@ class Cache:
         self._plan: dict[int, list[int]] = {}  # shards of the batches to come
         self._wanted: deque[tuple[int, int]] = deque()  # batch and shard, to be fetched in this order
         self._expected = self._done = 0
+        self._error: UserError | None = None
         self._moved, self._turn, self._closed = threading.Condition(), threading.Lock(), False
         self.bytes = self.fetched = self.used = 0  # shards fetched, and shards of the batches that are done
 
@@ -107,7 +108,7 @@ class Cache:
             with suppress(FileNotFoundError):  # another process may evict it at any time
                 return self._paths[number].open("rb", buffering=0)
             if file := self._claimed(number):
-                self._download(number, file)
+                self._download(number, file, needed=True)
 
     def forget(self, number: int) -> None:
         """Remove a shard that has changed on this disk."""
@@ -132,7 +133,7 @@ class Cache:
         """
         while not self._paths[number].exists():
             if self._closed:
-                raise CancelledError
+                raise self._error or CancelledError
             coming = _is_coming(self._partial(number))
             if batch is not None and (coming or batch < self._done):
                 break
@@ -143,12 +144,13 @@ class Cache:
                 self._moved.wait(_POLL if batch is None else 10 * _POLL)
         return None
 
-    def _download(self, number: int, file: BinaryIO) -> None:
+    def _download(self, number: int, file: BinaryIO, needed: bool = False) -> None:
         (name, head), partial = self._shards[number], self._partial(number)
 
         def check(path: Path) -> None:
             if container.check(path).line != head.line:
-                raise Damaged("it is not the shard that the index was made from")
+                other = "is not the shard of the index; restore it, or run the same preprocessing command again"
+                raise UserError(f"{self._source / name} {other}")
 
         try:
             store.fetch(self._source / name, partial, check)
@@ -157,6 +159,9 @@ class Cache:
                 self.fetched, self.bytes = self.fetched + 1, self.bytes + head.size
         except BaseException as error:
             partial.unlink(missing_ok=True)
+            if needed and isinstance(error, UserError):  # for all threads that wait
+                self._error = error
+                self.close()
             if not (isinstance(error, OSError) and is_disk_full(error)):
                 raise
             with self._locked():
