@@ -8,8 +8,8 @@
 #: make eval        retrieval, few-shot, cross-modal recall, on any data set   [DATASET=] [CKPT="a.pt b.pt"; default:
 #:                  the latest run] [SEED=]
 #: make eval-ucf, make eval-hmdb, make eval-esc50 (sound)   finetuning and linear probes, too           [CKPT=] [SEED=]
-#: make factors     which factors move the features                               [as make eval]
-#: make embed       features of videos                                            [SOURCE=/my/videos] [as make eval]
+#: make factors     which factors move the features                               [DATASET=] [CKPT=]
+#: make embed       features of videos                                            [SOURCE=/my/videos | DATASET=] [CKPT=]
 #: make ablation    pretrain and compare compositions                             [DATASET=kinetics] [STEPS=] [SIZE=]
 #: make report      one HTML page of all runs
 #: make show-batch, make show-tree   a composition as clips [DATASET=] [SEED=] [SIZE=], or as pairs   [PRESET=] [FACTORS=]

@@ -9,12 +9,13 @@ import json
 import os
 import stat
 import struct
+import sys
 import zipfile
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any, BinaryIO
 
 from gdt.common.errors import UserError
 
@@ -26,6 +27,8 @@ DAMAGE = (
     struct.error,
 )  # fmt: skip
 """What h5py, zipfile and numpy raise for damaged files, besides OSError."""
+_NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK, errno.EINVAL)
+"""What flock fails with where the file system has no locks: Lustre without -o flock, NFS without lockd, some FUSE."""
 
 
 def is_disk_full(error: Exception) -> bool:
@@ -118,11 +121,27 @@ def require_new_file(out: Path, overwrite: bool) -> None:
         raise UserError(f"{out} is a folder, or its folder is not writable; set --out to another file")
 
 
+def lock(file: IO[Any], how: int = fcntl.LOCK_EX) -> bool | None:
+    """Lock an open file until it is closed; False if another process has it, None on a file system without locks.
+
+    There, one run at a time in a folder is safe, also when killed; of two, one may remove what the other is writing.
+    """
+    try:
+        fcntl.flock(file, how)
+        return True
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        if error.errno in _NO_LOCKS:
+            return None
+        raise
+
+
 @contextmanager
 def locked(
     destination: Path, alternative: str = "set --destination to another folder", wait: bool = False
 ) -> Iterator[None]:
-    """Create and lock a folder that a run writes to.
+    """Create and lock a folder that a run writes to, see `lock`.
 
     Raises UserError, ending in `alternative`, if the folder is not writable or another run holds the lock, unless this
     one is to `wait` for it.
@@ -134,10 +153,9 @@ def locked(
         reason = "it is a file, not a folder" if isinstance(error, FileExistsError) else error.strerror
         raise UserError(f"cannot write to {destination}: {reason}; {alternative}") from error
     with file:  # the system releases the lock when this process ends
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        except BlockingIOError as error:
-            raise UserError(f"another run is writing to {destination}; wait for it, or {alternative}") from error
-        except OSError:
-            pass  # a file system without locks
+        free = lock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        if free is False:
+            raise UserError(f"another run is writing to {destination}; wait for it, or {alternative}")
+        if free is None and not wait:
+            print(f"warning: {destination} has no file locks; let only one run at a time write there", file=sys.stderr)
         yield

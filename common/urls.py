@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path, PosixPath
-from typing import Any
 
 from gdt.common.errors import UserError
 
@@ -28,8 +27,8 @@ class Url(PosixPath):
     def absolute(self) -> Url:
         return self
 
-    def mkdir(self, *_: Any, **__: Any) -> None:
-        raise UserError(f"{self} is in a store, which can hold only videos and shards; name a folder of this machine")
+    def __fspath__(self) -> str:
+        raise UserError(f"{self} is in a store, which can hold only videos and shards; name a path on this machine")
 
 
 def as_path(name: str | Path) -> Path:

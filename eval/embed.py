@@ -20,9 +20,9 @@ import numpy as np
 import tyro
 from tqdm import tqdm
 
-from gdt.common.commandline import expand_home
 from gdt.common.errors import UserError, first_line, plural, require_positive
 from gdt.common.files import DAMAGE, require_new_file, writing
+from gdt.common.urls import as_path
 from gdt.eval import parquet
 from gdt.pipeline.clips import uniform_plans, uniform_starts, usable
 from gdt.pipeline.leaves import MODALITIES
@@ -204,8 +204,8 @@ def _decode(sources: Sequence[Path], scratch: Path, workers: int) -> tuple[Index
         """The path of an id, which is a path below `links` in composed Unicode."""
         first, *rest = Path(name).parts
         forms = [[unicodedata.normalize(form, part) for part in rest] for form in ("NFC", "NFD")]
-        paths = [sources[int(first[:8])].joinpath(*parts) for parts in forms]
-        return str(next(filter(Path.exists, paths), paths[0]))
+        found = next((parts for parts in forms if links.joinpath(first, *parts).exists()), forms[0])
+        return str(sources[int(first[:8])].joinpath(*found))
 
     try:
         with contextlib.redirect_stdout(io.StringIO()):  # its summary names the temporary folder
@@ -281,7 +281,7 @@ def _write(path: Path, rows: Features) -> None:
 
 def read(path: str | Path) -> Features:
     """Read features from .h5, .npz or .parquet; ~ is expanded. Raises UserError for any other or a damaged file."""
-    path = Path(expand_home(Path(path)))
+    path = as_path(path)
     if not path.is_file():
         raise UserError(f"no features file {path}; write one with 'gdt embed'")
     try:

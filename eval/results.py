@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import sys
 from collections.abc import Iterable, Iterator
@@ -12,6 +11,7 @@ from typing import Any
 
 from gdt.common import serialization
 from gdt.common.errors import UserError, first_line
+from gdt.common.files import lock
 from gdt.eval.metrics import Metric
 
 RESULTS = "results.jsonl"
@@ -83,7 +83,7 @@ class Result:
 def append(path: Path, result: Result) -> None:
     """Append a line; several processes may."""
     with path.open("ab+") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        lock(file)
         if file.tell():
             file.seek(-1, 2)
             if file.read(1) != b"\n":  # a line that was cut by a kill or a full disk

@@ -139,7 +139,7 @@ def map_unordered(
     """Yield results in order of completion; at most two tasks per worker are submitted, to bound memory.
 
     Workers may come and go; at least `expected` are assumed. Raises UserError if the scheduler is lost, or if one task
-    kills several workers.
+    kills several workers, and what a task raises: only those of dead workers are repeated.
     """
     import distributed
 
@@ -154,8 +154,7 @@ def map_unordered(
         while True:
             wanted = 2 * max(expected, len(client.scheduler_info(n_workers=-1)["workers"]))
             while len(task_of) < wanted and (task := next(waiting, None)) is not None:
-                # retried on another worker if ffmpeg was stopped together with its worker
-                future = client.submit(function, task, pure=False, retries=2)
+                future = client.submit(function, task, pure=False)
                 task_of[future.key] = task
                 running.add(future)
             if not task_of:
@@ -165,8 +164,9 @@ def map_unordered(
                 yield future.result()
             except distributed.KilledWorker as error:
                 raise UserError(
-                    f"{error.allowed_failures + 1} workers died on {task_of[future.key]}; check the free memory, then "
-                    "run the same command again: finished shards are kept"
+                    f"{error.allowed_failures + 1} workers died on {task_of[future.key]}, the last at "
+                    f"{error.last_worker.address}; check the free memory, then run the same command again: finished "
+                    "shards are kept"
                 ) from error
             del task_of[future.key]
             future.release()

@@ -39,9 +39,10 @@ error."""
 _STREAM = re.compile(r"^\[info\] +Stream #\d+:\d+.*?: (?:Video|Audio): (?!.*\(attached pic\))(.*)")
 _FULL = ("No space left on device", "Disk quota exceeded")
 _TOO_LARGE = "File too large"
+_PASSING = ("Input/output error", "Stale file handle", "Connection timed out", "Remote I/O error")
 _WRITING = re.compile(
     rf": ({'|'.join(_FULL)}|{_TOO_LARGE}|Read-only file system)$|"
-    r"\b(?:[Ww]rit|[Mm]ux|[Cc]los).*: (Input/output error|Stale file handle|Connection timed out|Remote I/O error)$"
+    rf"\b(?:[Ww]rit|[Mm]ux|[Cc]los).*: ({'|'.join(_PASSING)})$"
 )
 """End of an error line about a file that ffmpeg writes."""
 _UNPRINTABLE = re.compile(rb"[\x00-\x07\x0e-\x1f]")
@@ -63,7 +64,7 @@ class _TimedOut(Failed):
 
 
 class _Retry(Exception):
-    """ffmpeg was killed, or could not write, or its log is garbled: it may do better now."""
+    """ffmpeg was killed or stopped, or the disk did not answer, or its log is garbled: it may do better now."""
 
 
 @dataclass(frozen=True)
@@ -161,13 +162,15 @@ def _run_once(arguments: list[str], limits: Limits, last: bool, log: Path, *outp
     errors = [_strip_prefix(line) for line in lines if _ERROR.match(line)]
     # its output may be truncated: make no shard of it. ffmpeg from 7 on exits with 255, too, for -EPERM
     if process.returncode in _STOPPED and not any(_EPERM in line for line in errors):
+        if not last:
+            raise _Retry  # if its worker is stopped, too, Dask repeats the task on another
         raise UserError(
             f"ffmpeg was stopped from outside while writing {log.parent}; run the same command again, with fewer "
             "--workers if memory ran out"
         )
     fault = _fault_of_machine(process.returncode, errors, log.parent)
     interrupted = [line for line, rest in pairwise(lines) if _CONTINUED.match(rest)]
-    if (fault or interrupted) and not last:
+    if (interrupted or any(f"({cause})" in fault for cause in _PASSING)) and not last:
         raise _Retry
     if fault:
         raise UserError(f"{fault} and run the same command again: finished shards are kept")

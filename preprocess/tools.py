@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import io
 import shutil
-import socket
 import subprocess
 import tempfile
 from pathlib import Path
@@ -54,7 +53,7 @@ def probe(limits: Limits, folder: Path) -> None:
         target = Target.within(Path(scratch) / "clip", Video(CLIP.name, CLIP, segment=(1.0, 2.0)))
         if fault := _fault(extract_group([target], Extraction(limits=limits))[0]):
             raise UserError(
-                f"ffmpeg {_version()} on {socket.gethostname()} does not decode a test clip as it should ({fault}); "
+                f"ffmpeg {_version()} does not decode a test clip as it should ({fault}); "
                 f"ffmpeg {VERSIONS} does, within the limits (--ffmpeg-memory, ulimit) and with space in {folder}: "
                 f"mend that, or install another with {_INSTALL}, and run the same command again"
             )

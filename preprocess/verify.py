@@ -48,7 +48,8 @@ def verify(settings: Verify) -> dict[str, Finding]:
     With --remove, no run can start during the check. Raises UserError if there are no shards.
     """
     folder = settings.shard_folder
-    lock = locked(folder, "leave out --remove") if settings.remove and folder.is_dir() else nullcontext()
+    local = not store.is_remote(folder) and folder.is_dir()
+    lock = locked(folder, "leave out --remove") if settings.remove and local else nullcontext()
     with lock:
         listed = store.names(folder)
         present = {name for name in listed if fnmatch(name, "shard-*.h5")}

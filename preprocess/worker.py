@@ -59,10 +59,11 @@ def make_shard(task: ShardTask) -> Made:
             rejected = _make_shard(replace(task, path=path, videos=videos), Path(folder))
             store.put(path, task.path)
         return Made(task.path, len(task.videos), rejected)
-    except OSError as error:
+    except (UserError, OSError) as error:
         full = f"no space left on the disk of {where}; free some"
         what = full if is_disk_full(error) else f"cannot write {task.path}: {error}; fix this"
-        raise UserError(f"{what} and run the same command again: finished shards are kept") from error
+        what += " and run the same command again: finished shards are kept"
+        raise UserError(f"{socket.gethostname()}: {error if isinstance(error, UserError) else what}") from error
 
 
 def _make_shard(task: ShardTask, folder: Path) -> list[dict[str, str]]:
@@ -97,8 +98,7 @@ def _make_shard(task: ShardTask, folder: Path) -> list[dict[str, str]]:
             get_worker().log_event(PROGRESS, len(group))
     if all(size_of(video.path) < 0 <= video.size for video in task.videos):
         raise UserError(
-            f"{socket.gethostname()} sees none of the videos of {task}; mount their disk on every machine, then run "
-            "the same command again: finished shards are kept"
+            f"it sees none of the videos of {task}; mount their disk on every machine, then run the same command again"
         )
     # without content, the next run makes the shard again, as of files that changed meanwhile or could not be read
     final &= all(state_of(path) == state and (hash or state[0] < 0) for path, (state, hash) in files.items())

@@ -33,6 +33,7 @@ class Store:
         self.faults: list[tuple[str, str, int]] = []
         """Pattern of `METHOD path`, fault, and how often yet."""
         self.lock = threading.Lock()
+        self.over = threading.Event()
 
     def fail(self, pattern: str, fault: str, times: int = 1) -> None:
         """Fail the next requests that match."""
@@ -66,6 +67,9 @@ class Handler(BaseHTTPRequestHandler):
     def handle_any(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         fault = self.store.take(f"{self.command} {self.path}")
+        if fault == "no answer":
+            self.store.over.wait()
+            return
         if fault in ("unavailable", "forbidden"):
             status, code = (503, "SlowDown") if fault == "unavailable" else (403, "AccessDenied")
             text = f"<?xml version='1.0'?><Error><Code>{code}</Code><Message>no</Message></Error>".encode()
@@ -79,7 +83,8 @@ class Handler(BaseHTTPRequestHandler):
         hop = ("connection", "transfer-encoding")
         kept = {name: value for name, value in response.getheaders() if name.lower() not in hop}
         if fault == "wrong bytes" and data:
-            data = data[:-1] + bytes([data[-1] ^ 1])
+            at = random.randrange(len(data))  # the same twice would be a damaged object
+            data = data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
         if fault == "slow":
             time.sleep(1.0)
         if fault in ("reset", "cut"):
@@ -134,5 +139,6 @@ def serve() -> Iterator[Store]:
         s3fs.S3FileSystem.clear_instance_cache()
         s3fs.S3FileSystem().mkdir("bucket")
         yield state
+    state.over.set()
     proxy.shutdown()
     moto.stop()

@@ -61,6 +61,7 @@ def _child(command: Sequence[str], folder: Path, said: Path, errors: Path, envir
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         sys.argv = ["gdt", *command]
         sys.path.insert(0, str(folder))
+        runpy.run_path(str(Path(__file__).with_name("hooks") / "sitecustomize.py"))
         with without_workers() if "GDT_TEST_ALONE" in environment else contextlib.nullcontext():
             runpy.run_path(command[0], run_name="__main__") if command[0].endswith(".py") else console()
         code = 0

@@ -116,6 +116,17 @@ def test_a_run_ends_with_the_next_command_and_is_left_alone_afterwards(
         ("verify --dataset mine", "data/shards/mine (no index.h5)"),
         ("export --ckpt {checkpoint} --out missing/x.safetensors", "the folder missing does not exist"),
         ("embed --ckpt {checkpoint}", "set --source to files or folders of videos, or --dataset"),
+        *(
+            (typed.replace("{url}", "s3://bucket/x.safetensors"), "s3://bucket/x.safetensors is in a store, which can")
+            for typed in (
+                "evaluate --ckpt {url} --shards {shards}",
+                "pretrain --shards {shards} --out {url}",
+                "pretrain --shards {shards} --init {url}",
+                "export --ckpt {checkpoint} --out {url}",
+                "report --runs {url}",
+                "nearest --features {url} --query x",
+            )
+        ),
     ],
 )
 def test_a_mistake_gets_one_sentence(
@@ -189,3 +200,11 @@ def test_make_lists_every_target() -> None:
     listed = set(re.findall(r"make ([a-z0-9-]+)", make().stdout))
     targets = re.search(r"^\.PHONY: help ((?:.*\\\n)*.*)", (ROOT / "Makefile").read_text(), re.M)
     assert targets and listed == set(targets[1].replace("\\", "").split())
+
+
+def test_make_help_offers_the_variables_that_the_targets_take() -> None:
+    takes = dict(re.findall(r"^takes\.(\S+) := (.*)", (ROOT / "Makefile").read_text(), re.M))
+    for lines in re.split(r"^(?=make )", make().stdout.partition("\nARGS=")[0], flags=re.M):
+        targets = re.findall(r"make ([a-z0-9-]+)", lines)
+        taken = {name for target in targets for name in takes.get(target, "").split()}
+        assert {*re.findall(r"\b([A-Z]+)=", lines)} == taken, targets

@@ -28,7 +28,7 @@ def test_the_notebook_goes_from_clips_to_a_search(
     cores = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(cores)})  # one worker decodes; each takes seconds to start
     try:
-        NotebookClient(notebook, timeout=200, kernel_name="python3").execute()
+        NotebookClient(notebook, kernel_name="python3").execute()
     finally:
         os.sched_setaffinity(0, cores)
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]

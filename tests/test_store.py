@@ -6,6 +6,7 @@ import contextlib
 import errno
 import itertools
 import json
+import math
 import os
 import re
 import shutil
@@ -14,11 +15,15 @@ import socket
 import subprocess
 import sys
 import threading
+import unicodedata
 import zlib
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from http.client import IncompleteRead
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -26,7 +31,7 @@ import pytest
 import torch
 
 from gdt.cli import settings_of
-from gdt.common.errors import UserError
+from gdt.common.errors import UserError, first_line
 from gdt.common.urls import as_path
 from gdt.eval.downstream import evaluate
 from gdt.eval.embed import Embed
@@ -35,20 +40,28 @@ from gdt.eval.results import rows
 from gdt.eval.settings import Downstream
 from gdt.pipeline.leaves import Clip
 from gdt.pipeline.loader import Loader
+from gdt.pipeline.shards import cache as caching
 from gdt.pipeline.shards import store
-from gdt.pipeline.shards.cache import simulate
+from gdt.pipeline.shards.cache import Cache, evicted, simulate
+from gdt.pipeline.shards.container import Damaged
 from gdt.pipeline.shards.index import Index
+from gdt.pipeline.shards.reader import ShardReader
 from gdt.pipeline.sources.loading import Loading
 from gdt.pipeline.tree import sampling_tree
 from gdt.preprocess.stage import Preprocess, dry_run
 from gdt.preprocess.verify import Verify, verify
 from gdt.train.pretrain import pretrain
 from gdt.train.settings import SIZES
+from tests.common.test_files import without_locks
 from tests.composed import composed
 from tests.conftest import ROOT, preprocess
 from tests.faulty import Store, serve
 from tests.train.runs import wait_until
 
+aiohttp = pytest.importorskip("aiohttp")
+botocore = pytest.importorskip("botocore.exceptions")
+FSTimeoutError = pytest.importorskip("fsspec.exceptions").FSTimeoutError
+translate_boto_error = pytest.importorskip("s3fs.errors").translate_boto_error
 SET = as_path("s3://bucket/set")
 THERE = Preprocess("folder", as_path("s3://bucket/videos"), as_path("s3://bucket/made"), videos_per_shard=4)
 
@@ -121,21 +134,87 @@ def test_commands_take_urls(command: str, option: str) -> None:
     assert store.is_remote(url) and str(url) == "s3://bucket/set" and url != Path("s3://bucket/set")
 
 
-def test_eviction_by_next_use_fetches_as_little_as_any_rule() -> None:
-    def least(order: list[int], held: frozenset[int]) -> int:
-        """Fetches of the best of all rules, by trying all."""
-        if not order:
-            return 0
-        first, *rest = order
-        if first in held:
-            return least(rest, held)
-        choices = [held | {first}] if len(held) < 3 else [held - {old} | {first} for old in held]
-        return 1 + min(least(rest, choice) for choice in choices)
+def fewest_bytes(batches: list[list[int]], sizes: list[int], bound: int) -> int:
+    """Bytes that the best of all rules fetches, by trying what may be kept after each batch."""
+    costs = {frozenset[int](): 0}
+    for batch in map(frozenset, batches):
+        after: dict[frozenset[int], int] = {}
+        for held, cost in costs.items():
+            cost += sum(sizes[number] for number in batch - held)
+            old = sorted(held - batch)
+            for kept in itertools.chain(*(itertools.combinations(old, n) for n in range(len(old) + 1))):
+                if sum(sizes[number] for number in batch.union(kept)) <= bound:
+                    after[batch.union(kept)] = min(cost, after.get(batch.union(kept), cost))
+        costs = after
+    return min(costs.values())
 
-    for seed in range(30):
-        order = np.random.default_rng(seed).integers(0, 6, 10)
-        fetched, smallest = simulate([order[k : k + 1] for k in range(10)], [7] * 6, 3 * 7)
-        assert (len(fetched), smallest) == (least(order.tolist(), frozenset()), 7)
+
+def without_take_back(batches: list[list[int]], sizes: list[int], bound: int) -> int:
+    """Bytes that are fetched if shards go by next use alone, until there is room."""
+    held, total = set[int](), 0
+    for at, batch in enumerate(batches):
+        total += sum(sizes[number] for number in {*batch} - held)
+        held |= {*batch}
+        later = {number: next((k for k, b in enumerate(batches[at + 1 :]) if number in b), 99) for number in held}
+        while sum(sizes[number] for number in held) > bound:
+            held.remove(max(held - {*batch}, key=lambda number: later[number]))
+    return total
+
+
+def test_eviction_fetches_the_least_of_any_rule_where_shards_have_one_size_and_else_little_more() -> None:
+    """Promised: never more than the least for one size; for sizes from 1 to 9, on average 1 to 2 % more, and less than
+    by next use alone, though not in every case.
+    """
+    best = ours = plain = 0
+    for seed in range(300):
+        rng = np.random.default_rng(seed)
+        shards = int(rng.integers(3, 7))
+        batches = [rng.choice(shards, rng.integers(1, 3), replace=False).tolist() for _ in range(10)]
+        for sizes in ([7] * shards, rng.integers(1, 10, shards).tolist()):
+            largest = max(sum(sizes[number] for number in batch) for batch in batches)
+            bound = int(rng.integers(largest, max(sum(sizes), largest + 1)))
+            fetched, smallest = simulate([np.array(batch) for batch in batches], sizes, bound)
+            least, found = fewest_bytes(batches, sizes, bound), sum(sizes[number] for number in fetched)
+            assert smallest == largest and found >= least
+            if len({*sizes}) == 1:
+                assert found == least, seed
+        best, ours, plain = best + least, ours + found, plain + without_take_back(batches, sizes, bound)
+    assert best < ours < 1.015 * best < 1.02 * best < plain
+
+
+def test_what_is_evicted_is_needed_room() -> None:
+    fetched, _ = simulate([np.array(batch) for batch in ([0, 2], [1], [0], [0, 2])], [5, 5, 1], 8)
+    assert fetched == [0, 2, 1, 0], "16 bytes: 2 stays, as evicting 0 makes room enough"
+    assert evicted({"small, last": (9, 1), "large": (5, 5), "soon": (1, 2)}, 4) == ["large"]
+    assert evicted({"a": (2, 3), "b": (2, 4)}, 4) == ["a"], "of one batch, the largest stays"
+    assert evicted({"newest": (math.inf, 3), "oldest": (math.inf, 4)}, 4) == ["oldest"]
+    assert evicted({"a": (1, 3)}, -1) == ["a"]
+
+
+@pytest.mark.parametrize(("bound", "fetches"), [(8, 4), (11, 3)])
+def test_the_cache_evicts_what_the_forecast_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bound: int, fetches: int
+) -> None:
+    monkeypatch.setenv("GDT_CACHE", str(tmp_path))
+    heads = [SimpleNamespace(size=size, crc32=f"{size:08x}", line=b"") for size in (5, 5, 1)]
+    cache = Cache(tmp_path, [(f"shard-{number}.h5", head) for number, head in enumerate(heads)], bound)
+    fetched: list[int] = []
+
+    def fetch(url: Path, to: Path, check: object) -> None:
+        fetched.append(int(url.stem[-1]))
+        to.write_bytes(bytes(heads[fetched[-1]].size))
+
+    monkeypatch.setattr(store, "fetch", fetch)
+    Cache._active.add(cache)
+    batches = [np.array(batch) for batch in ([0, 2], [1], [0], [0, 2])]
+    for batch in batches:
+        cache.expect(batch)
+    for batch in batches:
+        for number in batch:
+            cache.open(number).close()
+        cache.done()
+    cache.close()
+    assert fetched == simulate(batches, [5, 5, 1], bound)[0] and len(fetched) == fetches
 
 
 def whole(fs: object, folder: str) -> dict[str, bytes]:
@@ -286,6 +365,58 @@ def test_random_faults_change_nothing(stored: Store, small: Path, faults: int) -
         left -= 5 - stored.faults[0][2]
 
 
+def refused(status: int, code: str) -> Exception:
+    """What s3fs makes of an answer."""
+    answer = {"Error": {"Code": code, "Message": "no"}, "ResponseMetadata": {"HTTPStatusCode": status}}
+    return translate_boto_error(botocore.ClientError(answer, "GetObject"))
+
+
+@pytest.mark.parametrize(
+    ("errors", "attempts"),
+    [
+        ([ConnectionResetError("reset"), TimeoutError("late"), IncompleteRead(b""), FSTimeoutError(),
+          botocore.EndpointConnectionError(endpoint_url="here"), botocore.ReadTimeoutError(endpoint_url="here"),
+          botocore.FlexibleChecksumError(error_msg="no"), aiohttp.ClientPayloadError("cut"),
+          aiohttp.ServerDisconnectedError(), *(refused(code, str(code)) for code in (409, 412, 429, 502, 503, 504)),
+          refused(503, "SlowDown"), refused(500, "InternalError"), refused(400, "RequestTimeout"),
+          refused(412, "PreconditionFailed")], 5),
+        ([Damaged("checksum mismatch")], 2),  # the same again: it is not the transfer
+        ([FileNotFoundError("none"), PermissionError("forbidden"), refused(403, "403"), refused(404, "NoSuchKey"),
+          refused(400, "InvalidBucketName"), botocore.NoCredentialsError(), OSError(errno.EIO, "disk"),
+          OSError("bytes"), TypeError("a mistake")], 1),
+    ],
+    ids=["may pass", "damaged", "cannot heal"],
+)  # fmt: skip
+def test_only_errors_that_may_pass_are_tried_again(
+    monkeypatch: pytest.MonkeyPatch, errors: list[Exception], attempts: int
+) -> None:
+    monkeypatch.setattr(store, "PAUSES", [0.001] * 4)
+    for error in errors:
+        tried: list[int] = []
+
+        def fail(tried: list[int] = tried, error: Exception = error) -> None:
+            tried.append(1)
+            raise error
+
+        with pytest.raises(UserError, match="cannot read x: ") as said:
+            store.persist("cannot read x", fail)
+        assert len(tried) == attempts and first_line(error)[:20] in str(said.value), repr(error)
+
+
+def test_what_cannot_heal_is_fetched_again_once_and_said(stored: Store, small: Path, tmp_path: Path) -> None:
+    files, name = stored.files, "bucket/set/shard-000005.h5"
+    whole = (small / "shard-000005.h5").read_bytes()
+    for content, times, cause in (  # by a fetcher, ahead, then by the reader
+        (whole[:-1] + bytes([whole[-1] ^ 1]), 2 + 2, "checksum mismatch"),
+        ((small / "shard-000004.h5").read_bytes(), 1 + 1, "is not the shard of the index; restore it, or"),
+    ):
+        files.pipe_file(name, content)
+        stored.seen.clear()
+        with pytest.raises(UserError, match=f"s3://{name}.* {cause}"):
+            pretrain(replace(TINY, shards=SET, out=tmp_path / "run", overwrite=True))
+        assert 1 <= s3_counts(stored)[f"/{name}"] <= times
+
+
 @pytest.mark.parametrize("fault", ["wrong bytes", "forbidden", "unavailable", "replaced"])
 def test_what_stays_wrong_stops_training_which_resumes(
     stored: Store, expected: list[float], small: Path, tmp_path: Path, fault: str
@@ -295,7 +426,9 @@ def test_what_stays_wrong_stops_training_which_resumes(
         files.put_file(str(small / "shard-000004.h5"), "bucket/set/shard-000005.h5")
     else:
         stored.fail("GET .*shard-000005", fault, 10_000)
-    with pytest.raises(UserError, match=r"s3://bucket/set/shard-000005.h5.*run the same command again"):
+    with pytest.raises(
+        UserError, match=r"s3://bucket/set/shard-000005.h5.*run the same (preprocessing )?command again"
+    ):
         pretrain(run)
     stored.faults.clear()
     files.put_file(str(small / "shard-000005.h5"), "bucket/set/shard-000005.h5")
@@ -316,6 +449,38 @@ def test_a_disk_that_something_else_fills_takes_fewer_shards(
 
     monkeypatch.setattr(store, "fetch", full)
     assert read(Index.open(SET), 2)[0] == read(Index.open(small), 2)[0]
+
+
+def test_a_cache_on_a_disk_without_locks_is_shared_and_outlives_a_kill(
+    stored: Store, small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without_locks(monkeypatch)
+    monkeypatch.setattr(caching, "_SILENT", 2.0)
+    expected = read(Index.open(small), 2)[0]
+    index = replace(Index.open(SET), cache=3 * max(head.size for head in Index.open(small).heads))
+    left = ShardReader(index).cache._partial(5)  # by a run that is killed now
+    left.write_bytes(b"half")
+    with ThreadPoolExecutor(3) as pool:
+        assert list(pool.map(lambda _: read(index, 2)[0], range(3))) == [expected] * 3
+    assert not list((tmp_path / "cache").glob("*.partial"))
+    assert sum(path.stat().st_size for path in (tmp_path / "cache").glob("*.h5")) <= 2 * index.cache
+
+
+def test_unfinished_shards_in_a_store_are_told_from_none(stored: Store) -> None:
+    stored.files.rm_file("bucket/set/index.h5")
+    with pytest.raises(UserError, match=r"s3://bucket/set has shards but no index.h5: preprocessing has not finished"):
+        Index.open(SET)
+    with pytest.raises(UserError, match=r"there are no shards in s3://bucket/other \(no index.h5\); make them with"):
+        Index.open(as_path("s3://bucket/other"))
+
+
+def test_the_forecast_counts_the_steps_of_the_run(
+    stored: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = replace(TINY, shards=SET, out=tmp_path / "run", shuffle_shards=1)
+    for steps, left in ((2, "2 steps fetch"), (3, "1 step fetch"), (15, "12 steps fetch")):
+        pretrain(replace(run, steps=steps))
+        assert f"with nothing in it, {left}" in capsys.readouterr().out
 
 
 def start(folder: Path, *arguments: object, **more: str) -> subprocess.Popen[str]:
@@ -367,12 +532,14 @@ def test_kills_change_nothing(
     there = replace(THERE, videos_per_shard=2)
     typed = ["preprocess", "--layout", "folder", "--source", "s3://bucket/videos", "--destination", "s3://bucket/made",
              "--videos-per-shard", 2, "--workers", 2]  # fmt: skip
+    s3.fail("PUT .*made/index", "no answer", 10_000)  # so that no run ends before it is killed
     for kill in range(kills):
         killed("made/shard", "PUT", 1 + kill % 2, *typed)
         with pytest.raises(UserError):  # nothing that a reader takes for a data set
             Index.open(there.shard_folder)
         for left in s3.files.glob("bucket/made/shard*")[2:]:  # so that there is work to do
             s3.files.rm_file(left)
+    s3.faults.clear()
     preprocess(there)
     preprocess(replace(there, source=videos, destination=tmp_path / "made"))
     made = whole(s3.files, "bucket/made")
@@ -416,6 +583,10 @@ def test_videos_in_a_store_are_embedded_like_those_of_a_folder(s3: Store, synthe
     ))  # fmt: skip
     assert np.array_equal(here.features["video"], there.features["video"])
     assert [name.replace("s3://bucket/test", str(synthetic / "test")) for name in there.id] == here.id.tolist()
+    decomposed = f"bucket/accents/{unicodedata.normalize('NFD', 'é')}.mp4"
+    s3.files.put_file(str(one), decomposed)
+    found = features_of(Embed(checkpoint, (as_path("s3://bucket/accents"),), **asked))
+    assert found.id.tolist() == [f"s3://{decomposed}"]
 
 
 def test_of_two_runs_that_differ_one_publishes(s3: Store, videos: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -276,9 +276,8 @@ class Trainer:
         self.describe("schedule", f"{plural(self.steps, 'step')} ({epochs}), {rates}; {duration(left)}")
         self.describe("folder", str(s.run_folder))
         if is_remote(self.index.folder):
-            self.describe(
-                "store", forecast(self.index, list(self.tree.videos(0, min(schedule.batches_per_epoch, 500))))
-            )
+            coming = [*self.tree.videos(self.step, min(self.steps, self.step + 500))]
+            self.describe("store", forecast(self.index, coming))
 
     def describe(self, name: str, text: str) -> None:
         """Print a line of the settings."""

@@ -3,7 +3,7 @@
 All processes of a machine share the folder; there is no state but its files, and locks that the kernel releases when a
 process dies. A shard is one download for all: whoever holds the lock of `<name>.<size>.partial` fetches it, the others
 wait for `<name>`, which appears when its checksum is right. Names hold the shard's checksum, so nothing is ever stale.
-An evicted file stays readable for whoever has it open.
+An evicted file stays readable for whoever has it open. On a disk without locks, some shards may be fetched twice.
 """
 
 from __future__ import annotations
@@ -15,19 +15,20 @@ import os
 import re
 import shutil
 import threading
+import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import CancelledError
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 
 from gdt.common.errors import UserError, plural
-from gdt.common.files import is_disk_full, locked
+from gdt.common.files import is_disk_full, lock, locked
 from gdt.pipeline.shards import container, store
-from gdt.pipeline.shards.container import Damaged, Head
+from gdt.pipeline.shards.container import Head
 
 if TYPE_CHECKING:
     from gdt.pipeline.shards.index import Index
@@ -36,6 +37,8 @@ _FETCHERS = 8
 """Shards that a process fetches at once."""
 _POLL = 0.1
 """Seconds between looks at what other processes do."""
+_SILENT = 120.0
+"""Seconds without a byte after which, on a disk without locks, whoever fetches a file counts as dead."""
 
 
 def size_of(text: str) -> int:
@@ -67,6 +70,7 @@ class Cache:
         self._plan: dict[int, list[int]] = {}  # shards of the batches to come
         self._wanted: deque[tuple[int, int]] = deque()  # batch and shard, to be fetched in this order
         self._expected = self._done = 0
+        self._error: UserError | None = None
         self._moved, self._turn, self._closed = threading.Condition(), threading.Lock(), False
         self.bytes = self.fetched = self.used = 0  # shards fetched, and shards of the batches that are done
 
@@ -104,7 +108,7 @@ class Cache:
             with suppress(FileNotFoundError):  # another process may evict it at any time
                 return self._paths[number].open("rb", buffering=0)
             if file := self._claimed(number):
-                self._download(number, file)
+                self._download(number, file, needed=True)
 
     def forget(self, number: int) -> None:
         """Remove a shard that has changed on this disk."""
@@ -129,8 +133,8 @@ class Cache:
         """
         while not self._paths[number].exists():
             if self._closed:
-                raise CancelledError
-            coming = _is_locked(self._partial(number))
+                raise self._error or CancelledError
+            coming = _is_coming(self._partial(number))
             if batch is not None and (coming or batch < self._done):
                 break
             needed = batch is not None or number in self._plan.get(self._done, [number])
@@ -140,12 +144,13 @@ class Cache:
                 self._moved.wait(_POLL if batch is None else 10 * _POLL)
         return None
 
-    def _download(self, number: int, file: BinaryIO) -> None:
+    def _download(self, number: int, file: BinaryIO, needed: bool = False) -> None:
         (name, head), partial = self._shards[number], self._partial(number)
 
         def check(path: Path) -> None:
             if container.check(path).line != head.line:
-                raise Damaged("it is not the shard that the index was made from")
+                other = "is not the shard of the index; restore it, or run the same preprocessing command again"
+                raise UserError(f"{self._source / name} {other}")
 
         try:
             store.fetch(self._source / name, partial, check)
@@ -154,6 +159,9 @@ class Cache:
                 self.fetched, self.bytes = self.fetched + 1, self.bytes + head.size
         except BaseException as error:
             partial.unlink(missing_ok=True)
+            if needed and isinstance(error, UserError):  # for all threads that wait
+                self._error = error
+                self.close()
             if not (isinstance(error, OSError) and is_disk_full(error)):
                 raise
             with self._locked():
@@ -177,21 +185,21 @@ class Cache:
             files, uses = self._files(), self._next_uses()
             if path in files or partial in files:
                 return None
-            excess, victims = sum(files.values()) + size - self.bound, []
-            for file in sorted(files, key=lambda file: -uses.get(file, math.inf)):
-                if excess > 0 and uses.get(file, math.inf) > when and file.suffix == ".h5":
-                    victims.append(file)
-                    excess -= files[file]
-            if excess > 0:
+            shards = {file: (uses.get(file, math.inf), files[file]) for file in reversed(files) if file.suffix == ".h5"}
+            idle = {file: (use, size) for file, (use, size) in shards.items() if use > when}
+            room = self.bound - size - sum(files[file] for file in files.keys() - idle.keys())
+            if room < 0:
                 if not when and all(file.suffix == ".h5" for file in files):
                     batch = {number, *(n for n, batches in self._needed().items() if not batches)}
                     raise too_small(self.bound, sum(self._shards[n][1].size for n in batch))
                 return None
-            for victim in victims:
-                victim.unlink()
-            claimed = partial.open("wb")
-            fcntl.flock(claimed, fcntl.LOCK_EX)
-            return claimed
+            for victim in evicted(idle, room):
+                victim.unlink(missing_ok=True)
+            with suppress(FileExistsError):  # without locks, another process may be quicker
+                claimed = partial.open("xb")
+                lock(claimed)
+                return claimed
+            return None
 
     def _needed(self) -> dict[int, int]:
         """Batches until each shard is needed, 0 for the next batch; without those not told."""
@@ -227,7 +235,7 @@ class Cache:
         Those of processes that are gone are removed. The folder must be locked, as a partial file appears unlocked.
         """
         for path in self.root.glob("*.partial"):
-            if not _is_locked(path):
+            if not _is_coming(path):
                 path.unlink(missing_ok=True)
         found = []
         for path in self.root.glob("*.h5*"):
@@ -237,14 +245,25 @@ class Cache:
         return {path: size for _, path, size in sorted(found)}
 
 
-def _is_locked(partial: Path) -> bool:
+def _is_coming(partial: Path) -> bool:
     """Whether a process fetches into a file."""
     with suppress(FileNotFoundError), partial.open("rb") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
+        free = lock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return time.time() - os.fstat(file.fileno()).st_mtime < _SILENT if free is None else not free
     return False
+
+
+def evicted(held: Mapping[Any, tuple[float, int]], room: int) -> list[Any]:
+    """The shards that go, given when each is needed (inf: never) and its size: what is needed first stays if it fits,
+    of those needed at once the largest, else the first. For one size, this fetches the least, else about 1 % more.
+    """
+    victims = []
+    for shard, (_, size) in sorted(held.items(), key=lambda each: (each[1][0], -each[1][1] * (each[1][0] < math.inf))):
+        if size > room:
+            victims.append(shard)
+        else:
+            room -= size
+    return victims
 
 
 def too_small(bound: int, least: int) -> UserError:
@@ -272,10 +291,8 @@ def simulate(batches: Sequence[np.ndarray], sizes: Sequence[int], bound: int) ->
         held.update(now)
         for number in now:
             uses[number].pop()
-        excess = sum(sizes[number] for number in held) - bound
-        while excess > 0 and (old := held.difference(now)):
-            held.remove(last := max(old, key=lambda number: uses[number][-1]))
-            excess -= sizes[last]
+        old = {number: (uses[number][-1], sizes[number]) for number in held.difference(now)}
+        held.difference_update(evicted(old, bound - sum(sizes[number] for number in now)))
     return fetched, max(sum(sizes[number] for number in now) for now in order)
 
 

@@ -119,7 +119,7 @@ def check(path: Path) -> Head:
     for block in _read_blocks(path, len(head.line)):
         value = zlib.crc32(block, value)
     if f"{value:08x}" != head.crc32:
-        raise Damaged("checksum mismatch")
+        raise Damaged(f"checksum mismatch ({value:08x}, not {head.crc32})")
     return head
 
 

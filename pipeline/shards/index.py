@@ -235,12 +235,12 @@ def require_index(folder: Path) -> None:
     """Raise UserError unless a folder has finished shards."""
     if store.exists(folder / INDEX):
         return
-    if any(folder.glob("shard-*.h5")):
+    if any(name.startswith("shard-") for name in store.names(folder)):
         raise UserError(
             f"{folder} has shards but no {INDEX}: preprocessing has not finished, or found no usable video; wait, or "
             "run the same preprocessing command again, which resumes it or says why"
         )
-    made = [path.parent.name for path in folder.parent.glob(f"*/{INDEX}")]
+    made = [] if store.is_remote(folder) else [path.parent.name for path in folder.parent.glob(f"*/{INDEX}")]
     similar = difflib.get_close_matches(folder.name, [*made, *DATASETS], 1)
     hint = f" did you mean '{similar[0]}'? Otherwise" if similar and similar[0] != folder.name else ""
     make = preprocess_command(folder)

@@ -1,8 +1,8 @@
 """Object stores: the only module that knows them. fsspec does the talking, and is imported where a store is named.
 
-What readers and writers call also takes local paths, and does the same for them. Network faults are tried again with
-growing pauses; what remains is a UserError that names the object. Credentials are the store's own business (fsspec,
-boto).
+What readers and writers call also takes local paths, and does the same for them. Faults of the network are tried again
+with growing pauses; what remains, and any other error at once, is a UserError that names the object and the last cause.
+Credentials are the store's own business (fsspec, boto).
 """
 
 from __future__ import annotations
@@ -28,6 +28,11 @@ from gdt.pipeline.shards.layout import INDEX, PIECES
 T = TypeVar("T")
 PAUSES = [1.0, 2.0, 4.0, 8.0, 16.0]
 """Seconds between attempts, on average; within each, fsspec's packages try about five times."""
+_PASSING = re.compile(
+    "ConnectionError|TimeoutError|HTTPException|HTTPClientError|ResponseParserError|ClientPayloadError|ChecksumError|"
+    r"Damaged|\((SlowDown|InternalError|ServiceUnavailable|PreconditionFailed|4(09|12|29)|50[0234])\)"
+)
+"""Errors that may pass: classes of Python, botocore and aiohttp, and codes of a busy server or a conflict."""
 _THREADS = 16
 """Small objects that are copied at once."""
 _TAGS = ("ETag", "etag", "LastModified", "last_modified", "mtime")
@@ -55,17 +60,21 @@ def connect(url: Path) -> tuple[Any, str]:
 
 
 def persist(what: str, action: Callable[[], T]) -> T:
-    """The result of `action`, repeated after faults that may pass. Raises UserError, which begins with `what`."""
+    """The result of `action`, repeated after faults that may pass. Raises UserError: `what`, and the last cause."""
+    before = ""
     for pause in (*PAUSES, 0.0):
         try:
             return action()
         except Exception as error:
             if isinstance(error, UserError) or is_disk_full(error):
                 raise
-            hopeless = isinstance(error, FileNotFoundError | PermissionError) or "Credential" in type(error).__name__
-            if hopeless or not pause:
+            # the cause is botocore's, with the code of the answer, of which s3fs makes an OSError
+            passing = _PASSING.search(f"{type(error).__mro__} {error.__cause__}")
+            same = isinstance(error, Damaged) and str(error) == before  # not damaged on the way
+            if not pause or same or not passing:
                 raise UserError(f"{what}: {_masked(error)}; check the network, the credentials and the object, then "
                                 "run the same command again, which resumes") from None  # fmt: skip
+            before = str(error)
         time.sleep(pause * random.uniform(0.5, 1.5))
     raise AssertionError
 
@@ -77,7 +86,7 @@ def _masked(error: BaseException) -> str:
 
 
 def fetch(url: Path, to: Path, check: Callable[[Path], object] = lambda _: None) -> None:
-    """Copy an object to a file, again if `check` of the file raises. Raises UserError, and OSError for a full disk."""
+    """Copy an object to a file, again if `check` finds it Damaged. Raises UserError, and OSError for a full disk."""
 
     def copy() -> None:
         from fsspec.callbacks import Callback
@@ -85,7 +94,7 @@ def fetch(url: Path, to: Path, check: Callable[[Path], object] = lambda _: None)
         files, name = connect(url)
         files.get_file(name, str(to), callback=(told := Callback()))
         if told.size not in (None, size := to.stat().st_size):
-            raise OSError(f"{size} of {told.size} bytes came")
+            raise ConnectionError(f"{size} of {told.size} bytes came")
         check(to)
 
     persist(f"cannot read {url}", copy)

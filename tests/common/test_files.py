@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 from pathlib import Path
 
 import pytest
 
 from gdt.common.errors import UserError
-from gdt.common.files import kind, open_regular, write_lines, write_text, writing
+from gdt.common.files import kind, lock, locked, open_regular, write_lines, write_text, writing
+from gdt.common.urls import as_path
+from gdt.eval.downstream import evaluate
+from gdt.eval.settings import Downstream
+from tests.conftest import ROOT
 
 
 def test_a_file_appears_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,3 +69,74 @@ def test_kinds_of_paths(tmp_path: Path) -> None:
 def test_what_cannot_be_opened_is_said(tmp_path: Path, name: str, why: str) -> None:
     with pytest.raises(UserError, match=f"cannot read .*: {why}"):
         open_regular(tmp_path / name)
+
+
+def test_a_lock_is_held_by_one(tmp_path: Path) -> None:
+    with locked(tmp_path), (tmp_path / ".lock").open("a") as file:
+        assert lock(file, fcntl.LOCK_EX | fcntl.LOCK_NB) is False
+        with (
+            pytest.raises(UserError, match=f"another run is writing to {tmp_path}; wait for it, or set --dest"),
+            locked(tmp_path),
+        ):
+            pass
+    with (tmp_path / ".lock").open("a") as file:
+        assert lock(file, fcntl.LOCK_EX | fcntl.LOCK_NB) is True
+
+
+def without_locks(monkeypatch: pytest.MonkeyPatch, number: int = errno.ENOSYS) -> None:
+    """As on a file system without locks."""
+
+    def flock(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+
+
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL])
+def test_a_file_system_without_locks_is_used_and_told(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str], number: int
+) -> None:
+    without_locks(monkeypatch, number)
+    with locked(tmp_path / "run"), locked(tmp_path / "cache", wait=True), (tmp_path / "file").open("w") as file:
+        assert lock(file) is None
+    said = f"warning: {tmp_path}/run has no file locks; let only one run at a time write there\n"
+    assert capsys.readouterr().err == said
+
+
+def test_a_lock_that_fails_for_another_reason_is_not_passed_over(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    without_locks(monkeypatch, errno.EIO)
+    with pytest.raises(OSError, match="Input/output error"), locked(tmp_path):
+        pass
+
+
+def test_models_are_evaluated_on_a_file_system_without_locks(
+    monkeypatch: pytest.MonkeyPatch, shards: Path, checkpoint: Path, tmp_path: Path
+) -> None:
+    without_locks(monkeypatch)
+    settings = Downstream((checkpoint,), "synthetic", shards, clips=1, jobs=1, random_weights="exclude", out=tmp_path)
+    assert evaluate(settings).results
+
+
+def test_locks_are_taken_in_one_place() -> None:
+    folders = ("common", "preprocess", "pipeline", "train", "eval", "src")
+    files = [path for folder in folders for path in (ROOT / folder).rglob("*.py")]
+    assert [path.name for path in files if "flock(" in path.read_text() or "lockf(" in path.read_text()] == ["files.py"]
+
+
+def test_a_url_is_never_taken_for_a_local_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "s3:" / "bucket").mkdir(parents=True)  # what the system would find
+    url = as_path("s3://bucket")
+    for use in (
+        Path.is_dir,
+        Path.exists,
+        Path.mkdir,
+        Path.open,
+        Path.resolve,
+        os.listdir,
+        lambda path: [*path.glob("*")],
+    ):
+        with pytest.raises(UserError, match="s3://bucket is in a store, which can hold only videos and shards; name"):
+            use(url)

@@ -8,9 +8,9 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
-import time
 import zlib
 from collections.abc import Callable
 from dataclasses import fields, replace
@@ -48,8 +48,9 @@ from gdt.train.models.gdt import GDT
 from gdt.train.models.network import Own
 from gdt.train.pretrain import pretrain
 from gdt.train.settings import SIZES
-from tests.conftest import ROOT, Run, preprocess
+from tests.conftest import Run, preprocess
 from tests.tamper import annotate
+from tests.train.runs import pausing, wait_until
 
 FINETUNE = ("--epochs", "1", "--clips-per-epoch", "2", "--clips", "2")
 
@@ -181,17 +182,12 @@ def test_killed_parallel_finetuning_resumes_with_the_numbers_of_sequential_runs(
                "--shards", str(ucf), "--protocols", "finetune", "--random-weights", "exclude", "--folds", "1", "2",
                "--jobs", "2", "--out", str(tmp_path / "cut"), *FINETUNE, "--epochs", "4"]  # fmt: skip
     run = subprocess.Popen(
-        command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=os.environ | {"PYTHONPATH": str(ROOT)}
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=os.environ | pausing(2, "finetune.pt")
     )
-    deadline = time.monotonic() + 120
-    while not list((tmp_path / "cut").glob("*/finetune-fold2-*/finetune.pt")):
-        assert run.poll() is None and time.monotonic() < deadline
-        time.sleep(0.02)
+    wait_until(lambda: [*tmp_path.glob("cut/*/finetune-fold2-*/finetune.pt")] or run.poll() is not None)
     run.kill()
-    run.wait()
-    while is_running():  # its children end with it
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    assert run.wait() == -signal.SIGKILL
+    wait_until(lambda: not is_running())  # its children end with it
     assert 2 not in {each.fold for each in results(tmp_path / "cut")}
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # as every process of several

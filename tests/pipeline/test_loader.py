@@ -8,7 +8,6 @@ import itertools
 import os
 import shutil
 import threading
-import time
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -40,6 +39,7 @@ from gdt.pipeline.sources.loading import Loading
 from gdt.pipeline.transformations.augmentation import Augmentation
 from gdt.pipeline.tree import BatchPlan, Tree, sampling_tree
 from tests.composed import composed
+from tests.train.runs import wait_until
 
 CPU = torch.device("cpu")
 CLIP = Clip(frames=6, stride=3, size=40)
@@ -292,10 +292,7 @@ def test_closing_early_stops_all_threads(index: Index) -> None:
     with Loader(index, (t.plan(0, 0) for _ in range(10_000)), CLIP, CPU) as loader:
         next(iter(loader))
         assert len({*threading.enumerate()} - before) > 3
-    deadline = time.monotonic() + 10
-    while {*threading.enumerate()} - before and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not {*threading.enumerate()} - before
+    wait_until(lambda: not {*threading.enumerate()} - before)
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shlex
 import shutil
@@ -10,15 +11,18 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from gdt.common.errors import UserError
+from gdt.preprocess import cluster
+from gdt.preprocess import worker as worker_module
 from gdt.preprocess.stage import Preprocess
 from tests.conftest import ROOT, preprocess
 from tests.preprocess.test_stage import digests
+from tests.train.runs import wait_until
 
 PYTHON = (sys.executable, "-m", "gdt")
 DASK = (sys.executable, "-m", "dask")
@@ -43,6 +47,40 @@ def undisturbed(videos: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[
     summary = preprocess(Preprocess("folder", videos, folder, videos_per_shard=2))
     assert (summary.kept, summary.shards_made) == (18, 11)
     return digests(folder)
+
+
+def fails(calls: Path) -> None:
+    with calls.open("a") as file:
+        file.write("called\n")
+    raise UserError("the disk is full")
+
+
+def kills_its_worker(calls: Path) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_task_that_raises_is_not_repeated_and_one_that_kills_names_the_worker(tmp_path: Path) -> None:
+    with cluster.connect("", 1) as client:
+        with pytest.raises(UserError, match="the disk is full"):
+            list(cluster.map_unordered(client, fails, [tmp_path / "calls"], 1))
+        assert (tmp_path / "calls").read_text() == "called\n"
+        with pytest.raises(UserError, match=rf"4 workers died on {tmp_path}, the last at tcp://127.0.0.1:\d+; check"):
+            list(cluster.map_unordered(client, kills_its_worker, [tmp_path], 1))
+
+
+def test_the_error_of_a_worker_names_its_host(
+    alone: None, videos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(socket, "gethostname", lambda: "node17")
+    for error, said in ((UserError("no ffmpeg"), "no ffmpeg"), (OSError(errno.EIO, "no disk"), "cannot write"),
+                        (OSError(errno.ENOSPC, "full"), "no space left on the disk of")):  # fmt: skip
+
+        def fail(*_: object, error: Exception = error) -> None:
+            raise error
+
+        monkeypatch.setattr(worker_module, "require_tools", fail)
+        with pytest.raises(UserError, match=f"^node17: {said}"):
+            preprocess(Preprocess("folder", videos, tmp_path / "shards"))
 
 
 Start = Callable[..., "subprocess.Popen[str]"]
@@ -73,19 +111,18 @@ def stage(videos: Path, folder: Path, *more: object) -> tuple[object, ...]:
     return (*PYTHON, "preprocess", *source, "--destination", folder, "--videos-per-shard", 2, *more)
 
 
-def wait_until(condition: Callable[[], object], seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.02)
-
-
 def scheduler(start: Start) -> tuple[subprocess.Popen[str], str]:
     """`dask scheduler` as the README says, on a free port."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"tcp://127.0.0.1:{free.getsockname()[1]}"
     process = start(*DASK, "scheduler", "--host", address, "--dashboard-address", "127.0.0.1:0")
+
+    def answers() -> bool:
+        with socket.socket() as client:
+            return client.connect_ex(("127.0.0.1", int(address.rpartition(":")[2]))) == 0
+
+    wait_until(answers)
     return process, address
 
 
@@ -124,15 +161,15 @@ def test_kills_of_a_worker_and_of_the_scheduler_do_not_change_the_shards(
     def made() -> int:
         return len(list(folder.glob("shard-*.h5")))
 
-    wait_until(lambda: made() >= 2 and len(list(folder.glob(".shard-*"))) >= 2, 90)
+    wait_until(lambda: made() >= 2 and len(list(folder.glob(".shard-*"))) >= 2)
     os.killpg(workers[0].pid, signal.SIGKILL)
     before = made()
     wait_until(lambda: made() >= before + 3)  # the other worker goes on
     os.killpg(server.pid, signal.SIGKILL)
-    text, _ = process.communicate(timeout=120)
+    text, _ = process.communicate()
     assert process.returncode == 2, text
     assert "error: the Dask scheduler was lost" in text and "Traceback" not in text, text
     assert not (folder / "index.h5").exists()
     again = start(*stage(videos, folder, "--workers", 2))
-    assert "18 of 21 videos kept" in again.communicate(timeout=120)[0]
+    assert "18 of 21 videos kept" in again.communicate()[0]
     assert digests(folder) == undisturbed

@@ -13,7 +13,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -37,6 +36,7 @@ from gdt.preprocess.summary import describe
 from gdt.preprocess.worker import make_shard
 from tests.conftest import ROOT
 from tests.preprocess.intact import problems
+from tests.train.runs import wait_until
 
 
 def digests(folder: Path) -> dict[str, str]:
@@ -260,11 +260,9 @@ def test_ctrl_c_is_one_sentence(real: Path, tmp_path: Path) -> None:
         cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)}, start_new_session=True,
         stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
-    deadline = time.monotonic() + 60
-    while not list(tmp_path.glob("shards/.shard-*/*/frames.mjpeg")) and time.monotonic() < deadline:
-        time.sleep(0.02)
+    wait_until(lambda: [*tmp_path.glob("shards/.shard-*/*/frames.mjpeg")] or process.poll() is not None)
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does
-    _, stderr = process.communicate(timeout=60)
+    _, stderr = process.communicate()
     assert process.returncode == 130
     assert "run the same command again to resume" in stderr
     assert "Traceback" not in stderr
@@ -393,7 +391,6 @@ def odd_entries(folder: Path) -> Iterator[dict[str, str]]:
         }  # fmt: skip
 
 
-@pytest.mark.timeout(60)
 def test_non_files_named_like_videos_are_reported_and_never_opened(alone: None, four: Preprocess) -> None:
     with odd_entries(four.source_folder / "odd") as expected:
         assert stage.dry_run(four).startswith("9 videos (9 train; ")

@@ -16,7 +16,7 @@ import torch
 
 from tests.conftest import ROOT, Forked, Run, commands_in
 from tests.train.drawn import draw
-from tests.train.runs import losses, wait_for
+from tests.train.runs import go_on, losses, paused, pausing
 
 STEPS = 20
 SIGNALS = [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1]
@@ -48,14 +48,14 @@ def whole(drawn: Path, server: subprocess.Popen[str], tmp_path_factory: pytest.T
     return losses(folder / "run")
 
 
-def torchrun(arguments: list[str], folder: Path) -> subprocess.Popen[str]:
+def torchrun(arguments: list[str], **environment: str) -> subprocess.Popen[str]:
     """Start two ranks as `make pretrain GPUS=2` does, in a new session."""
     stopping = {"PET_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGUSR1", "PET_SHUTDOWN_TIMEOUT": "600"}
     ranks = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     return subprocess.Popen(
         [sys.executable, "-m", *ranks, "-m", "gdt", *arguments], text=True, start_new_session=True,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        env=os.environ | {"PYTHONPATH": str(ROOT / "src")} | stopping,
+        env=os.environ | {"PYTHONPATH": str(ROOT / "src")} | stopping | environment,
     )  # fmt: skip
 
 
@@ -74,13 +74,14 @@ def test_a_signal_stops_the_ranks_of_torchrun_and_one_process_goes_on_with_the_s
     command: Run, drawn: Path, whole: list[float], tmp_path: Path, number: signal.Signals
 ) -> None:
     run = tmp_path / "run"
-    process = torchrun(arguments(drawn, run, *GROUPS), tmp_path)
-    wait_for(run / "metrics.jsonl", 2)
+    process = torchrun(arguments(drawn, run, *GROUPS, "--checkpoint-steps", 2), **pausing(1))
+    first = paused(process.pid)  # rank 0
     if number == signal.SIGINT:  # as a terminal does: to torchrun and its ranks, to which torchrun sends it again
         os.killpg(process.pid, number)
     else:
         process.send_signal(number)
-    said, errors = process.communicate(timeout=120)
+    go_on(first)
+    said, errors = process.communicate()
     assert process.returncode not in (0, -number), errors
     assert said.count("stopped after step") == 1 and "interrupted" not in errors
     step = stopped_at(run)
@@ -99,10 +100,11 @@ def test_a_signal_stops_a_run_cleanly_and_the_same_command_resumes(
     command: Run, server: subprocess.Popen[str], drawn: Path, whole: list[float], tmp_path: Path, number: signal.Signals
 ) -> None:
     run = tmp_path / "run"
-    process = Forked(server, tmp_path, arguments(drawn, run, *GROUPS), {})
-    wait_for(run / "metrics.jsonl", 2)
+    process = Forked(server, tmp_path, arguments(drawn, run, *GROUPS, "--checkpoint-steps", 2), pausing(1))
+    paused(process.pid)
     for _ in range(1 + (number == signal.SIGINT)):  # a repeated SIGINT counts once
         process.send_signal(number)
+        go_on([process.pid])
         time.sleep(0.01)
     said, errors = process.communicate()
     assert process.returncode == 128 + number, errors

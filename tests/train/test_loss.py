@@ -134,7 +134,7 @@ def test_the_losses_of_chance_and_of_perfect_embeddings_are_told(preset: str) ->
 
 def _rank(rank: int, world: int, folder: str, names: tuple[str, ...]) -> None:
     dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=world, timeout=timedelta(seconds=60)
+        "gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=world, timeout=timedelta(minutes=5)
     )
     torch.set_num_threads(1)
     results = {preset: _shared(rank, world, preset) for preset in names}

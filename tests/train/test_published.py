@@ -26,13 +26,15 @@ NAME = Path("gdt-k400")
 def server(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
     """Serves a checkpoint as gdt-k400; `answer` spoils that, and `asked` counts requests."""
     body = checkpoint.read_bytes()
+    end = threading.Event()
     state = SimpleNamespace(answer="", asked=0, file=tmp_path / "hub" / "checkpoints" / "gdt_K400.pth")
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             state.asked += 1
             if state.answer == "silent":
-                time.sleep(1)
+                end.wait()
+                return
             self.send_response(404 if state.answer == "404" else 200)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
@@ -51,8 +53,8 @@ def server(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         known = replace(PUBLISHED[str(NAME)], address=here, digest=hashlib.sha1(body).hexdigest())
         monkeypatch.setitem(PUBLISHED, str(NAME), known)
         monkeypatch.setenv("TORCH_HOME", str(tmp_path))
-        monkeypatch.setattr(published, "_TIMEOUT", 0.5)
         yield state
+        end.set()
         http.shutdown()
 
 
@@ -79,6 +81,8 @@ def test_a_failed_download_leaves_nothing_and_says_what_to_do(
         gone = replace(PUBLISHED[str(NAME)], address="http://127.0.0.1:9/GDT/gdt_K400.pth")
         monkeypatch.setitem(PUBLISHED, str(NAME), gone)
     server.answer = answer
+    if answer == "silent":
+        monkeypatch.setattr(published, "_TIMEOUT", 0.1)
     with pytest.raises(UserError, match=reason) as error:
         fetch(NAME)
     assert PUBLISHED[str(NAME)].address in str(error.value) and str(server.file) in str(error.value)

@@ -18,7 +18,7 @@ from gdt.train.run import CHECKPOINT
 from tests.conftest import Forked
 from tests.tamper import annotate
 from tests.train import own_networks
-from tests.train.runs import losses, wait_until
+from tests.train.runs import go_on, losses, paused, pausing
 from tests.train.test_pretrain import ruin
 
 STEPS = 10
@@ -31,7 +31,7 @@ def start(server: subprocess.Popen[str], shards: Path, tmp_path: Path) -> Iterat
     """Start two ranks as a launcher does, each with its arguments, but without ending the others when one fails."""
     started: Ranks = []
 
-    def ranks(*arguments: tuple[object, ...]) -> Ranks:
+    def ranks(*arguments: tuple[object, ...], **more_environment: str) -> Ranks:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
@@ -40,7 +40,7 @@ def start(server: subprocess.Popen[str], shards: Path, tmp_path: Path) -> Iterat
         for rank, more in enumerate(arguments):
             of_rank = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "MASTER_PORT": port}
             environment = {name: str(value) for name, value in of_rank.items()}
-            environment |= {"MASTER_ADDR": "127.0.0.1", "CUDA_VISIBLE_DEVICES": ""}
+            environment |= {"MASTER_ADDR": "127.0.0.1", "CUDA_VISIBLE_DEVICES": ""} | more_environment
             started.append(Forked(server, tmp_path, [*map(str, [*base, *more])], environment))
         return started[-len(arguments) :]
 
@@ -69,9 +69,10 @@ def refusal(ranks: Ranks) -> str:
 
 def test_a_signal_to_one_rank_stops_both_after_the_same_step(start: Start, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    ranks = start((), ())
-    wait_until(lambda: len(losses(run)) >= 3)
+    ranks = start((), (), **pausing(1))
+    first = paused(ranks[0].pid)
     ranks[1].send_signal(signal.SIGUSR1)  # rank 0 writes the checkpoint
+    go_on(first)
     assert ended(ranks) == [128 + signal.SIGUSR1] * 2
     stopped = len(losses(run))
     assert torch.load(run / CHECKPOINT, weights_only=True)["step"] == stopped < STEPS
