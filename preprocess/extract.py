@@ -37,6 +37,9 @@ _READING = tuple(
 """What ffmpeg says where a file cannot be read; also where some files end too early."""
 
 
+NEXT_RUN = "the next run tries it again"
+
+
 class Unread(Rejected):
     """This machine cannot read the file now, which is no verdict on the video: the next run tries it again."""
 
@@ -98,7 +101,7 @@ def _extract(target: Target, settings: Extraction) -> Extracted:
     path = target.video.path
     if (size := size_of(path)) < 0:
         if target.video.size >= 0:
-            raise Unread("the file has disappeared during the run")
+            raise Unread(f"the file has disappeared during the run; {NEXT_RUN}")
         what = kind(path)
         raise Rejected("the file does not exist" if what == "missing" else f"it is {what}, not a file")
     if size == 0:
@@ -157,7 +160,7 @@ def _require_readable(path: Path) -> None:
             while file.read(_BLOCK):
                 pass
     except OSError as error:
-        raise Unread(f"it cannot be read ({error.strerror}); the next run tries it again") from error
+        raise Unread(f"it cannot be read ({error.strerror}); {NEXT_RUN}") from error
 
 
 def _drop_cut_segment(target: Target, settings: Extraction) -> Target:

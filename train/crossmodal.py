@@ -37,20 +37,11 @@ class Embedded(NamedTuple):
     """By modality, the mean over the clips, of length 1: float32 [n, d]."""
 
 
-def usable_videos(index: Index, videos: np.ndarray, clip: Clip, modalities: Sequence[str]) -> np.ndarray:
-    """Rows among `videos` with at least one clip of every modality; see `pipeline.clips.usable`."""
-    has_clip = usable(index, clip, modalities)
-    if "text" in modalities:
-        has_clip &= index.text_count > 0
-    found: np.ndarray = videos[has_clip[videos]]
-    return found
-
-
 def embed(
     model: GDT, index: Index, videos: np.ndarray, clip: Clip, scale: int, clips: int, device: torch.device,
     modalities: Sequence[str], words: WordVectors | None = None, loading: Loading | None = None,
 ) -> Embedded:  # fmt: skip
-    """Mean embeddings over `clips` uniform centre-cropped clips of each video; `videos` as from `usable_videos`.
+    """Mean embeddings over `clips` uniform centre-cropped clips of each video; all have these modalities.
 
     Leaves the model in evaluation mode. With text, skips videos whose clips all lack captions.
     """
@@ -104,7 +95,7 @@ class Probe:
         self._settings, self._index, self._device, self._words = settings, index, device, words
         self._modalities = settings.composition.modalities
         split = next((split for split in ("val", "test") if (index.split == split).any()), "val")
-        held_out = usable_videos(index, np.flatnonzero(index.split == split), settings.clip, self._modalities)
+        held_out = np.flatnonzero((index.split == split) & usable(index, settings.clip, self._modalities))
         if len(held_out) < 2:
             raise UserError(
                 f"--probe-every needs 2 videos with {' and '.join(self._modalities)}, and the split '{split}' of "
