@@ -19,6 +19,14 @@ class UserError(Exception):
     """An error that the user can fix; the message says what is wrong, why, and what to do."""
 
 
+class Unusable(UserError):
+    """No file can be used: a verdict on the files, `skipped` for these reasons, not on the machine."""
+
+    def __init__(self, message: str, skipped: tuple[tuple[str, str], ...] = ()) -> None:
+        super().__init__(message)
+        self.skipped = skipped
+
+
 def plural(count: int, noun: str, plural_noun: str = "") -> str:
     """A number and a noun, as in '1 video' and '2 videos'."""
     return f"{count} {noun if count == 1 else plural_noun or noun + 's'}"

@@ -37,9 +37,9 @@ def is_disk_full(error: Exception) -> bool:
     return getattr(error, "errno", None) in full or any(f"errno = {number}," in str(error) for number in full)
 
 
-def require_readable(what: object, error: OSError) -> None:
+def require_readable(what: object, error: Exception) -> None:
     """Raise UserError if `error` comes from the disk or permissions, not from the content of `what`."""
-    if error.errno in _UNREADABLE:
+    if isinstance(error, OSError) and error.errno in _UNREADABLE:
         message = f"cannot read {what} ({error.strerror}); check its disk and permissions, then run the command again"
         raise UserError(message) from error
 

@@ -13,7 +13,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import numpy as np
 from tqdm import tqdm
 
 from gdt.common import serialization
@@ -27,8 +26,9 @@ from gdt.eval.processes import job_limit, run_command, run_parallel
 from gdt.eval.protocols import PROTOCOLS, Evaluator, conditions, decisive, only_decisive, shared_modalities, words_of
 from gdt.eval.results import RANDOM, RESULTS, Result
 from gdt.eval.settings import Downstream
-from gdt.eval.subjects import Data, Fold, Model, describe, folds, gallery_split, held_out, models
-from gdt.eval.tables import UNANSWERABLE, pivot, write_tables
+from gdt.eval.subjects import Data, Fold, Model, describe, folds, gallery_split, models, several_labels
+from gdt.eval.tables import pivot, write_tables
+from gdt.pipeline.shards.layout import names_in
 from gdt.pipeline.word2vec import WordVectors
 from gdt.train.checkpoint import load_trained
 from gdt.train.flops import per_step
@@ -125,22 +125,24 @@ def plan(settings: Downstream, data: Data, compared: Sequence[Model], out: Path)
         words = WordVectors.of(data.index, settings.word2vec)
         for model in compared:
             _require_same_words(model, words, settings.word2vec)
-    protocols = choose_protocols(settings, data, compared)
     for number, label in enumerate(settings.labels):
         of_label = replace(data, index=data.index.labelled(label))
         own = replace(settings, label=label)
+        protocols = choose_protocols(own, of_label, compared)
+        written = any("text" in model.trained.model.modalities for model in compared)
+        if written and not (number or settings.protocols or settings.word2vec):
+            print("text is not evaluated; set --word2vec to the file that the shards were made with", flush=True)
         if any("gallery_split" in PROTOCOLS[name].settings for name in protocols):  # others refuse it
             own = replace(own, gallery_split=gallery_split(own.gallery_split, of_label.index, data.split))
         evaluator = Evaluator(own, of_label, device, out, words)
-        labelled = folds(own, of_label.index, data.split) if any(PROTOCOLS[name].labels for name in protocols) else []
-        for model in compared if labelled else ():
-            _require_fit(model, own, of_label, labelled)
         for protocol in protocols:
             if not PROTOCOLS[protocol].labels and number:
                 continue  # it is the same for every column of labels
-            parts = labelled if PROTOCOLS[protocol].labels else [held_out(data.index, data.split)]
+            parts = folds(own, protocol, of_label.index, data.split)
             keys = [conditions(own, protocol, of_label, fold, device.type, words) for fold in parts]
             for model in compared:
+                if PROTOCOLS[protocol].labels:
+                    _require_fit(model, own, of_label, parts)
                 if PROTOCOLS[protocol].pairs and not settings.protocols and not _has_pairs(model, settings, data):
                     print(f"{model.name} is skipped in {protocol}: the videos have fewer than two of its modalities")
                     continue
@@ -155,29 +157,25 @@ def choose_protocols(settings: Downstream, data: Data, compared: Sequence[Model]
     """
     if settings.protocols:
         return [name for name in PROTOCOLS if name in settings.protocols]
-    reason = ""
+    several, reason = bool(several_labels(data.index)), ""
+    labelled = [name for name, each in PROTOCOLS.items() if each.labels and (each.several if several else each.default)]
     try:
-        for label in settings.labels:
-            folds(replace(settings, label=label), data.index.labelled(label), data.split)
+        for name in labelled:
+            folds(settings, name, data.index, data.split)
     except UserError as error:
         if settings.requires_labels:
             raise
-        reason = str(error)
+        reason = f"{' and '.join(labelled)} skipped: {error}"
     pairs = settings.modalities == ("video",) and any(_has_pairs(model, settings, data) for model in compared)
-    chosen = [
-        name
-        for name, protocol in PROTOCOLS.items()
-        if protocol.default and (not reason or not protocol.labels) and (pairs or not protocol.pairs)
-    ]
+    paired = [name for name, each in PROTOCOLS.items() if each.default and each.pairs and pairs]
+    chosen = [*paired, *([] if reason else labelled)]
     if not chosen:
         raise UserError(
             "nothing to evaluate: no model shares two modalities with these videos (text needs --word2vec), and "
             f"{reason}"
         )
     if reason:
-        print(f"retrieval and few-shot are skipped: {reason}", flush=True)
-    if not settings.word2vec and any("text" in model.trained.model.modalities for model in compared):
-        print("text is not evaluated; set --word2vec to the file that the shards were made with", flush=True)
+        print(reason, flush=True)
     return chosen
 
 
@@ -220,8 +218,6 @@ def _run(job: Job) -> None:
     metrics, fold, details = job.evaluator.evaluate(model, job.protocol, job.fold, job.folder)
     precision = "bfloat16" if job.evaluator.device.type == "cuda" else "float32"
     details = {"clip": str(pretraining.clip), "precision": precision, **details}
-    if PROTOCOLS[job.protocol].labels and (lacking := int((~np.isin(fold.query_label, fold.gallery_label)).sum())):
-        details[UNANSWERABLE] = f"{lacking} of {len(fold.queries)} queries"
     result = Result(
         conditions=job.conditions, protocol=job.protocol, model=model.name, weights=model.digest, checkpoint=model.path,
         preset=RANDOM if model.random else trained.name, seed=pretraining.seed, step=trained.step, steps=trained.steps,
@@ -229,7 +225,7 @@ def _run(job: Job) -> None:
         seen=model.seen(data, fold.queries), dataset=data.dataset, shards=data.index.folder, data=data.fingerprint,
         query_split=data.split, label=settings.label if PROTOCOLS[job.protocol].labels else "",
         words=words_of(job.protocol, job.evaluator.words), fold=fold.number, gallery=len(fold.gallery),
-        queries=len(fold.queries), classes=len(np.unique(fold.gallery_label)), metrics=metrics,
+        queries=len(fold.queries), classes=len(names_in(fold.gallery_label)), metrics=metrics,
         settings=decisive(settings, job.protocol), details=details, provenance=provenance_of(job.evaluator.device),
     )  # fmt: skip
     results.append(job.evaluator.out / RESULTS, result)

@@ -12,25 +12,23 @@ import tempfile
 import unicodedata
 from collections.abc import Sequence
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 import numpy as np
 import tyro
-from tqdm import tqdm
 
-from gdt.common.errors import UserError, first_line, plural, require_positive
-from gdt.common.files import DAMAGE, require_new_file, writing
+from gdt.common.errors import Unusable, UserError, first_line, plural, require_positive
+from gdt.common.files import DAMAGE, require_new_file, require_readable, writing
 from gdt.common.urls import as_path
 from gdt.eval import parquet
-from gdt.pipeline.clips import uniform_plans, uniform_starts, usable
+from gdt.pipeline.clips import uniform_starts, usable
 from gdt.pipeline.leaves import MODALITIES
 from gdt.pipeline.shards import container, store
 from gdt.pipeline.shards.container import Damaged, text_array, texts
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.shards.layout import read_rejected, shard_folder
-from gdt.pipeline.transformations.augmentation import centred
 from gdt.train.models.network import PAPERS, Own
 from gdt.train.run import latest_checkpoint
 
@@ -43,7 +41,7 @@ if TYPE_CHECKING:
 Modality = Literal["video", "audio"]
 Kind = Literal["embeddings", "features"]
 Rows = Literal["video", "clip"]
-FORMAT = "gdt-features-2"
+FORMAT = "gdt-features-3"
 
 
 @dataclass(frozen=True)
@@ -102,8 +100,8 @@ class Features:
     """Checkpoint, digest of its weights, kind, number and size of clips."""
     skipped: tuple[tuple[str, str], ...] = ()
     """Skipped files with reasons; not stored."""
-    start: np.ndarray | None = None
-    """With a row per clip, where it starts, seconds: float64 [n]."""
+    start: dict[str, np.ndarray] = field(default_factory=dict)
+    """With a row per clip, where it starts, by modality, seconds: float64 [n], NaN where it is missing."""
 
     def __repr__(self) -> str:
         shapes = ", ".join(f"{name} {list(values.shape)}" for name, values in self.features.items())
@@ -112,12 +110,12 @@ class Features:
     @property
     def count(self) -> str:
         """The number of videos or clips, in words."""
-        return plural(len(self.id), "video" if self.start is None else "clip")
+        return plural(len(self.id), "clip" if self.start else "video")
 
     @property
     def columns(self) -> dict[str, np.ndarray]:
         """The arrays that files hold besides ids."""
-        return ({} if self.start is None else {"start": self.start}) | self.features
+        return {f"start_{name}": values for name, values in self.start.items()} | self.features
 
 
 def embed(settings: Embed) -> str:
@@ -156,6 +154,9 @@ def features(settings: Embed, trained: Trained | None = None) -> Features:
         else:
             index, skipped = Index.open(shard_folder(settings.dataset, settings.shards), settings.cache), ()
         rows = features_of(trained, index, modalities, settings.clips, settings.kind, settings.rows)
+    if not rows.features:
+        missing = f"no video has {' or '.join(modalities)}, with sound as long as a clip"
+        raise Unusable(f"{missing}; use other videos, or set --modalities", skipped)
     rows.metadata["checkpoint"] = str(checkpoint)
     return replace(rows, skipped=skipped)
 
@@ -207,64 +208,59 @@ def _decode(sources: Sequence[Path], scratch: Path, workers: int) -> tuple[Index
         found = next((parts for parts in forms if links.joinpath(first, *parts).exists()), forms[0])
         return str(sources[int(first[:8])].joinpath(*found))
 
+    def rejected() -> tuple[tuple[str, str], ...]:
+        return tuple((path_of(row["id"]), row["reason"]) for row in read_rejected(shards))
+
     try:
         with contextlib.redirect_stdout(io.StringIO()):  # its summary names the temporary folder
             index = run(
                 Preprocess("folder", links, shards, workers=workers or one_per_core(), allow_rejected=True)
             ).index
+    except Unusable as error:
+        skipped = rejected()
+        raise Unusable(f"no video can be used; the first, {': '.join(skipped[0])}", skipped) from error
     except UserError as error:
-        for row in read_rejected(shards):
-            raise UserError(f"no video can be used; the first, {path_of(row['id'])}: {row['reason']}") from error
         raise UserError(str(error).replace(str(links), " ".join(map(str, sources)))) from error
-    skipped = tuple((path_of(row["id"]), row["reason"]) for row in read_rejected(shards))
-    return replace(index, id=np.array([path_of(name) for name in index.id], object)), skipped
+    return replace(index, id=np.array([path_of(name) for name in index.id], object)), rejected()
 
 
 def features_of(
     trained: Trained, index: Index, modalities: Sequence[str], clips: int, kind: Kind, rows: Rows = "video"
 ) -> Features:
-    """Features of all videos of an index, in its order; NaN where the audio is shorter than a clip."""
-    from gdt.eval.extract import outputs
+    """Features of all videos of an index, in its order, by the modalities that some have, which do not depend on each
+    other; NaN where one is missing, or sound shorter than a clip.
+    """
+    from gdt.eval.extract import uniform_outputs
     from gdt.train.models.gdt import any_device
 
-    device, index, clip = any_device(), trained.normalise(index), trained.settings.clip
+    device, clip = any_device(), trained.settings.clip
     model = deepcopy(trained.model).to(device).eval()  # it may be training
     each = clips if rows == "clip" else 1  # rows of a video
 
     def forward(batch: Batch) -> list[Tensor]:
-        """Means over the clips of a row, [rows, d] by modality."""
-        if kind == "embeddings":
-            outs = [model.embed(name, inputs) for name, inputs in batch.inputs.items()]
-        else:
-            outs = [model.get_submodule(f"{name}_network")(inputs) for name, inputs in batch.inputs.items()]
-        return [out.float().unflatten(0, (-1, clips // each)).mean(1) for out in outs]
+        """Means over the clips of a row, [rows, d]."""
+        ((name, inputs),) = batch.inputs.items()
+        out = model.embed(name, inputs) if kind == "embeddings" else model.get_submodule(f"{name}_network")(inputs)
+        return [out.float().unflatten(0, (-1, clips // each)).mean(1)]
 
-    crop = centred(trained.settings.augmentation.scale[0])
-    audible, seen = usable(index, clip, ["audio"]), index.frame_count > 0
     found: dict[str, np.ndarray] = {}
-    starts = np.zeros((len(index), clips), np.int64)
-    for lacking, chosen in (((), audible & seen), (("audio",), ~audible & seen), (("video",), audible & ~seen)):
-        videos, present = np.flatnonzero(chosen), [name for name in modalities if name not in lacking]
-        if not len(videos) or not present:
+    start: dict[str, np.ndarray] = {}
+    for name in modalities:
+        videos = np.flatnonzero(usable(index, clip, [name]))
+        if not len(videos):
             continue
-        plans = uniform_plans(index, videos, clips, clip, crop, modalities=present)
-        starts[videos] = uniform_starts(index, videos, clips, clip, "audio" in present)
+        (values,) = uniform_outputs(trained, index, videos, clips, device, forward, name)
+        if not np.isfinite(values).all():
+            raise UserError(f"the {name} network gives NaN or infinity; use other weights")
+        if kind == "embeddings":
+            values = values / np.linalg.norm(values, axis=1, keepdims=True)
         own = (videos[:, None] * each + np.arange(each)).reshape(-1)
-        bar = tqdm(total=len(videos), unit="video", desc="features", mininterval=1.0, leave=False)
-        outs = outputs(index, plans, clip, device, forward, bar, clips * len(present))
-        for name, values in zip(present, outs, strict=True):
-            if not np.isfinite(values).all():
-                raise UserError(f"the {name} network gives NaN or infinity; use other weights")
-            if kind == "embeddings":
-                values = values / np.linalg.norm(values, axis=1, keepdims=True)
-            found.setdefault(name, np.full((len(index) * each, values.shape[1]), np.nan, np.float32))[own] = values
-    if not found:
-        raise UserError(
-            f"the {' and '.join(modalities)} of every video is missing or shorter than a clip; use longer videos, or "
-            "set --modalities"
-        )
+        found[name] = np.full((len(index) * each, values.shape[1]), np.nan, np.float32)
+        found[name][own] = values
+        if rows == "clip":
+            start[name] = np.full(len(index) * each, np.nan)
+            start[name][own] = uniform_starts(index, videos, clips, clip, [name]).reshape(-1) / index.fps
     made = {"format": FORMAT, "kind": kind, "clips": str(clips), "clip": str(clip), "weights": trained.digest()}
-    start = starts.reshape(-1) / index.fps if rows == "clip" else None
     return Features(np.repeat(index.id, each), found, made, start=start)
 
 
@@ -297,8 +293,10 @@ def read(path: str | Path) -> Features:
         if metadata["format"] != FORMAT:
             raise ValueError(f"its format is {metadata['format']}, not {FORMAT}")
         found = {name: arrays[name] for name in MODALITIES if name in arrays}
-        return Features(ids, found, metadata, start=arrays.get("start"))
+        start = {name: arrays[f"start_{name}"] for name in found if f"start_{name}" in arrays}
+        return Features(ids, found, metadata, start=start)
     except (Damaged, OSError, *DAMAGE) as error:
+        require_readable(path, error)
         raise UserError(
             f"{path} is damaged, or not a features file of this version ({first_line(error)}); write one with 'gdt "
             "embed'"

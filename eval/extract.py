@@ -13,7 +13,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from gdt.common.errors import UserError
-from gdt.common.files import DAMAGE, writing
+from gdt.common.files import DAMAGE, require_readable, writing
 from gdt.pipeline.clips import uniform_plans
 from gdt.pipeline.leaves import Clip
 from gdt.pipeline.loader import Batch, Loader
@@ -41,6 +41,17 @@ def outputs(
     return [np.concatenate(each) for each in zip(*parts, strict=True)]
 
 
+def uniform_outputs(
+    trained: Trained, index: Index, videos: np.ndarray, clips: int, device: torch.device,
+    compute: Callable[[Batch], Sequence[Tensor]], modality: str = "video",
+) -> list[np.ndarray]:  # fmt: skip
+    """As `outputs`, of `clips` uniform clips per video, centre-cropped, of one modality."""
+    crop = centred(trained.settings.augmentation.scale[0])
+    plans = uniform_plans(index, videos, clips, trained.settings.clip, crop, modalities=[modality])
+    bar = tqdm(total=len(videos), unit="video", desc=f"{modality} features", mininterval=1.0, leave=False)
+    return outputs(trained.normalise(index), plans, trained.settings.clip, device, compute, bar, clips)
+
+
 @dataclass(frozen=True)
 class PooledFeatures:
     """Features of n videos (section A.3.6), averaged over uniform clips: float32 [n, dim]."""
@@ -53,24 +64,20 @@ class PooledFeatures:
     """Max-pooled output of the last residual block, for retrieval."""
 
     def positions(self, videos: np.ndarray) -> np.ndarray:
-        """Positions of rows of the index among these features."""
+        """Positions of rows of the index among these features. Raises UserError if some are not there."""
+        if lacking := len(np.setdiff1d(videos, self.videos)):
+            raise UserError(f"there are no features of {lacking} of the {len(videos)} videos; evaluate again")
         return np.searchsorted(self.videos, videos)
 
 
 def extract(
-    trained: Trained, index: Index, videos: np.ndarray, clips: int, device: torch.device, clips_per_batch: int = 64,
-    modality: str = "video",
-) -> PooledFeatures:  # fmt: skip
+    trained: Trained, index: Index, videos: np.ndarray, clips: int, device: torch.device, modality: str = "video"
+) -> PooledFeatures:
     """Features of `clips` uniform clips per video, centre-cropped, from the network of a modality, video or audio.
 
     Raises UserError if the model has no such network.
     """
     require_network(trained, modality)
-    clip, augmentation = trained.settings.clip, centred(trained.settings.augmentation.scale[0])
-    index = trained.normalise(index)
-    plans = uniform_plans(
-        index, videos, clips, clip, augmentation, modalities=[modality], clips_per_plan=clips_per_batch
-    )
     trunk: Any = trained.model.get_submodule(f"{modality}_network").base.to(device)
 
     def pooled(batch: Batch) -> list[Tensor]:
@@ -79,8 +86,7 @@ def extract(
         inner = tuple(range(2, maps.ndim))
         return [each.unflatten(0, (-1, clips)).mean(1) for each in (maps.mean(inner), maps.amax(inner))]
 
-    bar = tqdm(total=len(videos), unit="video", desc="features", mininterval=1.0, leave=False)
-    return PooledFeatures(videos, *outputs(index, plans, clip, device, pooled, bar, clips))
+    return PooledFeatures(videos, *uniform_outputs(trained, index, videos, clips, device, pooled, modality))
 
 
 def require_network(trained: Trained, modality: str) -> None:
@@ -118,9 +124,10 @@ def cached(
 
 
 def read(path: Path) -> PooledFeatures | None:
-    """Read a file of features; None if it is missing or damaged."""
+    """Read a file of features; None if it is missing or damaged. Raises UserError if the disk or permissions fail."""
     try:
         with np.load(path) as file:
             return PooledFeatures(file["videos"], file["average"], file["maximum"])
-    except (OSError, *DAMAGE):
+    except (OSError, *DAMAGE) as error:
+        require_readable(path, error)
         return None

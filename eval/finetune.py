@@ -266,7 +266,7 @@ class Finetuning:
         if not path.is_file():
             return 0
         state = None
-        with contextlib.suppress(Damaged, UserError, MemoryError):
+        with contextlib.suppress(Damaged):
             state = load_checked(path)
         if not isinstance(state, dict) or state.get("recipe") != serialization.to_json(self.recipe):
             print(f"{path} is damaged or of another recipe; finetuning restarts from the first epoch")

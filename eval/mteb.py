@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import tempfile
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,9 +13,11 @@ import numpy as np
 from mteb.models.abs_encoder import AbsEncoder
 from mteb.models.model_meta import ModelMeta, ScoringFunction
 
-from gdt.common.errors import UserError
+from gdt.common.errors import Unusable, UserError
+from gdt.common.files import open_regular
 from gdt.eval.embed import Embed, Kind, Modality, features
 from gdt.eval.subjects import name_of
+from gdt.preprocess.extract import NEXT_RUN
 from gdt.train.checkpoint import load_trained
 
 _AT_ONCE = 256
@@ -41,7 +42,8 @@ class Encoder(AbsEncoder):
     def encode(self, inputs: Any, *, task_metadata: Any, **_: Any) -> np.ndarray:
         """Float32 [n, d]: embeddings summed over the modalities of a row, or trunk features side by side.
 
-        Rows whose files cannot be used are 0, with a warning. Raises UserError for text and images.
+        Rows without a usable file are 0, whose cosine to all rows is 0 (MTEB refuses NaN), and named on stderr. Raises
+        UserError for text and images, and where the machine is at fault, not a file.
         """
         columns = inputs.dataset.column_names
         if others := {"text", "image"}.intersection(columns):
@@ -57,26 +59,38 @@ class Encoder(AbsEncoder):
     def _column(self, dataset: datasets.Dataset, name: Modality, task: str) -> np.ndarray:
         kind, suffix = _COLUMNS[name]
         undecoded = dataset.select_columns([name]).cast_column(name, kind(decode=False))
-        rows: list[np.ndarray] = []
+        rows = np.full((len(dataset), self._dim(name)), np.nan, np.float32)
+        reasons: dict[int, str] = {}
         for first in range(0, len(dataset), _AT_ONCE):
             items = undecoded[first : first + _AT_ONCE][name]
             with tempfile.TemporaryDirectory() as folder:
-                files = [_write(Path(folder, str(n)), item, suffix) for n, item in enumerate(items) if item]
-                part = np.zeros((len(items), self._dim(name)), np.float32)
-                with suppress(UserError):  # none of them can be used
+                files = [_write(Path(folder, str(n)), item, suffix) for n, item in enumerate(items, first) if item]
+                if not files:
+                    continue
+                try:
                     found = features(self._embed(source=tuple(files), modalities=(name,)), self._trained)
-                    part[[int(Path(path).stem) for path in found.id]] = np.nan_to_num(found.features[name])
-            rows.append(part)
-        every = np.concatenate(rows)
-        if lacking := int((~every.any(1)).sum()):
-            print(f"warning: {task}: {lacking} of {len(every)} rows have no usable {name}", file=sys.stderr)
-        return every
+                    rows[[int(Path(path).stem) for path in found.id]] = found.features[name]
+                    skipped = found.skipped
+                except Unusable as error:  # not every UserError, which may be a full disk
+                    skipped = error.skipped
+            reasons |= {int(Path(path).stem): reason for path, reason in skipped}
+        lines = []
+        for n in np.flatnonzero(np.isnan(rows[:, 0])).tolist():
+            path = (undecoded[n][name] or {}).get("path") or "its bytes"
+            lines.append(f"row {n}, {path}: {reasons.get(n, f'no {name}, or too little')}")
+            if NEXT_RUN in lines[-1]:
+                raise UserError(f"{task}: {lines[-1]}")
+        if lines:
+            lines.insert(0, f"warning: {task}: {len(lines)} of {len(rows)} rows have no usable {name} and are 0:")
+            print("\n  ".join(lines), file=sys.stderr)
+        return np.nan_to_num(rows)
 
 
 def _write(path: Path, item: dict[str, Any], suffix: str) -> Path:
-    """A file of a dataset, whose bytes may be in the row."""
+    """A file of a dataset, whose bytes may be in the row. Raises UserError if it cannot be read."""
     path = path.with_suffix(suffix)  # ffmpeg goes by the content
     if item["bytes"] is None:
+        open_regular(Path(item["path"])).close()
         path.symlink_to(Path(item["path"]).absolute())
     else:
         path.write_bytes(item["bytes"])

@@ -50,7 +50,8 @@ def nearest(settings: Nearest) -> str:
             kind=cast(Kind, made["kind"]), clips=int(made["clips"]),
         ))  # fmt: skip
     found, cosines = most_similar(rows, query, settings.by, among)
-    places = rows.id if rows.start is None else [f"{a} at {b:.1f} s" for a, b in zip(rows.id, rows.start, strict=True)]
+    begun = rows.start.get(among, ())
+    places = [f"{a} at {b:.1f} s" for a, b in zip(rows.id, begun, strict=True)] if len(begun) else rows.id
     lines = [(f"{cosine:.3f}", places[k]) for k, cosine in zip(found[: settings.k], cosines, strict=False)]
     # cosines across modalities are low even for the best match
     median = f"median cosine of {plural(len(cosines), 'candidate')}: {np.median(cosines):.3f}"

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from gdt.common.errors import UserError
+from gdt.common.errors import UserError, plural
 
 if TYPE_CHECKING:
     import torch
@@ -35,8 +35,10 @@ SHOTS = (1, 5, 20)
 """Training videos per class of few-shot classification."""
 _DRAWS = 20
 """Random choices of shots that few-shot accuracies are averaged over."""
-FORMAT = 5
+FORMAT = 6
 """Increase it when the same settings give different numbers."""
+NOTED = ("left out", "warning", "labels")
+"""Details of results that are printed below the tables."""
 
 
 class Outcome(NamedTuple):
@@ -70,35 +72,17 @@ class Evaluator:
         from gdt.eval.subjects import subsample
 
         own = replace(self, settings=only_decisive(self.settings, protocol))
-        kept, details = own._usable(model, fold) if PROTOCOLS[protocol].labels else (fold, {})
+        kind, names, details = PROTOCOLS[protocol], self.settings.modalities, dict[str, str]()
+        kept = fold.having(self.data.index, model.trained.settings.clip, names) if kind.labels else fold
+        if lacking := len(fold.videos) - len(kept.videos):
+            short = ", or sound is shorter than a clip" if "audio" in names else ""
+            details["left out"] = f"{plural(lacking, 'video')} whose {' or '.join(names)} is missing{short}"
+        if kind.labels and not kind.several and (n := int((~np.isin(kept.query_label, kept.gallery_label)).sum())):
+            what = f"{n} of {len(kept.queries)} queries are of classes without gallery videos"
+            details["warning"] = f"{what}: any model gets them wrong"
         kept = subsample(kept, own.settings.train_samples, own.settings.seed)
-        result = PROTOCOLS[protocol].run(own, model, kept, folder)
+        result = kind.run(own, model, kept, folder)
         return result._replace(details={**result.details, **details})
-
-    def _usable(self, model: Model, fold: Fold) -> tuple[Fold, dict[str, str]]:
-        """The videos with the modalities that --modalities names, and how many are left out.
-
-        Raises UserError if no query or no gallery video is left.
-        """
-        from gdt.pipeline.clips import usable
-
-        index, modalities = self.data.index, self.settings.modalities
-        if modalities == ("video",) and index.frame_count.all():  # each counts, however short
-            return fold, {}
-        present = usable(index, model.trained.settings.clip, modalities)
-        gallery, queries = present[fold.gallery], present[fold.queries]
-        if not (gallery.any() and queries.any()):
-            raise UserError(
-                f"{gallery.sum()} videos of the gallery and {queries.sum()} queries have {' and '.join(modalities)} as "
-                f"long as a clip; set --modalities to {'audio' if modalities == ('video',) else 'video'}"
-            )
-        kept = replace(
-            fold, gallery=fold.gallery[gallery], gallery_label=fold.gallery_label[gallery],
-            queries=fold.queries[queries], query_label=fold.query_label[queries],
-        )  # fmt: skip
-        lacking = len(fold.videos) - len(kept.videos)
-        what = f"{lacking} videos whose {' or '.join(modalities)} is missing or shorter than a clip"
-        return kept, {"left out": what} if lacking else {}
 
     def features(self, model: Model, videos: np.ndarray, modality: str) -> PooledFeatures:
         """Features of at least these videos, extracted once."""
@@ -163,14 +147,19 @@ def _svm(evaluator: Evaluator, model: Model, fold: Fold, _: Path) -> Outcome:
 
 
 def _multilabel(evaluator: Evaluator, model: Model, fold: Fold, _: Path) -> Outcome:
-    from gdt.eval.retrieval import mean_average_precision
+    from gdt.eval.retrieval import counted, mean_average_precision
+    from gdt.pipeline.shards.layout import names_in
 
     metric = mean_average_precision(*evaluator.pooled(model, fold, "average"), evaluator.settings.linear_c)
-    return Outcome({"mAP": metric}, fold, {"pooling": "average"})
+    queries, gallery = fold.query_label, fold.gallery_label
+    used = f"mAP is over the {len(counted(queries, gallery))} of {len(names_in([*queries, *gallery]))} in both parts"
+    bare = f"{(queries == '').sum()} queries and {(gallery == '').sum()} gallery videos have none: negatives of all"
+    return Outcome({"mAP": metric}, fold, {"pooling": "average", "labels": f"{used}; {bare}"})
 
 
 def _cross_modal(evaluator: Evaluator, model: Model, fold: Fold, _: Path) -> Outcome:
     from gdt.eval.metrics import share
+    from gdt.pipeline.clips import usable
     from gdt.train import crossmodal
 
     trained, settings, data = model.trained, evaluator.settings, evaluator.data
@@ -185,7 +174,7 @@ def _cross_modal(evaluator: Evaluator, model: Model, fold: Fold, _: Path) -> Out
             f"videos ({reason}; text needs --word2vec)"
         )
     index, clip = trained.normalise(data.index), trained.settings.clip
-    videos = crossmodal.usable_videos(index, fold.queries, clip, modalities)
+    videos = fold.queries[usable(index, clip, modalities)[fold.queries]]
     if len(videos) < 2:
         raise UserError(
             f"cross-modal retrieval needs two videos with {' and '.join(modalities)} as long as a clip; the split "
@@ -246,6 +235,8 @@ class Protocol:
     """Whether it is evaluated when --protocols is not set and models and data fit."""
     labels: bool = True
     """Whether it needs a gallery and labels."""
+    several: bool = False
+    """Whether a video may have any number of labels, also none; else it has one."""
     pairs: bool = False
     """Whether the model and the videos need two modalities."""
     trains: bool = False
@@ -265,7 +256,7 @@ PROTOCOLS = {
         Protocol("few-shot", _few_shot, (*_FROZEN, "seed"), "neighbours", default=True),
         Protocol("linear", _linear, (*_FROZEN, "seed", "train_samples", "linear_c"), "classifiers"),
         Protocol("svm", _svm, (*_FROZEN, "seed", "train_samples", "linear_c"), "classifiers"),
-        Protocol("multilabel", _multilabel, (*_FROZEN, "linear_c"), "labels"),
+        Protocol("multilabel", _multilabel, (*_FROZEN, "linear_c"), "labels", several=True),
         Protocol("attentive", _attentive, (*_FROZEN, "seed", "train_samples", *_RECIPE), "classifiers", trains=True),
         Protocol("finetune", _finetune, (*_FROZEN, "seed", "train_samples", *_RECIPE), "classifiers", trains=True),
     )

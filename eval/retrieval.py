@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -17,7 +18,7 @@ from threadpoolctl import threadpool_limits
 from gdt.common.errors import UserError
 from gdt.common.streams import Stream, generator
 from gdt.eval.metrics import Metric, Z, share
-from gdt.pipeline.shards.layout import LABEL_SEPARATOR
+from gdt.pipeline.shards.layout import LABEL_SEPARATOR, labels_in, names_in
 
 
 def nearest(query: np.ndarray, gallery: np.ndarray, k: int) -> np.ndarray:
@@ -87,22 +88,17 @@ def mean_average_precision(
 ) -> Metric:
     """Mean average precision, in percent, of a logistic regression per label, with an interval over labels.
 
-    `query_label` [q] and `train_label` [n] are names joined by LABEL_SEPARATOR. A label counts if queries and some, but
-    not all, training videos have it.
+    `query_label` [q] and `train_label` [n] are names joined by LABEL_SEPARATOR; those without a label are negatives.
+    Raises UserError if fewer than two labels are `counted`.
     """
-    asked, known = (
-        [{name.strip() for name in row.split(LABEL_SEPARATOR)} - {""} for row in rows]
-        for rows in (query_label, train_label)
-    )
     scaler = StandardScaler().fit(train)
     precisions, prevalences = [], []
     with threadpool_limits(1):
-        for name in sorted(set().union(*asked) & set().union(*known)):
-            has, had = (np.array([name in row for row in rows]) for rows in (asked, known))
-            if not had.all():
-                probe = LogisticRegression(C=c, max_iter=2000).fit(scaler.transform(train), had)
-                precisions.append(average_precision_score(has, probe.decision_function(scaler.transform(query))))
-                prevalences.append(has.mean())
+        for name in counted(query_label, train_label):
+            has, had = (np.array([name in labels_in(cell) for cell in rows]) for rows in (query_label, train_label))
+            probe = LogisticRegression(C=c, max_iter=2000).fit(scaler.transform(train), had)
+            precisions.append(average_precision_score(has, probe.decision_function(scaler.transform(query))))
+            prevalences.append(has.mean())
     if len(precisions) < 2:
         raise UserError(
             f"only {len(precisions)} labels are in both gallery and queries; set --label to a column of names joined "
@@ -111,6 +107,12 @@ def mean_average_precision(
     value, error = float(np.mean(precisions)), float(np.std(precisions, ddof=1) / math.sqrt(len(precisions)))
     low, high = (min(1.0, max(0.0, value + sign * Z * error)) for sign in (-1, 1))
     return Metric(100 * value, 100 * float(np.mean(prevalences)), len(query), bounds=(100 * low, 100 * high))
+
+
+def counted(query_label: np.ndarray, train_label: np.ndarray) -> list[str]:
+    """The labels that queries and some, but not all, training videos have; arguments as of `mean_average_precision`."""
+    had = Counter(name for cell in train_label for name in labels_in(cell))
+    return [name for name in names_in(query_label) if 0 < had[name] < len(train_label)]
 
 
 def classes_of(labels: np.ndarray) -> np.ndarray:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -16,10 +16,13 @@ from gdt.common.errors import UserError, plural
 from gdt.common.streams import Stream, generator
 from gdt.eval.finetune import WEIGHTS
 from gdt.eval.paper import PAPER
+from gdt.eval.protocols import PROTOCOLS
 from gdt.eval.results import RANDOM
 from gdt.eval.settings import Downstream
+from gdt.pipeline.clips import usable
+from gdt.pipeline.leaves import Clip
 from gdt.pipeline.shards.index import Index, fingerprint
-from gdt.pipeline.shards.layout import INDEX, shard_folder
+from gdt.pipeline.shards.layout import INDEX, LABEL_SEPARATOR, shard_folder
 from gdt.pipeline.shards.store import exists
 from gdt.train.checkpoint import Trained, load_trained
 from gdt.train.run import CHECKPOINT
@@ -113,6 +116,22 @@ class Fold:
     def videos(self) -> np.ndarray:
         return np.union1d(self.gallery, self.queries)
 
+    def having(self, index: Index, clip: Clip, modalities: Collection[str]) -> Fold:
+        """The videos with these modalities; see `pipeline.clips.usable`.
+
+        Raises UserError if no query or no gallery video is left.
+        """
+        present = usable(index, clip, modalities)
+        gallery, queries = present[self.gallery], present[self.queries]
+        if not (gallery.any() and queries.any()):
+            what, other = ("as long as a clip", "video") if "audio" in modalities else ("at all", "audio")
+            raise UserError(
+                f"{gallery.sum()} videos of the gallery and {queries.sum()} queries have {' and '.join(modalities)} "
+                f"{what}; set --modalities to {other}"
+            )
+        labels = self.gallery_label[gallery], self.query_label[queries]
+        return Fold(self.number, self.gallery[gallery], self.queries[queries], *labels)
+
 
 def folder_name(model: str, digest: str) -> str:
     """Folder of a model's features and finetuning, by its name and the digest of its weights."""
@@ -149,12 +168,24 @@ def gallery_split(given: str, index: Index, query_split: str) -> str:
     """The split of the gallery: the given one, or by default train, or val if only that has labels."""
     if given:
         return given
-    labelled = {split for split in ("train", "val") if len(_labelled(index, split))}
+    labelled = {split for split in ("train", "val") if len(_members(index, split))}
     return "val" if labelled == {"val"} and query_split != "val" else "train"
 
 
-def folds(settings: Downstream, index: Index, query_split: str) -> list[Fold]:
-    """The folds of --folds, or all. Raises UserError if there is no such fold, or it has no labelled videos."""
+def folds(settings: Downstream, protocol: str, index: Index, query_split: str) -> list[Fold]:
+    """The videos that a protocol evaluates, of which models with other modalities take a part (`Fold.having`).
+
+    Without labels, those of a split, else the folds of --folds, or all. Raises UserError if there is no such fold, it
+    has no labelled videos, or the protocol does not take such labels.
+    """
+    kind = PROTOCOLS[protocol]
+    if not kind.labels:
+        return [held_out(index, query_split)]
+    if not kind.several and (cell := several_labels(index)):
+        raise UserError(
+            f"videos have several labels in the column '{settings.label or 'label'}' (first: '{cell}'), and {protocol} "
+            "takes one; set --protocols multilabel, or --label to another column"
+        )
     numbers = dict.fromkeys(settings.folds) or official_folds(index) or (0,)
     splits = gallery_split(settings.gallery_split, index, query_split), query_split
     if splits[0] == splits[1]:
@@ -162,12 +193,12 @@ def folds(settings: Downstream, index: Index, query_split: str) -> list[Fold]:
             f"gallery and queries are both the split '{query_split}', so every video would find itself; change "
             "--query-split or --gallery-split"
         )
-    return [_fold(settings, index, splits, number) for number in numbers]
+    return [_fold(settings, kind.several, index, splits, number) for number in numbers]
 
 
-def _fold(settings: Downstream, index: Index, splits: tuple[str, str], number: int) -> Fold:
+def _fold(settings: Downstream, several: bool, index: Index, splits: tuple[str, str], number: int) -> Fold:
     index = index.fold(number) if number else index
-    gallery, queries = (_labelled(index, split) for split in splits)
+    gallery, queries = (_members(index, split, several) for split in splits)
     for split, videos in zip(splits, (gallery, queries), strict=True):
         if not len(videos):
             raise UserError(_no_labels(index, number, settings.label, split))
@@ -191,8 +222,16 @@ def _no_labels(index: Index, number: int, column: str, split: str) -> str:
     )
 
 
-def _labelled(index: Index, split: str) -> np.ndarray:
-    return np.flatnonzero((index.split == split) & (index.label != ""))
+def _members(index: Index, split: str, several: bool = False) -> np.ndarray:
+    """The labelled videos of a split; with `several` labels, also those of none, which are negatives of all."""
+    inside = index.split == split
+    labelled = inside & (index.label != "")
+    return np.flatnonzero(inside if several and labelled.any() else labelled)
+
+
+def several_labels(index: Index) -> str:
+    """The first cell with several labels; empty if there is none."""
+    return next((cell for cell in index.label.tolist() if LABEL_SEPARATOR in cell), "")
 
 
 def official_folds(index: Index) -> range:

@@ -17,7 +17,7 @@ from gdt.common.files import write_text
 from gdt.eval import results
 from gdt.eval.metrics import Metric, over_seeds
 from gdt.eval.paper import SOUND, reported
-from gdt.eval.protocols import PROTOCOLS
+from gdt.eval.protocols import NOTED, PROTOCOLS
 from gdt.eval.results import RANDOM, Result
 from gdt.pipeline import presets
 from gdt.pipeline.leaves import MODALITIES
@@ -26,8 +26,6 @@ Lines = list[list[str]]
 """Cells of a table; the first line and the first cell of each line are headings."""
 Groups = Mapping[str, Sequence[Result]]
 """Rows of a table by name: the results of their seeds and folds."""
-UNANSWERABLE = "of classes without gallery videos"
-"""Detail of a result: queries that every model gets wrong."""
 _PUBLISHED = "published results were obtained with their authors' networks and clips, and on all classes"
 _ROWS = "features should distinguish (d) or ignore (i) a shift or a reversal in time"
 _FEW_QUERIES = 50
@@ -158,8 +156,7 @@ def _notes(groups: Groups) -> list[str]:
             notes.append(f"warning: {name} may have been pretrained on queries: the data has changed since, or --init")
         if unfinished:
             notes.append(f"{name}: its run had done {unfinished.step} of {unfinished.steps} steps")
-    for text in dict.fromkeys(each.details[UNANSWERABLE] for each in part if UNANSWERABLE in each.details):
-        notes.append(f"warning: {text} are {UNANSWERABLE}: any model gets them wrong")
+    notes += dict.fromkeys(f"{k}: {each.details[k]}" for k in NOTED for each in part if k in each.details)
     return [note for note in notes if note]
 
 

@@ -1,5 +1,6 @@
 """Clip plans for finetuning and evaluation, executed by the same loader as the plans of the sampling tree.
 
+Each modality has its own starts, whatever else is asked for; only comparisons take several modalities at the same time.
 Videos shorter than a clip are padded by repeating the last frame and the last log-mel row, since official splits count
 every video.
 """
@@ -34,17 +35,22 @@ class ClipSampling:
 
 
 def usable(index: Index, clip: Clip, modalities: Collection[str]) -> np.ndarray:
-    """Whether a clip of these modalities fits into each video: bool [n_videos].
+    """Whether each video has all of these modalities: bool [n_videos].
 
-    Official splits count shorter videos, too.
+    Pictures count however short they are, sound only if a clip fits, or if official folds count a shorter video.
     """
-    audio = "audio" in modalities
-    fits = index.start_counts(clip.frames, clip.stride, clip.mel_frames if audio else 0) > 0
     # the window of the last row, 20 ms long, ends one row later
-    needed = max(((clip.frames - 1) * clip.stride + 1) / index.fps, (clip.mel_frames + 1) / 100 if audio else 0)
-    too_short = (index.folds != "") & (index.length / index.fps < needed)
-    found = fits | (too_short & (index.mel_count > 0) if audio else too_short)
-    return found & (index.frame_count > 0) if "video" in modalities else found
+    too_short = (index.folds != "") & (index.length / index.fps < (clip.mel_frames + 1) / 100)
+    sound = (index.mel_count >= clip.mel_frames) | (too_short & (index.mel_count > 0))
+    present = {"video": index.frame_count > 0, "audio": sound, "text": index.text_count > 0}
+    return np.logical_and.reduce([present[name] for name in modalities])
+
+
+def start_counts(index: Index, clip: Clip, modalities: Collection[str]) -> np.ndarray:
+    """Number of start frames at which a clip of each of these modalities fits, at least 1: int64 [n_videos]."""
+    frames = clip.frames if "video" in modalities else 0
+    rows = clip.mel_frames if "audio" in modalities else 0
+    return np.maximum(index.start_counts(frames, clip.stride, rows), 1)
 
 
 def random_clips(
@@ -58,7 +64,7 @@ def random_clips(
     rng = generator(Stream.FINETUNING_CLIPS, *seeds)
     order = rng.permutation(np.repeat(np.arange(len(videos)), sampling.clips))
     mel_frames, bands = (clip.mel_frames, index.bands) if modality == "audio" else (0, 1)
-    starts = np.maximum(index.start_counts(clip.frames, clip.stride, mel_frames), 1)
+    starts = start_counts(index, clip, [modality])
     for number in range(sampling.batches(len(videos))):
         chosen = order[number * sampling.batch : (number + 1) * sampling.batch]
         leaves = Leaves.plain(len(chosen), clip, bands)
@@ -76,9 +82,10 @@ def uniform_clips(
 ) -> BatchPlan:  # fmt: skip
     """`clips` clips spread uniformly over each video [n], from the first to the last possible start.
 
-    A video with fewer starts repeats some. Leaves are sorted by video, modality and clip.
+    A video with fewer starts repeats some. Clips of several modalities begin at the same time. Leaves are sorted by
+    video, modality and clip.
     """
-    first = uniform_starts(index, videos, clips, clip, "audio" in modalities)
+    first = uniform_starts(index, videos, clips, clip, modalities)
     leaves = Leaves.plain(len(videos) * len(modalities) * clips, clip, index.bands)
     shape = (len(videos), len(modalities), clips)
 
@@ -93,10 +100,10 @@ def uniform_clips(
     return _plan(index, leaves, {})
 
 
-def uniform_starts(index: Index, videos: np.ndarray, clips: int, clip: Clip, audio: bool) -> np.ndarray:
+def uniform_starts(index: Index, videos: np.ndarray, clips: int, clip: Clip, modalities: Sequence[str]) -> np.ndarray:
     """First stored frames of `uniform_clips`: int64 [n, clips]."""
     position = np.arange(clips) / (clips - 1) if clips > 1 else np.array([0.5])
-    starts = np.maximum(index.start_counts(clip.frames, clip.stride, clip.mel_frames if audio else 0)[videos], 1)
+    starts = start_counts(index, clip, modalities)[videos]
     first: np.ndarray = np.floor(position[None] * (starts[:, None] - 1) + 0.5).astype(np.int64)
     return first
 

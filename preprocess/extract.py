@@ -38,6 +38,9 @@ _READING = tuple(
 """What ffmpeg says where a file cannot be read; also where some files end too early."""
 
 
+NEXT_RUN = "the next run tries it again"
+
+
 class Unread(Rejected):
     """This machine cannot read the file now, which is no verdict on the video: the next run tries it again."""
 
@@ -100,7 +103,7 @@ def _extract(target: Target, settings: Extraction) -> Extracted:
     path = target.video.path
     if (size := size_of(path)) < 0:
         if target.video.size >= 0:
-            raise Unread("the file has disappeared during the run")
+            raise Unread(f"the file has disappeared during the run; {NEXT_RUN}")
         what = kind(path)
         raise Rejected("the file does not exist" if what == "missing" else f"it is {what}, not a file")
     if size == 0:
@@ -109,7 +112,7 @@ def _extract(target: Target, settings: Extraction) -> Extracted:
     log = _decode(target, settings)
     if failure := next((each for each in _READING if any(each in line for line in log.errors)), ""):
         if not hash_of(path):
-            raise Unread(f"it cannot be read ({failure}); the next run tries it again")
+            raise Unread(f"it cannot be read ({failure}); {NEXT_RUN}")
         log = _decode(target, settings)
     trials = [replace(target, sound="")] if target.pictures and target.sound else []  # the sound may be undecodable
     if target.hdr:  # the file may not declare its colour space

@@ -18,12 +18,12 @@ import tyro
 from tqdm import tqdm
 
 from gdt.common.commandline import gdt_command
-from gdt.common.errors import UserError, plural, require_positive
+from gdt.common.errors import Unusable, UserError, plural, require_positive
 from gdt.common.files import dump_row, locked, write_lines
 from gdt.pipeline.shards import store
 from gdt.pipeline.shards.container import Damaged, Head, OtherSchema
 from gdt.pipeline.shards.index import Index, write_index
-from gdt.pipeline.shards.layout import BANDS, DATASETS, INDEX, REJECTED, shard_folder
+from gdt.pipeline.shards.layout import BANDS, DATASETS, INDEX, REJECTED, names_in, shard_folder
 from gdt.preprocess import checks, cluster, datasets
 from gdt.preprocess.captions import readers
 from gdt.preprocess.captions.attach import Spoken
@@ -181,7 +181,7 @@ def dry_run(settings: Preprocess) -> str:
         doubtful = job.doubtful(pending)
     videos = job.listed.videos.values()
     splits = Counter(video.split for video in videos)
-    classes, lines = len({video.label for video in videos} - {""}), "\n".join(left_out(job.listed))
+    classes, lines = len(names_in(video.label for video in videos)), "\n".join(left_out(job.listed))
     compared = f"; {plural(len(doubtful), 'file')} of the others changed in time: their content will be compared"
     return (
         f"{plural(len(videos), 'video')} ({', '.join(f'{n} {split}' for split, n in sorted(splits.items()))}; "
@@ -342,7 +342,7 @@ def _finish(job: Job, made: Sequence[int], image: store.Image) -> Summary:
     index = Index.open(destination)
     if not len(index):
         (destination / INDEX).unlink()  # so that no command takes the folder for a data set
-        raise UserError(
+        raise Unusable(
             f"0 of {plural(len(listed.videos), 'video')} can be used; {rows[0]['path'] or rows[0]['id']}: "
             f"{rows[0]['reason']}. See {destination / REJECTED}"
         )

@@ -37,20 +37,11 @@ class Embedded(NamedTuple):
     """By modality, the mean over the clips, of length 1: float32 [n, d]."""
 
 
-def usable_videos(index: Index, videos: np.ndarray, clip: Clip, modalities: Sequence[str]) -> np.ndarray:
-    """Rows among `videos` with at least one clip of every modality; see `pipeline.clips.usable`."""
-    has_clip = usable(index, clip, modalities)
-    if "text" in modalities:
-        has_clip &= index.text_count > 0
-    found: np.ndarray = videos[has_clip[videos]]
-    return found
-
-
 def embed(
     model: GDT, index: Index, videos: np.ndarray, clip: Clip, scale: int, clips: int, device: torch.device,
     modalities: Sequence[str], words: WordVectors | None = None, loading: Loading | None = None,
 ) -> Embedded:  # fmt: skip
-    """Mean embeddings over `clips` uniform centre-cropped clips of each video; `videos` as from `usable_videos`.
+    """Mean embeddings over `clips` uniform centre-cropped clips of each video; all have these modalities.
 
     Leaves the model in evaluation mode. With text, skips videos whose clips all lack captions.
     """
@@ -106,7 +97,7 @@ class Probe:
         self._modalities = settings.composition.modalities
         splits = [split for split in ("val", "test") if split != settings.split and (index.split == split).any()]
         self.split = splits[0] if splits else "val"
-        held_out = usable_videos(index, np.flatnonzero(index.split == self.split), settings.clip, self._modalities)
+        held_out = np.flatnonzero((index.split == self.split) & usable(index, settings.clip, self._modalities))
         # at random, since the first ids may be of few classes
         chosen = generator(Stream.PROBE).permutation(held_out)[:_PROBE_VIDEOS]
         self.videos = np.sort(chosen) if len(chosen) > 1 else chosen[:0]

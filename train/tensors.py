@@ -49,8 +49,7 @@ def load_checked(path: Path) -> Any:
     except (MemoryError, Damaged):
         raise
     except Exception as error:  # damaged bytes raise anything
-        if isinstance(error, OSError):
-            require_readable(path, error)
+        require_readable(path, error)
         raise Damaged("it is damaged, of another kind, or names code, which is not run") from error
 
 

@@ -113,8 +113,7 @@ def _conditions(evaluation: Downstream, index: Index) -> frozenset[str]:
     for label in evaluation.labels:
         own, of_label = replace(evaluation, label=label), replace(data, index=index.labelled(label))
         for name in evaluation.protocols:
-            labels = PROTOCOLS[name].labels
-            parts = folds(own, of_label.index, data.split) if labels else [held_out(index, data.split)]
+            parts = folds(own, name, of_label.index, data.split)
             found |= {conditions(own, name, of_label, part, device, words) for part in parts}
     return frozenset(found)
 

@@ -66,8 +66,9 @@ class Planner:
         if (k := _values(factor)) < 2:
             return None
         longest = self._leaves(factor, network, np.zeros(1, np.int64), np.zeros((1, 1, k), np.int64))
-        rows = int(longest.mel_frames.max()) + 1 if network == "audio" else 0
-        counts = self.index.start_counts(int(longest.frames.max()) + 1, 1, rows)
+        audio = network == "audio"
+        frames, rows = (int(each.max()) + 1 for each in (longest.frames, longest.mel_frames))
+        counts = self.index.start_counts(0 if audio else frames, 1, rows if audio else 0)
         usable = self.candidates[counts[self.candidates] >= (_THIRDS if isinstance(factor, TimeShift) else 1)]
         if len(usable) < FOLDS:
             return None

@@ -8,17 +8,15 @@ import numpy as np
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 from torch import Tensor
-from tqdm import tqdm
 
 from gdt.common.errors import UserError
 from gdt.common.streams import Stream, generator
 from gdt.eval.drawing import COLOURS, STYLE, mark, picture
-from gdt.eval.extract import outputs, require_network
+from gdt.eval.extract import require_network, uniform_outputs
 from gdt.eval.retrieval import unit
-from gdt.pipeline.clips import uniform_plans
 from gdt.pipeline.loader import Batch
 from gdt.pipeline.shards.index import Index
-from gdt.pipeline.transformations.augmentation import centred
+from gdt.pipeline.shards.layout import labels_in, names_in
 from gdt.train.models.gdt import any_device
 from gdt.train.trained import Trained
 
@@ -65,22 +63,20 @@ def _choose(trained: Trained, index: Index, split: str) -> np.ndarray:
 
 def _features(trained: Trained, index: Index, videos: np.ndarray) -> list[np.ndarray]:
     """Features of length 1 of uniform, centre-cropped clips, of the model and of random weights: [n, clips, d] each."""
-    clip, crop, device = trained.settings.clip, centred(trained.settings.augmentation.scale[0]), any_device()
+    device = any_device()
     networks = [each.model.video_network.to(device).eval() for each in (trained, trained.untrained())]
 
     def forward(batch: Batch) -> list[Tensor]:
         return [network(batch.inputs["video"]) for network in networks]
 
-    bar = tqdm(total=len(videos), unit="video", desc="deviation", mininterval=1.0, leave=False)
-    plans = uniform_plans(index, videos, _CLIPS, clip, crop)
-    found = outputs(trained.normalise(index), plans, clip, device, forward, bar, _CLIPS)
+    found = uniform_outputs(trained, index, videos, _CLIPS, device, forward)
     return [unit(each).reshape(len(videos), _CLIPS, -1) for each in found]
 
 
 def groups(features: np.ndarray, labels: np.ndarray) -> dict[str, np.ndarray]:
     """Deviations [n] over clips of "a video", of "a class" where some videos share one, and of "any videos"."""
     shuffled = features[generator(Stream.FIGURES).permutation(len(features))]
-    classes = [features[labels == name] for name in sorted(set(labels) - {""})]
+    classes = [features[[name in labels_in(cell) for cell in labels]] for name in names_in(labels)]
     parts = {"a video": [features], "a class": [mixed(each) for each in classes if len(each) > 1]}
     parts["any videos"] = [mixed(shuffled)]
     return {name: np.concatenate([spread(each) for each in sets]) for name, sets in parts.items() if sets}

@@ -18,11 +18,12 @@ from gdt.common.errors import UserError
 from gdt.common.streams import Stream, generator
 from gdt.eval import extract
 from gdt.eval.drawing import COLOURS, STYLE, data_uri, mark, picture
-from gdt.eval.protocols import features_path
+from gdt.eval.protocols import conditions, features_path
 from gdt.eval.results import Result
 from gdt.eval.retrieval import nearest
 from gdt.eval.settings import Downstream
-from gdt.eval.subjects import folder_name, folds
+from gdt.eval.subjects import Data, folder_name, folds
+from gdt.pipeline.clips import usable
 from gdt.pipeline.shards.index import Index, fingerprint
 from gdt.pipeline.shards.reader import ShardReader
 from gdt.train import crossmodal
@@ -51,18 +52,22 @@ class Neighbours(NamedTuple):
     """As from `confusion`; empty without classes."""
 
 
-def by_features(row: Result, root: Path) -> Neighbours:
-    """Videos found by the features of an evaluation, which are below `root`.
+def by_features(row: Result, root: Path, trained: Trained) -> Neighbours:
+    """Videos found by the features of an evaluation, which are below `root`, of a model.
 
     Raises UserError if they are missing or the data has changed.
     """
     index = Index.open(row.shards).labelled(row.label)
-    if fingerprint(index) != row.data:
-        raise UserError(f"videos or splits of {index.folder} have changed since; evaluate again")
-    (fold,) = folds(Downstream(folds=(row.fold,) if row.fold else (), **row.settings), index, row.query_split)
+    data = Data(row.dataset, index, fingerprint(index), row.query_split)
+    asked = Downstream(folds=(row.fold,) if row.fold else (), **row.settings)
+    fold, *_ = folds(asked, row.protocol, index, row.query_split)
+    now = {conditions(asked, row.protocol, data, fold, device, None): device for device in ("cpu", "cuda")}
+    if row.conditions not in now:
+        raise UserError(f"videos, splits or labels of {index.folder} have changed since; evaluate again")
+    fold = fold.having(index, trained.settings.clip, asked.modalities)
     folder = Path(escape(folder_name(row.model, row.weights)))
-    names = [features_path(folder, row.data, row.settings["clips"], device) for device in ("cpu", "cuda")]
-    path = next((path for name in names for path in root.rglob(str(name))), None)
+    name = features_path(folder, row.data, asked.clips, now[row.conditions])
+    path = next(root.rglob(str(name)), None)
     if not path or not (features := extract.read(path)):
         raise UserError(f"there are no features of {row.model} below {root}; evaluate again")
     queries, gallery = (features.maximum[features.positions(part)] for part in (fold.queries, fold.gallery))
@@ -86,7 +91,7 @@ def by_sound(trained: Trained, index: Index, split: str) -> Neighbours:
     if not set(both) <= set(trained.model.modalities):
         raise UserError("it is not evaluated with labels, and has no two networks for a search by sound")
     index = trained.normalise(index)
-    held_out = crossmodal.usable_videos(index, np.flatnonzero(index.split == split), clip, both)
+    held_out = np.flatnonzero((index.split == split) & usable(index, clip, both))
     order = generator(Stream.FIGURES).permutation(held_out)[:_VIDEOS]
     if len(order) < 2:
         raise UserError(f"the split '{split}' has fewer than 2 videos with frames and sound; hold out more videos")
@@ -124,8 +129,6 @@ def thumbnails(
 
     Raises UserError if a shard is damaged.
     """
-    if not index.frame_count[np.append(queries, neighbours)].all():
-        raise UserError(f"{index.folder} has sounds, which have no pictures to show")
     reader = ShardReader(index)
 
     def thumbnail(video: int, kind: str) -> dict[str, str]:

@@ -122,7 +122,7 @@ def examples(model: Model, root: Path) -> dict[str, Any]:
         index = Index.open(row.shards if row else trained.settings.shard_folder)
         split = row.query_split if row else "test" if "test" in index.split else "val"
         with noting("nearest neighbours", missing):
-            parts["neighbours"] = by_features(row, root) if row else by_sound(trained, index, split)
+            parts["neighbours"] = by_features(row, root, trained) if row else by_sound(trained, index, split)
         with noting("deviation", missing):
             parts["deviation"] = deviation(trained, index, split)
     return parts

@@ -24,9 +24,12 @@ from gdt.pipeline.shards.layout import (
     COLUMNS,
     DATASETS,
     INDEX,
+    LABEL_SEPARATOR,
     PARTS,
     PIECES,
     VideoTable,
+    labels_in,
+    names_in,
     preprocess_command,
     table_checksum,
     verify_hint,
@@ -113,7 +116,7 @@ class Index(VideoTable):
 
     folder: Path
     label: np.ndarray
-    """Name of the class, or empty."""
+    """Name of the class, or empty; several names are sorted and joined by LABEL_SEPARATOR."""
     split: np.ndarray
     """train, val, test or unused."""
     folds: np.ndarray
@@ -128,7 +131,6 @@ class Index(VideoTable):
     mel_count: np.ndarray
     text_start: np.ndarray
     text_count: np.ndarray
-    classes: list[str]
     shard_names: list[str]
     heads: list[Head]
     """The first line of each shard, which says where its datasets lie."""
@@ -174,6 +176,10 @@ class Index(VideoTable):
                 raise UserError(f"shard {shard} {state}; {again}")
         return index
 
+    @property
+    def classes(self) -> list[str]:
+        return names_in(self.label)
+
     def shard_path(self, video: int) -> Path:
         """The shard of a video."""
         return self.folder / self.shard_names[self.shard[video]]
@@ -194,7 +200,7 @@ class Index(VideoTable):
             return self
         if column not in self.columns:
             raise unknown("column", column, ["label", *self.columns])
-        return replace(self, label=self.columns[column], classes=_classes(self.columns[column]))
+        return replace(self, label=_joined(self.columns[column]))
 
     @cached_property
     def length(self) -> np.ndarray:
@@ -205,7 +211,7 @@ class Index(VideoTable):
         """Number of start frames at which a clip fits into each video: int64 [n_videos].
 
         A clip takes `frames` frames at a step of `stride`, and `mel_frames` log-mel rows from mel_position(start). With
-        `mel_frames`, clips fit into sounds, too.
+        `mel_frames`, clips fit into sounds, too; with 0 frames, sound alone decides.
         """
         count = (self.length if mel_frames else self.frame_count) - ((frames - 1) * stride + 1) + 1
         if mel_frames:
@@ -219,8 +225,9 @@ class Index(VideoTable):
         return (200 * np.asarray(start) + self.fps) // (2 * self.fps)
 
 
-def _classes(label: np.ndarray) -> list[str]:
-    return sorted({*label.tolist()} - {""})
+def _joined(cells: np.ndarray) -> np.ndarray:
+    """Cells with the same labels are equal."""
+    return np.array([LABEL_SEPARATOR.join(labels_in(cell)) for cell in cells.tolist()], object)
 
 
 def fingerprint(index: Index) -> str:
@@ -259,12 +266,12 @@ def _index(folder: Path, arrays: Mapping[str, np.ndarray], notes: Mapping[str, s
 
     settings, sums = json.loads(notes["settings"]), json.loads(column("sums")[0])
     videos: dict[str, Any] = group("video/")
+    videos["label"] = _joined(videos["label"])
     return Index(
         folder=folder,
         **videos,
         shard_names=list(column("shard/name")),
         heads=[Head.parse(line) for line in arrays["shard/line"].tolist()],
-        classes=_classes(videos["label"]),
         fps=settings["fps"],
         bands=settings["bands"],
         statistics=Statistics.from_sums(sums["pixels"], sums["mels"]),

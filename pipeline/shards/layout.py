@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import MISSING, dataclass
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, get_type_hints
 
@@ -86,6 +87,17 @@ PIECES = ("frames/", "audio/", "text/")
 """Prefixes of the datasets that are read in pieces, each with its checksum."""
 ROWS = 100
 """Rows of audio/logmel per checksum."""
+
+
+@cache
+def labels_in(cell: str) -> list[str]:
+    """The labels in a cell, between LABEL_SEPARATOR: sorted, without blanks around them, each once."""
+    return sorted({name.strip() for name in cell.split(LABEL_SEPARATOR)} - {""})
+
+
+def names_in(cells: Iterable[str]) -> list[str]:
+    """The labels of some videos, sorted."""
+    return sorted({name for cell in set(cells) for name in labels_in(cell)})
 
 
 def dataset_name(dataset: str, shards: Path | None) -> str:

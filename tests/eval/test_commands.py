@@ -54,7 +54,7 @@ def test_features_do_not_depend_on_the_batch(index: Index, checkpoint: Path) -> 
     trained, videos = load_model(checkpoint), np.array([0, 30, 7])
     together = extract(trained, index, videos, 10, CPU)
     assert together.average.shape == together.maximum.shape == (3, 128)
-    alone = extract(trained, index, videos[1:2], 10, CPU, clips_per_batch=10)
+    alone = extract(trained, index, videos[1:2], 10, CPU)
     assert np.allclose(together.average[1], alone.average[0], atol=1e-5)
     assert np.allclose(together.maximum[1], alone.maximum[0], atol=1e-5)
 

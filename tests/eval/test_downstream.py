@@ -443,7 +443,7 @@ def test_protocols_skipped_for_lack_of_labels_are_named(
     change_index(label=np.where(index.split == "test", "", index.label).astype(object))
     text = downstream(Downstream((checkpoint,), "x", shards, clips=1, random_weights="exclude", out=tmp_path))
     assert "R@20" not in text
-    said = f"retrieval and few-shot are skipped: {shards} has no labelled videos in the split 'test' "
+    said = f"retrieval and few-shot skipped: {shards} has no labelled videos in the split 'test' "
     assert said + "(labels of 'label' are in: train, val); " in capsys.readouterr().out
 
 
@@ -465,6 +465,24 @@ def test_queries_without_their_class_in_the_gallery_are_named(
     change_index(label=label)
     settings = Downstream((checkpoint,), "x", shards, ("retrieval",), clips=1, random_weights="exclude", out=tmp_path)
     assert "warning: 2 of 12 queries are of classes without gallery videos: any model gets them" in downstream(settings)
+
+
+def test_a_sound_among_the_videos_leaves_short_videos_in(
+    change_index: Callable[..., None], checkpoint: Path, index: Index, shards: Path, tmp_path: Path
+) -> None:
+    frames = index.frame_count.copy()
+    train, test = (np.flatnonzero(index.split == split) for split in ("train", "test"))
+    frames[test[0]] = 20  # shorter than a clip
+    settings = Downstream((checkpoint,), "x", shards, ("retrieval",), clips=2, random_weights="exclude")
+    for sounds in ((), train[:1], test[1:2]):
+        own = frames.copy()
+        own[list(sounds)] = 0
+        change_index(frame_count=own)
+        text = downstream(replace(settings, out=tmp_path / str(sounds)))
+        (record,) = results(tmp_path / str(sounds))
+        lacking = [int(np.isin(sounds, part).sum()) for part in (train, test)]
+        assert (record.gallery, record.queries) == (24 - lacking[0], 12 - lacking[1])
+        assert ("left out: 1 video whose video is missing\n" in text) == bool(len(sounds))
 
 
 def test_without_labels_in_train_the_gallery_is_val(
@@ -669,9 +687,11 @@ def test_labelled_protocols_evaluate_audio_or_both(
         assert f", features of {' and '.join(modalities)}: 11 queries" in " ".join(text.split())
         assert [row.protocol for row in found[modalities]] == ["retrieval", "few-shot", "linear"]
         for row in found[modalities]:
-            assert row.details["left out"].startswith("2 videos whose ")
+            what = " or ".join(modalities)
+            assert row.details["left out"] == f"2 videos whose {what} is missing, or sound is shorter than a clip"
             assert (row.gallery, row.queries) == (23, 11)
             assert row.metrics and all(0 <= m.low <= m.value <= m.high <= 100 for m in row.metrics.values())
+        assert "left out: 2 videos whose " in text
     assert "features of" not in videos and {(row.gallery, row.queries) for row in found["video",]} == {(24, 12)}
     assert replace(settings, modalities=("audio", "video")) == replace(settings, modalities=("video", "audio"))
     text = downstream(replace(settings, modalities=("audio",), protocols=()))

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import random
 import shutil
 import unicodedata
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import h5py
 import numpy as np
 import pytest
 import torch
 
-from gdt.common.errors import UserError
+from gdt.common.errors import Unusable, UserError
 from gdt.eval.embed import Embed, Features, _decode, embed, features, features_of, read
 from gdt.eval.nearest import Nearest, most_similar, nearest
 from gdt.pipeline.clips import uniform_clips
@@ -135,6 +137,23 @@ def test_videos_without_audio_have_rows_of_nan(checkpoint: Path, index: Index) -
     assert np.isnan(rows.features["audio"]).any(1).sum() == 1
 
 
+def test_a_fault_of_the_machine_is_not_a_verdict_on_the_files(
+    checkpoint: Path, videos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken, whole = videos / "broken.mp4", videos / "more" / "one.mp4"
+    with pytest.raises(Unusable, match="no video can be used; the first, .*broken.mp4: ") as raised:
+        features(Embed(checkpoint, (broken,), workers=1))
+    assert [path for path, _ in raised.value.skipped] == [str(broken)]
+    with monkeypatch.context() as patch:
+        patch.setattr("gdt.preprocess.worker.write_shard", Mock(side_effect=OSError(errno.ENOSPC, "No space left")))
+        with pytest.raises(UserError, match="no space left on the disk") as full:
+            features(Embed(checkpoint, (broken, whole), workers=1))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UserError, match="ffmpeg is not installed") as absent:
+        features(Embed(checkpoint, (whole,), workers=1))
+    assert not {Unusable} & {type(full.value), type(absent.value)}
+
+
 def packages(suffix: str) -> None:
     """Skip a test of a format whose package is not installed."""
     if suffix == ".parquet":
@@ -149,7 +168,8 @@ def test_all_formats_hold_the_same(checkpoint: Path, shards: Path, tmp_path: Pat
         embed(Embed(checkpoint, dataset="x", shards=shards, clips=2, rows=rows, out=tmp_path / name))
     one, other = read(tmp_path / "a.h5"), read(tmp_path / f"a{suffix}")
     assert one.id.tolist() == other.id.tolist() and one.metadata == other.metadata
-    assert len(one.id) == 42 * (2 if rows == "clip" else 1) and (one.start is None) == (rows == "video")
+    assert len(one.id) == 42 * (2 if rows == "clip" else 1)
+    assert list(one.start) == (["video", "audio"] if rows == "clip" else [])
     assert list(one.columns) == list(other.columns)
     for name, values in one.columns.items():
         assert np.array_equal(values, other.columns[name]) and values.dtype == other.columns[name].dtype
@@ -172,11 +192,38 @@ def test_rows_of_clips_average_to_the_row_of_their_video(checkpoint: Path, index
     for name, values in clips.features.items():
         assert np.allclose(values.reshape(len(index), 3, -1).mean(1), rows.features[name], atol=1e-5, equal_nan=True)
     assert clips.id.tolist() == np.repeat(index.id, 3).tolist()
-    start = clips.start.reshape(-1, 3)
-    seconds = index.frame_count / index.fps  # the last clip ends where picture or sound ends
-    length = ((trained.settings.clip.frames - 1) * trained.settings.clip.stride + 1) / index.fps
-    assert (start[:, 0] == 0).all() and np.isclose(start[3, 2] + length, seconds[3])
-    assert (start[:, 2] + length <= seconds + 1e-9).all() and np.allclose(start[:, 1], start.mean(1), atol=0.02)
+    frames = (trained.settings.clip.frames - 1) * trained.settings.clip.stride + 1
+    ends = {"video": (frames / index.fps, index.frame_count / index.fps), "audio": (0.99, index.mel_count / 100)}
+    for name, (length, seconds) in ends.items():  # the last clip ends where pictures or sound end
+        start = clips.start[name].reshape(-1, 3)[np.arange(len(index)) != 3]
+        over = np.delete(seconds, 3) - start[:, 2] - length
+        assert (start[:, 0] == 0).all() and (np.abs(over) < 1 / index.fps).all()
+        assert np.allclose(start[:, 1], start.mean(1), atol=0.02)
+    assert np.isnan(clips.start["audio"].reshape(-1, 3)[3]).all()
+
+
+@pytest.mark.parametrize("rows", ["video", "clip"])
+@pytest.mark.parametrize("kind", ["embeddings", "features"])
+def test_features_of_a_modality_do_not_depend_on_the_others(
+    checkpoint: Path, index: Index, kind: str, rows: str
+) -> None:
+    """Whether asked for alone or together, with the sound cut short or absent, and with a sound file beside them."""
+    trained, count = load_model(checkpoint), np.arange(len(index))
+    alone = features_of(trained, index, ["video"], 3, kind, rows)
+    own = {"audio": features_of(trained, index, ["audio"], 3, kind, rows), "video": alone}
+    together = features_of(trained, index, ["video", "audio"], 3, kind, rows)
+    for name, found in own.items():
+        assert np.array_equal(together.features[name], found.features[name])
+        assert rows == "video" or np.array_equal(together.start[name], found.start[name])
+    for rest in (0, 50, 110):
+        cut = replace(index, mel_count=np.minimum(index.mel_count, rest))
+        assert np.array_equal(features_of(trained, cut, ["video", "audio"], 3, kind, rows).features["video"],
+                              alone.features["video"])  # fmt: skip
+    sound = replace(index, frame_count=np.where(count == 5, 0, index.frame_count))
+    beside = features_of(trained, sound, ["video", "audio"], 3, kind, rows)
+    assert np.array_equal(beside.features["audio"], together.features["audio"])
+    others = np.repeat(count != 5, 3 if rows == "clip" else 1)
+    assert np.allclose(beside.features["video"][others], alone.features["video"][others], atol=1e-6)
 
 
 @pytest.mark.parametrize("suffix", [".h5", ".npz", ".parquet"])

@@ -218,6 +218,9 @@ def test_videos_without_sound_are_measured_by_frames(checkpoint: Path, index: In
 def test_too_few_videos_are_refused(checkpoint: Path, index: Index) -> None:
     with pytest.raises(UserError, match="--videos is 4; it must be 5 or more, at least one per fold"):
         Factors((checkpoint,), videos=4)
-    short = replace(index, frame_count=np.where(index.split == "test", 20, index.frame_count))
+    test = index.split == "test"
+    short = replace(
+        index, frame_count=np.where(test, 20, index.frame_count), mel_count=np.where(test, 65, index.mel_count)
+    )
     with pytest.raises(UserError, match="no factor can be measured .* set --split to a split with more videos"):
         measure(load_model(checkpoint), short, "test", 100)

@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -230,6 +231,17 @@ def test_a_run_starts_again_if_its_state_does_not_fit(
     path.write_bytes(data[: len(data) // 2] if how == "cut" else data)
     assert Finetuning(trained, *task, recipe, 0, CPU, tmp_path / "run").run("x") == whole
     assert "is damaged or of another recipe; finetuning restarts" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("fault", [MemoryError(), UserError("cannot read it (Input/output error)")])
+def test_a_state_that_the_machine_cannot_read_is_not_started_again(
+    trained: Trained, task: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: Exception
+) -> None:
+    run = Finetuning(trained, *task, quick(trained), 0, CPU, tmp_path)
+    run._save_epoch(0, 1.0, 0)
+    monkeypatch.setattr("gdt.eval.finetune.load_checked", Mock(side_effect=fault))
+    with pytest.raises(type(fault)):
+        run.run("x")
 
 
 def test_finetuned_weights_keep_their_metadata_when_read_and_exported(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,8 @@ import pytest
 
 import gdt
 from gdt.common.errors import UserError
+from gdt.preprocess.extract import NEXT_RUN, Unread
+from tests.sounds import tone
 
 mteb = pytest.importorskip("mteb")
 datasets = pytest.importorskip("datasets")
@@ -56,6 +60,66 @@ def test_mteb_evaluates_a_checkpoint_on_local_clips(
     assert 0 <= found.get_score() <= 1
 
 
+def inputs_of(rows: dict[str, list[Any]], **kinds: Any) -> Any:
+    """What MTEB gives to `encode`: a loader of a data set."""
+    named = datasets.Dataset.from_dict(rows)
+    for name, kind in kinds.items():
+        named = named.cast_column(name, kind)
+    return type("Loader", (), {"dataset": named})
+
+
+META = type("Metadata", (), {"name": "Mine"})
+
+
+@pytest.mark.parametrize("fault", ["no ffmpeg", "full disk", "unread", "missing", "weights"])
+def test_a_fault_of_the_machine_ends_the_evaluation(
+    checkpoint: Path, synthetic: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    """It never becomes a row of 0."""
+    path, model = next((synthetic / "test").rglob("*.mp4")), gdt.mteb(checkpoint, clips=1)
+    if fault == "no ffmpeg":
+        monkeypatch.setenv("PATH", str(tmp_path))
+    if fault == "full disk":
+        full = OSError(errno.ENOSPC, "No space left on device")
+        monkeypatch.setattr("gdt.preprocess.worker.write_shard", lambda *_: raise_(full))
+    if fault == "unread":
+        unread = Unread(f"it cannot be read (Input/output error); {NEXT_RUN}")
+        monkeypatch.setattr("gdt.preprocess.worker.extract_group", lambda targets, _: [unread for _ in targets])
+    if fault == "weights":
+        monkeypatch.setattr("gdt.eval.extract.outputs", lambda *_: [np.full((1, 128), np.nan)])
+    files = [str(tmp_path / "gone.mp4" if fault == "missing" else path)]
+    message = {
+        "no ffmpeg": "ffmpeg is not installed", "full disk": "no space left on the disk", "missing": "cannot read .*ne",
+        "unread": f"Mine: row 0, {path}: it cannot be read", "weights": "network gives NaN or infinity",
+    }[fault]  # fmt: skip
+    with pytest.raises(UserError, match=message):
+        model.encode(inputs_of({"video": files}, video=datasets.Video()), task_metadata=META)
+
+
+def raise_(error: Exception) -> None:
+    raise error
+
+
+def test_rows_without_sound_or_file_are_named_and_0(
+    checkpoint: Path, synthetic: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also where a whole batch of files has none."""
+    path = next((synthetic / "test").rglob("*.mp4"))
+    mute, short = tmp_path / "mute.mp4", tmp_path / "short.wav"
+    subprocess.run(["ffmpeg", "-v", "error", "-i", path, "-an", "-c", "copy", mute], check=True)
+    tone(short, 300, 0.3)
+    model = gdt.mteb(checkpoint, clips=1)
+    for names, lacking in (([mute, path, None, short], [0, 2, 3]), ([mute, short], [0, 1]), ([None], [0])):
+        rows = [name and {"path": str(name), "bytes": None} for name in names]
+        inputs = inputs_of({"audio": rows}, audio=datasets.Audio(decode=False))
+        found = model.encode(inputs, task_metadata=META)
+        assert np.flatnonzero(~found.any(1)).tolist() == lacking and np.isfinite(found).all()
+        said = capsys.readouterr().err
+        assert f"{len(lacking)} of {len(names)} rows have no usable audio and are 0:\n" in said
+        for n in lacking:
+            assert f"\n  row {n}, {names[n] or 'its bytes'}: " in said
+
+
 def test_rows_are_those_of_embed(
     checkpoint: Path, synthetic: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -65,11 +129,13 @@ def test_rows_are_those_of_embed(
     rows = datasets.Dataset.from_dict({"video": [str(paths[0]), str(broken), str(paths[1])]})
     inputs = type("Loader", (), {"dataset": rows.cast_column("video", datasets.Video())})
     meta = type("Metadata", (), {"name": "Mine"})
-    for kind in ("embeddings", "features"):
+    for kind in ("embeddings", "features"):  # each warns once
         found = gdt.mteb(checkpoint, kind=kind, clips=2).encode(inputs, task_metadata=meta)
         own = gdt.load(checkpoint).embed(paths[:2], kind=kind, clips=2).features["video"]
         assert np.allclose(found[[0, 2]], own, atol=1e-5) and not found[1].any() and len(found) == 3
-    assert "Mine: 1 of 3 rows have no usable video" in capsys.readouterr().err
+        said = [line for line in capsys.readouterr().err.splitlines() if "row" in line]
+        assert said[0].endswith("warning: Mine: 1 of 3 rows have no usable video and are 0:")
+        assert len(said) == 2 and said[1].startswith(f"  row 1, {broken}: ffmpeg cannot decode it: ")
     inputs.dataset = datasets.Dataset.from_dict({"text": ["words"]})
     with pytest.raises(UserError, match="Mine has text"):
         gdt.mteb(checkpoint).encode(inputs, task_metadata=meta)

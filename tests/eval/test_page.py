@@ -17,16 +17,21 @@ from playwright.sync_api import Browser, sync_playwright
 
 from gdt.common.errors import UserError
 from gdt.eval.downstream import downstream
-from gdt.eval.page.deviation import mixed, spread
-from gdt.eval.page.neighbours import maps
+from gdt.eval.extract import PooledFeatures
+from gdt.eval.page.deviation import groups, mixed, spread
+from gdt.eval.page.neighbours import by_features, maps
 from gdt.eval.page.page import report
 from gdt.eval.page.runs import smooth
 from gdt.eval.page.settings import Report
 from gdt.eval.results import RANDOM, RESULTS, append, read
 from gdt.eval.settings import Downstream
 from gdt.pipeline.shards.index import Index
+from gdt.preprocess.stage import Preprocess
+from gdt.train.checkpoint import load_model
 from gdt.train.pretrain import pretrain
 from gdt.train.settings import SIZES
+from tests.conftest import preprocess
+from tests.sounds import tone
 from tests.tamper import annotate, edit_json
 
 EVIL = "<script>alert('{}')</script>&\"$x$"
@@ -136,6 +141,45 @@ def test_neighbours_and_confusion_are_those_of_the_stored_features(page: Page, t
     for name in names:
         mine = [label[ids[q][0]] for q in ids if label[q] == name]
         assert [cells[name, other] for other in names] == [f"{100 * mine.count(o) / len(mine):.0f}" for o in names]
+
+
+def test_the_report_shows_the_videos_that_the_evaluation_used(
+    alone: None, checkpoint: Path, synthetic: Path, tmp_path: Path
+) -> None:
+    """In a folder that mixes videos and sounds; and nothing once its labels have changed."""
+    source, shards = tmp_path / "mixed", tmp_path / "shards"
+    shutil.copytree(synthetic, source, ignore=shutil.ignore_patterns("*.json"))
+    for split in ("train", "test"):
+        for number, folder in enumerate(sorted((source / split).iterdir())):
+            tone(folder / "0.wav", 300 * (1 + number), 2.0)
+    preprocess(Preprocess("folder", source, shards))
+    downstream(Downstream((checkpoint,), "mixed", shards, ("retrieval",), clips=2, random_weights="exclude",
+                          out=tmp_path / "runs" / "eval"))  # fmt: skip
+    (row,) = read(tmp_path / "runs" / "eval" / RESULTS)
+    assert (row.gallery, row.queries) == (24, 12)
+    found = by_features(row, tmp_path / "runs", load_model(checkpoint))
+    assert found.how.endswith(f"R@1 {row.metrics['R@1'].value:.1f} %")
+    assert not any(each["id"].endswith(".wav") for line in found.pictures for each in line)
+    own = np.mean([line[name] for name, line in found.confusion.items()])
+    assert own == pytest.approx(row.metrics["R@1"].value)  # there are 4 queries of each class
+    annotate(shards, label=[*Index.open(shards).label[::-1]])
+    with pytest.raises(UserError, match="videos, splits or labels of .* have changed since; evaluate again"):
+        by_features(row, tmp_path / "runs", load_model(checkpoint))
+
+
+def test_a_video_without_features_is_an_error() -> None:
+    features = PooledFeatures(np.array([2, 5, 9]), np.zeros((3, 1)), np.zeros((3, 1)))
+    assert features.positions(np.array([9, 2])).tolist() == [2, 0]
+    for wanted in ([2, 4], [10], [0, 2, 5]):
+        with pytest.raises(UserError, match=f"there are no features of 1 of the {len(wanted)} videos; evaluate again"):
+            features.positions(np.array(wanted))
+
+
+def test_a_video_is_in_the_class_of_each_of_its_labels() -> None:
+    features = np.random.default_rng(0).normal(size=(5, 3, 4))
+    found = groups(features, np.array(["a", "a;b", "b", "", "c"]))
+    expected = [spread(mixed(features[members])) for members in ([0, 1], [1, 2])]
+    assert np.array_equal(found["a class"], np.concatenate(expected)) and len(found["a video"]) == 5
 
 
 def test_without_labels_videos_are_searched_by_sound(text: str) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 
+from gdt.common.errors import UserError
 from gdt.common.streams import Stream, generator
 from gdt.eval import extract
 from gdt.eval.retrieval import chance, few_shot, linear_probe, nearest, recall, targets, top_k
@@ -28,6 +31,12 @@ def test_damaged_features_are_computed_again(tmp_path: Path) -> None:
         assert found is None or (np.array_equal(found.average, values) and np.array_equal(found.maximum, values))
     path.write_bytes(whole[: len(whole) // 2])
     assert extract.read(path) is None
+
+
+def test_features_that_the_disk_does_not_give_are_not_taken_for_damaged(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("numpy.load", Mock(side_effect=OSError(errno.EIO, "Input/output error")))
+    with pytest.raises(UserError, match=r"cannot read f.npz \(Input/output error\); check its disk"):
+        extract.read(Path("f.npz"))
 
 
 def features(seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:

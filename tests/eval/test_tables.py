@@ -112,7 +112,7 @@ def test_wide_tables_are_split_by_columns() -> None:
         ({"seen": -1}, "warning: mine may have been pretrained on queries"),
         ({"step": 300}, "mine: its run had done 300 of 600 steps"),
         (
-            {"details": {"of classes without gallery videos": "2 of 9 queries"}},
+            {"details": {"warning": "2 of 9 queries are of classes without gallery videos"}},
             "warning: 2 of 9 queries are of classes",
         ),
     ],

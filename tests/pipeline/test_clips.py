@@ -6,8 +6,9 @@ from collections import Counter
 from dataclasses import replace
 
 import numpy as np
+import pytest
 
-from gdt.pipeline.clips import ClipSampling, random_clips, uniform_clips
+from gdt.pipeline.clips import ClipSampling, random_clips, uniform_clips, usable
 from gdt.pipeline.leaves import MODALITIES, Clip
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.shards.reader import ShardReader
@@ -25,6 +26,42 @@ def test_uniform_clips_span_all_starts(index: Index) -> None:
     assert leaves.start.reshape(2, 10)[1].tolist() == [0] * 5 + [1] * 5
     assert leaves.video.tolist() == [3] * 10 + [8] * 10
     assert uniform_clips(lengths, np.array([3]), 1, Clip(), EVALUATION).leaves.start.tolist() == [45]
+
+
+@pytest.mark.parametrize(("rows", "audio", "both"), [(200, 30, 5), (110, 3, 3)])
+def test_each_modality_has_its_own_starts_unless_they_are_compared(
+    index: Index, rows: int, audio: int, both: int
+) -> None:
+    """The last clip of each ends with its own stream: sound that ends early moves no picture, nor long clips sound."""
+    clip = Clip(frames=8, stride=12)  # 85 frames, and 99 rows
+    cut = replace(index, frame_count=np.full(len(index), 90), mel_count=np.full(len(index), rows))
+    for modalities, last in ((["video"], 5), (["audio"], audio), (["video", "audio"], both)):
+        leaves = uniform_clips(cut, np.array([3]), 3, clip, EVALUATION, modalities).leaves
+        assert leaves.start.reshape(-1, 3)[:, 2].tolist() == [last] * len(modalities)
+    for name, last in (("video", 5), ("audio", audio)):
+        plans = random_clips(cut, VIDEOS, TARGETS, clip, replace(TRAINING, clips=200), (0,), name)
+        assert max(int(plan.leaves.start.max()) for plan in plans) == last
+
+
+def test_usable_videos_have_every_modality_whatever_else_is_in_the_data_set(index: Index) -> None:
+    """Against the rule in words: pictures count however short, sound from a clip on, or in short official videos."""
+    rng, clip = np.random.default_rng(0), Clip(frames=8, stride=4)
+    n = len(index)
+    columns = {
+        "frame_count": rng.choice([0, 10, 29, 90], n), "mel_count": rng.choice([0, 40, 99, 300], n),
+        "text_count": rng.choice([0, 3], n), "folds": rng.choice(["", "train,test"], n).astype(object),
+    }  # fmt: skip
+    mixed = replace(index, **columns)
+    for modalities in (["video"], ["audio"], ["video", "audio"], ["video", "text"]):
+        for video, found in enumerate(usable(mixed, clip, modalities).tolist()):
+            frames, rows = columns["frame_count"][video], columns["mel_count"][video]
+            short = columns["folds"][video] and (frames or rows * 30 // 100) < 30
+            has = {
+                "video": frames > 0,
+                "audio": rows >= 99 or (rows > 0 and short),
+                "text": columns["text_count"][video],
+            }
+            assert found == all(has[name] for name in modalities), (modalities, frames, rows)
 
 
 def test_leaves_are_sorted_by_video_modality_and_clip(index: Index) -> None:

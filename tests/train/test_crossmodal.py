@@ -12,14 +12,13 @@ import torch
 from torch.nn import functional
 
 from gdt.common.errors import UserError
-from gdt.pipeline.clips import uniform_clips
-from gdt.pipeline.leaves import Clip
+from gdt.pipeline.clips import uniform_clips, usable
 from gdt.pipeline.loader import Loader
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.sources.loading import Loading
 from gdt.pipeline.transformations.augmentation import EVALUATION
 from gdt.pipeline.word2vec import WordVectors
-from gdt.train.crossmodal import Probe, embed, hits, ranks, usable_videos
+from gdt.train.crossmodal import Probe, embed, hits, ranks
 from gdt.train.models.gdt import GDT
 from gdt.train.pretrain import pretrain
 from gdt.train.settings import SIZES, Pretrain
@@ -64,15 +63,6 @@ def test_embeddings_are_means_over_clips(index: Index) -> None:
                 assert torch.allclose(found.embeddings[name][row], expected, atol=1e-5)
 
 
-def test_silent_and_short_videos_are_left_out(index: Index) -> None:
-    mute = replace(index, mel_count=np.where(np.arange(len(index)) == 2, 0, index.mel_count))
-    short = replace(mute, frame_count=np.where(np.arange(len(index)) == 5, 3, index.frame_count))
-    every = np.arange(8)
-    assert usable_videos(short, every, TINY.clip, ("video", "audio")).tolist() == [0, 1, 3, 4, 6, 7]
-    assert usable_videos(short, every, TINY.clip, ("video",)).tolist() == [0, 1, 2, 3, 4, 6, 7]
-    assert usable_videos(short, every, Clip(frames=1000), ("video",)).tolist() == []
-
-
 def test_videos_without_captions_are_left_out_with_text(captioned: Path, word2vec: Path) -> None:
     index = Index.open(captioned)
     words = WordVectors.of(index, word2vec)
@@ -80,9 +70,9 @@ def test_videos_without_captions_are_left_out_with_text(captioned: Path, word2ve
     network = replace(TINY.network, word_dimensions=words.dimensions)
     model, videos = GDT(network, ("video", "text")), np.arange(6)
     silent = replace(index, text_count=np.where(np.arange(len(index)) == 3, 0, index.text_count))
-    usable = usable_videos(silent, videos, TINY.clip, ("video", "text"))
-    assert usable.tolist() == [0, 1, 2, 4, 5]
-    found = embed(model, silent, usable, TINY.clip, 36, 2, CPU, ("video", "text"), words)
+    kept = videos[usable(silent, TINY.clip, ("video", "text"))[videos]]
+    assert kept.tolist() == [0, 1, 2, 4, 5]
+    found = embed(model, silent, kept, TINY.clip, 36, 2, CPU, ("video", "text"), words)
     assert len(found.embeddings["text"]) == len(found.videos) <= 5 and len(found.videos) > 1
 
 
