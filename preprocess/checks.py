@@ -97,12 +97,12 @@ def require_planned(plan: Plan, listed: Listed, source: Path, destination: Path)
         )
 
 
-class Unusable(UserError):
+class TooManyRejected(UserError):
     """Too many videos are rejected."""
 
 
 def require_usable(made: Iterator[Made]) -> None:
-    """Raise Unusable if more than a third of the first videos are rejected for one reason."""
+    """Raise TooManyRejected if more than a third of the first videos are rejected for one reason."""
     first: list[Made] = []
     while sum(shard.videos for shard in first) < _FIRST:
         if (shard := next(made, None)) is None:
@@ -114,19 +114,19 @@ def require_usable(made: Iterator[Made]) -> None:
 
 
 def _require_few(rejected: Sequence[tuple[object, str]], videos: int, of: str, way: str) -> None:
-    """Raise Unusable if more than a third of the videos are rejected (name and reason of each) for one reason."""
+    """Raise TooManyRejected if more than a third of the videos are rejected (name and reason of each) for one reason."""
     reasons = Counter(generalise(reason) for _, reason in rejected)
     if reasons and 3 * max(reasons.values()) > videos:
         most, count = reasons.most_common(1)[0]
         name, reason = next(row for row in rejected if generalise(row[1]) == most)
-        raise Unusable(
+        raise TooManyRejected(
             f"{count} {of} {videos} videos are rejected for the same reason (first: {name}: {reason}); {way}, or set "
             "--allow-rejected to go on without such videos"
         )
 
 
 def require_names(listed: Listed, layout: str, given: bool) -> None:
-    """Raise Unusable if the names of too many files are at fault. Whether --layout was `given` decides the advice."""
+    """Raise TooManyRejected if the names of too many files are at fault. Whether --layout was `given` decides the advice."""
     faults = [(row.path, row.reason) for row in listed.missing if row.fault]
     option = "--layout folder" if given else "--dataset <name> for the layout folder"
     way = "rename files" + (f", or set {option}, whose ids are paths" if layout != "folder" else "")

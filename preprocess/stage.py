@@ -207,7 +207,7 @@ def run(settings: Preprocess) -> Summary:
                 names = {job.path(number).name for number in pending}
                 try:
                     _make_shards(job, pending)
-                except checks.Unusable:
+                except checks.TooManyRejected:
                     image.pull(names)
                     _remove_rejecting(job, pending)
                     raise
