@@ -290,7 +290,8 @@ def test_closing_early_stops_all_threads(index: Index) -> None:
     t = tree(index, "e")
     before = set(threading.enumerate())
     with Loader(index, (t.plan(0, 0) for _ in range(10_000)), CLIP, CPU) as loader:
-        next(iter(loader))
+        batches = iter(loader)  # which closes the loader when nothing refers to it
+        next(batches)
         assert len({*threading.enumerate()} - before) > 3
     wait_until(lambda: not {*threading.enumerate()} - before)
 
