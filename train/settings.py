@@ -109,7 +109,8 @@ class Pretrain:
     """Also write a checkpoint every N steps, besides those every 5 minutes, at the end and when the run is stopped."""
     probe_every: int | None = None
     """Steps between probes of cross-modal recall and of collapse among up to 256 videos of the split val, or test;
-    default: four probes, if there are such videos and time; 0: none. The probe does not affect training."""
+    default: four probes, if there are such videos and time, but none of shards in a store; 0: none. The probe does not
+    affect training."""
     wandb: str = ""
     """Weights & Biases project to send the metrics to; needs the package wandb."""
     cache: str = ""

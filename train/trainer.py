@@ -181,7 +181,8 @@ class Trainer:
     def open_probe(self) -> Probe | None:
         """The probe of held-out videos, on rank 0, if it is set."""
         every = self.settings.probe_every
-        if self.rank or every == 0:
+        remote = is_remote(self.index.folder)  # random videos would fetch many whole shards
+        if self.rank or every == 0 or (every is None and remote):
             return None
         probe = Probe(self.settings, self.index, self.device, self.words)
         if every:
