@@ -114,7 +114,7 @@ def require_usable(made: Iterator[Made]) -> None:
 
 
 def _require_few(rejected: Sequence[tuple[object, str]], videos: int, of: str, way: str) -> None:
-    """Raise TooManyRejected if more than a third of the videos are rejected (name and reason of each) for one reason."""
+    """Raise TooManyRejected if over a third of the videos are rejected (name and reason of each) for one reason."""
     reasons = Counter(generalise(reason) for _, reason in rejected)
     if reasons and 3 * max(reasons.values()) > videos:
         most, count = reasons.most_common(1)[0]
@@ -126,7 +126,7 @@ def _require_few(rejected: Sequence[tuple[object, str]], videos: int, of: str, w
 
 
 def require_names(listed: Listed, layout: str, given: bool) -> None:
-    """Raise TooManyRejected if the names of too many files are at fault. Whether --layout was `given` decides the advice."""
+    """Raise TooManyRejected if the names of too many files are at fault; `given`: whether --layout was."""
     faults = [(row.path, row.reason) for row in listed.missing if row.fault]
     option = "--layout folder" if given else "--dataset <name> for the layout folder"
     way = "rename files" + (f", or set {option}, whose ids are paths" if layout != "folder" else "")

@@ -11,11 +11,11 @@ from gdt.common.commandline import options
 from tests.conftest import ROOT
 
 LINES = {
-    "src": 504, "common": 511, "pipeline": 3878, "preprocess": 4319, "train": 3101, "eval": 4456, "benchmarks": 869,
-    "tests": 14286,
+    "src": 504, "common": 546, "pipeline": 4069, "preprocess": 4694, "train": 3405, "eval": 4527, "benchmarks": 869,
+    "tests": 16314,
 }  # fmt: skip
 """Lines of Python by folder."""
-WORDS, OPTIONS = 16_400, 118
+WORDS, OPTIONS = 16_800, 118
 
 
 def tracked(pattern: str) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import io
+import itertools
 import os
 import re
 import shutil
@@ -857,7 +858,7 @@ def test_time_limit_grows_with_the_output(
     slow = "echo out_time_us=2000000; sleep 2.5"
     fake(f'{slow}; exec $real "$@"')
     assert len(kept(ticking, tmp_path, Extraction(limits=Limits(timeout_factor=50))).sizes) == 120
-    monkeypatch.setattr(process, "_children_seconds", iter([0.0, 99.0]).__next__)  # so it is not run again
+    monkeypatch.setattr(process, "_children_seconds", itertools.count(0, 99).__next__)  # so it is not run again
     fake(f"echo $$ > {tmp_path}/pid; {slow}; exec sleep 60")
     assert (
         reason(ticking, tmp_path, Extraction(limits=Limits(timeout_factor=1)))
