@@ -15,18 +15,29 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from gdt.common import serialization
 from gdt.common.commandline import gdt_command
 from gdt.common.errors import UserError, explain_out_of_memory
 from gdt.common.files import locked
 from gdt.eval import results
+from gdt.eval.conditions import conditions, decisive, only_decisive, words_of
+from gdt.eval.evaluator import Evaluator
 from gdt.eval.extract import require_network
-from gdt.eval.finetune import METRICS, STATE, Finetuning
-from gdt.eval.processes import job_limit, run_command, run_parallel
-from gdt.eval.protocols import PROTOCOLS, Evaluator, conditions, decisive, only_decisive, shared_modalities, words_of
+from gdt.eval.processes import arguments_of, job_limit, run_command, run_parallel
+from gdt.eval.protocols import PROTOCOLS
+from gdt.eval.protocols.finetune import METRICS, STATE, Finetuning
 from gdt.eval.results import RANDOM, RESULTS, Result
 from gdt.eval.settings import Downstream
-from gdt.eval.subjects import Data, Fold, Model, describe, folds, gallery_split, models, several_labels
+from gdt.eval.subjects import (
+    Data,
+    Fold,
+    Model,
+    describe,
+    folds,
+    gallery_split,
+    models,
+    several_labels,
+    shared_modalities,
+)
 from gdt.eval.tables import pivot, write_tables
 from gdt.pipeline.shards.layout import names_in
 from gdt.pipeline.word2vec import WordVectors
@@ -210,28 +221,59 @@ def _require_same_words(model: Model, words: WordVectors, path: Path) -> None:
 
 def _run(job: Job) -> None:
     """Evaluate and append the result."""
-    start, model, data = time.perf_counter(), job.model, job.evaluator.data
-    settings, trained = job.evaluator.settings, job.model.trained
-    pretraining, recorded = trained.settings, trained.per_step or (0, 0.0)
-    if trained.step and not (trained.per_step or pretraining.factors_digest):  # of an earlier version
-        recorded = per_step(pretraining, data.index.bands)
-    metrics, fold, details = job.evaluator.evaluate(model, job.protocol, job.fold, job.folder)
-    precision = "bfloat16" if job.evaluator.device.type == "cuda" else "float32"
-    details = {"clip": str(pretraining.clip), "precision": precision, **details}
-    result = Result(
-        conditions=job.conditions, protocol=job.protocol, model=model.name, weights=model.digest, checkpoint=model.path,
-        preset=RANDOM if model.random else trained.name, seed=pretraining.seed, step=trained.step, steps=trained.steps,
-        videos=trained.step * recorded[0], tflop=trained.step * recorded[1] / 1e12,
-        seen=model.seen(data, fold.queries), dataset=data.dataset, shards=data.index.folder, data=data.fingerprint,
-        query_split=data.split, label=settings.label if PROTOCOLS[job.protocol].labels else "",
-        words=words_of(job.protocol, job.evaluator.words), fold=fold.number, gallery=len(fold.gallery),
-        queries=len(fold.queries), classes=len(names_in(fold.gallery_label)), metrics=metrics,
-        settings=decisive(settings, job.protocol), details=details, provenance=provenance_of(job.evaluator.device),
-    )  # fmt: skip
-    results.append(job.evaluator.out / RESULTS, result)
+    start = time.perf_counter()
+    evaluator, model = job.evaluator, job.model
+    fold, notes = evaluator.select(model, job.protocol, job.fold)
+    facts = _facts(job, fold)
+    outcome = evaluator.run(model, job.protocol, fold, job.folder)
+    if outcome.queries is not None:
+        seen = model.seen(evaluator.data, outcome.queries)
+        facts = replace(facts, queries=len(outcome.queries), seen=seen)
+    result = replace(facts, metrics=outcome.metrics, details={**facts.details, **outcome.details, **notes})
+    results.append(evaluator.out / RESULTS, result)
     (job.folder / STATE).unlink(missing_ok=True)
-    name, first = next(iter(metrics.items()))
+    name, first = next(iter(result.metrics.items()))
     print(f"[{time.perf_counter() - start:4.0f} s] {job.name}: {name} {first.value:.1f} %", flush=True)
+
+
+def _facts(job: Job, fold: Fold) -> Result:
+    """The result of a job on these videos, without its metrics."""
+    model, evaluator = job.model, job.evaluator
+    trained, data = model.trained, evaluator.data
+    pretraining = trained.settings
+    videos, flops = trained.per_step or (0, 0.0)
+    if trained.step and not (trained.per_step or pretraining.factors_digest):  # of an earlier version
+        videos, flops = per_step(pretraining, data.index.bands)
+    return Result(
+        conditions=job.conditions,
+        protocol=job.protocol,
+        model=model.name,
+        weights=model.digest,
+        checkpoint=model.path,
+        preset=RANDOM if model.random else trained.name,
+        seed=pretraining.seed,
+        step=trained.step,
+        steps=trained.steps,
+        videos=trained.step * videos,
+        tflop=trained.step * flops / 1e12,
+        seen=model.seen(data, fold.queries),
+        dataset=data.dataset,
+        shards=data.index.folder,
+        data=data.fingerprint,
+        query_split=data.split,
+        label=evaluator.settings.label if PROTOCOLS[job.protocol].labels else "",
+        words=words_of(job.protocol, evaluator.words),
+        fold=fold.number,
+        gallery=len(fold.gallery),
+        queries=len(fold.queries),
+        classes=len(names_in(fold.gallery_label)),
+        settings=decisive(evaluator.settings, job.protocol),
+        details={
+            "clip": str(pretraining.clip),
+            "precision": "bfloat16" if evaluator.device.type == "cuda" else "float32",
+        },
+        provenance=provenance_of(evaluator.device),
+    )
 
 
 def _finetune_all(jobs: Sequence[Job]) -> None:
@@ -263,7 +305,7 @@ def _finetune_all(jobs: Sequence[Job]) -> None:
 
 
 def _command(job: Job) -> list[str]:
-    """Arguments of `gdt` for one finetuning job: its settings, serialized."""
+    """Arguments of `gdt` for one finetuning job."""
     evaluator, settings = job.evaluator, job.evaluator.settings
     alone = replace(
         only_decisive(settings, job.protocol), ckpt=(job.model.path,), dataset=evaluator.data.dataset,
@@ -272,4 +314,4 @@ def _command(job: Job) -> list[str]:
         random_weights="only" if job.model.random else "exclude", jobs=1, tables=False,
         networks=settings.networks, cache=settings.cache,
     )  # fmt: skip
-    return ["evaluate", serialization.to_json(alone)]
+    return ["evaluate", *arguments_of(alone)]

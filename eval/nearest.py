@@ -64,7 +64,7 @@ def most_similar(rows: Features, query: str | Features, by: str, among: str) -> 
     The query is the id of a row, which is left out, or features of other videos. Raises UserError if features are
     missing or cannot be compared.
     """
-    from gdt.eval.retrieval import unit  # scikit-learn is slow to import
+    from gdt.eval.similarity import unit  # scikit-learn is slow to import
 
     asked, own = (query, np.zeros(len(rows.id), bool)) if isinstance(query, Features) else (rows, rows.id == query)
     for name, each in ((by, asked), (among, rows)):

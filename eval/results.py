@@ -65,7 +65,7 @@ class Result:
     """Videos that were evaluated."""
     classes: int
     """Classes of the gallery; 0 without labels."""
-    metrics: dict[str, Metric]
+    metrics: dict[str, Metric] = field(default_factory=dict)
     """By name, which is also the heading of its column in tables."""
     settings: dict[str, Any]
     """Settings of the protocol."""

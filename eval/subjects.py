@@ -14,7 +14,6 @@ import numpy as np
 
 from gdt.common.errors import UserError, plural
 from gdt.common.streams import Stream, generator
-from gdt.eval.finetune import WEIGHTS
 from gdt.eval.paper import PAPER
 from gdt.eval.protocols import PROTOCOLS
 from gdt.eval.results import RANDOM
@@ -26,6 +25,9 @@ from gdt.pipeline.shards.layout import INDEX, LABEL_SEPARATOR, shard_folder
 from gdt.pipeline.shards.store import exists
 from gdt.train.checkpoint import Trained, load_trained
 from gdt.train.run import CHECKPOINT
+
+FINETUNED = "finetuned.pt"
+"""The weights in the folder of a finetuning."""
 
 
 @dataclass(frozen=True)
@@ -252,6 +254,16 @@ def held_out(index: Index, split: str) -> Fold:
     return Fold(0, none, videos, none.astype(str), np.full(len(videos), ""))
 
 
+def shared_modalities(trained: Trained, index: Index, settings: Downstream) -> list[str]:
+    """The modalities that the shards have and for which the model has a network with a head."""
+    available = {
+        "video": bool(index.frame_count.any()),
+        "audio": bool(index.mel_count.any()),
+        "text": settings.word2vec is not None,
+    }
+    return [name for name in trained.model.modalities if available[name] and name not in trained.without_head]
+
+
 def subsample(fold: Fold, samples: int, seed: int) -> Fold:
     """Draw `samples` training videos at random; 0: all."""
     if not samples:
@@ -281,7 +293,7 @@ def name_of(path: Path) -> str:
     """Name of a checkpoint in tables: its run's folder, with the fold for finetuned weights, or its file name."""
     if path.is_dir():
         return path.resolve().name
-    if path.name == WEIGHTS:
+    if path.name == FINETUNED:
         run = path.resolve().parent
         return f"{run.parent.name}-{run.name.rpartition('-')[0]}"
     return path.resolve().parent.name if path.name == CHECKPOINT else path.stem

@@ -17,7 +17,7 @@ from gdt.common.files import write_text
 from gdt.eval import results
 from gdt.eval.metrics import Metric, over_seeds
 from gdt.eval.paper import SOUND, reported
-from gdt.eval.protocols import NOTED, PROTOCOLS
+from gdt.eval.protocols import PROTOCOLS
 from gdt.eval.results import RANDOM, Result
 from gdt.pipeline import presets
 from gdt.pipeline.leaves import MODALITIES
@@ -28,6 +28,8 @@ Groups = Mapping[str, Sequence[Result]]
 """Rows of a table by name: the results of their seeds and folds."""
 _PUBLISHED = "published results were obtained with their authors' networks and clips, and on all classes"
 _ROWS = "features should distinguish (d) or ignore (i) a shift or a reversal in time"
+_NOTED = ("left out", "warning", "labels")
+"""Details of results that are printed below the tables."""
 _FEW_QUERIES = 50
 """A note warns of fewer: the 95 % interval of a share of 50 answers is up to 27 points wide."""
 
@@ -156,7 +158,7 @@ def _notes(groups: Groups) -> list[str]:
             notes.append(f"warning: {name} may have been pretrained on queries: the data has changed since, or --init")
         if unfinished:
             notes.append(f"{name}: its run had done {unfinished.step} of {unfinished.steps} steps")
-    notes += dict.fromkeys(f"{k}: {each.details[k]}" for k in NOTED for each in part if k in each.details)
+    notes += dict.fromkeys(f"{k}: {each.details[k]}" for k in _NOTED for each in part if k in each.details)
     return [note for note in notes if note]
 
 

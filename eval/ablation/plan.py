@@ -8,10 +8,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from gdt.common import serialization
 from gdt.common.errors import UserError
 from gdt.eval.ablation.settings import Ablation
-from gdt.eval.protocols import PROTOCOLS, conditions
+from gdt.eval.conditions import conditions
+from gdt.eval.processes import arguments_of
+from gdt.eval.protocols import PROTOCOLS
 from gdt.eval.results import RANDOM, Result
 from gdt.eval.settings import Downstream
 from gdt.eval.subjects import Data, folds, gallery_split, held_out, official_folds
@@ -48,7 +49,7 @@ class Run:
     @property
     def commands(self) -> list[list[str]]:
         """Arguments of `gdt`. A row without the modalities of any protocol is not evaluated."""
-        evaluate = [["evaluate", serialization.to_json(self.evaluation)]] if self.evaluation.protocols else []
+        evaluate = [["evaluate", *arguments_of(self.evaluation)]] if self.evaluation.protocols else []
         return [["pretrain", to_json(self.pretraining)], *evaluate]
 
     @property

@@ -16,7 +16,7 @@ from gdt.common.errors import UserError
 from gdt.common.streams import Stream, generator
 from gdt.eval.factors.settings import FOLDS
 from gdt.eval.metrics import Metric, clustered, jackknife
-from gdt.eval.retrieval import unit
+from gdt.eval.similarity import unit
 
 _SAME = 1e-6
 """Distances between unit vectors below this are rounding errors."""

@@ -13,7 +13,7 @@ from gdt.common.errors import UserError
 from gdt.common.streams import Stream, generator
 from gdt.eval.drawing import COLOURS, STYLE, mark, picture
 from gdt.eval.extract import require_network, uniform_outputs
-from gdt.eval.retrieval import unit
+from gdt.eval.similarity import unit
 from gdt.pipeline.loader import Batch
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.shards.layout import labels_in, names_in

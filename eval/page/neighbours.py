@@ -17,11 +17,11 @@ from threadpoolctl import threadpool_limits
 from gdt.common.errors import UserError
 from gdt.common.streams import Stream, generator
 from gdt.eval import extract
+from gdt.eval.conditions import conditions, features_path
 from gdt.eval.drawing import COLOURS, STYLE, data_uri, mark, picture
-from gdt.eval.protocols import conditions, features_path
 from gdt.eval.results import Result
-from gdt.eval.retrieval import nearest
 from gdt.eval.settings import Downstream
+from gdt.eval.similarity import nearest
 from gdt.eval.subjects import Data, folder_name, folds
 from gdt.pipeline.clips import usable
 from gdt.pipeline.shards.index import Index, fingerprint

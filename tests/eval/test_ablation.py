@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from gdt.cli import settings_of
 from gdt.common.errors import UserError
-from gdt.common.serialization import from_dict
 from gdt.eval.ablation import plan as planning
 from gdt.eval.ablation import runs
 from gdt.eval.ablation.plan import plan
@@ -28,7 +28,6 @@ from gdt.pipeline.shards.index import Index
 from gdt.train.flops import training_flops
 from gdt.train.pretrain import pretrain
 from gdt.train.run import METRICS
-from gdt.train.settings import Pretrain
 from tests.tamper import annotate
 
 CUSTOM = "video:d modality:i:2:differs augmentation:i:1"
@@ -42,8 +41,8 @@ def done(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     def run(arguments: Sequence[str], log: Path, *_: object) -> None:
         commands.append(list(arguments))
         log.touch()
-        command, kind = {"pretrain": (pretrain, Pretrain), "evaluate": (downstream, Downstream)}[arguments[0]]
-        command(from_dict(kind, json.loads(arguments[1])))
+        name, *options = arguments
+        {"pretrain": pretrain, "evaluate": downstream}[name](settings_of(name, options))
 
     monkeypatch.setattr(runs, "run_command", run)
     return commands
@@ -55,12 +54,12 @@ def settings(shards: Path, out: Path, **values: object) -> Ablation:
 
 
 def kinds(commands: Sequence[Sequence[str]]) -> list[str]:
-    return [kind for kind, _ in commands]
+    return [kind for kind, *_ in commands]
 
 
 def sent(commands: Sequence[Sequence[str]], kind: str, name: str) -> list[object]:
     """The values of a setting in the commands of a kind."""
-    return [json.loads(text)[name] for each, text in commands if each == kind]
+    return [getattr(settings_of(kind, options), name) for each, *options in commands if each == kind]
 
 
 def test_finished_rows_are_not_run_again(
@@ -231,7 +230,7 @@ def test_equal_videos_and_equal_compute_share_runs_and_a_table(
     both = replace(videos, equal=("videos", "compute"))
     text = ablation(both)
     # row l is not trained again; row e takes more steps, in a folder of its own
-    assert sent(done, "pretrain", "out") == [str(tmp_path / "e-8steps-1")]
+    assert sent(done, "pretrain", "out") == [tmp_path / "e-8steps-1"]
     rows = re.findall(r"^(row [el]: .*?)  +([\d,]+) +([\d.]+x)  ", text, re.M)
     assert rows == [("row e: video-audio", "4", "1.0x"), ("row l: video-audio, shift d, reversal i", "4", "4.0x"),
                     ("row e: video-audio, 8 steps", "16", "4.0x")]  # fmt: skip

@@ -9,9 +9,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from gdt.eval.attentive import Attentive, AttentiveProbe
-from gdt.eval.finetune import WEIGHTS, Recipe
+from gdt.eval.protocols.attentive import Attentive, AttentiveProbe
+from gdt.eval.protocols.finetune import Recipe
 from gdt.eval.settings import Downstream
+from gdt.eval.subjects import FINETUNED
 from gdt.train.models.backbone import Backbone
 from gdt.train.trained import Trained
 from tests.eval.test_finetune import Task, task, trained  # noqa: F401 - fixtures
@@ -63,4 +64,4 @@ def test_the_trunk_stays_and_the_rest_learns(
     assert list(found) == ["attentive top-1"] and found["attentive top-1"].answers == len(task[1].queries)
     for name, value in run.model.state_dict().items():
         assert torch.equal(value, before[name]) == name.startswith("base."), name
-    assert not (tmp_path / WEIGHTS).exists()
+    assert not (tmp_path / FINETUNED).exists()

@@ -15,6 +15,7 @@ import zlib
 from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, get_args, get_type_hints
 
 import numpy as np
@@ -24,17 +25,18 @@ import torch
 import gdt
 from gdt.common.commandline import parse
 from gdt.common.errors import UserError
-from gdt.common.serialization import from_dict
 from gdt.eval import extract
+from gdt.eval.conditions import conditions
 from gdt.eval.downstream import downstream
 from gdt.eval.embed import Embed, features, features_of
+from gdt.eval.evaluator import Evaluator, Outcome
 from gdt.eval.factors.evaluate import factors
 from gdt.eval.factors.settings import Factors
 from gdt.eval.metrics import Metric
-from gdt.eval.protocols import PROTOCOLS, Evaluator, Outcome, Protocol, conditions
+from gdt.eval.protocols import PROTOCOLS, Protocol
 from gdt.eval.results import RESULTS, Result, read
-from gdt.eval.retrieval import unit
 from gdt.eval.settings import Downstream
+from gdt.eval.similarity import unit
 from gdt.eval.subjects import Data, Fold, Model, held_out, open_index
 from gdt.pipeline.clips import ClipSampling, random_clips, uniform_clips
 from gdt.pipeline.loader import Loader
@@ -554,9 +556,11 @@ def test_a_protocol_is_a_function_and_a_line_of_the_table(
 ) -> None:
     def count(evaluator: Evaluator, model: Model, fold: Fold, folder: Path) -> Outcome:
         metric = Metric(100 * evaluator.settings.linear_c, 10.0, len(fold.queries))
-        return Outcome({"count": metric}, fold)
+        return Outcome({"count": metric})
 
-    monkeypatch.setitem(PROTOCOLS, "count", Protocol("count", count, ("folds", "linear_c"), "counts"))
+    function = "eval.protocols.count:count"
+    monkeypatch.setitem(sys.modules, "gdt.eval.protocols.count", SimpleNamespace(count=count))
+    monkeypatch.setitem(PROTOCOLS, "count", Protocol("count", function, ("folds", "linear_c"), "counts"))
     settings: dict[str, Any] = {"protocols": ("count",), "linear_c": 0.5}
     text = downstream(replace(on_ucf, **settings))
     (record,) = results(tmp_path)
@@ -591,10 +595,11 @@ def test_whatever_changes_a_number_changes_what_identifies_it(
             "model": model.digest, "word2vec": evaluator.settings.word2vec and evaluator.words.checksum,
         }  # fmt: skip
         number = zlib.crc32(json.dumps([name, given], default=str).encode()) % 10**6 / 10**4
-        return Outcome({"video to audio R@1": Metric(number, 1.0, len(fold.queries))}, fold)
+        return Outcome({"video to audio R@1": Metric(number, 1.0, len(fold.queries))})
 
     for name, protocol in PROTOCOLS.items():
-        monkeypatch.setitem(PROTOCOLS, name, replace(protocol, run=functools.partial(checksum, name)))
+        function = f"gdt.{protocol.function}".replace(":", ".")
+        monkeypatch.setattr(function, functools.partial(checksum, name))
     real = Index.open(captioned)
     swapped = {"val": "test", "test": "val"}
     index = replace(
@@ -667,7 +672,8 @@ def test_a_finetuning_process_gets_every_setting(
     settings = Downstream(**values)
     with pytest.raises(UserError, match="caught"):
         downstream(settings)
-    assert sent[0] == "evaluate" and from_dict(Downstream, json.loads(sent[1])) == replace(settings, jobs=1)
+    assert sent[0] == "evaluate"
+    assert parse(Downstream, "gdt evaluate", sent[1:]) == replace(settings, jobs=1)
 
 
 def test_labelled_protocols_evaluate_audio_or_both(

@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from gdt.common.errors import UserError
-from gdt.eval.attentive import AttentiveProbe
 from gdt.eval.export import Export, export
-from gdt.eval.finetune import METRICS, STATE, WEIGHTS, Classifier, Finetuning, Recipe, tiny
-from gdt.eval.subjects import Fold
+from gdt.eval.protocols.attentive import AttentiveProbe
+from gdt.eval.protocols.finetune import METRICS, STATE, Classifier, Finetuning, Recipe, tiny
+from gdt.eval.subjects import FINETUNED, Fold
 from gdt.pipeline.clips import uniform_clips
 from gdt.pipeline.loader import Loader
 from gdt.pipeline.shards.index import Index
@@ -150,7 +150,7 @@ def test_a_stopped_run_resumes_with_the_same_numbers(
     steps = []
     again.optimizer.register_step_pre_hook(lambda *_: steps.append(1))
     assert again.run("x") == whole and len(steps) == again.batches  # one epoch of three
-    one, other = (torch.load(tmp_path / name / WEIGHTS, weights_only=True) for name in ("whole", "cut"))
+    one, other = (torch.load(tmp_path / name / FINETUNED, weights_only=True) for name in ("whole", "cut"))
     assert all(torch.equal(one["model"][name], other["model"][name]) for name in one["model"])
     assert (tmp_path / "whole" / METRICS).read_text() == (tmp_path / "cut" / METRICS).read_text()
     assert [json.loads(line)["epoch"] for line in (tmp_path / "cut" / METRICS).read_text().splitlines()] == [0, 1, 2]
@@ -210,7 +210,7 @@ def test_a_gradient_that_is_not_finite_ends_a_run_and_keeps_its_last_epoch(
         UserError, match=r"the loss is [\d.]+ and the norm of its gradient nan in epoch 2, at --lr 0.02"
     ):
         run.run("x")
-    assert torch.load(tmp_path / STATE, weights_only=True)["epoch"] == 2 and not (tmp_path / WEIGHTS).exists()
+    assert torch.load(tmp_path / STATE, weights_only=True)["epoch"] == 2 and not (tmp_path / FINETUNED).exists()
     assert all(value.isfinite().all() for value in run.model.state_dict().values())
 
 
@@ -239,7 +239,7 @@ def test_a_state_that_the_machine_cannot_read_is_not_started_again(
 ) -> None:
     run = Finetuning(trained, *task, quick(trained), 0, CPU, tmp_path)
     run._save_epoch(0, 1.0, 0)
-    monkeypatch.setattr("gdt.eval.finetune.load_checked", Mock(side_effect=fault))
+    monkeypatch.setattr("gdt.eval.protocols.finetune.load_checked", Mock(side_effect=fault))
     with pytest.raises(type(fault)):
         run.run("x")
 
@@ -249,8 +249,8 @@ def test_finetuned_weights_keep_their_metadata_when_read_and_exported(
 ) -> None:
     run = Finetuning(trained, *task, quick(trained), 0, CPU, tmp_path, data="0a1b")
     run._save_weights()
-    export(Export(tmp_path / "x.safetensors", ckpt=tmp_path / WEIGHTS))
-    for path in (tmp_path / WEIGHTS, tmp_path / "x.safetensors"):
+    export(Export(tmp_path / "x.safetensors", ckpt=tmp_path / FINETUNED))
+    for path in (tmp_path / FINETUNED, tmp_path / "x.safetensors"):
         again = load_model(path)
         assert again.settings == TINY and again.statistics.to_numbers() == KINETICS.to_numbers()
         assert again.foreign.finetuned_on == ("0a1b", 2) and again.foreign.kind == "finetuned weights"

@@ -18,7 +18,7 @@ from gdt.common.errors import UserError
 from gdt.eval.card import _portable
 from gdt.eval.downstream import evaluate
 from gdt.eval.export import Export, export
-from gdt.eval.finetune import Finetuning, tiny
+from gdt.eval.protocols.finetune import Finetuning, tiny
 from gdt.eval.results import Result
 from gdt.eval.settings import Downstream
 from gdt.eval.subjects import Fold

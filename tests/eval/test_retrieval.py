@@ -12,7 +12,11 @@ import pytest
 from gdt.common.errors import UserError
 from gdt.common.streams import Stream, generator
 from gdt.eval import extract
-from gdt.eval.retrieval import chance, few_shot, linear_probe, nearest, recall, targets, top_k
+from gdt.eval.classification import targets, top_k
+from gdt.eval.protocols.few_shot import accuracy
+from gdt.eval.protocols.linear import linear_probe
+from gdt.eval.protocols.retrieval import chance, recall
+from gdt.eval.similarity import nearest
 from gdt.train.settings import SIZES
 
 TINY = SIZES["tiny"]
@@ -78,7 +82,7 @@ def test_few_shot_equals_counting() -> None:
             cosine = [x @ train[k] / np.linalg.norm(x) / np.linalg.norm(train[k]) for k in shots]
             right += train_label[shots[int(np.argmax(cosine))]] == label
         accuracies.append(100 * right / 24)
-    found = few_shot(query, query_label, train, train_label, shots=2, draws=4, seed=7)
+    found = accuracy(query, query_label, train, train_label, shots=2, draws=4, seed=7)
     assert (found.value, found.spread) == pytest.approx((np.mean(accuracies), np.std(accuracies, ddof=1)))
 
 
@@ -122,4 +126,4 @@ def test_unknown_classes_are_never_right() -> None:
     kept = train_label != "d"
     found = linear_probe(query, query_label, train[kept], train_label[kept], 1.0, (1,))[1]
     assert found.value <= 75 and found.chance == pytest.approx(25.0)
-    assert few_shot(query, query_label, train[kept], train_label[kept], 2, 3).chance == pytest.approx(25.0)
+    assert accuracy(query, query_label, train[kept], train_label[kept], 2, 3).chance == pytest.approx(25.0)

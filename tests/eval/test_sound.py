@@ -14,8 +14,8 @@ from gdt.common.errors import UserError
 from gdt.eval.downstream import downstream
 from gdt.eval.embed import Embed, features
 from gdt.eval.nearest import most_similar
+from gdt.eval.protocols.multilabel import mean_average_precision
 from gdt.eval.results import RESULTS, read
-from gdt.eval.retrieval import mean_average_precision
 from gdt.eval.settings import Downstream
 from gdt.preprocess.stage import Preprocess
 from gdt.train.checkpoint import load_trained

@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,9 +20,12 @@ from gdt.common import serialization
 from gdt.common.errors import UserError
 from gdt.common.files import write_lines, writing
 from gdt.common.streams import Stream, seed_sequence
+from gdt.eval.classification import classes_of, targets, top_k
+from gdt.eval.evaluator import Evaluator, Outcome
 from gdt.eval.extract import outputs, require_network
 from gdt.eval.metrics import Metric
-from gdt.eval.retrieval import classes_of, targets, top_k
+from gdt.eval.settings import Downstream
+from gdt.eval.subjects import FINETUNED, Fold, Model, describe
 from gdt.pipeline.clips import ClipSampling, random_clips, uniform_plans
 from gdt.pipeline.leaves import Clip
 from gdt.pipeline.loader import Batch, Loader
@@ -35,12 +38,26 @@ from gdt.train.models.gdt import autocast
 from gdt.train.step import require_finite, seed_torch
 from gdt.train.weights import FINETUNED_ON, inputs_of
 
-if TYPE_CHECKING:
-    from gdt.eval.settings import Downstream
-    from gdt.eval.subjects import Fold
+STATE, METRICS = "finetune.pt", "finetune.jsonl"
+"""Files of a run besides the finetuned weights: the state to resume from, and loss and accuracy per epoch."""
 
-STATE, WEIGHTS, METRICS = "finetune.pt", "finetuned.pt", "finetune.jsonl"
-"""Files of a run: the state to resume from, the finetuned weights, and loss and accuracy per epoch."""
+
+def finetune(evaluator: Evaluator, model: Model, fold: Fold, folder: Path) -> Outcome:
+    """Top-1 and top-5 accuracy of the finetuned network, of videos and of clips."""
+    return train_and_test(Finetuning, evaluator, model, fold, folder)
+
+
+def train_and_test(kind: type[Finetuning], evaluator: Evaluator, model: Model, fold: Fold, folder: Path) -> Outcome:
+    """The metrics of a kind of finetuning, which writes to `folder`, with its recipe as details."""
+    settings = evaluator.settings
+    data = evaluator.data
+    recipe = kind.recipe_of(settings, model.trained)
+    (modality,) = settings.modalities
+    run = kind(
+        model.trained, data.index, fold, recipe, settings.seed, evaluator.device, folder, modality, data.fingerprint
+    )
+    metrics = run.run(f"{kind.name} {describe(model, fold)}")
+    return Outcome(metrics, {name: str(value) for name, value in vars(recipe).items()})
 
 
 @dataclass(frozen=True)
@@ -247,7 +264,7 @@ class Finetuning:
     def _save_weights(self) -> None:
         """Save the finetuned weights, which --ckpt reads."""
         weights = {name: value.cpu() for name, value in self.model.state_dict().items()}
-        self._write(WEIGHTS, {"model": weights, "epoch": self.recipe.epochs} | self._metadata)
+        self._write(FINETUNED, {"model": weights, "epoch": self.recipe.epochs} | self._metadata)
 
     def _write(self, name: str, state: dict[str, Any]) -> None:
         path = self.folder / name

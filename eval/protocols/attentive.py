@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from gdt.eval.finetune import Finetuning, Recipe
+from gdt.eval.evaluator import Evaluator, Outcome
 from gdt.eval.metrics import Metric
+from gdt.eval.protocols.finetune import Finetuning, Recipe, train_and_test
 from gdt.eval.settings import Downstream
+from gdt.eval.subjects import Fold, Model
 from gdt.train.models.backbone import Backbone
 from gdt.train.trained import Trained
+
+
+def attentive(evaluator: Evaluator, model: Model, fold: Fold, folder: Path) -> Outcome:
+    """Top-1 and top-5 accuracy of the attentive probe."""
+    return train_and_test(AttentiveProbe, evaluator, model, fold, folder)
 
 
 class Attentive(nn.Module):

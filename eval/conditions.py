@@ -1,0 +1,54 @@
+"""What decides the numbers of a protocol: which settings, and the digest by which results are found again."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+from gdt.eval.protocols import PROTOCOLS
+from gdt.eval.settings import Downstream
+from gdt.eval.subjects import Data, Fold
+from gdt.pipeline.word2vec import WordVectors
+
+FORMAT = 6
+"""Increase it when the same settings give different numbers."""
+_RESOLVED = ("folds", "word2vec")
+"""Settings that the digests of the fold and of the words stand for."""
+
+
+def only_decisive(settings: Downstream, protocol: str) -> Downstream:
+    """The settings, with those that do not decide a protocol's numbers at their defaults."""
+    own = {"clips", *PROTOCOLS[protocol].settings}
+    defaults: dict[str, Any] = {field.name: field.default for field in fields(settings) if field.name not in own}
+    return replace(settings, **defaults)
+
+
+def decisive(settings: Downstream, protocol: str) -> dict[str, Any]:
+    """The settings that decide a protocol's numbers, besides model, videos and words."""
+    return {name: getattr(settings, name) for name in ("clips", *PROTOCOLS[protocol].settings) if name not in _RESOLVED}
+
+
+def conditions(
+    settings: Downstream, protocol: str, data: Data, fold: Fold, device: str, words: WordVectors | None
+) -> str:
+    """Digest of all that decides a protocol's numbers on a fold, besides the model."""
+    videos = data.fingerprint, data.split, fold.digest, words_of(protocol, words)
+    return _digest([FORMAT, protocol, decisive(settings, protocol), videos, device])
+
+
+def words_of(protocol: str, words: WordVectors | None) -> str:
+    """Checksum of the word vectors that a protocol uses; empty without."""
+    return words.checksum if words and "word2vec" in PROTOCOLS[protocol].settings else ""
+
+
+def features_path(folder: Path, data: str, clips: int, device: str, modality: str = "video") -> Path:
+    """The file of a model's features in its folder, by shards, clips, type of device (cpu or cuda) and modality."""
+    return folder / f"features-{modality}-{_digest([FORMAT, data, clips, device])}.npz"
+
+
+def _digest(values: object) -> str:
+    """Digest of JSON values: sixteen hex digits."""
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]

@@ -1,0 +1,49 @@
+"""Recall from one modality to another among held-out videos, which needs no labels."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from gdt.common.errors import UserError
+from gdt.eval.evaluator import Evaluator, Outcome
+from gdt.eval.metrics import share
+from gdt.eval.subjects import Fold, Model, shared_modalities
+from gdt.pipeline.clips import usable
+from gdt.train import crossmodal
+
+
+def cross_modal(evaluator: Evaluator, model: Model, fold: Fold, _: Path) -> Outcome:
+    """R@k for every pair of modalities, among the queries that have all of them."""
+    trained, settings, data = model.trained, evaluator.settings, evaluator.data
+    modalities = shared_modalities(trained, data.index, settings)
+    if len(modalities) < 2:
+        reason = "the videos have no sound"
+        if data.index.mel_count.any():
+            reason = f"it was trained on {' and '.join(trained.model.modalities)}"
+        reason = f"it has no head for {' '.join(trained.without_head)}" if trained.without_head else reason
+        raise UserError(
+            f"cross-modal retrieval needs two modalities; {model.path} has {' '.join(modalities) or 'none'} for these "
+            f"videos ({reason}; text needs --word2vec)"
+        )
+    index, clip = trained.normalise(data.index), trained.settings.clip
+    videos = fold.queries[usable(index, clip, modalities)[fold.queries]]
+    if len(videos) < 2:
+        raise UserError(
+            f"cross-modal retrieval needs two videos with {' and '.join(modalities)} as long as a clip; the split "
+            f"'{data.split}' has {len(videos)} among its {len(fold.queries)} videos; evaluate on more or longer videos"
+        )
+    found = crossmodal.embed(
+        trained.model.to(evaluator.device), index, videos, clip, trained.settings.augmentation.scale[0],
+        settings.clips, evaluator.device, modalities, evaluator.words if "text" in modalities else None,
+    )  # fmt: skip
+    n = len(found.videos)
+    if n < 2:
+        raise UserError(
+            f"cross-modal retrieval needs two videos with captions of known words, but the split '{data.split}' has "
+            f"{n}; evaluate on more videos, or preprocess with a word2vec file that has their words"
+        )
+    metrics = {
+        f"{query} to {gallery} R@{k}": share(correct, 100 * min(k, n) / n)
+        for (query, gallery, k), correct in crossmodal.hits(found.embeddings).items()
+    }
+    return Outcome(metrics, queries=found.videos)

@@ -1,0 +1,48 @@
+"""Few-shot classification with frozen features (table 3, section A.3.6)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from gdt.common.streams import Stream, generator
+from gdt.eval.evaluator import Evaluator, Outcome
+from gdt.eval.metrics import Metric
+from gdt.eval.similarity import nearest
+from gdt.eval.subjects import Fold, Model
+
+SHOTS = (1, 5, 20)
+"""Training videos per class."""
+_DRAWS = 20
+"""Random choices of shots that accuracies are averaged over."""
+
+
+def few_shot(evaluator: Evaluator, model: Model, fold: Fold, _: Path) -> Outcome:
+    """Accuracies with the shots that the smallest class has."""
+    features = evaluator.pooled(model, fold, "average")
+    seed = evaluator.settings.seed
+    smallest = np.unique(fold.gallery_label, return_counts=True)[1].min()
+    metrics = {f"{shots}-shot": accuracy(*features, shots, _DRAWS, seed) for shots in SHOTS if shots <= smallest}
+    details = {"pooling": "average", "draws": f"{_DRAWS}, seed {seed}", "videos of the smallest class": str(smallest)}
+    return Outcome(metrics, details)
+
+
+def accuracy(
+    query: np.ndarray, query_label: np.ndarray, train: np.ndarray, train_label: np.ndarray, shots: int, draws: int,
+    seed: int = 0,
+) -> Metric:  # fmt: skip
+    """Top-1 accuracy of the nearest neighbour by cosine among `shots` training videos per class, which all must have.
+
+    Mean and standard deviation over `draws` random choices.
+    """
+    rng = generator(Stream.SHOTS, seed)
+    members = {label: np.flatnonzero(train_label == label) for label in np.unique(train_label)}
+    accuracies = []
+    for _ in range(draws):
+        chosen = np.concatenate([rng.choice(rows, shots, replace=False) for rows in members.values()])
+        found = chosen[nearest(query, train[chosen], 1)[:, 0]]
+        accuracies.append(100 * (train_label[found] == query_label).mean())
+    known = np.isin(query_label, list(members)).mean()
+    spread = float(np.std(accuracies, ddof=1))
+    return Metric(float(np.mean(accuracies)), 100 * known / len(members), len(query), spread)

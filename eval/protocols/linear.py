@@ -1,0 +1,50 @@
+"""Linear classifiers of frozen features: logistic regression and support vector machines."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from sklearn.linear_model import LogisticRegression
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.svm import LinearSVC
+from threadpoolctl import threadpool_limits
+
+from gdt.eval.classification import classes_of, targets, top_k
+from gdt.eval.evaluator import Evaluator, Outcome
+from gdt.eval.metrics import Metric
+from gdt.eval.subjects import Fold, Model
+
+
+def linear(evaluator: Evaluator, model: Model, fold: Fold, _: Path) -> Outcome:
+    """Top-1 and top-5 accuracy of a logistic regression."""
+    accuracy = linear_probe(*evaluator.pooled(model, fold, "average"), evaluator.settings.linear_c, (1, 5))
+    return Outcome({f"linear top-{k}": metric for k, metric in accuracy.items()}, {"pooling": "average"})
+
+
+def svm(evaluator: Evaluator, model: Model, fold: Fold, _: Path) -> Outcome:
+    """Top-1 accuracy of linear SVMs."""
+    features = evaluator.pooled(model, fold, "average")
+    accuracy = linear_probe(*features, evaluator.settings.linear_c, (1,), svm=True)
+    return Outcome({"SVM top-1": accuracy[1]}, {"pooling": "average"})
+
+
+def linear_probe(
+    query: np.ndarray, query_label: np.ndarray, train: np.ndarray, train_label: np.ndarray, c: float, ks: Sequence[int],
+    svm: bool = False,
+) -> dict[int, Metric]:  # fmt: skip
+    """Top-k accuracy, for k below the number of classes, of a logistic regression on standardised features, or of
+    one-versus-rest linear SVMs.
+
+    `c` is the inverse strength of L2 regularisation. Raises UserError if there is only one class.
+    """
+    classes = classes_of(train_label)
+    classifier = LinearSVC(C=c, random_state=0) if svm else LogisticRegression(C=c, max_iter=2000)
+    with threadpool_limits(1):  # on busy cores, threads wait for each other after each of many small products
+        probe = make_pipeline(StandardScaler(), classifier).fit(train, targets(train_label, classes))
+    scores = probe.decision_function(query)
+    if len(classes) == 2:
+        scores = np.stack([-scores, scores], 1)
+    return top_k(scores, targets(query_label, classes), ks)

@@ -1,0 +1,47 @@
+"""Retrieval of videos of the same class with frozen features (table 3, section A.3.6)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from gdt.eval.evaluator import Evaluator, Outcome
+from gdt.eval.metrics import Metric, share
+from gdt.eval.similarity import nearest
+from gdt.eval.subjects import Fold, Model
+
+KS = (1, 5, 20)
+"""k of R@k, as in the paper."""
+
+
+def retrieval(evaluator: Evaluator, model: Model, fold: Fold, _: Path) -> Outcome:
+    """R@k of the queries among the gallery."""
+    metrics = recall(*evaluator.pooled(model, fold, "maximum"), KS)
+    return Outcome({f"R@{k}": metric for k, metric in metrics.items()}, {"pooling": "maximum"})
+
+
+def recall(
+    query: np.ndarray, query_label: np.ndarray, gallery: np.ndarray, gallery_label: np.ndarray, ks: Sequence[int]
+) -> dict[int, Metric]:
+    """R@k: share of queries [q, dim] with their class among the k nearest of the gallery [g, dim]; see `nearest`.
+
+    Labels are arrays [q] and [g].
+    """
+    hits = gallery_label[nearest(query, gallery, max(ks))] == query_label[:, None]
+    random = chance(query_label, gallery_label, ks)
+    return {k: share(hits[:, :k].any(1), random[k]) for k in ks}
+
+
+def chance(query_label: np.ndarray, gallery_label: np.ndarray, ks: Sequence[int]) -> dict[int, float]:
+    """R@k of a random order of the gallery, in percent."""
+    total = len(gallery_label)
+    labels, queries = np.unique(query_label, return_counts=True)
+    others = total - np.array([(gallery_label == label).sum() for label in labels])
+    found = {}
+    for k in ks:
+        drawn = np.arange(min(k, total))
+        missed = np.prod(np.maximum(others[:, None] - drawn, 0) / (total - drawn), axis=1)
+        found[k] = float(100 * (1 - np.average(missed, weights=queries)))
+    return found
