@@ -5,8 +5,8 @@
 #: make verify      check shards for damage                                       [DATASET=kinetics]
 #: make pretrain    train on shards; again: resume    [DATASET=kinetics] [PRESET=l | FACTORS="..."] [GPUS=] [SEED=]
 #:                                                    [STEPS=] [SIZE=paper|tiny]
-#: make eval        retrieval, few-shot, cross-modal recall, on any data set   [DATASET=] [CKPT="a.pt b.pt"; default:
-#:                  the latest run] [SEED=]
+#: make eval        retrieval, few-shot, k-NN, cross-modal recall, on any data set   [DATASET=] [CKPT="a.pt b.pt";
+#:                  default: the latest run] [SEED=]
 #: make eval-ucf, make eval-hmdb, make eval-esc50 (sound)   finetuning and linear probes, too           [CKPT=] [SEED=]
 #: make factors     which factors move the features                               [DATASET=] [CKPT=]
 #: make embed       features of videos                                            [SOURCE=/my/videos | DATASET=] [CKPT=]
@@ -54,7 +54,7 @@ options = $(foreach name,$(filter-out GPUS,$(takes.$@)),$(call option,$(name))) 
 gdt := $(PYTHON) -m gdt
 # torchrun does not pass on SIGUSR1, and kills its ranks after 30 s, unless told otherwise
 ranks := PET_SIGNALS_TO_HANDLE=SIGTERM,SIGINT,SIGUSR1 PET_SHUTDOWN_TIMEOUT=600 $(PYTHON) -m torch.distributed.run --standalone
-official := --protocols finetune retrieval few-shot linear
+official := --protocols finetune retrieval few-shot knn linear
 
 .PHONY: help setup demo test lint clean generate preprocess verify pretrain eval eval-ucf eval-hmdb eval-esc50 factors embed \
   ablation report show-batch show-tree bench bench-gpu

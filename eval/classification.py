@@ -1,13 +1,18 @@
-"""Classes of labels, and accuracy of the scores of a classifier."""
+"""Classes of labels, fitting of classifiers, and accuracy of their scores."""
 
 from __future__ import annotations
 
+import warnings
+from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+from sklearn.exceptions import ConvergenceWarning
+from threadpoolctl import threadpool_limits
 
 from gdt.common.errors import UserError
-from gdt.eval.metrics import Metric, share
+from gdt.eval.metrics import Measured, measured
 
 
 def classes_of(labels: np.ndarray) -> np.ndarray:
@@ -27,7 +32,31 @@ def targets(labels: np.ndarray, classes: np.ndarray) -> np.ndarray:
     return np.where(classes[position] == labels, position, -1).astype(np.int64)
 
 
-def top_k(scores: np.ndarray, target: np.ndarray, ks: Sequence[int]) -> dict[int, Metric]:
+def fit(classifier: Any, features: np.ndarray, target: np.ndarray) -> list[Warning]:
+    """Fit a classifier of scikit-learn to features [n, dim]; returns its warnings, for `describe`."""
+    # on busy cores, threads wait for each other after each of many small products
+    with threadpool_limits(1), warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        classifier.fit(features, target)
+    return [each.message for each in caught if isinstance(each.message, Warning)]
+
+
+def describe(caught: Sequence[Warning], fits: int) -> dict[str, str]:
+    """The warnings of several fits as the detail `warning` of a result; empty without."""
+    texts: Counter[str] = Counter()
+    for each in caught:
+        if isinstance(each, ConvergenceWarning):
+            texts["did not converge (a lower --linear-c helps)"] += 1
+        else:
+            texts[f"warned: {' '.join(str(each).split())}"] += 1
+    sentences = [
+        f"the classifier {text}" if fits == 1 else f"{count} of {fits} classifiers {text}"
+        for text, count in texts.items()
+    ]
+    return {"warning": "; ".join(sentences)} if sentences else {}
+
+
+def top_k(scores: np.ndarray, target: np.ndarray, ks: Sequence[int]) -> dict[int, Measured]:
     """Share of rows whose target is among the k highest scores [n, classes], for k below the number of classes.
 
     Ties go to the first class. A target of -1 (a class without training videos) is never right.
@@ -35,4 +64,5 @@ def top_k(scores: np.ndarray, target: np.ndarray, ks: Sequence[int]) -> dict[int
     classes = scores.shape[1]
     order = np.argsort(-scores, axis=1, kind="stable")
     known = (target >= 0).mean()
-    return {k: share((order[:, :k] == target[:, None]).any(1), 100 * known * k / classes) for k in ks if k < classes}
+    hits = order == target[:, None]
+    return {k: measured(hits[:, :k].any(1), 100 * known * k / classes) for k in ks if k < classes}

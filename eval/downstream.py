@@ -18,7 +18,8 @@ from tqdm import tqdm
 from gdt.common.commandline import gdt_command
 from gdt.common.errors import UserError, explain_out_of_memory
 from gdt.common.files import locked
-from gdt.eval import results
+from gdt.eval import answers, results
+from gdt.eval.answers import Answers
 from gdt.eval.conditions import conditions, decisive, only_decisive, words_of
 from gdt.eval.evaluator import Evaluator
 from gdt.eval.extract import require_network
@@ -125,7 +126,10 @@ def evaluate(settings: Downstream) -> Evaluated:
             _finetune_all(finetuning)
         wanted = {job.conditions for job in jobs}
         every = [each for each in results.read(out / RESULTS) if each.conditions in wanted]
-        text = write_tables(out, pivot(every), every) if settings.tables else ""
+        text = ""
+        if settings.tables:
+            known = {each.identity: answers.read(out, each.identity) for each in every}
+            text = write_tables(out, pivot(every, answers=known), every)
     return Evaluated(every, [(model.name, model.digest) for model in compared], text, out)
 
 
@@ -229,7 +233,14 @@ def _run(job: Job) -> None:
     if outcome.queries is not None:
         seen = model.seen(evaluator.data, outcome.queries)
         facts = replace(facts, queries=len(outcome.queries), seen=seen)
-    result = replace(facts, metrics=outcome.metrics, details={**facts.details, **outcome.details, **notes})
+    warnings = [details["warning"] for details in (outcome.details, notes) if "warning" in details]
+    details = {**facts.details, **outcome.details, **notes}
+    if warnings:
+        details["warning"] = "; ".join(warnings)
+    metrics = {name: measured.metric for name, measured in outcome.metrics.items()}
+    result = replace(facts, metrics=metrics, details=details)
+    queries = fold.queries if outcome.queries is None else outcome.queries
+    answers.write(evaluator.out, result.identity, Answers.of(queries, outcome.metrics))
     results.append(evaluator.out / RESULTS, result)
     (job.folder / STATE).unlink(missing_ok=True)
     name, first = next(iter(result.metrics.items()))

@@ -14,7 +14,7 @@ import torch
 from gdt.common.errors import plural
 from gdt.eval.conditions import features_path, only_decisive
 from gdt.eval.extract import PooledFeatures, cached
-from gdt.eval.metrics import Metric
+from gdt.eval.metrics import Measured
 from gdt.eval.protocols import PROTOCOLS
 from gdt.eval.settings import Downstream
 from gdt.eval.similarity import unit
@@ -25,7 +25,7 @@ from gdt.pipeline.word2vec import WordVectors
 class Outcome(NamedTuple):
     """What a protocol returns."""
 
-    metrics: dict[str, Metric]
+    metrics: dict[str, Measured]
     details: Mapping[str, str] = MappingProxyType({})
     """What else decides the numbers, as text."""
     queries: np.ndarray | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -53,6 +54,20 @@ class Metric(NamedTuple):
 def share(correct: np.ndarray, chance: float) -> Metric:
     """Share of True in a bool array with one entry per answer; `chance` in percent."""
     return Metric(float(100 * np.mean(correct)), chance, len(correct))
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A metric with the answers that it is the mean of, by which models are compared."""
+
+    metric: Metric
+    answers: np.ndarray = field(compare=False)
+    """Per query: right or wrong, bool [n], or a share, float [n]; of mAP, per label."""
+
+
+def measured(correct: np.ndarray, chance: float) -> Measured:
+    """As `share`, with the answers."""
+    return Measured(share(correct, chance), correct)
 
 
 def clustered(right: np.ndarray, chance: float) -> Metric:

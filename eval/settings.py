@@ -33,7 +33,7 @@ class Downstream:
     shards: Path | None = None
     """Folder of shards, or s3://…; default: data/shards/<dataset>."""
     protocols: tuple[ProtocolName, ...] = ()
-    """Protocols; default: cross-modal, retrieval, few-shot if they apply."""
+    """Protocols; default: cross-modal, retrieval, few-shot, knn if they apply."""
     folds: tuple[int, ...] = ()
     """Official folds, from 1; default: all."""
     word2vec: Path | None = None

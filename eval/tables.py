@@ -8,13 +8,16 @@ import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 from tabulate import tabulate
 
 from gdt.common.errors import COLUMNS
 from gdt.common.files import write_text
-from gdt.eval import results
+from gdt.eval import comparison, results
+from gdt.eval.answers import Answers
+from gdt.eval.comparison import Compared, Comparisons
 from gdt.eval.metrics import Metric, over_seeds
 from gdt.eval.paper import SOUND, reported
 from gdt.eval.protocols import PROTOCOLS
@@ -28,7 +31,7 @@ Groups = Mapping[str, Sequence[Result]]
 """Rows of a table by name: the results of their seeds and folds."""
 _PUBLISHED = "published results were obtained with their authors' networks and clips, and on all classes"
 _ROWS = "features should distinguish (d) or ignore (i) a shift or a reversal in time"
-_NOTED = ("left out", "warning", "labels")
+_NOTED = ("left out", "warning", "labels", "neighbours")
 """Details of results that are printed below the tables."""
 _FEW_QUERIES = 50
 """A note warns of fewer: the 95 % interval of a share of 50 answers is up to 27 points wide."""
@@ -42,14 +45,22 @@ class Table:
     lines: Lines
     notes: list[str] = field(default_factory=list)
     groups: Groups = field(default_factory=dict)
+    comparisons: Comparisons = field(default_factory=dict)
+    """Of its rows with the first model and with random weights."""
 
     def __str__(self) -> str:
         return "\n".join([wrap(self.title), layout(self.lines), "", *map(wrap, self.notes)])
 
 
-def pivot(every: Sequence[Result], by_row: bool = False) -> list[Table]:
+def pivot(
+    every: Sequence[Result],
+    by_row: bool = False,
+    answers: Mapping[comparison.Key, Answers | None] = MappingProxyType({}),
+) -> list[Table]:
     """Tables of results: a row per model with the mean over its folds, or, for `by_row`, per composition and number of
     steps with the mean over seeds. Random weights come first, chance and published results last.
+
+    With the `answers` of results, by identity, differences from the first model and from random weights are marked.
     """
     tables: list[Table] = []
     parts: dict[tuple[str, ...], list[Result]] = {}
@@ -66,15 +77,20 @@ def pivot(every: Sequence[Result], by_row: bool = False) -> list[Table]:
         first, others = part[0], {}
         if not (by_row or first.label) and _modalities(first) == ["audio" if first.dataset in SOUND else "video"]:
             samples = max(each.settings.get("train_samples", 0) for each in part)
-            others = reported(first.dataset, list(dict.fromkeys(each.protocol for each in part)), samples)
-        lines = table_lines(groups, f"% on {first.query_split}", others)
+            protocols = list(dict.fromkeys(each.protocol for each in part))
+            others = reported(first.dataset, protocols, samples, min(each.queries for each in part))
+        comparisons = comparison.compare(groups, answers) if answers else {}
+        lines = table_lines(groups, f"% on {first.query_split}", others, comparisons)
         if by_row:
             least = min((each.tflop for each in part if each.tflop), default=1.0)
             spent = [("videos seen", "compute"), *(_spent(groups.get(line[0], ()), least) for line in lines[1:])]
             lines = [[line[0], *own, *line[1:]] for line, own in zip(lines, spent, strict=True)]
-        shown = any(line[0] in others for line in lines)
-        notes = [*_notes(groups), *([_PUBLISHED] if shown else []), *([_ROWS] if by_row else [])]
-        tables.append(Table(_title(part), lines, [note for note in notes if note not in said], groups))
+        notes = _notes(groups) + comparison.notes(groups, comparisons)
+        if any(line[0] in others for line in lines):
+            notes.append(_PUBLISHED)
+        if by_row:
+            notes.append(_ROWS)
+        tables.append(Table(_title(part), lines, [note for note in notes if note not in said], groups, comparisons))
         said.update(notes)
     return tables
 
@@ -190,7 +206,8 @@ def _render(lines: Sequence[Sequence[str]], style: str = "simple") -> str:
 
 def to_latex(lines: Sequence[Sequence[str]]) -> str:
     """A table as LaTeX for the package booktabs."""
-    return _render([[cell.replace("→", " to ") for cell in line] for line in lines], "latex_booktabs")
+    text = _render([[cell.replace("→", " to ") for cell in line] for line in lines], "latex_booktabs")
+    return text.replace("†", r"$\dagger$")
 
 
 def write_tables(out: Path, tables: Sequence[Table], every: Iterable[Result]) -> str:
@@ -198,7 +215,16 @@ def write_tables(out: Path, tables: Sequence[Table], every: Iterable[Result]) ->
     text = "\n\n".join(map(str, tables))
     write_text(out / "table.txt", text + "\n")
     write_text(out / "table.tex", "\n\n".join(to_latex(table.lines) for table in tables) + "\n")
-    rows = list(results.rows(every))
+    comparisons = {
+        (*result.identity, metric): comparison.columns(compared)
+        for table in tables
+        for (name, metric), compared in table.comparisons.items()
+        for result in table.groups[name]
+    }
+    rows = []
+    for row in results.rows(every):
+        key = (row["conditions"], row["model"], row["weights"], row["metric"])
+        rows.append(row | comparisons.get(key, {}))
     heads = dict.fromkeys(name for row in rows for name in row)
     write_text(out / "results.csv", csv_text([[*heads], *([row.get(name, "") for name in heads] for row in rows)]))
     return text
@@ -223,16 +249,24 @@ def mean_of(metrics: Sequence[Metric]) -> Metric:
     return metrics[0] if len(metrics) == 1 else over_seeds(metrics)
 
 
-def table_lines(groups: Groups, corner: str = "", others: Mapping[str, Mapping[str, float]] | None = None) -> Lines:
+def table_lines(
+    groups: Groups, corner: str = "", others: Mapping[str, Mapping[str, float]] | None = None,
+    comparisons: Mapping[tuple[str, str], Compared] = MappingProxyType({}),
+) -> Lines:  # fmt: skip
     """A table with a line per group, one for chance, and one per published result in `others`.
 
-    `corner` is the first heading.
+    `corner` is the first heading. Differences in `comparisons` are marked.
     """
     every = [each for group in groups.values() for each in group]
     names = list(dict.fromkeys(name for each in every for name in each.metrics))
     lines = [[corner, *map(_heading, names)]]
     for name, group in groups.items():
-        lines.append([name, *(mean_of(of).text() if (of := metrics_of(group, column)) else "" for column in names)])
+        cells = []
+        for column in names:
+            metrics = metrics_of(group, column)
+            mark = comparison.mark(comparisons.get((name, column)))
+            cells.append(mean_of(metrics).text() + mark if metrics else "")
+        lines.append([name, *cells])
     lines.append(["chance", *(f"{np.mean([m.chance for m in metrics_of(every, column)]):.1f}" for column in names)])
     for name, values in (others or {}).items():
         if any(column in values for column in names):

@@ -38,7 +38,7 @@ class Ablation:
     """Training steps (--equal compute: of row l); 0: those of --size."""
     label: str = ""
     """Label columns, such as label,weather; default: the classes."""
-    protocols: tuple[Literal["cross-modal", "retrieval", "few-shot", "linear", "multilabel"], ...] = ()
+    protocols: tuple[Literal["cross-modal", "retrieval", "few-shot", "knn", "linear", "multilabel"], ...] = ()
     """Protocols of 'gdt evaluate'; default: retrieval few-shot, or cross-modal without labels."""
     query_split: str = "test"
     """Split of the queries; val while you tune, test for the final number."""

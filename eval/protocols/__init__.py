@@ -60,6 +60,7 @@ PROTOCOLS = {
         ),
         Protocol("retrieval", "eval.protocols.retrieval:retrieval", _FROZEN, "neighbours", default=True),
         Protocol("few-shot", "eval.protocols.few_shot:few_shot", (*_FROZEN, "seed"), "neighbours", default=True),
+        Protocol("knn", "eval.protocols.knn:knn", _FROZEN, "neighbours", default=True),
         Protocol("linear", "eval.protocols.linear:linear", _PROBED, "classifiers"),
         Protocol("svm", "eval.protocols.linear:svm", _PROBED, "classifiers"),
         Protocol("multilabel", "eval.protocols.multilabel:multilabel", (*_FROZEN, "linear_c"), "labels", several=True),

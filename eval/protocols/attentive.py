@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from gdt.eval.evaluator import Evaluator, Outcome
-from gdt.eval.metrics import Metric
+from gdt.eval.metrics import Measured
 from gdt.eval.protocols.finetune import Finetuning, Recipe, train_and_test
 from gdt.eval.settings import Downstream
 from gdt.eval.subjects import Fold, Model
@@ -67,9 +67,9 @@ class AttentiveProbe(Finetuning):
         learned = [value for value in self.model.parameters() if value.requires_grad]
         return torch.optim.AdamW(learned, self.recipe.first_lr, weight_decay=self.recipe.weight_decay)
 
-    def test(self, name: str) -> dict[str, Metric]:
+    def test(self, name: str) -> dict[str, Measured]:
         """Top-1 and top-5 accuracy of videos; those of clips would share a column with finetuning's."""
-        return {key: metric for key, metric in super().test(name).items() if not key.startswith("clip")}
+        return {key: measured for key, measured in super().test(name).items() if not key.startswith("clip")}
 
     def _save_weights(self) -> None:
         """Nothing: there are no new features."""

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from gdt.common.errors import UserError
 from gdt.eval.evaluator import Evaluator, Outcome
-from gdt.eval.metrics import share
+from gdt.eval.metrics import measured
 from gdt.eval.subjects import Fold, Model, shared_modalities
 from gdt.pipeline.clips import usable
 from gdt.train import crossmodal
@@ -43,7 +43,7 @@ def cross_modal(evaluator: Evaluator, model: Model, fold: Fold, _: Path) -> Outc
             f"{n}; evaluate on more videos, or preprocess with a word2vec file that has their words"
         )
     metrics = {
-        f"{query} to {gallery} R@{k}": share(correct, 100 * min(k, n) / n)
+        f"{query} to {gallery} R@{k}": measured(correct, 100 * min(k, n) / n)
         for (query, gallery, k), correct in crossmodal.hits(found.embeddings).items()
     }
     return Outcome(metrics, queries=found.videos)

@@ -8,7 +8,7 @@ import numpy as np
 
 from gdt.common.streams import Stream, generator
 from gdt.eval.evaluator import Evaluator, Outcome
-from gdt.eval.metrics import Metric
+from gdt.eval.metrics import Measured, Metric
 from gdt.eval.similarity import nearest
 from gdt.eval.subjects import Fold, Model
 
@@ -31,7 +31,7 @@ def few_shot(evaluator: Evaluator, model: Model, fold: Fold, _: Path) -> Outcome
 def accuracy(
     query: np.ndarray, query_label: np.ndarray, train: np.ndarray, train_label: np.ndarray, shots: int, draws: int,
     seed: int = 0,
-) -> Metric:  # fmt: skip
+) -> Measured:  # fmt: skip
     """Top-1 accuracy of the nearest neighbour by cosine among `shots` training videos per class, which all must have.
 
     Mean and standard deviation over `draws` random choices.
@@ -39,10 +39,14 @@ def accuracy(
     rng = generator(Stream.SHOTS, seed)
     members = {label: np.flatnonzero(train_label == label) for label in np.unique(train_label)}
     accuracies = []
+    right = np.zeros(len(query))
     for _ in range(draws):
         chosen = np.concatenate([rng.choice(rows, shots, replace=False) for rows in members.values()])
         found = chosen[nearest(query, train[chosen], 1)[:, 0]]
-        accuracies.append(100 * (train_label[found] == query_label).mean())
+        answers = train_label[found] == query_label
+        right += answers / draws
+        accuracies.append(100 * answers.mean())
     known = np.isin(query_label, list(members)).mean()
     spread = float(np.std(accuracies, ddof=1))
-    return Metric(float(np.mean(accuracies)), 100 * known / len(members), len(query), spread)
+    metric = Metric(float(np.mean(accuracies)), 100 * known / len(members), len(query), spread)
+    return Measured(metric, right)

@@ -23,7 +23,7 @@ from gdt.common.streams import Stream, seed_sequence
 from gdt.eval.classification import classes_of, targets, top_k
 from gdt.eval.evaluator import Evaluator, Outcome
 from gdt.eval.extract import outputs, require_network
-from gdt.eval.metrics import Metric
+from gdt.eval.metrics import Measured
 from gdt.eval.settings import Downstream
 from gdt.eval.subjects import FINETUNED, Fold, Model, describe
 from gdt.pipeline.clips import ClipSampling, random_clips, uniform_plans
@@ -170,7 +170,7 @@ class Finetuning:
         r = self.recipe
         return torch.optim.SGD(self.model.parameters(), r.first_lr, r.momentum, weight_decay=r.weight_decay)
 
-    def run(self, name: str) -> dict[str, Metric]:
+    def run(self, name: str) -> dict[str, Measured]:
         """Train to the last epoch, save the weights, and return the metrics of `test`."""
         self.folder.mkdir(parents=True, exist_ok=True)
         first = self._resume()
@@ -192,7 +192,7 @@ class Finetuning:
         self._save_weights()
         return metrics
 
-    def test(self, name: str) -> dict[str, Metric]:
+    def test(self, name: str) -> dict[str, Measured]:
         """Top-1 and top-5 accuracy of videos, whose clips are averaged, and of clips."""
         recipe, target = self.recipe, self._test_target
 
@@ -206,8 +206,13 @@ class Finetuning:
         of_videos = top_k(videos, target, (1, 5))
         of_clips = top_k(clips, np.repeat(target, recipe.test_clips), (1, 5))
         # the clips of a video are not independent: they count as one answer in the interval
-        clip_wise = {f"clip top-{k}": m._replace(answers=len(target)) for k, m in of_clips.items()}
-        return {f"{self.name} top-{k}": metric for k, metric in of_videos.items()} | clip_wise
+        clip_wise = {
+            f"clip top-{k}": Measured(
+                measured.metric._replace(answers=len(target)), measured.answers.reshape(-1, recipe.test_clips).mean(1)
+            )
+            for k, measured in of_clips.items()
+        }
+        return {f"{self.name} top-{k}": measured for k, measured in of_videos.items()} | clip_wise
 
     def plans(self, first: int) -> Iterator[BatchPlan]:
         """Training clips of epoch `first` and later."""

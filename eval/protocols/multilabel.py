@@ -10,48 +10,55 @@ import numpy as np
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import average_precision_score
 from sklearn.preprocessing import StandardScaler
-from threadpoolctl import threadpool_limits
 
 from gdt.common.errors import UserError
+from gdt.eval.classification import describe, fit
 from gdt.eval.evaluator import Evaluator, Outcome
-from gdt.eval.metrics import Metric, Z
+from gdt.eval.metrics import Measured, Metric, Z
 from gdt.eval.subjects import Fold, Model
 from gdt.pipeline.shards.layout import LABEL_SEPARATOR, labels_in, names_in
 
 
 def multilabel(evaluator: Evaluator, model: Model, fold: Fold, _: Path) -> Outcome:
     """Mean average precision, and over how many labels."""
-    metric = mean_average_precision(*evaluator.pooled(model, fold, "average"), evaluator.settings.linear_c)
+    measured, warning = mean_average_precision(*evaluator.pooled(model, fold, "average"), evaluator.settings.linear_c)
     queries, gallery = fold.query_label, fold.gallery_label
     used = f"mAP is over the {len(counted(queries, gallery))} of {len(names_in([*queries, *gallery]))} in both parts"
     bare = f"{(queries == '').sum()} queries and {(gallery == '').sum()} gallery videos have none: negatives of all"
-    return Outcome({"mAP": metric}, {"pooling": "average", "labels": f"{used}; {bare}"})
+    return Outcome({"mAP": measured}, {"pooling": "average", "labels": f"{used}; {bare}", **warning})
 
 
 def mean_average_precision(
     query: np.ndarray, query_label: np.ndarray, train: np.ndarray, train_label: np.ndarray, c: float
-) -> Metric:
-    """Mean average precision, in percent, of a logistic regression per label, with an interval over labels.
+) -> tuple[Measured, dict[str, str]]:
+    """Mean average precision, in percent, of a logistic regression per label, with an interval over labels; and what
+    scikit-learn warned of, as the detail `warning`.
 
     `query_label` [q] and `train_label` [n] are names joined by LABEL_SEPARATOR; those without a label are negatives.
     Raises UserError if fewer than two labels are `counted`.
     """
     scaler = StandardScaler().fit(train)
-    precisions, prevalences = [], []
-    with threadpool_limits(1):
-        for name in counted(query_label, train_label):
-            has, had = (np.array([name in labels_in(cell) for cell in rows]) for rows in (query_label, train_label))
-            probe = LogisticRegression(C=c, max_iter=2000).fit(scaler.transform(train), had)
-            precisions.append(average_precision_score(has, probe.decision_function(scaler.transform(query))))
-            prevalences.append(has.mean())
+    train = scaler.transform(train)
+    query = scaler.transform(query)
+    precisions: list[float] = []
+    prevalences: list[float] = []
+    caught: list[Warning] = []
+    for name in counted(query_label, train_label):
+        has, had = (np.array([name in labels_in(cell) for cell in rows]) for rows in (query_label, train_label))
+        probe = LogisticRegression(C=c, max_iter=2000)
+        caught += fit(probe, train, had)
+        precisions.append(average_precision_score(has, probe.decision_function(query)))
+        prevalences.append(has.mean())
     if len(precisions) < 2:
         raise UserError(
             f"only {len(precisions)} labels are in both gallery and queries; set --label to a column of names joined "
             f"by '{LABEL_SEPARATOR}'"
         )
-    value, error = float(np.mean(precisions)), float(np.std(precisions, ddof=1) / math.sqrt(len(precisions)))
+    value = float(np.mean(precisions))
+    error = float(np.std(precisions, ddof=1) / math.sqrt(len(precisions)))
     low, high = (min(1.0, max(0.0, value + sign * Z * error)) for sign in (-1, 1))
-    return Metric(100 * value, 100 * float(np.mean(prevalences)), len(query), bounds=(100 * low, 100 * high))
+    metric = Metric(100 * value, 100 * float(np.mean(prevalences)), len(query), bounds=(100 * low, 100 * high))
+    return Measured(metric, np.array(precisions)), describe(caught, len(precisions))
 
 
 def counted(query_label: np.ndarray, train_label: np.ndarray) -> list[str]:

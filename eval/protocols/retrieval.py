@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from gdt.eval.evaluator import Evaluator, Outcome
-from gdt.eval.metrics import Metric, share
+from gdt.eval.metrics import Measured, measured
 from gdt.eval.similarity import nearest
 from gdt.eval.subjects import Fold, Model
 
@@ -24,14 +24,14 @@ def retrieval(evaluator: Evaluator, model: Model, fold: Fold, _: Path) -> Outcom
 
 def recall(
     query: np.ndarray, query_label: np.ndarray, gallery: np.ndarray, gallery_label: np.ndarray, ks: Sequence[int]
-) -> dict[int, Metric]:
+) -> dict[int, Measured]:
     """R@k: share of queries [q, dim] with their class among the k nearest of the gallery [g, dim]; see `nearest`.
 
     Labels are arrays [q] and [g].
     """
     hits = gallery_label[nearest(query, gallery, max(ks))] == query_label[:, None]
     random = chance(query_label, gallery_label, ks)
-    return {k: share(hits[:, :k].any(1), random[k]) for k in ks}
+    return {k: measured(hits[:, :k].any(1), random[k]) for k in ks}
 
 
 def chance(query_label: np.ndarray, gallery_label: np.ndarray, ks: Sequence[int]) -> dict[int, float]:

@@ -61,7 +61,7 @@ def test_the_trunk_stays_and_the_rest_learns(
     run = AttentiveProbe(trained, *task, replace(recipe, lr=0.01, batch=16), 0, CPU, tmp_path)
     before = {name: value.clone() for name, value in run.model.state_dict().items()}
     found = run.run("x")
-    assert list(found) == ["attentive top-1"] and found["attentive top-1"].answers == len(task[1].queries)
+    assert list(found) == ["attentive top-1"] and len(found["attentive top-1"].answers) == len(task[1].queries)
     for name, value in run.model.state_dict().items():
         assert torch.equal(value, before[name]) == name.startswith("base."), name
     assert not (tmp_path / FINETUNED).exists()

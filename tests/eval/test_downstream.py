@@ -32,7 +32,7 @@ from gdt.eval.embed import Embed, features, features_of
 from gdt.eval.evaluator import Evaluator, Outcome
 from gdt.eval.factors.evaluate import factors
 from gdt.eval.factors.settings import Factors
-from gdt.eval.metrics import Metric
+from gdt.eval.metrics import Measured, Metric
 from gdt.eval.protocols import PROTOCOLS, Protocol
 from gdt.eval.results import RESULTS, Result, read
 from gdt.eval.settings import Downstream
@@ -119,7 +119,7 @@ def results(folder: Path) -> list[Result]:
 
 
 def test_all_protocols_on_three_folds(command: Run, checkpoint: Path, ucf: Path, tmp_path: Path) -> None:
-    protocols = ("cross-modal", "retrieval", "few-shot", "linear", "finetune")
+    protocols = ("cross-modal", "retrieval", "few-shot", "knn", "linear", "finetune")
     arguments = ("evaluate", "--ckpt", checkpoint, "--dataset", "ucf101", "--shards", ucf, "--protocols",
                  *protocols, *FINETUNE, "--jobs", 1)  # fmt: skip
     done = command(*arguments)
@@ -145,12 +145,15 @@ def test_all_protocols_on_three_folds(command: Run, checkpoint: Path, ucf: Path,
     (retrieval,) = (each for each in every if (each.protocol, each.model, each.fold) == ("retrieval", "synthetic-e", 1))
     clip = "8 frames, stride 4, 32x32"
     assert retrieval.details == {"clip": clip, "precision": "float32", "pooling": "maximum"}
+    details = next(each.details for each in every if each.protocol == "knn")
+    assert details["neighbours"] == "200-NN of all 24 training videos, which are fewer"
     assert all("lr" in each.details and each.settings["epochs"] == 1 for each in every if each.protocol == "finetune")
     printed = done.stdout[done.stdout.index("ucf101: ") :]
     assert (out / "table.txt").read_text().strip() in printed and max(map(len, printed.splitlines())) <= 100
-    for text in ("paper: GDT, K-400", "62.8", "90.9", "SEVERE: GDT, K-400", "chance", "clip top-1", "random weights",
-                 "ucf101, folds 1 2 3: 12 queries against 24 videos of 3 classes", "95 % intervals over folds",
-                 "next: "):  # fmt: skip
+    assert "paper: " not in printed and "SEVERE" not in printed  # 36 videos are not UCF-101
+    for text in ("† differs from random weights: p < 0.05 on the same queries", "chance", "clip top-1",
+                 "random weights", "ucf101, folds 1 2 3: 12 queries against 24 videos of 3 classes",
+                 "95 % intervals over folds", "next: "):  # fmt: skip
         assert text in printed
     assert printed.count("warning: only 12 queries") == 1
     csv_rows = list(csv.DictReader((out / "results.csv").read_text().splitlines()))
@@ -445,7 +448,7 @@ def test_protocols_skipped_for_lack_of_labels_are_named(
     change_index(label=np.where(index.split == "test", "", index.label).astype(object))
     text = downstream(Downstream((checkpoint,), "x", shards, clips=1, random_weights="exclude", out=tmp_path))
     assert "R@20" not in text
-    said = f"retrieval and few-shot skipped: {shards} has no labelled videos in the split 'test' "
+    said = f"retrieval and few-shot and knn skipped: {shards} has no labelled videos in the split 'test' "
     assert said + "(labels of 'label' are in: train, val); " in capsys.readouterr().out
 
 
@@ -519,13 +522,13 @@ def test_every_column_of_labels_has_a_table_and_models_and_features_are_read_onc
     assert text.count("V→A R@5") == 1 and text.count("1-shot") == 2 and "labels of the column parity" in text
     records = results(tmp_path / "o")
     assert [(row.protocol, row.label, row.classes) for row in records] == [
-        ("cross-modal", "", 0), ("retrieval", "", 3), ("few-shot", "", 3), ("retrieval", "parity", 2),
-        ("few-shot", "parity", 2),
+        ("cross-modal", "", 0), ("retrieval", "", 3), ("few-shot", "", 3), ("knn", "", 3), ("retrieval", "parity", 2),
+        ("few-shot", "parity", 2), ("knn", "parity", 2),
     ]  # fmt: skip
     assert calls == [36] and reads == [checkpoint]
     downstream(replace(settings, label="parity", out=tmp_path / "alone"))
     alone = [row.metrics for row in results(tmp_path / "alone") if row.protocol != "cross-modal"]
-    assert alone == [row.metrics for row in records[3:]]
+    assert alone == [row.metrics for row in records[4:]]
     assert calls == [36, 24]
 
 
@@ -556,7 +559,7 @@ def test_a_protocol_is_a_function_and_a_line_of_the_table(
 ) -> None:
     def count(evaluator: Evaluator, model: Model, fold: Fold, folder: Path) -> Outcome:
         metric = Metric(100 * evaluator.settings.linear_c, 10.0, len(fold.queries))
-        return Outcome({"count": metric})
+        return Outcome({"count": Measured(metric, np.zeros(len(fold.queries)))})
 
     function = "eval.protocols.count:count"
     monkeypatch.setitem(sys.modules, "gdt.eval.protocols.count", SimpleNamespace(count=count))
@@ -595,7 +598,8 @@ def test_whatever_changes_a_number_changes_what_identifies_it(
             "model": model.digest, "word2vec": evaluator.settings.word2vec and evaluator.words.checksum,
         }  # fmt: skip
         number = zlib.crc32(json.dumps([name, given], default=str).encode()) % 10**6 / 10**4
-        return Outcome({"video to audio R@1": Metric(number, 1.0, len(fold.queries))})
+        metric = Metric(number, 1.0, len(fold.queries))
+        return Outcome({"video to audio R@1": Measured(metric, np.zeros(len(fold.queries)))})
 
     for name, protocol in PROTOCOLS.items():
         function = f"gdt.{protocol.function}".replace(":", ".")
@@ -625,7 +629,9 @@ def test_whatever_changes_a_number_changes_what_identifies_it(
         "modalities": ("video",), "gallery_split": "test", "query_split": "val",
         "random_weights": "only", "out": tmp_path, "networks": Own("mine.py:Net"), "cache": "1GB",
     })  # fmt: skip
-    everything["modalities"] = replace(settings, modalities=("audio",), protocols=("retrieval", "few-shot", "linear"))
+    everything["modalities"] = replace(
+        settings, modalities=("audio",), protocols=("retrieval", "few-shot", "knn", "linear")
+    )
     everything["gallery_split"] = replace(everything["gallery_split"], query_split="val")
     numbers: dict[tuple[str, str, str], set[float]] = {}
     changed = {}
@@ -721,3 +727,16 @@ def test_labelled_protocols_evaluate_audio_or_both(
     written = Trained(GDT(SIZES["tiny"].network, ["video", "text"]).eval(), trained.settings, 0, trained.statistics)
     with pytest.raises(UserError, match="the model was trained without audio, .* or --modalities to video"):
         extract.extract(written, index, kept, 1, device, modality="audio")
+
+
+def test_lines_of_earlier_versions_have_no_marks_and_are_not_computed_again(on_ucf: Downstream, tmp_path: Path) -> None:
+    settings = replace(on_ucf, random_weights="include", protocols=("retrieval", "few-shot", "knn"))
+    text = downstream(settings)
+    before = (tmp_path / RESULTS).read_bytes()
+    assert "p < 0.05 on the same queries" in text
+    columns = (tmp_path / "results.csv").read_text().splitlines()[0]
+    assert "above_random,p_random" in columns and "p_first" not in columns  # there is one model
+    shutil.rmtree(tmp_path / "answers")
+    text = downstream(settings)
+    assert "p < 0.05" not in text and (tmp_path / RESULTS).read_bytes() == before
+    assert "p_random" not in (tmp_path / "results.csv").read_text()

@@ -112,11 +112,11 @@ def test_accuracy_equals_counting(trained: Trained, task: Task, tmp_path: Path) 
         right_clips += (scores.argmax(1) == target).sum()
         share = np.exp(scores) / np.exp(scores).sum(1, keepdims=True)
         right += share.mean(0).argmax() == target
-    assert found["finetune top-1"].value == pytest.approx(100 * right / 12) and found["finetune top-1"].answers == 12
-    assert found["clip top-1"].value == pytest.approx(100 * right_clips / 36)
-    assert (
-        found["finetune top-1"].chance == pytest.approx(100 / 3) and "finetune top-5" not in found
-    )  # of three classes
+    of_videos, of_clips = found["finetune top-1"], found["clip top-1"]
+    assert of_videos.metric.value == pytest.approx(100 * right / 12) and of_videos.metric.answers == 12
+    assert of_clips.metric.value == pytest.approx(100 * right_clips / 36)
+    assert of_videos.answers.sum() == right and of_clips.answers.sum() == pytest.approx(right_clips / 3)
+    assert of_videos.metric.chance == pytest.approx(100 / 3) and "finetune top-5" not in found  # of three classes
 
 
 class Dropping(Classifier):

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import errno
+import warnings
 from pathlib import Path
 from unittest.mock import Mock
 
 import numpy as np
 import pytest
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.linear_model import LogisticRegression
+from sklearn.neighbors import KNeighborsClassifier
 
 from gdt.common.errors import UserError
 from gdt.common.streams import Stream, generator
 from gdt.eval import extract
-from gdt.eval.classification import targets, top_k
+from gdt.eval.classification import describe, fit, targets, top_k
 from gdt.eval.protocols.few_shot import accuracy
+from gdt.eval.protocols.knn import weighted_knn
 from gdt.eval.protocols.linear import linear_probe
 from gdt.eval.protocols.retrieval import chance, recall
 from gdt.eval.similarity import nearest
@@ -57,7 +62,7 @@ def test_recall_equals_counting() -> None:
         for x, label in zip(query, query_label, strict=True):
             cosine = [x @ y / np.linalg.norm(x) / np.linalg.norm(y) for y in gallery]
             hits += label in [gallery_label[j] for j in np.argsort(cosine)[::-1][:k]]
-        found = recall(query, query_label, gallery, gallery_label, (k,))[k]
+        found = recall(query, query_label, gallery, gallery_label, (k,))[k].metric
         assert found.value == pytest.approx(100 * hits / 24) and found.answers == 24
         assert found.chance == pytest.approx(chance(query_label, gallery_label, (k,))[k])
 
@@ -66,7 +71,8 @@ def test_chance_is_the_mean_over_random_orders() -> None:
     query, query_label, gallery, gallery_label = features()
     rng = np.random.default_rng(0)
     found = [
-        recall(query, query_label, rng.normal(size=gallery.shape), gallery_label, (5,))[5].value for _ in range(300)
+        recall(query, query_label, rng.normal(size=gallery.shape), gallery_label, (5,))[5].metric.value
+        for _ in range(300)
     ]
     assert chance(query_label, gallery_label, (1, 5))[1] == pytest.approx(25)
     assert chance(query_label, gallery_label, (5,))[5] == pytest.approx(np.mean(found), abs=3)
@@ -82,8 +88,41 @@ def test_few_shot_equals_counting() -> None:
             cosine = [x @ train[k] / np.linalg.norm(x) / np.linalg.norm(train[k]) for k in shots]
             right += train_label[shots[int(np.argmax(cosine))]] == label
         accuracies.append(100 * right / 24)
-    found = accuracy(query, query_label, train, train_label, shots=2, draws=4, seed=7)
+    measured = accuracy(query, query_label, train, train_label, shots=2, draws=4, seed=7)
+    found = measured.metric
+    assert 100 * measured.answers.mean() == pytest.approx(found.value)
     assert (found.value, found.spread) == pytest.approx((np.mean(accuracies), np.std(accuracies, ddof=1)))
+
+
+@pytest.mark.parametrize("k", [1, 3, 20, 200])
+def test_weighted_k_nn_equals_scikit_learn(k: int) -> None:
+    """Also with classes of different sizes, queries of an unknown class, and fewer training videos than k."""
+    query, query_label, train, train_label = features()
+    kept = np.arange(24) < 20  # of class d two videos
+    query_label = np.where(np.arange(24) % 8 == 0, "x", query_label)
+    voting = KNeighborsClassifier(
+        min(k, 20), metric="cosine", algorithm="brute", weights=lambda distance: np.exp((1 - distance) / 0.07)
+    )
+    expected = voting.fit(train[kept], train_label[kept]).predict(query) == query_label
+    found = weighted_knn(query, query_label, train[kept], train_label[kept], (k,))[k]
+    assert np.array_equal(found.answers, expected) and found.metric.value == pytest.approx(100 * expected.mean())
+    assert found.metric.chance == pytest.approx(25 * 21 / 24)
+    both = weighted_knn(query, query_label, train[kept], train_label[kept], (1, k))
+    assert both[k] == found and len(both) == len({1, k})
+
+
+def test_warnings_of_scikit_learn_are_one_sentence() -> None:
+    rng = np.random.default_rng(0)
+    values, label = rng.normal(size=(400, 30)), rng.choice(list("abcd"), 400)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        caught = fit(LogisticRegression(max_iter=1), values, label)
+    assert describe(caught, 1) == {"warning": "the classifier did not converge (a lower --linear-c helps)"}
+    caught = [ConvergenceWarning("lbfgs failed\nto converge"), UserWarning("one\n  two"), ConvergenceWarning("")]
+    assert describe(caught, 9) == {
+        "warning": "2 of 9 classifiers did not converge (a lower --linear-c helps); 1 of 9 classifiers warned: one two"
+    }
+    assert describe([], 9) == {}
 
 
 def test_nearest_is_ordered_by_cosine() -> None:
@@ -98,14 +137,14 @@ def test_top_k_equals_counting() -> None:
     scores, target = rng.normal(size=(200, 7)), rng.integers(-1, 7, 200)
     found = top_k(scores, target, (1, 5, 7))
     assert list(found) == [1, 5]  # top-7 of 7 classes is always right
-    for k, metric in found.items():
+    for k, metric in ((k, measured.metric) for k, measured in found.items()):
         right = [t in sorted(range(7), key=lambda c: -row[c])[:k] for row, t in zip(scores, target, strict=True)]
         assert metric.value == pytest.approx(100 * np.mean(right))
         assert metric.chance == pytest.approx(100 * k / 7 * np.mean(target >= 0))
 
 
 def test_equal_scores_are_at_chance() -> None:
-    assert top_k(np.zeros((4, 4)), np.arange(4), (1, 2))[2].value == 50.0
+    assert top_k(np.zeros((4, 4)), np.arange(4), (1, 2))[2].metric.value == 50.0
 
 
 @pytest.mark.parametrize("classes", [2, 4])
@@ -114,16 +153,16 @@ def test_linear_probe_separates_separable_classes(classes: int) -> None:
     label = np.repeat(list("abcd")[:classes], 50)
     centre = 100 * rng.normal(size=(classes, 6))[np.repeat(np.arange(classes), 50)] + 1000
     train, query = centre + rng.normal(size=centre.shape), centre + rng.normal(size=centre.shape)
-    found = linear_probe(query, label, train, label, 1.0, (1, 5))
-    assert list(found) == [1] and found[1].value == 100.0 and found[1].chance == 100 / classes
+    found = linear_probe(query, label, train, label, 1.0, (1, 5)).accuracy
+    assert list(found) == [1] and found[1].metric.value == 100.0 and found[1].metric.chance == 100 / classes
     shuffled = rng.permutation(label)
-    assert linear_probe(query, label, train, shuffled, 1.0, (1,))[1].value < 100 / classes + 30
+    assert linear_probe(query, label, train, shuffled, 1.0, (1,)).accuracy[1].metric.value < 100 / classes + 30
 
 
 def test_unknown_classes_are_never_right() -> None:
     assert targets(np.array(["b", "x", "a", "d"]), np.array(["a", "b", "c"])).tolist() == [1, -1, 0, -1]
     query, query_label, train, train_label = features()
     kept = train_label != "d"
-    found = linear_probe(query, query_label, train[kept], train_label[kept], 1.0, (1,))[1]
+    found = linear_probe(query, query_label, train[kept], train_label[kept], 1.0, (1,)).accuracy[1].metric
     assert found.value <= 75 and found.chance == pytest.approx(25.0)
-    assert accuracy(query, query_label, train[kept], train_label[kept], 2, 3).chance == pytest.approx(25.0)
+    assert accuracy(query, query_label, train[kept], train_label[kept], 2, 3).metric.chance == pytest.approx(25.0)

@@ -1,0 +1,64 @@
+"""The answers behind a line of results, a file each, by which rows are compared query by query."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gdt.common.files import DAMAGE, require_readable, writing
+from gdt.eval.metrics import Measured
+
+FOLDER = "answers"
+_QUERIES = "queries"
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What a protocol found for each query."""
+
+    queries: np.ndarray
+    """Rows of the index, int32 [n]."""
+    values: dict[str, np.ndarray]
+    """By metric, the numbers of which it is the mean: right or wrong, bool [n], or a share, float32 [n]; of mAP, one
+    per label.
+    """
+
+    @classmethod
+    def of(cls, queries: np.ndarray, metrics: Mapping[str, Measured]) -> Answers:
+        """The answers of metrics, in small types."""
+        values = {name: measured.answers for name, measured in metrics.items()}
+        small = {name: value if value.dtype == bool else value.astype(np.float32) for name, value in values.items()}
+        return cls(queries.astype(np.int32), small)
+
+
+def write(out: Path, identity: tuple[str, str, str], answers: Answers) -> None:
+    """Write the answers of a result, by its identity, in the folder of an evaluation."""
+    path = _path(out, identity)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    arrays: dict[str, Any] = {_QUERIES: answers.queries, **answers.values}
+    with writing(path) as file:
+        np.savez_compressed(file, **arrays)
+
+
+def read(out: Path, identity: tuple[str, str, str]) -> Answers | None:
+    """The answers of a result; None if they are missing, as of earlier versions, or damaged."""
+    path = _path(out, identity)
+    try:
+        with np.load(path) as file:
+            values = {name: file[name] for name in file.files}
+            return Answers(values.pop(_QUERIES), values)
+    except (OSError, *DAMAGE) as error:
+        require_readable(path, error)
+        return None
+
+
+def _path(out: Path, identity: tuple[str, str, str]) -> Path:
+    """The file of a result."""
+    digest = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:16]
+    return out / FOLDER / f"{digest}.npz"

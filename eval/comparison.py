@@ -1,0 +1,144 @@
+"""Whether two rows of a table differ on the same queries: paired tests of their answers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from scipy import stats
+
+from gdt.eval.answers import Answers
+from gdt.eval.results import RANDOM, Result
+
+LEVEL = 0.05
+"""Differences with a lower p are marked."""
+DRAWS = 10_000
+"""Resamples of the queries."""
+_EQUAL = 1e-6
+"""Values of answers that differ by less are the same, since they are stored as float32."""
+
+
+class Difference(NamedTuple):
+    """How far a row is above another on the same queries."""
+
+    points: float
+    """In percent, over the queries of all folds."""
+    p: float
+    """Two-sided p of no difference."""
+
+
+class Compared(NamedTuple):
+    """A number of a row against that of the first model and that of random weights; None where there is none."""
+
+    first: Difference | None
+    random: Difference | None
+
+
+Comparisons = dict[tuple[str, str], Compared]
+"""By row and metric."""
+Key = tuple[str, str, str]
+"""`Result.identity`."""
+
+
+def compare(groups: Mapping[str, Sequence[Result]], answers: Mapping[Key, Answers | None]) -> Comparisons:
+    """Every number of the models of a table, a group of results each, against the first model and random weights.
+
+    Rows are compared in a metric if they have answers of the same queries in the same folds.
+    """
+    random = next((name for name, group in groups.items() if group[0].preset == RANDOM), None)
+    first = next((name for name, group in groups.items() if group[0].preset != RANDOM), None)
+    comparisons: Comparisons = {}
+    for name, group in groups.items():
+        if name == random:
+            continue
+        for metric in dict.fromkeys(metric for result in group for metric in result.metrics):
+            found = [
+                _difference(group, groups[other], metric, answers) if other not in (None, name) else None
+                for other in (first, random)
+            ]
+            if any(found):
+                comparisons[name, metric] = Compared(*found)
+    return comparisons
+
+
+def columns(compared: Compared) -> dict[str, float | str]:
+    """The differences as columns of results.csv: in points, with two digits of p."""
+    cells: dict[str, float | str] = {}
+    for name, difference in compared._asdict().items():
+        if difference:
+            cells |= {f"above_{name}": difference.points, f"p_{name}": f"{difference.p:.2g}"}
+    return cells
+
+
+def mark(compared: Compared | None) -> str:
+    """The marks of a number in a table: * if it differs from the first model, † if from random weights."""
+    if compared is None:
+        return ""
+    pairs = zip("*†", compared, strict=True)
+    return "".join(sign for sign, difference in pairs if difference and difference.p < LEVEL)
+
+
+def notes(groups: Mapping[str, Sequence[Result]], comparisons: Comparisons) -> list[str]:
+    """What the marks in a table mean."""
+    if not comparisons:
+        return []
+    first = next((name for name, group in groups.items() if group[0].preset != RANDOM), "")
+    meanings = []
+    if any(compared.first for compared in comparisons.values()):
+        meanings.append(f"* differs from {first}")
+    if any(compared.random for compared in comparisons.values()):
+        meanings.append("† differs from random weights")
+    return [f"{', '.join(meanings)}: p < {LEVEL} on the same queries, not corrected for the number of comparisons"]
+
+
+def _difference(
+    group: Sequence[Result], other: Sequence[Result], metric: str, answers: Mapping[Key, Answers | None]
+) -> Difference | None:
+    """The difference between two rows in a metric, over all folds; None if their queries are not the same."""
+    both = [_answers(rows, metric, answers) for rows in (group, other)]
+    ours, theirs = both
+    if not ours or ours.keys() != theirs.keys():
+        return None
+    if any(not np.array_equal(ours[fold].queries, theirs[fold].queries) for fold in ours):
+        return None
+    one, two = (np.concatenate([rows[fold].values[metric] for fold in ours]) for rows in both)
+    if len(one) != len(two):
+        return None
+    return difference(one, two)
+
+
+def _answers(rows: Sequence[Result], metric: str, answers: Mapping[Key, Answers | None]) -> dict[str, Answers]:
+    """The answers of a row by the conditions of its folds; empty if some are missing."""
+    asked = [row for row in rows if metric in row.metrics]
+    found = {row.conditions: answers.get(row.identity) for row in asked}
+    known = {fold: each for fold, each in found.items() if each is not None and metric in each.values}
+    return known if len(known) == len(asked) else {}
+
+
+def difference(one: np.ndarray, two: np.ndarray) -> Difference:
+    """Of the means of answers [n] to the same queries: McNemar's exact test if they are bool, else the bootstrap."""
+    both_bool = one.dtype == bool and two.dtype == bool
+    apart = one.astype(float) - two.astype(float)
+    return Difference(100 * float(apart.mean()), mcnemar(one, two) if both_bool else bootstrap(apart))
+
+
+def mcnemar(one: np.ndarray, two: np.ndarray) -> float:
+    """Two-sided p of McNemar's exact test: of the queries [n] that one alone answers right, half by chance."""
+    only_one = int((one & ~two).sum())
+    only_two = int((two & ~one).sum())
+    tail = stats.binom.cdf(min(only_one, only_two), only_one + only_two, 0.5)
+    return min(1.0, 2 * float(tail))
+
+
+def bootstrap(apart: np.ndarray, seed: int = 0) -> float:
+    """Two-sided p of paired differences [n] of mean 0: how often the mean of a resample is as far from their mean as
+    that is from 0.
+    """
+    values, counts = np.unique(np.round(apart / _EQUAL) * _EQUAL, return_counts=True)
+    n = len(apart)
+    mean = values @ counts / n
+    # how often each value is drawn, which is faster than drawing queries, since there are few values
+    drawn = np.random.default_rng(seed).multinomial(n, counts / n, DRAWS) @ values / n
+    as_far = np.abs(drawn - mean) >= abs(mean) - _EQUAL / n
+    return float((as_far.sum() + 1) / (DRAWS + 1))

@@ -1,0 +1,54 @@
+"""Weighted k-nearest-neighbour classification with frozen features (Wu et al. 2018, section 3.4)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from gdt.eval.classification import targets
+from gdt.eval.evaluator import Evaluator, Outcome
+from gdt.eval.metrics import Measured, measured
+from gdt.eval.similarity import nearest, unit
+from gdt.eval.subjects import Fold, Model
+
+KS = (20, 200)
+"""Neighbours that vote; 200 is the paper's."""
+TEMPERATURE = 0.07
+
+
+def knn(evaluator: Evaluator, model: Model, fold: Fold, _: Path) -> Outcome:
+    """Top-1 accuracy with `KS` neighbours, or all training videos where there are fewer."""
+    metrics = weighted_knn(*evaluator.pooled(model, fold, "average"), KS)
+    details = {"pooling": "average", "temperature": str(TEMPERATURE)}
+    videos = len(fold.gallery)
+    if cut := [f"{k}-NN" for k in KS if k > videos]:
+        details["neighbours"] = f"{' and '.join(cut)} of all {videos} training videos, which are fewer"
+    return Outcome({f"{k}-NN top-1": measured for k, measured in metrics.items()}, details)
+
+
+def weighted_knn(
+    query: np.ndarray, query_label: np.ndarray, train: np.ndarray, train_label: np.ndarray, ks: Sequence[int]
+) -> dict[int, Measured]:
+    """Top-1 accuracy, by k, of a vote of the k nearest by cosine, which weigh exp(cosine / `TEMPERATURE`).
+
+    Features are [q, dim] and [n, dim], labels [q] and [n]. k is at most n. Ties go to the first class.
+    """
+    classes = np.unique(train_label)
+    train_target = targets(train_label, classes)
+    known = float(np.isin(query_label, classes).mean())
+    neighbours = nearest(query, train, max(ks))
+    query = unit(query)
+    train = unit(train)
+    rows = np.arange(len(query))
+    scores = np.zeros((len(query), len(classes)))
+    metrics: dict[int, Measured] = {}
+    for count, column in enumerate(neighbours.T, 1):  # the next neighbour of every query
+        cosine = (query * train[column]).sum(1)
+        scores[rows, train_target[column]] += np.exp(cosine / TEMPERATURE)
+        for k in ks:
+            if count == min(k, len(train)):
+                right = classes[scores.argmax(1)] == query_label
+                metrics[k] = measured(right, 100 * known / len(classes))
+    return metrics
