@@ -105,7 +105,19 @@ def _difference(
     one, two = (np.concatenate([rows[fold].values[metric] for fold in ours]) for rows in both)
     if len(one) != len(two):
         return None
+    queries = np.concatenate([rows.queries for rows in ours.values()])
+    if len(queries) == len(one):  # else answers are of labels
+        one = _per_query(queries, one)
+        two = _per_query(queries, two)
     return difference(one, two)
+
+
+def _per_query(queries: np.ndarray, answers: np.ndarray) -> np.ndarray:
+    """One answer per query: the mean over the folds that share it, as some do of HMDB-51; they are not independent."""
+    unique, position = np.unique(queries, return_inverse=True)
+    if len(unique) == len(queries):
+        return answers
+    return np.bincount(position, answers) / np.bincount(position)
 
 
 def _answers(rows: Sequence[Result], metric: str, answers: Mapping[Key, Answers | None]) -> dict[str, Answers]:

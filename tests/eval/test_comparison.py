@@ -47,8 +47,10 @@ def test_the_bootstrap_draws_queries_with_their_answers(n: int, shift: float) ->
     assert 0 < many <= 1
 
 
-def rows_of_folds(weights: str, values: dict[int, np.ndarray]) -> tuple[list[Result], dict[Key, Answers]]:
-    """A row with answers of R@1 by fold."""
+def rows_of_folds(
+    weights: str, values: dict[int, np.ndarray], shared: bool = False
+) -> tuple[list[Result], dict[Key, Answers]]:
+    """A row with answers of R@1 by fold, of the same queries if they are `shared`."""
     model = RANDOM if weights == "00" else weights
     base = RANDOM_ROW if weights == "00" else ROW
     rows, known = [], {}
@@ -56,7 +58,8 @@ def rows_of_folds(weights: str, values: dict[int, np.ndarray]) -> tuple[list[Res
         metrics = {"R@1": Metric(100 * float(right.mean()), 20.0, len(right))}
         row = replace(base, model=model, weights=weights, conditions=f"c{fold}", fold=fold, metrics=metrics)
         rows.append(row)
-        known[row.identity] = Answers(np.arange(len(right), dtype=np.int32), {"R@1": right})
+        queries = 1000 * fold * (not shared) + np.arange(len(right), dtype=np.int32)
+        known[row.identity] = Answers(queries, {"R@1": right})
     return rows, known
 
 
@@ -86,6 +89,16 @@ def test_rows_are_compared_over_the_queries_of_all_folds(tmp_path: Path) -> None
     assert float(last["above_random"]) == pytest.approx(found.random.points, abs=1e-3)
     # the marks of a call without answers, as of an earlier version
     assert pivot(every)[0].lines[3][1] + "*†" == cells["b"]
+
+
+def test_queries_that_folds_share_count_once() -> None:
+    rng = np.random.default_rng(0)
+    right = {name: {fold: rng.random(60) < p for fold in (1, 2)} for name, p in (("a", 0.5), ("b", 0.7))}
+    (one, known), (two, others) = (rows_of_folds(name, values, shared=True) for name, values in right.items())
+    found = compare({"a": one, "b": two}, known | others)["b", "R@1"].first
+    first, second = (np.mean([*right[name].values()], axis=0) for name in "ba")
+    assert found is not None and found.points == pytest.approx(100 * (first - second).mean())
+    assert found.p == bootstrap(first - second)
 
 
 def test_rows_are_compared_only_on_the_same_queries_and_folds() -> None:
