@@ -32,6 +32,7 @@ from gdt.eval.subjects import (
     Data,
     Fold,
     Model,
+    default_checkpoint,
     describe,
     folds,
     gallery_split,
@@ -47,7 +48,7 @@ from gdt.train.flops import per_step
 from gdt.train.models.gdt import any_device
 from gdt.train.models.network import FROM_PYTHON
 from gdt.train.provenance import provenance_of
-from gdt.train.run import CHECKPOINT, latest_checkpoint
+from gdt.train.run import CHECKPOINT
 
 
 @dataclass(frozen=True)
@@ -107,7 +108,7 @@ def evaluate(settings: Downstream) -> Evaluated:
     Raises UserError if the shards, their labels, a split, a fold or a checkpoint is missing or does not fit.
     """
     if not settings.ckpt:
-        settings = replace(settings, ckpt=(latest_checkpoint(),))
+        settings = replace(settings, ckpt=(default_checkpoint(settings.dataset, settings.shards),))
     compared = list(models(settings, first := load_trained(settings.ckpt[0])))
     data = Data.open(
         settings.ckpt[0], first, settings.dataset, settings.shards, settings.query_split, "", settings.cache

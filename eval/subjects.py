@@ -24,10 +24,12 @@ from gdt.pipeline.shards.index import Index, fingerprint
 from gdt.pipeline.shards.layout import INDEX, LABEL_SEPARATOR, shard_folder
 from gdt.pipeline.shards.store import exists
 from gdt.train.checkpoint import Trained, load_trained
-from gdt.train.run import CHECKPOINT
+from gdt.train.run import CHECKPOINT, SETTINGS, from_file, latest_checkpoint
 
 FINETUNED = "finetuned.pt"
 """The weights in the folder of a finetuning."""
+_LISTED = 10
+"""Most runs that a message names."""
 
 
 @dataclass(frozen=True)
@@ -138,6 +140,43 @@ class Fold:
 def folder_name(model: str, digest: str) -> str:
     """Folder of a model's features and finetuning, by its name and the digest of its weights."""
     return f"{model.replace(' ', '-')}-{digest[:8]}"
+
+
+def default_checkpoint(dataset: str, shards: Path | None) -> Path:
+    """The latest checkpoint in runs, if it was trained on the data set that is evaluated, or that is a benchmark.
+
+    Raises UserError if there is none, or it was trained on another data set.
+    """
+    paths = sorted(Path("runs").glob(f"*/{CHECKPOINT}"), key=lambda path: path.stat().st_mtime, reverse=True)
+    asked = dataset or (str(shards) if shards else "")
+    # benchmarks with published results are evaluated after pretraining on other videos
+    if not paths or not asked or dataset in PAPER or _was_trained_on(paths[0], dataset, shards):
+        return latest_checkpoint()
+    suitable = [path for path in paths if _was_trained_on(path, dataset, shards)]
+    example = [*suitable, *paths][0].parent
+    runs = ", ".join(f"{path.parent} ({_dataset_of(path)})" for path in paths[:_LISTED])
+    raise UserError(
+        f"the latest run, {paths[0].parent}, was trained on {_dataset_of(paths[0])}, not on {asked}; choose a run, "
+        f"such as --ckpt {example}; the latest are: {runs}"
+    )
+
+
+def _was_trained_on(checkpoint: Path, dataset: str, shards: Path | None) -> bool:
+    """Whether the run of a checkpoint was trained on this folder of shards, or on this data set."""
+    if not shards:
+        return _dataset_of(checkpoint) == dataset
+    try:
+        return from_file(checkpoint.with_name(SETTINGS)).shard_folder.resolve() == shards.resolve()
+    except UserError:
+        return False
+
+
+def _dataset_of(checkpoint: Path) -> str:
+    """The data set that the run of a checkpoint was trained on."""
+    try:
+        return from_file(checkpoint.with_name(SETTINGS)).dataset_name
+    except UserError:
+        return "an unknown data set"
 
 
 def describe(model: Model, fold: Fold) -> str:

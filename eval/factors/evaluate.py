@@ -19,7 +19,7 @@ from gdt.eval.factors.probing import probe_accuracy, relative_distance
 from gdt.eval.factors.settings import FOLDS, Factors
 from gdt.eval.factors.trials import Planner, Trial
 from gdt.eval.metrics import Metric
-from gdt.eval.subjects import Data, held_out, name_of
+from gdt.eval.subjects import Data, default_checkpoint, held_out, name_of
 from gdt.eval.tables import csv_text
 from gdt.pipeline.leaves import Clip
 from gdt.pipeline.loader import Batch
@@ -28,7 +28,6 @@ from gdt.pipeline.shards.index import Index
 from gdt.pipeline.transformations.base import Transformation
 from gdt.train.checkpoint import Trained, load_trained
 from gdt.train.models.gdt import GDT, any_device
-from gdt.train.run import latest_checkpoint
 
 _NOTES = f"""\
 distance: between features of a clip at two values of the factor, divided by that between videos
@@ -43,7 +42,7 @@ def factors(settings: Factors) -> str:
     Raises UserError if a checkpoint, the shards or their held-out videos are missing or do not fit.
     """
     measured = transformations_of(use(settings.factors_from) if settings.factors_from else "")
-    paths = tuple(dict.fromkeys(settings.ckpt)) or (latest_checkpoint(),)
+    paths = tuple(dict.fromkeys(settings.ckpt)) or (default_checkpoint(settings.dataset, settings.shards),)
     models = {path: load_trained(path) for path in paths}
     data = Data.open(paths[0], models[paths[0]], settings.dataset, settings.shards, settings.split, "")
     rows: list[Row] = []

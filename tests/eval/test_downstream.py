@@ -37,7 +37,7 @@ from gdt.eval.protocols import PROTOCOLS, Protocol
 from gdt.eval.results import RESULTS, Result, read
 from gdt.eval.settings import Downstream
 from gdt.eval.similarity import unit
-from gdt.eval.subjects import Data, Fold, Model, held_out, open_index
+from gdt.eval.subjects import Data, Fold, Model, default_checkpoint, held_out, open_index
 from gdt.pipeline.clips import ClipSampling, random_clips, uniform_clips
 from gdt.pipeline.loader import Loader
 from gdt.pipeline.shards.index import Index
@@ -49,6 +49,7 @@ from gdt.train.checkpoint import Trained, load_model, load_trained
 from gdt.train.models.gdt import GDT
 from gdt.train.models.network import Own
 from gdt.train.pretrain import pretrain
+from gdt.train.run import to_json
 from gdt.train.settings import SIZES
 from tests.conftest import Run, preprocess
 from tests.tamper import annotate
@@ -727,6 +728,35 @@ def test_labelled_protocols_evaluate_audio_or_both(
     written = Trained(GDT(SIZES["tiny"].network, ["video", "text"]).eval(), trained.settings, 0, trained.statistics)
     with pytest.raises(UserError, match="the model was trained without audio, .* or --modalities to video"):
         extract.extract(written, index, kept, 1, device, modality="audio")
+
+
+def test_without_ckpt_the_latest_run_is_taken_only_on_the_data_set_of_its_training(
+    shards: Path, ucf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A benchmark takes the run of another data set, as after `make pretrain DATASET=kinetics`."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match="no checkpoint in runs"):
+        default_checkpoint("mine", None)
+    for number, name in enumerate(("kinetics", "mine")):
+        path = Path("runs") / f"{name}-l" / "checkpoint.pt"
+        path.parent.mkdir(parents=True)
+        path.touch()
+        os.utime(path, (number, number))
+        settings = replace(SIZES["tiny"], dataset=name, shards=shards if name == "mine" else None)
+        (path.parent / "settings.json").write_text(to_json(settings))
+    for asked in (("mine", None), ("", shards), ("", None), ("ucf101", None), ("ucf101", ucf)):
+        assert default_checkpoint(*asked) == Path("runs/mine-l/checkpoint.pt")
+    message = (
+        "^the latest run, runs/mine-l, was trained on mine, not on {}; choose a run, such as --ckpt runs/{}-l; "
+        r"the latest are: runs/mine-l \(mine\), runs/kinetics-l \(kinetics\)$"
+    )
+    with pytest.raises(UserError, match=message.format("kinetics", "kinetics")):
+        default_checkpoint("kinetics", None)
+    with pytest.raises(UserError, match=message.format(ucf, "mine")):
+        downstream(Downstream(shards=ucf))
+    Path("runs/mine-l/settings.json").unlink()  # as of weights that were put there
+    with pytest.raises(UserError, match="runs/mine-l, was trained on an unknown data set, not on mine"):
+        default_checkpoint("mine", None)
 
 
 def test_lines_of_earlier_versions_have_no_marks_and_are_not_computed_again(on_ucf: Downstream, tmp_path: Path) -> None:
