@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ import numpy as np
 
 from gdt.common.files import DAMAGE, require_readable, writing
 from gdt.eval.metrics import Measured
+from gdt.eval.results import Key, Result
 
 FOLDER = "answers"
 _QUERIES = "queries"
@@ -37,7 +38,7 @@ class Answers:
         return cls(queries.astype(np.int32), small)
 
 
-def write(out: Path, identity: tuple[str, str, str], answers: Answers) -> None:
+def write(out: Path, identity: Key, answers: Answers) -> None:
     """Write the answers of a result, by its identity, in the folder of an evaluation."""
     path = _path(out, identity)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -46,7 +47,7 @@ def write(out: Path, identity: tuple[str, str, str], answers: Answers) -> None:
         np.savez_compressed(file, **arrays)
 
 
-def read(out: Path, identity: tuple[str, str, str]) -> Answers | None:
+def read(out: Path, identity: Key) -> Answers | None:
     """The answers of a result; None if they are missing, as of earlier versions, or damaged."""
     path = _path(out, identity)
     try:
@@ -58,7 +59,13 @@ def read(out: Path, identity: tuple[str, str, str]) -> Answers | None:
         return None
 
 
-def _path(out: Path, identity: tuple[str, str, str]) -> Path:
+def read_all(out: Path, results: Iterable[Result]) -> dict[Key, Answers]:
+    """The answers of those results in the folder of an evaluation that have some, by identity."""
+    found = {result.identity: read(out, result.identity) for result in results}
+    return {identity: answers for identity, answers in found.items() if answers is not None}
+
+
+def _path(out: Path, identity: Key) -> Path:
     """The file of a result."""
     digest = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:16]
     return out / FOLDER / f"{digest}.npz"

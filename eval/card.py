@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from gdt.common.files import write_text
-from gdt.eval import results
-from gdt.eval.results import RANDOM, RESULTS
+from gdt.eval import answers, results
+from gdt.eval.answers import Answers
+from gdt.eval.results import RANDOM, RESULTS, Key, Result
 from gdt.eval.tables import pivot, row_label
 from gdt.train import portable
 from gdt.train.run import EXPORTED
@@ -80,13 +81,18 @@ def _card(name: str, trained: Trained, inputs: str) -> str:
 
 def _results(weights: str) -> str:
     """What evaluations in runs say of these weights, beside random weights, and their commands."""
-    every = [row for path in sorted(Path("runs").rglob(RESULTS)) for row in results.read(path)]
+    every: list[Result] = []
+    known: dict[Key, Answers] = {}
+    for path in sorted(Path("runs").rglob(RESULTS)):
+        rows = results.read(path)
+        every += rows
+        known |= answers.read_all(path.parent, (row for row in rows if row.weights == weights or row.preset == RANDOM))
     own = [row for row in every if row.weights == weights and row.preset != RANDOM]
     if not own:
         return "Not evaluated yet."
     conditions = {(row.conditions, row.checkpoint) for row in own}
     beside = [row for row in every if row.preset == RANDOM and (row.conditions, row.checkpoint) in conditions]
-    tables = "\n\n".join(map(str, pivot([*beside, *own])))
+    tables = "\n\n".join(map(str, pivot([*beside, *own], answers=known)))
     commands = "\n".join(dict.fromkeys(_portable(row.provenance.get("command", "")) for row in own))
     return f"```text\n{tables}\n```\n\n```sh\n{commands}\n```"
 

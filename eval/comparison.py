@@ -9,7 +9,7 @@ import numpy as np
 from scipy import stats
 
 from gdt.eval.answers import Answers
-from gdt.eval.results import RANDOM, Result
+from gdt.eval.results import RANDOM, Key, Result
 
 LEVEL = 0.05
 """Differences with a lower p are marked."""
@@ -37,11 +37,9 @@ class Compared(NamedTuple):
 
 Comparisons = dict[tuple[str, str], Compared]
 """By row and metric."""
-Key = tuple[str, str, str]
-"""`Result.identity`."""
 
 
-def compare(groups: Mapping[str, Sequence[Result]], answers: Mapping[Key, Answers | None]) -> Comparisons:
+def compare(groups: Mapping[str, Sequence[Result]], answers: Mapping[Key, Answers]) -> Comparisons:
     """Every number of the models of a table, a group of results each, against the first model and random weights.
 
     Rows are compared in a metric if they have answers of the same queries in the same folds.
@@ -93,7 +91,7 @@ def notes(groups: Mapping[str, Sequence[Result]], comparisons: Comparisons) -> l
 
 
 def _difference(
-    group: Sequence[Result], other: Sequence[Result], metric: str, answers: Mapping[Key, Answers | None]
+    group: Sequence[Result], other: Sequence[Result], metric: str, answers: Mapping[Key, Answers]
 ) -> Difference | None:
     """The difference between two rows in a metric, over all folds; None if their queries are not the same."""
     both = [_answers(rows, metric, answers) for rows in (group, other)]
@@ -120,12 +118,12 @@ def _per_query(queries: np.ndarray, answers: np.ndarray) -> np.ndarray:
     return np.bincount(position, answers) / np.bincount(position)
 
 
-def _answers(rows: Sequence[Result], metric: str, answers: Mapping[Key, Answers | None]) -> dict[str, Answers]:
+def _answers(rows: Sequence[Result], metric: str, answers: Mapping[Key, Answers]) -> dict[str, Answers]:
     """The answers of a row by the conditions of its folds; empty if some are missing."""
     asked = [row for row in rows if metric in row.metrics]
-    found = {row.conditions: answers.get(row.identity) for row in asked}
-    known = {fold: each for fold, each in found.items() if each is not None and metric in each.values}
-    return known if len(known) == len(asked) else {}
+    known = {row.conditions: answers[row.identity] for row in asked if row.identity in answers}
+    whole = len(known) == len(asked) and all(metric in each.values for each in known.values())
+    return known if whole else {}
 
 
 def difference(one: np.ndarray, two: np.ndarray) -> Difference:

@@ -129,8 +129,7 @@ def evaluate(settings: Downstream) -> Evaluated:
         every = [each for each in results.read(out / RESULTS) if each.conditions in wanted]
         text = ""
         if settings.tables:
-            known = {each.identity: answers.read(out, each.identity) for each in every}
-            text = write_tables(out, pivot(every, answers=known), every)
+            text = write_tables(out, pivot(every, answers=answers.read_all(out, every)), every)
     return Evaluated(every, [(model.name, model.digest) for model in compared], text, out)
 
 

@@ -14,6 +14,8 @@ from gdt.common.errors import UserError, first_line
 from gdt.common.files import lock
 from gdt.eval.metrics import Metric
 
+Key = tuple[str, str, str]
+"""`Result.identity`."""
 RESULTS = "results.jsonl"
 RANDOM = "random weights"
 """Model and preset of untrained networks."""
@@ -75,7 +77,7 @@ class Result:
     """As from `train.provenance`."""
 
     @property
-    def identity(self) -> tuple[str, str, str]:
+    def identity(self) -> Key:
         """A result with the same is not computed again."""
         return self.conditions, self.model, self.weights
 

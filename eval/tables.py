@@ -21,7 +21,7 @@ from gdt.eval.comparison import Compared, Comparisons
 from gdt.eval.metrics import Metric, over_seeds
 from gdt.eval.paper import SOUND, reported
 from gdt.eval.protocols import PROTOCOLS
-from gdt.eval.results import RANDOM, Result
+from gdt.eval.results import RANDOM, Key, Result
 from gdt.pipeline import presets
 from gdt.pipeline.leaves import MODALITIES
 
@@ -55,7 +55,7 @@ class Table:
 def pivot(
     every: Sequence[Result],
     by_row: bool = False,
-    answers: Mapping[comparison.Key, Answers | None] = MappingProxyType({}),
+    answers: Mapping[Key, Answers] = MappingProxyType({}),
 ) -> list[Table]:
     """Tables of results: a row per model with the mean over its folds, or, for `by_row`, per composition and number of
     steps with the mean over seeds. Random weights come first, chance and published results last.

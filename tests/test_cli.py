@@ -174,7 +174,7 @@ def make(*typed: str, **environment: str) -> subprocess.CompletedProcess[str]:
          ["evaluate", "--dataset", "x", "--ckpt", "runs/x-e", "--seed", "2"]),
         (["eval-ucf", "CKPT=a.pt b.pt", "SEED=2"],
          ["evaluate", "--dataset", "ucf101", "--protocols", "finetune", "retrieval",
-          "few-shot", "linear", "--ckpt", "a.pt", "b.pt", "--seed", "2"]),
+          "few-shot", "knn", "linear", "--ckpt", "a.pt", "b.pt", "--seed", "2"]),
         (["embed", "SOURCE=/v"], ["embed", "--source", "/v"]),
         (["report", "ARGS=--runs x"], ["report", "--runs", "x"]),
     ],

@@ -12,7 +12,7 @@ from tqdm import tqdm
 
 from gdt.common.errors import UserError, first_line
 from gdt.common.files import DAMAGE, write_text
-from gdt.eval import results
+from gdt.eval import answers, results
 from gdt.eval.drawing import data_uri
 from gdt.eval.page import runs
 from gdt.eval.page.deviation import deviation
@@ -62,7 +62,10 @@ def report(settings: Report) -> str:
     )  # fmt: skip
     text = environment.get_template("page.html.j2").render(
         root=root,
-        results={folder: pivot(rows, folder in bars) for folder, rows in evaluated.items()},
+        results={
+            folder: pivot(rows, by_row=True) if folder in bars else pivot(rows, answers=answers.read_all(folder, rows))
+            for folder, rows in evaluated.items()
+        },
         bars={folder: data_uri(path.read_bytes(), "png") for folder, path in bars.items()},
         models=[examples(model, root) for model in tqdm(found[: settings.models], "report", unit="model")],
         others=len(found[settings.models :]),

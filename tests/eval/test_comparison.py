@@ -13,9 +13,9 @@ from scipy import stats
 
 from gdt.eval import answers
 from gdt.eval.answers import Answers
-from gdt.eval.comparison import Key, bootstrap, compare, difference, mcnemar
+from gdt.eval.comparison import bootstrap, compare, difference, mcnemar
 from gdt.eval.metrics import Metric
-from gdt.eval.results import RANDOM, Result
+from gdt.eval.results import RANDOM, Key, Result
 from gdt.eval.tables import pivot, to_latex, write_tables
 from tests.eval.test_tables import RANDOM_ROW, ROW
 
