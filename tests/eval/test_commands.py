@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shlex
 import signal
 import subprocess
@@ -37,10 +36,14 @@ def test_downstream_runs_protocols_without_training_by_default(
 ) -> None:
     done = command("evaluate", "--ckpt", checkpoint)
     assert done.returncode == 0, done.stderr
-    assert re.search(r"% on test +R@1 +R@5 +R@20\n(.*\n)*% on test +1-shot +5-shot\n", done.stdout)
+    heads = [line.split("  ") for line in done.stdout.splitlines() if line.startswith("% on test")]
+    columns = [head.strip() for line in heads for head in line[1:] if head]
+    assert columns[-7:] == ["R@1", "R@5", "R@20", "1-shot", "5-shot", "20-NN top-1", "200-NN top-1"]
     results = [json.loads(line) for line in (tmp_path / "runs" / "eval-synthetic" / RESULTS).read_text().splitlines()]
     assert [(row["protocol"], row["model"]) for row in results] == [
-        (protocol, model) for model in ("random weights", "e") for protocol in ("cross-modal", "retrieval", "few-shot")
+        (protocol, model)
+        for model in ("random weights", "e")
+        for protocol in ("cross-modal", "retrieval", "few-shot", "knn")
     ]
     (retrieval,) = (row for row in results if row["model"] == "e" and row["protocol"] == "retrieval")
     assert (retrieval["gallery"], retrieval["queries"], retrieval["classes"]) == (24, 12, 3)
