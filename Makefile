@@ -67,7 +67,7 @@ demo: $(SETUP)
 	@$(gdt) generate --identity 0.04 --actions-per-video 3 --train 40 --val 20 --test 20 \
 	  --destination data/videos/demo | sed '/^next:/d'
 	@$(gdt) preprocess --dataset demo --layout synthetic --source data/videos/demo | sed '/^next:/d'
-	@CUDA_VISIBLE_DEVICES= $(gdt) ablation --dataset demo --rows e l --equal videos compute --steps 300 --clips 3 \
+	@CUDA_VISIBLE_DEVICES= $(gdt) ablation --dataset demo --rows e l --equal videos compute --steps 300 --lr 3e-3 --clips 3 \
 	  --seeds 0 --protocols retrieval --out runs/demo
 	@$(gdt) report --runs runs/demo --models 1
 generate preprocess verify factors embed ablation report show-batch show-tree: $(SETUP)
