@@ -28,29 +28,20 @@ PYTHON := .venv/bin/python
 SETUP := .venv/.stamp
 endif
 
-# the variables of each target; DATASET=mine becomes --dataset mine
-takes.generate := SEED
-takes.preprocess := DATASET SOURCE
-takes.verify := DATASET
-takes.pretrain := DATASET PRESET FACTORS SEED STEPS SIZE GPUS
-takes.eval := DATASET CKPT SEED
-takes.factors := DATASET CKPT
-takes.eval-ucf := CKPT SEED
-takes.eval-hmdb := CKPT SEED
-takes.eval-esc50 := CKPT SEED
-takes.embed := SOURCE DATASET CKPT
-takes.ablation := DATASET STEPS SIZE
-takes.show-batch := DATASET PRESET FACTORS SEED SIZE
-takes.show-tree := PRESET FACTORS
-export DATASET SOURCE PRESET FACTORS CKPT GPUS SEED STEPS SIZE
+variables := DATASET SOURCE PRESET FACTORS CKPT SEED STEPS SIZE GPUS
+export $(variables)
+# of the command, which refuses those that it does not take
+options = $(if $(DATASET),--dataset "$$DATASET") $(if $(SOURCE),--source "$$SOURCE") \
+  $(if $(PRESET),--preset "$$PRESET") $(if $(FACTORS),--factors "$$FACTORS") $(if $(CKPT),--ckpt $$CKPT) \
+  $(if $(SEED),--seed "$$SEED") $(if $(STEPS),--steps "$$STEPS") $(if $(SIZE),--size "$$SIZE") $(ARGS)
 
 goals := $(or $(MAKECMDGOALS),help)
-takes := $(foreach goal,$(goals),$(takes.$(goal)) $(if $(filter help setup demo test lint clean bench,$(goal)),,ARGS))
+takes := $(if $(filter help setup demo test lint clean bench,$(goals)),,$(variables) ARGS)
+refused := $(if $(filter pretrain,$(goals)),,GPUS) $(if $(filter eval-%,$(goals)),DATASET)
+takes := $(filter-out $(refused),$(takes))
 typed := $(foreach name,$(.VARIABLES),$(if $(filter command,$(firstword $(origin $(name)))),$(name)))
 $(foreach name,$(filter-out $(takes) PYTHON SETUP MAKE%,$(typed)),$(error 'make $(goals)' has no variable $(name); it has $(or $(strip $(takes)),none)))
 
-option = $(if $($(1)),--$(shell tr A-Z a-z <<< $(1)) $(if $(filter CKPT,$(1)),$$$(1),"$$$(1)"))
-options = $(foreach name,$(filter-out GPUS,$(takes.$@)),$(call option,$(name))) $(ARGS)
 gdt := $(PYTHON) -m gdt
 # torchrun does not pass on SIGUSR1, and kills its ranks after 30 s, unless told otherwise
 ranks := PET_SIGNALS_TO_HANDLE=SIGTERM,SIGINT,SIGUSR1 PET_SHUTDOWN_TIMEOUT=600 $(PYTHON) -m torch.distributed.run --standalone
@@ -67,7 +58,7 @@ demo: $(SETUP)
 	@$(gdt) generate --identity 0.04 --actions-per-video 3 --train 40 --val 20 --test 20 \
 	  --destination data/videos/demo | sed '/^next:/d'
 	@$(gdt) preprocess --dataset demo --layout synthetic --source data/videos/demo | sed '/^next:/d'
-	@CUDA_VISIBLE_DEVICES= $(gdt) ablation --dataset demo --rows e l --equal videos compute --steps 300 --clips 3 \
+	@CUDA_VISIBLE_DEVICES= $(gdt) ablation --dataset demo --rows e l --equal videos compute --steps 300 --lr 3e-3 --clips 3 \
 	  --seeds 0 --protocols retrieval --out runs/demo
 	@$(gdt) report --runs runs/demo --models 1
 generate preprocess verify factors embed ablation report show-batch show-tree: $(SETUP)

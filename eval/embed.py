@@ -10,7 +10,7 @@ import io
 import json
 import tempfile
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -42,6 +42,10 @@ Modality = Literal["video", "audio"]
 Kind = Literal["embeddings", "features"]
 Rows = Literal["video", "clip"]
 FORMAT = "gdt-features-3"
+_SAME = 0.99
+"""Median cosine of different videos above which features say little; 0.997 to 1 in collapsed runs."""
+_FEW, _MANY = 5, 256
+"""The least number of videos of which that is said, and the most that are compared."""
 
 
 @dataclass(frozen=True)
@@ -135,7 +139,31 @@ def embed(settings: Embed) -> str:
         if lacking := int(np.isnan(values[:, 0]).sum()):
             lines.append(f"'{name}' is NaN for {lacking} of {rows.count}: missing or shorter than a clip")
     lines += [f"skipped {path}: {reason}" for path, reason in rows.skipped]
+    lines += filter(None, [sameness(rows.features)])
     return "\n".join(lines)
+
+
+def sameness(features: Mapping[str, np.ndarray]) -> str:
+    """What to say if features of different videos are nearly the same; empty if they are not.
+
+    `features` are [n, d] by modality; rows of NaN do not count.
+    """
+    same = []
+    for name, values in features.items():
+        rows = values[~np.isnan(values[:, 0])]
+        rows = rows[:: -(-len(rows) // _MANY) or 1]
+        if len(rows) < _FEW:
+            continue
+        units = rows / np.linalg.norm(rows, axis=1, keepdims=True).clip(1e-12)
+        median = np.median((units @ units.T)[np.triu_indices(len(rows), 1)])
+        if median > _SAME:
+            same.append(f"{name} (median cosine {median:.4f})")
+    if not same:
+        return ""
+    return (
+        f"warning: the {' and '.join(same)} features of different videos are nearly the same, so neighbours and "
+        "accuracies mean little: training has collapsed or not begun to learn; see how it ended, or use other weights"
+    )
 
 
 def features(settings: Embed, trained: Trained | None = None) -> Features:

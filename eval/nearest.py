@@ -11,7 +11,7 @@ import tyro
 from tabulate import tabulate
 
 from gdt.common.errors import UserError, plural, require_positive, unknown
-from gdt.eval.embed import Embed, Features, Kind, Modality, features, read
+from gdt.eval.embed import Embed, Features, Kind, Modality, features, read, sameness
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ def nearest(settings: Nearest) -> str:
             raise unknown("query", settings.query, rows.id, hint)
         made = rows.metadata  # of features that are computed like those in the file
         query = features(Embed(
-            Path(made["checkpoint"]), (Path(settings.query),), modalities=(settings.by,), workers=1,
+            Path(made["checkpoint"]), (Path(settings.query),), modalities=_modalities(rows), workers=1,
             kind=cast(Kind, made["kind"]), clips=int(made["clips"]),
         ))  # fmt: skip
     found, cosines = most_similar(rows, query, settings.by, among)
@@ -55,7 +55,12 @@ def nearest(settings: Nearest) -> str:
     lines = [(f"{cosine:.3f}", places[k]) for k, cosine in zip(found[: settings.k], cosines, strict=False)]
     # cosines across modalities are low even for the best match
     median = f"median cosine of {plural(len(cosines), 'candidate')}: {np.median(cosines):.3f}"
-    return f"{tabulate(lines, ['cosine', 'video'], disable_numparse=True)}\n\n{median}"
+    table = tabulate(lines, ["cosine", "video"], disable_numparse=True)
+    return "\n".join(filter(None, [f"{table}\n\n{median}", sameness({among: rows.features[among]})]))
+
+
+def _modalities(rows: Features) -> tuple[Modality, ...]:
+    return tuple(cast(Modality, name) for name in rows.features)
 
 
 def most_similar(rows: Features, query: str | Features, by: str, among: str) -> tuple[np.ndarray, np.ndarray]:
@@ -67,11 +72,10 @@ def most_similar(rows: Features, query: str | Features, by: str, among: str) -> 
     from gdt.eval.similarity import unit  # scikit-learn is slow to import
 
     asked, own = (query, np.zeros(len(rows.id), bool)) if isinstance(query, Features) else (rows, rows.id == query)
-    for name, each in ((by, asked), (among, rows)):
+    for option, name, each in (("by", by, asked), ("among", among, rows)):
         if name not in each.features:
-            raise UserError(
-                f"there are no {name} features, only {', '.join(each.features)}; set --by and --among to those"
-            )
+            instead = " or ".join(each.features)
+            raise UserError(f"there are no {name} features of these videos; set --{option} {instead}")
     one, other = asked.metadata, rows.metadata
     if any(one[name] != other[name] for name in ("kind", "weights")):
         both = " and ".join(f"{made['kind']} of {made['checkpoint']}" for made in (one, other))
@@ -83,9 +87,10 @@ def most_similar(rows: Features, query: str | Features, by: str, among: str) -> 
     if not (~own).any():
         raise UserError(f"{query} is the only video of these features; embed more videos to compare it with")
     others = np.flatnonzero(~own & ~np.isnan(gallery[:, 0]))
-    for name, kept, whose in ((by, queries, "the query"), (among, others, "every other video")):
+    for option, name, kept, whose in (("by", by, queries, "the query"), ("among", among, others, "every other video")):
         if not len(kept):
-            raise UserError(f"the {name} of {whose} is missing or shorter than a clip; choose another modality")
+            instead = " or ".join(other for other in rows.features if other != name) or "another modality"
+            raise UserError(f"the {name} of {whose} is missing or shorter than a clip; set --{option} {instead}")
     similarity = (unit(gallery[others]) @ unit(queries).T).max(1)
     order = np.argsort(-similarity, kind="stable")
     return others[order], similarity[order]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,8 @@ class Shares:
 
     val: float = 0.0
     test: float = 0.0
+    chosen: Mapping[str, str] = field(default_factory=dict)
+    """The split of the video, by id, that was moved into a split which the draw left empty."""
 
     def __post_init__(self) -> None:
         for option, share in (("--val", self.val), ("--test", self.test)):
@@ -43,12 +45,34 @@ class Shares:
             )
 
     def split(self, video_id: str) -> str:
-        """The split of a video, which depends only on its id.
+        """The split of a video, which depends only on its id and, in small sets, on those chosen before.
 
         Changing the share of val moves no video into or out of test, and vice versa.
         """
-        draw = int.from_bytes(hashlib.blake2b(video_id.encode(), digest_size=8).digest(), "little") / 2**64
+        if self.share(self.chosen.get(video_id, "train")):
+            return self.chosen[video_id]
+        draw = _draw(video_id)
         return "test" if draw < self.test else "val" if draw > 1 - self.val else "train"
+
+    def share(self, split: str) -> float:
+        """The share of val or test; 0 for train."""
+        return {"val": self.val, "test": self.test}.get(split, 0.0)
+
+    def without_empty(self, video_ids: Collection[str]) -> Shares:
+        """With a video, chosen from train, for each split that was asked for and would be empty."""
+        splits = {video_id: self.split(video_id) for video_id in video_ids}
+        chosen = dict(self.chosen)
+        for split in ("test", "val"):
+            train = [video_id for video_id, drawn in splits.items() if drawn == "train"]
+            if self.share(split) and split not in splits.values() and len(train) > 1:
+                nearest = min(train, key=_draw) if split == "test" else max(train, key=_draw)
+                splits[nearest] = chosen[nearest] = split
+        return replace(self, chosen=chosen)
+
+
+def _draw(video_id: str) -> float:
+    """A number from 0 to 1 that depends only on the id."""
+    return int.from_bytes(hashlib.blake2b(video_id.encode(), digest_size=8).digest(), "little") / 2**64
 
 
 @dataclass(frozen=True)
@@ -59,8 +83,10 @@ class Listed:
     """By id, sorted, each with its split and the size of its file."""
     missing: list[Missing]
     """Those that cannot be used."""
+    shares: Shares
+    """Those that decide the split of the videos without one."""
     drawn: bool
-    """Whether the shares decide the split of some videos."""
+    """Whether there are such videos."""
     ignored: Mapping[str, int] = field(default_factory=dict)
     """Numbers of files that are no videos, as in Source."""
     notes: Sequence[str] = ()
@@ -83,7 +109,7 @@ def collect(items: Iterable[Video | Missing], shares: Shares = Shares()) -> List
     """The list of the videos: the first of each id. Those without a split get one by `shares`."""
     videos: dict[str, Video] = {}
     missing: list[Missing] = []
-    drawn = False
+    drawn: set[str] = set()
     for item in items:
         if isinstance(item, Missing):
             missing.append(item)
@@ -91,10 +117,14 @@ def collect(items: Iterable[Video | Missing], shares: Shares = Shares()) -> List
             reason = f"it has the id of {first.path}, which is kept"
             missing.append(Missing(item.id, reason, item.path, fault=True))
         else:
-            drawn |= not item.split
+            if not item.split:
+                drawn.add(item.id)
             size, time = state_of(item.path)
-            videos[item.id] = replace(item, split=item.split or shares.split(item.id), size=size, time=time)
-    return Listed(dict(sorted(videos.items())), missing, drawn)
+            videos[item.id] = replace(item, size=size, time=time)
+    shares = shares.without_empty(drawn)
+    for video_id in drawn:
+        videos[video_id] = replace(videos[video_id], split=shares.split(video_id))
+    return Listed(dict(sorted(videos.items())), missing, shares, bool(drawn))
 
 
 @dataclass(frozen=True)

@@ -265,7 +265,7 @@ def prepare(settings: Preprocess, given: Preprocess, ffmpeg: str, tags: Mapping[
     if not settings.drop_missing:
         checks.require_planned(plan, listed, source, destination)
     shards = assign(listed.videos, plan.shards, settings.videos_per_shard)
-    return Job(settings, given, listed, shares, spoken, details, shards, made, plan.times)
+    return Job(settings, given, listed, listed.shares, spoken, details, shards, made, plan.times)
 
 
 def _find_captions(settings: Preprocess) -> Spoken | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ SETTINGS, METRICS, PROBES, WANDB = "settings.json", "metrics.jsonl", "probe.json
 _NO_EFFECT_ON_RESULTS = {
     "overwrite", "out", "shards", "cache", "word2vec", "factors_from", "loading", "compile", "gradient_cache",
     "checkpoint_steps", "probe_every", "wandb", "networks",
+    "factors", "preset",  # which are the composition
 }  # fmt: skip
 LENGTH = ("epochs", "steps")
 """The length of a run, which affects results only through the learning rate."""
@@ -66,10 +67,11 @@ def differences(before: str, now: str, ignored: Collection[str] = ()) -> list[st
     ]
 
 
-def decisive(settings: Mapping[str, Any]) -> dict[str, Any]:
+def decisive(settings: dict[str, Any]) -> dict[str, Any]:
     """Settings that affect results, by dotted name, from their dictionary."""
     values: dict[str, Any] = {}
-    for name, value in settings.items():
+    composition = {"composition": settings["factors"] or settings["preset"]}
+    for name, value in (settings | composition).items():
         parts = value if isinstance(value, dict) else {"": value}
         values |= {f"{name}.{part}".strip("."): one for part, one in parts.items()}
     return {name: value for name, value in values.items() if name.partition(".")[0] not in _NO_EFFECT_ON_RESULTS}

@@ -153,8 +153,11 @@ def _pretraining(settings: Ablation, shards: Path, row: str) -> Pretrain:
     """The run of a row, without its batch size and seed."""
     options: dict[str, Any] = {"steps": settings.steps, "epochs": 0} if settings.steps else {}
     options |= {"factors": row, "factors_from": settings.factors_from} if ":" in row else {"preset": row}
+    sized = SIZES[settings.size or default_size()]
+    if settings.lr:
+        options["optimization"] = replace(sized.optimization, lr=settings.lr)
     run = replace(
-        SIZES[settings.size or default_size()], dataset=settings.dataset, shards=shards,
+        sized, dataset=settings.dataset, shards=shards,
         group_size=settings.group_size, **options,
     )  # fmt: skip
     words = settings.word2vec if "text" in run.composition.modalities else None

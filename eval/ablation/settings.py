@@ -36,6 +36,8 @@ class Ablation:
     """Videos of a group, as for gdt pretrain."""
     steps: int = 0
     """Training steps (--equal compute: of row l); 0: those of --size."""
+    lr: float = 0.0
+    """Learning rate of all rows, as for gdt pretrain; 0: that of --size."""
     label: str = ""
     """Label columns, such as label,weather; default: the classes."""
     protocols: tuple[Literal["cross-modal", "retrieval", "few-shot", "knn", "linear", "multilabel"], ...] = ()
@@ -51,7 +53,7 @@ class Ablation:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "dataset", dataset_name(self.dataset, self.shards))
-        require_positive(self, "", "jobs", "batch_size", "steps", least=0)
+        require_positive(self, "", "jobs", "batch_size", "steps", "lr", least=0)
 
     @property
     def folder(self) -> Path:

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from gdt.common.errors import Unusable, UserError
-from gdt.eval.embed import Embed, Features, _decode, embed, features, features_of, read
+from gdt.eval.embed import Embed, Features, _decode, embed, features, features_of, read, sameness
 from gdt.eval.nearest import Nearest, most_similar, nearest
 from gdt.pipeline.clips import uniform_clips
 from gdt.pipeline.loader import Loader
@@ -282,6 +282,29 @@ def test_a_single_video_has_no_neighbours() -> None:
     made = {"kind": "features", "weights": "w"}
     with pytest.raises(UserError, match=r"one\.mp4 is the only video"):
         most_similar(Features(np.array(["one.mp4"]), {"video": np.ones((1, 4))}, made), "one.mp4", "video", "video")
+
+
+def test_a_sound_is_a_query_by_audio() -> None:
+    made = {"kind": "embeddings", "weights": "w"}
+    rows = Features(np.array(["a", "b"]), {"video": np.eye(2), "audio": np.eye(2)}, made)
+    sound = Features(np.array(["c"]), {"audio": np.eye(2)[:1]}, made)
+    with pytest.raises(UserError, match="there are no video features of these videos; set --by audio"):
+        most_similar(rows, sound, "video", "video")
+    silent = replace(rows, features=rows.features | {"audio": np.array([[1.0, 0.0], [np.nan, np.nan]])})
+    with pytest.raises(UserError, match="the audio of every other video is missing .*; set --among video"):
+        most_similar(silent, "a", "audio", "audio")
+    assert [*most_similar(rows, sound, "audio", "video")[0]] == [0, 1]
+
+
+@pytest.mark.parametrize("spread", [0.0, 0.05, 1.0])
+def test_features_that_are_nearly_the_same_give_a_warning(spread: float) -> None:
+    rng = np.random.default_rng(0)
+    near = rng.normal(size=16) + spread * rng.normal(size=(300, 16))
+    near[::7] = np.nan
+    said = sameness({"video": rng.normal(size=(300, 16)), "audio": near})
+    assert ("the audio (median cosine " in said) == (spread < 1) and "video (" not in said
+    assert not sameness({"video": np.ones((4, 16))})  # too few to tell
+    assert sameness({"video": np.zeros((300, 16))}) == ""
 
 
 def test_real_videos_are_embedded_and_bad_ones_are_listed(checkpoint: Path, real: Path, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from gdt.eval.downstream import downstream
 from gdt.eval.results import RESULTS, Result, read
 from gdt.eval.settings import Downstream
 from gdt.pipeline.shards.index import Index
-from gdt.preprocess.plan import Listed
+from gdt.preprocess.plan import Listed, Shares
 from gdt.preprocess.summary import summarise
 from tests.tamper import annotate
 
@@ -126,4 +126,4 @@ def test_counts_are_of_labels_not_of_cells(shards: Path, tmp_path: Path, index: 
     annotate(folder, label=[("a; b", "b;a;", "c", "")[k % 4] for k in range(len(index))])
     found = Index.open(folder)
     assert sorted({*found.label}) == ["", "a;b", "c"] and found.classes == ["a", "b", "c"]
-    assert summarise(found, Listed({}, [], False), 0, 0).numbers["classes"] == 3
+    assert summarise(found, Listed({}, [], Shares(), False), 0, 0).numbers["classes"] == 3

@@ -66,9 +66,9 @@ def test_differences_list_only_settings_that_affect_results() -> None:
         loading=Loading(9),
     )  # fmt: skip
     assert differences(to_json(tiny), to_json(tiny)) == []
-    expected = ["factors was , now video:d", "network.dropout was 0.0, now 0.5", "threads was 0, now 3"]
+    expected = ["composition was l, now video:d", "network.dropout was 0.0, now 0.5", "threads was 0, now 3"]
     assert differences(to_json(tiny), to_json(other)) == expected
-    assert differences(to_json(tiny), to_json(other), ignored=("threads", "factors")) == expected[1:2]
+    assert differences(to_json(tiny), to_json(other), ignored=("threads", "composition")) == expected[1:2]
 
 
 @pytest.mark.parametrize(

@@ -52,8 +52,8 @@ def test_the_schedule_is_the_published_one() -> None:
 def test_the_tiny_schedule_is_constant_and_falls_at_the_end() -> None:
     one = trainer(TINY, videos=64)
     rates = np.array([one.schedule.lr(step) for step in range(600)])
-    assert (rates[:451] == 3e-3).all()
-    assert np.allclose(rates[450:], 3e-3 * np.arange(150, 0, -1) / 150)
+    assert (rates[:451] == 1e-3).all()
+    assert np.allclose(rates[450:], 1e-3 * np.arange(150, 0, -1) / 150)
 
 
 @pytest.fixture(scope="module")

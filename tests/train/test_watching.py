@@ -52,7 +52,7 @@ def test_mfu_is_flops_over_peak_flops(settings: Pretrain, tmp_path: Path, monkey
     with Log(run, 0, run.schedule(1), 40, world=2) as log:
         log.add_step(0, Metrics(1.0, 0.5, 1.4, 0.0, 2.0, None), seconds=2.0, waiting=0.5)
     (row,) = [json.loads(line) for line in (run.run_folder / "metrics.jsonl").read_text().splitlines()]
-    assert (row["mfu"], row["clips_per_second"], row["data_wait"], row["lr"]) == (0.25, 2.0, 0.25, 3e-3)
+    assert (row["mfu"], row["clips_per_second"], row["data_wait"], row["lr"]) == (0.25, 2.0, 0.25, run.optimization.lr)
 
 
 def test_weights_and_biases_get_the_same_metrics(
