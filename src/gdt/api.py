@@ -179,9 +179,10 @@ def _merge(base: Any, given: Any) -> Any:
 
 
 def load(path: str | Path, *, video_network: Network | None = None, audio_network: Network | None = None) -> Model:
-    """Load a checkpoint, an exported file, published GDT weights or torchvision's r2plus1d_18.
+    """Load a checkpoint, an exported file or folder, a model in a hub, or published weights.
 
-    Names of `gdt.train.published.PUBLISHED`, such as gdt-k400, are downloaded into the cache of torch.hub.
+    hf://owner/name, maybe with @revision, is downloaded from the Hugging Face hub, as `gdt export --to` wrote it. Names
+    of `gdt.train.published.PUBLISHED`, such as gdt-k400, are downloaded into the cache of torch.hub.
 
     If the checkpoint was trained with networks of your own, give them again (see `pretrain`). Raises UserError for any
     other file. No code in a file is run.
