@@ -14,6 +14,7 @@
 #: make report      one HTML page of all runs
 #: make show-batch, make show-tree   a composition as clips [DATASET=] [SEED=] [SIZE=], or as pairs   [PRESET=] [FACTORS=]
 #: make bench, make bench-gpu        speed, against what others use; check and measure a GPU
+#: make oracles     compare numbers with other libraries, which it installs
 #: make setup, make lint, make clean
 #:
 #: ARGS="--option value" passes further options; `.venv/bin/gdt <command> --help` lists them.
@@ -45,7 +46,7 @@ takes.show-tree := PRESET FACTORS
 export DATASET SOURCE PRESET FACTORS CKPT GPUS SEED STEPS SIZE
 
 goals := $(or $(MAKECMDGOALS),help)
-takes := $(foreach goal,$(goals),$(takes.$(goal)) $(if $(filter help setup demo test lint clean bench,$(goal)),,ARGS))
+takes := $(foreach goal,$(goals),$(takes.$(goal)) $(if $(filter help setup demo test oracles lint clean bench,$(goal)),,ARGS))
 typed := $(foreach name,$(.VARIABLES),$(if $(filter command,$(firstword $(origin $(name)))),$(name)))
 $(foreach name,$(filter-out $(takes) PYTHON SETUP MAKE%,$(typed)),$(error 'make $(goals)' has no variable $(name); it has $(or $(strip $(takes)),none)))
 
@@ -57,7 +58,7 @@ ranks := PET_SIGNALS_TO_HANDLE=SIGTERM,SIGINT,SIGUSR1 PET_SHUTDOWN_TIMEOUT=600 $
 official := --protocols finetune retrieval few-shot linear
 
 .PHONY: help setup demo test lint clean generate preprocess verify pretrain eval eval-ucf eval-hmdb eval-esc50 factors embed \
-  ablation report show-batch show-tree bench bench-gpu
+  ablation report show-batch show-tree bench bench-gpu oracles
 help:
 	@sed -n 's/^#: \?//p' Makefile
 setup: $(SETUP)
@@ -90,5 +91,8 @@ lint: $(SETUP)
 	@$(PYTHON) -m ruff check . && $(PYTHON) -m ruff format --check . && $(PYTHON) -m mypy
 test: lint
 	@$(PYTHON) -m pytest -n 2 --dist worksteal
+oracles: $(SETUP)
+	@$(PYTHON) -m pip install --quiet --disable-pip-version-check -e '.[oracles]' -c constraints.txt
+	@$(PYTHON) -m pytest -m oracles -rs tests/oracles
 clean:
 	rm -rf .venv
