@@ -14,6 +14,7 @@
 #: make report      one HTML page of all runs
 #: make show-batch, make show-tree   a composition as clips [DATASET=] [SEED=] [SIZE=], or as pairs   [PRESET=] [FACTORS=]
 #: make bench, make bench-gpu        speed, against what others use; check and measure a GPU
+#: make oracles     compare numbers with other libraries, which it installs
 #: make setup, make lint, make clean
 #:
 #: ARGS="--option value" passes further options; `.venv/bin/gdt <command> --help` lists them.
@@ -36,7 +37,7 @@ options = $(if $(DATASET),--dataset "$$DATASET") $(if $(SOURCE),--source "$$SOUR
   $(if $(SEED),--seed "$$SEED") $(if $(STEPS),--steps "$$STEPS") $(if $(SIZE),--size "$$SIZE") $(ARGS)
 
 goals := $(or $(MAKECMDGOALS),help)
-takes := $(if $(filter help setup demo test lint clean bench,$(goals)),,$(variables) ARGS)
+takes := $(if $(filter help setup demo test oracles lint clean bench,$(goals)),,$(variables) ARGS)
 refused := $(if $(filter pretrain,$(goals)),,GPUS) $(if $(filter eval-%,$(goals)),DATASET)
 takes := $(filter-out $(refused),$(takes))
 typed := $(foreach name,$(.VARIABLES),$(if $(filter command,$(firstword $(origin $(name)))),$(name)))
@@ -48,7 +49,7 @@ ranks := PET_SIGNALS_TO_HANDLE=SIGTERM,SIGINT,SIGUSR1 PET_SHUTDOWN_TIMEOUT=600 $
 official := --protocols finetune retrieval few-shot knn linear
 
 .PHONY: help setup demo test lint clean generate preprocess verify pretrain eval eval-ucf eval-hmdb eval-esc50 factors embed \
-  ablation report show-batch show-tree bench bench-gpu
+  ablation report show-batch show-tree bench bench-gpu oracles
 help:
 	@sed -n 's/^#: \?//p' Makefile
 setup: $(SETUP)
@@ -81,5 +82,8 @@ lint: $(SETUP)
 	@$(PYTHON) -m ruff check . && $(PYTHON) -m ruff format --check . && $(PYTHON) -m mypy
 test: lint
 	@$(PYTHON) -m pytest -n 2 --dist worksteal
+oracles: $(SETUP)
+	@$(PYTHON) -m pip install --quiet --disable-pip-version-check -e '.[oracles]' -c constraints.txt
+	@$(PYTHON) -m pytest -m oracles -rs tests/oracles
 clean:
 	rm -rf .venv

@@ -15,7 +15,7 @@ from gdt.eval.answers import Answers
 from gdt.eval.results import RANDOM, RESULTS, Key, Result
 from gdt.eval.tables import pivot, row_label
 from gdt.train import portable
-from gdt.train.run import EXPORTED
+from gdt.train.hub import EXPORTED
 from gdt.train.trained import Trained
 
 CONFIG, CARD = "config.json", "README.md"
@@ -37,7 +37,7 @@ Networks for {modalities}, pretrained with [compositions of transformations](htt
 ```python
 import gdt
 
-model = gdt.load("{name}")  # this folder, such as huggingface_hub.snapshot_download returns
+model = gdt.load("hf://OWNER/{name}")  # or this folder; needs pip install "gdt-video[hub]"
 model.embed("video.mp4").features
 ```
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
@@ -10,8 +11,9 @@ import tyro
 
 from gdt.common.errors import UserError
 from gdt.common.files import require_new_file, writing
+from gdt.train.hub import EXPORTED
 from gdt.train.models.network import PAPERS, Own
-from gdt.train.run import EXPORTED, latest_checkpoint
+from gdt.train.run import latest_checkpoint
 
 if TYPE_CHECKING:  # slow to import, and --help needs only the settings
     from gdt.train.checkpoint import Trained
@@ -73,8 +75,15 @@ def export(settings: Export) -> str:
         parts = [f"{settings.network}_network"]
     else:
         portable.write(out, trained)
-    said = f"{out} holds {', '.join(parts)}\nexpected input: {inputs}"
-    return said + (f"\nfill in the licence in {settings.to / card.CARD}" if settings.to else "")
+    summary = f"{out} holds {', '.join(parts)}\nexpected input: {inputs}"
+    if settings.to is None:
+        return summary
+    name = settings.to.resolve().name
+    return (
+        f"{summary}\nfill in the licence in {settings.to / card.CARD}, then upload it:\n"
+        f"  {shlex.join(['hf', 'upload', f'OWNER/{name}', str(settings.to)])}\n"
+        f"others load it with --ckpt hf://OWNER/{name}"
+    )
 
 
 def _weights_of(trained: Trained, modality: str) -> dict[str, Any]:

@@ -30,7 +30,7 @@ PARSED = {
     r"^(make|gdt) ablation": "trains many times; tests/eval/test_ablation.py",
 }
 """What is parsed instead of run, and why."""
-OTHERS = r"(dask|tensorboard|git|pip|source|export|python -m pytest) |make (setup|test|lint|help)$"
+OTHERS = r"(dask|tensorboard|git|pip|source|export|python -m pytest) |make (setup|test|oracles|lint|help)$"
 """What is neither: other programs, and targets without options."""
 SHORTER = {
     "pretrain": ["--steps", "2", "--batch-size", "4"], "evaluate": ["--clips", "2"], "embed": ["--clips", "2"],

@@ -93,8 +93,8 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def load_model(path: Path) -> Trained:
-    """The model of a checkpoint, an exported file (`train.portable`), external weights (`train.weights`) or published
-    weights by name (`train.published`).
+    """The model of a checkpoint, an exported file (`train.portable`), external weights (`train.weights`), or weights
+    by name (`train.published`).
 
     Raises UserError if the file is of another kind or version, or does not fit.
     """

@@ -1,4 +1,4 @@
-"""Published weights by name: from the cache of torch.hub, or downloaded into it."""
+"""Weights by name: published ones in the cache of torch.hub, and models in a hub (`train.hub`)."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from tqdm import tqdm
 
 from gdt.common.errors import UserError, first_line
 from gdt.common.files import locked, writing
+from gdt.train import hub
 
 _TIMEOUT = 60.0
 """Seconds without a byte after which a download has failed."""
@@ -54,8 +55,15 @@ PUBLISHED = {
 under CC BY-NC 4.0. torchvision names files after their SHA-256."""
 
 
-def located(path: Path) -> Path:
-    """The file of a name in the cache, which may be missing; any other path, and one that exists, as it is."""
+def located(path: Path) -> Path | None:
+    """The file of a name in its cache: None if a model of a hub is not there, otherwise it may be missing.
+
+    Any other path, and one that exists, is returned as it is.
+    """
+    return hub.cached(path) if hub.is_on_hub(path) else _in_torch_cache(path)
+
+
+def _in_torch_cache(path: Path) -> Path:
     if str(path) not in PUBLISHED or path.exists():
         return path
     import torch
@@ -68,7 +76,10 @@ def fetch(path: Path) -> Path:
 
     Raises UserError if that fails, or if the file is not the published one.
     """
-    if (file := located(path)) == path:
+    if hub.is_on_hub(path):
+        return hub.fetch(path)
+    file = _in_torch_cache(path)
+    if file == path:
         return path
     name, published = str(path), PUBLISHED[str(path)]
     if not file.is_file():

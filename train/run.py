@@ -12,13 +12,12 @@ from gdt.common import serialization
 from gdt.common.commandline import parse, value_of
 from gdt.common.errors import UserError, first_line, unknown
 from gdt.train.gpu import default_size
+from gdt.train.hub import EXPORTED
 from gdt.train.models.network import PAPERS
 from gdt.train.published import PUBLISHED
 from gdt.train.settings import SIZES, Pretrain
 
 CHECKPOINT = "checkpoint.pt"
-EXPORTED = "model.safetensors"
-"""The weights in a folder of `gdt export --to`."""
 SETTINGS, METRICS, PROBES, WANDB = "settings.json", "metrics.jsonl", "probe.jsonl", "wandb.id"
 """The settings of a run, a line per step, a line per probe, and the id of its curves in Weights & Biases."""
 _NO_EFFECT_ON_RESULTS = {
@@ -84,8 +83,8 @@ def require_checkpoint(path: Path) -> Path:
         path = path / (EXPORTED if exported else CHECKPOINT)
     if not path.is_file():
         raise UserError(
-            f"there is no checkpoint {path}; make one with 'gdt pretrain', or give the path of yours or a name: "
-            f"{', '.join(PUBLISHED)}"
+            f"there is no checkpoint {path}; make one with 'gdt pretrain', or give the path of yours, "
+            f"hf://owner/name, or a name: {', '.join(PUBLISHED)}"
         )
     return path
 

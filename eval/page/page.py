@@ -107,7 +107,10 @@ def models(logged: Sequence[Run], evaluated: Mapping[Path, Sequence[Result]]) ->
     """All models whose checkpoint is there, the best first."""
     found = {run.folder.resolve(): Model(run.name, run.folder / CHECKPOINT, []) for run in logged}
     for row in (row for rows in evaluated.values() for row in rows if row.preset != RANDOM):
-        path = located(row.checkpoint).resolve()
+        file = located(row.checkpoint)
+        if file is None:
+            continue
+        path = file.resolve()
         home = path.parent if path.name == CHECKPOINT else path
         found.setdefault(home, Model(row.model, path, [])).results.append(row)
     there = (model for model in found.values() if model.checkpoint.exists())

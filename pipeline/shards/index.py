@@ -126,7 +126,9 @@ class Index(VideoTable):
     place: np.ndarray
     """Row of the video in its shard."""
     frame_start: np.ndarray
+    """First of the video's frames in its shard; likewise of log-mel rows and words."""
     frame_count: np.ndarray
+    """Number of the video's frames; likewise of log-mel rows and words."""
     mel_start: np.ndarray
     mel_count: np.ndarray
     text_start: np.ndarray
@@ -135,7 +137,9 @@ class Index(VideoTable):
     heads: list[Head]
     """The first line of each shard, which says where its datasets lie."""
     fps: int
+    """Frames per second."""
     bands: int
+    """Bands of the log-mel spectrogram."""
     statistics: Statistics
     settings: dict[str, Any] = field(default_factory=dict)
     columns: dict[str, np.ndarray] = field(default_factory=dict)

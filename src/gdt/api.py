@@ -62,6 +62,7 @@ class Preprocessed:
     """The shards of a data set."""
 
     shards: Path
+    """Their folder."""
     videos: int
     """Number of videos, including those listed without a file."""
     kept: int
@@ -75,7 +76,8 @@ def make_shards(
 ) -> Preprocessed:
     """Turn the videos below a folder into shards; call it again to resume.
 
-    `destination` defaults to data/shards/<dataset>. `settings` are fields of `gdt.preprocess.stage.Preprocess`.
+    `destination` defaults to `data/shards/<dataset>`. `settings` are fields of `gdt.preprocess.stage.Preprocess`.
+    Raises UserError if there are no usable videos, or the settings do not fit.
     """
     from gdt.preprocess.stage import Preprocess, run
 
@@ -91,7 +93,9 @@ class Pretrained:
     """A finished run."""
 
     checkpoint: Path
+    """The trained model, for `load` and `evaluate`."""
     steps: int
+    """Number of steps, with those before the run was resumed."""
     loss: float
     """Loss of the last step."""
     top1: float
@@ -107,6 +111,8 @@ def pretrain(shards: str | Path, size: Size | None = None, **settings: Any) -> P
 
     `video_network` and `audio_network` may be a torch.nn.Module, of which a copy is trained, a callable that makes one,
     or text as in the command's options. The same are needed by `load` and `evaluate`.
+
+    Raises UserError if the shards or the settings do not fit, or the loss is not finite.
     """
     from gdt.train.pretrain import pretrain as train
 
@@ -132,7 +138,8 @@ def evaluate(checkpoints: Paths, shards: str | Path | None = None, **settings: A
     """Evaluate models by the paper's protocols; call it again to resume.
 
     `settings` are fields of `gdt.eval.settings.Downstream`. `shards` default to those of the first model's
-    pretraining; if given, the data set is named after their folder. `out` defaults to runs/eval-<dataset>.
+    pretraining; if given, the data set is named after their folder. `out` defaults to `runs/eval-<dataset>`. Raises
+    UserError if a checkpoint, the shards or their labels do not fit the protocols.
     """
     from gdt.eval import downstream
     from gdt.eval.results import rows
@@ -179,9 +186,10 @@ def _merge(base: Any, given: Any) -> Any:
 
 
 def load(path: str | Path, *, video_network: Network | None = None, audio_network: Network | None = None) -> Model:
-    """Load a checkpoint, an exported file, published GDT weights or torchvision's r2plus1d_18.
+    """Load a checkpoint, an exported file or folder, a model in a hub, or published weights.
 
-    Names of `gdt.train.published.PUBLISHED`, such as gdt-k400, are downloaded into the cache of torch.hub.
+    hf://owner/name, maybe with @revision, is downloaded from the Hugging Face hub, as `gdt export --to` wrote it. Names
+    of `gdt.train.published.PUBLISHED`, such as gdt-k400, are downloaded into the cache of torch.hub.
 
     If the checkpoint was trained with networks of your own, give them again (see `pretrain`). Raises UserError for any
     other file. No code in a file is run.
@@ -304,9 +312,11 @@ class Batches:
 
     @property
     def composition(self) -> Composition:
+        """Its factors are an argument of `gdt_loss`, its modalities are those of the batches."""
         return self._tree.composition
 
     def __len__(self) -> int:
+        """Number of batches of all epochs."""
         return self.settings.epochs * self._tree.batches_per_epoch
 
     def __iter__(self) -> Iterator[Batch]:

@@ -1,0 +1,81 @@
+"""Log-mel spectrograms and networks against the libraries that they come from."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from gdt.preprocess.logmel import frames, logmel
+from gdt.train.models import foreign
+from gdt.train.models.gdt import GDT
+from gdt.train.models.network import Network
+from tests.oracles import library
+from tests.train import own_networks
+
+pytestmark = pytest.mark.oracles
+
+
+@pytest.mark.parametrize("level", [30, 3000, 30_000])
+def test_logmel_equals_python_speech_features(level: int) -> None:
+    """Within 1e-3 of log energy, where the floor of neither library is reached."""
+    rng = np.random.default_rng(level)
+    seconds = np.arange(48_000) / 24_000
+    tones = np.sin(2 * np.pi * 440 * seconds) + np.sin(2 * np.pi * 5000 * seconds**2) + rng.normal(0, 0.1, 48_000)
+    wave = (level / 2.5 * tones).clip(-32768, 32767).astype(np.int16)
+    bank = library("python_speech_features").logfbank(wave, 24_000, winlen=0.02, winstep=0.01, nfilt=40, nfft=1024)
+    assert np.abs(logmel(wave) - bank[: frames(len(wave))]).max() < 1e-3
+
+
+def taken(modality: str, make: object, shape: tuple[int, ...]) -> GDT:
+    """A model with a network that is given as users do."""
+    text = foreign.use(modality, make)
+    made = foreign.check(modality, text, shape)
+    torch.manual_seed(1)
+    return GDT(Network(**{modality: made}), (modality,)).eval()
+
+
+def copied(model: GDT, modality: str, net: nn.Module) -> nn.Module:
+    """The library's network with the weights of the model's."""
+    state = model.get_submodule(f"{modality}_network.base").net.state_dict()
+    missing, unexpected = net.load_state_dict(state, strict=False)
+    assert not unexpected and len(missing) <= 2  # its classifier
+    return net.eval()
+
+
+def close(ours: Tensor, theirs: Tensor) -> bool:
+    return bool((ours - theirs).norm() < 1e-5 * theirs.norm())
+
+
+@torch.no_grad()
+def test_a_network_of_transformers_gives_the_features_of_its_forward() -> None:
+    library("transformers.models.videomae.modeling_videomae")
+    model = taken("video", own_networks.videomae, own_networks.CLIP)
+    net = copied(model, "video", own_networks.videomae())
+    clips = torch.randn(2, *own_networks.CLIP)
+    assert close(model.video_network(clips), net(clips).last_hidden_state.mean(1))
+
+
+@torch.no_grad()
+def test_a_network_of_timm_gives_the_features_of_its_forward() -> None:
+    make = partial(library("timm").create_model, "resnet10t", in_chans=1)
+    model = taken("audio", make, own_networks.BANK)
+    net = copied(model, "audio", make())
+    banks = torch.randn(2, *own_networks.BANK)
+    assert close(model.audio_network(banks), net.forward_head(net.forward_features(banks), pre_logits=True))
+
+
+@torch.no_grad()
+def test_the_papers_video_network_is_torchvisions(tmp_path: Path) -> None:
+    net = library("torchvision.models.video").r2plus1d_18(weights=None)
+    torch.manual_seed(0)
+    model = GDT(Network(), ("video",)).eval()
+    missing, unexpected = net.load_state_dict(model.video_network.base.state_dict(), strict=False)
+    assert not unexpected and set(missing) == {"fc.weight", "fc.bias"}
+    net.fc = nn.Identity()
+    clips = torch.randn(2, 3, 8, 64, 64)
+    assert close(model.video_network(clips), net.eval()(clips))

@@ -1,0 +1,181 @@
+"""Models in a hub, from a server on this machine that answers as the hub does."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+import torch
+
+import gdt
+from gdt.common.errors import UserError
+from gdt.eval.export import Export, export
+from gdt.train.checkpoint import load_model
+from gdt.train.published import located
+from tests.conftest import Run
+from tests.train.test_weights import Evil
+
+pytest.importorskip("huggingface_hub", reason="needs the extra hub")
+from huggingface_hub import constants
+
+COMMIT = "0123456789" * 4
+NAME = Path("hf://owner/mine")
+
+
+@dataclass
+class Hub:
+    """A hub with one model."""
+
+    address: str
+    folder: Path
+    """Files of the repository owner/mine."""
+    asked: list[str] = field(default_factory=list)
+    """Addresses of the requests."""
+    refusal: tuple[int, str] | None = None
+    """Status and code with which every request is refused."""
+
+
+@pytest.fixture
+def hub(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    folder = tmp_path / "mine"
+    export(Export(to=folder, ckpt=checkpoint))
+    state = Hub("", folder)
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_HEAD(self) -> None:
+            self.answer(with_body=False)
+
+        def do_GET(self) -> None:
+            self.answer(with_body=True)
+
+        def answer(self, with_body: bool) -> None:
+            state.asked.append(self.path)
+            prefix = "/owner/mine/resolve/"
+            revision, _, name = self.path.removeprefix(prefix).partition("/")
+            file = state.folder / name
+            refusal = state.refusal
+            if not self.path.startswith(prefix):
+                refusal = (404, "RepoNotFound")
+            elif revision not in ("main", "v1", COMMIT):
+                refusal = (404, "RevisionNotFound")
+            elif refusal is None and not file.is_file():
+                refusal = (404, "EntryNotFound")
+            if refusal is not None:
+                status, code = refusal
+                self.send_response(status)
+                self.send_header("X-Error-Code", code)
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+                return
+            content = file.read_bytes()
+            self.send_response(200)
+            self.send_header("X-Repo-Commit", COMMIT)
+            self.send_header("ETag", f'"{len(content)}"')
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            if with_body:
+                self.wfile.write(content)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as http:
+        threading.Thread(target=http.serve_forever, daemon=True).start()
+        state.address = f"http://127.0.0.1:{http.server_address[1]}"
+        monkeypatch.setenv("HF_ENDPOINT", state.address)
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+        yield state
+        http.shutdown()
+
+
+@pytest.mark.parametrize("name", ["hf://owner/mine", "hf://owner/mine@v1"])
+def test_an_exported_folder_is_loaded_from_a_hub(hub: Hub, checkpoint: Path, name: str) -> None:
+    assert located(Path(name)) is None
+    model = gdt.load(name)
+    assert model._trained.digest() == load_model(checkpoint).digest()
+    assert name in repr(model)
+    assert located(Path(name)) == next(Path(constants.HF_HUB_CACHE).rglob("model.safetensors"))
+    assert {Path(address).name for address in hub.asked} == {"model.safetensors"}  # and no other file
+    asked = len(hub.asked)
+    gdt.load(name)
+    assert len(hub.asked) == asked + 1  # whether it has changed
+
+
+def test_code_in_a_file_of_a_hub_is_not_run(hub: Hub, checkpoint: Path, tmp_path: Path) -> None:
+    ran = tmp_path / "ran"
+    state = torch.load(checkpoint, weights_only=True)
+    torch.save(state | {"more": Evil(os.system, f"touch {ran}")}, hub.folder / "model.safetensors")
+    with contextlib.suppress(UserError):
+        gdt.load(NAME)
+    assert hub.asked and not ran.exists()
+
+
+def test_a_command_takes_a_model_of_a_hub(
+    hub: Hub, command: Run, shards: Path, synthetic: Path, tmp_path: Path
+) -> None:
+    environment = {"HF_ENDPOINT": hub.address, "HF_HUB_CACHE": str(tmp_path / "cache")}
+    done = command("embed", "--ckpt", NAME, "--shards", shards, "--clips", 1, **environment)
+    assert done.returncode == 0, done.stderr
+    features = gdt.read_features(tmp_path / "features.h5")
+    assert features.metadata["checkpoint"] == "hf://owner/mine"
+    query = next((synthetic / "test").rglob("*.mp4"))
+    done = command("nearest", "--features", "features.h5", "--query", query, **environment)
+    assert done.returncode == 0, done.stderr
+
+
+def test_export_prints_the_command_that_uploads(checkpoint: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "my model"
+    lines = [line.strip() for line in export(Export(to=folder, ckpt=checkpoint)).splitlines()]
+    (upload,) = (line for line in lines if line.startswith("hf "))
+    assert shlex.split(upload) == ["hf", "upload", "OWNER/my model", str(folder)]
+
+
+@pytest.mark.parametrize(
+    ("name", "refusal", "message"),
+    [
+        ("hf://owner/other", None, "has no model owner/other, or it is private; check the name"),
+        (
+            "hf://owner/mine",
+            (403, "GatedRepo"),
+            "owner/mine is gated; ask for access at http://127.0.0.1:.*/owner/mine",
+        ),
+        ("hf://owner/mine@v2", None, "owner/mine has no revision v2"),
+        ("hf://owner/mine", (404, "EntryNotFound"), "owner/mine has no model.safetensors; make one with 'gdt export"),
+        ("hf://owner", None, "hf://owner is not a model in a hub; write hf://owner/name"),
+        ("hf://owner/mine/model.safetensors", None, "is not a model in a hub; write hf://owner/name"),
+        ("hf://owner/--", None, "cannot download owner/-- from"),
+    ],
+)
+def test_what_a_hub_refuses_is_one_sentence(hub: Hub, name: str, refusal: tuple[int, str] | None, message: str) -> None:
+    hub.refusal = refusal
+    with pytest.raises(UserError, match=message) as error:
+        gdt.load(name)
+    assert "\n" not in str(error.value)
+
+
+def test_without_a_network_the_cache_is_used_or_one_sentence_says_so(
+    hub: Hub, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("time.sleep", lambda _: None)  # between attempts
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    with pytest.raises(UserError, match="cannot reach http://127.0.0.1:9 .*, and owner/mine is not in the cache"):
+        gdt.load(NAME)
+    monkeypatch.setenv("HF_ENDPOINT", hub.address)
+    gdt.load(NAME)
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    assert gdt.load(NAME)._trained.digest() == load_model(checkpoint).digest()
+
+
+def test_without_the_extra_its_name_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(UserError, match=r"hf://owner/mine needs huggingface_hub; run pip install 'gdt-video\[hub\]'"):
+        gdt.load(NAME)
+    assert located(NAME) is None

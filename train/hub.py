@@ -1,0 +1,81 @@
+"""Models in a hub of Hugging Face, in the form that `gdt export --to` writes: hf://owner/name.
+
+Of a repository, only the file with the weights is downloaded. It also holds the settings, and no code.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from gdt.common.errors import UserError, first_line
+from gdt.common.urls import as_path
+
+EXPORTED = "model.safetensors"
+"""The weights in a folder of `gdt export --to`, and in a repository."""
+_ADDRESS = re.compile(r"hf://(?P<repository>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w.-]+))?")
+_DEFAULT_SITE = "https://huggingface.co"
+
+
+def is_on_hub(path: Path) -> bool:
+    """Whether a path names a model in a hub."""
+    return str(as_path(path)).startswith("hf://")
+
+
+def cached(path: Path) -> Path | None:
+    """The weights of a model in the cache of the hub; None if they are not there."""
+    try:
+        import huggingface_hub
+    except ImportError:
+        return None
+    repository, revision = _parsed(path)
+    file = huggingface_hub.try_to_load_from_cache(repository, EXPORTED, revision=revision)
+    return Path(file) if isinstance(file, str) else None
+
+
+def fetch(path: Path) -> Path:
+    """The weights of a model in the cache of the hub, downloaded if they are missing or the hub has other ones.
+
+    Raises UserError if the package is missing, the model cannot be had, or the name has another form.
+    """
+    try:
+        import huggingface_hub
+        from huggingface_hub import errors
+    except ImportError:
+        raise UserError(f"{as_path(path)} needs huggingface_hub; run pip install 'gdt-video[hub]'") from None
+    repository, revision = _parsed(path)
+    site = os.environ.get("HF_ENDPOINT", _DEFAULT_SITE).rstrip("/")
+    try:
+        return Path(huggingface_hub.hf_hub_download(repository, EXPORTED, revision=revision, endpoint=site))
+    except Exception as error:  # those of the HTTP library, too
+        raise UserError(_explanation(error, errors, repository, revision, site)) from error
+
+
+def _parsed(path: Path) -> tuple[str, str | None]:
+    """Repository and revision of a model. Raises UserError if the name has another form."""
+    address = str(as_path(path))
+    match = _ADDRESS.fullmatch(address)
+    if match is None:
+        raise UserError(f"{address} is not a model in a hub; write hf://owner/name or hf://owner/name@revision")
+    return match["repository"], match["revision"]
+
+
+def _explanation(error: Exception, errors: Any, repository: str, revision: str | None, site: str) -> str:
+    """What a failed download means, and what to do."""
+    if isinstance(error, errors.GatedRepoError):
+        return f"{repository} is gated; ask for access at {site}/{repository}, then run 'hf auth login'"
+    if isinstance(error, errors.RepositoryNotFoundError):
+        return f"{site} has no model {repository}, or it is private; check the name, or run 'hf auth login'"
+    if isinstance(error, errors.RevisionNotFoundError):
+        return f"{repository} has no revision {revision}; check it, or leave it out"
+    if isinstance(error, errors.LocalEntryNotFoundError):
+        cause = first_line(error.__cause__ or error)
+        return (
+            f"cannot reach {site} ({cause}), and {repository} is not in the cache; check the network, or download the "
+            "repository elsewhere and give its folder"
+        )
+    if isinstance(error, errors.EntryNotFoundError):
+        return f"{repository} has no {EXPORTED}; make one with 'gdt export --to' and upload that folder"
+    return f"cannot download {repository} from {site} ({first_line(error)}); try again"
