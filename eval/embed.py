@@ -28,7 +28,8 @@ from gdt.pipeline.leaves import MODALITIES
 from gdt.pipeline.shards import container, store
 from gdt.pipeline.shards.container import Damaged, text_array, texts
 from gdt.pipeline.shards.index import Index
-from gdt.pipeline.shards.layout import read_rejected, shard_folder
+from gdt.pipeline.shards.layout import read_rejected
+from gdt.pipeline.shards.naming import shard_folder
 from gdt.train.models.network import PAPERS, Own
 from gdt.train.run import latest_checkpoint
 

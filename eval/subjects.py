@@ -22,7 +22,8 @@ from gdt.eval.settings import Downstream
 from gdt.pipeline.clips import usable
 from gdt.pipeline.leaves import Clip
 from gdt.pipeline.shards.index import Index, fingerprint
-from gdt.pipeline.shards.layout import INDEX, LABEL_SEPARATOR, shard_folder
+from gdt.pipeline.shards.layout import INDEX, LABEL_SEPARATOR
+from gdt.pipeline.shards.naming import shard_folder
 from gdt.pipeline.shards.store import exists
 from gdt.train.checkpoint import Trained, load_trained
 from gdt.train.run import CHECKPOINT

@@ -23,7 +23,8 @@ from gdt.common.files import dump_row, locked, write_lines
 from gdt.pipeline.shards import store
 from gdt.pipeline.shards.container import Damaged, Head, OtherSchema
 from gdt.pipeline.shards.index import Index, write_index
-from gdt.pipeline.shards.layout import BANDS, DATASETS, INDEX, REJECTED, names_in, shard_folder
+from gdt.pipeline.shards.layout import BANDS, INDEX, REJECTED, names_in
+from gdt.pipeline.shards.naming import DATASETS, shard_folder
 from gdt.preprocess import checks, cluster, datasets
 from gdt.preprocess.captions import readers
 from gdt.preprocess.captions.attach import Spoken

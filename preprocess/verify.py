@@ -19,7 +19,8 @@ from gdt.common.files import locked
 from gdt.pipeline.shards import container, store
 from gdt.pipeline.shards.container import Damaged, OtherSchema
 from gdt.pipeline.shards.index import Index
-from gdt.pipeline.shards.layout import INDEX, shard_folder
+from gdt.pipeline.shards.layout import INDEX
+from gdt.pipeline.shards.naming import shard_folder
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from gdt.eval.results import RANDOM, Result
 from gdt.eval.settings import Downstream
 from gdt.eval.subjects import Data, folds, gallery_split, held_out, official_folds
 from gdt.pipeline.shards.index import Index, fingerprint
-from gdt.pipeline.shards.layout import shard_folder
+from gdt.pipeline.shards.naming import shard_folder
 from gdt.pipeline.word2vec import WordVectors
 from gdt.train.flops import step_flops
 from gdt.train.gpu import default_size

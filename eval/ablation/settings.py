@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from gdt.common.errors import require_positive
-from gdt.pipeline.shards.layout import dataset_name
+from gdt.pipeline.shards.naming import dataset_name
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,6 @@ from gdt.pipeline.shards.cache import size_of
 from gdt.pipeline.shards.container import Damaged, Head, OtherSchema, text_array, texts
 from gdt.pipeline.shards.layout import (
     COLUMNS,
-    DATASETS,
     INDEX,
     LABEL_SEPARATOR,
     PARTS,
@@ -30,10 +29,9 @@ from gdt.pipeline.shards.layout import (
     VideoTable,
     labels_in,
     names_in,
-    preprocess_command,
     table_checksum,
-    verify_hint,
 )
+from gdt.pipeline.shards.naming import DATASETS, preprocess_command, verify_hint
 from gdt.pipeline.shards.statistics import Statistics
 
 _COLUMN = "column/"

@@ -21,17 +21,12 @@ from typing import Annotated, Any, NamedTuple, get_type_hints
 
 import numpy as np
 
-from gdt.common.commandline import gdt_command
-
 INDEX = "index.h5"
 REJECTED = "rejected.jsonl"
 BANDS = 40
 """Bands of log-mel banks."""
 MEL_FLOOR = float(np.log(np.finfo(np.float64).eps))
 """The log-mel value of zero energy, digital silence."""
-
-DATASETS = ("audioset", "esc50", "folder", "hmdb51", "howto100m", "kinetics", "synthetic", "ucf101", "vggsound")
-"""Data sets of preprocess/datasets."""
 
 
 class Stored(NamedTuple):
@@ -98,28 +93,6 @@ def labels_in(cell: str) -> list[str]:
 def names_in(cells: Iterable[str]) -> list[str]:
     """The labels of some videos, sorted."""
     return sorted({name for cell in set(cells) for name in labels_in(cell)})
-
-
-def dataset_name(dataset: str, shards: Path | None) -> str:
-    """The name of a data set: by default that of the folder of its shards, else kinetics."""
-    return dataset or (shards.absolute().name if shards else "kinetics")
-
-
-def shard_folder(dataset: str, named: Path | None = None) -> Path:
-    """Folder of a data set's shards: `named` if given, else the default."""
-    return named or Path("data/shards") / dataset
-
-
-def preprocess_command(folder: Path) -> str:
-    """The command that makes the shards of a folder, with a placeholder for the videos."""
-    elsewhere = [] if folder == shard_folder(folder.name) else ["--destination", folder]
-    return gdt_command("preprocess", "--dataset", folder.name, "--source", "VIDEOS", *elsewhere)
-
-
-def verify_hint(folder: Path) -> str:
-    """How to find and rebuild the damaged files of a folder."""
-    command = gdt_command("verify", "--shards", folder, "--remove")
-    return f"remove damaged shards with `{command}`, then run the same preprocessing command again to rebuild them"
 
 
 def words_checksum(*columns: np.ndarray) -> int:

@@ -14,7 +14,8 @@ from gdt.common.errors import UserError
 from gdt.pipeline.shards import store
 from gdt.pipeline.shards.cache import Cache
 from gdt.pipeline.shards.index import Index
-from gdt.pipeline.shards.layout import ROWS, WORDS, verify_hint, words_checksum
+from gdt.pipeline.shards.layout import ROWS, WORDS, words_checksum
+from gdt.pipeline.shards.naming import verify_hint
 
 
 class ShardReader:

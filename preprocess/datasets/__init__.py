@@ -1,6 +1,6 @@
 """Data sets: where their videos, labels, splits and captions are.
 
-Each is a module here that defines DATA, and a name in pipeline/shards/layout.py.
+Each is a module here that defines DATA, and a name in pipeline/shards/naming.py.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from gdt.common.errors import UserError, unknown
-from gdt.pipeline.shards import layout
+from gdt.pipeline.shards import naming
 from gdt.preprocess.datasets.listing import DataSet, Missing, Source, Video, ignored_in_words, incomplete
 
-DATASETS: dict[str, DataSet] = {name: importlib.import_module(f"{__name__}.{name}").DATA for name in layout.DATASETS}
+DATASETS: dict[str, DataSet] = {name: importlib.import_module(f"{__name__}.{name}").DATA for name in naming.DATASETS}
 _NOT_UTF8 = re.compile("[\ud800-\udfff]")
 """What Python makes of the bytes of a name that are not UTF-8."""
 
