@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import shutil
 import sys
@@ -10,6 +11,7 @@ from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
+from gdt.common.errors import UserError
 from gdt.common.urls import as_path
 
 T = TypeVar("T")
@@ -48,6 +50,15 @@ def value_of(option: str, arguments: Sequence[str]) -> str:
         if word.startswith(f"{option}="):
             return word.partition("=")[2]
     return ""
+
+
+def size_of(option: str, text: str) -> int:
+    """Bytes of a size such as 500GB; 0 for an empty one. Raises UserError, naming the option."""
+    parts = re.fullmatch(r"(\d+(?:\.\d+)?) *([kmgt]?)b?", text.strip().lower() or "0")
+    if not parts:
+        raise UserError(f"{option} is {text}; set it to a size, such as 500GB")
+    number, unit = parts.groups()
+    return int(float(number) * 1000 ** " kmgt".index(unit or " "))
 
 
 def expand_home(value: Any) -> Any:

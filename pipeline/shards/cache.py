@@ -12,7 +12,6 @@ import fcntl
 import hashlib
 import math
 import os
-import re
 import shutil
 import threading
 import time
@@ -21,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import CancelledError
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -29,9 +28,7 @@ from gdt.common.errors import UserError, plural
 from gdt.common.files import is_disk_full, lock, locked
 from gdt.pipeline.shards import container, store
 from gdt.pipeline.shards.container import Head
-
-if TYPE_CHECKING:
-    from gdt.pipeline.shards.index import Index
+from gdt.pipeline.shards.index import Index
 
 _FETCHERS = 8
 """Shards that a process fetches at once."""
@@ -39,14 +36,6 @@ _POLL = 0.1
 """Seconds between looks at what other processes do."""
 _SILENT = 120.0
 """Seconds without a byte after which, on a disk without locks, whoever fetches a file counts as dead."""
-
-
-def size_of(text: str) -> int:
-    """Bytes of a size such as 500GB; 0 for an empty one. Raises UserError."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?) *([kmgt]?)b?", text.strip().lower() or "0")
-    if not found:
-        raise UserError(f"--cache is {text}; set it to a size, such as 500GB")
-    return int(float(found[1]) * 1000 ** " kmgt".index(found[2] or " "))
 
 
 class Cache:

@@ -15,10 +15,10 @@ from urllib.parse import quote, unquote
 
 import numpy as np
 
+from gdt.common.commandline import size_of
 from gdt.common.errors import UserError, unknown
 from gdt.common.urls import as_path
 from gdt.pipeline.shards import container, store
-from gdt.pipeline.shards.cache import size_of
 from gdt.pipeline.shards.container import Damaged, Head, OtherSchema, text_array, texts
 from gdt.pipeline.shards.layout import (
     COLUMNS,
@@ -153,7 +153,7 @@ class Index(VideoTable):
         """
         folder = as_path(folder)
         path, again = folder / INDEX, "run the same preprocessing command again, which rebuilds only what is damaged"
-        bound = size_of(cache)
+        bound = size_of("--cache", cache)
         require_index(folder)
         try:
             with store.copied(path) as local:
