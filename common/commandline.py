@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
 from gdt.common.errors import UserError
-from gdt.common.urls import as_path
+from gdt.common.stores import local_path
 
 T = TypeVar("T")
 
@@ -62,9 +62,9 @@ def size_of(option: str, text: str) -> int:
 
 
 def expand_home(value: Any) -> Any:
-    """A path `as_path`, or all paths of a tuple or a dataclass; other values are returned as they are."""
+    """A path `local_path`, or all paths of a tuple or a dataclass; other values are returned as they are."""
     if isinstance(value, Path):
-        return as_path(value)
+        return local_path(value)
     if type(value) is tuple:
         return tuple(map(expand_home, value))
     if is_dataclass(value) and not isinstance(value, type):

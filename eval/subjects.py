@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from gdt.common.errors import UserError, plural
+from gdt.common.stores import Place, folder_at
 from gdt.common.streams import Stream, generator
 from gdt.eval.finetune import WEIGHTS
 from gdt.eval.paper import PAPER
@@ -24,7 +25,6 @@ from gdt.pipeline.leaves import Clip
 from gdt.pipeline.shards.index import Index, fingerprint
 from gdt.pipeline.shards.layout import INDEX, LABEL_SEPARATOR
 from gdt.pipeline.shards.naming import shard_folder
-from gdt.pipeline.shards.store import exists
 from gdt.train.checkpoint import Trained, load_trained
 from gdt.train.run import CHECKPOINT
 
@@ -74,7 +74,7 @@ class Data:
 
     @classmethod
     def open(
-        cls, path: Path, first: Trained, dataset: str, shards: Path | None, split: str, label: str, cache: str = "",
+        cls, path: Path, first: Trained, dataset: str, shards: Place | None, split: str, label: str, cache: str = "",
     ) -> Data:  # fmt: skip
         """Open shards with the labels of a column.
 
@@ -85,8 +85,8 @@ class Data:
         if first.foreign is not None and not (dataset or shards):
             raise UserError(f"{path} does not name its data set; set --dataset to the one to evaluate on")
         name, own = dataset or first.settings.dataset, first.settings.shards
-        elsewhere = own and name == first.settings.dataset and exists(own / INDEX)
-        if not shards and (not dataset or (elsewhere and not (shard_folder(name) / INDEX).is_file())):
+        elsewhere = own and name == first.settings.dataset and folder_at(own).exists(INDEX)
+        if not shards and (not dataset or (elsewhere and not folder_at(shard_folder(name)).exists(INDEX))):
             shards = own
         index = open_index(name, shard_folder(name, shards), cache)
         only_val = "val" in index.split and "test" not in index.split and not official_folds(index)
@@ -266,7 +266,7 @@ def subsample(fold: Fold, samples: int, seed: int) -> Fold:
     return replace(fold, gallery=fold.gallery[chosen], gallery_label=fold.gallery_label[chosen])
 
 
-def open_index(dataset: str, folder: Path, cache: str = "") -> Index:
+def open_index(dataset: str, folder: Place, cache: str = "") -> Index:
     """Open shards. Raises UserError if results are published for `dataset` and the shards are of another."""
     index = Index.open(folder, cache)
     source = index.settings.get("dataset", dataset)

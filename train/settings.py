@@ -12,6 +12,8 @@ from typing import Annotated, Literal
 import tyro
 
 from gdt.common.errors import UserError, require_positive
+from gdt.common.location import Location
+from gdt.common.stores import Place
 from gdt.pipeline import notation, presets
 from gdt.pipeline.composition import Composition
 from gdt.pipeline.leaves import Clip
@@ -40,7 +42,7 @@ class Pretrain:
 
     dataset: str = ""
     """Name of the preprocessed data set; default: that of --shards, else kinetics."""
-    shards: Path | None = None
+    shards: Location | None = None
     """Folder of the data set's shards, or s3://…; default: data/shards/<dataset>."""
     split: str = "train"
     """Split to learn from."""
@@ -140,7 +142,7 @@ class Pretrain:
         )
 
     @property
-    def shard_folder(self) -> Path:
+    def shard_folder(self) -> Place:
         return shard_folder(self.dataset_name, self.shards)
 
     @property

@@ -10,6 +10,7 @@ from typing import Any
 
 from gdt.common import serialization
 from gdt.common.errors import UserError
+from gdt.common.stores import Place
 from gdt.eval.ablation.settings import Ablation
 from gdt.eval.protocols import PROTOCOLS, conditions
 from gdt.eval.results import RANDOM, Result
@@ -148,7 +149,7 @@ def _steps(run: Pretrain, index: Index) -> int:
     return run.schedule(run.tree(index).batches_per_epoch).steps
 
 
-def _pretraining(settings: Ablation, shards: Path, row: str) -> Pretrain:
+def _pretraining(settings: Ablation, shards: Place, row: str) -> Pretrain:
     """The run of a row, without its batch size and seed."""
     options: dict[str, Any] = {"steps": settings.steps, "epochs": 0} if settings.steps else {}
     options |= {"factors": row, "factors_from": settings.factors_from} if ":" in row else {"preset": row}
@@ -160,7 +161,7 @@ def _pretraining(settings: Ablation, shards: Path, row: str) -> Pretrain:
     return replace(run, word2vec=words, factors_digest=run.resolved().factors_digest)  # its process checks the file
 
 
-def _evaluation(settings: Ablation, shards: Path, index: Index) -> Downstream:
+def _evaluation(settings: Ablation, shards: Place, index: Index) -> Downstream:
     """The evaluation of every run.
 
     Of official folds it takes the first, whose splits are those of pretraining; the other folds test videos that

@@ -26,7 +26,8 @@ import numpy as np
 
 from gdt.common.errors import UserError, plural
 from gdt.common.files import is_disk_full, lock, locked
-from gdt.pipeline.shards import container, store
+from gdt.common.stores import RemoteFolder
+from gdt.pipeline.shards import container
 from gdt.pipeline.shards.container import Head
 from gdt.pipeline.shards.index import Index
 
@@ -47,7 +48,7 @@ class Cache:
 
     _active: set[Cache] = set()  # noqa: RUF012 - of this process: a probe must not evict what training needs next
 
-    def __init__(self, folder: Path, shards: Sequence[tuple[str, Head]], bound: int) -> None:
+    def __init__(self, folder: RemoteFolder, shards: Sequence[tuple[str, Head]], bound: int) -> None:
         """`bound`: bytes of the whole cache; 0: four fifths of what is free on its disk and in it."""
         usual = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gdt"
         self.root, self._source, self._shards = Path(os.environ.get("GDT_CACHE") or usual), folder, shards
@@ -139,10 +140,10 @@ class Cache:
         def check(path: Path) -> None:
             if container.check(path).line != head.line:
                 other = "is not the shard of the index; restore it, or run the same preprocessing command again"
-                raise UserError(f"{self._source / name} {other}")
+                raise UserError(f"{self._source.address(name)} {other}")
 
         try:
-            store.fetch(self._source / name, partial, check)
+            self._source.fetch(name, partial, check)
             partial.rename(self._paths[number])
             with self._moved:
                 self.fetched, self.bytes = self.fetched + 1, self.bytes + head.size
@@ -287,6 +288,8 @@ def simulate(batches: Sequence[np.ndarray], sizes: Sequence[int], bound: int) ->
 
 def forecast(index: Index, videos: Sequence[np.ndarray]) -> str:
     """What these batches of videos fetch. Raises UserError if the cache cannot hold the shards of one of them."""
+    if not isinstance(index.folder, RemoteFolder):
+        raise TypeError(f"{index.folder} needs no cache")
     sizes, cache = [head.size for head in index.heads], Cache(index.folder, [], index.cache)
     fetched, least = simulate([index.shard[batch] for batch in videos], sizes, cache.bound)
     if least > cache.bound:

@@ -16,10 +16,11 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import MISSING, dataclass
 from functools import cache
-from pathlib import Path
 from typing import Annotated, Any, NamedTuple, get_type_hints
 
 import numpy as np
+
+from gdt.common.stores import Place, folder_at
 
 INDEX = "index.h5"
 REJECTED = "rejected.jsonl"
@@ -105,9 +106,9 @@ def table_checksum(table: Mapping[str, np.ndarray]) -> str:
     return f"{zlib.crc32(b''.join(table[name].tobytes() for name in sorted(table))):08x}"
 
 
-def read_rejected(folder: Path) -> Iterator[dict[str, str]]:
+def read_rejected(place: Place) -> Iterator[dict[str, str]]:
     """The rows of rejected.jsonl: id, path, reason."""
-    path = folder / REJECTED
-    if path.is_file():
-        with path.open(encoding="utf-8") as file:
+    folder = folder_at(place)
+    if folder.exists(REJECTED):
+        with folder.open(REJECTED) as file:
             yield from map(json.loads, file)
