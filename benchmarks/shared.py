@@ -15,10 +15,11 @@ import numpy as np
 import torch
 from PIL import Image
 
+from gdt.common.folders import LocalFolder
 from gdt.pipeline.groups import take_rank
 from gdt.pipeline.loader import Batch, Loader
 from gdt.pipeline.shards.index import Index, write_index
-from gdt.pipeline.shards.layout import BANDS
+from gdt.pipeline.shards.layout import BANDS, INDEX
 from gdt.pipeline.shards.statistics import mel_sums
 from gdt.pipeline.shards.writer import VideoRecord, write_shard
 from gdt.pipeline.sources.loading import Loading
@@ -94,7 +95,8 @@ def draw(folder: Path, videos: int) -> Index:
     for path, part in zip(paths, parts, strict=True):
         _draw_shard(path, part)
     settings = json.dumps({"fps": 30, "bands": BANDS})
-    write_index(folder, paths, settings, lambda ids: {"split": ["train"] * len(ids)})
+    names = [path.name for path in paths]
+    write_index(folder / INDEX, LocalFolder(folder), names, settings, lambda ids: {"split": ["train"] * len(ids)})
     return Index.open(folder)
 
 

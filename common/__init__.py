@@ -1,1 +1,1 @@
-"""Utilities shared by all stages and independent of video: errors, files, locks, serialization, the command line."""
+"""Utilities of all stages, independent of video: errors, files, locks, processes, serialization, the command line."""

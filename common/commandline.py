@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import shutil
 import sys
@@ -10,7 +11,8 @@ from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
-from gdt.common.urls import as_path
+from gdt.common.errors import UserError
+from gdt.common.stores import local_path
 
 T = TypeVar("T")
 
@@ -50,10 +52,19 @@ def value_of(option: str, arguments: Sequence[str]) -> str:
     return ""
 
 
+def size_of(option: str, text: str) -> int:
+    """Bytes of a size such as 500GB; 0 for an empty one. Raises UserError, naming the option."""
+    parts = re.fullmatch(r"(\d+(?:\.\d+)?) *([kmgt]?)b?", text.strip().lower() or "0")
+    if not parts:
+        raise UserError(f"{option} is {text}; set it to a size, such as 500GB")
+    number, unit = parts.groups()
+    return int(float(number) * 1000 ** " kmgt".index(unit or " "))
+
+
 def expand_home(value: Any) -> Any:
-    """A path `as_path`, or all paths of a tuple or a dataclass; other values are returned as they are."""
+    """A path `local_path`, or all paths of a tuple or a dataclass; other values are returned as they are."""
     if isinstance(value, Path):
-        return as_path(value)
+        return local_path(value)
     if type(value) is tuple:
         return tuple(map(expand_home, value))
     if is_dataclass(value) and not isinstance(value, type):

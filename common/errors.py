@@ -19,6 +19,10 @@ class UserError(Exception):
     """An error that the user can fix; the message says what is wrong, why, and what to do."""
 
 
+class Damaged(Exception):
+    """A file differs from what was written; the message does not name the file."""
+
+
 class Unusable(UserError):
     """No file can be used: a verdict on the files, `skipped` for these reasons, not on the machine."""
 

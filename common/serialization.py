@@ -8,7 +8,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from gdt.common.urls import as_path
+from gdt.common.stores import RemoteFolder, local_path, place
 
 T = TypeVar("T")
 _SCALARS: dict[Any, tuple[type, ...]] = {bool: (bool,), int: (int,), float: (int, float), str: (str,), Path: (str,)}
@@ -46,8 +46,13 @@ def _build(kind: Any, value: Any, name: str) -> Any:
     if kind is Any:
         return value
     if origin in (Union, UnionType):  # X | None
+        if value is None and NoneType in types:
+            return None
+        if RemoteFolder in types:  # or a path
+            _require(isinstance(value, str), name, value, "a path or a URL")
+            return place(value)
         (inner,) = (option for option in types if option is not NoneType)
-        return None if value is None else _build(inner, value, name)
+        return _build(inner, value, name)
     if origin is Literal:
         _require(value in types, name, value, f"one of {', '.join(map(str, types))}")
         return value
@@ -62,7 +67,7 @@ def _build(kind: Any, value: Any, name: str) -> Any:
         parts = [_build(part, item, name) for part, item in zip(types, value, strict=True)]
         return kind(*parts) if _is_named_tuple(kind) else tuple(parts)
     _require(type(value) in _SCALARS[kind], name, value, kind.__name__)
-    return as_path(value) if kind is Path else kind(value)
+    return local_path(value) if kind is Path else kind(value)
 
 
 def _is_named_tuple(kind: Any) -> bool:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from gdt.common.files import write_text
+from gdt.common.stores import Place
 from gdt.eval import answers, results
 from gdt.eval.answers import Answers
 from gdt.eval.results import RANDOM, RESULTS, Key, Result
@@ -51,7 +52,7 @@ def write(folder: Path, trained: Trained, inputs: str) -> None:
     """Write the folder; `inputs` says what the model expects. Raises OSError."""
     own = trained.settings
     # without paths of this machine
-    paths: dict[str, Any] = {name: None for name, value in vars(own).items() if isinstance(value, Path)}
+    paths: dict[str, Any] = {name: None for name, value in vars(own).items() if isinstance(value, Place)}
     portable.write(folder / EXPORTED, replace(trained, settings=replace(own, **paths)))
     config = {
         "model_type": "gdt", "modalities": trained.model.modalities, "network": asdict(trained.model.network),

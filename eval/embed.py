@@ -21,14 +21,16 @@ import tyro
 
 from gdt.common.errors import Unusable, UserError, first_line, plural, require_positive
 from gdt.common.files import DAMAGE, require_new_file, require_readable, writing
-from gdt.common.urls import as_path
+from gdt.common.location import Location
+from gdt.common.stores import Place, RemoteFolder, folder_at, local_path
 from gdt.eval import parquet
 from gdt.pipeline.clips import uniform_starts, usable
 from gdt.pipeline.leaves import MODALITIES
-from gdt.pipeline.shards import container, store
+from gdt.pipeline.shards import container
 from gdt.pipeline.shards.container import Damaged, text_array, texts
 from gdt.pipeline.shards.index import Index
-from gdt.pipeline.shards.layout import read_rejected, shard_folder
+from gdt.pipeline.shards.layout import read_rejected
+from gdt.pipeline.shards.naming import shard_folder
 from gdt.train.models.network import PAPERS, Own
 from gdt.train.run import latest_checkpoint
 
@@ -54,11 +56,11 @@ class Embed:
 
     ckpt: Path | None = None
     """Checkpoint of a pretrained model, or external weights; default: the latest in runs."""
-    source: tuple[Path, ...] = ()
+    source: tuple[Location, ...] = ()
     """Files and folders of videos or sounds, also s3://…."""
     dataset: str = ""
     """Preprocessed data set, instead of --source."""
-    shards: Path | None = None
+    shards: Location | None = None
     """Folder of shards, or s3://…; default: data/shards/<dataset>."""
     out: Path = Path("features.h5")
     """File: .h5, .npz or .parquet (needs pyarrow)."""
@@ -200,7 +202,7 @@ def _modalities(settings: Embed, trained: Trained, checkpoint: Path) -> list[str
     return modalities
 
 
-def _decode(sources: Sequence[Path], scratch: Path, workers: int) -> tuple[Index, tuple[tuple[str, str], ...]]:
+def _decode(sources: Sequence[Place], scratch: Path, workers: int) -> tuple[Index, tuple[tuple[str, str], ...]]:
     """An index of the videos in the order of the sources, with paths as ids, and the skipped files with reasons.
 
     Their shards in `scratch` are the loader's way of reading videos.
@@ -213,8 +215,8 @@ def _decode(sources: Sequence[Path], scratch: Path, workers: int) -> tuple[Index
     links.mkdir()
     folders: set[Path] = set()
     for number, source in enumerate(sources):
-        if store.is_remote(source):
-            store.download(source, links / f"{number:08d}", MEDIA)
+        if isinstance(source, RemoteFolder):
+            source.download(links / f"{number:08d}", MEDIA)
             continue
         if source.is_dir():
             folder = source.resolve()
@@ -234,7 +236,8 @@ def _decode(sources: Sequence[Path], scratch: Path, workers: int) -> tuple[Index
         first, *rest = Path(name).parts
         forms = [[unicodedata.normalize(form, part) for part in rest] for form in ("NFC", "NFD")]
         found = next((parts for parts in forms if links.joinpath(first, *parts).exists()), forms[0])
-        return str(sources[int(first[:8])].joinpath(*found))
+        source = sources[int(first[:8])]
+        return folder_at(source).address(Path(*found)) if found else str(source)
 
     def rejected() -> tuple[tuple[str, str], ...]:
         return tuple((path_of(row["id"]), row["reason"]) for row in read_rejected(shards))
@@ -305,7 +308,7 @@ def _write(path: Path, rows: Features) -> None:
 
 def read(path: str | Path) -> Features:
     """Read features from .h5, .npz or .parquet; ~ is expanded. Raises UserError for any other or a damaged file."""
-    path = as_path(path)
+    path = local_path(path)
     if not path.is_file():
         raise UserError(f"no features file {path}; write one with 'gdt embed'")
     try:

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import torch
 
 from gdt.common.errors import UserError, plural
-from gdt.preprocess.process import killed_with_parent
+from gdt.common.processes import killed_with_parent
 
 T = TypeVar("T")
 

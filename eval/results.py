@@ -12,6 +12,7 @@ from typing import Any
 from gdt.common import serialization
 from gdt.common.errors import UserError, first_line
 from gdt.common.files import lock
+from gdt.common.stores import Place
 from gdt.eval.metrics import Metric
 
 Key = tuple[str, str, str]
@@ -50,7 +51,7 @@ class Result:
     seen: int
     """Queries that pretraining used, without labels; -1 if the data has changed since, so that it is unknown."""
     dataset: str
-    shards: Path
+    shards: Place
     """Folder of shards."""
     data: str
     """Fingerprint of the shards, without regard to folds."""
@@ -108,7 +109,7 @@ def read(path: Path) -> list[Result]:
 def rows(results: Iterable[Result]) -> Iterator[dict[str, Any]]:
     """A dict per metric, for CSV files and data frames."""
     for result in results:
-        own = {name: value for name, value in vars(result).items() if isinstance(value, str | int | float | Path)}
+        own = {name: value for name, value in vars(result).items() if isinstance(value, str | int | float | Place)}
         texts = {"settings": _text(result.settings), "details": _text(result.details)}
         for name, metric in result.metrics.items():
             yield own | {

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import tyro
 
 from gdt.common.errors import UserError, require_positive
+from gdt.common.location import Location
 from gdt.eval.embed import Modality
 from gdt.eval.protocols import PROTOCOLS
 from gdt.train.models.network import PAPERS, Own
@@ -30,7 +31,7 @@ class Downstream:
     """Checkpoints or external weights, a row of the table each; default: the latest in runs."""
     dataset: str = ""
     """Preprocessed data set; default: that of the first checkpoint."""
-    shards: Path | None = None
+    shards: Location | None = None
     """Folder of shards, or s3://…; default: data/shards/<dataset>."""
     protocols: tuple[ProtocolName, ...] = ()
     """Protocols; default: cross-modal, retrieval, few-shot, knn if they apply."""

@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 from tabulate import tabulate
 
 from gdt.common.errors import UserError
+from gdt.common.location import Location
 from gdt.eval.drawing import STYLE, save
 from gdt.pipeline.composition import Composition, Factor, Table, Weight, contrast, weight
 from gdt.pipeline.leaves import MODALITIES, Clip
@@ -67,7 +68,7 @@ class ShowBatch(_Show):
     """The picture, .png, .svg or .pdf; default: in runs."""
     dataset: str = ""
     """Preprocessed data set; default: that of --shards, else kinetics."""
-    shards: Path | None = None
+    shards: Location | None = None
     """Folder of shards; default: data/shards/<dataset>."""
     word2vec: Path | None = None
     """word2vec file that the shards were made with; needed for text."""

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from gdt.common.errors import UserError, plural
+from gdt.common.stores import Place, folder_at, resolved
 from gdt.common.streams import Stream, generator
 from gdt.eval.paper import PAPER
 from gdt.eval.protocols import PROTOCOLS
@@ -21,8 +22,8 @@ from gdt.eval.settings import Downstream
 from gdt.pipeline.clips import usable
 from gdt.pipeline.leaves import Clip
 from gdt.pipeline.shards.index import Index, fingerprint
-from gdt.pipeline.shards.layout import INDEX, LABEL_SEPARATOR, shard_folder
-from gdt.pipeline.shards.store import exists
+from gdt.pipeline.shards.layout import INDEX, LABEL_SEPARATOR
+from gdt.pipeline.shards.naming import shard_folder
 from gdt.train.checkpoint import Trained, load_trained
 from gdt.train.run import CHECKPOINT, SETTINGS, from_file, latest_checkpoint
 
@@ -77,7 +78,7 @@ class Data:
 
     @classmethod
     def open(
-        cls, path: Path, first: Trained, dataset: str, shards: Path | None, split: str, label: str, cache: str = "",
+        cls, path: Path, first: Trained, dataset: str, shards: Place | None, split: str, label: str, cache: str = "",
     ) -> Data:  # fmt: skip
         """Open shards with the labels of a column.
 
@@ -88,8 +89,8 @@ class Data:
         if first.foreign is not None and not (dataset or shards):
             raise UserError(f"{path} does not name its data set; set --dataset to the one to evaluate on")
         name, own = dataset or first.settings.dataset, first.settings.shards
-        elsewhere = own and name == first.settings.dataset and exists(own / INDEX)
-        if not shards and (not dataset or (elsewhere and not (shard_folder(name) / INDEX).is_file())):
+        elsewhere = own and name == first.settings.dataset and folder_at(own).exists(INDEX)
+        if not shards and (not dataset or (elsewhere and not folder_at(shard_folder(name)).exists(INDEX))):
             shards = own
         index = open_index(name, shard_folder(name, shards), cache)
         only_val = "val" in index.split and "test" not in index.split and not official_folds(index)
@@ -142,7 +143,7 @@ def folder_name(model: str, digest: str) -> str:
     return f"{model.replace(' ', '-')}-{digest[:8]}"
 
 
-def default_checkpoint(dataset: str, shards: Path | None) -> Path:
+def default_checkpoint(dataset: str, shards: Place | None) -> Path:
     """The latest checkpoint in runs, if it was trained on the data set that is evaluated, or that is a benchmark.
 
     Raises UserError if there is none, or it was trained on another data set.
@@ -161,12 +162,12 @@ def default_checkpoint(dataset: str, shards: Path | None) -> Path:
     )
 
 
-def _was_trained_on(checkpoint: Path, dataset: str, shards: Path | None) -> bool:
+def _was_trained_on(checkpoint: Path, dataset: str, shards: Place | None) -> bool:
     """Whether the run of a checkpoint was trained on this folder of shards, or on this data set."""
     if not shards:
         return _dataset_of(checkpoint) == dataset
     try:
-        return from_file(checkpoint.with_name(SETTINGS)).shard_folder.resolve() == shards.resolve()
+        return resolved(from_file(checkpoint.with_name(SETTINGS)).shard_folder) == resolved(shards)
     except UserError:
         return False
 
@@ -316,7 +317,7 @@ def subsample(fold: Fold, samples: int, seed: int) -> Fold:
     return replace(fold, gallery=fold.gallery[chosen], gallery_label=fold.gallery_label[chosen])
 
 
-def open_index(dataset: str, folder: Path, cache: str = "") -> Index:
+def open_index(dataset: str, folder: Place, cache: str = "") -> Index:
     """Open shards. Raises UserError if results are published for `dataset` and the shards are of another."""
     index = Index.open(folder, cache)
     source = index.settings.get("dataset", dataset)

@@ -11,13 +11,15 @@ import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
 
 from gdt.common.errors import UserError, plural
-from gdt.pipeline.shards import store
+from gdt.common.folders import Folder
+from gdt.common.stores import THREADS, RemoteFolder, place
 from gdt.pipeline.shards.container import Damaged, Head, OtherSchema, texts
 from gdt.pipeline.shards.index import read_table
 from gdt.pipeline.shards.layout import INDEX, read_rejected
@@ -30,31 +32,40 @@ _FIRST = 100
 """Number of videos of which most must be usable."""
 
 
-def contents(destination: Path, details: dict[str, Any], ffmpeg: str, retry_rejected: bool) -> dict[str, str]:
+def contents(destination: Folder, details: dict[str, Any], ffmpeg: str, retry_rejected: bool) -> dict[str, str]:
     """What the finished shards were made of, by file name. Raises UserError for those of other settings or versions.
 
     Empty for shards to be made again, as another ffmpeg may decode more, or their rejected videos are to be retried.
     """
     another = f"set --destination to another folder, or delete those shards and {INDEX} first"
     made: dict[str, str] = {}
-    # shards that 'gdt verify --remove' has removed are still in the index
-    for path in (*destination.glob("shard-*.h5"), destination / INDEX):
+
+    def look(name: str, size: int) -> Head | None:
         try:
-            head = Head.read(path)
+            return Head.read_in(destination, name, size)
         except OtherSchema as error:
             raise UserError(f"{destination} holds shards of another version: {error}; {another}") from error
         except (FileNotFoundError, Damaged):
-            continue  # is made again
+            return None  # is made again
+
+    # shards that 'gdt verify --remove' has removed are still in the index
+    sizes = {name: state.size for name, state in destination.files().items()}
+    names = [name for name in sizes if fnmatch(name, "shard-*.h5") or name == INDEX]
+    with ThreadPoolExecutor(4 * THREADS if isinstance(destination, RemoteFolder) else 1) as pool:
+        heads = list(pool.map(look, names, map(sizes.get, names)))
+    for name, head in zip(names, heads, strict=True):
+        if head is None:
+            continue
         before = json.loads(head.notes["settings"])
         if changed := [
-            f"{name.replace('_', '-')} was {_shown(before.get(name))}, now {_shown(value)}"
-            for name, value in details.items()
-            if before.get(name) != value
+            f"{key.replace('_', '-')} was {_shown(before.get(key))}, now {_shown(value)}"
+            for key, value in details.items()
+            if before.get(key) != value
         ]:
             raise UserError(f"{destination} holds shards made with other settings: {'; '.join(changed)}; {another}")
         other = head.notes.get("only", ffmpeg) != ffmpeg
-        retried = retry_rejected and path.name != INDEX and head.arrays["rejected"].shape[0] > 0
-        made[path.name] = "" if other or retried else head.notes.get("content", "")
+        retried = retry_rejected and name != INDEX and head.arrays["rejected"].shape[0] > 0
+        made[name] = "" if other or retried else head.notes.get("content", "")
     return made
 
 
@@ -62,23 +73,24 @@ def _shown(value: object) -> str:
     return "none" if value in ("", None) else str(value)
 
 
-def hashes(path: Path) -> dict[str, str]:
+def hashes(destination: Folder, name: str, size: int) -> dict[str, str]:
     """The hash of each file that a shard was made of, by id; none for a shard of an earlier version."""
-    _, tables = read_table(path)
+    _, tables = read_table(destination, name, size)
     if "video/hash" not in tables:
         return {}
     kept = zip(texts(tables["video/id"]), texts(tables["video/hash"]), strict=True)
     return dict(kept) | {row["id"]: row["hash"] for row in map(json.loads, tables["rejected"].tolist())}
 
 
-def changed(doubtful: Sequence[tuple[int, Path, str]]) -> set[int]:
+def changed(source: Folder, doubtful: Sequence[tuple[int, Path, str]]) -> set[int]:
     """The numbers of the shards of which a file has another hash. Raises UserError for a file that cannot be read."""
 
     def look(number: int, path: Path, known: str) -> int:
-        with store.copied(path) as file:
+        with source.local(path) as file:
             found = hash_of(file)
         if not found:
-            raise UserError(f"cannot read {path}, which may have changed; check its disk and permissions")
+            where = source.address(path)
+            raise UserError(f"cannot read {where}, which may have changed; check its disk and permissions")
         return number if found != known else -1
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
@@ -86,9 +98,9 @@ def changed(doubtful: Sequence[tuple[int, Path, str]]) -> set[int]:
         return {*tqdm(looked, "compare", len(doubtful), unit="video", disable=not doubtful)} - {-1}
 
 
-def require_planned(plan: Plan, listed: Listed, source: Path, destination: Path) -> None:
+def require_planned(plan: Plan, listed: Listed, source: Folder, destination: Folder) -> None:
     """Refuse to drop videos of finished shards after a wrong SOURCE or an unmounted disk."""
-    known = listed.videos.keys() | {row["id"] for row in read_rejected(destination)}
+    known = listed.videos.keys() | {row["id"] for row in read_rejected(place(str(destination)))}
     if gone := [name for names in plan.shards.values() for name in names if name not in known]:
         raise UserError(
             f"the shards in {destination} hold {plural(len(gone), 'video')} no longer in {source} (first: '{gone[0]}')"

@@ -18,9 +18,10 @@ from typing import Annotated, Any
 import ffmpeg
 import tyro
 
+from gdt.common.processes import killed_with_parent
 from gdt.preprocess.datasets.listing import SOUNDS, Video, size_of
 from gdt.preprocess.logmel import SAMPLE_RATE
-from gdt.preprocess.process import POSITIVE, Limits, killed_with_parent, require_in_range
+from gdt.preprocess.process import POSITIVE, Limits, require_in_range
 
 _FORMATS = (
     "asf,avi,flac,flv,h264,hevc,ivf,m4v,matroska,mjpeg,mov,mp3,mpeg,mpegts,mpegvideo,mxf,nut,ogg,rm,wav,"

@@ -10,14 +10,14 @@ import hashlib
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from gdt.common.errors import UserError
 from gdt.common.files import dump_row, write_lines
+from gdt.common.folders import Folder
 from gdt.pipeline.shards.container import SCHEMA
 from gdt.pipeline.shards.index import Annotations
-from gdt.preprocess.datasets.listing import Missing, Video, state_of
+from gdt.preprocess.datasets.listing import Missing, Video
 from gdt.preprocess.ffmpeg import Extraction
 
 PLAN = "plan.jsonl"
@@ -53,6 +53,10 @@ class Shares:
             return self.chosen[video_id]
         draw = _draw(video_id)
         return "test" if draw < self.test else "val" if draw > 1 - self.val else "train"
+
+    def changed(self, val: float | None, test: float | None) -> Shares:
+        """With other shares; None keeps one."""
+        return replace(self, val=self.val if val is None else val, test=self.test if test is None else test)
 
     def share(self, split: str) -> float:
         """The share of val or test; 0 for train."""
@@ -105,8 +109,8 @@ class Listed:
         return named
 
 
-def collect(items: Iterable[Video | Missing], shares: Shares = Shares()) -> Listed:
-    """The list of the videos: the first of each id. Those without a split get one by `shares`."""
+def collect(items: Iterable[Video | Missing], folder: Folder, shares: Shares = Shares()) -> Listed:
+    """The list of the videos of a folder: the first of each id. Those without a split get one by `shares`."""
     videos: dict[str, Video] = {}
     missing: list[Missing] = []
     drawn: set[str] = set()
@@ -114,12 +118,12 @@ def collect(items: Iterable[Video | Missing], shares: Shares = Shares()) -> List
         if isinstance(item, Missing):
             missing.append(item)
         elif (first := videos.get(item.id)) is not None:
-            reason = f"it has the id of {first.path}, which is kept"
+            reason = f"it has the id of {folder.address(first.path)}, which is kept"
             missing.append(Missing(item.id, reason, item.path, fault=True))
         else:
             if not item.split:
                 drawn.add(item.id)
-            size, time = state_of(item.path)
+            size, time = folder.state(item.path)
             videos[item.id] = replace(item, size=size, time=time)
     shares = shares.without_empty(drawn)
     for video_id in drawn:
@@ -131,14 +135,18 @@ def collect(items: Iterable[Video | Missing], shares: Shares = Shares()) -> List
 class ShardTask:
     """Everything that determines the bytes of one shard."""
 
-    path: Path
+    destination: Folder
+    name: str
+    """Of the shard."""
+    source: Folder
+    """Of the videos."""
     videos: Sequence[Video]
     extraction: Extraction
     details: Mapping[str, Any]
     """All settings that change shards, to be recorded in the shard."""
 
     def __str__(self) -> str:
-        return f"{self.path} ({self.videos[0].id} to {self.videos[-1].id})"
+        return f"{self.destination.address(self.name)} ({self.videos[0].id} to {self.videos[-1].id})"
 
     @property
     def content(self) -> str:
@@ -166,28 +174,28 @@ class Plan:
     """By id: the known times of the files that finished shards were made of, or compared with."""
 
     @staticmethod
-    def read(destination: Path) -> Plan:
+    def read(destination: Folder) -> Plan:
         """The plan of the last run; an empty one without."""
-        path = destination / PLAN
-        if not path.is_file():
+        if not destination.exists(PLAN):
             return Plan()
         try:
-            with path.open(encoding="utf-8", newline="\n") as file:
+            with destination.open(PLAN) as file:
                 first, *rows = map(json.loads, file)
             known = [pair for row in rows for pair in zip(row["videos"], row.get("times", ()), strict=False)]
             times = {id: time for id, time in known if time}
             return Plan(Shares(**first["shares"]), {row["shard"]: row["videos"] for row in rows}, times)
         except (ValueError, LookupError, TypeError) as error:
             raise UserError(
-                f"{path} is damaged ({error}); delete it: shards whose videos change are made again"
+                f"{destination.address(PLAN)} is damaged ({error}); delete it: shards whose videos change are made "
+                "again"
             ) from error
 
-    def write(self, destination: Path) -> None:
+    def write(self, destination: Folder) -> None:
         """Write a line of the shares, then one for each shard."""
         rows: list[dict[str, Any]] = [{"shares": asdict(self.shares)}]
         for number, ids in self.shards.items():
             rows.append({"shard": number, "videos": ids, "times": [self.times.get(id, "") for id in ids]})
-        write_lines(destination / PLAN, map(dump_row, rows))
+        destination.write(PLAN, lambda path: write_lines(path, map(dump_row, rows)))
 
 
 def assign(
@@ -212,5 +220,6 @@ def assign(
     return shards
 
 
-def shard_path(destination: Path, number: int) -> Path:
-    return destination / f"shard-{number:06d}.h5"
+def shard_name(number: int) -> str:
+    """The name of the file of a shard."""
+    return f"shard-{number:06d}.h5"

@@ -13,7 +13,6 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import BinaryIO
@@ -90,16 +89,6 @@ def require_in_range(settings: object, **ranges: tuple[float, float]) -> None:
         if not least <= (value := getattr(settings, name)) <= most:
             option = name.replace("_", "-")
             raise UserError(f"--{option} is {value:g}; it must be from {least:g} to {most:,.15g}")
-
-
-@cache
-def killed_with_parent() -> tuple[str, ...]:
-    """Command prefix that ends a process with its parent; empty without util-linux, or before its version 2.33."""
-    prefix = ("setpriv", "--pdeathsig", "KILL")
-    try:
-        return prefix if subprocess.run([*prefix, "true"], capture_output=True, check=False).returncode == 0 else ()
-    except OSError:
-        return ()
 
 
 @dataclass(frozen=True)

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import difflib
-import json
-import shutil
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,20 +16,22 @@ import tyro
 from tqdm import tqdm
 
 from gdt.common.commandline import gdt_command
-from gdt.common.errors import Unusable, UserError, plural, require_positive
-from gdt.common.files import dump_row, locked, write_lines
-from gdt.pipeline.shards import store
+from gdt.common.errors import UserError, plural, require_positive
+from gdt.common.folders import Folder
+from gdt.common.location import Location
+from gdt.common.stores import Place, absolute, folder_at
 from gdt.pipeline.shards.container import Damaged, Head, OtherSchema
-from gdt.pipeline.shards.index import Index, write_index
-from gdt.pipeline.shards.layout import BANDS, DATASETS, INDEX, REJECTED, names_in, shard_folder
+from gdt.pipeline.shards.layout import BANDS, INDEX, names_in
+from gdt.pipeline.shards.naming import DATASETS, shard_folder
 from gdt.preprocess import checks, cluster, datasets
 from gdt.preprocess.captions import readers
 from gdt.preprocess.captions.attach import Spoken
 from gdt.preprocess.captions.words import Vocabulary
 from gdt.preprocess.datasets.listing import CAPTIONS, Source, Video
 from gdt.preprocess.ffmpeg import Extraction
-from gdt.preprocess.plan import PLAN, Listed, Plan, ShardTask, Shares, assign, collect, shard_path
-from gdt.preprocess.summary import SUMMARY, Summary, describe, left_out, summarise
+from gdt.preprocess.finish import finish, remove_scratch
+from gdt.preprocess.plan import Listed, Plan, ShardTask, Shares, assign, collect, shard_name
+from gdt.preprocess.summary import Summary, describe, left_out
 from gdt.preprocess.tools import require_tools
 from gdt.preprocess.worker import PROGRESS, make_shard
 
@@ -42,9 +42,9 @@ class Preprocess(cluster.Workers):
 
     dataset: str = "kinetics"
     """Name of the data set."""
-    source: Path | None = None
+    source: Location | None = None
     """Folder of the videos, or s3://…; default: data/videos/<dataset>."""
-    destination: Path | None = None
+    destination: Location | None = None
     """Folder of the shards, or s3://…; default: data/shards/<dataset>."""
     layout: str = ""
     """Layout of --source; default: that of a known data set if --dataset names one, else folder, any tree of videos."""
@@ -84,13 +84,18 @@ class Preprocess(cluster.Workers):
         return "folder"
 
     @property
-    def shard_folder(self) -> Path:
+    def shard_folder(self) -> Place:
         return shard_folder(self.dataset, self.destination)
 
     @property
-    def source_folder(self) -> Path:
-        """Absolute: workers of a cluster may run in another folder."""
-        return (self.source or Path("data/videos") / self.dataset).absolute()
+    def absolute_shards(self) -> Place:
+        """Workers of a cluster may run in another folder."""
+        return absolute(self.shard_folder)
+
+    @property
+    def source_folder(self) -> Place:
+        """Absolute, as the shards are."""
+        return absolute(self.source or Path("data/videos") / self.dataset)
 
 
 @dataclass(frozen=True)
@@ -98,9 +103,12 @@ class Job:
     """What a run has to do."""
 
     settings: Preprocess
-    """With local folders, which may stand for those in stores."""
-    given: Preprocess
-    """With the folders as they were given."""
+    source: Folder
+    """Of the videos."""
+    destination: Folder
+    """Of the shards."""
+    index_tag: str
+    """Of the index in a store at the start; another one means that another run has written there."""
     listed: Listed
     shares: Shares
     spoken: Spoken | None
@@ -113,34 +121,28 @@ class Job:
     times: Mapping[str, str]
     """As in the plan of the last run."""
 
-    def path(self, number: int) -> Path:
-        return shard_path(self.settings.shard_folder.absolute(), number)
-
     def task(self, number: int) -> ShardTask:
         """The task that makes a shard."""
         videos = self.shards[number]
         words = videos if self.spoken is None else list(map(self.spoken.attach, videos))
-        words = [replace(video, path=self.original(video.path)) for video in words]
-        path = shard_path(self.given.shard_folder.absolute(), number)
-        return ShardTask(path, words, self.settings.extraction, self.details)
-
-    def original(self, path: Path) -> Path:
-        """The path of a video where it was given."""
-        here, given = self.settings.source_folder, self.given.source_folder
-        return path if here == given else given / path.relative_to(here)
+        name = shard_name(number)
+        return ShardTask(self.destination, name, self.source, words, self.settings.extraction, self.details)
 
     def pending(self) -> list[int]:
         """Numbers of the shards that are absent, or made of other videos or settings."""
-        return [number for number in self.shards if self.made.get(self.path(number).name) != self.task(number).content]
+        return [number for number in self.shards if self.made.get(shard_name(number)) != self.task(number).content]
 
     def doubtful(self, pending: Sequence[int]) -> list[tuple[int, Path, str]]:
         """The files of finished shards whose time is another or unknown: number of the shard, path, hash."""
         found: list[tuple[int, Path, str]] = []
+        present = self.destination.files()
         for number in sorted(self.shards.keys() - set(pending)):
             files = [video for video in self.shards[number] if video.size >= 0]
             others = [video for video in files if not video.time or video.time != self.times.get(video.id)]
-            if others and (hashes := checks.hashes(self.path(number))):
-                found += [(number, self.original(video.path), hashes[video.id]) for video in others]
+            name = shard_name(number)
+            hashes = checks.hashes(self.destination, name, present[name].size) if others else {}
+            if hashes:
+                found += [(number, video.path, hashes[video.id]) for video in others]
         return found
 
     def plan(self, numbers: Iterable[int]) -> Plan:
@@ -175,10 +177,9 @@ def command(settings: Preprocess) -> str:
 def dry_run(settings: Preprocess) -> str:
     """List and count the videos; decode none and write nothing."""
     ffmpeg = require_tools(settings.extraction.limits, Path(tempfile.gettempdir()))
-    with _local(settings) as (local, _, tags):
-        job = prepare(local, settings, ffmpeg, tags)
-        pending = job.pending()
-        doubtful = job.doubtful(pending)
+    job = prepare(settings, ffmpeg)
+    pending = job.pending()
+    doubtful = job.doubtful(pending)
     videos = job.listed.videos.values()
     splits = Counter(video.split for video in videos)
     classes, lines = len(names_in(video.label for video in videos)), "\n".join(left_out(job.listed))
@@ -194,58 +195,39 @@ def dry_run(settings: Preprocess) -> str:
 
 def run(settings: Preprocess) -> Summary:
     """Make the missing shards, then the index. Raises UserError on bad input, before any work if possible."""
-    with _local(settings) as (local, image, tags):
-        datasets.find(local.known_layout, local.source_folder)
-        with locked(image.folder):
-            job = prepare(local, settings, require_tools(settings.extraction.limits, image.folder), tags)
-            if not settings.scheduler:  # workers of a cluster may still be busy with tasks of a killed run
-                _remove_scratch(image.folder)
-            job.plan(number for number in job.shards if job.path(number).name not in job.made).write(image.folder)
-            image.put(PLAN)
-            pending = job.pending()
-            if pending := sorted({*pending, *checks.changed(job.doubtful(pending))}):
-                names = {job.path(number).name for number in pending}
-                try:
-                    _make_shards(job, pending)
-                except checks.TooManyRejected:
-                    image.pull(names)
-                    _remove_rejecting(job, pending)
-                    raise
-                image.pull(names)
-            job.plan(job.shards).write(image.folder)
-            image.put(PLAN)
-            return _finish(job, pending, image)
+    destination = folder_at(settings.absolute_shards)
+    datasets.find(settings.known_layout, folder_at(settings.source_folder))
+    with destination.locked():
+        job = prepare(settings, require_tools(settings.extraction.limits, destination.scratch))
+        if not settings.scheduler:  # workers of a cluster may still be busy with tasks of a killed run
+            remove_scratch(destination)
+        job.plan(number for number in job.shards if shard_name(number) not in job.made).write(destination)
+        pending = job.pending()
+        if pending := sorted({*pending, *checks.changed(job.source, job.doubtful(pending))}):
+            try:
+                _make_shards(job, pending)
+            except checks.TooManyRejected:
+                _remove_rejecting(job, pending)
+                raise
+        job.plan(job.shards).write(destination)
+        return finish(job, pending)
 
 
-@contextmanager
-def _local(settings: Preprocess) -> Iterator[tuple[Preprocess, store.Image, dict[Path, str]]]:
-    """The settings with images of the folders, the image of the shards, and the tags of the videos in a store."""
-    layout = datasets.named(settings.known_layout)
-
-    def opened(names: Iterable[str]) -> set[str]:
-        return {*filter(layout.opens, names), *(readers.opened(names) if settings.word2vec else ())}
-
-    with (
-        store.image(settings.source_folder, opened) as source,
-        store.image(settings.shard_folder.absolute(), lambda _: (INDEX, PLAN, REJECTED)) as image,
-    ):
-        yield replace(settings, source=source.folder, destination=image.folder), image, source.tags
-
-
-def prepare(settings: Preprocess, given: Preprocess, ffmpeg: str, tags: Mapping[Path, str]) -> Job:
+def prepare(settings: Preprocess, ffmpeg: str) -> Job:
     """List the videos and assign them to shards. Raises UserError if finished shards would be lost.
 
-    `given` are the settings with the folders as given, `ffmpeg` its version and build, `tags` those of a store's files.
+    `ffmpeg` is its version and build.
     """
-    source, destination = settings.source_folder, settings.shard_folder.absolute()
+    source = folder_at(settings.source_folder)
+    destination = folder_at(settings.absolute_shards)
+    index_tag = destination.tag(INDEX)
     files = Source(source)
-    items, spoken = datasets.listing(settings.known_layout, files), _find_captions(settings)
+    items = datasets.listing(settings.known_layout, files)
+    spoken = _find_captions(settings, source)
     plan = Plan.read(destination)
-    asked = {name: share for name, share in (("val", settings.val), ("test", settings.test)) if share is not None}
-    shares = replace(plan.shares, **asked)
-    listed = collect(items if spoken is None else spoken.select(items), shares)
-    videos = {id: replace(video, time=tags.get(video.path, video.time)) for id, video in listed.videos.items()}
-    listed = replace(listed, videos=videos, ignored=files.ignored, notes=files.notes)
+    shares = plan.shares.changed(settings.val, settings.test)
+    listed = collect(items if spoken is None else spoken.select(items), source, shares)
+    listed = replace(listed, ignored=files.ignored, notes=files.notes)
     if spoken and (unused := spoken.captions.unused(spoken.used)):
         files.ignored[f"{CAPTIONS} (first: '{unused[0]}')"] = len(unused)
     if not listed.videos:
@@ -265,12 +247,13 @@ def prepare(settings: Preprocess, given: Preprocess, ffmpeg: str, tags: Mapping[
     if not settings.drop_missing:
         checks.require_planned(plan, listed, source, destination)
     shards = assign(listed.videos, plan.shards, settings.videos_per_shard)
-    return Job(settings, given, listed, listed.shares, spoken, details, shards, made, plan.times)
+    return Job(
+        settings, source, destination, index_tag, listed, listed.shares, spoken, details, shards, made, plan.times
+    )
 
 
-def _find_captions(settings: Preprocess) -> Spoken | None:
+def _find_captions(settings: Preprocess, source: Folder) -> Spoken | None:
     """The captions of the data set, None without word vectors."""
-    source = settings.source_folder
     entry = datasets.find(settings.known_layout, source)
     if settings.word2vec is None:
         if entry.needs_captions:
@@ -312,41 +295,9 @@ def _make_shards(job: Job, pending: Sequence[int]) -> None:
 
 def _remove_rejecting(job: Job, made: Iterable[int]) -> None:
     """Remove the shards that were made with rejected videos, so that the next run tries these again."""
+    present = job.destination.files()
     for task in map(job.task, made):
-        with suppress(FileNotFoundError, Damaged, OtherSchema):
-            head = Head.read(job.settings.shard_folder.absolute() / task.path.name)
+        with suppress(KeyError, Damaged, OtherSchema):
+            head = Head.read_in(job.destination, task.name, present[task.name].size)
             if head.arrays["rejected"].shape[0] and head.notes.get("content") == task.content:
-                store.remove(task.path)
-
-
-def _remove_scratch(destination: Path) -> None:
-    """Remove temporary folders of killed workers."""
-    for scratch in destination.glob(".shard-*"):
-        shutil.rmtree(scratch, ignore_errors=True)
-
-
-def _finish(job: Job, made: Sequence[int], image: store.Image) -> Summary:
-    """Remove shards that are not in the plan; write index, rejected.jsonl and summary."""
-    listed, destination = job.listed, job.settings.shard_folder.absolute()
-    paths = list(map(job.path, job.shards))
-    for old in set(destination.glob("shard-*.h5*")) - set(paths):
-        old.unlink()
-    _remove_scratch(destination)
-    rejected = write_index(destination, paths, json.dumps(job.details), listed.annotations)
-    gone = [(row.id, row.path, row.reason) for row in listed.missing]
-    # paths from the list: a video that was moved keeps its shard
-    gone += [(id, listed.videos[id].path, reason) for id, reason in rejected.items()]
-    rows = [{"id": id, "path": str(job.original(path) if path else ""), "reason": why} for id, path, why in gone]
-    write_lines(destination / REJECTED, map(dump_row, rows))
-    image.put(REJECTED)
-    index = Index.open(destination)
-    if not len(index):
-        (destination / INDEX).unlink()  # so that no command takes the folder for a data set
-        raise Unusable(
-            f"0 of {plural(len(listed.videos), 'video')} can be used; {rows[0]['path'] or rows[0]['id']}: "
-            f"{rows[0]['reason']}. See {destination / REJECTED}"
-        )
-    summary = summarise(index, listed, len(made), job.count(made))
-    image.put(SUMMARY)
-    image.publish()
-    return replace(summary, index=replace(index, folder=job.given.shard_folder.absolute()))
+                job.destination.remove(task.name)

@@ -16,10 +16,14 @@ from tqdm import tqdm
 from gdt.common.commandline import gdt_command
 from gdt.common.errors import UserError, plural
 from gdt.common.files import locked
-from gdt.pipeline.shards import container, store
+from gdt.common.folders import Folder
+from gdt.common.location import Location
+from gdt.common.stores import Place, folder_at
+from gdt.pipeline.shards import container
 from gdt.pipeline.shards.container import Damaged, OtherSchema
 from gdt.pipeline.shards.index import Index
-from gdt.pipeline.shards.layout import INDEX, shard_folder
+from gdt.pipeline.shards.layout import INDEX
+from gdt.pipeline.shards.naming import shard_folder
 
 
 @dataclass(frozen=True)
@@ -28,13 +32,13 @@ class Verify:
 
     dataset: str = "kinetics"
     """Name of the preprocessed data set."""
-    shards: Path | None = None
+    shards: Location | None = None
     """Folder of the shards, or s3://…; default: data/shards/<dataset>."""
     remove: bool = False
     """Remove damaged shards; preprocessing rebuilds them."""
 
     @property
-    def shard_folder(self) -> Path:
+    def shard_folder(self) -> Place:
         return shard_folder(self.dataset, self.shards)
 
 
@@ -47,18 +51,18 @@ def verify(settings: Verify) -> dict[str, Finding]:
 
     With --remove, no run can start during the check. Raises UserError if there are no shards.
     """
-    folder = settings.shard_folder
-    local = not store.is_remote(folder) and folder.is_dir()
-    lock = locked(folder, "leave out --remove") if settings.remove and local else nullcontext()
-    with lock:
-        listed = store.names(folder)
+    place = settings.shard_folder
+    folder = folder_at(place)
+    alone = settings.remove and isinstance(place, Path) and place.is_dir()
+    with locked(Path(str(place)), "leave out --remove") if alone else nullcontext():
+        listed = folder.files()
         present = {name for name in listed if fnmatch(name, "shard-*.h5")}
         findings: dict[str, Finding] = {}
         lines: dict[str, bytes] = {}
         if not present and INDEX not in listed:
-            Index.open(folder)  # raises a UserError that says what to do
+            Index.open(place)  # raises a UserError that says what to do
         try:
-            with store.copied(folder / INDEX) as path:
+            with folder.local(INDEX) as path:
                 index, _ = container.read(path)
             lines = dict(zip(map(bytes.decode, index["shard/name"]), index["shard/line"], strict=True))
         except (Damaged, OSError, UserError) as error:
@@ -69,7 +73,7 @@ def verify(settings: Verify) -> dict[str, Finding]:
             findings |= {name: finding for name, finding in zip(names, checked, strict=True) if finding}
         for name, finding in findings.items():
             if settings.remove and is_damaged(finding):
-                store.remove(folder / name)
+                folder.remove(name)
     return findings
 
 
@@ -78,10 +82,10 @@ def is_damaged(finding: Finding) -> bool:
     return isinstance(finding, Damaged) and not isinstance(finding, OtherSchema)
 
 
-def _check(folder: Path, lines: dict[str, bytes], name: str) -> Finding | None:
+def _check(folder: Folder, lines: dict[str, bytes], name: str) -> Finding | None:
     """What is wrong with a shard, given the first lines of those in the index."""
     try:
-        with store.copied(folder / name) as path:
+        with folder.local(name) as path:
             head = container.check(path)
     except (Damaged, OSError, UserError) as error:
         return error
@@ -93,7 +97,8 @@ def command(settings: Verify) -> str:
     """Verify, and print what is wrong. Raises UserError, with what to do, if anything is."""
     findings, folder = verify(settings), settings.shard_folder
     for name, finding in sorted(findings.items()):
-        print(f"{folder / name}: {finding.strerror if isinstance(finding, OSError) else finding}", file=sys.stderr)
+        what = finding.strerror if isinstance(finding, OSError) else finding
+        print(f"{folder_at(folder).address(name)}: {what}", file=sys.stderr)
     if not findings:
         return f"every shard in {folder} is intact"
     removal = ""

@@ -18,10 +18,10 @@ import numpy as np
 
 from gdt.common.errors import UserError
 from gdt.common.files import is_disk_full
-from gdt.pipeline.shards import store
+from gdt.common.folders import state_of
 from gdt.pipeline.shards.statistics import mel_sums
 from gdt.pipeline.shards.writer import VideoRecord, write_shard
-from gdt.preprocess.datasets.listing import Words, hash_of, size_of, state_of
+from gdt.preprocess.datasets.listing import Words, hash_of, size_of
 from gdt.preprocess.extract import NO_SOUND, Extracted, Unread, extract_group, groups, pixel_sums
 from gdt.preprocess.ffmpeg import Extraction, Target
 from gdt.preprocess.logmel import HOP, SAMPLE_RATE, Waveform, logmel_blocks, peak_levels
@@ -41,7 +41,6 @@ _OF_BUILD = re.compile(
 class Made(NamedTuple):
     """A shard that was made."""
 
-    path: Path
     videos: int
     rejected: list[dict[str, str]]
     """Id, reason and hash of each video that is not in it."""
@@ -49,19 +48,16 @@ class Made(NamedTuple):
 
 def make_shard(task: ShardTask) -> Made:
     """Decode the videos of one shard and write it. Raises UserError if the machine, not a video, is at fault."""
-    remote = store.is_remote(task.path)
-    where = tempfile.gettempdir() if remote else task.path.parent
+    where = task.destination.scratch
     try:
-        with tempfile.TemporaryDirectory(prefix=f".{task.path.stem}-", dir=where) as folder:
-            path = Path(folder) / task.path.name if remote else task.path
-            files = store.brought([video.path for video in task.videos], Path(folder))
+        with tempfile.TemporaryDirectory(prefix=f".{Path(task.name).stem}-", dir=where) as folder:
+            files = task.source.bring([video.path for video in task.videos], Path(folder))
             videos = [replace(video, path=file) for video, file in zip(task.videos, files, strict=True)]
-            rejected = _make_shard(replace(task, path=path, videos=videos), Path(folder))
-            store.put(path, task.path)
-        return Made(task.path, len(task.videos), rejected)
+            rejected = _make_shard(replace(task, videos=videos), Path(folder))
+        return Made(len(task.videos), rejected)
     except (UserError, OSError) as error:
         full = f"no space left on the disk of {where}; free some"
-        what = full if is_disk_full(error) else f"cannot write {task.path}: {error}; fix this"
+        what = full if is_disk_full(error) else f"cannot write {task.destination.address(task.name)}: {error}; fix this"
         what += " and run the same command again: finished shards are kept"
         raise UserError(f"{socket.gethostname()}: {error if isinstance(error, UserError) else what}") from error
 
@@ -85,14 +81,14 @@ def _make_shard(task: ShardTask, folder: Path) -> list[dict[str, str]]:
             if isinstance(output, Failed) or NO_SOUND in note or os.strerror(errno.ENOMEM) in note:
                 probe(task.extraction.limits, folder)  # is it the video's fault, or the machine's?
             try:
-                record, sums = _record(target, output, task.extraction)
+                record, mel = _record(target, output, task.extraction)
             except Rejected as error:
                 rejected.append({"id": target.video.id, "reason": str(error), "hash": hash})
                 final &= not isinstance(error, Unread)
                 shutil.rmtree(target.jpeg.parent)
             else:
                 records.append(replace(record, hash=hash))
-                mels += sums
+                mels += mel
                 pixels += pixel_sums(record.jpeg, record.sizes, every=task.extraction.fps)
         with contextlib.suppress(ValueError):  # without Dask
             get_worker().log_event(PROGRESS, len(group))
@@ -104,7 +100,8 @@ def _make_shard(task: ShardTask, folder: Path) -> list[dict[str, str]]:
     final &= all(state_of(path) == state and (hash or state[0] < 0) for path, (state, hash) in files.items())
     notes = {"settings": json.dumps(dict(task.details)), "content": task.content if final else "", "ffmpeg": ffmpeg}
     notes |= {"only": ffmpeg} if of_build else {}  # nor does another ffmpeg take this as content
-    write_shard(task.path, records, {"pixels": pixels, "mels": mels}, folder, rejected, notes)
+    sums = {"pixels": pixels, "mels": mels}
+    task.destination.write(task.name, lambda path: write_shard(path, records, sums, folder, rejected, notes))
     return rejected
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from gdt.pipeline.shards import store
+from gdt.common import retries
 
 FAULTS = ("unavailable", "reset", "cut", "wrong bytes", "slow")
 
@@ -134,7 +134,7 @@ def serve() -> Iterator[Store]:
             "AWS_MAX_ATTEMPTS": "1",
         }.items():  # fmt: skip
             patch.setenv(name, value)
-        patch.setattr(store, "PAUSES", [0.05] * 4)
+        patch.setattr(retries, "PAUSES", [0.05] * 4)
         patch.setattr(s3fs.S3FileSystem, "retries", 1)  # its own pauses are longer
         s3fs.S3FileSystem.clear_instance_cache()
         s3fs.S3FileSystem().mkdir("bucket")

@@ -13,9 +13,10 @@ from typing import Any
 import h5py
 import numpy as np
 
+from gdt.common.folders import LocalFolder
 from gdt.pipeline.shards import container
 from gdt.pipeline.shards.index import Index, write_index
-from gdt.pipeline.shards.layout import PIECES, ROWS, WORDS, table_checksum, words_checksum
+from gdt.pipeline.shards.layout import INDEX, PIECES, ROWS, WORDS, table_checksum, words_checksum
 
 
 def recheck(arrays: dict[str, np.ndarray]) -> None:
@@ -58,7 +59,7 @@ def annotate(folder: Path, **columns: list[str]) -> None:
         ).items()
     }
     write_index(
-        folder, [folder / name for name in index.shard_names], json.dumps(index.settings),
+        folder / INDEX, LocalFolder(folder), index.shard_names, json.dumps(index.settings),
         lambda ids: {name: [values[each] for each in ids] for name, values in said.items()},
     )  # fmt: skip
 

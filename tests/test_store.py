@@ -31,8 +31,9 @@ import pytest
 import torch
 
 from gdt.cli import settings_of
+from gdt.common import retries
 from gdt.common.errors import UserError, first_line
-from gdt.common.urls import as_path
+from gdt.common.stores import RemoteFolder, place
 from gdt.eval.downstream import evaluate
 from gdt.eval.embed import Embed
 from gdt.eval.embed import features as features_of
@@ -41,7 +42,6 @@ from gdt.eval.settings import Downstream
 from gdt.pipeline.leaves import Clip
 from gdt.pipeline.loader import Loader
 from gdt.pipeline.shards import cache as caching
-from gdt.pipeline.shards import store
 from gdt.pipeline.shards.cache import Cache, evicted, simulate
 from gdt.pipeline.shards.container import Damaged
 from gdt.pipeline.shards.index import Index
@@ -62,8 +62,8 @@ aiohttp = pytest.importorskip("aiohttp")
 botocore = pytest.importorskip("botocore.exceptions")
 FSTimeoutError = pytest.importorskip("fsspec.exceptions").FSTimeoutError
 translate_boto_error = pytest.importorskip("s3fs.errors").translate_boto_error
-SET = as_path("s3://bucket/set")
-THERE = Preprocess("folder", as_path("s3://bucket/videos"), as_path("s3://bucket/made"), videos_per_shard=4)
+SET = place("s3://bucket/set")
+THERE = Preprocess("folder", place("s3://bucket/videos"), place("s3://bucket/made"), videos_per_shard=4)
 
 
 @pytest.fixture(scope="module")
@@ -131,7 +131,7 @@ def test_commands_take_urls(command: str, option: str) -> None:
     more = ["--size", "tiny"] if command == "pretrain" else []
     value = getattr(settings_of(command, [*more, f"--{option}", "s3://bucket/set"]), option)
     (url,) = value if isinstance(value, tuple) else (value,)
-    assert store.is_remote(url) and str(url) == "s3://bucket/set" and url != Path("s3://bucket/set")
+    assert isinstance(url, RemoteFolder) and str(url) == "s3://bucket/set" and url != Path("s3://bucket/set")
 
 
 def fewest_bytes(batches: list[list[int]], sizes: list[int], bound: int) -> int:
@@ -197,14 +197,14 @@ def test_the_cache_evicts_what_the_forecast_does(
 ) -> None:
     monkeypatch.setenv("GDT_CACHE", str(tmp_path))
     heads = [SimpleNamespace(size=size, crc32=f"{size:08x}", line=b"") for size in (5, 5, 1)]
-    cache = Cache(tmp_path, [(f"shard-{number}.h5", head) for number, head in enumerate(heads)], bound)
+    cache = Cache(SET, [(f"shard-{number}.h5", head) for number, head in enumerate(heads)], bound)
     fetched: list[int] = []
 
-    def fetch(url: Path, to: Path, check: object) -> None:
-        fetched.append(int(url.stem[-1]))
+    def fetch(folder: RemoteFolder, name: str, to: Path, check: object) -> None:
+        fetched.append(int(Path(name).stem[-1]))
         to.write_bytes(bytes(heads[fetched[-1]].size))
 
-    monkeypatch.setattr(store, "fetch", fetch)
+    monkeypatch.setattr(RemoteFolder, "fetch", fetch)
     Cache._active.add(cache)
     batches = [np.array(batch) for batch in ([0, 2], [1], [0], [0, 2])]
     for batch in batches:
@@ -390,7 +390,7 @@ def refused(status: int, code: str) -> Exception:
 def test_only_errors_that_may_pass_are_tried_again(
     monkeypatch: pytest.MonkeyPatch, errors: list[Exception], attempts: int
 ) -> None:
-    monkeypatch.setattr(store, "PAUSES", [0.001] * 4)
+    monkeypatch.setattr(retries, "PAUSES", [0.001] * 4)
     for error in errors:
         tried: list[int] = []
 
@@ -399,7 +399,7 @@ def test_only_errors_that_may_pass_are_tried_again(
             raise error
 
         with pytest.raises(UserError, match="cannot read x: ") as said:
-            store.persist("cannot read x", fail)
+            retries.persist("cannot read x", fail)
         assert len(tried) == attempts and first_line(error)[:20] in str(said.value), repr(error)
 
 
@@ -440,14 +440,14 @@ def test_what_stays_wrong_stops_training_which_resumes(
 def test_a_disk_that_something_else_fills_takes_fewer_shards(
     stored: Store, small: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fetch, times = store.fetch, itertools.count()
+    fetch, times = RemoteFolder.fetch, itertools.count()
 
-    def full(url: Path, to: Path, *rest: object) -> None:
-        if "shard" in url.name and next(times) in (3, 5):
+    def full(folder: RemoteFolder, name: str, to: Path, *rest: object) -> None:
+        if "shard" in name and next(times) in (3, 5):
             raise OSError(errno.ENOSPC, "full")
-        fetch(url, to, *rest)
+        fetch(folder, name, to, *rest)
 
-    monkeypatch.setattr(store, "fetch", full)
+    monkeypatch.setattr(RemoteFolder, "fetch", full)
     assert read(Index.open(SET), 2)[0] == read(Index.open(small), 2)[0]
 
 
@@ -471,7 +471,7 @@ def test_unfinished_shards_in_a_store_are_told_from_none(stored: Store) -> None:
     with pytest.raises(UserError, match=r"s3://bucket/set has shards but no index.h5: preprocessing has not finished"):
         Index.open(SET)
     with pytest.raises(UserError, match=r"there are no shards in s3://bucket/other \(no index.h5\); make them with"):
-        Index.open(as_path("s3://bucket/other"))
+        Index.open(place("s3://bucket/other"))
 
 
 def test_the_forecast_counts_the_steps_of_the_run(
@@ -579,26 +579,26 @@ def test_videos_in_a_store_are_embedded_like_those_of_a_folder(s3: Store, synthe
     one, url = min((synthetic / "test").rglob("*.mp4")), "s3://bucket/test"
     asked = {"clips": 1, "workers": 1, "modalities": ("video",)}
     here, there = (features_of(Embed(checkpoint, sources, **asked)) for sources in (
-        (synthetic / "test", one), (as_path(url), as_path(f"{url}/{one.relative_to(synthetic / 'test')}"))
+        (synthetic / "test", one), (place(url), place(f"{url}/{one.relative_to(synthetic / 'test')}"))
     ))  # fmt: skip
     assert np.array_equal(here.features["video"], there.features["video"])
     assert [name.replace("s3://bucket/test", str(synthetic / "test")) for name in there.id] == here.id.tolist()
     decomposed = f"bucket/accents/{unicodedata.normalize('NFD', 'é')}.mp4"
     s3.files.put_file(str(one), decomposed)
-    found = features_of(Embed(checkpoint, (as_path("s3://bucket/accents"),), **asked))
+    found = features_of(Embed(checkpoint, (place("s3://bucket/accents"),), **asked))
     assert found.id.tolist() == [f"s3://{decomposed}"]
 
 
 def test_of_two_runs_that_differ_one_publishes(s3: Store, videos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for round in range(2):  # without an index before, and with one
-        publish = store.Image.publish
+        replace_index = RemoteFolder._replace
 
-        def late(image: store.Image, publish: Any = publish, round: int = round) -> None:
+        def late(*arguments: Any, replace_index: Any = replace_index, round: int = round) -> None:
             s3.files.pipe_file("bucket/made/index.h5", b"of another run %d" % round)
-            publish(image)
+            replace_index(*arguments)
 
         with monkeypatch.context() as patch, pytest.raises(UserError, match="another run has written"):
-            patch.setattr(store.Image, "publish", late)
+            patch.setattr(RemoteFolder, "_replace", late)
             preprocess(THERE)
         assert s3.files.cat_file("bucket/made/index.h5") == b"of another run %d" % round
     assert preprocess(THERE).kept == 9

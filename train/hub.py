@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from gdt.common.errors import UserError, first_line
-from gdt.common.urls import as_path
+from gdt.common.stores import place
 
 EXPORTED = "model.safetensors"
 """The weights in a folder of `gdt export --to`, and in a repository."""
@@ -21,7 +21,7 @@ _DEFAULT_SITE = "https://huggingface.co"
 
 def is_on_hub(path: Path) -> bool:
     """Whether a path names a model in a hub."""
-    return str(as_path(path)).startswith("hf://")
+    return str(place(path)).startswith("hf://")
 
 
 def cached(path: Path) -> Path | None:
@@ -44,7 +44,7 @@ def fetch(path: Path) -> Path:
         import huggingface_hub
         from huggingface_hub import errors
     except ImportError:
-        raise UserError(f"{as_path(path)} needs huggingface_hub; run pip install 'gdt-video[hub]'") from None
+        raise UserError(f"{place(path)} needs huggingface_hub; run pip install 'gdt-video[hub]'") from None
     repository, revision = _parsed(path)
     site = os.environ.get("HF_ENDPOINT", _DEFAULT_SITE).rstrip("/")
     try:
@@ -55,7 +55,7 @@ def fetch(path: Path) -> Path:
 
 def _parsed(path: Path) -> tuple[str, str | None]:
     """Repository and revision of a model. Raises UserError if the name has another form."""
-    address = str(as_path(path))
+    address = str(place(path))
     match = _ADDRESS.fullmatch(address)
     if match is None:
         raise UserError(f"{address} is not a model in a hub; write hf://owner/name or hf://owner/name@revision")

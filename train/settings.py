@@ -12,11 +12,13 @@ from typing import Annotated, Literal
 import tyro
 
 from gdt.common.errors import UserError, require_positive
+from gdt.common.location import Location
+from gdt.common.stores import Place
 from gdt.pipeline import notation, presets
 from gdt.pipeline.composition import Composition
 from gdt.pipeline.leaves import Clip
 from gdt.pipeline.shards.index import Index
-from gdt.pipeline.shards.layout import dataset_name, shard_folder
+from gdt.pipeline.shards.naming import dataset_name, shard_folder
 from gdt.pipeline.sources.loading import Loading
 from gdt.pipeline.transformations.augmentation import Augmentation
 from gdt.pipeline.tree import Tree, sampling_tree
@@ -40,7 +42,7 @@ class Pretrain:
 
     dataset: str = ""
     """Name of the preprocessed data set; default: that of --shards, else kinetics."""
-    shards: Path | None = None
+    shards: Location | None = None
     """Folder of the data set's shards, or s3://…; default: data/shards/<dataset>."""
     split: str = "train"
     """Split to learn from."""
@@ -140,7 +142,7 @@ class Pretrain:
         )
 
     @property
-    def shard_folder(self) -> Path:
+    def shard_folder(self) -> Place:
         return shard_folder(self.dataset_name, self.shards)
 
     @property

@@ -14,11 +14,11 @@ import torch
 from tqdm import tqdm
 
 from gdt.common.errors import UserError, duration, plural
+from gdt.common.stores import RemoteFolder
 from gdt.pipeline.groups import check_groups, take_rank
 from gdt.pipeline.loader import Batch, Loader
 from gdt.pipeline.shards.cache import forecast
 from gdt.pipeline.shards.index import Index, fingerprint
-from gdt.pipeline.shards.store import is_remote
 from gdt.train import checkpoint
 from gdt.train.checkpoint import Data, load_model
 from gdt.train.crossmodal import Probe
@@ -181,7 +181,7 @@ class Trainer:
     def open_probe(self) -> Probe | None:
         """The probe of held-out videos, on rank 0, if it is set."""
         every = self.settings.probe_every
-        remote = is_remote(self.index.folder)  # random videos would fetch many whole shards
+        remote = isinstance(self.index.folder, RemoteFolder)  # random videos would fetch many whole shards
         if self.rank or every == 0 or (every is None and remote):
             return None
         probe = Probe(self.settings, self.index, self.device, self.words)
@@ -276,7 +276,7 @@ class Trainer:
         left = (self.steps - self.step) * step_seconds(self.learner.model, s, self.index.bands, self.world)
         self.describe("schedule", f"{plural(self.steps, 'step')} ({epochs}), {rates}; {duration(left)}")
         self.describe("folder", str(s.run_folder))
-        if is_remote(self.index.folder):
+        if isinstance(self.index.folder, RemoteFolder):
             coming = [*self.tree.videos(self.step, min(self.steps, self.step + 500))]
             self.describe("store", forecast(self.index, coming))
 

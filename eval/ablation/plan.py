@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gdt.common.errors import UserError
+from gdt.common.stores import Place
 from gdt.eval.ablation.settings import Ablation
 from gdt.eval.conditions import conditions
 from gdt.eval.processes import arguments_of
@@ -17,7 +18,7 @@ from gdt.eval.results import RANDOM, Result
 from gdt.eval.settings import Downstream
 from gdt.eval.subjects import Data, folds, gallery_split, held_out, official_folds
 from gdt.pipeline.shards.index import Index, fingerprint
-from gdt.pipeline.shards.layout import shard_folder
+from gdt.pipeline.shards.naming import shard_folder
 from gdt.pipeline.word2vec import WordVectors
 from gdt.train.flops import step_flops
 from gdt.train.gpu import default_size
@@ -149,7 +150,7 @@ def _steps(run: Pretrain, index: Index) -> int:
     return run.schedule(run.tree(index).batches_per_epoch).steps
 
 
-def _pretraining(settings: Ablation, shards: Path, row: str) -> Pretrain:
+def _pretraining(settings: Ablation, shards: Place, row: str) -> Pretrain:
     """The run of a row, without its batch size and seed."""
     options: dict[str, Any] = {"steps": settings.steps, "epochs": 0} if settings.steps else {}
     options |= {"factors": row, "factors_from": settings.factors_from} if ":" in row else {"preset": row}
@@ -164,7 +165,7 @@ def _pretraining(settings: Ablation, shards: Path, row: str) -> Pretrain:
     return replace(run, word2vec=words, factors_digest=run.resolved().factors_digest)  # its process checks the file
 
 
-def _evaluation(settings: Ablation, shards: Path, index: Index) -> Downstream:
+def _evaluation(settings: Ablation, shards: Place, index: Index) -> Downstream:
     """The evaluation of every run.
 
     Of official folds it takes the first, whose splits are those of pretraining; the other folds test videos that

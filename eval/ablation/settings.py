@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Literal
 
 from gdt.common.errors import require_positive
-from gdt.pipeline.shards.layout import dataset_name
+from gdt.common.location import Location
+from gdt.pipeline.shards.naming import dataset_name
 
 
 @dataclass(frozen=True)
@@ -16,7 +17,7 @@ class Ablation:
 
     dataset: str = ""
     """Preprocessed data set with splits train and test; default: that of --shards, else kinetics."""
-    shards: Path | None = None
+    shards: Location | None = None
     """Folder of shards; default: data/shards/<dataset>."""
     rows: tuple[str, ...] = ("a", "e", "l")
     """Presets or quoted compositions."""

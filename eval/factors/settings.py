@@ -9,6 +9,7 @@ from typing import Annotated
 import tyro
 
 from gdt.common.errors import require_positive
+from gdt.common.location import Location
 from gdt.train.models.network import PAPERS, Own
 
 FOLDS = 5
@@ -23,7 +24,7 @@ class Factors:
     """Checkpoints or external weights, compared in a table; default: the latest in runs."""
     dataset: str = ""
     """Preprocessed data set; default: that of the first checkpoint."""
-    shards: Path | None = None
+    shards: Location | None = None
     """Folder of shards; default: data/shards/<dataset>."""
     split: str = ""
     """Split to measure on; default: test, or val if there is no test split."""

@@ -12,7 +12,6 @@ import fcntl
 import hashlib
 import math
 import os
-import re
 import shutil
 import threading
 import time
@@ -21,17 +20,16 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import CancelledError
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 
 from gdt.common.errors import UserError, plural
 from gdt.common.files import is_disk_full, lock, locked
-from gdt.pipeline.shards import container, store
+from gdt.common.stores import RemoteFolder
+from gdt.pipeline.shards import container
 from gdt.pipeline.shards.container import Head
-
-if TYPE_CHECKING:
-    from gdt.pipeline.shards.index import Index
+from gdt.pipeline.shards.index import Index
 
 _FETCHERS = 8
 """Shards that a process fetches at once."""
@@ -39,14 +37,6 @@ _POLL = 0.1
 """Seconds between looks at what other processes do."""
 _SILENT = 120.0
 """Seconds without a byte after which, on a disk without locks, whoever fetches a file counts as dead."""
-
-
-def size_of(text: str) -> int:
-    """Bytes of a size such as 500GB; 0 for an empty one. Raises UserError."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?) *([kmgt]?)b?", text.strip().lower() or "0")
-    if not found:
-        raise UserError(f"--cache is {text}; set it to a size, such as 500GB")
-    return int(float(found[1]) * 1000 ** " kmgt".index(found[2] or " "))
 
 
 class Cache:
@@ -58,7 +48,7 @@ class Cache:
 
     _active: set[Cache] = set()  # noqa: RUF012 - of this process: a probe must not evict what training needs next
 
-    def __init__(self, folder: Path, shards: Sequence[tuple[str, Head]], bound: int) -> None:
+    def __init__(self, folder: RemoteFolder, shards: Sequence[tuple[str, Head]], bound: int) -> None:
         """`bound`: bytes of the whole cache; 0: four fifths of what is free on its disk and in it."""
         usual = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gdt"
         self.root, self._source, self._shards = Path(os.environ.get("GDT_CACHE") or usual), folder, shards
@@ -150,10 +140,10 @@ class Cache:
         def check(path: Path) -> None:
             if container.check(path).line != head.line:
                 other = "is not the shard of the index; restore it, or run the same preprocessing command again"
-                raise UserError(f"{self._source / name} {other}")
+                raise UserError(f"{self._source.address(name)} {other}")
 
         try:
-            store.fetch(self._source / name, partial, check)
+            self._source.fetch(name, partial, check)
             partial.rename(self._paths[number])
             with self._moved:
                 self.fetched, self.bytes = self.fetched + 1, self.bytes + head.size
@@ -298,6 +288,8 @@ def simulate(batches: Sequence[np.ndarray], sizes: Sequence[int], bound: int) ->
 
 def forecast(index: Index, videos: Sequence[np.ndarray]) -> str:
     """What these batches of videos fetch. Raises UserError if the cache cannot hold the shards of one of them."""
+    if not isinstance(index.folder, RemoteFolder):
+        raise TypeError(f"{index.folder} needs no cache")
     sizes, cache = [head.size for head in index.heads], Cache(index.folder, [], index.cache)
     fetched, least = simulate([index.shard[batch] for batch in videos], sizes, cache.bound)
     if least > cache.bound:

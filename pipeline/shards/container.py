@@ -22,15 +22,15 @@ from typing import Any, NamedTuple
 import h5py
 import numpy as np
 
+from gdt.common.errors import Damaged
 from gdt.common.files import writing
+from gdt.common.folders import Folder, LocalFolder
 
 SCHEMA = 3
+_HEADS = (1 << 16, 1 << 20)
+"""Bytes to read for the first line: mostly enough, and the most."""
 _BLOCK = 1 << 24
 """Bytes of files that are read at once."""
-
-
-class Damaged(Exception):
-    """A file differs from what was written; the message does not name the file."""
 
 
 class OtherSchema(Damaged):
@@ -105,9 +105,16 @@ class Head:
     @staticmethod
     def read(path: Path) -> Head:
         """The head of a file of the right length. Raises Damaged, OtherSchema or OSError."""
-        with path.open("rb") as file:
-            head = Head.parse(file.readline(1 << 20))
-            size = os.fstat(file.fileno()).st_size
+        return Head.read_in(LocalFolder(path.parent), path.name, path.stat().st_size)
+
+    @staticmethod
+    def read_in(folder: Folder, name: str, size: int) -> Head:
+        """The head of a file that has `size` bytes. Raises Damaged, OtherSchema, OSError, and UserError for a store."""
+        for end in _HEADS:
+            line, newline, _ = folder.read(name, 0, min(end, size)).partition(b"\n")
+            if newline:
+                break
+        head = Head.parse(line + newline)
         if size != head.size:
             raise Damaged(f"it has {size} bytes instead of {head.size}: truncated or changed")
         return head

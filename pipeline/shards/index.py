@@ -5,24 +5,24 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
-import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote
 
 import numpy as np
 
+from gdt.common.commandline import size_of
 from gdt.common.errors import UserError, unknown
-from gdt.common.urls import as_path
-from gdt.pipeline.shards import container, store
-from gdt.pipeline.shards.cache import size_of
+from gdt.common.folders import Folder
+from gdt.common.stores import THREADS, Place, RemoteFolder, folder_at, place
+from gdt.pipeline.shards import container
 from gdt.pipeline.shards.container import Damaged, Head, OtherSchema, text_array, texts
 from gdt.pipeline.shards.layout import (
     COLUMNS,
-    DATASETS,
     INDEX,
     LABEL_SEPARATOR,
     PARTS,
@@ -30,10 +30,9 @@ from gdt.pipeline.shards.layout import (
     VideoTable,
     labels_in,
     names_in,
-    preprocess_command,
     table_checksum,
-    verify_hint,
 )
+from gdt.pipeline.shards.naming import DATASETS, preprocess_command, verify_hint
 from gdt.pipeline.shards.statistics import Statistics
 
 _COLUMN = "column/"
@@ -44,24 +43,24 @@ Annotations = Mapping[str, Sequence[str]]
 
 
 def write_index(
-    folder: Path, shards: Sequence[Path], settings: str, annotate: Callable[[Sequence[str]], Annotations]
+    path: Path, folder: Folder, shards: Sequence[str], settings: str, annotate: Callable[[Sequence[str]], Annotations]
 ) -> dict[str, str]:
-    """Gather the shards into `index.h5`, with annotations of the videos by their ids.
+    """Gather the shards of a folder, by name, into the index at `path`, with annotations of the videos by their ids.
 
     Returns the reason of each rejected video by its id. Raises UserError for a damaged shard, and OSError.
     """
-    arrays, rejected = _gather(shards)
+    arrays, rejected = _gather(folder, shards)
     ids = texts(arrays["video/id"]).tolist()
     for name, values in ({name: [""] * len(ids) for name in LABELS} | dict(annotate(ids))).items():
         # / and . have a meaning in the names of HDF5
         named = f"video/{name}" if name in LABELS else _COLUMN + quote(name, safe=" ").replace(".", "%2E")
         arrays[named] = text_array(values)
     # sorted, so that equal content gives equal bytes
-    container.write(folder / INDEX, dict(sorted(arrays.items())), {"settings": settings})
+    container.write(path, dict(sorted(arrays.items())), {"settings": settings})
     return rejected
 
 
-def _gather(shards: Sequence[Path]) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+def _gather(folder: Folder, shards: Sequence[str]) -> tuple[dict[str, np.ndarray], dict[str, str]]:
     """The video tables of all shards, sorted by id, with their first lines and total sums; and the rejected videos.
 
     The order, and so every plan, does not depend on the assignment of videos to shards.
@@ -70,8 +69,7 @@ def _gather(shards: Sequence[Path]) -> tuple[dict[str, np.ndarray], dict[str, st
     lines: list[bytes] = []
     rejected: dict[str, str] = {}
     sums = {"pixels": np.zeros((3, 3), object), "mels": np.zeros(3, object)}  # Python integers do not overflow
-    for number, path in enumerate(shards):
-        head, tables = read_table(path)
+    for number, (head, tables) in enumerate(_tables(folder, shards)):
         lines.append(head.line)
         rejected |= {row["id"]: row["reason"] for row in map(json.loads, tables["rejected"].tolist())}
         table = {name: tables[f"video/{name}"] for name in COLUMNS}
@@ -87,26 +85,40 @@ def _gather(shards: Sequence[Path]) -> tuple[dict[str, np.ndarray], dict[str, st
     columns = {name: np.concatenate(parts) for name, parts in rows.items()}
     order = np.argsort(columns["id"], kind="stable")
     arrays = {f"video/{name}": values[order] for name, values in columns.items()}
-    arrays["shard/name"] = text_array([path.name for path in shards])
+    arrays["shard/name"] = text_array(shards)
     arrays["shard/line"] = np.array(lines, "S")
     arrays["sums"] = text_array([json.dumps({name: values.tolist() for name, values in sums.items()})])
     return arrays, rejected
 
 
-def read_table(path: Path) -> tuple[Head, dict[str, np.ndarray]]:
-    """The head of a shard and its tables, without frames, sound and words. Raises UserError for a damaged one."""
+def _tables(folder: Folder, shards: Sequence[str]) -> Iterator[tuple[Head, dict[str, np.ndarray]]]:
+    """The heads and tables of shards, in their order."""
+    files = folder.files()
+    sizes = [files[name].size if name in files else -1 for name in shards]
+    with ThreadPoolExecutor(4 * THREADS if isinstance(folder, RemoteFolder) else 1) as pool:
+        yield from pool.map(partial(read_table, folder), shards, sizes)
+
+
+def read_table(folder: Folder, name: str, size: int) -> tuple[Head, dict[str, np.ndarray]]:
+    """The head of a shard of this size and its tables, without frames, sound and words.
+
+    Raises UserError for a damaged one, and OSError.
+    """
     try:
-        head = Head.read(path)
-        with path.open("rb") as file:
-            arrays = {
-                name: place.array(os.pread(file.fileno(), place.nbytes, place.begin))
-                for name, place in head.arrays.items()
-                if not name.startswith(PIECES)
-            }
+        head = Head.read_in(folder, name, size)
+        tables = {key: at for key, at in head.arrays.items() if not key.startswith(PIECES)}
+        stored = [at for at in tables.values() if at.nbytes]
+        begin = min(at.begin for at in stored)
+        data = folder.read(name, begin, max(at.begin + at.nbytes for at in stored))  # they are side by side
+        arrays = {}
+        for key, at in tables.items():
+            first = at.begin - begin if at.nbytes else 0
+            arrays[key] = at.array(data[first : first + at.nbytes])
         if table_checksum(arrays) != head.notes.get("table"):
             raise Damaged("checksum mismatch in its table of videos")
     except Damaged as error:
-        raise UserError(f"shard {path} is damaged: {error}; {verify_hint(path.parent)}") from error
+        hint = verify_hint(place(str(folder)))
+        raise UserError(f"shard {folder.address(name)} is damaged: {error}; {hint}") from error
     return head, arrays
 
 
@@ -114,7 +126,7 @@ def read_table(path: Path) -> tuple[Head, dict[str, np.ndarray]]:
 class Index(VideoTable):
     """The video table of a preprocessed data set in memory; every column is an array [n_videos]."""
 
-    folder: Path
+    folder: Place
     label: np.ndarray
     """Name of the class, or empty; several names are sorted and joined by LABEL_SEPARATOR."""
     split: np.ndarray
@@ -151,42 +163,49 @@ class Index(VideoTable):
         return len(self.id)
 
     @staticmethod
-    def open(folder: str | Path, cache: str = "") -> Index:
+    def open(where: str | Place, cache: str = "") -> Index:
         """Read `index.h5` and check the lengths of all shards; ~ is expanded.
 
         Shards in a store are checked as they come into the local cache of size `cache`, such as 500GB. Raises UserError
         if the folder, the index or a shard is missing, truncated or of another schema.
         """
-        folder = as_path(folder)
-        path, again = folder / INDEX, "run the same preprocessing command again, which rebuilds only what is damaged"
-        bound = size_of(cache)
-        require_index(folder)
+        where = place(where)
+        folder = folder_at(where)
+        path = folder.address(INDEX)
+        again = "run the same preprocessing command again, which rebuilds only what is damaged"
+        bound = size_of("--cache", cache)
+        require_index(where)
         try:
-            with store.copied(path) as local:
-                index = _index(folder, *container.read(local))
+            with folder.local(INDEX) as local:
+                index = Index.read(local, where)
         except OtherSchema as error:
             raise UserError(f"{path} cannot be used: {error}; rebuild the shards in another folder") from error
         except Damaged as error:
             raise UserError(f"{path} is damaged: {error}; {again}") from error
-        if store.is_remote(folder):
+        if isinstance(where, RemoteFolder):
             return replace(index, cache=bound)
         if bound:
             raise UserError(f"--cache has no effect on {folder}, which is not in a store; leave it out")
         for name, head in zip(index.shard_names, index.heads, strict=True):
-            shard = folder / name
+            shard = where / name
             size = shard.stat().st_size if shard.is_file() else None
             if size != head.size:
                 state = "is missing" if size is None else f"has {size} bytes instead of {head.size}"
                 raise UserError(f"shard {shard} {state}; {again}")
         return index
 
+    @staticmethod
+    def read(path: Path, where: Place) -> Index:
+        """The index of the shards at a place, from its file. Raises Damaged or OtherSchema."""
+        return _index(where, *container.read(path))
+
     @property
     def classes(self) -> list[str]:
         return names_in(self.label)
 
-    def shard_path(self, video: int) -> Path:
-        """The shard of a video."""
-        return self.folder / self.shard_names[self.shard[video]]
+    def shard_address(self, video: int) -> str:
+        """The full name of the shard of a video."""
+        return folder_at(self.folder).address(self.shard_names[self.shard[video]])
 
     def fold(self, number: int) -> Index:
         """The index with the splits of an official fold, from 1. Raises UserError if there is no such fold."""
@@ -242,23 +261,23 @@ def fingerprint(index: Index) -> str:
     return digest.hexdigest()
 
 
-def require_index(folder: Path) -> None:
+def require_index(folder: Place) -> None:
     """Raise UserError unless a folder has finished shards."""
-    if store.exists(folder / INDEX):
+    if folder_at(folder).exists(INDEX):
         return
-    if any(name.startswith("shard-") for name in store.names(folder)):
+    if any(name.startswith("shard-") for name in folder_at(folder).files()):
         raise UserError(
             f"{folder} has shards but no {INDEX}: preprocessing has not finished, or found no usable video; wait, or "
             "run the same preprocessing command again, which resumes it or says why"
         )
-    made = [] if store.is_remote(folder) else [path.parent.name for path in folder.parent.glob(f"*/{INDEX}")]
+    made = [] if isinstance(folder, RemoteFolder) else [path.parent.name for path in folder.parent.glob(f"*/{INDEX}")]
     similar = difflib.get_close_matches(folder.name, [*made, *DATASETS], 1)
     hint = f" did you mean '{similar[0]}'? Otherwise" if similar and similar[0] != folder.name else ""
     make = preprocess_command(folder)
     raise UserError(f"there are no shards in {folder} (no {INDEX});{hint} make them with '{make}'")
 
 
-def _index(folder: Path, arrays: Mapping[str, np.ndarray], notes: Mapping[str, str]) -> Index:
+def _index(folder: Place, arrays: Mapping[str, np.ndarray], notes: Mapping[str, str]) -> Index:
     def group(prefix: str) -> dict[str, np.ndarray]:
         return {name.removeprefix(prefix): column(name) for name in arrays if name.startswith(prefix)}
 

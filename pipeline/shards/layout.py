@@ -16,12 +16,11 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import MISSING, dataclass
 from functools import cache
-from pathlib import Path
 from typing import Annotated, Any, NamedTuple, get_type_hints
 
 import numpy as np
 
-from gdt.common.commandline import gdt_command
+from gdt.common.stores import Place, folder_at
 
 INDEX = "index.h5"
 REJECTED = "rejected.jsonl"
@@ -29,9 +28,6 @@ BANDS = 40
 """Bands of log-mel banks."""
 MEL_FLOOR = float(np.log(np.finfo(np.float64).eps))
 """The log-mel value of zero energy, digital silence."""
-
-DATASETS = ("audioset", "esc50", "folder", "hmdb51", "howto100m", "kinetics", "synthetic", "ucf101", "vggsound")
-"""Data sets of preprocess/datasets."""
 
 
 class Stored(NamedTuple):
@@ -100,28 +96,6 @@ def names_in(cells: Iterable[str]) -> list[str]:
     return sorted({name for cell in set(cells) for name in labels_in(cell)})
 
 
-def dataset_name(dataset: str, shards: Path | None) -> str:
-    """The name of a data set: by default that of the folder of its shards, else kinetics."""
-    return dataset or (shards.absolute().name if shards else "kinetics")
-
-
-def shard_folder(dataset: str, named: Path | None = None) -> Path:
-    """Folder of a data set's shards: `named` if given, else the default."""
-    return named or Path("data/shards") / dataset
-
-
-def preprocess_command(folder: Path) -> str:
-    """The command that makes the shards of a folder, with a placeholder for the videos."""
-    elsewhere = [] if folder == shard_folder(folder.name) else ["--destination", folder]
-    return gdt_command("preprocess", "--dataset", folder.name, "--source", "VIDEOS", *elsewhere)
-
-
-def verify_hint(folder: Path) -> str:
-    """How to find and rebuild the damaged files of a folder."""
-    command = gdt_command("verify", "--shards", folder, "--remove")
-    return f"remove damaged shards with `{command}`, then run the same preprocessing command again to rebuild them"
-
-
 def words_checksum(*columns: np.ndarray) -> int:
     """CRC-32 of the words of one video, given the columns WORDS."""
     return zlib.crc32(b"".join(column.tobytes() for column in columns))
@@ -132,9 +106,9 @@ def table_checksum(table: Mapping[str, np.ndarray]) -> str:
     return f"{zlib.crc32(b''.join(table[name].tobytes() for name in sorted(table))):08x}"
 
 
-def read_rejected(folder: Path) -> Iterator[dict[str, str]]:
+def read_rejected(place: Place) -> Iterator[dict[str, str]]:
     """The rows of rejected.jsonl: id, path, reason."""
-    path = folder / REJECTED
-    if path.is_file():
-        with path.open(encoding="utf-8") as file:
+    folder = folder_at(place)
+    if folder.exists(REJECTED):
+        with folder.open(REJECTED) as file:
             yield from map(json.loads, file)

@@ -7,14 +7,16 @@ import resource
 import zlib
 from functools import lru_cache, partial
 from math import prod
+from pathlib import Path
 
 import numpy as np
 
 from gdt.common.errors import UserError
-from gdt.pipeline.shards import store
+from gdt.common.stores import RemoteFolder, folder_at
 from gdt.pipeline.shards.cache import Cache
 from gdt.pipeline.shards.index import Index
-from gdt.pipeline.shards.layout import ROWS, WORDS, verify_hint, words_checksum
+from gdt.pipeline.shards.layout import ROWS, WORDS, words_checksum
+from gdt.pipeline.shards.naming import verify_hint
 
 
 class ShardReader:
@@ -30,7 +32,7 @@ class ShardReader:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
         # pread shares no file position between threads or forks, and a reader keeps its file open after eviction
         shards = list(zip(index.shard_names, index.heads, strict=True))
-        self.cache = Cache(index.folder, shards, index.cache) if store.is_remote(index.folder) else None
+        self.cache = Cache(index.folder, shards, index.cache) if isinstance(index.folder, RemoteFolder) else None
         self._opened = lru_cache(min(open_files, hard // 2))(partial(_OpenShard, index, self.cache))
 
     def done(self) -> None:
@@ -98,7 +100,7 @@ class ShardReader:
             self.cache.forget(int(self.index.shard[video]))
             hint = "its copy in the cache is removed; check the disk, then run the same command again"
         return UserError(
-            f"shard {self.index.shard_path(video)} is damaged: checksum mismatch in {what} of "
+            f"shard {self.index.shard_address(video)} is damaged: checksum mismatch in {what} of "
             f"'{self.index.id[video]}'; {hint}"
         )
 
@@ -107,9 +109,12 @@ class _OpenShard:
     """One shard file; the index knows where its datasets lie."""
 
     def __init__(self, index: Index, cache: Cache | None, number: int) -> None:
-        self.path, self._head = index.folder / index.shard_names[number], index.heads[number]
+        name = index.shard_names[number]
+        self.path = folder_at(index.folder).address(name)
+        self._folder = index.folder
+        self._head = index.heads[number]
         try:
-            self._file = cache.open(number) if cache else self.path.open("rb", buffering=0)
+            self._file = cache.open(number) if cache else Path(self.path).open("rb", buffering=0)  # noqa: SIM115
         except OSError as error:
             raise self._unreadable(error) from error
         if self._pread(len(self._head.line), 0) != self._head.line:
@@ -134,7 +139,7 @@ class _OpenShard:
         except OSError as error:
             raise self._unreadable(error) from error
         if len(data) < count:
-            raise UserError(f"shard {self.path} is truncated; {verify_hint(self.path.parent)}")
+            raise UserError(f"shard {self.path} is truncated; {verify_hint(self._folder)}")
         return data
 
     def _unreadable(self, error: OSError) -> UserError:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from pathlib import Path, PurePath
+from pathlib import PurePath
 
-from gdt.common.files import kind
+from gdt.common.folders import Folder
 from gdt.preprocess.captions.readers import Captions
 from gdt.preprocess.captions.stretches import retime, stretches
 from gdt.preprocess.captions.words import Vocabulary
-from gdt.preprocess.datasets.listing import Missing, Video
+from gdt.preprocess.datasets.listing import Missing, Video, root_of
 from gdt.preprocess.tables import composed
 
 _STRETCHES = 1000
@@ -29,7 +29,7 @@ class Spoken:
 
     captions: Captions
     vocabulary: Vocabulary
-    source: Path
+    source: Folder
     only_captioned: bool
     """Leave out videos without captions, and cut the others to captioned stretches."""
     used: set[str] = field(default_factory=set)
@@ -59,14 +59,16 @@ class Spoken:
 
     def _name(self, video: Video) -> str:
         """The name of its captions; empty without any."""
-        path, suffix = composed(os.path.relpath(video.path, self.source)), video.path.suffix
+        path = composed(os.path.relpath(video.path, root_of(self.source)))
+        suffix = video.path.suffix
         names = [video.id, path.removesuffix(suffix), path, video.id.removesuffix(suffix)]
-        if "." in video.path.stem and not kind(video.path.with_suffix("")):
+        if "." in video.path.stem and not self.source.kind(video.path.with_suffix("")):
             names = [video.id, path]  # a.avi, beside a.avi.mp4, has its own
         if video.part:
             names.append(video.part[0])
         name = next((name for name in names if name in self.captions), "")
         other = PurePath(self.captions.named(name)).name
-        if other != PurePath(name).name and not all(kind(video.path.with_name(other + end)) for end in ("", suffix)):
+        beside = [video.path.with_name(other + end) for end in ("", suffix)] if other else []
+        if other != PurePath(name).name and not all(map(self.source.kind, beside)):
             return ""  # a.en.mp4, beside a.mp4, has its own
         return name

@@ -11,13 +11,13 @@ import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Set
 from operator import attrgetter, itemgetter
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 
 from gdt.common.errors import UserError, first_line
-from gdt.common.files import open_regular
+from gdt.common.folders import File, Folder
 from gdt.pipeline.word2vec import NEEDS_TEXT
-from gdt.preprocess.datasets.listing import is_missing, is_shown, walk
+from gdt.preprocess.datasets.listing import root_of, walk
 from gdt.preprocess.tables import composed, open_text, read_csv
 
 JSON_NAMES = ("caption.json", "raw_caption.json", "captions.json", "raw_caption_superclean.json")
@@ -64,20 +64,20 @@ class Captions:
             self._languages.setdefault(_LANGUAGE.sub("", id), id)
 
     @staticmethod
-    def find(source: Path) -> Captions | None:
+    def find(source: Folder) -> Captions | None:
         """The captions in the folder `source`, as in EXPECTED, or None. Raises UserError if they are damaged or none.
 
         Captions without text, with times that are not finite, or that end before they start are dropped.
         """
-        path, videos = next(_found(source), (None, iter(())))
-        if path is None:
+        name, videos = next(_found(source), ("", iter(())))
+        if not name:
             return None
         try:
             captions = Captions(videos)
         except ImportError as error:
             raise UserError(NEEDS_TEXT) from error
         if not len(captions):
-            raise UserError(f"{path} holds no captions; expected:\n{EXPECTED}")
+            raise UserError(f"{name} holds no captions; expected:\n{EXPECTED}")
         return captions
 
     def get(self, id: str) -> list[Caption]:
@@ -102,33 +102,24 @@ class Captions:
         return len(self._parts)
 
 
-def opened(names: Iterable[str]) -> list[str]:
-    """Of the paths of the files below a source, those that `Captions.find` opens."""
-    shown = [name for name in names if all(map(is_shown, name.split("/")))]
-    single = [name for name in shown if Path(name).suffix in _READERS]
-    choices = [[name] for name in JSON_NAMES if name in shown]
-    choices += [[name for name in single if name.startswith(f"{folder}/")] for folder in FOLDERS]
-    choices.append([name for name in shown if "/" not in name and name.endswith(".csv")])
-    return next(filter(None, choices), [])
+def _found(source: Folder) -> Iterator[tuple[str, Iterator[tuple[str, list[Caption]]]]]:
+    """The names of files or folders of captions, the preferred one first, with its videos; of tables the first."""
+    for file in (File(source, PurePath(name)) for name in JSON_NAMES):
+        if file.exists:
+            yield str(file), _json_videos(file)
+    for folder in (source.below(name) for name in FOLDERS if source.kind(name) == "a folder"):
+        if any(_caption_files(folder)):
+            yield str(folder), _folder_videos(folder)
+    tables = [file for file in (File(source, path) for path in source.glob("[!.]*.csv")) if _is_table(file)]
+    if tables:
+        yield str(tables[0]), itertools.chain.from_iterable(map(_csv_videos, tables))
 
 
-def _found(source: Path) -> Iterator[tuple[Path, Iterator[tuple[str, list[Caption]]]]]:
-    """The files or folders of captions, the preferred one first, each with its videos; of several tables the first."""
-    for path in (source / name for name in JSON_NAMES):
-        if not is_missing(path):
-            yield path, _json_videos(path)
-    for path in (source / name for name in FOLDERS):
-        if path.is_dir() and any(_caption_files(path)):
-            yield path, _folder_videos(path)
-    if tables := list(filter(_is_table, sorted(source.glob("[!.]*.csv")))):
-        yield tables[0], itertools.chain.from_iterable(map(_csv_videos, tables))
-
-
-def _json_videos(path: Path) -> Iterator[tuple[str, list[Caption]]]:
+def _json_videos(path: File) -> Iterator[tuple[str, list[Caption]]]:
     """The videos of a JSON file {id: {start, end, text}}, one in memory at a time."""
     import ijson
 
-    with open_regular(path) as file:
+    with path.open() as file:
         try:
             for id, columns in ijson.kvitems(file, "", use_float=True):
                 yield id, _usable(_rows(columns), f"video '{id}' of {path}")
@@ -136,26 +127,28 @@ def _json_videos(path: Path) -> Iterator[tuple[str, list[Caption]]]:
             raise UserError(f"{path} is not valid JSON: {first_line(error)}; copy or download it again") from error
 
 
-def _csv_videos(path: Path) -> Iterator[tuple[str, list[Caption]]]:
+def _csv_videos(path: File) -> Iterator[tuple[str, list[Caption]]]:
     """Each run of rows with the same video_id in a csv."""
     rows = read_csv(path, ("video_id", *COLUMNS), dict)
     for id, group in itertools.groupby(rows, key=itemgetter("video_id")):
         yield id, _usable(map(_ROW, group), f"video '{id}' of {path}")
 
 
-def _folder_videos(folder: Path) -> Iterator[tuple[str, list[Caption]]]:
+def _folder_videos(folder: Folder) -> Iterator[tuple[str, list[Caption]]]:
     """The video of each file; of several formats the last counts, as .vtt may hold the times of words."""
     for path in {path.with_suffix(""): path for path in _caption_files(folder)}.values():
-        yield str(path.relative_to(folder).with_suffix("")), _usable(_READERS[path.suffix.lower()](path), str(path))
+        file = File(folder, path)
+        name = path.relative_to(root_of(folder)).with_suffix("")
+        yield str(name), _usable(_READERS[path.suffix.lower()](file), str(file))
 
 
-def _caption_files(folder: Path) -> Iterator[Path]:
+def _caption_files(folder: Folder) -> Iterator[Path]:
     """The files at any depth that are not hidden."""
     paths = (Path(parent, name) for parent, names, _ in walk(folder) for name in names)
     return (path for path in paths if path.suffix.lower() in _READERS)
 
 
-def _is_table(path: Path) -> bool:
+def _is_table(path: File) -> bool:
     with open_text(path, errors="replace") as file:
         header = file.readline(1 << 16)
     return {"video_id", *COLUMNS} <= set(next(csv.reader([header]), []))
@@ -170,12 +163,12 @@ def _rows(columns: Any) -> _Rows:
     yield from zip(*_ROW(columns), strict=True)
 
 
-def _read_json(path: Path) -> _Rows:
-    with open_regular(path) as file:
+def _read_json(path: File) -> _Rows:
+    with path.open() as file:
         yield from _rows(json.loads(file.read()))
 
 
-def _read_subtitles(path: Path) -> _Rows:
+def _read_subtitles(path: File) -> _Rows:
     """The captions of an .srt or .vtt file.
 
     A line that stays on the screen from one cue to the next, as in YouTube's automatic captions, is said once. Times
@@ -208,7 +201,7 @@ def _read_subtitles(path: Path) -> _Rows:
             yield start, max(start, end), piece
 
 
-_READERS: dict[str, Callable[[Path], _Rows]] = {
+_READERS: dict[str, Callable[[File], _Rows]] = {
     ".csv": lambda path: map(_ROW, read_csv(path, COLUMNS, dict)), ".json": _read_json,
     ".srt": _read_subtitles, ".vtt": _read_subtitles,
 }  # fmt: skip

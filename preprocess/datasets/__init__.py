@@ -1,6 +1,6 @@
 """Data sets: where their videos, labels, splits and captions are.
 
-Each is a module here that defines DATA, and a name in pipeline/shards/layout.py.
+Each is a module here that defines DATA, and a name in pipeline/shards/naming.py.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from gdt.common.errors import UserError, unknown
-from gdt.pipeline.shards import layout
+from gdt.common.folders import Folder, LocalFolder
+from gdt.pipeline.shards import naming
 from gdt.preprocess.datasets.listing import DataSet, Missing, Source, Video, ignored_in_words, incomplete
 
-DATASETS: dict[str, DataSet] = {name: importlib.import_module(f"{__name__}.{name}").DATA for name in layout.DATASETS}
+DATASETS: dict[str, DataSet] = {name: importlib.import_module(f"{__name__}.{name}").DATA for name in naming.DATASETS}
 _NOT_UTF8 = re.compile("[\ud800-\udfff]")
 """What Python makes of the bytes of a name that are not UTF-8."""
 
@@ -26,11 +27,11 @@ def named(dataset: str) -> DataSet:
     return DATASETS[dataset]
 
 
-def find(dataset: str, source: Path) -> DataSet:
+def find(dataset: str, source: Folder) -> DataSet:
     """The data set of this name. Raises UserError for an unknown name or a missing source."""
     entry = named(dataset)
-    if not source.is_dir():
-        state = "is not a folder" if source.exists() else "does not exist"
+    if isinstance(source, LocalFolder) and not source.path.is_dir():
+        state = "is not a folder" if source.path.exists() else "does not exist"
         raise UserError(f"the source folder {source} {state}; set --source to the folder of your videos")
     return entry
 
@@ -40,11 +41,12 @@ def listing(dataset: str, source: Source) -> Iterator[Video | Missing]:
 
     Raises UserError if a file or folder that all videos need is missing and, at the end, if there was no video.
     """
-    entry = find(dataset, source.root)
+    entry = find(dataset, source.folder)
     empty, unusable = True, ""
     for item in entry.listing(source):
         if isinstance(item, Missing):
-            unusable = unusable or (f" that can be used ({item.path}: {item.reason})" if item.path else "")
+            if item.path and not unusable:
+                unusable = f" that can be used ({source.folder.address(item.path)}: {item.reason})"
         else:
             empty = False
         if not _NOT_UTF8.search(f"{item.id} {item.path}"):
@@ -54,4 +56,4 @@ def listing(dataset: str, source: Source) -> Iterator[Video | Missing]:
             yield Missing(ascii(item.id), "its name is not valid UTF-8; rename it", readable, fault=True)
     if empty:
         ignored = ignored_in_words(source.ignored)
-        raise incomplete("; ".join([f"there are no videos in {source.root}{unusable}", *ignored]), entry.tree)
+        raise incomplete("; ".join([f"there are no videos in {source.folder}{unusable}", *ignored]), entry.tree)

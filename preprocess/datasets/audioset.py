@@ -8,11 +8,11 @@ the first; the column `labels` has all.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
+from gdt.common.folders import File
 from gdt.pipeline.shards.layout import LABEL_SEPARATOR
 from gdt.preprocess.datasets import youtube
-from gdt.preprocess.datasets.listing import DataSet, Missing, Source, Video, incomplete, is_missing
+from gdt.preprocess.datasets.listing import DataSet, Missing, Source, Video, incomplete
 from gdt.preprocess.datasets.youtube import Segment
 from gdt.preprocess.tables import Row, read_csv
 
@@ -34,27 +34,27 @@ _COLUMNS = ("YTID", "start_seconds", "end_seconds", "positive_labels")
 
 def listing(source: Source) -> Iterator[Video | Missing]:
     """Videos by the names of their files; files that are not in the official csv are left out."""
-    paths = [source.root / name for name in _SPLITS if not is_missing(source.root / name)]
-    if not paths:
-        raise incomplete(f"{source.root} has none of {', '.join(_SPLITS)}", TREE)
-    classes = source.root / "class_labels_indices.csv"
-    names = {} if is_missing(classes) else dict(read_csv(classes, ("mid", "display_name"), _class_name))
-    return youtube.listing(source, (segment for path in paths for segment in _segments(path, names)))
+    lists = [file for file in map(source.file, _SPLITS) if file.exists]
+    if not lists:
+        raise incomplete(f"{source.folder} has none of {', '.join(_SPLITS)}", TREE)
+    classes = source.file("class_labels_indices.csv")
+    names = dict(read_csv(classes, ("mid", "display_name"), _class_name)) if classes.exists else {}
+    return youtube.listing(source, (segment for file in lists for segment in _segments(file, names)))
 
 
 def _class_name(row: Row) -> tuple[str, str]:
     return row["mid"], row["display_name"]
 
 
-def _segments(path: Path, names: dict[str, str]) -> Iterator[Segment]:
+def _segments(file: File, names: dict[str, str]) -> Iterator[Segment]:
     def segment(row: Row) -> Segment:
         ids = [id.strip() for id in row["positive_labels"].split(",")]
         labels = [names.get(id, id) for id in ids]
         start, end = float(row["start_seconds"]), float(row["end_seconds"])
         columns = (("labels", LABEL_SEPARATOR.join(labels)),)
-        return Segment(row["YTID"], start, end, labels[0], _SPLITS[path.name], columns=columns)
+        return Segment(row["YTID"], start, end, labels[0], _SPLITS[file.path.name], columns=columns)
 
-    return read_csv(path, _COLUMNS, segment, header=False)
+    return read_csv(file, _COLUMNS, segment, header=False)
 
 
-DATA = DataSet(listing, TREE, lists=(*_SPLITS, "class_labels_indices.csv"))
+DATA = DataSet(listing, TREE)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from gdt.preprocess.datasets.listing import NO_FILE, DataSet, Missing, Source, Video, incomplete, is_missing, unlisted
+from gdt.preprocess.datasets.listing import NO_FILE, DataSet, Missing, Source, Video, incomplete, unlisted
 from gdt.preprocess.tables import Row, read_csv
 
 TREE = """\
@@ -20,10 +20,10 @@ _FOLDS = 5
 
 def listing(source: Source) -> Iterator[Video | Missing]:
     """Sounds by their file stems, each a test sound of one fold; those that are not in the csv are left out."""
-    path = source.root / "meta" / "esc50.csv"
-    if is_missing(path):
-        raise incomplete(f"{path} is missing", TREE)
-    rows = dict(read_csv(path, ("filename", "fold", "category"), _row))
+    table = source.file("meta/esc50.csv")
+    if not table.exists:
+        raise incomplete(f"{table} is missing", TREE)
+    rows = dict(read_csv(table, ("filename", "fold", "category"), _row))
     found: set[str] = set()
     for name, sound in source.named():
         if name not in rows:
@@ -45,4 +45,4 @@ def _row(row: Row) -> tuple[str, tuple[str, int]]:
     return Path(row["filename"]).stem, (row["category"], fold)
 
 
-DATA = DataSet(listing, TREE, lists=("meta/esc50.csv",))
+DATA = DataSet(listing, TREE)

@@ -33,7 +33,7 @@ def listing(source: Source, official: bool = False) -> Iterator[Video | Missing]
     """
     names = {path: composed(path.relative_to(source.root)) for path in source.files()}
     shared = Counter(map(_below_split, names.values()))
-    labels = Labels(source.root, chain(shared, names.values()))
+    labels = Labels(source, chain(shared, names.values()))
     videos: list[tuple[str, Video]] = []
     for path, name in names.items():
         id = _below_split(name)
@@ -62,7 +62,7 @@ def has_splits(source: Source, names: Iterable[str], settled: bool = False) -> b
     if named and doubtful and not settled:
         why = "are beside them" if complete else "are in them as elsewhere"
         raise UserError(
-            f"the folders {_few(named)} of {source.root} can be splits or classes, since {_few(doubtful)} {why}; for "
+            f"the folders {_few(named)} of {source.folder} can be splits or classes, since {_few(doubtful)} {why}; for "
             f"splits, move all videos into folders train, val or test; for classes, give each video in {_few(named)} a "
             f"split in {LABELS} (path,split), which --layout folder reads"
         )
@@ -94,4 +94,4 @@ def _below_split(path: str) -> str:
     return rest if rest and first.lower() in SPLITS else path
 
 
-DATA = DataSet(listing, TREE, lists=(LABELS,))
+DATA = DataSet(listing, TREE)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import NamedTuple
 
 from gdt.common.errors import UserError
+from gdt.common.folders import File, Folder, LocalFolder
 from gdt.preprocess.datasets.listing import NO_FILE, Missing, Source, Video, incomplete, unlisted
 from gdt.preprocess.tables import composed, open_text
 
@@ -24,20 +25,23 @@ class Line(NamedTuple):
     """train, test or unused"""
 
 
-def find_lists(source: Path, name: str, tree: str) -> Path:
-    """The folder of the official lists, in `source` or next to it. Raises UserError if there is none."""
-    for parent in (source, source.absolute().parent):
-        if (parent / name).is_dir():
-            return parent / name
-    raise incomplete(f"the folder {name} of the official splits is missing, in {source} or next to it", tree)
+def find_lists(source: Source, name: str, tree: str) -> Folder:
+    """The folder of the official lists, in `source` or, on this machine, next to it. Raises UserError without one."""
+    parents = [source.folder]
+    if isinstance(source.folder, LocalFolder):
+        parents.append(LocalFolder(source.root.absolute().parent))
+    for parent in parents:
+        if parent.kind(name) == "a folder":
+            return parent.below(name)
+    raise incomplete(f"the folder {name} of the official splits is missing, in {source.folder} or next to it", tree)
 
 
-def read_lines(path: Path) -> list[str]:
+def read_lines(list_file: File) -> list[str]:
     """The non-empty lines of an official list. Raises UserError if the file is missing or empty."""
-    with open_text(path, errors="replace") as file:
+    with open_text(list_file, errors="replace") as file:
         lines = [line for line in composed(file.read()).splitlines() if line.strip()]
     if not lines:
-        raise UserError(f"{path} is empty; copy or download it again")
+        raise UserError(f"{list_file} is empty; copy or download it again")
     return lines
 
 
@@ -60,7 +64,7 @@ def listing(source: Source, name: str, lines: Iterable[Line], tree: str) -> Iter
     lists, and for a video outside the folder of its class, since its label would be wrong.
     """
     entries = _entries(lines)
-    root = source.root / name if (source.root / name).is_dir() else source.root
+    root = source.root / name if source.folder.kind(name) == "a folder" else source.root
     for stem, path in source.named(first=root):
         if (entry := entries.get(stem.lower())) is None:
             yield unlisted(path)
@@ -71,7 +75,7 @@ def listing(source: Source, name: str, lines: Iterable[Line], tree: str) -> Iter
             continue
         label = composed(path.parent.name)
         if path.parent == root or label.lower() != entry.class_name.lower():
-            raise incomplete(f"{path} is not in the folder of its class", tree)
+            raise incomplete(f"{source.folder.address(path)} is not in the folder of its class", tree)
         yield Video(stem, path, label, entry.folds[0], tuple(entry.folds))
     for entry in entries.values():
         if not entry.has_file:

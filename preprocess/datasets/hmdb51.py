@@ -8,9 +8,10 @@ so the stem is the id.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
+from pathlib import PurePath
 
 from gdt.common.errors import UserError
+from gdt.common.folders import File, Folder
 from gdt.preprocess.datasets import folds
 from gdt.preprocess.datasets.folds import Line
 from gdt.preprocess.datasets.listing import DataSet, Missing, Source, Video, incomplete
@@ -25,17 +26,17 @@ _SPLITS = {"0": "unused", "1": "train", "2": "test"}
 
 def listing(source: Source) -> Iterator[Video | Missing]:
     """Videos by the names of their files, in all folds; those in no list are left out."""
-    lists = folds.find_lists(source.root, "testTrainMulti_7030_splits", TREE)
+    lists = folds.find_lists(source, "testTrainMulti_7030_splits", TREE)
     return folds.listing(source, "hmdb51_org", _lines(lists), TREE)
 
 
-def _lines(lists: Path) -> Iterator[Line]:
+def _lines(lists: Folder) -> Iterator[Line]:
     classes = sorted({path.name.rpartition("_test_split")[0] for path in lists.glob("[!.]*_test_split?.txt")})
     if not classes:
         raise incomplete(f"{lists} has no *_test_split1.txt", TREE)
     for name in classes:
         for fold in folds.FOLDS:
-            path = lists / f"{name}_test_split{fold}.txt"
+            path = File(lists, PurePath(f"{name}_test_split{fold}.txt"))
             for line in folds.read_lines(path):
                 file, _, number = line.strip().rpartition(" ")
                 if number not in _SPLITS:
@@ -43,4 +44,4 @@ def _lines(lists: Path) -> Iterator[Line]:
                 yield Line(name, file.strip(), fold, _SPLITS[number])
 
 
-DATA = DataSet(listing, TREE, lists=("testTrainMulti_7030_splits/*.txt",))
+DATA = DataSet(listing, TREE)

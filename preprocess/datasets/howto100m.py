@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 
-from gdt.preprocess.datasets.listing import NO_FILE, DataSet, Missing, Source, Video, is_missing, unlisted
+from gdt.preprocess.datasets.listing import NO_FILE, DataSet, Missing, Source, Video, unlisted
 from gdt.preprocess.tables import Row, read_csv
 
 TABLE = "HowTo100M_v1.csv"
@@ -27,9 +27,9 @@ def listing(source: Source) -> Iterator[Video | Missing]:
     If there is the official table, files that it does not name are left out. Holds it in memory, about 250 MB. Raises
     UserError if it is damaged.
     """
-    path = source.root / TABLE
-    listed = not is_missing(path)
-    labels = dict(read_csv(path, ("video_id", "category_1"), _label)) if listed else {}
+    table = source.file(TABLE)
+    listed = table.exists
+    labels = dict(read_csv(table, ("video_id", "category_1"), _label)) if listed else {}
     seen: set[str] = set()
     for name, file in source.named():
         if listed:
@@ -47,4 +47,4 @@ def _label(row: Row) -> tuple[str, str]:
     return row["video_id"], sys.intern(row["category_1"])  # few categories, so that only the ids take memory
 
 
-DATA = DataSet(listing, TREE, lists=(TABLE,), needs_captions=True)
+DATA = DataSet(listing, TREE, needs_captions=True)

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 
+from gdt.common.folders import File
 from gdt.preprocess.datasets import folder, youtube
 from gdt.preprocess.datasets.listing import SPLITS, DataSet, Missing, Source, Video
 from gdt.preprocess.datasets.youtube import Segment
@@ -30,12 +31,12 @@ _TIMES = re.compile(r"(.{11})_(\d{6})_(\d{6})", re.ASCII)
 
 def listing(source: Source) -> Iterator[Video | Missing]:
     """Videos by the names of their files; label and split are from the csv or, if there is none, from the folders."""
-    paths = sorted(source.root.glob("[!.]*.csv")) or sorted(source.root.glob("annotations/[!.]*.csv"))
+    paths = source.folder.glob("[!.]*.csv") or source.folder.glob("annotations/[!.]*.csv")
     if not paths:
         named = [(name, path, composed(path.relative_to(source.root))) for name, path in source.named()]
         splits = folder.has_splits(source, [below for _, _, below in named])
         return (_named(folder.placed(Video(name, path), below, splits)) for name, path, below in named)
-    rows = (row for path in paths for row in read_csv(path, _COLUMNS, _segment))
+    rows = (row for path in paths for row in read_csv(File(source.folder, path), _COLUMNS, _segment))
     return youtube.listing(source, rows)
 
 
@@ -52,4 +53,4 @@ def _segment(row: Row) -> Segment:
     )  # fmt: skip
 
 
-DATA = DataSet(listing, TREE, lists=("[!.]*.csv", "annotations/[!.]*.csv"))
+DATA = DataSet(listing, TREE)

@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from pathlib import Path, PurePath
+from pathlib import PurePath
 from typing import NamedTuple
 
 from gdt.common.errors import UserError
-from gdt.common.files import kind
 from gdt.pipeline.shards import index
-from gdt.preprocess.datasets.listing import SPLITS, SUFFIXES, Missing, Video, is_missing
-from gdt.preprocess.tables import Row, composed, open_text, read_csv
+from gdt.preprocess.datasets.listing import SPLITS, SUFFIXES, Missing, Source, Video
+from gdt.preprocess.tables import Row, composed, read_csv
 
 LABELS = "labels.csv"
 NO_VIDEO = f"named in {LABELS}, but no video has this path or id"
@@ -34,27 +33,25 @@ class _Labelled(NamedTuple):
 class Labels:
     """The rows of labels.csv by the video they name."""
 
-    def __init__(self, source: Path, names: Iterable[str]) -> None:
+    def __init__(self, source: Source, names: Iterable[str]) -> None:
         """Read the file if it is there; `names` are the ids and paths of all videos.
 
         Raises UserError, with the line, if it cannot be parsed.
         """
-        self._path = source / LABELS
+        self._source = source
+        self._table = source.file(LABELS)
         self._rows: dict[str, _Labelled] = {}
         self._used: set[str] = set()
         self._whole: set[str] = set()
-        if is_missing(self._path):
+        if not self._table.exists:
             return
-        with open_text(self._path, errors="replace") as file:
-            head = file.readline(1 << 16)
-        delimiter = next((each for each in ";\t" if each in head and "," not in head), ",")
-        for name, row in read_csv(self._path, (), self._parse, delimiter=delimiter):
+        for name, row in read_csv(self._table, (), self._parse, delimiters=",;\t"):
             if name in self._rows:
-                raise UserError(f"{self._path} names '{name}' on two lines; remove one of the two")
+                raise UserError(f"{self._table} names '{name}' on two lines; remove one of the two")
             self._rows[name] = row
         self._whole = {name for name in names if name in self._rows}
         others = (name for name in self._rows.keys() - self._whole if PurePath(name).suffix.lower() not in SUFFIXES)
-        self._whole |= {name for name in others if not kind(self._path.parent / name)}
+        self._whole |= {name for name in others if not source.folder.kind(name)}
 
     def _parse(self, row: Row) -> tuple[str, _Labelled]:
         values = {name.strip(): value.strip() for name, value in row.items()}
@@ -63,7 +60,7 @@ class Labels:
             raise ValueError(f"the first column is '{first}'; expected one of {', '.join(NAMES)}, as in path,label")
         if not values[first]:
             raise ValueError("the name of the video is empty")
-        video = os.path.normpath(values[first].removeprefix(f"{composed(self._path.parent)}/"))
+        video = os.path.normpath(values[first].removeprefix(f"{composed(str(self._source.folder))}/"))
         lowered = {name.lower(): name for name in others}
         label = next((lowered[name] for name in _CLASS if name in lowered), "")
         split = lowered.get("split", "")
@@ -87,7 +84,7 @@ class Labels:
         if not found:
             return video
         if len(found) > 1:
-            raise UserError(f"{self._path} names a video twice, as {' and as '.join(found)}; remove one of the rows")
+            raise UserError(f"{self._table} names a video twice, as {' and as '.join(found)}; remove one of the rows")
         self._used.add(found[0])
         row = self._rows[found[0]]
         return replace(video, label=row.label or video.label, split=row.split or video.split, columns=row.columns)
@@ -96,4 +93,4 @@ class Labels:
         """The rows that named none of the videos so far."""
         for name in self._rows:
             if name not in self._used:
-                yield Missing(name, NO_VIDEO if kind(self._path.parent / name) else NOT_LISTED)
+                yield Missing(name, NO_VIDEO if self._source.folder.kind(name) else NOT_LISTED)

@@ -5,16 +5,14 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import stat
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 from pathlib import Path, PurePath
 
 from gdt.common.errors import UserError
-from gdt.common.files import kind
+from gdt.common.folders import File, Folder, LocalFolder, state_of
 from gdt.preprocess.tables import composed
 
 SUFFIXES = {
@@ -71,6 +69,7 @@ class Video:
     id: str
     """Unique in the data set."""
     path: Path
+    """Of its file, as of `Source.files`; where it is decoded, on that machine."""
     label: str = ""
     """Class name; empty if unknown."""
     split: str = ""
@@ -118,14 +117,8 @@ class DataSet:
     """Yields the videos of a source in a fixed order."""
     tree: str
     """The expected files and folders, for messages."""
-    lists: tuple[str, ...] = ()
-    """Patterns of the paths, below the source, of the files that `listing` opens."""
     needs_captions: bool = False
     """Whether videos and stretches without captions are skipped."""
-
-    def opens(self, name: str) -> bool:
-        """Whether `listing` opens the file of this path."""
-        return any(name.count("/") == each.count("/") and fnmatchcase(name, each) for each in self.lists)
 
 
 def incomplete(what: str, tree: str) -> UserError:
@@ -133,26 +126,9 @@ def incomplete(what: str, tree: str) -> UserError:
     return UserError(f"{what}; expected:\n{tree}")
 
 
-def is_missing(path: Path) -> bool:
-    """Whether there is nothing at a path; what is there and no file, as a broken link, is refused when it is opened."""
-    return not os.path.lexists(path)
-
-
-def state_of(path: Path) -> tuple[int, str]:
-    """Bytes of a regular file and when it last changed; -1 for anything else (a FIFO, a broken link) or inaccessible.
-
-    Archives may give all their files one time of modification, so the time of the last change of status is there, too.
-    """
-    with suppress(OSError):
-        status = path.stat()
-        if stat.S_ISREG(status.st_mode):
-            return status.st_size, f"{status.st_mtime_ns} {status.st_ctime_ns}"
-    return -1, ""
-
-
 def size_of(path: Path) -> int:
     """Bytes of a regular file, as `state_of`."""
-    return state_of(path)[0]
+    return state_of(path).size
 
 
 def hash_of(path: Path) -> str:
@@ -164,12 +140,40 @@ def hash_of(path: Path) -> str:
     return ""
 
 
-def walk(*roots: Path) -> Iterator[tuple[str, list[str], Counter[str]]]:
-    """The folders below `roots` in a fixed order: path, sorted names of the files, and how much is left out.
+def root_of(folder: Folder) -> Path:
+    """What the paths of the files of a folder begin with: nothing in a store."""
+    return folder.path if isinstance(folder, LocalFolder) else Path()
 
-    Hidden files and folders, trash and the like are left out. Links to folders are followed at the end, and each folder
-    is read once. Raises UserError for a folder that cannot be read.
+
+def walk(folder: Folder, first: Path | None = None) -> Iterator[tuple[str, list[str], Counter[str]]]:
+    """A folder and those below in a fixed order: path, sorted names of the files, and how much is left out.
+
+    Begins with the folder `first` if it is given. Hidden files and folders, trash and the like are left out. Raises
+    UserError for a folder that cannot be read.
     """
+    if isinstance(folder, LocalFolder):
+        return _walk_links(*([first] if first else []), folder.path)
+    return _walk_names(folder, () if first is None else first.parts)
+
+
+def _walk_names(folder: Folder, first: tuple[str, ...]) -> Iterator[tuple[str, list[str], Counter[str]]]:
+    """`walk` in a store, which has names alone: neither links nor empty folders."""
+    shown: dict[tuple[str, ...], list[str]] = {}
+    hidden: set[tuple[str, ...]] = set()
+    for name in folder.files():
+        parts = tuple(name.split("/"))
+        left_out = next((k for k, part in enumerate(parts) if not is_shown(part)), None)
+        if left_out is None:
+            shown.setdefault(parts[:-1], []).append(parts[-1])
+        else:
+            hidden.add(parts[: left_out + 1])
+    for parts in sorted(shown, key=lambda parts: (parts[: len(first)] != first, parts)):
+        yield "/".join(parts), sorted(shown[parts]), Counter()
+    yield "", [], Counter({HIDDEN: len(hidden)})
+
+
+def _walk_links(*roots: Path) -> Iterator[tuple[str, list[str], Counter[str]]]:
+    """`walk` on this machine: links to folders are followed at the end, and each folder is read once."""
 
     def refuse(error: OSError) -> None:
         raise UserError(f"cannot read the folder {error.filename}: {error.strerror}; check its disk and permissions")
@@ -201,18 +205,27 @@ def is_shown(name: str) -> bool:
 class Source:
     """A folder of videos."""
 
-    root: Path
+    folder: Folder
     ignored: Counter[str] = field(default_factory=Counter)
     """How many were left out so far: files by suffix, by the names in _IGNORED, and captions of no video."""
     notes: list[str] = field(default_factory=list)
     """How the folders were read, in words."""
+
+    @property
+    def root(self) -> Path:
+        """What the paths of its files begin with."""
+        return root_of(self.folder)
+
+    def file(self, name: str) -> File:
+        """A file by its path below the source."""
+        return File(self.folder, PurePath(name))
 
     def files(self, first: Path | None = None) -> Iterator[Path]:
         """Yield the paths with the suffix of a video or sound, whatever kind of file they are, in the order of `walk`.
 
         Begins with the folder `first` if it is given. A sound next to a video of the same name is left out.
         """
-        for folder, names, ignored in walk(first or self.root, self.root):
+        for parent, names, ignored in walk(self.folder, first):
             self.ignored.update(+ignored)
             parts = [(path.stem, path.suffix.lower()) for path in map(PurePath, names)]
             videos = {stem for stem, suffix in parts if suffix in SUFFIXES}
@@ -220,8 +233,8 @@ class Source:
                 if suffix in SOUNDS and stem in videos:
                     self.ignored[BESIDE] += 1
                 elif suffix in MEDIA:
-                    yield Path(folder, name)
-                elif not suffix and kind(Path(folder, name)) == "missing":
+                    yield Path(parent, name)
+                elif not suffix and self.folder.kind(Path(parent, name)) == "missing":
                     self.ignored[BROKEN] += 1
                 else:
                     self.ignored[suffix] += 1

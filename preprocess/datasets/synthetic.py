@@ -17,4 +17,4 @@ def _listing(source: Source) -> Iterator[Video | Missing]:
         yield replace(item, id=item.path.stem) if isinstance(item, Video) else item
 
 
-DATA = DataSet(_listing, folder.TREE, folder.DATA.lists)
+DATA = DataSet(_listing, folder.TREE)

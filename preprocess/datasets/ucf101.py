@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from pathlib import Path
+from pathlib import PurePath
 
 from gdt.common.errors import UserError
+from gdt.common.folders import File, Folder
 from gdt.preprocess.datasets import folds
 from gdt.preprocess.datasets.folds import Line
 from gdt.preprocess.datasets.listing import DataSet, Missing, Source, Video
@@ -25,14 +26,14 @@ _LINE = re.compile(r"([^/<>\s]+)/([^/<>\s]+\.\w+)(?:\s+\d+)?\s*")
 
 def listing(source: Source) -> Iterator[Video | Missing]:
     """Videos by the names of their files, in all folds; those in no list are left out."""
-    lists = folds.find_lists(source.root, "ucfTrainTestlist", TREE)
+    lists = folds.find_lists(source, "ucfTrainTestlist", TREE)
     return folds.listing(source, "UCF-101", _lines(lists), TREE)
 
 
-def _lines(lists: Path) -> Iterator[Line]:
+def _lines(lists: Folder) -> Iterator[Line]:
     for fold in folds.FOLDS:
         for split in ("train", "test"):
-            path = lists / f"{split}list{fold:02d}.txt"
+            path = File(lists, PurePath(f"{split}list{fold:02d}.txt"))
             for line in folds.read_lines(path):
                 if (found := _LINE.fullmatch(line)) is None:
                     raise UserError(
@@ -41,4 +42,4 @@ def _lines(lists: Path) -> Iterator[Line]:
                 yield Line(found[1], found[2], fold, split)
 
 
-DATA = DataSet(listing, TREE, lists=("ucfTrainTestlist/*.txt",))
+DATA = DataSet(listing, TREE)

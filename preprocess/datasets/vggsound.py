@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gdt.preprocess.datasets import youtube
-from gdt.preprocess.datasets.listing import SPLITS, DataSet, Missing, Source, Video, incomplete, is_missing
+from gdt.preprocess.datasets.listing import SPLITS, DataSet, Missing, Source, Video, incomplete
 from gdt.preprocess.datasets.youtube import Segment
 from gdt.preprocess.tables import Row, read_csv
 
@@ -23,10 +23,10 @@ _SECONDS = 10
 
 def listing(source: Source) -> Iterator[Video | Missing]:
     """Videos by the names of their files; files that are not in the official csv are left out."""
-    path = source.root / "vggsound.csv"
-    if is_missing(path):
-        raise incomplete(f"{path} is missing", TREE)
-    return youtube.listing(source, read_csv(path, _COLUMNS, _segment, header=False))
+    table = source.file("vggsound.csv")
+    if not table.exists:
+        raise incomplete(f"{table} is missing", TREE)
+    return youtube.listing(source, read_csv(table, _COLUMNS, _segment, header=False))
 
 
 def _segment(row: Row) -> Segment:
@@ -34,4 +34,4 @@ def _segment(row: Row) -> Segment:
     return Segment(row["youtube_id"], start, start + _SECONDS, row["label"].strip(), SPLITS[row["split"].strip()])
 
 
-DATA = DataSet(listing, TREE, lists=("vggsound.csv",))
+DATA = DataSet(listing, TREE)

@@ -30,6 +30,7 @@ from torch import Tensor
 from gdt.common import serialization
 from gdt.common.commandline import expand_home
 from gdt.common.errors import UserError, unknown
+from gdt.common.stores import Place, folder_at, place
 from gdt.eval.embed import Embed, Features, Kind, Modality, Rows, features
 from gdt.eval.embed import read as read_features
 from gdt.eval.nearest import most_similar
@@ -37,7 +38,6 @@ from gdt.pipeline.composition import Composition
 from gdt.pipeline.loader import Batch, Loader
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.shards.layout import INDEX
-from gdt.pipeline.shards.store import exists
 from gdt.train.checkpoint import Trained, load_trained
 from gdt.train.distributed import require_gpus
 from gdt.train.loss import gdt_loss
@@ -61,7 +61,7 @@ T = TypeVar("T")
 class Preprocessed:
     """The shards of a data set."""
 
-    shards: Path
+    shards: Place
     """Their folder."""
     videos: int
     """Number of videos, including those listed without a file."""
@@ -81,7 +81,7 @@ def make_shards(
     """
     from gdt.preprocess.stage import Preprocess, run
 
-    full = _with(Preprocess(dataset, Path(source), None if destination is None else Path(destination)), settings)
+    full = _with(Preprocess(dataset, place(source), None if destination is None else place(destination)), settings)
     if full.dry_run:
         raise UserError("dry_run is for the command only; use 'gdt preprocess --dry-run' to count the videos")
     summary = run(full)
@@ -147,8 +147,8 @@ def evaluate(checkpoints: Paths, shards: str | Path | None = None, **settings: A
 
     if not (paths := _paths(checkpoints)):
         raise UserError("checkpoints is empty; give one or more")
-    dataset = settings.get("dataset") or (Path(shards).name if shards else "")
-    found = downstream.evaluate(_with(Downstream(paths, dataset, Path(shards) if shards else None), settings))
+    dataset = settings.get("dataset") or (place(shards).name if shards else "")
+    found = downstream.evaluate(_with(Downstream(paths, dataset, place(shards) if shards else None), settings))
     asked = [each for each in found.results if (each.model, each.weights) in found.models]
     return Evaluated(tuple(rows(asked)), found.text)
 
@@ -235,9 +235,10 @@ class Model:
         files (TMPDIR); preprocess larger collections, and embed their shards. Raises UserError if no video can be used
         or an argument is invalid.
         """
-        if not (paths := _paths(videos)):
+        paths = tuple(map(place, [videos] if isinstance(videos, str | Path) else videos))
+        if not paths:
             raise UserError("videos is empty; give one or more")
-        shards = paths[0] if len(paths) == 1 and exists(paths[0] / INDEX) else None
+        shards = paths[0] if len(paths) == 1 and folder_at(paths[0]).exists(INDEX) else None
         asked = (modalities,) if isinstance(modalities, str) else tuple(modalities)
         given = {"modalities": asked, "kind": kind, "clips": clips, "rows": rows, "workers": workers}
         settings = _with(Embed(self._path, () if shards else paths, shards=shards), given)

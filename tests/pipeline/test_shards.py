@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from gdt.common.errors import UserError
+from gdt.common.folders import LocalFolder
 from gdt.pipeline.shards import container
 from gdt.pipeline.shards.index import Index, write_index
 from gdt.pipeline.shards.layout import COLUMNS, SHARD, Stored
@@ -123,7 +124,9 @@ def written(folder: Path, records: list[VideoRecord]) -> Index:
     sums = {"pixels": np.zeros((3, 3), np.int64), "mels": np.zeros(3, np.int64)}
     (folder / "scratch").mkdir()
     write_shard(folder / "shard-000000.h5", records, sums, folder / "scratch")
-    write_index(folder, [folder / "shard-000000.h5"], '{"fps": 30, "bands": 40}', lambda ids: {})
+    write_index(
+        folder / "index.h5", LocalFolder(folder), ["shard-000000.h5"], '{"fps": 30, "bands": 40}', lambda ids: {}
+    )
     return Index.open(folder)
 
 

@@ -103,7 +103,7 @@ def test_a_touched_or_copied_tree_is_compared_once_and_not_decoded(
     assert digests(other.shard_folder) == before
 
 
-@pytest.mark.parametrize("moment", ["_make_shards", "_finish"])
+@pytest.mark.parametrize("moment", ["_make_shards", "finish"])
 def test_an_interrupted_run_forgets_no_change(sounds: Preprocess, monkeypatch: pytest.MonkeyPatch, moment: str) -> None:
     run(sounds)
     swap(sounds)
@@ -121,7 +121,7 @@ def interrupt(*arguments: object) -> None:
 
 def test_shards_of_an_interrupted_run_are_not_compared(sounds: Preprocess, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(stage, "_finish", interrupt)
+        patch.setattr(stage, "finish", interrupt)
         with pytest.raises(KeyboardInterrupt):
             run(sounds)
     (sounds.shard_folder / "shard-000001.h5").unlink()

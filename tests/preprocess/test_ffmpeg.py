@@ -25,6 +25,7 @@ import pytest
 from PIL import Image
 
 from gdt.common.errors import UserError
+from gdt.common.folders import LocalFolder
 from gdt.preprocess import extract as module
 from gdt.preprocess import ffmpeg, process
 from gdt.preprocess.datasets.listing import Video
@@ -576,7 +577,7 @@ def test_stretches_beyond_the_end_add_nothing(ticking: Path, tmp_path: Path) -> 
 
 def shard(folder: Path, videos: list[Video], settings: Extraction) -> h5py.File:
     path = folder / "shard-000000.h5"
-    make_shard(ShardTask(path, videos, settings, {}))
+    make_shard(ShardTask(LocalFolder(path.parent), path.name, LocalFolder(path.parent), videos, settings, {}))
     assert problems(path) == []
     return h5py.File(path, "r")
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from gdt.common.folders import LocalFolder
 from gdt.preprocess import plan
 from gdt.preprocess.datasets.listing import Missing, Video, Words
 from gdt.preprocess.ffmpeg import Extraction
@@ -19,10 +20,10 @@ HERE = Path("/videos")
 def cut(root: Path, names: list[str]) -> dict[int, list[str]]:
     """Plan these videos, write the plan, and return the ids by shard number."""
     videos = {name: Video(name, root / name, size=5000 if name == "e" else 1000) for name in names}
-    shards = assign(videos, Plan.read(root).shards, videos_per_shard=4)
+    shards = assign(videos, Plan.read(LocalFolder(root)).shards, videos_per_shard=4)
     ids = {number: [video.id for video in members] for number, members in shards.items()}
-    Plan(Shares(0.25, 1 / 3), ids).write(root)
-    assert Plan.read(root) == Plan(Shares(0.25, 1 / 3), ids)
+    Plan(Shares(0.25, 1 / 3), ids).write(LocalFolder(root))
+    assert Plan.read(LocalFolder(root)) == Plan(Shares(0.25, 1 / 3), ids)
     return ids
 
 
@@ -33,13 +34,13 @@ def test_list_is_sorted_and_knows_sizes_splits_and_labels(tmp_path: Path) -> Non
         Video("b", HERE / "b.mp4", "dogs", columns=(("a/b", "1"), (".", "x"))), Video("b", HERE / "again.mp4"),
         Video("d", HERE / "d.mp4", columns=(("a/b", ""), ("100%", "y"))),
     ]  # fmt: skip
-    listed = collect(items)
+    listed = collect(items, LocalFolder(tmp_path))
     assert list(listed.videos) == ["b", "d", "é"] and listed.drawn
     assert [listed.videos[id].size for id in "bdé"] == [-1, -1, 5]
     assert listed.missing == [
         items[1], Missing("b", "it has the id of /videos/b.mp4, which is kept", HERE / "again.mp4", fault=True)
     ]  # fmt: skip
-    assert not collect(items[:1]).drawn
+    assert not collect(items[:1], LocalFolder(tmp_path)).drawn
     assert listed.annotations(["é", "d", "b"]) == {
         "label": ["läbel", "", "dogs"], "split": ["unused", "train", "train"], "folds": ["train,test", "", ""],
         "a/b": ["", "", "1"], ".": ["", "", "x"], "100%": ["", "y", ""],
@@ -49,7 +50,7 @@ def test_list_is_sorted_and_knows_sizes_splits_and_labels(tmp_path: Path) -> Non
 def test_split_depends_on_the_id_only() -> None:
     def splits(count: int, val: float, test: float) -> dict[str, str]:
         items = (Video(f"v{k}", HERE / f"{k}.mp4", split="val" if k % 10 == 0 else "") for k in range(count))
-        return {id: video.split for id, video in collect(items, Shares(val, test)).videos.items()}
+        return {id: video.split for id, video in collect(items, LocalFolder(HERE), Shares(val, test)).videos.items()}
 
     def moved(before: dict[str, str], after: dict[str, str]) -> set[tuple[str, str]]:
         return {(before[name], after[name]) for name in before if before[name] != after[name]}
@@ -66,7 +67,7 @@ def test_split_depends_on_the_id_only() -> None:
 
 def test_a_split_that_was_asked_for_is_not_empty_and_keeps_its_video(tmp_path: Path) -> None:
     def listed(count: int, shares: Shares) -> Listed:
-        return collect([Video(f"v{k}", HERE / f"{k}.mp4") for k in range(count)], shares)
+        return collect([Video(f"v{k}", HERE / f"{k}.mp4") for k in range(count)], LocalFolder(HERE), shares)
 
     for count in range(2, 60):
         few = listed(count, Shares(val=0.001, test=0.001))
@@ -107,8 +108,10 @@ def test_random_lists_keep_every_video_once_in_its_shard(tmp_path: Path) -> None
 
 
 def test_content_hash_depends_on_what_determines_the_bytes() -> None:
+    here = LocalFolder(HERE)
+
     def content(one: Video, **details: str) -> str:
-        return ShardTask(HERE / "shard-000000.h5", [one], Extraction(), {"fps": 30} | details).content
+        return ShardTask(here, "shard-000000.h5", here, [one], Extraction(), {"fps": 30} | details).content
 
     base = Video("a", HERE / "a.mp4", "a class", "val", size=5)
     same = content(base)

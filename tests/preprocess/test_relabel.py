@@ -148,8 +148,8 @@ def test_lost_or_damaged_index_is_rebuilt_with_current_labels(pets: Preprocess) 
 
 
 @pytest.mark.parametrize(
-    "moment", ["pipeline.shards.container.writing", "common.files.os.fsync", "preprocess.stage.write_lines",
-               "preprocess.stage.summarise", "preprocess.stage.Job.pending"],
+    "moment", ["pipeline.shards.container.writing", "common.files.os.fsync", "preprocess.finish.write_lines",
+               "preprocess.finish.summarise", "preprocess.stage.Job.pending"],
 )  # fmt: skip
 def test_interrupted_relabelling_is_completed_by_the_next_run(
     pets: Preprocess, monkeypatch: pytest.MonkeyPatch, moment: str

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from gdt.common.errors import UserError
+from gdt.common.processes import killed_with_parent
 from gdt.pipeline.shards.container import Head
-from gdt.preprocess import checks, cluster, process
+from gdt.preprocess import checks, cluster
 from gdt.preprocess.ffmpeg import Extraction
 from gdt.preprocess.process import Limits
 from gdt.preprocess.stage import Preprocess, dry_run, run
@@ -146,7 +147,7 @@ def test_a_run_whose_first_videos_fail_for_one_reason_stops(
 
 
 def test_setpriv_is_used_if_it_can_end_a_process_with_its_parent(fake: Fake) -> None:  # noqa: F811
-    prefix = process.killed_with_parent.__wrapped__
+    prefix = killed_with_parent.__wrapped__
     fake('exec "${@:3}"', "setpriv")
     assert prefix() == ("setpriv", "--pdeathsig", "KILL")
     fake("echo unrecognized option >&2; exit 1", "setpriv")

@@ -1,0 +1,204 @@
+"""Folders of files: one interface for those on this machine, which are here, and in stores, which are in stores.py."""
+
+from __future__ import annotations
+
+import os
+import stat
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import dataclass
+from pathlib import Path, PurePath
+from typing import BinaryIO, NamedTuple, TypeVar
+
+from gdt.common import files
+
+T = TypeVar("T")
+
+
+class State(NamedTuple):
+    """What tells whether a file has changed."""
+
+    size: int
+    """Bytes; -1 if there is no regular file."""
+    time: str
+    """When it last changed, or the tag of the object; empty if unknown."""
+
+
+class Folder(ABC):
+    """A folder of files. Paths of files are below it; for a local one, they may also be absolute."""
+
+    name: str
+    """The last part of its path."""
+
+    @abstractmethod
+    def __str__(self) -> str: ...
+
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other) and str(self) == str(other)
+
+    def __hash__(self) -> int:
+        return hash(str(self))
+
+    def address(self, path: PurePath | str) -> str:
+        """The full name of a file."""
+        return f"{self}/{path}"
+
+    @abstractmethod
+    def files(self) -> dict[str, State]:
+        """The files that are there now, by name; of a store, also those in subfolders."""
+
+    @abstractmethod
+    def exists(self, name: str) -> bool:
+        """Whether there is a file now."""
+
+    @abstractmethod
+    def kind(self, path: PurePath | str) -> str:
+        """What is at a path: "" for a regular file, "a folder", "a special file" or "missing"."""
+
+    @abstractmethod
+    def state(self, path: PurePath | str) -> State:
+        """Size and time of a file."""
+
+    @abstractmethod
+    def glob(self, pattern: str) -> list[Path]:
+        """Sorted paths of the files whose path has as many parts as the pattern and matches it."""
+
+    @abstractmethod
+    def below(self, path: str) -> Folder:
+        """A folder in this one."""
+
+    @abstractmethod
+    def open(self, path: PurePath | str) -> BinaryIO:
+        """A file, to read. Raises UserError if that fails."""
+
+    @abstractmethod
+    def read(self, name: str, begin: int, end: int) -> bytes:
+        """Some bytes of a file; fewer if it ends before. Raises UserError or OSError."""
+
+    @abstractmethod
+    def local(self, path: PurePath | str) -> AbstractContextManager[Path]:
+        """A file on this machine: itself, or a temporary copy. Raises UserError if there is no object."""
+
+    @abstractmethod
+    def bring(self, paths: Sequence[PurePath], to: Path) -> list[Path]:
+        """Files on this machine: themselves, or copies in a folder; a copy is missing if its object is."""
+
+    @abstractmethod
+    def write(self, name: str, write: Callable[[Path], T], before: str | None = None) -> T:
+        """Write a file with `write`, which gets a path on this machine: it appears whole or not at all.
+
+        With `before`, the `tag` that it had, raises UserError if somebody else has written it in a store meanwhile.
+        """
+
+    @abstractmethod
+    def tag(self, name: str) -> str:
+        """What changes when an object is written anew; empty if there is none, and on this machine."""
+
+    @abstractmethod
+    def remove(self, name: str) -> None:
+        """Remove a file that is there."""
+
+    @property
+    @abstractmethod
+    def scratch(self) -> Path:
+        """A folder on this machine for temporary folders of what is written here."""
+
+    @abstractmethod
+    def locked(self) -> AbstractContextManager[None]:
+        """Hold off other runs that write here; a store has no locks, and `write` tells them apart."""
+
+
+class LocalFolder(Folder):
+    """A folder on this machine."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.name = path.absolute().name
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+    def address(self, path: PurePath | str) -> str:
+        return str(self.path / path)
+
+    def files(self) -> dict[str, State]:
+        return {path.name: State(path.lstat().st_size, "") for path in self.path.glob("*")}
+
+    def exists(self, name: str) -> bool:
+        return (self.path / name).is_file()
+
+    def kind(self, path: PurePath | str) -> str:
+        return files.kind(self.path / path)
+
+    def state(self, path: PurePath | str) -> State:
+        return state_of(self.path / path)
+
+    def glob(self, pattern: str) -> list[Path]:
+        return sorted(self.path.glob(pattern))
+
+    def below(self, path: str) -> Folder:
+        return LocalFolder(self.path / path)
+
+    def open(self, path: PurePath | str) -> BinaryIO:
+        return files.open_regular(self.path / path)
+
+    def read(self, name: str, begin: int, end: int) -> bytes:
+        with (self.path / name).open("rb") as file:
+            return os.pread(file.fileno(), end - begin, begin)
+
+    def local(self, path: PurePath | str) -> AbstractContextManager[Path]:
+        return nullcontext(self.path / path)
+
+    def bring(self, paths: Sequence[PurePath], to: Path) -> list[Path]:
+        return [self.path / path for path in paths]
+
+    def write(self, name: str, write: Callable[[Path], T], before: str | None = None) -> T:
+        return write(self.path / name)
+
+    def tag(self, name: str) -> str:
+        return ""
+
+    def remove(self, name: str) -> None:
+        (self.path / name).unlink()
+
+    @property
+    def scratch(self) -> Path:
+        return self.path
+
+    def locked(self) -> AbstractContextManager[None]:
+        return files.locked(self.path)
+
+
+@dataclass(frozen=True)
+class File:
+    """A file of a folder, to read."""
+
+    folder: Folder
+    path: PurePath
+
+    def __str__(self) -> str:
+        return self.folder.address(self.path)
+
+    @property
+    def exists(self) -> bool:
+        """Whether anything is there; what is no file, as a broken link, is refused when it is opened."""
+        if isinstance(self.folder, LocalFolder):
+            return os.path.lexists(str(self))
+        return self.folder.kind(self.path) != "missing"
+
+    def open(self) -> BinaryIO:
+        """Raises UserError if that fails."""
+        return self.folder.open(self.path)
+
+
+def state_of(path: Path) -> State:
+    """Bytes of a regular file and when it last changed; -1 for anything else (a FIFO, a broken link) or inaccessible.
+
+    Archives may give all their files one time of modification, so the time of the last change of status is there, too.
+    """
+    with suppress(OSError):
+        status = path.stat()
+        if stat.S_ISREG(status.st_mode):
+            return State(status.st_size, f"{status.st_mtime_ns} {status.st_ctime_ns}")
+    return State(-1, "")

@@ -1,0 +1,21 @@
+"""The type of options that take a path or the URL of a folder in a store."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from tyro.constructors import PrimitiveConstructorSpec
+
+from gdt.common.stores import Place, place
+
+Location = Annotated[
+    Place,
+    PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="PATH",
+        instance_from_str=lambda words: place(words[0]),
+        is_instance=lambda value: isinstance(value, Place),
+        str_from_instance=lambda value: [str(value)],
+    ),
+]
+"""The type of an option that takes a path or the URL of a folder in a store."""

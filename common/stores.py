@@ -1,0 +1,258 @@
+"""Folders in object stores, named by URLs such as s3://bucket/shards, and which kind of folder a name stands for.
+
+fsspec talks with stores, and is imported where one is used. Credentials are the store's own business (fsspec, boto).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from fnmatch import fnmatchcase
+from functools import cached_property
+from pathlib import Path, PurePath
+from typing import Any, BinaryIO, TypeVar
+
+from gdt.common.errors import UserError, first_line
+from gdt.common.folders import Folder, LocalFolder, State
+from gdt.common.retries import persist
+
+T = TypeVar("T")
+THREADS = 16
+"""Small objects that are copied at once."""
+_SCHEME = re.compile(r"[a-z][a-z0-9+.-]+:/")
+_SECRET = re.compile(r":/+[^/]*:[^/]*@|\?")
+_TAGS = ("ETag", "etag", "LastModified", "last_modified", "mtime")
+"""Names of tags, by store."""
+
+
+class RemoteFolder(Folder):
+    """A folder in an object store.
+
+    What `kind`, `state` and `glob` say is from one listing, of the time of the first of these calls.
+    """
+
+    def __init__(self, url: str) -> None:
+        scheme, _, path = url.partition(":")
+        root = "///" if scheme == "file" else "//"
+        self.url = f"{scheme}:{root}{PurePath(path.strip('/'))}"
+        self.name = self.url.rpartition("/")[2]
+
+    def __str__(self) -> str:
+        return self.url
+
+    def __repr__(self) -> str:
+        return f"RemoteFolder({self.url!r})"
+
+    def __reduce__(self) -> tuple[type[RemoteFolder], tuple[str]]:
+        return RemoteFolder, (self.url,)  # workers list for themselves
+
+    def connect(self, name: PurePath | str = "") -> tuple[Any, str]:
+        """The file system, for one use, since forks must not share it, and the name of an object or the folder."""
+        scheme = self.url.partition(":")[0]
+        try:
+            import fsspec
+
+            # s3fs would hold ten parts of 50 MB in memory, for each file
+            sequential = {"max_concurrency": 1} if scheme in ("s3", "s3a") else {}
+            address = self.address(name) if str(name) else self.url
+            return fsspec.core.url_to_fs(address, use_listings_cache=False, **sequential)
+        except (ImportError, ValueError) as error:
+            extra = "gdt-video[s3]" if scheme in ("s3", "s3a") else "the package of fsspec for it"
+            raise UserError(f"cannot open {scheme}:// ({first_line(error)}); install {extra} with pip") from None
+
+    def files(self) -> dict[str, State]:
+        store, root = self.connect()
+        found = persist(f"cannot list {self}", lambda: store.find(root, detail=True))
+        entries = {name[len(root) :].lstrip("/"): entry for name, entry in sorted(found.items())}
+        # no name leads out of the folder
+        below = {name: entry for name, entry in entries.items() if not {"", ".", ".."} & {*name.split("/")}}
+        return {name: State(int(entry["size"]), _tag_in(entry)) for name, entry in below.items()}
+
+    @cached_property
+    def _listed(self) -> dict[str, State]:
+        return self.files()
+
+    @cached_property
+    def _folders(self) -> set[str]:
+        return {str(parent) for name in self._listed for parent in PurePath(name).parents}
+
+    def exists(self, name: str) -> bool:
+        return bool(self.tag(name))
+
+    def kind(self, path: PurePath | str) -> str:
+        if str(path) in self._listed:
+            return ""
+        return "a folder" if str(PurePath(path)) in self._folders else "missing"
+
+    def state(self, path: PurePath | str) -> State:
+        return self._listed.get(str(path), State(-1, ""))
+
+    def glob(self, pattern: str) -> list[Path]:
+        names = [name for name in self._listed if name.count("/") == pattern.count("/") and fnmatchcase(name, pattern)]
+        return sorted(map(Path, names))
+
+    def below(self, path: str) -> Folder:
+        return RemoteFolder(self.address(path))
+
+    def open(self, path: PurePath | str) -> BinaryIO:
+        with self.local(path) as copy:
+            return copy.open("rb")  # which outlives the name of the copy
+
+    def read(self, name: str, begin: int, end: int) -> bytes:
+        store, object_name = self.connect(name)
+        what = f"cannot read {self.address(name)}"
+        data: bytes = persist(what, lambda: store.cat_file(object_name, start=begin, end=end))
+        return data
+
+    @contextmanager
+    def local(self, path: PurePath | str) -> Iterator[Path]:
+        with tempfile.TemporaryDirectory(prefix="gdt-") as folder:
+            copy = Path(folder) / PurePath(path).name
+            self.fetch(path, copy)
+            yield copy
+
+    def bring(self, paths: Sequence[PurePath], to: Path) -> list[Path]:
+        copies = {path: to / f"copy-{number}{path.suffix}" for number, path in enumerate(paths)}
+
+        def fetch(path: PurePath) -> None:
+            try:
+                self.fetch(path, copies[path])
+            except UserError:
+                if self.exists(str(path)):
+                    raise
+
+        with ThreadPoolExecutor(THREADS) as pool:
+            list(pool.map(fetch, copies))
+        return [copies[path] for path in paths]
+
+    def fetch(self, name: PurePath | str, to: Path, check: Callable[[Path], object] = lambda _: None) -> None:
+        """Copy an object to a file, again if `check` finds it Damaged. Raises UserError, or OSError: no space."""
+
+        def copy() -> None:
+            from fsspec.callbacks import Callback
+
+            store, object_name = self.connect(name)
+            told = Callback()
+            store.get_file(object_name, str(to), callback=told)
+            size = to.stat().st_size
+            if told.size not in (None, size):
+                raise ConnectionError(f"{size} of {told.size} bytes came")
+            check(to)
+
+        persist(f"cannot read {self.address(name)}", copy)
+
+    def download(self, to: Path, suffixes: Collection[str]) -> None:
+        """Copy the files with these suffixes to a folder, or to a file if this is an object of such a name."""
+        suffix = PurePath(self.name).suffix
+        if suffix.lower() in suffixes:
+            RemoteFolder(self.url.rpartition("/")[0]).fetch(self.name, to.with_suffix(suffix))
+            return
+
+        def get(name: str) -> None:
+            (to / name).parent.mkdir(parents=True, exist_ok=True)
+            self.fetch(name, to / name)
+
+        with ThreadPoolExecutor(THREADS) as pool:
+            list(pool.map(get, [name for name in self.files() if PurePath(name).suffix.lower() in suffixes]))
+
+    def write(self, name: str, write: Callable[[Path], T], before: str | None = None) -> T:
+        with tempfile.TemporaryDirectory(prefix="gdt-") as folder:
+            file = Path(folder) / name
+            result = write(file)
+            store, object_name = self.connect(name)
+            what = f"cannot write {self.address(name)}"
+            if before is None:
+                persist(what, lambda: store.put_file(str(file), object_name))
+            else:
+                persist(what, lambda: self._replace(name, file.read_bytes(), before))
+        return result
+
+    def _replace(self, name: str, data: bytes, before: str) -> None:
+        """Write an object, unless it has another tag than `before`."""
+        store, object_name = self.connect(name)
+        tag = self.tag(name)
+        if tag and store.cat_file(object_name) == data:
+            return  # an earlier attempt, or the same run on another machine
+        if tag != before:
+            raise UserError(f"another run has written {self.address(name)} meanwhile; run the same command again")
+        if "s3" not in str(store.protocol):
+            store.pipe_file(object_name, data)
+            return
+        # in one request, which the store refuses if another was quicker
+        condition = {"IfMatch": tag} if tag else {"mode": "create"}
+        store.pipe_file(object_name, data, chunksize=1 << 32, **condition)
+
+    def tag(self, name: str) -> str:
+        def look() -> str:
+            store, object_name = self.connect(name)
+            with suppress(FileNotFoundError):
+                entry = store.info(object_name)
+                return _tag_in(entry) or str(entry["size"])
+            return ""
+
+        return persist(f"cannot read {self.address(name)}", look)
+
+    def remove(self, name: str) -> None:
+        store, object_name = self.connect(name)
+        persist(f"cannot remove {self.address(name)}", lambda: store.rm_file(object_name))
+
+    @property
+    def scratch(self) -> Path:
+        return Path(tempfile.gettempdir())
+
+    def locked(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+
+def _tag_in(entry: Mapping[str, Any]) -> str:
+    """What changes when an object is written anew; empty if the store does not tell."""
+    return next((str(entry[name]) for name in _TAGS if entry.get(name)), "")
+
+
+Place = Path | RemoteFolder
+"""A folder as settings hold it: a path on this machine, or a folder in a store."""
+
+
+def place(name: str | Place) -> Place:
+    """The place of this name, with ~ expanded in a path; a Path may have been made of a URL.
+
+    Raises UserError, without repeating it, for a URL with a password or a query.
+    """
+    if isinstance(name, RemoteFolder):
+        return name
+    if not _SCHEME.match(str(name)):
+        return Path(os.path.expanduser(name))  # noqa: PTH111 - pathlib's raises for an unknown user
+    if _SECRET.search(str(name)):
+        raise UserError(
+            "a URL has a password or a query, which would be stored with settings and results; leave it out, and give "
+            "credentials as the store's own tools take them (environment, files, roles)"
+        )
+    return RemoteFolder(str(name))
+
+
+def local_path(name: str | Path) -> Path:
+    """The path of this name, with ~ expanded. Raises UserError for a URL."""
+    where = place(name)
+    if isinstance(where, RemoteFolder):
+        raise UserError(f"{where} is in a store, which can hold only videos and shards; name a path on this machine")
+    return where
+
+
+def folder_at(where: str | Place) -> Folder:
+    """The folder at a place; of one in a store, nothing is listed yet."""
+    found = place(where)
+    return RemoteFolder(found.url) if isinstance(found, RemoteFolder) else LocalFolder(found)
+
+
+def resolved(where: Place) -> Place:
+    """The place without links, to compare it with others."""
+    return where if isinstance(where, RemoteFolder) else where.resolve()
+
+
+def absolute(where: Place) -> Place:
+    """The place for processes that run in another folder."""
+    return where if isinstance(where, RemoteFolder) else where.absolute()

@@ -1,0 +1,33 @@
+"""Names of data sets, the usual folders of their shards, and the commands that make and check these."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from gdt.common.commandline import gdt_command
+from gdt.common.stores import Place, absolute
+
+DATASETS = ("audioset", "esc50", "folder", "hmdb51", "howto100m", "kinetics", "synthetic", "ucf101", "vggsound")
+"""Data sets of preprocess/datasets."""
+
+
+def dataset_name(dataset: str, shards: Place | None) -> str:
+    """The name of a data set: by default that of the folder of its shards, else kinetics."""
+    return dataset or (absolute(shards).name if shards else "kinetics")
+
+
+def shard_folder(dataset: str, named: Place | None = None) -> Place:
+    """Folder of a data set's shards: `named` if given, else the default."""
+    return named or Path("data/shards") / dataset
+
+
+def preprocess_command(folder: Place) -> str:
+    """The command that makes the shards of a folder, with a placeholder for the videos."""
+    elsewhere = [] if folder == shard_folder(folder.name) else ["--destination", folder]
+    return gdt_command("preprocess", "--dataset", folder.name, "--source", "VIDEOS", *elsewhere)
+
+
+def verify_hint(folder: Place) -> str:
+    """How to find and rebuild the damaged files of a folder."""
+    command = gdt_command("verify", "--shards", folder, "--remove")
+    return f"remove damaged shards with `{command}`, then run the same preprocessing command again to rebuild them"

@@ -1,0 +1,70 @@
+"""The end of a run: the index, the list of rejected videos and the summary of finished shards."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gdt.common.errors import Unusable, plural
+from gdt.common.files import dump_row, write_lines
+from gdt.common.folders import Folder, LocalFolder
+from gdt.pipeline.shards.index import Index, write_index
+from gdt.pipeline.shards.layout import INDEX, REJECTED
+from gdt.preprocess.plan import shard_name
+from gdt.preprocess.summary import Summary, summarise
+
+if TYPE_CHECKING:
+    from gdt.preprocess.stage import Job
+
+
+def finish(job: Job, made: Sequence[int]) -> Summary:
+    """Write index, rejected.jsonl and summary, and remove shards that are not in the plan.
+
+    `made` are the numbers of the new shards. In a store, the index comes after the list of rejected videos, so that
+    readers find both. Raises UserError if another run has written it meanwhile, and Unusable if no video can be used.
+    """
+    remove_scratch(job.destination)
+    names = list(map(shard_name, job.shards))
+
+    def write(path: Path) -> Index:
+        reasons = write_index(path, job.destination, names, json.dumps(job.details), job.listed.annotations)
+        rows = _rejected(job, reasons)
+        job.destination.write(REJECTED, lambda path: write_lines(path, map(dump_row, rows)))
+        index = Index.read(path, job.settings.absolute_shards)
+        if not len(index):
+            raise Unusable(
+                f"0 of {plural(len(job.listed.videos), 'video')} can be used; {rows[0]['path'] or rows[0]['id']}: "
+                f"{rows[0]['reason']}. See {job.destination.address(REJECTED)}"
+            )
+        return index
+
+    try:
+        index = job.destination.write(INDEX, write, before=job.index_tag)
+    except Unusable:
+        if job.destination.exists(INDEX):
+            job.destination.remove(INDEX)  # so that no command takes the folder for a data set
+        raise
+    for name in job.destination.files().keys() - set(names):
+        if name.startswith("shard-") and ".h5" in name:
+            job.destination.remove(name)
+    return summarise(index, job.listed, len(made), job.count(made))
+
+
+def _rejected(job: Job, reasons: Mapping[str, str]) -> list[dict[str, str]]:
+    """The rows of rejected.jsonl, given the reason of each video that is in no shard, by id."""
+    rejected = [(row.id, row.path, row.reason) for row in job.listed.missing]
+    # paths from the list: a video that was moved keeps its shard
+    rejected += [(id, job.listed.videos[id].path, reason) for id, reason in reasons.items()]
+    return [
+        {"id": id, "path": job.source.address(path) if path else "", "reason": reason} for id, path, reason in rejected
+    ]
+
+
+def remove_scratch(destination: Folder) -> None:
+    """Remove temporary folders of killed workers; in a store, these have none there."""
+    if isinstance(destination, LocalFolder):
+        for scratch in destination.path.glob(".shard-*"):
+            shutil.rmtree(scratch, ignore_errors=True)
