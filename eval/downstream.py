@@ -31,7 +31,8 @@ from gdt.eval.tables import pivot, write_tables
 from gdt.pipeline.shards.layout import names_in
 from gdt.pipeline.word2vec import WordVectors
 from gdt.train.checkpoint import load_trained
-from gdt.train.flops import per_step
+from gdt.train.experiment import compose
+from gdt.train.flops import step_flops
 from gdt.train.models.gdt import any_device
 from gdt.train.models.network import FROM_PYTHON
 from gdt.train.provenance import provenance_of
@@ -213,8 +214,9 @@ def _run(job: Job) -> None:
     start, model, data = time.perf_counter(), job.model, job.evaluator.data
     settings, trained = job.evaluator.settings, job.model.trained
     pretraining, recorded = trained.settings, trained.per_step or (0, 0.0)
-    if trained.step and not (trained.per_step or pretraining.factors_digest):  # of an earlier version
-        recorded = per_step(pretraining, data.index.bands)
+    if trained.step and not (trained.per_step or trained.factors):  # of an earlier version
+        composition = compose(pretraining)
+        recorded = composition.batch_size, step_flops(pretraining, composition, data.index.bands)
     metrics, fold, details = job.evaluator.evaluate(model, job.protocol, job.fold, job.folder)
     precision = "bfloat16" if job.evaluator.device.type == "cuda" else "float32"
     details = {"clip": str(pretraining.clip), "precision": precision, **details}

@@ -155,7 +155,7 @@ def models(settings: Downstream, first: Trained) -> Iterator[Model]:
         trained = first if path == settings.ckpt[0] else load_trained(path)
         if trained.foreign is not None:
             print(f"{path} holds {trained.foreign}; clips of {trained.settings.clip}")
-        if trained.step and trained.settings.factors_digest and not trained.per_step:
+        if trained.step and trained.factors and not trained.per_step:
             print(
                 f"warning: {path} is of an earlier version, which did not record what factors of a Python file mean; "
                 "tables leave out the videos and FLOPs of its training",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +13,11 @@ from gdt.common.errors import UserError
 from gdt.common.files import writing
 from gdt.pipeline.shards.statistics import Statistics
 from gdt.train import portable, weights
+from gdt.train.experiment import Data, Experiment, schedule_of
 from gdt.train.models.gdt import GDT, load_weights, modalities_of
 from gdt.train.published import fetch
 from gdt.train.run import CHECKPOINT, LENGTH, differences, from_json, require_checkpoint, to_json
+from gdt.train.schedule import Schedule
 from gdt.train.settings import Pretrain
 from gdt.train.tensors import Damaged, load_checked
 from gdt.train.trained import Trained
@@ -25,26 +26,14 @@ FORMAT = "gdt-pretrain-2"
 _USE = "use the checkpoint.pt of a run, or external weights (.pt, .pth, .safetensors)"
 
 
-@dataclass(frozen=True)
-class Data:
-    """Data of a run."""
-
-    fingerprint: str
-    """Fingerprint of the shards."""
-    statistics: Statistics
-    """Normalisation of the inputs; whoever uses the model needs it."""
-    words: str = ""
-    """Checksum of the word vectors; empty without text."""
-
-
 def make_state(
     model: torch.nn.Module, optimizer: torch.optim.Optimizer, step: int, settings: str, data: Data, steps: int = 0,
     per_step: tuple[int, float] | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """Content of a checkpoint after `step` of `steps` steps: all that the next step, or `Trained`, depends on."""
     return {
-        "format": FORMAT, "settings": settings, "data": data.fingerprint, "words": data.words, "step": step,
-        "steps": steps, "per_step": per_step,
+        "format": FORMAT, "settings": settings, "data": data.fingerprint, "words": data.words,
+        "factors": data.factors, "step": step, "steps": steps, "per_step": per_step,
         "statistics": data.statistics.to_numbers(), "model": model.state_dict(), "optimizer": optimizer.state_dict(),
     }  # fmt: skip
 
@@ -121,6 +110,7 @@ def _model_of(state: Mapping[str, Any], path: Path) -> Trained:
     load_weights(model, state["model"], str(path))
     statistics = Statistics.from_numbers(state["statistics"], str(path))
     rest = {name: state[name] for name in ("data", "steps", "words")}
+    rest["factors"] = state.get("factors", "")
     rest["per_step"] = tuple(state.get("per_step") or ()) or None
     return Trained(model.eval(), settings, state["step"], statistics, state.get("foreign"), **rest)
 
@@ -146,19 +136,21 @@ def require_same_shards(state: Mapping[str, Any], fingerprint: str, run: Path) -
         )
 
 
-def require_same_run(
-    state: Mapping[str, Any], settings: Pretrain, data: Data, batches_per_epoch: int, path: Path
-) -> None:
-    """Raise UserError if `state`, from the checkpoint `path`, cannot be continued with these settings and data.
+def require_same_run(state: Mapping[str, Any], experiment: Experiment, path: Path) -> None:
+    """Raise UserError if `state`, from the checkpoint `path`, cannot be continued by this run.
 
     Another length is accepted if it does not change the learning rate of the steps that are done.
     """
-    different = differences(state["settings"], to_json(settings), ignored=LENGTH)
+    data = experiment.data
+    different = differences(state["settings"], to_json(experiment.settings), ignored=LENGTH)
     if state["words"] != data.words:
         different.append("the word vectors")
+    if state.get("factors", "") != data.factors:
+        different.append("the file of --factors-from")
     if state["statistics"] != data.statistics.to_numbers():
         different.append("the normalisation of --init")
-    if why := other_rates(settings_of(state, path.parent), settings, batches_per_epoch, int(state["step"])):
+    then = schedule_of(settings_of(state, path.parent), experiment.tree.batches_per_epoch)
+    if why := other_rates(then, experiment.schedule, int(state["step"])):
         different.append(f"{why}; --init {path} starts a new run from its weights")
     if different:
         raise UserError(
@@ -167,9 +159,8 @@ def require_same_run(
         )
 
 
-def other_rates(before: Pretrain, settings: Pretrain, batches_per_epoch: int, done: int) -> str:
+def other_rates(then: Schedule, now: Schedule, done: int) -> str:
     """How the learning rates of the first `done` steps differ between two lengths of a run; empty if they do not."""
-    then, now = before.schedule(batches_per_epoch), settings.schedule(batches_per_epoch)
     if done > now.steps:
         return f"{done} steps are done, more than the requested {now.steps}"
     if any(then.lr(step) != now.lr(step) for step in range(done)):

@@ -19,9 +19,9 @@ from gdt.pipeline.shards.index import Index
 from gdt.pipeline.sources.loading import Loading
 from gdt.pipeline.transformations.augmentation import centred
 from gdt.pipeline.word2vec import WordVectors
+from gdt.train.experiment import Experiment
 from gdt.train.health import measures
 from gdt.train.models.gdt import GDT, autocast
-from gdt.train.settings import Pretrain
 
 KS = (1, 5, 10)
 _PROBE_VIDEOS, _PROBE_CLIPS = 256, 2
@@ -91,10 +91,14 @@ def ranks(query: torch.Tensor, gallery: torch.Tensor, at_once: int = 1024) -> to
 class Probe:
     """Measures cross-modal recall and collapse on a fixed set of held-out videos during training."""
 
-    def __init__(self, settings: Pretrain, index: Index, device: torch.device, words: WordVectors | None) -> None:
+    def __init__(self, experiment: Experiment, index: Index, device: torch.device) -> None:
         """`videos` stays empty if fewer than two are held out."""
-        self._settings, self._index, self._device, self._words = settings, index, device, words
-        self._modalities = settings.composition.modalities
+        settings = experiment.settings
+        self._settings = settings
+        self._index = index
+        self._device = device
+        self._words = experiment.words
+        self._modalities = experiment.composition.modalities
         splits = [split for split in ("val", "test") if split != settings.split and (index.split == split).any()]
         self.split = splits[0] if splits else "val"
         held_out = np.flatnonzero((index.split == self.split) & usable(index, settings.clip, self._modalities))

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from gdt.pipeline.composition import Composition
 from gdt.pipeline.leaves import Clip
 from gdt.pipeline.sources.text import Words
 from gdt.train.models.gdt import GDT
@@ -31,14 +32,8 @@ _PEAKS = {
 """Dense TFLOP/s from data sheets in bfloat16 (float16 on GPUs without it), by part of the device's name."""
 
 
-def per_step(settings: Pretrain, bands: int) -> tuple[int, float]:
-    """Videos and FLOPs of a step over all ranks."""
-    return settings.composition.batch_size, step_flops(settings, bands)
-
-
-def step_flops(settings: Pretrain, bands: int) -> float:
+def step_flops(settings: Pretrain, composition: Composition, bands: int) -> float:
     """FLOPs of the networks in a step over all ranks, forward and backward; a second forward pass does not count."""
-    composition = settings.composition
     leaves = composition.batch_size * composition.clips_per_video
     return leaves * sum(training_flops(settings.network, settings.clip, bands, composition.modalities).values())
 
@@ -77,9 +72,8 @@ def max_leaves(network: Network, clip: Clip) -> int:
     return _MAX_ELEMENTS // max(elements)
 
 
-def step_seconds(model: GDT, settings: Pretrain, bands: int, world: int) -> float:
+def step_seconds(model: GDT, settings: Pretrain, composition: Composition, bands: int, world: int) -> float:
     """Roughly the seconds of a step without loading: those of a few clips forward, times three for the gradient."""
-    composition = settings.composition
     leaves = composition.batch_size * composition.clips_per_video // world
     device = next(model.parameters()).device
     found = 0.0

@@ -2,8 +2,8 @@
 
 Metadata: `settings` of the run (JSON; also the sizes of networks and clips), `statistics` (JSON of
 `Statistics.to_numbers`), `step` (training steps), `per_step` (JSON of `Trained.per_step`), `data` (fingerprint of the
-training shards), and `foreign` (JSON of `trained.Foreign`) for weights that are not from a run. Parameters are named as
-in `GDT`; the names tell the modalities.
+training shards), `words` and `factors` (checksums of their files), and `foreign` (JSON of `trained.Foreign`) for
+weights that are not from a run. Parameters are named as in `GDT`; the names tell the modalities.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def write(path: Path, trained: Trained) -> None:
     texts = {
         "format": FORMAT, "settings": to_json(trained.settings), "step": str(trained.step), "data": trained.data,
         "statistics": json.dumps(trained.statistics.to_numbers()), "words": trained.words,
-        "per_step": json.dumps(trained.per_step),
+        "factors": trained.factors, "per_step": json.dumps(trained.per_step),
     }  # fmt: skip
     if trained.foreign is not None:
         texts["foreign"] = serialization.to_json(trained.foreign)

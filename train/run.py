@@ -41,7 +41,10 @@ def from_json(text: str, source: str = "this text") -> Pretrain:
     or out of range.
     """
     try:
-        return replace(serialization.from_dict(Pretrain, json.loads(text)), factors_from=None, networks=PAPERS)
+        values = json.loads(text)
+        if isinstance(values, dict):
+            values.pop("factors_digest", None)  # of earlier versions
+        return replace(serialization.from_dict(Pretrain, values), factors_from=None, networks=PAPERS)
     except (ValueError, UserError) as error:
         raise UserError(
             f"{source} holds no settings of this version ({error}); use the version that wrote it"

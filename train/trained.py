@@ -51,6 +51,8 @@ class Trained:
     """Steps of the whole run; 0 if unknown."""
     words: str = ""
     """Checksum of the word vectors that it was trained with; empty if unknown or without text."""
+    factors: str = ""
+    """Checksum of the Python file with its custom transformations; empty without."""
     per_step: tuple[int, float] | None = None
     """Videos and FLOPs of a step, which do not need the user's own factors; None if its version did not record them."""
 

@@ -56,3 +56,8 @@ class Ablation:
     @property
     def folder(self) -> Path:
         return self.out or Path("runs") / f"ablation-{self.dataset}"
+
+    @property
+    def kept_factors(self) -> Path | None:
+        """The copy of the Python file that the runs read; None without one."""
+        return self.folder / "factors.py" if self.factors_from else None

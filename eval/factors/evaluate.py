@@ -23,10 +23,11 @@ from gdt.eval.subjects import Data, held_out, name_of
 from gdt.eval.tables import csv_text
 from gdt.pipeline.leaves import Clip
 from gdt.pipeline.loader import Batch
-from gdt.pipeline.notation import TRANSFORMATIONS, Transformations, transformations_of, use
+from gdt.pipeline.notation import TRANSFORMATIONS, Transformations, read_transformations
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.transformations.base import Transformation
 from gdt.train.checkpoint import Trained, load_trained
+from gdt.train.experiment import compose
 from gdt.train.models.gdt import GDT, any_device
 from gdt.train.run import latest_checkpoint
 
@@ -42,9 +43,11 @@ def factors(settings: Factors) -> str:
 
     Raises UserError if a checkpoint, the shards or their held-out videos are missing or do not fit.
     """
-    measured = transformations_of(use(settings.factors_from) if settings.factors_from else "")
+    measured, checksum = read_transformations(settings.factors_from)
     paths = tuple(dict.fromkeys(settings.ckpt)) or (latest_checkpoint(),)
     models = {path: load_trained(path) for path in paths}
+    for trained in models.values():
+        _require_same_file(trained, checksum)
     data = Data.open(paths[0], models[paths[0]], settings.dataset, settings.shards, settings.split, "")
     rows: list[Row] = []
     notes = [_NOTES, f"{data.split} videos of {data.dataset}, up to {settings.videos}"]
@@ -95,12 +98,23 @@ def _numbers(own: Metric, random: Metric) -> Row:
     return values | {"chance": own.chance or ""}
 
 
+def _require_same_file(trained: Trained, checksum: str) -> None:
+    """Raise UserError unless the factors of a model are those of the given file, by its checksum."""
+    if trained.factors in ("", checksum):
+        return
+    others = "; the file given is another or has changed" if checksum else ""
+    raise UserError(
+        f"the composition has factors of a Python file with checksum {trained.factors}, which is not run by itself"
+        f"{others}; give the same file with --factors-from"
+    )
+
+
 def known(trained: Trained, measured: Transformations = TRANSFORMATIONS) -> list[Transformation]:
     """Transformations: those of the model's composition with their settings, the others with defaults.
 
-    Raises UserError if the composition has factors of a file that this process was not given.
+    Raises UserError if the composition has factors that are not among `measured`.
     """
-    factors = () if trained.foreign is not None else trained.settings.composition.factors
+    factors = () if trained.foreign is not None else compose(trained.settings, measured).factors
     varied = {factor.name: factor.transformation for factor in factors}
     return [varied.get(name) or kind() for name, kind in measured.items()]
 

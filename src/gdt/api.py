@@ -20,7 +20,7 @@ from __future__ import annotations
 import importlib.util
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, is_dataclass, replace
+from dataclasses import asdict, dataclass, is_dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
 
@@ -40,6 +40,7 @@ from gdt.pipeline.shards.layout import INDEX
 from gdt.pipeline.shards.store import exists
 from gdt.train.checkpoint import Trained, load_trained
 from gdt.train.distributed import require_gpus
+from gdt.train.experiment import Experiment, resolve
 from gdt.train.loss import gdt_loss
 from gdt.train.models import foreign
 from gdt.train.models.gdt import GDT, any_device
@@ -286,33 +287,35 @@ def batches(
     """
     given = {
         "shards": shards, "preset": preset, "factors": factors, "batch_size": batch_size, "split": split,
-        "seed": seed, "epochs": epochs, "word2vec": word2vec,
+        "seed": seed, "epochs": epochs, "word2vec": word2vec, "group_size": 0,
     }  # fmt: skip
     settings = _with(defaults(size or ""), given)
-    index, device = Index.open(settings.shard_folder), any_device() if device is None else torch.device(device)
+    index = Index.open(settings.shard_folder)
+    device = any_device() if device is None else torch.device(device)
     require_gpus(1, "cuda" if device.type == "cuda" else "cpu")
-    return Batches(settings, index, device)
+    return Batches(resolve(settings, index, device), index, device)
 
 
 class Batches:
     """An iterable of batches, the same in every pass, prepared in the background."""
 
-    def __init__(self, settings: Pretrain, index: Index, device: torch.device) -> None:
-        self.settings, self.index, self.device = settings, index, device
-        self._tree = settings.tree(index)
-        self._words = settings.words(index)
+    def __init__(self, experiment: Experiment, index: Index, device: torch.device) -> None:
+        self.settings = experiment.settings
+        self.index = index
+        self.device = device
+        self._experiment = experiment
 
     @property
     def composition(self) -> Composition:
-        return self._tree.composition
+        return self._experiment.composition
 
     def __len__(self) -> int:
-        return self.settings.epochs * self._tree.batches_per_epoch
+        return self.settings.epochs * self._experiment.tree.batches_per_epoch
 
     def __iter__(self) -> Iterator[Batch]:
         """Yield batches; on a CPU, `batch.tensors()` reuses the memory of the last batch, so clone what you keep."""
-        plans, s = self._tree.plans(0, len(self)), self.settings
-        with Loader(self.index, plans, s.clip, self.device, s.loading, self._words) as loader:
+        plans, s = self._experiment.tree.plans(0, len(self)), self.settings
+        with Loader(self.index, plans, s.clip, self.device, s.loading, self._experiment.words) as loader:
             yield from loader
 
     def loss(self, embeddings: Tensor | Mapping[str, Tensor], batch: Batch, temperature: float = 0.07) -> Tensor:
@@ -328,6 +331,4 @@ class Batches:
 
     def network(self) -> GDT:
         """A network of this size with random weights."""
-        words = self._words.dimensions if self._words else 0
-        network = replace(self.settings.network, word_dimensions=words)
-        return GDT(network, self.composition.modalities).to(self.device)
+        return GDT(self.settings.network, self.composition.modalities).to(self.device)

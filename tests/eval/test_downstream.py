@@ -44,6 +44,7 @@ from gdt.pipeline.transformations.augmentation import centred
 from gdt.pipeline.word2vec import WordVectors
 from gdt.preprocess.stage import Preprocess
 from gdt.train.checkpoint import Trained, load_model, load_trained
+from gdt.train.experiment import compose, tree_of
 from gdt.train.models.gdt import GDT
 from gdt.train.models.network import Own
 from gdt.train.pretrain import pretrain
@@ -329,7 +330,8 @@ def test_official_folds_count_every_video_however_short(checkpoint: Path, tmp_pa
     embedded = features(Embed(checkpoint, shards=shards, out=tmp_path / "x.h5", clips=1)).features
     assert np.isfinite(embedded["video"]).all() and np.isfinite(embedded["audio"][index.mel_count > 0]).all()
     # pretraining leaves them out, as before
-    tree = replace(SIZES["tiny"], shards=shards, preset="a", split="test", batch_size=2).tree(index)
+    run = replace(SIZES["tiny"], shards=shards, preset="a", split="test", batch_size=2)
+    tree = tree_of(run, compose(run), index)
     assert set(index.frame_count[tree.plan(0, 0).leaves.video]) == {45}
 
 

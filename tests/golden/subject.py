@@ -30,6 +30,7 @@ from gdt.pipeline.sources.text import Words
 from gdt.preprocess.stage import Preprocess
 from gdt.preprocess.synthetic import Synthetic, generate
 from gdt.train.checkpoint import load_model
+from gdt.train.experiment import compose, tree_of
 from gdt.train.pretrain import pretrain
 from gdt.train.settings import SIZES, Optimization, Pretrain
 from tests.conftest import Forked, preprocess, write_word2vec
@@ -92,6 +93,7 @@ def trained(checkpoint: Path) -> dict[str, Any]:
 
 _RANK = """
 import pathlib, pickle
+from gdt.train.experiment import compose, tree_of
 from gdt.train.pretrain import pretrain
 for run in pickle.loads(pathlib.Path("runs").read_bytes()):
     pretrain(run)
@@ -129,7 +131,8 @@ def planned(name: str, shards: Path) -> list[str]:
     shorter = np.arange(len(index))
     index = replace(index, frame_count=index.frame_count - shorter, mel_count=index.mel_count - 3 * shorter)
     for seed, epoch, batch in ((0, 0, 0), (0, 0, 1), (1, 7, 0)):
-        plan = settings(name, shards, shards, batch_size=5, seed=seed).tree(index).plan(epoch, batch)
+        run = settings(name, shards, shards, batch_size=5, seed=seed)
+        plan = tree_of(run, compose(run), index).plan(epoch, batch)
         arrays = {"columns": plan.columns, "leaves": plan.leaves.arrays(), "draws": plan.leaves.draws}
         found.append(" ".join(map(digest, arrays.values())))
     return found

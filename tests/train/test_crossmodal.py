@@ -19,6 +19,7 @@ from gdt.pipeline.sources.loading import Loading
 from gdt.pipeline.transformations.augmentation import EVALUATION
 from gdt.pipeline.word2vec import WordVectors
 from gdt.train.crossmodal import Probe, embed, hits, ranks
+from gdt.train.experiment import resolve
 from gdt.train.models.gdt import GDT
 from gdt.train.pretrain import pretrain
 from gdt.train.settings import SIZES, Pretrain
@@ -88,7 +89,8 @@ def test_a_probe_does_not_change_the_run(shards: Path, tmp_path: Path) -> None:
     model = GDT(TINY.network)
     model.load_state_dict(state["model"])
     run = settings(shards, tmp_path / "probed", probe_every=3)
-    again = Probe(run, Index.open(shards), CPU, None)(model)
+    index = Index.open(shards)
+    again = Probe(resolve(run, index, CPU), index, CPU)(model)
     assert {"step": 4} | again == pytest.approx(probes[-1], rel=1e-5)
 
 

@@ -22,7 +22,6 @@ OTHER = Pretrain(
     shards=Path("/else where/é"),
     factors="video:d freeze:d:2",
     factors_from=Path("no.py"),
-    factors_digest="0123",
     networks=Own("mine.py:Net", "mine.py:Sound"),
     word2vec=Path("no.bin"),
     clip=Clip(5, 6, 64, 98, 17, 2.5),
