@@ -71,7 +71,7 @@ def pixels(index: Index, size: str, device: DeviceName) -> dict[str, Any]:
     loaded: list[dict[str, Tensor]] = []
     for where, decoder in (("cpu", "cpu"), (device, "gpu")):
         loading = Loading(decoder=decoder)  # type: ignore[arg-type]
-        with Loader(index, [tree.plan(0, 0)], run.clip, torch.device(where), loading) as loader:
+        with Loader(index, [tree.plan(0, 0)], run.clip, torch.device(where), index.statistics, loading) as loader:
             batch = next(iter(loader))
             loaded.append({"crops": batch.inputs["video"].crops.cpu(), "audio": batch.inputs["audio"].cpu()})
     one, other = loaded

@@ -82,7 +82,7 @@ def prepare(index: Index, run: Pretrain) -> tuple[Learner, Batch]:
     device = torch.device(run.device)
     experiment = resolve(run, index, device)
     plan = take_rank(experiment.tree.plan(0, 0), 0, 1, run.group_size or 0)
-    with Loader(index, [plan], run.clip, device, Loading(decoder="cpu")) as loader:
+    with Loader(index, [plan], run.clip, device, index.statistics, Loading(decoder="cpu")) as loader:
         batch = next(iter(loader))
     return Learner(experiment, device), batch
 

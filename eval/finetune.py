@@ -27,7 +27,6 @@ from gdt.pipeline.clips import ClipSampling, random_clips, uniform_plans
 from gdt.pipeline.leaves import Clip
 from gdt.pipeline.loader import Batch, Loader
 from gdt.pipeline.shards.index import Index
-from gdt.pipeline.sources.loading import Loading
 from gdt.pipeline.transformations.augmentation import Augmentation, centred
 from gdt.pipeline.tree import BatchPlan
 from gdt.train.checkpoint import Damaged, Trained, load_checked
@@ -126,7 +125,8 @@ class Finetuning:
     ) -> None:  # fmt: skip
         """Trains on the gallery of a fold and tests on its queries; `data` is the fingerprint of the shards."""
         require_network(trained, modality)
-        self.index, self.fold, self.recipe = trained.normalise(index), fold, recipe
+        self.index, self.fold, self.recipe = index, fold, recipe
+        self.statistics = trained.statistics
         self.device, self.folder, self.modality = device, folder, modality
         classes = classes_of(fold.gallery_label)
         self._train_target, self._test_target = (
@@ -159,7 +159,8 @@ class Finetuning:
         first = self._resume()
         total = self.recipe.epochs * self.batches
         bar = tqdm(total=total, initial=first * self.batches, unit="step", desc=name, mininterval=0.5)
-        with Loader(self.index, self.plans(first), self.recipe.clip, self.device, Loading()) as loader, bar:
+        plans = self.plans(first)
+        with Loader(self.index, plans, self.recipe.clip, self.device, self.statistics) as loader, bar:
             batches = iter(loader)
             for epoch in range(first, self.recipe.epochs):
                 losses, right = [], 0
@@ -185,7 +186,9 @@ class Finetuning:
 
         self.model.eval()
         bar = tqdm(total=len(target), unit="video", desc=f"{name}, test", mininterval=0.5, leave=False)
-        videos, clips = outputs(self.index, self.test_plans(), recipe.clip, self.device, scored, bar, recipe.test_clips)
+        videos, clips = outputs(
+            self.index, self.test_plans(), recipe.clip, self.device, self.statistics, scored, bar, recipe.test_clips
+        )
         of_videos = top_k(videos, target, (1, 5))
         of_clips = top_k(clips, np.repeat(target, recipe.test_clips), (1, 5))
         # the clips of a video are not independent: they count as one answer in the interval

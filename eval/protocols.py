@@ -173,7 +173,7 @@ def _cross_modal(evaluator: Evaluator, model: Model, fold: Fold, _: Path) -> Out
             f"cross-modal retrieval needs two modalities; {model.path} has {' '.join(modalities) or 'none'} for these "
             f"videos ({reason}; text needs --word2vec)"
         )
-    index, clip = trained.normalise(data.index), trained.settings.clip
+    index, clip = data.index, trained.settings.clip
     videos = fold.queries[usable(index, clip, modalities)[fold.queries]]
     if len(videos) < 2:
         raise UserError(
@@ -182,7 +182,8 @@ def _cross_modal(evaluator: Evaluator, model: Model, fold: Fold, _: Path) -> Out
         )
     found = crossmodal.embed(
         trained.model.to(evaluator.device), index, videos, clip, trained.settings.augmentation.scale[0],
-        settings.clips, evaluator.device, modalities, evaluator.words if "text" in modalities else None,
+        settings.clips, evaluator.device, trained.statistics, modalities,
+        evaluator.words if "text" in modalities else None,
     )  # fmt: skip
     n = len(found.videos)
     if n < 2:

@@ -35,7 +35,7 @@ class Data:
     fingerprint: str
     """Fingerprint of the shards."""
     statistics: Statistics
-    """Normalisation of the inputs; whoever uses the model needs it."""
+    """Normalisation of the inputs, that of the shards or of --init; whoever uses the model needs it."""
     words: str = ""
     """Checksum of the word vectors; empty without text."""
     factors: str = ""
@@ -87,7 +87,8 @@ def resolve(
         say(modality, str(one))
     settings = replace(settings, network=replace(network, video=made.get("video"), audio=made.get("audio")))
     tree = tree_of(settings, composition, index, lambda text: say("data", text))
-    data = Data(fingerprint(index), index.statistics, words.checksum if words else "", checksum)
+    statistics = start.statistics if start is not None else index.statistics
+    data = Data(fingerprint(index), statistics, words.checksum if words else "", checksum)
     return Experiment(settings, tree, words, schedule_of(settings, tree.batches_per_epoch), data)
 
 

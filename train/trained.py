@@ -8,7 +8,6 @@ from dataclasses import asdict, dataclass, replace
 
 import torch
 
-from gdt.pipeline.shards.index import Index
 from gdt.pipeline.shards.statistics import Statistics
 from gdt.train.models.gdt import GDT
 from gdt.train.settings import Pretrain
@@ -86,7 +85,3 @@ class Trained:
         torch.manual_seed(0 if self.foreign else self.settings.seed)
         model = GDT(self.model.network, self.model.modalities).eval()
         return replace(self, model=model, step=0, data="", steps=0)
-
-    def normalise(self, index: Index) -> Index:
-        """The index with the normalisation that the model expects."""
-        return replace(index, statistics=self.statistics)

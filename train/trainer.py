@@ -55,8 +55,6 @@ class Trainer:
             checkpoint.require_same_shards(state, fingerprint(self.index), settings.run_folder)
             earlier = checkpoint.settings_of(state, settings.run_folder)
         start = load_model(settings.init) if settings.init else None
-        if start is not None:
-            self.index = start.normalise(self.index)
         self.experiment = resolve(settings, self.index, device, earlier, start, self.describe)
         self.settings = self.experiment.settings
         self.path = self.settings.run_folder / CHECKPOINT
@@ -161,7 +159,8 @@ class Trainer:
         plans = tree.plans(self.step, self.steps)
         shares = (take_rank(plan, self.rank, self.world, s.group_size or 0) for plan in plans)
         coming = tree.videos(self.step, self.steps)
-        return Loader(self.index, shares, s.clip, self.device, s.loading, self.experiment.words, coming)
+        statistics, words = self.experiment.data.statistics, self.experiment.words
+        return Loader(self.index, shares, s.clip, self.device, statistics, s.loading, words, coming)
 
     def open_log(self) -> Log | None:
         """The log, on rank 0."""

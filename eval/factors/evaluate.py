@@ -21,7 +21,6 @@ from gdt.eval.factors.trials import Planner, Trial
 from gdt.eval.metrics import Metric
 from gdt.eval.subjects import Data, held_out, name_of
 from gdt.eval.tables import csv_text
-from gdt.pipeline.leaves import Clip
 from gdt.pipeline.loader import Batch
 from gdt.pipeline.notation import TRANSFORMATIONS, Transformations, read_transformations
 from gdt.pipeline.shards.index import Index
@@ -71,7 +70,6 @@ def measure(
     Raises UserError if none can be measured on these videos.
     """
     order = generator(Stream.FACTOR_VIDEOS, 0).permutation(held_out(index, split).queries)
-    index = trained.normalise(index)
     planner = Planner(index, order, trained.settings, videos)
     models = [trained.model, trained.untrained().model]
     rows: list[Row] = []
@@ -79,7 +77,7 @@ def measure(
         for network in (name for name in trained.model.modalities if name != "text"):
             if trial := planner.trial(factor, network):
                 head = network not in trained.without_head
-                found = extract(models, index, trial, trained.settings.clip, network, head)
+                found = extract(models, index, trial, trained, network, head)
                 layer = f"{network} {'embeddings' if head else 'trunk'}"
                 row = {"split": split, "factor": factor.name, "features": layer, "videos": len(found[0])}
                 for name, of in (("distance", relative_distance), ("accuracy", probe_accuracy)):
@@ -120,11 +118,11 @@ def known(trained: Trained, measured: Transformations = TRANSFORMATIONS) -> list
 
 
 def extract(
-    models: Sequence[GDT], index: Index, trial: Trial, clip: Clip, network: str, head: bool
+    models: Sequence[GDT], index: Index, trial: Trial, trained: Trained, network: str, head: bool
 ) -> list[np.ndarray]:
     """Embeddings of a trial from each of the models, or pooled outputs of their trunks: float32 [n, s, k, d].
 
-    Clips are loaded once for all models. Raises UserError if a shard is damaged.
+    `trained` sets the inputs, which are loaded once for all models. Raises UserError if a shard is damaged.
     """
     device = any_device()
     models = [model.to(device) for model in models]
@@ -136,7 +134,7 @@ def extract(
         return [model.get_submodule(f"{network}_network")(inputs) for model in models]
 
     bar = tqdm(total=len(trial.leaves), unit="clip", desc=f"factors, {network}", mininterval=1.0, leave=False)
-    found = outputs(index, trial.plans(), clip, device, forward, bar)
+    found = outputs(index, trial.plans(), trained.settings.clip, device, trained.statistics, forward, bar)
     return [values.reshape(*trial.shape, -1) for values in found]
 
 

@@ -314,8 +314,9 @@ class Batches:
 
     def __iter__(self) -> Iterator[Batch]:
         """Yield batches; on a CPU, `batch.tensors()` reuses the memory of the last batch, so clone what you keep."""
-        plans, s = self._experiment.tree.plans(0, len(self)), self.settings
-        with Loader(self.index, plans, s.clip, self.device, s.loading, self._experiment.words) as loader:
+        experiment, s = self._experiment, self.settings
+        plans, statistics = experiment.tree.plans(0, len(self)), experiment.data.statistics
+        with Loader(self.index, plans, s.clip, self.device, statistics, s.loading, experiment.words) as loader:
             yield from loader
 
     def loss(self, embeddings: Tensor | Mapping[str, Tensor], batch: Batch, temperature: float = 0.07) -> Tensor:

@@ -39,7 +39,6 @@ from gdt.eval.subjects import Data, Fold, Model, held_out, open_index
 from gdt.pipeline.clips import ClipSampling, random_clips, uniform_clips
 from gdt.pipeline.loader import Loader
 from gdt.pipeline.shards.index import Index
-from gdt.pipeline.sources.loading import Loading
 from gdt.pipeline.transformations.augmentation import centred
 from gdt.pipeline.word2vec import WordVectors
 from gdt.preprocess.stage import Preprocess
@@ -320,7 +319,7 @@ def test_official_folds_count_every_video_however_short(checkpoint: Path, tmp_pa
     drawn = next(random_clips(index, np.array([video]), np.zeros(1), clip, ClipSampling(1, 1, centred(36)), (0,)))
     for leaves in (plan.leaves, drawn.leaves):
         assert leaves.frames[0].tolist() == [0, 4, 8, 11, 11, 11, 11, 11]
-    with Loader(index, [plan], clip, torch.device("cpu"), Loading(threads=1)) as loader:
+    with Loader(index, [plan], clip, torch.device("cpu"), index.statistics) as loader:
         (batch,) = loader
         pixels, bank = batch.inputs["video"].floats()[0], batch.inputs["audio"][0, 0]
     rows = int(index.mel_count[video])

@@ -158,7 +158,7 @@ def test_clips_start_in_their_third_and_fit_the_video(planner: Planner) -> None:
 def loaded(planner: Planner, name: str, network: str) -> np.ndarray:
     """Inputs of a network: [n, s, k, 3, frames, height, width] or [n, s, k, 1, bands, frames]."""
     found, trial = [], planner.trial(TRANSFORMATIONS[name](), network)
-    with Loader(planner.index, trial.plans(), TINY.clip, torch.device("cpu")) as loader:
+    with Loader(planner.index, trial.plans(), TINY.clip, torch.device("cpu"), planner.index.statistics) as loader:
         for batch in loader:
             inputs = batch.inputs[network]
             found.append((inputs.floats() if network == "video" else inputs).numpy().copy())

@@ -23,7 +23,6 @@ from gdt.eval.subjects import Fold
 from gdt.pipeline.clips import uniform_clips
 from gdt.pipeline.loader import Loader
 from gdt.pipeline.shards.index import Index
-from gdt.pipeline.sources.loading import Loading
 from gdt.pipeline.transformations.augmentation import EVALUATION
 from gdt.train.checkpoint import Trained, load_model
 from gdt.train.models import foreign
@@ -106,7 +105,7 @@ def test_accuracy_equals_counting(trained: Trained, task: Task, tmp_path: Path) 
     right = right_clips = 0
     for video, target in zip(task[1].queries, run._test_target, strict=True):
         plan = uniform_clips(run.index, np.array([video]), 3, TINY.clip, augmentation)
-        with Loader(run.index, [plan], TINY.clip, CPU, Loading(threads=1)) as loader, torch.inference_mode():
+        with Loader(run.index, [plan], TINY.clip, CPU, run.statistics) as loader, torch.inference_mode():
             (batch,) = loader
             scores = run.model(batch.inputs["video"].floats()).double().numpy()
         right_clips += (scores.argmax(1) == target).sum()

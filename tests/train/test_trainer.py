@@ -80,7 +80,7 @@ def test_a_step_is_sgd_with_momentum_weight_decay_and_lr(batch_settings: Pretrai
     velocity = {name: torch.zeros_like(p) for name, p in weights.items()}
     rates = [one.experiment.schedule.lr(step) for step in range(5)]
     assert len(set(rates)) > 3
-    with Loader(index, tree.plans(0, 5), settings.clip, CPU) as loader:
+    with Loader(index, tree.plans(0, 5), settings.clip, CPU, index.statistics) as loader:
         for step, batch in enumerate(loader):
             one.step(step, batch)
             for name, p in one.model.named_parameters():
