@@ -9,9 +9,10 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 
 from tqdm import tqdm
 
@@ -34,7 +35,7 @@ from gdt.train.checkpoint import load_trained
 from gdt.train.experiment import compose
 from gdt.train.flops import step_flops
 from gdt.train.models.gdt import any_device
-from gdt.train.models.network import FROM_PYTHON
+from gdt.train.models.given import Given, makers
 from gdt.train.provenance import provenance_of
 from gdt.train.run import CHECKPOINT, latest_checkpoint
 
@@ -90,14 +91,17 @@ def downstream(settings: Downstream) -> str:
     )
 
 
-def evaluate(settings: Downstream) -> Evaluated:
+def evaluate(settings: Downstream, networks: Mapping[str, Sequence[Given]] = MappingProxyType({})) -> Evaluated:
     """Run the missing evaluations.
 
+    `networks`: the user's own by modality, besides those in the settings, which other processes do not have.
     Raises UserError if the shards, their labels, a split, a fold or a checkpoint is missing or does not fit.
     """
     if not settings.ckpt:
         settings = replace(settings, ckpt=(latest_checkpoint(),))
-    compared = list(models(settings, first := load_trained(settings.ckpt[0])))
+    given = makers({**settings.networks.given, **networks})
+    first = load_trained(settings.ckpt[0], given)
+    compared = list(models(settings, first, given))
     data = Data.open(
         settings.ckpt[0], first, settings.dataset, settings.shards, settings.query_split, "", settings.cache
     )
@@ -112,7 +116,7 @@ def evaluate(settings: Downstream) -> Evaluated:
             if not PROTOCOLS[job.protocol].trains:
                 _run(job)
         if finetuning := [job for job in todo if PROTOCOLS[job.protocol].trains]:
-            _finetune_all(finetuning)
+            _finetune_all(finetuning, 1 if networks else job_limit(settings.jobs))
         wanted = {job.conditions for job in jobs}
         every = [each for each in results.read(out / RESULTS) if each.conditions in wanted]
         text = write_tables(out, pivot(every), every) if settings.tables else ""
@@ -216,7 +220,7 @@ def _run(job: Job) -> None:
     pretraining, recorded = trained.settings, trained.per_step or (0, 0.0)
     if trained.step and not (trained.per_step or trained.factors):  # of an earlier version
         composition = compose(pretraining)
-        recorded = composition.batch_size, step_flops(pretraining, composition, data.index.bands)
+        recorded = composition.batch_size, step_flops(trained.model, composition, pretraining.clip, data.index.bands)
     metrics, fold, details = job.evaluator.evaluate(model, job.protocol, job.fold, job.folder)
     precision = "bfloat16" if job.evaluator.device.type == "cuda" else "float32"
     details = {"clip": str(pretraining.clip), "precision": precision, **details}
@@ -236,13 +240,12 @@ def _run(job: Job) -> None:
     print(f"[{time.perf_counter() - start:4.0f} s] {job.name}: {name} {first.value:.1f} %", flush=True)
 
 
-def _finetune_all(jobs: Sequence[Job]) -> None:
-    """Run every job in its own subprocess, or in this process with --jobs 1 or networks given as objects.
+def _finetune_all(jobs: Sequence[Job], limit: int) -> None:
+    """Run every job in its own subprocess, `limit` in parallel, or in this process if that is 1.
 
     Thus the number of threads, which affects the last digits, does not depend on the number of remaining jobs.
     """
     settings = jobs[0].evaluator.settings
-    limit = 1 if FROM_PYTHON in str(settings.networks) else job_limit(settings.jobs)
     if limit == 1:
         for job in jobs:
             _run(job)

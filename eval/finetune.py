@@ -30,9 +30,11 @@ from gdt.pipeline.shards.index import Index
 from gdt.pipeline.transformations.augmentation import Augmentation, centred
 from gdt.pipeline.tree import BatchPlan
 from gdt.train.checkpoint import Damaged, Trained, load_checked
+from gdt.train.models.foreign import Foreign as ForeignNetwork
+from gdt.train.models.foreign import outputs_of
 from gdt.train.models.gdt import autocast
 from gdt.train.step import require_finite, seed_torch
-from gdt.train.weights import FINETUNED_ON, inputs_of
+from gdt.train.weights import FINETUNED_ON, OUTPUTS, inputs_of
 
 if TYPE_CHECKING:
     from gdt.eval.settings import Downstream
@@ -133,6 +135,7 @@ class Finetuning:
             targets(label, classes) for label in (fold.gallery_label, fold.query_label)
         )
         self._metadata = inputs_of(trained) | {"classes": classes.tolist(), FINETUNED_ON: [data, fold.number]}
+        self._pretrained_clip = trained.settings.clip
         self._seeds = (seed, fold.number)
         self._training = ClipSampling(recipe.clips, recipe.batch, recipe.augmentation)
         self.batches = self._training.batches(videos := len(fold.gallery))
@@ -250,7 +253,10 @@ class Finetuning:
     def _save_weights(self) -> None:
         """Save the finetuned weights, which --ckpt reads."""
         weights = {name: value.cpu() for name, value in self.model.state_dict().items()}
-        self._write(WEIGHTS, {"model": weights, "epoch": self.recipe.epochs} | self._metadata)
+        computed = {}
+        if isinstance(self.model.base, ForeignNetwork):
+            computed = {self.modality: outputs_of(self.model.base, self.modality, self._pretrained_clip).tolist()}
+        self._write(WEIGHTS, {"model": weights, "epoch": self.recipe.epochs, OUTPUTS: computed} | self._metadata)
 
     def _write(self, name: str, state: dict[str, Any]) -> None:
         path = self.folder / name

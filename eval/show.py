@@ -152,9 +152,10 @@ def show_batch(settings: ShowBatch) -> str:
     device = torch.device("cpu")
     index = Index.open(train.shard_folder)
     experiment = resolve(train, index, device, say=lambda _, text: print(text))
-    tree, words = experiment.tree, experiment.words
-    plans, statistics = [tree.plan(0, 0)], experiment.data.statistics
-    with Loader(index, plans, train.clip, device, statistics, train.loading, words) as loader:
+    tree = experiment.tree
+    words = experiment.words
+    plans = [tree.plan(0, 0)]
+    with Loader(index, plans, train.clip, device, experiment.data.statistics, train.loading, words) as loader:
         picture = draw_batch(next(iter(loader)), tree, index, settings.title, words.words if words else ())
     path = settings.out or Path("runs") / f"batch-{train.dataset_name}-{train.short_name}.png"
     save(picture, path)

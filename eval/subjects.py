@@ -25,6 +25,7 @@ from gdt.pipeline.shards.index import Index, fingerprint
 from gdt.pipeline.shards.layout import INDEX, LABEL_SEPARATOR, shard_folder
 from gdt.pipeline.shards.store import exists
 from gdt.train.checkpoint import Trained, load_trained
+from gdt.train.models.given import Makers
 from gdt.train.run import CHECKPOINT
 
 
@@ -143,8 +144,11 @@ def describe(model: Model, fold: Fold) -> str:
     return f"{model.name}{f', fold {fold.number}' if fold.number else ''}"
 
 
-def models(settings: Downstream, first: Trained) -> Iterator[Model]:
-    """Random weights and the checkpoints, selected by --random-weights; `first` is the first checkpoint."""
+def models(settings: Downstream, first: Trained, given: Makers) -> Iterator[Model]:
+    """Random weights and the checkpoints, selected by --random-weights; `first` is the first checkpoint.
+
+    `given` are networks of the user's own.
+    """
     if settings.random_weights != "exclude":
         # those of networks of the user's own may be pretrained
         name = "initial weights" if first.model.network.own else RANDOM
@@ -152,7 +156,7 @@ def models(settings: Downstream, first: Trained) -> Iterator[Model]:
     if settings.random_weights == "only":
         return
     for path in dict.fromkeys(settings.ckpt):
-        trained = first if path == settings.ckpt[0] else load_trained(path)
+        trained = first if path == settings.ckpt[0] else load_trained(path, given)
         if trained.foreign is not None:
             print(f"{path} holds {trained.foreign}; clips of {trained.settings.clip}")
         if trained.step and trained.factors and not trained.per_step:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -14,7 +15,10 @@ from gdt.common.files import writing
 from gdt.pipeline.shards.statistics import Statistics
 from gdt.train import portable, weights
 from gdt.train.experiment import Data, Experiment, schedule_of
-from gdt.train.models.gdt import GDT, load_weights, modalities_of
+from gdt.train.models.backbone import load_weights
+from gdt.train.models.foreign import recognise
+from gdt.train.models.gdt import GDT, modalities_of
+from gdt.train.models.given import Makers
 from gdt.train.published import fetch
 from gdt.train.run import CHECKPOINT, LENGTH, differences, from_json, require_checkpoint, to_json
 from gdt.train.schedule import Schedule
@@ -28,12 +32,12 @@ _USE = "use the checkpoint.pt of a run, or external weights (.pt, .pth, .safeten
 
 def make_state(
     model: torch.nn.Module, optimizer: torch.optim.Optimizer, step: int, settings: str, data: Data, steps: int = 0,
-    per_step: tuple[int, float] | None = None,
+    per_step: tuple[int, float] | None = None, outputs: Mapping[str, list[list[float]]] = {},
 ) -> dict[str, Any]:  # fmt: skip
     """Content of a checkpoint after `step` of `steps` steps: all that the next step, or `Trained`, depends on."""
     return {
         "format": FORMAT, "settings": settings, "data": data.fingerprint, "words": data.words,
-        "factors": data.factors, "step": step, "steps": steps, "per_step": per_step,
+        "factors": data.factors, "step": step, "steps": steps, "per_step": per_step, "outputs": dict(outputs),
         "statistics": data.statistics.to_numbers(), "model": model.state_dict(), "optimizer": optimizer.state_dict(),
     }  # fmt: skip
 
@@ -81,24 +85,25 @@ def read(path: Path) -> dict[str, Any]:
     return state
 
 
-def load_model(path: Path) -> Trained:
+def load_model(path: Path, given: Makers = MappingProxyType({})) -> Trained:
     """The model of a checkpoint, an exported file (`train.portable`), external weights (`train.weights`) or published
     weights by name (`train.published`).
 
-    Raises UserError if the file is of another kind or version, or does not fit.
+    `given` are the networks of the user's own that it may have been trained with. Raises UserError if the file is of
+    another kind or version, or does not fit.
     """
     path = require_checkpoint(fetch(path))
     try:
         found = load_checked(path)
-        return _model_of(found if isinstance(found, Mapping) else {}, path)
+        return _model_of(found if isinstance(found, Mapping) else {}, path, given)
     except Damaged as damage:
         raise UserError(f"{path} cannot be read as a checkpoint: {damage}; {_USE}") from damage
 
 
-def _model_of(state: Mapping[str, Any], path: Path) -> Trained:
+def _model_of(state: Mapping[str, Any], path: Path, given: Makers) -> Trained:
     form = str(state.get("format", ""))
     if not form.startswith("gdt-"):
-        return weights.model_of(state, path)
+        return weights.model_of(state, path, given)
     if form == portable.FORMAT:
         state = portable.state_of(state)
     elif form != FORMAT:
@@ -106,18 +111,20 @@ def _model_of(state: Mapping[str, Any], path: Path) -> Trained:
     if missing := {"settings", "model", "statistics", "step", "data", "steps", "words"} - state.keys():
         raise Damaged(f"it has no {', '.join(sorted(missing))}")
     settings = from_json(state["settings"], str(path))
-    model = GDT(settings.network, modalities_of(state["model"]))
+    outputs = state.get("outputs", {})
+    own = recognise(settings.network, settings.clip, state["model"], outputs, given, str(path))
+    model = GDT(settings.network, modalities_of(state["model"]), own)
     load_weights(model, state["model"], str(path))
     statistics = Statistics.from_numbers(state["statistics"], str(path))
-    rest = {name: state[name] for name in ("data", "steps", "words")}
-    rest["factors"] = state.get("factors", "")
+    rest: dict[str, Any] = {name: state[name] for name in ("data", "steps", "words")}
+    rest |= {"factors": state.get("factors", ""), "outputs": outputs, "own": own}
     rest["per_step"] = tuple(state.get("per_step") or ()) or None
     return Trained(model.eval(), settings, state["step"], statistics, state.get("foreign"), **rest)
 
 
-def load_trained(path: Path) -> Trained:
+def load_trained(path: Path, given: Makers = MappingProxyType({})) -> Trained:
     """`load_model`, with a warning if the run of the model has not finished."""
-    trained = load_model(path)
+    trained = load_model(path, given)
     if trained.step < trained.steps:
         print(
             f"warning: {path} is from step {trained.step} of {trained.steps}: its run has not finished; repeat the "

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from gdt.common.errors import UserError
 from gdt.pipeline import notation, presets
 from gdt.pipeline.composition import Composition
+from gdt.pipeline.leaves import Clip
 from gdt.pipeline.notation import TRANSFORMATIONS, Transformations
 from gdt.pipeline.shards.index import Index, fingerprint
 from gdt.pipeline.shards.statistics import Statistics
@@ -21,6 +24,9 @@ from gdt.train.settings import Precision, Pretrain
 if TYPE_CHECKING:  # slow to import, and compositions need only the settings
     import torch
 
+    from gdt.train.models.backbone import Backbone
+    from gdt.train.models.foreign import Builders
+    from gdt.train.models.given import Makers
     from gdt.train.trained import Trained
 
 _GROUP = 64
@@ -53,6 +59,8 @@ class Experiment:
     """Word vectors of the shards; None without text."""
     schedule: Schedule
     data: Data
+    own: Builders = field(default_factory=dict)
+    """Make the networks of the user's own, by modality."""
 
     @property
     def composition(self) -> Composition:
@@ -61,13 +69,15 @@ class Experiment:
 
 def resolve(
     settings: Pretrain, index: Index, device: torch.device, earlier: Pretrain | None = None,
-    start: Trained | None = None, say: Callable[[str, str], None] = lambda name, text: None,
+    start: Trained | None = None, given: Makers = MappingProxyType({}),
+    say: Callable[[str, str], None] = lambda name, text: None,
 ) -> Experiment:  # fmt: skip
     """Fill in all defaults, and make what a run consists of.
 
     `earlier` are the settings of the run to resume, whose batch and groups are the defaults. `start` is the model of
-    --init. `say` gets the names and texts of lines that describe the run. Reads the files that the settings name, and
-    runs that of --factors-from. Raises UserError if they do not fit each other, the shards or the device.
+    --init, `given` the networks of the user's own. `say` gets the names and texts of lines that describe the run. Reads
+    the files that the settings name, and runs that of --factors-from. Raises UserError if they do not fit each other,
+    the shards or the device.
     """
     transformations, checksum = notation.read_transformations(settings.factors_from)
     settings = replace(_on_device(settings, device), dataset=settings.dataset_name, factors_from=None)
@@ -82,14 +92,14 @@ def resolve(
         settings = replace(settings, group_size=group_size)
     words = _words_of(settings, composition, index)
     network = _with_words(settings.network, words, start)
-    made = _networks_of(settings, composition, index.bands, device)
-    for modality, one in made.items():
-        say(modality, str(one))
-    settings = replace(settings, network=replace(network, video=made.get("video"), audio=made.get("audio")))
+    network, own = with_own_networks(network, given, composition, settings.clip, device)
+    for modality, made in network.own.items():
+        say(modality, str(made))
+    settings = replace(settings, network=network)
     tree = tree_of(settings, composition, index, lambda text: say("data", text))
     statistics = start.statistics if start is not None else index.statistics
     data = Data(fingerprint(index), statistics, words.checksum if words else "", checksum)
-    return Experiment(settings, tree, words, schedule_of(settings, tree.batches_per_epoch), data)
+    return Experiment(settings, tree, words, schedule_of(settings, tree.batches_per_epoch), data, own)
 
 
 def compose(settings: Pretrain, known: Transformations = TRANSFORMATIONS) -> Composition:
@@ -145,6 +155,23 @@ def default_group_size(size: str, videos: int, memory: int) -> int:
     )
 
 
+def with_own_networks(
+    network: Network, given: Makers, composition: Composition, clip: Clip, device: torch.device
+) -> tuple[Network, Builders]:
+    """With networks of the user's own, checked, and what makes them. Raises UserError for one that has no effect."""
+    from gdt.train.models.foreign import build
+    from gdt.train.models.inspection import check
+
+    made: dict[str, Made] = {}
+    own: dict[str, Callable[[], Backbone]] = {}
+    for modality, (maker,) in given.items():
+        if modality not in composition.modalities:
+            raise UserError(f"--{modality}-network has no effect: '{composition}' has no {modality}")
+        made[modality] = check(modality, maker, clip, device)
+        own[modality] = partial(build, maker, made[modality])
+    return replace(network, video=made.get("video"), audio=made.get("audio")), own
+
+
 def _on_device(settings: Pretrain, device: torch.device) -> Pretrain:
     """With device, precision and compilation filled in. Raises UserError for bfloat16 on a CPU."""
     cuda = device.type == "cuda"
@@ -182,17 +209,3 @@ def _with_words(network: Network, words: WordVectors | None, start: Trained | No
     if start is not None and "text" in start.model.modalities:
         network = replace(network, text_padding=start.model.network.text_padding)
     return replace(network, word_dimensions=words.dimensions)
-
-
-def _networks_of(settings: Pretrain, composition: Composition, bands: int, device: torch.device) -> dict[str, Made]:
-    """The networks of the user's own, checked, by modality. Raises UserError for one that has no effect."""
-    from gdt.train.models.foreign import check
-
-    clip = settings.clip
-    shapes = {"video": (3, clip.frames, clip.size, clip.size), "audio": (1, bands, clip.mel_frames)}
-    made = {}
-    for modality, text in settings.networks.given.items():
-        if modality not in composition.modalities:
-            raise UserError(f"--{modality}-network has no effect: '{composition}' has no {modality}")
-        made[modality] = check(modality, text, shapes[modality], device)
-    return made

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
 from gdt.common.errors import UserError
 from gdt.pipeline.loader import Batch
@@ -15,7 +15,9 @@ from gdt.train import checkpoint
 from gdt.train.checkpoint import require_same_run
 from gdt.train.experiment import Experiment
 from gdt.train.flops import step_flops
-from gdt.train.models.gdt import GDT, load_weights
+from gdt.train.models.backbone import load_weights
+from gdt.train.models.foreign import outputs_of, same_outputs
+from gdt.train.models.gdt import GDT
 from gdt.train.models.r2plus1d import Factorised
 from gdt.train.run import CHECKPOINT, to_json
 from gdt.train.schedule import Optimization
@@ -30,7 +32,10 @@ class Learner:
         settings = experiment.settings
         self.experiment = experiment
         torch.manual_seed(settings.seed)
-        model: Any = GDT(settings.network, experiment.composition.modalities).to(device)
+        model: Any = GDT(settings.network, experiment.composition.modalities, experiment.own)
+        self.flops = step_flops(model, experiment.composition, settings.clip, experiment.tree.bands)
+        """Of a step over all ranks."""
+        model = model.to(device)
         if world > 1 and settings.network.own:  # which may draw its weights from other than torch's seed
             for value in (*model.parameters(), *model.buffers()):
                 dist.broadcast(value.detach(), 0)
@@ -52,12 +57,18 @@ class Learner:
 
     def state(self, done: int) -> dict[str, Any]:
         """Content of a checkpoint after `done` steps."""
-        settings, composition = self.experiment.settings, self.experiment.composition
-        spent = composition.batch_size, step_flops(settings, composition, self.experiment.tree.bands)
+        experiment = self.experiment
+        settings = experiment.settings
+        outputs = {modality: self._outputs(modality).tolist() for modality in settings.network.own}
         return checkpoint.make_state(
-            self.model, self.optimizer, done, to_json(settings), self.experiment.data, self.experiment.schedule.steps,
-            spent,
+            self.model, self.optimizer, done, to_json(settings), experiment.data, experiment.schedule.steps,
+            (experiment.composition.batch_size, self.flops), outputs,
         )  # fmt: skip
+
+    def _outputs(self, modality: str) -> Tensor:
+        """What a network of the user's own computes now."""
+        base: Any = self.model.get_submodule(f"{modality}_network.base")
+        return outputs_of(base, modality, self.experiment.settings.clip)
 
     def resume(self, state: Mapping[str, Any]) -> None:
         """Load the state of a checkpoint. Raises UserError as `require_same_run`."""
@@ -67,6 +78,12 @@ class Learner:
             load_weights(self.model, state["model"], str(path))
         except UserError as error:
             raise UserError(f"{error}, or start anew with --overwrite") from error
+        for modality, then in state.get("outputs", {}).items():
+            if not same_outputs(self._outputs(modality), then):
+                raise UserError(
+                    f"{path} holds a run whose {modality} network computes something else with its weights than "
+                    f"--{modality}-network; give the same network, or start anew with --overwrite"
+                )
         self.optimizer.load_state_dict(dict(state["optimizer"]))
 
 

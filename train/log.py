@@ -18,7 +18,7 @@ from gdt.common.errors import plural
 from gdt.common.files import write_text
 from gdt.pipeline.shards.cache import Cache
 from gdt.train.experiment import Experiment
-from gdt.train.flops import peak_flops, step_flops
+from gdt.train.flops import peak_flops
 from gdt.train.health import RANK, verdict, warning
 from gdt.train.run import METRICS, PROBES, SETTINGS, WANDB, to_json
 from gdt.train.settings import Pretrain
@@ -28,8 +28,8 @@ from gdt.train.step import Metrics
 class Log:
     """Log of one run, on rank 0; a context manager."""
 
-    def __init__(self, experiment: Experiment, first: int, world: int) -> None:
-        """`first`: first step."""
+    def __init__(self, experiment: Experiment, first: int, world: int, flops: float) -> None:
+        """`first`: first step; `flops`: of a step over all ranks."""
         settings = experiment.settings
         schedule = experiment.schedule
         composition = experiment.composition
@@ -52,7 +52,6 @@ class Log:
         self._schedule = schedule
         self._clips = composition.batch_size * composition.clips_per_video
         peak = peak_flops(self._device)
-        flops = step_flops(settings, composition, experiment.tree.bands) if peak else 0.0
         self._seconds_at_peak = flops / world / peak if peak else 0.0
         self._wandb = _start_wandb(settings, first) if settings.wandb else None
         self._warned = False

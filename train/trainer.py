@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import asdict
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ from gdt.train.experiment import resolve
 from gdt.train.flops import max_leaves, step_seconds
 from gdt.train.learner import Learner, start_from
 from gdt.train.log import Log
+from gdt.train.models.given import Makers
 from gdt.train.provenance import device_name, record
 from gdt.train.run import CHECKPOINT, decisive
 from gdt.train.settings import Pretrain
@@ -40,10 +42,13 @@ _PROBE_SHARE = 0.03
 class Trainer:
     """One run, on one of its ranks."""
 
-    def __init__(self, settings: Pretrain, rank: int, world: int, device: torch.device) -> None:
+    def __init__(
+        self, settings: Pretrain, rank: int, world: int, device: torch.device, given: Makers = MappingProxyType({})
+    ) -> None:
         """Prepare a new run, or resume from its checkpoint unless that is to be overwritten.
 
-        Raises UserError if the folder holds a run that this one cannot continue, and on bad input.
+        `given` are networks of the user's own. Raises UserError if the folder holds a run that this one cannot
+        continue, and on bad input.
         """
         self.rank = rank
         self.world = world
@@ -54,16 +59,17 @@ class Trainer:
         if state:
             checkpoint.require_same_shards(state, fingerprint(self.index), settings.run_folder)
             earlier = checkpoint.settings_of(state, settings.run_folder)
-        start = load_model(settings.init) if settings.init else None
-        self.experiment = resolve(settings, self.index, device, earlier, start, self.describe)
+        start = load_model(settings.init, given) if settings.init else None
+        self.experiment = resolve(settings, self.index, device, earlier, start, given, self.describe)
         self.settings = self.experiment.settings
         self.path = self.settings.run_folder / CHECKPOINT
         self.step = int(state["step"]) if state else 0
         self.saved = self.step
         self.steps = self.experiment.schedule.steps
-        self.require_passes()
+        self.require_groups()
         self.require_equal_starts(start)
         self.learner = Learner(self.experiment, device, world)
+        self.require_addressable()
         self.weights = self.resume(state) if state else self.initialise(start)
         self.log: Log | None = None
         self.failure: Exception | None = None
@@ -71,13 +77,21 @@ class Trainer:
         self.saved_at = self.began
         self.probe_seconds: list[float] = []
 
-    def require_passes(self) -> None:
-        """Raise UserError unless ranks can hold whole groups, and a pass has no activation of 2**31 elements."""
-        s, composition = self.settings, self.experiment.composition
+    def require_groups(self) -> None:
+        """Raise UserError unless ranks can hold whole groups."""
+        group_size = self.settings.group_size or 0
+        composition = self.experiment.composition
         whole = self.world == 1 or self.device.type == "cuda"  # SyncBatchNorm is for GPUs
-        check_groups(composition.batch_size, composition.clips_per_video, s.group_size or 0, self.world, whole)
-        leaves = s.group_size or composition.batch_size * composition.clips_per_video // self.world
-        if "video" in composition.modalities and leaves > (most := max_leaves(s.network, s.clip)):
+        check_groups(composition.batch_size, composition.clips_per_video, group_size, self.world, whole)
+
+    def require_addressable(self) -> None:
+        """Raise UserError if a pass has an activation of 2**31 elements."""
+        composition = self.experiment.composition
+        if "video" not in composition.modalities:
+            return
+        leaves = self.settings.group_size or composition.batch_size * composition.clips_per_video // self.world
+        most = max_leaves(self.learner.model, self.settings.clip)
+        if leaves > most:
             raise UserError(
                 f"a pass over {leaves} clips has activations of 2**31 elements, for which GPUs have no correct "
                 f"kernels; set --group-size to {most} or less"
@@ -155,16 +169,17 @@ class Trainer:
 
     def open_loader(self) -> Loader:
         """Loads this rank's share of each batch."""
-        s, tree = self.settings, self.experiment.tree
+        s = self.settings
+        tree = self.experiment.tree
         plans = tree.plans(self.step, self.steps)
         shares = (take_rank(plan, self.rank, self.world, s.group_size or 0) for plan in plans)
         coming = tree.videos(self.step, self.steps)
-        statistics, words = self.experiment.data.statistics, self.experiment.words
-        return Loader(self.index, shares, s.clip, self.device, statistics, s.loading, words, coming)
+        statistics = self.experiment.data.statistics
+        return Loader(self.index, shares, s.clip, self.device, statistics, s.loading, self.experiment.words, coming)
 
     def open_log(self) -> Log | None:
         """The log, on rank 0."""
-        return None if self.rank else Log(self.experiment, self.step, self.world)
+        return None if self.rank else Log(self.experiment, self.step, self.world, self.learner.flops)
 
     def load(self, batches: Iterator[Batch]) -> tuple[Batch | Any, Exception | None]:
         """The next batch, or the error that ends the run: all ranks must end before the same step."""
@@ -225,7 +240,9 @@ class Trainer:
 
     def describe_run(self) -> None:
         """Print the settings of the run."""
-        s, composition, schedule = self.settings, self.experiment.composition, self.experiment.schedule
+        s = self.settings
+        composition = self.experiment.composition
+        schedule = self.experiment.schedule
         clips = composition.batch_size * composition.clips_per_video
         parameters = sum(weight.numel() for weight in self.learner.model.parameters())
         epochs = f"{self.steps / schedule.batches_per_epoch:.4g} epochs of {plural(schedule.batches_per_epoch, 'step')}"

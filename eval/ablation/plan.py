@@ -15,14 +15,17 @@ from gdt.eval.protocols import PROTOCOLS, conditions
 from gdt.eval.results import RANDOM, Result
 from gdt.eval.settings import Downstream
 from gdt.eval.subjects import Data, folds, gallery_split, held_out, official_folds
+from gdt.pipeline.composition import Composition
 from gdt.pipeline.notation import Transformations, read_transformations
 from gdt.pipeline.shards.index import Index, fingerprint
 from gdt.pipeline.shards.layout import shard_folder
 from gdt.pipeline.word2vec import WordVectors
-from gdt.train.experiment import compose, schedule_of, tree_of, with_batch_size
+from gdt.train.experiment import compose, schedule_of, tree_of, with_batch_size, with_own_networks
 from gdt.train.flops import step_flops
 from gdt.train.gpu import default_size
-from gdt.train.models.gdt import any_device
+from gdt.train.models.gdt import GDT, any_device
+from gdt.train.models.given import makers
+from gdt.train.models.network import Own, Theirs
 from gdt.train.run import to_json
 from gdt.train.settings import SIZES, Pretrain
 
@@ -67,6 +70,8 @@ class Run:
 
     def is_done(self, results: Sequence[Result]) -> bool:
         """Whether it was trained with the same settings, and evaluated after its last step."""
+        if self.pretraining.networks.given:  # only the commands notice another text of their files
+            return False
         if not self.marker.is_file() or self.marker.read_text() != self.marked:
             return False
         own = {each.conditions for each in results if each.model == self.folder.name and each.step == self.steps}
@@ -144,10 +149,12 @@ def equalise(
         trained += own.items()
         shared.append(f"{first.planned_epochs} epochs" if first.planned_epochs else f"{steps} steps")
     if "compute" in settings.equal:
-        reference = replace(first, preset=REFERENCE, factors="", factors_from=None, word2vec=None)
-        spent = steps * step_flops(reference, compose(reference), index.bands)
+        reference = replace(
+            first, preset=REFERENCE, factors="", factors_from=None, word2vec=None, networks=settings.networks
+        )
+        spent = steps * _flops(reference, compose(reference), index)
         for row, run in own.items():
-            as_costly = max(1, round(spent / step_flops(run, compose(run, known), index.bands)))
+            as_costly = max(1, round(spent / _flops(run, compose(run, known), index)))
             same = as_costly == _steps(run, index, known)
             longer = run if same else replace(run, steps=as_costly, epochs=0)
             if (row, longer) not in trained:
@@ -164,6 +171,7 @@ def _steps(run: Pretrain, index: Index, known: Transformations) -> int:
 def _pretraining(settings: Ablation, shards: Path, row: str, known: Transformations) -> Pretrain:
     """The run of a row, without its batch size and seed."""
     options: dict[str, Any] = {"steps": settings.steps, "epochs": 0} if settings.steps else {}
+    options["networks"] = settings.networks
     if ":" in row:
         options |= {"factors": row, "factors_from": settings.kept_factors}
     else:
@@ -172,8 +180,23 @@ def _pretraining(settings: Ablation, shards: Path, row: str, known: Transformati
         SIZES[settings.size or default_size()], dataset=settings.dataset, shards=shards,
         group_size=settings.group_size, **options,
     )  # fmt: skip
-    words = settings.word2vec if "text" in compose(run, known).modalities else None
-    return replace(run, word2vec=words)
+    return _fitting(run, settings.word2vec, compose(run, known).modalities)
+
+
+def _fitting(run: Pretrain, word2vec: Path | None, modalities: Sequence[str]) -> Pretrain:
+    """With what only some modalities have."""
+    networks = Own(
+        run.networks.video_network if "video" in modalities else "",
+        run.networks.audio_network if "audio" in modalities else "",
+    )
+    return replace(run, word2vec=word2vec if "text" in modalities else None, networks=networks)
+
+
+def _flops(run: Pretrain, composition: Composition, index: Index) -> float:
+    """FLOPs of a step."""
+    given = makers(run.networks.given)
+    network, own = with_own_networks(run.network, given, composition, run.clip, any_device())
+    return step_flops(GDT(network, composition.modalities, own), composition, run.clip, index.bands)
 
 
 def _evaluation(settings: Ablation, shards: Path, index: Index) -> Downstream:
@@ -185,10 +208,12 @@ def _evaluation(settings: Ablation, shards: Path, index: Index) -> Downstream:
     labelled = bool(settings.label) or (index.label != "").any()
     protocols: Sequence[str] = settings.protocols or (("retrieval", "few-shot") if labelled else ("cross-modal",))
     of_labels: dict[str, Any] = {}
+    given = settings.networks.given
+    theirs = Theirs(given.get("video", ()), given.get("audio", ()))
     if any(PROTOCOLS[name].labels for name in protocols):
         of_labels["gallery_split"] = gallery_split("", index, settings.query_split)
         of_labels["folds"] = (1,) if official_folds(index) else ()
     return Downstream(
         dataset=settings.dataset, shards=shards, protocols=tuple(protocols), label=settings.label,
-        query_split=settings.query_split, clips=settings.clips, **of_labels,
+        query_split=settings.query_split, clips=settings.clips, networks=theirs, **of_labels,
     )  # fmt: skip

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
+
+import tyro
 
 from gdt.common.errors import require_positive
 from gdt.pipeline.shards.layout import dataset_name
+from gdt.train.models.network import PAPERS, Own
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,8 @@ class Ablation:
     """Split of the queries; val while you tune, test for the final number."""
     clips: int = 10
     """Clips per evaluated video."""
+    networks: Annotated[Own, tyro.conf.arg(name="")] = PAPERS
+    """Networks of your own, for the rows that have their modality."""
     jobs: int = 0
     """Runs in parallel; 0: one per GPU, else per core."""
     out: Path | None = None

@@ -28,6 +28,7 @@ from gdt.pipeline.transformations.base import Transformation
 from gdt.train.checkpoint import Trained, load_trained
 from gdt.train.experiment import compose
 from gdt.train.models.gdt import GDT, any_device
+from gdt.train.models.given import makers
 from gdt.train.run import latest_checkpoint
 
 _NOTES = f"""\
@@ -44,7 +45,7 @@ def factors(settings: Factors) -> str:
     """
     measured, checksum = read_transformations(settings.factors_from)
     paths = tuple(dict.fromkeys(settings.ckpt)) or (latest_checkpoint(),)
-    models = {path: load_trained(path) for path in paths}
+    models = {path: load_trained(path, makers(settings.networks.given)) for path in paths}
     for trained in models.values():
         _require_same_file(trained, checksum)
     data = Data.open(paths[0], models[paths[0]], settings.dataset, settings.shards, settings.split, "")

@@ -150,7 +150,7 @@ def test_evaluation_needs_no_file_but_the_numbers_in_the_checkpoint(
     assert text["factors_from"] is None and len(load_model(own).factors) == 16
     settings = load_model(own).settings
     composition = compose(settings, read_transformations(own.parent.parent / "mine.py")[0])
-    videos, flops = composition.batch_size, step_flops(settings, composition, index.bands)
+    videos, flops = composition.batch_size, step_flops(load_model(own).model, composition, settings.clip, index.bands)
     export(Export(tmp_path / "x.safetensors", ckpt=own))
     assert load_model(tmp_path / "x.safetensors").factors == load_model(own).factors
     with pytest.raises(UserError, match="unknown factor 'freeze'"):
@@ -212,18 +212,19 @@ def test_an_exported_folder_has_no_paths_of_this_machine(command: Run, own: Path
     assert command("evaluate", *asked).returncode == 0
     assert command("export", "--ckpt", own, "--to", "hub").returncode == 0
     text = "".join(path.read_bytes().decode(errors="replace") for path in (tmp_path / "hub").iterdir())
-    assert "gdt evaluate --ckpt checkpoint.pt --shards " in text and "--out=eval" in text
+    assert "gdt evaluate --ckpt hub --shards " in text and "--out=eval" in text
     for path in (tmp_path, shards, own):
         assert str(path.parent) not in text
     assert "mine.py" not in text
 
 
-def test_commands_of_a_card_keep_all_but_the_folders_of_absolute_paths() -> None:
+def test_commands_of_a_card_evaluate_the_folder_and_have_no_other_absolute_paths() -> None:
     for words, expected in (
-        ("--ckpt /a/b/checkpoint.pt runs/x/checkpoint.pt", "--ckpt checkpoint.pt runs/x/checkpoint.pt"),
-        ("--shards '/my videos/mine/' --out=/a", "--shards mine/ --out=a"),
-        ("--shards s3://bucket/a/mine", "--shards s3://bucket/a/mine"),
-        ("--video-network '/a/mine.py:Net(x=\"/a/b\")'", "--video-network 'mine.py:Net(x=\"b\")'"),
-        ('\'{"ckpt": ["/a/run", "b/c"]}\'', '\'{"ckpt": ["run", "b/c"]}\''),
+        ("--ckpt /a/b/checkpoint.pt runs/x/checkpoint.pt", "--ckpt hub runs/x/checkpoint.pt"),
+        ("--clips 2", "--clips 2 --ckpt hub"),
+        ("--ckpt=/a/b/checkpoint.pt --shards '/my videos/mine/' --out=/a", "--ckpt=hub --shards mine/ --out=a"),
+        ("--ckpt /a/b/checkpoint.pt --shards s3://bucket/a/mine", "--ckpt hub --shards s3://bucket/a/mine"),
+        ("--video-network '/a/mine.py:Net(x=\"/a/b\")'", "--video-network 'mine.py:Net(x=\"b\")' --ckpt hub"),
+        ('\'{"ckpt": ["/a/b/checkpoint.pt", "b/c"]}\'', '\'{"ckpt": ["hub", "b/c"]}\''),
     ):
-        assert _portable(f"gdt evaluate {words}") == f"gdt evaluate {expected}"
+        assert _portable(f"gdt evaluate {words}", Path("/a/b/checkpoint.pt"), "hub") == f"gdt evaluate {expected}"
