@@ -30,6 +30,7 @@ from gdt.common.errors import UserError, exit_with_message
 from gdt.pipeline.loader import Loader
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.sources.loading import Loading
+from gdt.train.experiment import resolve
 from gdt.train.models.network import Network
 from gdt.train.pretrain import pretrain
 from gdt.train.run import METRICS
@@ -66,11 +67,11 @@ def levels(one: Tensor, other: Tensor) -> tuple[float, int, int]:
 def pixels(index: Index, size: str, device: DeviceName) -> dict[str, Any]:
     """Compare the batches that DALI loads on the GPU with those of the processor."""
     run = settings_of(size, "l", CHECKED[size], device)
-    tree = run.tree(index)
+    tree = resolve(run, index, torch.device("cpu")).tree
     loaded: list[dict[str, Tensor]] = []
     for where, decoder in (("cpu", "cpu"), (device, "gpu")):
         loading = Loading(decoder=decoder)  # type: ignore[arg-type]
-        with Loader(index, [tree.plan(0, 0)], run.clip, torch.device(where), loading) as loader:
+        with Loader(index, [tree.plan(0, 0)], run.clip, torch.device(where), index.statistics, loading) as loader:
             batch = next(iter(loader))
             loaded.append({"crops": batch.inputs["video"].crops.cpu(), "audio": batch.inputs["audio"].cpu()})
     one, other = loaded

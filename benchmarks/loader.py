@@ -77,7 +77,7 @@ def of_peer(index: Index, tree: Tree) -> Iterator[object]:
 
 def of_loader(index: Index, tree: Tree) -> Iterator[object]:
     """Batches of our loader as floats for the encoder, endlessly."""
-    with Loader(index, tree.plans(0, sys.maxsize), CLIP, torch.device("cpu")) as batches:
+    with Loader(index, tree.plans(0, sys.maxsize), CLIP, torch.device("cpu"), index.statistics) as batches:
         for batch in batches:
             yield batch.inputs["video"].floats()
 

@@ -23,7 +23,7 @@ from gdt.pipeline.shards.layout import BANDS, INDEX
 from gdt.pipeline.shards.statistics import mel_sums
 from gdt.pipeline.shards.writer import VideoRecord, write_shard
 from gdt.pipeline.sources.loading import Loading
-from gdt.train.checkpoint import Data
+from gdt.train.experiment import compose, resolve
 from gdt.train.learner import Learner
 from gdt.train.provenance import device_name
 from gdt.train.settings import SIZES, Optimization, Pretrain
@@ -75,16 +75,17 @@ def run_settings(size: str, row: str, clips: int, device: DeviceName, group: int
         compile="on" if device == "cuda" else "off",
         optimization=Optimization("sgd", lr=0.01, base_batch_size=0, warmup_epochs=0), device=device,
     )  # fmt: skip
-    return replace(run, batch_size=clips // run.composition.clips_per_video)
+    return replace(run, batch_size=clips // compose(run).clips_per_video)
 
 
 def prepare(index: Index, run: Pretrain) -> tuple[Learner, Batch]:
     """A learner and the first batch of its run, on the device."""
-    tree, device = run.tree(index), torch.device(run.device)
-    plan = take_rank(tree.plan(0, 0), 0, 1, run.group_size or 0)
-    with Loader(index, [plan], run.clip, device, Loading(decoder="cpu")) as loader:
+    device = torch.device(run.device)
+    experiment = resolve(run, index, device)
+    plan = take_rank(experiment.tree.plan(0, 0), 0, 1, run.group_size or 0)
+    with Loader(index, [plan], run.clip, device, index.statistics, Loading(decoder="cpu")) as loader:
         batch = next(iter(loader))
-    return Learner(run, tree, Data("drawn", index.statistics), device), batch
+    return Learner(experiment, device), batch
 
 
 def draw(folder: Path, videos: int) -> Index:

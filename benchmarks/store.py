@@ -72,7 +72,8 @@ def of_store(cache: str, bound: int, window: int) -> Iterator[object]:
     os.environ["GDT_CACHE"], index = cache, Index.open(f"s3://{OURS}", str(bound))
     tree = sampling_tree(index, parse(preset("e").factors, BATCH), CLIP, "train", 0, shuffle_shards=window)
     steps = 0, EPOCHS * tree.batches_per_epoch
-    with Loader(index, tree.plans(*steps), CLIP, torch.device("cpu"), coming=tree.videos(*steps)) as batches:
+    plans, coming = tree.plans(*steps), tree.videos(*steps)
+    with Loader(index, plans, CLIP, torch.device("cpu"), index.statistics, coming=coming) as batches:
         yield from batches
 
 

@@ -38,7 +38,7 @@ Networks for {modalities}, pretrained with [compositions of transformations](htt
 ```python
 import gdt
 
-model = gdt.load("hf://OWNER/{name}")  # or this folder; needs pip install "gdt-video[hub]"
+model = gdt.load({load})  # this folder; or "hf://OWNER/{name}", which needs pip install "gdt-video[hub]"
 model.embed("video.mp4").features
 ```
 
@@ -74,13 +74,20 @@ def _card(name: str, trained: Trained, inputs: str) -> str:
             "training": f"{trained.step:,} steps of {own.batch_size or own.default_batch_size} videos, seed {own.seed}",
         } | ({"initial weights": own.init.name} if own.init else {})
     lines = [f"- {key}: {value}" for key, value in (facts | {"inputs": inputs}).items()]
+    networks = {f"{modality}_network": made.name for modality, made in trained.model.network.own.items()}
+    given = [f"{option}={_python(network)}" for option, network in networks.items()]
     return _CARD.format(
-        name=name, tags=", ".join(modalities), modalities=" and ".join(modalities), facts="\n".join(lines),
-        results=_results(trained.digest()),
+        name=name, load=", ".join([json.dumps(name), *given]), tags=", ".join(modalities),
+        modalities=" and ".join(modalities), facts="\n".join(lines), results=_results(trained.digest(), name),
     )  # fmt: skip
 
 
-def _results(weights: str) -> str:
+def _python(network: str) -> str:
+    """How Python gives a network, by the name in `Made`: as text, or as the object that has it."""
+    return network if network.isidentifier() else json.dumps(network)
+
+
+def _results(weights: str, name: str) -> str:
     """What evaluations in runs say of these weights, beside random weights, and their commands."""
     every: list[Result] = []
     known: dict[Key, Answers] = {}
@@ -94,11 +101,20 @@ def _results(weights: str) -> str:
     conditions = {(row.conditions, row.checkpoint) for row in own}
     beside = [row for row in every if row.preset == RANDOM and (row.conditions, row.checkpoint) in conditions]
     tables = "\n\n".join(map(str, pivot([*beside, *own], answers=known)))
-    commands = "\n".join(dict.fromkeys(_portable(row.provenance.get("command", "")) for row in own))
+    commands = "\n".join(
+        dict.fromkeys(_portable(row.provenance.get("command", ""), row.checkpoint, name) for row in own)
+    )
     return f"```text\n{tables}\n```\n\n```sh\n{commands}\n```"
 
 
-def _portable(command: str) -> str:
-    """A command with the last names of absolute paths, also of those in JSON, which are of this machine."""
-    words = (re.sub(r"""(?<![^\s=,"'])/(?:[^,"']*/)?(?=[^/,"'])""", "", word) for word in shlex.split(command))
+def _portable(command: str, checkpoint: Path, folder: str) -> str:
+    """A command that evaluates the exported folder instead of its checkpoint.
+
+    Of other absolute paths, also of those in JSON, which are of this machine, the last names are left.
+    """
+    whole = re.compile(rf"""(?<![^\s=,"'\[]){re.escape(str(checkpoint))}(?![^\s,"'\]])""")
+    words = [whole.sub(lambda _: folder, word) for word in shlex.split(command)]
+    if words[:2] == ["gdt", "evaluate"] and words == shlex.split(command):  # it took the latest checkpoint
+        words += ["--ckpt", folder]
+    words = [re.sub(r"""(?<![^\s=,"'])/(?:[^,"']*/)?(?=[^/,"'])""", "", word) for word in words]
     return shlex.join(words)

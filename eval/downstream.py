@@ -9,9 +9,10 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 
 from tqdm import tqdm
 
@@ -44,9 +45,10 @@ from gdt.eval.tables import pivot, write_tables
 from gdt.pipeline.shards.layout import names_in
 from gdt.pipeline.word2vec import WordVectors
 from gdt.train.checkpoint import load_trained
-from gdt.train.flops import per_step
+from gdt.train.experiment import compose
+from gdt.train.flops import step_flops
 from gdt.train.models.gdt import any_device
-from gdt.train.models.network import FROM_PYTHON
+from gdt.train.models.given import Given, makers
 from gdt.train.provenance import provenance_of
 from gdt.train.run import CHECKPOINT
 
@@ -102,14 +104,17 @@ def downstream(settings: Downstream) -> str:
     )
 
 
-def evaluate(settings: Downstream) -> Evaluated:
+def evaluate(settings: Downstream, networks: Mapping[str, Sequence[Given]] = MappingProxyType({})) -> Evaluated:
     """Run the missing evaluations.
 
+    `networks`: the user's own by modality, besides those in the settings, which other processes do not have.
     Raises UserError if the shards, their labels, a split, a fold or a checkpoint is missing or does not fit.
     """
     if not settings.ckpt:
         settings = replace(settings, ckpt=(default_checkpoint(settings.dataset, settings.shards),))
-    compared = list(models(settings, first := load_trained(settings.ckpt[0])))
+    given = makers({**settings.networks.given, **networks})
+    first = load_trained(settings.ckpt[0], given)
+    compared = list(models(settings, first, given))
     data = Data.open(
         settings.ckpt[0], first, settings.dataset, settings.shards, settings.query_split, "", settings.cache
     )
@@ -124,7 +129,7 @@ def evaluate(settings: Downstream) -> Evaluated:
             if not PROTOCOLS[job.protocol].trains:
                 _run(job)
         if finetuning := [job for job in todo if PROTOCOLS[job.protocol].trains]:
-            _finetune_all(finetuning)
+            _finetune_all(finetuning, 1 if networks else job_limit(settings.jobs))
         wanted = {job.conditions for job in jobs}
         every = [each for each in results.read(out / RESULTS) if each.conditions in wanted]
         text = ""
@@ -253,8 +258,10 @@ def _facts(job: Job, fold: Fold) -> Result:
     trained, data = model.trained, evaluator.data
     pretraining = trained.settings
     videos, flops = trained.per_step or (0, 0.0)
-    if trained.step and not (trained.per_step or pretraining.factors_digest):  # of an earlier version
-        videos, flops = per_step(pretraining, data.index.bands)
+    if trained.step and not (trained.per_step or trained.factors):  # of an earlier version
+        composition = compose(pretraining)
+        videos = composition.batch_size
+        flops = step_flops(trained.model, composition, pretraining.clip, data.index.bands)
     return Result(
         conditions=job.conditions,
         protocol=job.protocol,
@@ -287,13 +294,12 @@ def _facts(job: Job, fold: Fold) -> Result:
     )
 
 
-def _finetune_all(jobs: Sequence[Job]) -> None:
-    """Run every job in its own subprocess, or in this process with --jobs 1 or networks given as objects.
+def _finetune_all(jobs: Sequence[Job], limit: int) -> None:
+    """Run every job in its own subprocess, `limit` in parallel, or in this process if that is 1.
 
     Thus the number of threads, which affects the last digits, does not depend on the number of remaining jobs.
     """
     settings = jobs[0].evaluator.settings
-    limit = 1 if FROM_PYTHON in str(settings.networks) else job_limit(settings.jobs)
     if limit == 1:
         for job in jobs:
             _run(job)

@@ -31,7 +31,7 @@ from gdt.pipeline.shards.container import Damaged, text_array, texts
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.shards.layout import read_rejected
 from gdt.pipeline.shards.naming import shard_folder
-from gdt.train.models.network import PAPERS, Own
+from gdt.train.models.network import NONE, Theirs
 from gdt.train.run import latest_checkpoint
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ class Embed:
     """Replace an existing file."""
     cache: str = ""
     """Size of this machine's cache of shards in a store, such as 500GB; default: most of the free disk."""
-    networks: Annotated[Own, tyro.conf.arg(name="")] = PAPERS
+    networks: Annotated[Theirs, tyro.conf.arg(name="")] = NONE
     """Those that the checkpoint was trained with."""
 
     def __post_init__(self) -> None:
@@ -174,9 +174,10 @@ def features(settings: Embed, trained: Trained | None = None) -> Features:
     Raises UserError if the checkpoint or the videos cannot be used.
     """
     from gdt.train.checkpoint import load_trained
+    from gdt.train.models.given import makers
 
     checkpoint = settings.ckpt or latest_checkpoint()
-    trained = trained or load_trained(checkpoint)
+    trained = trained or load_trained(checkpoint, makers(settings.networks.given))
     modalities = _modalities(settings, trained, checkpoint)
     with tempfile.TemporaryDirectory() as scratch:
         if settings.source:

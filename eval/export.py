@@ -12,7 +12,7 @@ import tyro
 from gdt.common.errors import UserError
 from gdt.common.files import require_new_file, writing
 from gdt.train.hub import EXPORTED
-from gdt.train.models.network import PAPERS, Own
+from gdt.train.models.network import NONE, Theirs
 from gdt.train.run import latest_checkpoint
 
 if TYPE_CHECKING:  # slow to import, and --help needs only the settings
@@ -35,7 +35,7 @@ class Export:
     to: Path | None = None
     """Folder to write instead of a file, for a hub: model.safetensors, config.json and a model card."""
 
-    networks: Annotated[Own, tyro.conf.arg(name="")] = PAPERS
+    networks: Annotated[Theirs, tyro.conf.arg(name="")] = NONE
     """Those that the checkpoint was trained with."""
 
     def __post_init__(self) -> None:
@@ -56,11 +56,12 @@ def export(settings: Export) -> str:
     from gdt.eval import card
     from gdt.train import portable
     from gdt.train.checkpoint import load_trained
+    from gdt.train.models.given import makers
 
     if settings.to and settings.to.is_file():
         raise UserError(f"--to is {settings.to}, a file; name a folder, or set --out to write a file")
     out = settings.to / EXPORTED if settings.to else cast(Path, settings.out)
-    trained = load_trained(settings.ckpt or latest_checkpoint())
+    trained = load_trained(settings.ckpt or latest_checkpoint(), makers(settings.networks.given))
     if settings.to:
         settings.to.mkdir(parents=True, exist_ok=True)
     for path in [settings.to / name for name in (EXPORTED, card.CONFIG, card.CARD)] if settings.to else [out]:

@@ -18,7 +18,7 @@ from gdt.pipeline.clips import uniform_plans
 from gdt.pipeline.leaves import Clip
 from gdt.pipeline.loader import Batch, Loader
 from gdt.pipeline.shards.index import Index
-from gdt.pipeline.sources.loading import Loading
+from gdt.pipeline.shards.statistics import Statistics
 from gdt.pipeline.transformations.augmentation import centred
 from gdt.pipeline.tree import BatchPlan
 from gdt.train.checkpoint import Trained
@@ -26,15 +26,17 @@ from gdt.train.models.gdt import autocast
 
 
 def outputs(
-    index: Index, plans: Iterable[BatchPlan], clip: Clip, device: torch.device,
+    index: Index, plans: Iterable[BatchPlan], clip: Clip, device: torch.device, statistics: Statistics,
     compute: Callable[[Batch], Sequence[Tensor]], bar: tqdm[None], per: int = 1,
 ) -> list[np.ndarray]:  # fmt: skip
     """The tensors that `compute` returns, each concatenated over the batches of all plans.
 
+    `statistics`: normalisation that the model expects.
+
     The bar advances by one for every `per` leaves. Raises UserError if a shard is damaged.
     """
     parts: list[list[np.ndarray]] = []
-    with Loader(index, plans, clip, device, Loading()) as loader, torch.inference_mode(), autocast(device), bar:
+    with Loader(index, plans, clip, device, statistics) as loader, torch.inference_mode(), autocast(device), bar:
         for batch in loader:
             parts.append([value.float().cpu().numpy() for value in compute(batch)])
             bar.update(len(batch.plan) // per)
@@ -49,7 +51,7 @@ def uniform_outputs(
     crop = centred(trained.settings.augmentation.scale[0])
     plans = uniform_plans(index, videos, clips, trained.settings.clip, crop, modalities=[modality])
     bar = tqdm(total=len(videos), unit="video", desc=f"{modality} features", mininterval=1.0, leave=False)
-    return outputs(trained.normalise(index), plans, trained.settings.clip, device, compute, bar, clips)
+    return outputs(index, plans, trained.settings.clip, device, trained.statistics, compute, bar, clips)
 
 
 @dataclass(frozen=True)

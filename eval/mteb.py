@@ -18,7 +18,7 @@ from gdt.common.files import open_regular
 from gdt.eval.embed import Embed, Kind, Modality, features
 from gdt.eval.subjects import name_of
 from gdt.preprocess.extract import NEXT_RUN
-from gdt.train.checkpoint import load_trained
+from gdt.train.trained import Trained
 
 _AT_ONCE = 256
 """Files whose frames are on the disk at the same time."""
@@ -29,8 +29,9 @@ _COLUMNS: dict[Modality, tuple[Any, str]] = {"video": (datasets.Video, ".mp4"), 
 class Encoder(AbsEncoder):
     """Embeds the files of a task as `gdt embed` does."""
 
-    def __init__(self, path: Path, kind: Kind, clips: int) -> None:
-        self._trained, self._kind = (trained := load_trained(path)), kind
+    def __init__(self, path: Path, trained: Trained, kind: Kind, clips: int) -> None:
+        self._trained = trained
+        self._kind = kind
         self._embed = partial(Embed, path, kind=kind, clips=clips)
         self.mteb_model_meta = ModelMeta.create_empty({
             "name": f"gdt/{name_of(path)}", "revision": trained.digest()[:16], "framework": ["PyTorch"],

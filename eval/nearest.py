@@ -12,6 +12,7 @@ from tabulate import tabulate
 
 from gdt.common.errors import UserError, plural, require_positive, unknown
 from gdt.eval.embed import Embed, Features, Kind, Modality, features, read, sameness
+from gdt.train.models.network import NONE, Theirs
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,8 @@ class Nearest:
     """Modality to search (other than --by: needs embeddings); default: --by."""
     k: int = 5
     """Number of neighbours."""
+    networks: Annotated[Theirs, tyro.conf.arg(name="")] = NONE
+    """Those that the checkpoint was trained with."""
 
     def __post_init__(self) -> None:
         require_positive(self, "", "k")
@@ -47,7 +50,7 @@ def nearest(settings: Nearest) -> str:
         made = rows.metadata  # of features that are computed like those in the file
         query = features(Embed(
             Path(made["checkpoint"]), (Path(settings.query),), modalities=_modalities(rows), workers=1,
-            kind=cast(Kind, made["kind"]), clips=int(made["clips"]),
+            kind=cast(Kind, made["kind"]), clips=int(made["clips"]), networks=settings.networks,
         ))  # fmt: skip
     found, cosines = most_similar(rows, query, settings.by, among)
     begun = rows.start.get(among, ())

@@ -12,7 +12,7 @@ from gdt.common.errors import UserError, require_positive
 from gdt.common.location import Location
 from gdt.eval.embed import Modality
 from gdt.eval.protocols import PROTOCOLS
-from gdt.train.models.network import PAPERS, Own
+from gdt.train.models.network import NONE, Theirs
 
 if TYPE_CHECKING:
     ProtocolName = str
@@ -67,7 +67,7 @@ class Downstream:
     """Finetuning runs in parallel; 0: one per GPU, else per core."""
     out: Path | None = None
     """Folder of results; default: runs/eval-<dataset>."""
-    networks: Annotated[Own, tyro.conf.arg(name="")] = PAPERS
+    networks: Annotated[Theirs, tyro.conf.arg(name="")] = NONE
     """Those that the checkpoint was trained with."""
     tables: bool = True
     """Write the tables; off in subprocesses."""

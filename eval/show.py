@@ -19,12 +19,14 @@ from gdt.common.location import Location
 from gdt.eval.drawing import STYLE, save
 from gdt.pipeline.composition import Composition, Factor, Table, Weight, contrast, weight
 from gdt.pipeline.leaves import MODALITIES, Clip
+from gdt.pipeline.notation import read_transformations
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.transformations.augmentation import Augment
 from gdt.pipeline.transformations.base import Source
 from gdt.pipeline.transformations.time_shift import TimeShift
 from gdt.pipeline.tree import Tree
 from gdt.preprocess.logmel import HOP, SAMPLE_RATE
+from gdt.train.experiment import compose, resolve
 from gdt.train.gpu import default_size
 from gdt.train.settings import SIZES, Pretrain
 
@@ -88,8 +90,9 @@ def show_tree(settings: ShowTree) -> str:
         preset=settings.preset, factors=settings.factors, factors_from=settings.factors_from,
         batch_size=settings.batch_size,
     )  # fmt: skip
-    whole = train.composition
-    two = toy(replace(train, batch_size=2).composition)
+    known, _ = read_transformations(settings.factors_from)
+    whole = compose(train, known)
+    two = toy(compose(replace(train, batch_size=2), known))
     columns = two.plan(0, 0).columns
     cells, pairs = labels(two, columns), map("".join, relations(whole.factors, columns, columns))
     rows = [[leaf, ", ".join(filter(None, row)), own] for leaf, row, own in zip(count(), cells, pairs, strict=False)]
@@ -145,11 +148,15 @@ def show_batch(settings: ShowBatch) -> str:
     train = Pretrain(
         dataset=settings.dataset, shards=settings.shards, preset=settings.preset, seed=settings.seed,
         factors=settings.factors, factors_from=settings.factors_from, word2vec=settings.word2vec,
-        batch_size=2, clip=base.clip, augmentation=base.augmentation, loading=base.loading,
+        batch_size=2, group_size=0, clip=base.clip, augmentation=base.augmentation, loading=base.loading,
     )  # fmt: skip
+    device = torch.device("cpu")
     index = Index.open(train.shard_folder)
-    tree, words = train.tree(index, print), train.words(index)
-    with Loader(index, [tree.plan(0, 0)], train.clip, torch.device("cpu"), train.loading, words) as loader:
+    experiment = resolve(train, index, device, say=lambda _, text: print(text))
+    tree = experiment.tree
+    words = experiment.words
+    plans = [tree.plan(0, 0)]
+    with Loader(index, plans, train.clip, device, experiment.data.statistics, train.loading, words) as loader:
         picture = draw_batch(next(iter(loader)), tree, index, settings.title, words.words if words else ())
     path = settings.out or Path("runs") / f"batch-{train.dataset_name}-{train.short_name}.png"
     save(picture, path)

@@ -25,6 +25,7 @@ from gdt.pipeline.shards.index import Index, fingerprint
 from gdt.pipeline.shards.layout import INDEX, LABEL_SEPARATOR
 from gdt.pipeline.shards.naming import shard_folder
 from gdt.train.checkpoint import Trained, load_trained
+from gdt.train.models.given import Makers
 from gdt.train.run import CHECKPOINT, SETTINGS, from_file, latest_checkpoint
 
 FINETUNED = "finetuned.pt"
@@ -185,8 +186,11 @@ def describe(model: Model, fold: Fold) -> str:
     return f"{model.name}{f', fold {fold.number}' if fold.number else ''}"
 
 
-def models(settings: Downstream, first: Trained) -> Iterator[Model]:
-    """Random weights and the checkpoints, selected by --random-weights; `first` is the first checkpoint."""
+def models(settings: Downstream, first: Trained, given: Makers) -> Iterator[Model]:
+    """Random weights and the checkpoints, selected by --random-weights; `first` is the first checkpoint.
+
+    `given` are networks of the user's own.
+    """
     if settings.random_weights != "exclude":
         # those of networks of the user's own may be pretrained
         name = "initial weights" if first.model.network.own else RANDOM
@@ -194,10 +198,10 @@ def models(settings: Downstream, first: Trained) -> Iterator[Model]:
     if settings.random_weights == "only":
         return
     for path in dict.fromkeys(settings.ckpt):
-        trained = first if path == settings.ckpt[0] else load_trained(path)
+        trained = first if path == settings.ckpt[0] else load_trained(path, given)
         if trained.foreign is not None:
             print(f"{path} holds {trained.foreign}; clips of {trained.settings.clip}")
-        if trained.step and trained.settings.factors_digest and not trained.per_step:
+        if trained.step and trained.factors and not trained.per_step:
             print(
                 f"warning: {path} is of an earlier version, which did not record what factors of a Python file mean; "
                 "tables leave out the videos and FLOPs of its training",

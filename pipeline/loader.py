@@ -20,6 +20,7 @@ from gdt.pipeline.leaves import Clip, Leaves
 from gdt.pipeline.shards.cache import Cache
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.shards.reader import ShardReader
+from gdt.pipeline.shards.statistics import Statistics
 from gdt.pipeline.sources.audio import AudioSource
 from gdt.pipeline.sources.base import InputSource
 from gdt.pipeline.sources.loading import Loading
@@ -77,10 +78,13 @@ class Loader:
     """
 
     def __init__(
-        self, index: Index, plans: Iterable[BatchPlan], clip: Clip, device: torch.device,
+        self, index: Index, plans: Iterable[BatchPlan], clip: Clip, device: torch.device, statistics: Statistics,
         loading: Loading = Loading(), words: WordVectors | None = None, coming: Iterator[np.ndarray] | None = None,
     ) -> None:  # fmt: skip
-        """`coming`: the videos of the batches to come, where that is quicker to know than their plans."""
+        """`statistics`: normalisation of the inputs, which the model sets, not the shards (`Trained.statistics`).
+
+        `coming`: the videos of the batches to come, where that is quicker to know than their plans.
+        """
         self._reader = ShardReader(index)
         self.cache = self._reader.cache
         if self.cache:
@@ -93,7 +97,9 @@ class Loader:
         # a stream of its own, whose short kernels run before those of training
         self._stream = torch.cuda.Stream(device, priority=-1) if device.type == "cuda" else None
         self._dali = loading.decoder == "gpu"
-        self._sources = {name: SOURCES[name](self._reader, clip, device, loading, words) for name in modalities}
+        self._sources = {
+            name: SOURCES[name](self._reader, clip, device, statistics, loading, words) for name in modalities
+        }
         self._device, self._ahead = device, loading.prefetch + 1  # the waiting batches and the one in preparation
         self._batches = self._execute(itertools.chain(first, stream))
         self._background = ThreadPoolExecutor(1, thread_name_prefix="loader")

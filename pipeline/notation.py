@@ -132,38 +132,25 @@ def _value(text: str, kind: Any) -> Any:
     raise ValueError(f"write {written}" if written else f"it cannot be read as {inspect.formatannotation(kind)}")
 
 
-_given: dict[str, Transformations] = {}
-"""Transformations of the Python files that were given to this process, by the checksum of the file."""
+def read_transformations(path: Path | None) -> tuple[Transformations, str]:
+    """The built-in transformations with those of a Python file, which is run, and the file's checksum.
 
-
-def use(path: Path) -> str:
-    """Run a Python file of transformations that the user has given to this process; returns its checksum.
-
-    Raises UserError if a name is taken; errors of the file are Python's own.
+    Only for a file that the user has given to this process: one that a checkpoint names is never run. Without a file,
+    the checksum is empty. Raises UserError if a name is taken; errors of the file are Python's own.
     """
+    if path is None:
+        return TRANSFORMATIONS, ""
     code = path.read_bytes()
-    checksum = hashlib.sha256(code).hexdigest()[:16]
-    if checksum not in _given:
-        _given[checksum] = _defined_by(path, code, checksum)
-    return checksum
+    return {**TRANSFORMATIONS, **_defined_by(path, code)}, checksum_of(code)
 
 
-def transformations_of(checksum: str) -> Transformations:
-    """The built-in transformations and, unless the checksum is empty, those of the file that has it.
-
-    Raises UserError unless this process was given that file: a file that a checkpoint names is never run.
-    """
-    if checksum and checksum not in _given:
-        others = "; the file given is another or has changed" if _given else ""
-        raise UserError(
-            f"the composition has factors of a Python file with checksum {checksum}, which is not run by itself"
-            f"{others}; give the same file with --factors-from"
-        )
-    return {**TRANSFORMATIONS, **_given.get(checksum, {})}
+def checksum_of(code: bytes) -> str:
+    """Of the text of a Python file: 16 hex digits."""
+    return hashlib.sha256(code).hexdigest()[:16]
 
 
-def _defined_by(path: Path, code: bytes, checksum: str) -> Transformations:
-    module = types.ModuleType(f"_factors_of_{path.stem}_{checksum}")
+def _defined_by(path: Path, code: bytes) -> Transformations:
+    module = types.ModuleType(f"_factors_of_{path.stem}_{checksum_of(code)}")
     sys.modules[module.__name__] = module  # dataclasses look up annotations there
     exec(compile(code, path, "exec", dont_inherit=True), module.__dict__)
     own = {kind.name: kind for kind in _defined_in(module)}

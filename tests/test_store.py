@@ -312,7 +312,8 @@ def read(index: Index, epochs: int, window: int = 1) -> tuple[list[int], list[np
     tree = sampling_tree(index, composed("e", 2), clip, "train", 0, shuffle_shards=window)
     steps = epochs * tree.batches_per_epoch
     coming = tree.videos(0, steps)
-    with Loader(index, tree.plans(0, steps), clip, torch.device("cpu"), Loading(threads=1), None, coming) as loader:
+    plans, loading = tree.plans(0, steps), Loading(threads=1)
+    with Loader(index, plans, clip, torch.device("cpu"), index.statistics, loading, None, coming) as loader:
         read = [zlib.crc32(b"".join(x.numpy().tobytes() for x in batch.tensors().values())) for batch in loader]
     return read, [index.shard[videos] for videos in tree.videos(0, steps)]
 

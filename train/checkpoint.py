@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -14,9 +14,14 @@ from gdt.common.errors import UserError
 from gdt.common.files import writing
 from gdt.pipeline.shards.statistics import Statistics
 from gdt.train import portable, weights
-from gdt.train.models.gdt import GDT, load_weights, modalities_of
+from gdt.train.experiment import Data, Experiment, schedule_of
+from gdt.train.models.backbone import load_weights
+from gdt.train.models.foreign import recognise
+from gdt.train.models.gdt import GDT, modalities_of
+from gdt.train.models.given import Makers
 from gdt.train.published import fetch
 from gdt.train.run import CHECKPOINT, LENGTH, differences, from_json, require_checkpoint, to_json
+from gdt.train.schedule import Schedule
 from gdt.train.settings import Pretrain
 from gdt.train.tensors import Damaged, load_checked
 from gdt.train.trained import Trained
@@ -25,26 +30,14 @@ FORMAT = "gdt-pretrain-2"
 _USE = "use the checkpoint.pt of a run, or external weights (.pt, .pth, .safetensors)"
 
 
-@dataclass(frozen=True)
-class Data:
-    """Data of a run."""
-
-    fingerprint: str
-    """Fingerprint of the shards."""
-    statistics: Statistics
-    """Normalisation of the inputs; whoever uses the model needs it."""
-    words: str = ""
-    """Checksum of the word vectors; empty without text."""
-
-
 def make_state(
     model: torch.nn.Module, optimizer: torch.optim.Optimizer, step: int, settings: str, data: Data, steps: int = 0,
-    per_step: tuple[int, float] | None = None,
+    per_step: tuple[int, float] | None = None, outputs: Mapping[str, list[list[float]]] = {},
 ) -> dict[str, Any]:  # fmt: skip
     """Content of a checkpoint after `step` of `steps` steps: all that the next step, or `Trained`, depends on."""
     return {
-        "format": FORMAT, "settings": settings, "data": data.fingerprint, "words": data.words, "step": step,
-        "steps": steps, "per_step": per_step,
+        "format": FORMAT, "settings": settings, "data": data.fingerprint, "words": data.words,
+        "factors": data.factors, "step": step, "steps": steps, "per_step": per_step, "outputs": dict(outputs),
         "statistics": data.statistics.to_numbers(), "model": model.state_dict(), "optimizer": optimizer.state_dict(),
     }  # fmt: skip
 
@@ -92,24 +85,25 @@ def read(path: Path) -> dict[str, Any]:
     return state
 
 
-def load_model(path: Path) -> Trained:
+def load_model(path: Path, given: Makers = MappingProxyType({})) -> Trained:
     """The model of a checkpoint, an exported file (`train.portable`), external weights (`train.weights`), or weights
     by name (`train.published`).
 
-    Raises UserError if the file is of another kind or version, or does not fit.
+    `given` are the networks of the user's own that it may have been trained with. Raises UserError if the file is of
+    another kind or version, or does not fit.
     """
     path = require_checkpoint(fetch(path))
     try:
         found = load_checked(path)
-        return _model_of(found if isinstance(found, Mapping) else {}, path)
+        return _model_of(found if isinstance(found, Mapping) else {}, path, given)
     except Damaged as damage:
         raise UserError(f"{path} cannot be read as a checkpoint: {damage}; {_USE}") from damage
 
 
-def _model_of(state: Mapping[str, Any], path: Path) -> Trained:
+def _model_of(state: Mapping[str, Any], path: Path, given: Makers) -> Trained:
     form = str(state.get("format", ""))
     if not form.startswith("gdt-"):
-        return weights.model_of(state, path)
+        return weights.model_of(state, path, given)
     if form == portable.FORMAT:
         state = portable.state_of(state)
     elif form != FORMAT:
@@ -117,17 +111,20 @@ def _model_of(state: Mapping[str, Any], path: Path) -> Trained:
     if missing := {"settings", "model", "statistics", "step", "data", "steps", "words"} - state.keys():
         raise Damaged(f"it has no {', '.join(sorted(missing))}")
     settings = from_json(state["settings"], str(path))
-    model = GDT(settings.network, modalities_of(state["model"]))
+    outputs = state.get("outputs", {})
+    own = recognise(settings.network, settings.clip, state["model"], outputs, given, str(path))
+    model = GDT(settings.network, modalities_of(state["model"]), own)
     load_weights(model, state["model"], str(path))
     statistics = Statistics.from_numbers(state["statistics"], str(path))
-    rest = {name: state[name] for name in ("data", "steps", "words")}
+    rest: dict[str, Any] = {name: state[name] for name in ("data", "steps", "words")}
+    rest |= {"factors": state.get("factors", ""), "outputs": outputs, "own": own}
     rest["per_step"] = tuple(state.get("per_step") or ()) or None
     return Trained(model.eval(), settings, state["step"], statistics, state.get("foreign"), **rest)
 
 
-def load_trained(path: Path) -> Trained:
+def load_trained(path: Path, given: Makers = MappingProxyType({})) -> Trained:
     """`load_model`, with a warning if the run of the model has not finished."""
-    trained = load_model(path)
+    trained = load_model(path, given)
     if trained.step < trained.steps:
         print(
             f"warning: {path} is from step {trained.step} of {trained.steps}: its run has not finished; repeat the "
@@ -146,19 +143,21 @@ def require_same_shards(state: Mapping[str, Any], fingerprint: str, run: Path) -
         )
 
 
-def require_same_run(
-    state: Mapping[str, Any], settings: Pretrain, data: Data, batches_per_epoch: int, path: Path
-) -> None:
-    """Raise UserError if `state`, from the checkpoint `path`, cannot be continued with these settings and data.
+def require_same_run(state: Mapping[str, Any], experiment: Experiment, path: Path) -> None:
+    """Raise UserError if `state`, from the checkpoint `path`, cannot be continued by this run.
 
     Another length is accepted if it does not change the learning rate of the steps that are done.
     """
-    different = differences(state["settings"], to_json(settings), ignored=LENGTH)
+    data = experiment.data
+    different = differences(state["settings"], to_json(experiment.settings), ignored=LENGTH)
     if state["words"] != data.words:
         different.append("the word vectors")
+    if state.get("factors", "") != data.factors:
+        different.append("the file of --factors-from")
     if state["statistics"] != data.statistics.to_numbers():
         different.append("the normalisation of --init")
-    if why := other_rates(settings_of(state, path.parent), settings, batches_per_epoch, int(state["step"])):
+    then = schedule_of(settings_of(state, path.parent), experiment.tree.batches_per_epoch)
+    if why := other_rates(then, experiment.schedule, int(state["step"])):
         different.append(f"{why}; --init {path} starts a new run from its weights")
     if different:
         raise UserError(
@@ -167,9 +166,8 @@ def require_same_run(
         )
 
 
-def other_rates(before: Pretrain, settings: Pretrain, batches_per_epoch: int, done: int) -> str:
+def other_rates(then: Schedule, now: Schedule, done: int) -> str:
     """How the learning rates of the first `done` steps differ between two lengths of a run; empty if they do not."""
-    then, now = before.schedule(batches_per_epoch), settings.schedule(batches_per_epoch)
     if done > now.steps:
         return f"{done} steps are done, more than the requested {now.steps}"
     if any(then.lr(step) != now.lr(step) for step in range(done)):

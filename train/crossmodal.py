@@ -16,12 +16,13 @@ from gdt.pipeline.clips import uniform_plans, usable
 from gdt.pipeline.leaves import MODALITIES, Clip
 from gdt.pipeline.loader import Loader
 from gdt.pipeline.shards.index import Index
+from gdt.pipeline.shards.statistics import Statistics
 from gdt.pipeline.sources.loading import Loading
 from gdt.pipeline.transformations.augmentation import centred
 from gdt.pipeline.word2vec import WordVectors
+from gdt.train.experiment import Experiment
 from gdt.train.health import measures
 from gdt.train.models.gdt import GDT, autocast
-from gdt.train.settings import Pretrain
 
 KS = (1, 5, 10)
 _PROBE_VIDEOS, _PROBE_CLIPS = 256, 2
@@ -39,7 +40,8 @@ class Embedded(NamedTuple):
 
 def embed(
     model: GDT, index: Index, videos: np.ndarray, clip: Clip, scale: int, clips: int, device: torch.device,
-    modalities: Sequence[str], words: WordVectors | None = None, loading: Loading | None = None,
+    statistics: Statistics, modalities: Sequence[str], words: WordVectors | None = None,
+    loading: Loading = Loading(),
 ) -> Embedded:  # fmt: skip
     """Mean embeddings over `clips` uniform centre-cropped clips of each video; all have these modalities.
 
@@ -50,7 +52,7 @@ def embed(
     model.eval()
     sums_by_batch: dict[str, list[torch.Tensor]] = {name: [] for name in order}
     with (
-        Loader(index, plans, clip, device, loading or Loading(), words) as loader,
+        Loader(index, plans, clip, device, statistics, loading, words) as loader,
         torch.compiler.set_stance("force_eager"),  # compiling again takes longer than a probe while training
         torch.inference_mode(),
         autocast(device),
@@ -91,10 +93,15 @@ def ranks(query: torch.Tensor, gallery: torch.Tensor, at_once: int = 1024) -> to
 class Probe:
     """Measures cross-modal recall and collapse on a fixed set of held-out videos during training."""
 
-    def __init__(self, settings: Pretrain, index: Index, device: torch.device, words: WordVectors | None) -> None:
+    def __init__(self, experiment: Experiment, index: Index, device: torch.device) -> None:
         """`videos` stays empty if fewer than two are held out."""
-        self._settings, self._index, self._device, self._words = settings, index, device, words
-        self._modalities = settings.composition.modalities
+        settings = experiment.settings
+        self._settings = settings
+        self._index = index
+        self._device = device
+        self._statistics = experiment.data.statistics
+        self._words = experiment.words
+        self._modalities = experiment.composition.modalities
         splits = [split for split in ("val", "test") if split != settings.split and (index.split == split).any()]
         self.split = splits[0] if splits else "val"
         held_out = np.flatnonzero((index.split == self.split) & usable(index, settings.clip, self._modalities))
@@ -115,7 +122,7 @@ class Probe:
         settings = self._settings
         embedded = embed(
             model, self._index, self.videos, settings.clip, settings.augmentation.scale[0], _PROBE_CLIPS, self._device,
-            self._modalities, self._words, settings.loading,
+            self._statistics, self._modalities, self._words, settings.loading,
         )  # fmt: skip
         found = {
             f"{one} to {other} R@{k}": 100 * float(right.mean())

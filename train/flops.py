@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from contextlib import suppress
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from gdt.pipeline.composition import Composition
 from gdt.pipeline.leaves import Clip
 from gdt.pipeline.sources.text import Words
 from gdt.train.models.gdt import GDT
@@ -31,37 +32,29 @@ _PEAKS = {
 """Dense TFLOP/s from data sheets in bfloat16 (float16 on GPUs without it), by part of the device's name."""
 
 
-def per_step(settings: Pretrain, bands: int) -> tuple[int, float]:
-    """Videos and FLOPs of a step over all ranks."""
-    return settings.composition.batch_size, step_flops(settings, bands)
-
-
-def step_flops(settings: Pretrain, bands: int) -> float:
+def step_flops(model: GDT, composition: Composition, clip: Clip, bands: int) -> float:
     """FLOPs of the networks in a step over all ranks, forward and backward; a second forward pass does not count."""
-    composition = settings.composition
     leaves = composition.batch_size * composition.clips_per_video
-    return leaves * sum(training_flops(settings.network, settings.clip, bands, composition.modalities).values())
+    return leaves * sum(training_flops(model, clip, bands).values())
 
 
-@cache
-def training_flops(network: Network, clip: Clip, bands: int, modalities: tuple[str, ...]) -> dict[str, float]:
+def training_flops(model: GDT, clip: Clip, bands: int) -> dict[str, float]:
     """FLOPs of a leaf of each modality, forward and backward; 0 if a network of the user's own does not run there."""
-    model = _meta_model(network, modalities)
     found = dict.fromkeys(model.modalities, 0.0)
-    for modality in model.modalities:
-        with suppress(*_errors(network)), FlopCounterMode(display=False) as counter:
-            model.embed(modality, _inputs(model, modality, clip, bands, 4)).sum().backward()
+    with suppress(*_errors(model.network)):
+        model = _on_meta(model)
+        for modality in model.modalities:
+            with FlopCounterMode(display=False) as counter:
+                model.embed(modality, _inputs(model, modality, clip, bands, 4)).sum().backward()
             found[modality] = counter.get_total_flops() / 4
     return found if all(found.values()) else dict.fromkeys(found, 0.0)
 
 
-@cache
-def max_leaves(network: Network, clip: Clip) -> int:
+def max_leaves(model: GDT, clip: Clip) -> int:
     """Maximum leaves of a pass of the video network, so that no activation has 2**31 elements or more.
 
     Channels are rounded up to multiples of 8, since kernels may pad them.
     """
-    model = _meta_model(network, ("video",))
     elements = [1]
 
     def note(module: nn.Module, given: tuple[Any, ...], made: Any) -> None:
@@ -69,17 +62,16 @@ def max_leaves(network: Network, clip: Clip) -> int:
         # of a leaf; networks of the user's own may fold time into the first dimension
         elements.extend(-(-x.shape[0] // 2) * -(-x.shape[1] // 8) * 8 * x[0, 0].numel() for x in tensors)
 
-    hooks = [module.register_forward_hook(note) for module in model.video_network.base.modules()]
-    with suppress(*_errors(network)):
+    with suppress(*_errors(model.network)):
+        model = _on_meta(model)
+        for module in model.video_network.base.modules():
+            module.register_forward_hook(note)
         model.video_network(_inputs(model, "video", clip, 0, 2))
-    for hook in hooks:
-        hook.remove()
     return _MAX_ELEMENTS // max(elements)
 
 
-def step_seconds(model: GDT, settings: Pretrain, bands: int, world: int) -> float:
+def step_seconds(model: GDT, settings: Pretrain, composition: Composition, bands: int, world: int) -> float:
     """Roughly the seconds of a step without loading: those of a few clips forward, times three for the gradient."""
-    composition = settings.composition
     leaves = composition.batch_size * composition.clips_per_video // world
     device = next(model.parameters()).device
     found = 0.0
@@ -114,9 +106,9 @@ def _errors(network: Network) -> list[type[Exception]]:
     return [Exception] if network.own else []
 
 
-def _meta_model(network: Network, modalities: tuple[str, ...]) -> GDT:
-    with torch.random.fork_rng(devices=()):
-        return GDT(network, modalities).to("meta")
+def _on_meta(model: GDT) -> GDT:
+    """A copy without values, in evaluation mode, in which batch norms do not wait for other ranks."""
+    return copy.deepcopy(model).to(_META).eval()
 
 
 def _inputs(model: GDT, modality: str, clip: Clip, bands: int, n: int, device: torch.device = _META) -> Any:

@@ -7,15 +7,17 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
 from gdt.common.errors import UserError
 from gdt.pipeline.loader import Batch
-from gdt.pipeline.tree import Tree
 from gdt.train import checkpoint
-from gdt.train.checkpoint import Data, require_same_run
-from gdt.train.flops import per_step
-from gdt.train.models.gdt import GDT, load_weights
+from gdt.train.checkpoint import require_same_run
+from gdt.train.experiment import Experiment
+from gdt.train.flops import step_flops
+from gdt.train.models.backbone import load_weights
+from gdt.train.models.foreign import outputs_of, same_outputs
+from gdt.train.models.gdt import GDT
 from gdt.train.models.r2plus1d import Factorised
 from gdt.train.run import CHECKPOINT, to_json
 from gdt.train.schedule import Optimization
@@ -26,12 +28,14 @@ from gdt.train.step import Gradient, Metrics, require_finite
 class Learner:
     """Updates the model of a run, on one rank; saves and loads its state."""
 
-    def __init__(self, settings: Pretrain, tree: Tree, data: Data, device: torch.device, world: int = 1) -> None:
-        """`settings` as from `Trainer`: with group size, precision and compilation filled in."""
-        self.settings, self._data, self._bands = settings, data, tree.bands
-        self.schedule = settings.schedule(tree.batches_per_epoch)
+    def __init__(self, experiment: Experiment, device: torch.device, world: int = 1) -> None:
+        settings = experiment.settings
+        self.experiment = experiment
         torch.manual_seed(settings.seed)
-        model: Any = GDT(settings.network, tree.composition.modalities).to(device)
+        model: Any = GDT(settings.network, experiment.composition.modalities, experiment.own)
+        self.flops = step_flops(model, experiment.composition, settings.clip, experiment.tree.bands)
+        """Of a step over all ranks."""
+        model = model.to(device)
         if world > 1 and settings.network.own:  # which may draw its weights from other than torch's seed
             for value in (*model.parameters(), *model.buffers()):
                 dist.broadcast(value.detach(), 0)
@@ -39,13 +43,13 @@ class Learner:
             model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
         self.model: GDT = model
         _prepare(model, settings)
-        self._gradient = Gradient(model, settings)
+        self._gradient = Gradient(model, settings, experiment.composition.factors)
         self.optimizer = _optimizer(settings.optimization, model, device)
 
     def step(self, step: int, batch: Batch) -> Metrics:
         """Update the model. Raises UserError on all ranks, before the update, if loss or gradient are not finite."""
         for group in self.optimizer.param_groups:
-            group["lr"] = self.schedule.lr(step)
+            group["lr"] = self.experiment.schedule.lr(step)
         metrics = self._gradient(step, batch)
         require_finite(metrics.loss, metrics.gradient_norm, f"at step {step}")
         self.optimizer.step()
@@ -53,18 +57,33 @@ class Learner:
 
     def state(self, done: int) -> dict[str, Any]:
         """Content of a checkpoint after `done` steps."""
-        settings, steps = to_json(self.settings), self.schedule.steps
-        spent = per_step(self.settings, self._bands)
-        return checkpoint.make_state(self.model, self.optimizer, done, settings, self._data, steps, spent)
+        experiment = self.experiment
+        settings = experiment.settings
+        outputs = {modality: self._outputs(modality).tolist() for modality in settings.network.own}
+        return checkpoint.make_state(
+            self.model, self.optimizer, done, to_json(settings), experiment.data, experiment.schedule.steps,
+            (experiment.composition.batch_size, self.flops), outputs,
+        )  # fmt: skip
+
+    def _outputs(self, modality: str) -> Tensor:
+        """What a network of the user's own computes now."""
+        base: Any = self.model.get_submodule(f"{modality}_network.base")
+        return outputs_of(base, modality, self.experiment.settings.clip)
 
     def resume(self, state: Mapping[str, Any]) -> None:
         """Load the state of a checkpoint. Raises UserError as `require_same_run`."""
-        path = self.settings.run_folder / CHECKPOINT
-        require_same_run(state, self.settings, self._data, self.schedule.batches_per_epoch, path)
+        path = self.experiment.settings.run_folder / CHECKPOINT
+        require_same_run(state, self.experiment, path)
         try:
             load_weights(self.model, state["model"], str(path))
         except UserError as error:
             raise UserError(f"{error}, or start anew with --overwrite") from error
+        for modality, then in state.get("outputs", {}).items():
+            if not same_outputs(self._outputs(modality), then):
+                raise UserError(
+                    f"{path} holds a run whose {modality} network computes something else with its weights than "
+                    f"--{modality}-network; give the same network, or start anew with --overwrite"
+                )
         self.optimizer.load_state_dict(dict(state["optimizer"]))
 
 

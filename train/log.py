@@ -17,10 +17,10 @@ from tqdm import tqdm
 from gdt.common.errors import plural
 from gdt.common.files import write_text
 from gdt.pipeline.shards.cache import Cache
-from gdt.train.flops import peak_flops, step_flops
+from gdt.train.experiment import Experiment
+from gdt.train.flops import peak_flops
 from gdt.train.health import RANK, verdict, warning
 from gdt.train.run import METRICS, PROBES, SETTINGS, WANDB, to_json
-from gdt.train.schedule import Schedule
 from gdt.train.settings import Pretrain
 from gdt.train.step import Metrics
 
@@ -28,8 +28,11 @@ from gdt.train.step import Metrics
 class Log:
     """Log of one run, on rank 0; a context manager."""
 
-    def __init__(self, settings: Pretrain, first: int, schedule: Schedule, bands: int, world: int) -> None:
-        """`first`: first step; `bands`: mel bands of the shards."""
+    def __init__(self, experiment: Experiment, first: int, world: int, flops: float) -> None:
+        """`first`: first step; `flops`: of a step over all ranks."""
+        settings = experiment.settings
+        schedule = experiment.schedule
+        composition = experiment.composition
         folder = settings.run_folder
         folder.mkdir(parents=True, exist_ok=True)
         write_text(folder / SETTINGS, to_json(settings, indent=2) + "\n")
@@ -46,10 +49,10 @@ class Log:
             total=schedule.steps, initial=first, bar_format="step {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]",
             mininterval=0.5 if sys.stderr.isatty() else 30.0,
         )  # fmt: skip
-        composition = settings.composition
-        self._schedule, self._clips = schedule, composition.batch_size * composition.clips_per_video
+        self._schedule = schedule
+        self._clips = composition.batch_size * composition.clips_per_video
         peak = peak_flops(self._device)
-        self._seconds_at_peak = step_flops(settings, bands) / world / peak if peak else 0.0
+        self._seconds_at_peak = flops / world / peak if peak else 0.0
         self._wandb = _start_wandb(settings, first) if settings.wandb else None
         self._warned = False
 

@@ -2,8 +2,9 @@
 
 Metadata: `settings` of the run (JSON; also the sizes of networks and clips), `statistics` (JSON of
 `Statistics.to_numbers`), `step` (training steps), `per_step` (JSON of `Trained.per_step`), `data` (fingerprint of the
-training shards), and `foreign` (JSON of `trained.Foreign`) for weights that are not from a run. Parameters are named as
-in `GDT`; the names tell the modalities.
+training shards), `words` and `factors` (checksums of their files), `outputs` (JSON of `Trained.outputs`), and `foreign`
+(JSON of `trained.Foreign`) for weights that are not from a run. Parameters are named as in `GDT`; the names tell the
+modalities.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ def write(path: Path, trained: Trained) -> None:
     texts = {
         "format": FORMAT, "settings": to_json(trained.settings), "step": str(trained.step), "data": trained.data,
         "statistics": json.dumps(trained.statistics.to_numbers()), "words": trained.words,
+        "factors": trained.factors, "outputs": json.dumps(trained.outputs),
         "per_step": json.dumps(trained.per_step),
     }  # fmt: skip
     if trained.foreign is not None:
@@ -39,6 +41,7 @@ def state_of(found: Mapping[str, Any]) -> dict[str, Any]:
     try:
         read = {"step": int(found["step"]), "steps": 0, "statistics": json.loads(found["statistics"])}
         read["per_step"] = json.loads(found.get("per_step", "null"))
+        read["outputs"] = json.loads(found.get("outputs", "{}"))
         if "foreign" in found:
             read["foreign"] = serialization.from_dict(Foreign, json.loads(found["foreign"]))
         return {**found, **read}

@@ -6,14 +6,16 @@ import contextlib
 import importlib.util
 import os
 import threading
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from gdt.common.commandline import gdt_command
 from gdt.common.errors import UserError, exit_with_message, explain_out_of_memory
 from gdt.common.files import locked
 from gdt.train.distributed import barrier, join_ranks, leave_without_teardown, together
-from gdt.train.models.network import FROM_PYTHON
+from gdt.train.models.given import Given, makers
 from gdt.train.settings import Pretrain
 from gdt.train.trainer import Trainer
 
@@ -38,11 +40,12 @@ def _show(thread: threading.ExceptHookArgs) -> None:
         threading.__excepthook__(thread)
 
 
-def pretrain(settings: Pretrain) -> Path:
+def pretrain(settings: Pretrain, networks: Mapping[str, Sequence[Given]] = MappingProxyType({})) -> Path:
     """Train to the last step, from the run's checkpoint if there is one; returns the path of the checkpoint.
 
     Losses depend only on settings and shards: those of a killed and resumed run are the same, bit for bit on a CPU.
-    Raises UserError on bad input; exits with 128 + n after a signal n.
+    `networks`: the user's own by modality, besides those in the settings. Raises UserError on bad input; exits with
+    128 + n after a signal n.
     """
     if settings.wandb and importlib.util.find_spec("wandb") is None:
         raise UserError("--wandb needs the package wandb; run 'pip install wandb', or leave the option out")
@@ -51,7 +54,7 @@ def pretrain(settings: Pretrain) -> Path:
     with contextlib.ExitStack() as lock, explain_out_of_memory(advice):
         folder = locked(settings.run_folder, "set --out to another folder")
         together(lambda: rank or lock.enter_context(folder))
-        trainer = Trainer(settings, rank, world, device)
+        trainer = Trainer(settings, rank, world, device, makers({**settings.networks.given, **networks}))
         if trainer.step == trainer.steps:
             trainer.say(f"{trainer.path} is trained to its last step, {trainer.steps}; nothing to do")
             return trainer.path
@@ -59,10 +62,10 @@ def pretrain(settings: Pretrain) -> Path:
         barrier()  # no rank exits while another still communicates with it
         if trainer.log:
             more = ["--word2vec", settings.word2vec] if settings.word2vec else []
-            for modality, text in settings.networks.given.items():
+            for modality, (text,) in settings.networks.given.items():
                 more += [f"--{modality}-network", text]
             evaluate = gdt_command("evaluate", "--ckpt", trainer.path, *more)
-            if FROM_PYTHON in str(settings.networks):
+            if networks:
                 evaluate = f'gdt.evaluate("{trainer.path}", …) with the same networks'
             print(f"{trainer.log.summary()}\nthe trained model is in {trainer.path}; evaluate it with:\n  {evaluate}")
         return trainer.path

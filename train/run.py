@@ -41,11 +41,24 @@ def from_json(text: str, source: str = "this text") -> Pretrain:
     or out of range.
     """
     try:
-        return replace(serialization.from_dict(Pretrain, json.loads(text)), factors_from=None, networks=PAPERS)
+        values = json.loads(text)
+        _drop_earlier(values)
+        return replace(serialization.from_dict(Pretrain, values), factors_from=None, networks=PAPERS)
     except (ValueError, UserError) as error:
         raise UserError(
             f"{source} holds no settings of this version ({error}); use the version that wrote it"
         ) from error
+
+
+def _drop_earlier(values: Any) -> None:
+    """Remove what settings of earlier versions hold of Python files."""
+    if not isinstance(values, dict):
+        return
+    values.pop("factors_digest", None)
+    network = values.get("network")
+    for made in network.values() if isinstance(network, dict) else ():
+        if isinstance(made, dict):
+            made.pop("digest", None)
 
 
 def from_file(path: Path) -> Pretrain:
@@ -72,7 +85,10 @@ def decisive(settings: dict[str, Any]) -> dict[str, Any]:
     composition = {"composition": settings["factors"] or settings["preset"]}
     for name, value in (settings | composition).items():
         parts = value if isinstance(value, dict) else {"": value}
-        values |= {f"{name}.{part}".strip("."): one for part, one in parts.items()}
+        for part, one in parts.items():
+            if isinstance(one, dict):  # a network of the user's own, which is recognised by what it computes
+                one = {key: each for key, each in one.items() if key != "name"}
+            values[f"{name}.{part}".strip(".")] = one
     return {name: value for name, value in values.items() if name.partition(".")[0] not in _NO_EFFECT_ON_RESULTS}
 
 

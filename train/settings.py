@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -14,21 +13,15 @@ import tyro
 from gdt.common.errors import UserError, require_positive
 from gdt.common.location import Location
 from gdt.common.stores import Place
-from gdt.pipeline import notation, presets
-from gdt.pipeline.composition import Composition
+from gdt.pipeline import presets
 from gdt.pipeline.leaves import Clip
-from gdt.pipeline.shards.index import Index
 from gdt.pipeline.shards.naming import dataset_name, shard_folder
 from gdt.pipeline.sources.loading import Loading
 from gdt.pipeline.transformations.augmentation import Augmentation
-from gdt.pipeline.tree import Tree, sampling_tree
-from gdt.pipeline.word2vec import WordVectors
 from gdt.train.models.network import PAPERS, Network, Own
-from gdt.train.schedule import Optimization, Schedule
+from gdt.train.schedule import Optimization
 
 Precision = Literal["auto", "float32", "bfloat16", "float64"]
-_GROUP, _SMALLEST_GROUP = 64, 8
-"""The default number of videos of a group, and the least that is chosen by default."""
 
 
 def _require(condition: bool, message: str) -> None:
@@ -58,8 +51,6 @@ class Pretrain:
     tiny."""
     factors_from: Path | None = None
     """Python file with custom transformations, for --factors."""
-    factors_digest: Annotated[str, tyro.conf.Suppress] = ""
-    """Checksum of that file, which `resolved` records in place of its path."""
     word2vec: Path | None = None
     """word2vec file that the shards were made with; needed for text."""
     init: Path | None = None
@@ -154,89 +145,22 @@ class Pretrain:
         return 512 if self.size == "paper" else 16
 
     @property
-    def composition(self) -> Composition:
-        """The factors of a batch."""
-        factors = self.factors or presets.preset(self.preset).factors
-        batch_size = self.batch_size or notation.batch_size(factors) or self.default_batch_size
-        return notation.parse(factors, batch_size, self.augmentation, self.transformations)
-
-    @property
-    def transformations(self) -> notation.Transformations:
-        return notation.transformations_of(self.resolved().factors_digest)
-
-    def resolved(self) -> Pretrain:
-        """With the checksum of --factors-from in its place. Raises UserError if it is that of another text."""
-        if self.factors_from is None:
-            return self
-        checksum = notation.use(self.factors_from)
-        _require(
-            self.factors_digest in ("", checksum),
-            f"{self.factors_from} has changed since this run was planned; give the command again",
-        )
-        return replace(self, factors_from=None, factors_digest=checksum)
-
-    def with_batch_size(self, index: Index) -> Pretrain:
-        """With the default batch size filled in, lowered to whole groups if there are fewer videos.
-
-        Raises UserError if there are too few videos for a batch.
-        """
-        if self.batch_size is not None or notation.batch_size(self.factors):
-            return replace(self, batch_size=self.composition.batch_size)
-        usable = len(replace(self, batch_size=2).tree(index).source.videos)
-        videos, group = min(self.default_batch_size, usable), _GROUP if self.size == "paper" else 1
-        return replace(self, batch_size=videos - videos % group or videos)
-
-    def tree(self, index: Index, say: Callable[[str], None] = lambda _: None) -> Tree:
-        """The sampling tree over these shards; `say` gets their number of videos. Raises UserError if too few."""
-        return sampling_tree(index, self.composition, self.clip, self.split, self.seed, say, self.shuffle_shards)
-
-    @property
     def planned_epochs(self) -> int:
         """Passes over the videos; 0 if the length is in steps."""
         return self.epochs or (100 if self.size == "paper" and not self.steps else 0)
 
-    def schedule(self, batches_per_epoch: int) -> Schedule:
-        """Steps and learning rates of the run."""
-        steps = self.steps or self.planned_epochs * batches_per_epoch or 600
-        return Schedule(self.optimization, self.batch_size or self.default_batch_size, batches_per_epoch, steps)
-
-    def words(self, index: Index) -> WordVectors | None:
-        """Word vectors of these shards; None without text. Raises UserError if they do not fit."""
-        if "text" not in self.composition.modalities:
-            if self.word2vec:
-                raise UserError(f"--word2vec has no effect: '{self.composition}' has no text; leave it out")
-            return None
-        return WordVectors.of(index, self.word2vec)
-
     @property
     def short_name(self) -> str:
         """Short name of the composition: the preset, or its factors but the videos and one augmentation."""
-        factors = " ".join(str(self.composition).removesuffix(" augmentation:i:1").split()[1:])
-        return re.sub(r"[^\w.,]+", "-", factors) if self.factors else self.preset
+        if not self.factors:
+            return self.preset
+        factors = " ".join(self.factors.split()[1:]).removesuffix(" augmentation:i:1")
+        return re.sub(r"[^\w.,]+", "-", factors)
 
     @property
     def run_folder(self) -> Path:
         seed = f"-seed{self.seed}" if self.seed else ""
         return self.out or Path("runs") / f"{self.dataset_name}-{self.short_name}{seed}"
-
-
-def default_group_size(settings: Pretrain, memory: int) -> int:
-    """The default group size for a batch, on a GPU with `memory` bytes (0: a CPU). Raises UserError if there is none.
-
-    A clip of the paper's size keeps about 0.45 GiB in bfloat16.
-    """
-    videos = settings.composition.batch_size
-    if settings.size == "tiny":
-        return 0
-    most = next((size for size, least in ((64, 40), (32, 20)) if not memory or memory >= least * 1e9), 16)
-    fitting = [size for size in range(min(most, videos), 1, -1) if videos % size == 0]
-    if fitting and (fitting[0] >= _SMALLEST_GROUP or fitting[0] == videos):
-        return fitting[0]
-    near = [videos - videos % _SMALLEST_GROUP, videos - videos % _SMALLEST_GROUP + _SMALLEST_GROUP]
-    raise UserError(
-        f"{videos} videos do not make groups of {_SMALLEST_GROUP} to {most}; set --batch-size to {near[0]} or "
-        f"{near[1]}, or --group-size to 0, for one pass"
-    )
 
 
 SIZES: dict[str, Pretrain] = {

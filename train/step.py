@@ -22,6 +22,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from gdt.common.errors import UserError
 from gdt.common.streams import Stream, seed_sequence
+from gdt.pipeline.composition import Factor
 from gdt.pipeline.loader import Batch
 from gdt.train.distributed import all_reduce_flat
 from gdt.train.health import RANK_EVERY, effective_rank
@@ -71,9 +72,11 @@ class Group(NamedTuple):
 class Gradient:
     """Computes the gradient of a batch, split over ranks, and stores it in the parameters of a model."""
 
-    def __init__(self, model: GDT, settings: Pretrain) -> None:
-        """`settings` as from `Trainer`: with group size and precision filled in."""
-        self.model, self._settings, self._factors = model, settings, settings.composition.factors
+    def __init__(self, model: GDT, settings: Pretrain, factors: Sequence[Factor]) -> None:
+        """`settings` as in an `Experiment`: with group size and precision filled in."""
+        self.model = model
+        self._settings = settings
+        self._factors = factors
         self._rank, self._world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
         self.memory = ActivationMemory(next(model.parameters()).device)
 

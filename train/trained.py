@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
 
 import torch
 
-from gdt.pipeline.shards.index import Index
 from gdt.pipeline.shards.statistics import Statistics
+from gdt.train.models.foreign import Builders
 from gdt.train.models.gdt import GDT
 from gdt.train.settings import Pretrain
 
@@ -51,6 +52,12 @@ class Trained:
     """Steps of the whole run; 0 if unknown."""
     words: str = ""
     """Checksum of the word vectors that it was trained with; empty if unknown or without text."""
+    factors: str = ""
+    """Checksum of the Python file with its custom transformations; empty without."""
+    outputs: Mapping[str, list[list[float]]] = field(default_factory=dict)
+    """What its networks of the user's own compute, by modality: `models.foreign.outputs_of`."""
+    own: Builders = field(default_factory=dict)
+    """Make these networks anew."""
     per_step: tuple[int, float] | None = None
     """Videos and FLOPs of a step, which do not need the user's own factors; None if its version did not record them."""
 
@@ -75,16 +82,12 @@ class Trained:
             value.update(tensor.cpu().reshape(-1).view(torch.uint8).numpy().data)
         inputs = [self.statistics.to_numbers(), asdict(self.settings.clip), asdict(self.settings.augmentation)]
         network = self.model.network
-        inputs += [asdict(made) for made in (network.video, network.audio) if made]
+        inputs += [asdict(made) for made in network.own.values()]
         value.update(json.dumps(inputs).encode())
         return value.hexdigest()
 
     def untrained(self) -> Trained:
         """The same model with the initial weights of its run."""
         torch.manual_seed(0 if self.foreign else self.settings.seed)
-        model = GDT(self.model.network, self.model.modalities).eval()
+        model = GDT(self.model.network, self.model.modalities, self.own).eval()
         return replace(self, model=model, step=0, data="", steps=0)
-
-    def normalise(self, index: Index) -> Index:
-        """The index with the normalisation that the model expects."""
-        return replace(index, statistics=self.statistics)

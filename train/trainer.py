@@ -6,8 +6,8 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
-from dataclasses import asdict, replace
-from functools import partial
+from dataclasses import asdict
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -20,17 +20,17 @@ from gdt.pipeline.loader import Batch, Loader
 from gdt.pipeline.shards.cache import forecast
 from gdt.pipeline.shards.index import Index, fingerprint
 from gdt.train import checkpoint
-from gdt.train.checkpoint import Data, load_model
+from gdt.train.checkpoint import load_model
 from gdt.train.crossmodal import Probe
 from gdt.train.distributed import StopSignal, agreed, barrier, require_equal, together
+from gdt.train.experiment import resolve
 from gdt.train.flops import max_leaves, step_seconds
 from gdt.train.learner import Learner, start_from
 from gdt.train.log import Log
-from gdt.train.models.foreign import check
-from gdt.train.models.network import Network
+from gdt.train.models.given import Makers
 from gdt.train.provenance import device_name, record
 from gdt.train.run import CHECKPOINT, decisive
-from gdt.train.settings import Precision, Pretrain, default_group_size
+from gdt.train.settings import Pretrain
 from gdt.train.trained import Trained
 
 _SAVE_SECONDS = 300.0
@@ -42,79 +42,56 @@ _PROBE_SHARE = 0.03
 class Trainer:
     """One run, on one of its ranks."""
 
-    def __init__(self, settings: Pretrain, rank: int, world: int, device: torch.device) -> None:
+    def __init__(
+        self, settings: Pretrain, rank: int, world: int, device: torch.device, given: Makers = MappingProxyType({})
+    ) -> None:
         """Prepare a new run, or resume from its checkpoint unless that is to be overwritten.
 
-        Raises UserError if the folder holds a run that this one cannot continue, and on bad input.
+        `given` are networks of the user's own. Raises UserError if the folder holds a run that this one cannot
+        continue, and on bad input.
         """
-        self.rank, self.world, self.device = rank, world, device
+        self.rank = rank
+        self.world = world
+        self.device = device
         self.index = Index.open(settings.shard_folder, settings.cache)
-        shards = fingerprint(self.index)
         state = None if settings.overwrite else checkpoint.read_run(settings.run_folder)
+        earlier = None
         if state:
-            checkpoint.require_same_shards(state, shards, settings.run_folder)
-        start = load_model(settings.init) if settings.init else None
-        if start is not None:
-            self.index = start.normalise(self.index)
-        self.settings = self.fill_in(settings, state, start)
-        self.tree = self.settings.tree(self.index, partial(self.describe, "data"))
-        self.data = Data(shards, self.index.statistics, self.words.checksum if self.words else "")
+            checkpoint.require_same_shards(state, fingerprint(self.index), settings.run_folder)
+            earlier = checkpoint.settings_of(state, settings.run_folder)
+        start = load_model(settings.init, given) if settings.init else None
+        self.experiment = resolve(settings, self.index, device, earlier, start, given, self.describe)
+        self.settings = self.experiment.settings
         self.path = self.settings.run_folder / CHECKPOINT
-        self.step = self.saved = int(state["step"]) if state else 0
-        self.require_passes()
+        self.step = int(state["step"]) if state else 0
+        self.saved = self.step
+        self.steps = self.experiment.schedule.steps
+        self.require_groups()
         self.require_equal_starts(start)
-        self.learner = Learner(self.settings, self.tree, self.data, device, world)
-        self.steps = self.learner.schedule.steps
+        self.learner = Learner(self.experiment, device, world)
+        self.require_addressable()
         self.weights = self.resume(state) if state else self.initialise(start)
+        self.log: Log | None = None
+        self.failure: Exception | None = None
+        self.began = time.monotonic()
+        self.saved_at = self.began
+        self.probe_seconds: list[float] = []
 
-    def fill_in(self, settings: Pretrain, state: Mapping[str, Any] | None, start: Trained | None) -> Pretrain:
-        """The settings with all defaults filled in: those of the run to resume, else of data, words and device."""
-        earlier = checkpoint.settings_of(state, settings.run_folder) if state else None
-        cuda = self.device.type == "cuda"
-        if settings.precision == "bfloat16" and not cuda:
-            raise UserError("--precision bfloat16 needs a GPU: on CPUs, torch's bfloat16 gradients are wrong")
-        auto: Precision = "bfloat16" if cuda else "float32"
-        settings = replace(
-            settings.resolved(),
-            dataset=settings.dataset_name, device="cuda" if cuda else "cpu",
-            precision=auto if settings.precision == "auto" else settings.precision,
-            compile=("on" if cuda else "off") if settings.compile == "auto" else settings.compile,
-            batch_size=earlier.batch_size if earlier and settings.batch_size is None else settings.batch_size,
-            group_size=earlier.group_size if earlier and settings.group_size is None else settings.group_size,
-        )  # fmt: skip
-        settings = settings.with_batch_size(self.index)
-        if settings.group_size is None:
-            memory = torch.cuda.get_device_properties(self.device).total_memory if cuda else 0
-            settings = replace(settings, group_size=default_group_size(settings, memory))
-        self.words = settings.words(self.index)
-        if self.words:
-            network = replace(settings.network, word_dimensions=self.words.dimensions)
-            if start is not None and "text" in start.model.modalities:
-                network = replace(network, text_padding=start.model.network.text_padding)
-            settings = replace(settings, network=network)
-        return replace(settings, network=self.with_own_networks(settings))
-
-    def with_own_networks(self, settings: Pretrain) -> Network:
-        """The networks of the run, with the user's own checked and recorded."""
-        clip, network = settings.clip, settings.network
-        shapes = {
-            "video": (3, clip.frames, clip.size, clip.size), "audio": (1, self.index.bands, clip.mel_frames)
-        }  # fmt: skip
-        for modality, text in settings.networks.given.items():
-            if modality not in settings.composition.modalities:
-                raise UserError(f"--{modality}-network has no effect: '{settings.composition}' has no {modality}")
-            made: Any = check(modality, text, shapes[modality], self.device)
-            self.describe(modality, str(made))
-            network = replace(network, **{modality: made})
-        return network
-
-    def require_passes(self) -> None:
-        """Raise UserError unless ranks can hold whole groups, and a pass has no activation of 2**31 elements."""
-        s, composition = self.settings, self.tree.composition
+    def require_groups(self) -> None:
+        """Raise UserError unless ranks can hold whole groups."""
+        group_size = self.settings.group_size or 0
+        composition = self.experiment.composition
         whole = self.world == 1 or self.device.type == "cuda"  # SyncBatchNorm is for GPUs
-        check_groups(composition.batch_size, composition.clips_per_video, s.group_size or 0, self.world, whole)
-        leaves = s.group_size or composition.batch_size * composition.clips_per_video // self.world
-        if "video" in composition.modalities and leaves > (most := max_leaves(s.network, s.clip)):
+        check_groups(composition.batch_size, composition.clips_per_video, group_size, self.world, whole)
+
+    def require_addressable(self) -> None:
+        """Raise UserError if a pass has an activation of 2**31 elements."""
+        composition = self.experiment.composition
+        if "video" not in composition.modalities:
+            return
+        leaves = self.settings.group_size or composition.batch_size * composition.clips_per_video // self.world
+        most = max_leaves(self.learner.model, self.settings.clip)
+        if leaves > most:
             raise UserError(
                 f"a pass over {leaves} clips has activations of 2**31 elements, for which GPUs have no correct "
                 f"kernels; set --group-size to {most} or less"
@@ -122,9 +99,10 @@ class Trainer:
 
     def require_equal_starts(self, start: Trained | None) -> None:
         """Raise UserError unless all ranks have the same settings, data, software, weights and step."""
+        data = self.experiment.data
         facts = decisive(asdict(self.settings)) | {
-            "set of shards": self.data.fingerprint[:12], "set of words": self.data.words,
-            "normalisation of the inputs": self.data.statistics.to_numbers(), "version of torch": torch.__version__,
+            "set of shards": data.fingerprint[:12], "set of words": data.words, "file of factors": data.factors,
+            "normalisation of the inputs": data.statistics.to_numbers(), "version of torch": torch.__version__,
             "file of --init": start.digest() if start and self.world > 1 else "", "step": self.step,
         }  # fmt: skip
         advice = f"start all ranks with the same command, software and shards, and with {self.path.parent} on a disk "
@@ -155,11 +133,11 @@ class Trainer:
         if self.rank == 0 and self.step == 0:  # first, or a killed run would be resumed from what it replaces
             self.path.unlink(missing_ok=True)
         with self.open_loader() as loader, together(self.open_log) or nullcontext() as self.log, StopSignal() as stop:
-            self.failure: Exception | None = None
             if self.rank == 0:
-                record(self.settings.run_folder, self.device, self.step, self.data.fingerprint)
-            batches, self.saved_at = iter(loader), time.monotonic()
-            self.began, self.probe_seconds = self.saved_at, list[float]()
+                record(self.settings.run_folder, self.device, self.step, self.experiment.data.fingerprint)
+            batches = iter(loader)
+            self.began = time.monotonic()
+            self.saved_at = self.began
             if self.step == 0:
                 self.probe(held_out)
             while self.step < self.steps:
@@ -184,23 +162,24 @@ class Trainer:
         remote = isinstance(self.index.folder, RemoteFolder)  # random videos would fetch many whole shards
         if self.rank or every == 0 or (every is None and remote):
             return None
-        probe = Probe(self.settings, self.index, self.device, self.words)
+        probe = Probe(self.experiment, self.index, self.device)
         if every:
             probe.require_videos()
         return probe if len(probe.videos) else None
 
     def open_loader(self) -> Loader:
         """Loads this rank's share of each batch."""
-        plans = self.tree.plans(self.step, self.steps)
-        shares = (take_rank(plan, self.rank, self.world, self.settings.group_size or 0) for plan in plans)
-        s, coming = self.settings, self.tree.videos(self.step, self.steps)
-        return Loader(self.index, shares, s.clip, self.device, s.loading, self.words, coming)
+        s = self.settings
+        tree = self.experiment.tree
+        plans = tree.plans(self.step, self.steps)
+        shares = (take_rank(plan, self.rank, self.world, s.group_size or 0) for plan in plans)
+        coming = tree.videos(self.step, self.steps)
+        statistics = self.experiment.data.statistics
+        return Loader(self.index, shares, s.clip, self.device, statistics, s.loading, self.experiment.words, coming)
 
     def open_log(self) -> Log | None:
         """The log, on rank 0."""
-        if self.rank:
-            return None
-        return Log(self.settings, self.step, self.learner.schedule, self.index.bands, self.world)
+        return None if self.rank else Log(self.experiment, self.step, self.world, self.learner.flops)
 
     def load(self, batches: Iterator[Batch]) -> tuple[Batch | Any, Exception | None]:
         """The next batch, or the error that ends the run: all ranks must end before the same step."""
@@ -261,7 +240,9 @@ class Trainer:
 
     def describe_run(self) -> None:
         """Print the settings of the run."""
-        s, composition, schedule = self.settings, self.tree.composition, self.learner.schedule
+        s = self.settings
+        composition = self.experiment.composition
+        schedule = self.experiment.schedule
         clips = composition.batch_size * composition.clips_per_video
         parameters = sum(weight.numel() for weight in self.learner.model.parameters())
         epochs = f"{self.steps / schedule.batches_per_epoch:.4g} epochs of {plural(schedule.batches_per_epoch, 'step')}"
@@ -273,11 +254,12 @@ class Trainer:
         self.describe("batch", f"{composition.batch_size} videos, {clips} clips per modality, {groups}")
         self.describe("device", f"{device_name(self.device)}, {s.precision}{compiled}{ranks}")
         rates = f"{s.optimization.optimizer}, lr {schedule.peak:.3g}"
-        left = (self.steps - self.step) * step_seconds(self.learner.model, s, self.index.bands, self.world)
-        self.describe("schedule", f"{plural(self.steps, 'step')} ({epochs}), {rates}; {duration(left)}")
+        seconds = step_seconds(self.learner.model, s, composition, self.index.bands, self.world)
+        left = duration((self.steps - self.step) * seconds)
+        self.describe("schedule", f"{plural(self.steps, 'step')} ({epochs}), {rates}; {left}")
         self.describe("folder", str(s.run_folder))
         if isinstance(self.index.folder, RemoteFolder):
-            coming = [*self.tree.videos(self.step, min(self.steps, self.step + 500))]
+            coming = [*self.experiment.tree.videos(self.step, min(self.steps, self.step + 500))]
             self.describe("store", forecast(self.index, coming))
 
     def describe(self, name: str, text: str) -> None:

@@ -19,7 +19,10 @@ from torch import Tensor
 from gdt.pipeline.leaves import Clip
 from gdt.pipeline.shards.statistics import Statistics
 from gdt.pipeline.transformations.augmentation import Augmentation
-from gdt.train.models.gdt import GDT, load_weights, modalities_of
+from gdt.train.models.backbone import load_weights
+from gdt.train.models.foreign import recognise
+from gdt.train.models.gdt import GDT, modalities_of
+from gdt.train.models.given import Makers
 from gdt.train.models.network import Network
 from gdt.train.run import from_json, to_json
 from gdt.train.settings import Pretrain
@@ -40,6 +43,8 @@ SETTINGS = "settings"
 """Key of the pretraining settings in such files, with the sizes of networks and clips: `train.run.to_json`."""
 _WRAPPERS = re.compile(r"^(?:(?:module|model|_orig_mod)\.)+|\b_orig_mod\.")
 """Prefixes of names by data-parallel training, torch.compile and Lightning; compiled parts have one in the middle."""
+OUTPUTS = "outputs"
+"""Key of what a network of the user's own computes in finetuned weights: `Trained.outputs`."""
 FINETUNED_ON = "learned"
 """Key of the finetuning data in finetuned weights: fingerprint of the shards, and fold."""
 
@@ -49,7 +54,7 @@ def inputs_of(trained: Trained) -> dict[str, Any]:
     return {STATISTICS: trained.statistics.to_numbers(), SETTINGS: to_json(trained.settings)}
 
 
-def model_of(found: Mapping[Any, Any], path: Path) -> Trained:
+def model_of(found: Mapping[Any, Any], path: Path, given: Makers) -> Trained:
     """The model in the content of a file of external weights.
 
     Raises Damaged if their kind is unknown, and UserError, naming what differs, if they do not fit.
@@ -70,12 +75,16 @@ def model_of(found: Mapping[Any, Any], path: Path) -> Trained:
     settings, finetuned_on = own or Pretrain(), found.get(FINETUNED_ON)
     kept, dropped = _drop_parts(weights, ("classifier.", "fc."))
     modality = "audio" if "base.conv1.weight" in weights else "video"  # as `models.audio` names it
-    model = GDT(settings.network, [modality]).eval()
     trunk = {name.removeprefix(prefix): value for name, value in kept.items()}
+    named = {f"{modality}_network.base.{name}": value for name, value in trunk.items()}
+    outputs = found.get(OUTPUTS, {})
+    makers = recognise(settings.network, settings.clip, named, outputs, given, str(path))
+    model = GDT(settings.network, [modality], makers).eval()
     load_weights(model.get_submodule(f"{modality}_network.base"), trunk, str(path))
     known = tuple(finetuned_on) if isinstance(finetuned_on, list) and len(finetuned_on) == 2 else None
     origin = Foreign(kind, dropped, (f"mlp_{modality[0]}",), known)
-    return Trained(model, settings, 0, statistics or (RELEASE if prefix else KINETICS), origin)
+    normalisation = statistics or (RELEASE if prefix else KINETICS)
+    return Trained(model, settings, 0, normalisation, origin, outputs=outputs, own=makers)
 
 
 def _metadata(found: Mapping[Any, Any], path: Path) -> tuple[Statistics | None, Pretrain | None]:

@@ -17,12 +17,17 @@ from gdt.eval.protocols import PROTOCOLS
 from gdt.eval.results import RANDOM, Result
 from gdt.eval.settings import Downstream
 from gdt.eval.subjects import Data, folds, gallery_split, held_out, official_folds
+from gdt.pipeline.composition import Composition
+from gdt.pipeline.notation import Transformations, read_transformations
 from gdt.pipeline.shards.index import Index, fingerprint
 from gdt.pipeline.shards.naming import shard_folder
 from gdt.pipeline.word2vec import WordVectors
+from gdt.train.experiment import compose, schedule_of, tree_of, with_batch_size, with_own_networks
 from gdt.train.flops import step_flops
 from gdt.train.gpu import default_size
-from gdt.train.models.gdt import any_device
+from gdt.train.models.gdt import GDT, any_device
+from gdt.train.models.given import makers
+from gdt.train.models.network import Own, Theirs
 from gdt.train.run import to_json
 from gdt.train.settings import SIZES, Pretrain
 
@@ -42,6 +47,8 @@ class Run:
     """Conditions of the results of its evaluation."""
     equal: str
     """What all rows share, as text."""
+    factors: str
+    """Checksum of the Python file of its factors; empty without."""
 
     @property
     def folder(self) -> Path:
@@ -55,12 +62,19 @@ class Run:
 
     @property
     def marker(self) -> Path:
-        """A file that holds the settings of its pretraining once it is finished."""
+        """A file that holds `marked` once it is finished."""
         return self.folder / "done.json"
+
+    @property
+    def marked(self) -> str:
+        """What decides its pretraining: the settings, and the text of their Python file."""
+        return to_json(self.pretraining) + self.factors
 
     def is_done(self, results: Sequence[Result]) -> bool:
         """Whether it was trained with the same settings, and evaluated after its last step."""
-        if not self.marker.is_file() or self.marker.read_text() != self.commands[0][1]:
+        if self.pretraining.networks.given:  # only the commands notice another text of their files
+            return False
+        if not self.marker.is_file() or self.marker.read_text() != self.marked:
             return False
         own = {each.conditions for each in results if each.model == self.folder.name and each.step == self.steps}
         if self.evaluation.random_weights == "include":
@@ -74,10 +88,11 @@ def plan(settings: Ablation) -> list[Run]:
     shards = shard_folder(settings.dataset, settings.shards)
     index = Index.open(shards)
     held_out(index, settings.query_split)  # raises UserError if there are none
-    rows = {row: _pretraining(settings, shards, row) for row in settings.rows}
-    trained, equal = equalise(settings, rows, index)
+    known, checksum = read_transformations(settings.factors_from)
+    rows = {row: _pretraining(settings, shards, row, known) for row in settings.rows}
+    trained, equal = equalise(settings, rows, index, known)
     evaluation = _evaluation(settings, shards, index)
-    modalities = {row: run.composition.modalities for row, run in rows.items()}
+    modalities = {row: compose(run, known).modalities for row, run in rows.items()}
     baseline = max(rows, key=lambda row: len(modalities[row]))  # whose untrained networks are evaluated, too
     first = next(run for row, run in trained if row == baseline)
 
@@ -90,7 +105,7 @@ def plan(settings: Ablation) -> list[Run]:
     runs = []
     for seed in dict.fromkeys(settings.seeds):
         for row, run in trained:
-            steps = _steps(run, index)
+            steps = _steps(run, index, known)
             adjusted = f"-{steps}steps" if run.steps != rows[row].steps else ""
             own = replace(run, seed=seed, out=settings.folder / f"{run.short_name}{adjusted}-{seed}")
             protocols = tuple(
@@ -98,7 +113,7 @@ def plan(settings: Ablation) -> list[Run]:
             )
             shared, found = evaluated(protocols, run.word2vec if "cross-modal" in protocols else None)
             of_row = replace(shared, ckpt=(own.run_folder,), random_weights="include" if run == first else "exclude")
-            runs.append(Run(row, own, steps, of_row, found, equal))
+            runs.append(Run(row, own, steps, of_row, found, equal, checksum if own.factors_from else ""))
     if not any(run.evaluation.protocols for run in runs):
         raise UserError(
             f"nothing can compare the rows {' '.join(rows)}: recall between modalities needs a row of two; add one, "
@@ -120,40 +135,49 @@ def _conditions(evaluation: Downstream, index: Index) -> frozenset[str]:
     return frozenset(found)
 
 
-def equalise(settings: Ablation, rows: Mapping[str, Pretrain], index: Index) -> tuple[list[tuple[str, Pretrain]], str]:
+def equalise(
+    settings: Ablation, rows: Mapping[str, Pretrain], index: Index, known: Transformations
+) -> tuple[list[tuple[str, Pretrain]], str]:
     """Give every row the same videos per step, and the same steps, the same FLOPs, or first one and then the other.
 
     Returns rows with their runs, each once, and what they share. Raises UserError if a row has too few videos.
     """
-    videos = settings.batch_size or min(run.with_batch_size(index).composition.batch_size for run in rows.values())
+    videos = settings.batch_size or min(with_batch_size(run, index, known).batch_size or 0 for run in rows.values())
     own = {row: replace(run, batch_size=videos) for row, run in rows.items()}
     first = next(iter(own.values()))
-    steps = _steps(first, index)
+    steps = _steps(first, index, known)
     trained, shared = list[tuple[str, Pretrain]](), list[str]()
     if "videos" in settings.equal:
         trained += own.items()
         shared.append(f"{first.planned_epochs} epochs" if first.planned_epochs else f"{steps} steps")
     if "compute" in settings.equal:
-        reference = replace(first, preset=REFERENCE, factors="", factors_from=None, word2vec=None)
-        spent = steps * step_flops(reference, index.bands)
+        reference = replace(
+            first, preset=REFERENCE, factors="", factors_from=None, word2vec=None, networks=settings.networks
+        )
+        spent = steps * _flops(reference, compose(reference), index)
         for row, run in own.items():
-            as_costly = max(1, round(spent / step_flops(run, index.bands)))
-            longer = run if as_costly == _steps(run, index) else replace(run, steps=as_costly, epochs=0)
+            as_costly = max(1, round(spent / _flops(run, compose(run, known), index)))
+            same = as_costly == _steps(run, index, known)
+            longer = run if same else replace(run, steps=as_costly, epochs=0)
             if (row, longer) not in trained:
                 trained.append((row, longer))
         shared.append(f"the FLOPs of {steps} steps of row {REFERENCE}")
     return trained, f"{' and '.join(settings.equal)}: {videos} videos per step, {' or '.join(shared)}"
 
 
-def _steps(run: Pretrain, index: Index) -> int:
+def _steps(run: Pretrain, index: Index, known: Transformations) -> int:
     """Steps of a run. Raises UserError if it has too few videos."""
-    return run.schedule(run.tree(index).batches_per_epoch).steps
+    return schedule_of(run, tree_of(run, compose(run, known), index).batches_per_epoch).steps
 
 
-def _pretraining(settings: Ablation, shards: Place, row: str) -> Pretrain:
+def _pretraining(settings: Ablation, shards: Place, row: str, known: Transformations) -> Pretrain:
     """The run of a row, without its batch size and seed."""
     options: dict[str, Any] = {"steps": settings.steps, "epochs": 0} if settings.steps else {}
-    options |= {"factors": row, "factors_from": settings.factors_from} if ":" in row else {"preset": row}
+    options["networks"] = settings.networks
+    if ":" in row:
+        options |= {"factors": row, "factors_from": settings.kept_factors}
+    else:
+        options["preset"] = row
     sized = SIZES[settings.size or default_size()]
     if settings.lr:
         options["optimization"] = replace(sized.optimization, lr=settings.lr)
@@ -161,8 +185,23 @@ def _pretraining(settings: Ablation, shards: Place, row: str) -> Pretrain:
         sized, dataset=settings.dataset, shards=shards,
         group_size=settings.group_size, **options,
     )  # fmt: skip
-    words = settings.word2vec if "text" in run.composition.modalities else None
-    return replace(run, word2vec=words, factors_digest=run.resolved().factors_digest)  # its process checks the file
+    return _fitting(run, settings.word2vec, compose(run, known).modalities)
+
+
+def _fitting(run: Pretrain, word2vec: Path | None, modalities: Sequence[str]) -> Pretrain:
+    """With what only some modalities have."""
+    networks = Own(
+        run.networks.video_network if "video" in modalities else "",
+        run.networks.audio_network if "audio" in modalities else "",
+    )
+    return replace(run, word2vec=word2vec if "text" in modalities else None, networks=networks)
+
+
+def _flops(run: Pretrain, composition: Composition, index: Index) -> float:
+    """FLOPs of a step."""
+    given = makers(run.networks.given)
+    network, own = with_own_networks(run.network, given, composition, run.clip, any_device())
+    return step_flops(GDT(network, composition.modalities, own), composition, run.clip, index.bands)
 
 
 def _evaluation(settings: Ablation, shards: Place, index: Index) -> Downstream:
@@ -174,10 +213,12 @@ def _evaluation(settings: Ablation, shards: Place, index: Index) -> Downstream:
     labelled = bool(settings.label) or (index.label != "").any()
     protocols: Sequence[str] = settings.protocols or (("retrieval", "few-shot") if labelled else ("cross-modal",))
     of_labels: dict[str, Any] = {}
+    given = settings.networks.given
+    theirs = Theirs(given.get("video", ()), given.get("audio", ()))
     if any(PROTOCOLS[name].labels for name in protocols):
         of_labels["gallery_split"] = gallery_split("", index, settings.query_split)
         of_labels["folds"] = (1,) if official_folds(index) else ()
     return Downstream(
         dataset=settings.dataset, shards=shards, protocols=tuple(protocols), label=settings.label,
-        query_split=settings.query_split, clips=settings.clips, **of_labels,
+        query_split=settings.query_split, clips=settings.clips, networks=theirs, **of_labels,
     )  # fmt: skip

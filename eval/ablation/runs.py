@@ -10,8 +10,8 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from gdt.common.errors import plural
-from gdt.common.files import locked, write_text
+from gdt.common.errors import UserError, plural
+from gdt.common.files import locked, write_text, writing
 from gdt.eval import results
 from gdt.eval.ablation.plan import Run, plan
 from gdt.eval.ablation.settings import Ablation
@@ -20,6 +20,7 @@ from gdt.eval.plots import bars
 from gdt.eval.processes import job_limit, run_command, run_parallel
 from gdt.eval.results import RESULTS
 from gdt.eval.tables import pivot, row_label, write_tables
+from gdt.pipeline.notation import checksum_of
 from gdt.train.run import METRICS
 
 
@@ -35,6 +36,7 @@ def ablation(settings: Ablation) -> str:
         print(f"{len(todo)} of {plural(len(runs), 'run')} left, {jobs} in parallel; equal {runs[0].equal}\n"
               f"logs: {out}/<run>/log.txt", flush=True)  # fmt: skip
         if todo:
+            _keep_factors(settings, todo)
             _run_all(runs, todo, jobs, out)
         asked = frozenset().union(*(run.conditions for run in runs))
         lines = (each for each in results.read(out / RESULTS) if each.conditions in asked)
@@ -48,6 +50,21 @@ def ablation(settings: Ablation) -> str:
         return f"\n{short}\n\nall metrics: {out}/table.txt, table.tex, results.csv; picture: table.png"
 
 
+def _keep_factors(settings: Ablation, todo: Sequence[Run]) -> None:
+    """Copy the Python file of the factors, which may change while the runs read it.
+
+    Raises UserError if it has changed since they were planned.
+    """
+    planned = next((run.factors for run in todo if run.factors), "")
+    if settings.factors_from is None or settings.kept_factors is None or not planned:
+        return
+    code = settings.factors_from.read_bytes()
+    if checksum_of(code) != planned:
+        raise UserError(f"{settings.factors_from} has changed since the runs were planned; give the command again")
+    with writing(settings.kept_factors) as file:
+        file.write(code)
+
+
 def _run_all(runs: Sequence[Run], todo: Sequence[Run], jobs: int, out: Path) -> None:
     """Run the commands of the runs that are left; commands that are finished have nothing to do."""
 
@@ -55,7 +72,7 @@ def _run_all(runs: Sequence[Run], todo: Sequence[Run], jobs: int, out: Path) -> 
         run.folder.mkdir(parents=True, exist_ok=True)
         for command in run.commands:
             run_command(command, run.folder / "log.txt", gpu, f"run {run.folder.name}", stop)
-        write_text(run.marker, run.commands[0][1])
+        write_text(run.marker, run.marked)
 
     def steps() -> int:
         return sum(min(run.steps, logged_steps(run.folder / METRICS)) for run in runs)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
+
+import tyro
 
 from gdt.common.errors import require_positive
 from gdt.common.location import Location
 from gdt.pipeline.shards.naming import dataset_name
+from gdt.train.models.network import PAPERS, Own
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,8 @@ class Ablation:
     """Split of the queries; val while you tune, test for the final number."""
     clips: int = 10
     """Clips per evaluated video."""
+    networks: Annotated[Own, tyro.conf.arg(name="")] = PAPERS
+    """Networks of your own, for the rows that have their modality."""
     jobs: int = 0
     """Runs in parallel; 0: one per GPU, else per core."""
     out: Path | None = None
@@ -59,3 +64,8 @@ class Ablation:
     @property
     def folder(self) -> Path:
         return self.out or Path("runs") / f"ablation-{self.dataset}"
+
+    @property
+    def kept_factors(self) -> Path | None:
+        """The copy of the Python file that the runs read; None without one."""
+        return self.folder / "factors.py" if self.factors_from else None

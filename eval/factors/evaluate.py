@@ -21,13 +21,14 @@ from gdt.eval.factors.trials import Planner, Trial
 from gdt.eval.metrics import Metric
 from gdt.eval.subjects import Data, default_checkpoint, held_out, name_of
 from gdt.eval.tables import csv_text
-from gdt.pipeline.leaves import Clip
 from gdt.pipeline.loader import Batch
-from gdt.pipeline.notation import TRANSFORMATIONS, Transformations, transformations_of, use
+from gdt.pipeline.notation import TRANSFORMATIONS, Transformations, read_transformations
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.transformations.base import Transformation
 from gdt.train.checkpoint import Trained, load_trained
+from gdt.train.experiment import compose
 from gdt.train.models.gdt import GDT, any_device
+from gdt.train.models.given import makers
 
 _NOTES = f"""\
 distance: between features of a clip at two values of the factor, divided by that between videos
@@ -41,9 +42,11 @@ def factors(settings: Factors) -> str:
 
     Raises UserError if a checkpoint, the shards or their held-out videos are missing or do not fit.
     """
-    measured = transformations_of(use(settings.factors_from) if settings.factors_from else "")
+    measured, checksum = read_transformations(settings.factors_from)
     paths = tuple(dict.fromkeys(settings.ckpt)) or (default_checkpoint(settings.dataset, settings.shards),)
-    models = {path: load_trained(path) for path in paths}
+    models = {path: load_trained(path, makers(settings.networks.given)) for path in paths}
+    for trained in models.values():
+        _require_same_file(trained, checksum)
     data = Data.open(paths[0], models[paths[0]], settings.dataset, settings.shards, settings.split, "")
     rows: list[Row] = []
     notes = [_NOTES, f"{data.split} videos of {data.dataset}, up to {settings.videos}"]
@@ -67,7 +70,6 @@ def measure(
     Raises UserError if none can be measured on these videos.
     """
     order = generator(Stream.FACTOR_VIDEOS, 0).permutation(held_out(index, split).queries)
-    index = trained.normalise(index)
     planner = Planner(index, order, trained.settings, videos)
     models = [trained.model, trained.untrained().model]
     rows: list[Row] = []
@@ -75,7 +77,7 @@ def measure(
         for network in (name for name in trained.model.modalities if name != "text"):
             if trial := planner.trial(factor, network):
                 head = network not in trained.without_head
-                found = extract(models, index, trial, trained.settings.clip, network, head)
+                found = extract(models, index, trial, trained, network, head)
                 layer = f"{network} {'embeddings' if head else 'trunk'}"
                 row = {"split": split, "factor": factor.name, "features": layer, "videos": len(found[0])}
                 for name, of in (("distance", relative_distance), ("accuracy", probe_accuracy)):
@@ -94,22 +96,33 @@ def _numbers(own: Metric, random: Metric) -> Row:
     return values | {"chance": own.chance or ""}
 
 
+def _require_same_file(trained: Trained, checksum: str) -> None:
+    """Raise UserError unless the factors of a model are those of the given file, by its checksum."""
+    if trained.factors in ("", checksum):
+        return
+    others = "; the file given is another or has changed" if checksum else ""
+    raise UserError(
+        f"the composition has factors of a Python file with checksum {trained.factors}, which is not run by itself"
+        f"{others}; give the same file with --factors-from"
+    )
+
+
 def known(trained: Trained, measured: Transformations = TRANSFORMATIONS) -> list[Transformation]:
     """Transformations: those of the model's composition with their settings, the others with defaults.
 
-    Raises UserError if the composition has factors of a file that this process was not given.
+    Raises UserError if the composition has factors that are not among `measured`.
     """
-    factors = () if trained.foreign is not None else trained.settings.composition.factors
+    factors = () if trained.foreign is not None else compose(trained.settings, measured).factors
     varied = {factor.name: factor.transformation for factor in factors}
     return [varied.get(name) or kind() for name, kind in measured.items()]
 
 
 def extract(
-    models: Sequence[GDT], index: Index, trial: Trial, clip: Clip, network: str, head: bool
+    models: Sequence[GDT], index: Index, trial: Trial, trained: Trained, network: str, head: bool
 ) -> list[np.ndarray]:
     """Embeddings of a trial from each of the models, or pooled outputs of their trunks: float32 [n, s, k, d].
 
-    Clips are loaded once for all models. Raises UserError if a shard is damaged.
+    `trained` sets the inputs, which are loaded once for all models. Raises UserError if a shard is damaged.
     """
     device = any_device()
     models = [model.to(device) for model in models]
@@ -121,7 +134,7 @@ def extract(
         return [model.get_submodule(f"{network}_network")(inputs) for model in models]
 
     bar = tqdm(total=len(trial.leaves), unit="clip", desc=f"factors, {network}", mininterval=1.0, leave=False)
-    found = outputs(index, trial.plans(), clip, device, forward, bar)
+    found = outputs(index, trial.plans(), trained.settings.clip, device, trained.statistics, forward, bar)
     return [values.reshape(*trial.shape, -1) for values in found]
 
 

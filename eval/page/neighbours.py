@@ -90,14 +90,13 @@ def by_sound(trained: Trained, index: Index, split: str) -> Neighbours:
     both, clip = ("video", "audio"), trained.settings.clip
     if not set(both) <= set(trained.model.modalities):
         raise UserError("it is not evaluated with labels, and has no two networks for a search by sound")
-    index = trained.normalise(index)
     held_out = np.flatnonzero((index.split == split) & usable(index, clip, both))
     order = generator(Stream.FIGURES).permutation(held_out)[:_VIDEOS]
     if len(order) < 2:
         raise UserError(f"the split '{split}' has fewer than 2 videos with frames and sound; hold out more videos")
     device, scale = any_device(), trained.settings.augmentation.scale[0]
     model = trained.model.to(device)
-    embedded = crossmodal.embed(model, index, np.sort(order), clip, scale, _CLIPS, device, both)
+    embedded = crossmodal.embed(model, index, np.sort(order), clip, scale, _CLIPS, device, trained.statistics, both)
     videos, (video, audio) = embedded.videos, (embedded.embeddings[name].numpy() for name in both)
     found = nearest(audio, video, _NEIGHBOURS)
     right = found == np.arange(len(videos))[:, None]

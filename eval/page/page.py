@@ -23,6 +23,7 @@ from gdt.eval.results import RANDOM, RESULTS, Result
 from gdt.eval.tables import pivot
 from gdt.pipeline.shards.index import Index
 from gdt.train.checkpoint import load_model
+from gdt.train.models.given import Makers, makers
 from gdt.train.published import located
 from gdt.train.run import CHECKPOINT, METRICS
 
@@ -56,6 +57,7 @@ def report(settings: Report) -> str:
         )
     bars = {folder: folder / "table.png" for folder in evaluated if (folder / "table.png").is_file()}  # of ablations
     found = models(logged, evaluated)
+    given = makers(settings.networks.given)
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("gdt.eval.page", ""), autoescape=True, trim_blocks=True, lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
@@ -67,7 +69,7 @@ def report(settings: Report) -> str:
             for folder, rows in evaluated.items()
         },
         bars={folder: data_uri(path.read_bytes(), "png") for folder, path in bars.items()},
-        models=[examples(model, root) for model in tqdm(found[: settings.models], "report", unit="model")],
+        models=[examples(model, root, given) for model in tqdm(found[: settings.models], "report", unit="model")],
         others=len(found[settings.models :]),
         pretraining=runs.table(logged),
         curves={
@@ -117,14 +119,14 @@ def models(logged: Sequence[Run], evaluated: Mapping[Path, Sequence[Result]]) ->
     return sorted(there, key=lambda model: (-model.score, model.name))
 
 
-def examples(model: Model, root: Path) -> dict[str, Any]:
-    """The figures of a model, and the reasons for missing ones."""
+def examples(model: Model, root: Path, given: Makers) -> dict[str, Any]:
+    """The figures of a model, maybe with one of the given networks, and the reasons for missing ones."""
     missing: list[str] = []
     parts: dict[str, Any] = {"name": model.name, "missing": missing, "neighbours": None, "deviation": ""}
     asked = (row for row in reversed(model.results) if row.protocol == "retrieval")
     row = next((row for row in asked if row.settings["modalities"] == ["video"]), None)
     with noting("examples", missing):
-        trained = load_model(model.checkpoint)
+        trained = load_model(model.checkpoint, given)
         index = Index.open(row.shards if row else trained.settings.shard_folder)
         split = row.query_split if row else "test" if "test" in index.split else "val"
         with noting("nearest neighbours", missing):

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from gdt.train.models.network import NONE, Theirs
 
 
 @dataclass(frozen=True)
@@ -14,3 +19,5 @@ class Report:
     """Folder of runs and evaluations, with its subfolders."""
     models: int = 4
     """Maximum number of models with examples: the best."""
+    networks: Annotated[Theirs, tyro.conf.arg(name="")] = NONE
+    """Those that the checkpoints were trained with."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from gdt.common.errors import UserError
+from gdt.eval.embed import sameness
 from gdt.eval.evaluator import Evaluator, Outcome
 from gdt.eval.metrics import measured
 from gdt.eval.subjects import Fold, Model, shared_modalities
@@ -25,7 +26,8 @@ def cross_modal(evaluator: Evaluator, model: Model, fold: Fold, _: Path) -> Outc
             f"cross-modal retrieval needs two modalities; {model.path} has {' '.join(modalities) or 'none'} for these "
             f"videos ({reason}; text needs --word2vec)"
         )
-    index, clip = trained.normalise(data.index), trained.settings.clip
+    index = data.index
+    clip = trained.settings.clip
     videos = fold.queries[usable(index, clip, modalities)[fold.queries]]
     if len(videos) < 2:
         raise UserError(
@@ -34,7 +36,8 @@ def cross_modal(evaluator: Evaluator, model: Model, fold: Fold, _: Path) -> Outc
         )
     found = crossmodal.embed(
         trained.model.to(evaluator.device), index, videos, clip, trained.settings.augmentation.scale[0],
-        settings.clips, evaluator.device, modalities, evaluator.words if "text" in modalities else None,
+        settings.clips, evaluator.device, trained.statistics, modalities,
+        evaluator.words if "text" in modalities else None,
     )  # fmt: skip
     n = len(found.videos)
     if n < 2:
@@ -46,4 +49,5 @@ def cross_modal(evaluator: Evaluator, model: Model, fold: Fold, _: Path) -> Outc
         f"{query} to {gallery} R@{k}": measured(correct, 100 * min(k, n) / n)
         for (query, gallery, k), correct in crossmodal.hits(found.embeddings).items()
     }
-    return Outcome(metrics, queries=found.videos)
+    said = "" if model.random else sameness({name: values.numpy() for name, values in found.embeddings.items()})
+    return Outcome(metrics, {"warning": said} if said else {}, found.videos)

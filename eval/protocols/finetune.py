@@ -30,13 +30,14 @@ from gdt.pipeline.clips import ClipSampling, random_clips, uniform_plans
 from gdt.pipeline.leaves import Clip
 from gdt.pipeline.loader import Batch, Loader
 from gdt.pipeline.shards.index import Index
-from gdt.pipeline.sources.loading import Loading
 from gdt.pipeline.transformations.augmentation import Augmentation, centred
 from gdt.pipeline.tree import BatchPlan
 from gdt.train.checkpoint import Damaged, Trained, load_checked
+from gdt.train.models.foreign import Foreign as ForeignNetwork
+from gdt.train.models.foreign import outputs_of
 from gdt.train.models.gdt import autocast
 from gdt.train.step import require_finite, seed_torch
-from gdt.train.weights import FINETUNED_ON, inputs_of
+from gdt.train.weights import FINETUNED_ON, OUTPUTS, inputs_of
 
 STATE, METRICS = "finetune.pt", "finetune.jsonl"
 """Files of a run besides the finetuned weights: the state to resume from, and loss and accuracy per epoch."""
@@ -143,13 +144,15 @@ class Finetuning:
     ) -> None:  # fmt: skip
         """Trains on the gallery of a fold and tests on its queries; `data` is the fingerprint of the shards."""
         require_network(trained, modality)
-        self.index, self.fold, self.recipe = trained.normalise(index), fold, recipe
+        self.index, self.fold, self.recipe = index, fold, recipe
+        self.statistics = trained.statistics
         self.device, self.folder, self.modality = device, folder, modality
         classes = classes_of(fold.gallery_label)
         self._train_target, self._test_target = (
             targets(label, classes) for label in (fold.gallery_label, fold.query_label)
         )
         self._metadata = inputs_of(trained) | {"classes": classes.tolist(), FINETUNED_ON: [data, fold.number]}
+        self._pretrained_clip = trained.settings.clip
         self._seeds = (seed, fold.number)
         self._training = ClipSampling(recipe.clips, recipe.batch, recipe.augmentation)
         self.batches = self._training.batches(videos := len(fold.gallery))
@@ -176,7 +179,8 @@ class Finetuning:
         first = self._resume()
         total = self.recipe.epochs * self.batches
         bar = tqdm(total=total, initial=first * self.batches, unit="step", desc=name, mininterval=0.5)
-        with Loader(self.index, self.plans(first), self.recipe.clip, self.device, Loading()) as loader, bar:
+        plans = self.plans(first)
+        with Loader(self.index, plans, self.recipe.clip, self.device, self.statistics) as loader, bar:
             batches = iter(loader)
             for epoch in range(first, self.recipe.epochs):
                 losses, right = [], 0
@@ -202,7 +206,9 @@ class Finetuning:
 
         self.model.eval()
         bar = tqdm(total=len(target), unit="video", desc=f"{name}, test", mininterval=0.5, leave=False)
-        videos, clips = outputs(self.index, self.test_plans(), recipe.clip, self.device, scored, bar, recipe.test_clips)
+        videos, clips = outputs(
+            self.index, self.test_plans(), recipe.clip, self.device, self.statistics, scored, bar, recipe.test_clips
+        )
         of_videos = top_k(videos, target, (1, 5))
         of_clips = top_k(clips, np.repeat(target, recipe.test_clips), (1, 5))
         # the clips of a video are not independent: they count as one answer in the interval
@@ -269,7 +275,10 @@ class Finetuning:
     def _save_weights(self) -> None:
         """Save the finetuned weights, which --ckpt reads."""
         weights = {name: value.cpu() for name, value in self.model.state_dict().items()}
-        self._write(FINETUNED, {"model": weights, "epoch": self.recipe.epochs} | self._metadata)
+        computed = {}
+        if isinstance(self.model.base, ForeignNetwork):
+            computed = {self.modality: outputs_of(self.model.base, self.modality, self._pretrained_clip).tolist()}
+        self._write(FINETUNED, {"model": weights, "epoch": self.recipe.epochs, OUTPUTS: computed} | self._metadata)
 
     def _write(self, name: str, state: dict[str, Any]) -> None:
         path = self.folder / name

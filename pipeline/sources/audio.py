@@ -56,7 +56,7 @@ class AudioSource(InputSource):
 
     def _fill(self, out: torch.Tensor, rows: list[np.ndarray], draws: Mapping[str, np.ndarray]) -> None:
         """Normalise rows [frames, bands] of n leaves into `out` [n, bands, frames]; DALI computes the same bits."""
-        mean, scale = self.index.statistics.mel_mean, 1 / self.index.statistics.mel_std
+        mean, scale = self.statistics.mel_mean, 1 / self.statistics.mel_std
         if self.loading.decoder == "cpu":
             out.copy_(torch.from_numpy(normalise(np.stack(rows), draws, mean, scale)))
             return

@@ -14,6 +14,7 @@ import torch
 
 from gdt.pipeline.leaves import Clip, Leaves
 from gdt.pipeline.shards.reader import ShardReader
+from gdt.pipeline.shards.statistics import Statistics
 from gdt.pipeline.sources.loading import Loading
 from gdt.pipeline.word2vec import WordVectors
 
@@ -49,10 +50,17 @@ class InputSource(ABC):
     modality: ClassVar[str]
 
     def __init__(
-        self, reader: ShardReader, clip: Clip, device: torch.device, loading: Loading, words: WordVectors | None
-    ) -> None:
-        self.reader, self.index = reader, reader.index
-        self.clip, self.device, self.loading, self.words = clip, device, loading, words
+        self, reader: ShardReader, clip: Clip, device: torch.device, statistics: Statistics, loading: Loading,
+        words: WordVectors | None,
+    ) -> None:  # fmt: skip
+        """`statistics`: normalisation of the inputs."""
+        self.reader = reader
+        self.index = reader.index
+        self.clip = clip
+        self.device = device
+        self.statistics = statistics
+        self.loading = loading
+        self.words = words
         self.prepare()
         # one pool per source, so that no modality waits for another's disk reads
         self._pool = ThreadPoolExecutor(loading.readers, thread_name_prefix="reader")

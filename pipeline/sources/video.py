@@ -30,11 +30,10 @@ class VideoSource(InputSource):
 
     def parts(self, batches: Iterator[Leaves]) -> Iterator[Part]:
         runs = ahead(self._runs(batches), self.loading.read_ahead, lambda run: len(run.rows))
-        statistics = self.index.statistics
         for leaves, crops in self._engine.fill(runs):
             for leaf in np.flatnonzero(leaves.turns):
                 crops[leaf] = torch.rot90(crops[leaf], int(leaves.turns[leaf]), (1, 2))
-            matrix, offset = affine(leaves.draws, statistics.pixel_mean, statistics.pixel_std)
+            matrix, offset = affine(leaves.draws, self.statistics.pixel_mean, self.statistics.pixel_std)
             yield Part(Pixels(crops, matrix.to(self.device), offset.to(self.device), self._floats))
 
     def close(self) -> None:

@@ -19,8 +19,8 @@ from __future__ import annotations
 
 import importlib.util
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, is_dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, is_dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
 
@@ -40,9 +40,10 @@ from gdt.pipeline.shards.index import Index
 from gdt.pipeline.shards.layout import INDEX
 from gdt.train.checkpoint import Trained, load_trained
 from gdt.train.distributed import require_gpus
+from gdt.train.experiment import Experiment, resolve
 from gdt.train.loss import gdt_loss
-from gdt.train.models import foreign
 from gdt.train.models.gdt import GDT, any_device
+from gdt.train.models.given import Given, makers
 from gdt.train.run import METRICS, defaults
 from gdt.train.settings import Pretrain
 
@@ -53,7 +54,6 @@ __all__ = [
 
 Paths = str | Path | Sequence[str | Path]
 Size = Literal["paper", "tiny"]
-Network = str | torch.nn.Module | Callable[[], torch.nn.Module]
 T = TypeVar("T")
 
 
@@ -116,8 +116,8 @@ def pretrain(shards: str | Path, size: Size | None = None, **settings: Any) -> P
     """
     from gdt.train.pretrain import pretrain as train
 
-    given = {"shards": shards} | settings
-    checkpoint = train(_with(defaults(size or "", settings.get("device") == "cpu"), given))
+    given, networks = _apart({"shards": shards} | settings, one=True)
+    checkpoint = train(_with(defaults(size or "", settings.get("device") == "cpu"), given), networks)
     path = checkpoint.parent / METRICS
     row = json.loads(path.read_bytes().splitlines()[-1])
     return Pretrained(checkpoint, row["step"] + 1, row["loss"], row["top1"])
@@ -137,9 +137,10 @@ class Evaluated:
 def evaluate(checkpoints: Paths, shards: str | Path | None = None, **settings: Any) -> Evaluated:
     """Evaluate models by the paper's protocols; call it again to resume.
 
-    `settings` are fields of `gdt.eval.settings.Downstream`. `shards` default to those of the first model's
-    pretraining; if given, the data set is named after their folder. `out` defaults to `runs/eval-<dataset>`. Raises
-    UserError if a checkpoint, the shards or their labels do not fit the protocols.
+    `settings` are fields of `gdt.eval.settings.Downstream`, and `video_network` and `audio_network` as in `pretrain`,
+    or lists of them for models with different networks. `shards` default to those of the first model's pretraining; if
+    given, the data set is named after their folder. `out` defaults to `runs/eval-<dataset>`. Raises UserError if a
+    checkpoint, the shards or their labels do not fit the protocols.
     """
     from gdt.eval import downstream
     from gdt.eval.results import rows
@@ -148,7 +149,8 @@ def evaluate(checkpoints: Paths, shards: str | Path | None = None, **settings: A
     if not (paths := _paths(checkpoints)):
         raise UserError("checkpoints is empty; give one or more")
     dataset = settings.get("dataset") or (place(shards).name if shards else "")
-    found = downstream.evaluate(_with(Downstream(paths, dataset, place(shards) if shards else None), settings))
+    given, networks = _apart(settings)
+    found = downstream.evaluate(_with(Downstream(paths, dataset, place(shards) if shards else None), given), networks)
     asked = [each for each in found.results if (each.model, each.weights) in found.models]
     return Evaluated(tuple(rows(asked)), found.text)
 
@@ -163,9 +165,6 @@ def _with(base: T, given: Mapping[str, Any]) -> T:
     def plain(value: Any) -> Any:
         return asdict(value) if is_dataclass(value) and not isinstance(value, type) else str(value)
 
-    if own := {name: given[name] for name in given if name in ("video_network", "audio_network")}:
-        texts = {name: foreign.use(name.partition("_")[0], network) for name, network in own.items()}
-        given = {name: value for name, value in given.items() if name not in own} | {"networks": texts}
     for name in given:
         if name not in (known := vars(base)):
             raise unknown(
@@ -178,6 +177,21 @@ def _with(base: T, given: Mapping[str, Any]) -> T:
         raise UserError(f"settings of {type(base).__name__}: {error}") from error
 
 
+def _apart(settings: Mapping[str, Any], one: bool = False) -> tuple[dict[str, Any], dict[str, Sequence[Given]]]:
+    """Settings, with texts that name networks of the user's own, and the networks given as objects, by modality."""
+    values = dict(settings)
+    texts: dict[str, Any] = {}
+    objects: dict[str, Sequence[Given]] = {}
+    for modality in ("video", "audio"):
+        network = values.pop(f"{modality}_network", None)
+        several = network if isinstance(network, list | tuple) else [network]
+        if all(isinstance(each, str) for each in several):
+            texts[f"{modality}_network"] = network if one else several
+        elif network is not None:
+            objects[modality] = several
+    return values | ({"networks": texts} if texts else {}), objects
+
+
 def _merge(base: Any, given: Any) -> Any:
     """JSON values with changes; a mapping changes only the keys that it has."""
     if not (isinstance(base, dict) and isinstance(given, dict)):
@@ -185,7 +199,7 @@ def _merge(base: Any, given: Any) -> Any:
     return base | {name: _merge(base.get(name), value) for name, value in given.items()}
 
 
-def load(path: str | Path, *, video_network: Network | None = None, audio_network: Network | None = None) -> Model:
+def load(path: str | Path, *, video_network: Given | None = None, audio_network: Given | None = None) -> Model:
     """Load a checkpoint, an exported file or folder, a model in a hub, or published weights.
 
     hf://owner/name, maybe with @revision, is downloaded from the Hugging Face hub, as `gdt export --to` wrote it. Names
@@ -194,11 +208,10 @@ def load(path: str | Path, *, video_network: Network | None = None, audio_networ
     If the checkpoint was trained with networks of your own, give them again (see `pretrain`). Raises UserError for any
     other file. No code in a file is run.
     """
-    for modality, network in (("video", video_network), ("audio", audio_network)):
-        if network is not None:
-            foreign.use(modality, network)
     (path,) = _paths(path)
-    return Model(path, load_trained(path))
+    networks = {"video": video_network, "audio": audio_network}
+    given = {modality: (network,) for modality, network in networks.items() if network is not None}
+    return Model(path, load_trained(path, makers(given)))
 
 
 class Model:
@@ -268,18 +281,21 @@ def nearest(
     return list(zip(features.id[found][:k].tolist(), cosines[:k].tolist(), strict=True))
 
 
-def mteb(checkpoint: str | Path, *, kind: Kind = "embeddings", clips: int = 10) -> Any:
+def mteb(
+    checkpoint: str | Path, *, kind: Kind = "embeddings", clips: int = 10, video_network: Given | None = None,
+    audio_network: Given | None = None,
+) -> Any:  # fmt: skip
     """A model for MTEB's tasks on video and sound: `mteb.evaluate(gdt.mteb(checkpoint), tasks)`.
 
-    `checkpoint` as in `load`; `kind` and `clips` as in `Model.embed`. Of tasks with both modalities, embeddings are
-    summed and features joined. Raises UserError without the package mteb.
+    `checkpoint` and networks as in `load`; `kind` and `clips` as in `Model.embed`. Of tasks with both modalities,
+    embeddings are summed and features joined. Raises UserError without the package mteb.
     """
     if importlib.util.find_spec("mteb") is None:
         raise UserError("gdt.mteb needs the package mteb; run pip install mteb")
     from gdt.eval.mteb import Encoder
 
     (path,) = _paths(checkpoint)
-    return Encoder(path, kind, clips)
+    return Encoder(path, load(path, video_network=video_network, audio_network=audio_network)._trained, kind, clips)
 
 
 def batches(
@@ -295,35 +311,38 @@ def batches(
     """
     given = {
         "shards": shards, "preset": preset, "factors": factors, "batch_size": batch_size, "split": split,
-        "seed": seed, "epochs": epochs, "word2vec": word2vec,
+        "seed": seed, "epochs": epochs, "word2vec": word2vec, "group_size": 0,
     }  # fmt: skip
     settings = _with(defaults(size or ""), given)
-    index, device = Index.open(settings.shard_folder), any_device() if device is None else torch.device(device)
+    index = Index.open(settings.shard_folder)
+    device = any_device() if device is None else torch.device(device)
     require_gpus(1, "cuda" if device.type == "cuda" else "cpu")
-    return Batches(settings, index, device)
+    return Batches(resolve(settings, index, device), index, device)
 
 
 class Batches:
     """An iterable of batches, the same in every pass, prepared in the background."""
 
-    def __init__(self, settings: Pretrain, index: Index, device: torch.device) -> None:
-        self.settings, self.index, self.device = settings, index, device
-        self._tree = settings.tree(index)
-        self._words = settings.words(index)
+    def __init__(self, experiment: Experiment, index: Index, device: torch.device) -> None:
+        self.settings = experiment.settings
+        self.index = index
+        self.device = device
+        self._experiment = experiment
 
     @property
     def composition(self) -> Composition:
         """Its factors are an argument of `gdt_loss`, its modalities are those of the batches."""
-        return self._tree.composition
+        return self._experiment.composition
 
     def __len__(self) -> int:
         """Number of batches of all epochs."""
-        return self.settings.epochs * self._tree.batches_per_epoch
+        return self.settings.epochs * self._experiment.tree.batches_per_epoch
 
     def __iter__(self) -> Iterator[Batch]:
         """Yield batches; on a CPU, `batch.tensors()` reuses the memory of the last batch, so clone what you keep."""
-        plans, s = self._tree.plans(0, len(self)), self.settings
-        with Loader(self.index, plans, s.clip, self.device, s.loading, self._words) as loader:
+        run, s = self._experiment, self.settings
+        plans = run.tree.plans(0, len(self))
+        with Loader(self.index, plans, s.clip, self.device, run.data.statistics, s.loading, run.words) as loader:
             yield from loader
 
     def loss(self, embeddings: Tensor | Mapping[str, Tensor], batch: Batch, temperature: float = 0.07) -> Tensor:
@@ -339,6 +358,4 @@ class Batches:
 
     def network(self) -> GDT:
         """A network of this size with random weights."""
-        words = self._words.dimensions if self._words else 0
-        network = replace(self.settings.network, word_dimensions=words)
-        return GDT(network, self.composition.modalities).to(self.device)
+        return GDT(self.settings.network, self.composition.modalities).to(self.device)

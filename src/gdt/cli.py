@@ -104,11 +104,6 @@ def run(name: str, arguments: list[str]) -> None:
     # of several processes, the first says what is wrong with the options
     with contextlib.nullcontext() if first else contextlib.redirect_stderr(io.StringIO()):
         settings = settings_of(name, arguments)
-    if "networks" in vars(settings) and (networks := settings.networks.given):
-        from gdt.train.models.foreign import use
-
-        for modality, text in networks.items():
-            use(modality, text)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # ends with the clean-up of an exception
     if text := below_gdt(COMMANDS[name].run)(settings):
         print(text)

@@ -165,4 +165,4 @@ def test_custom_transformations_are_trained_and_evaluated(command: Run, shards: 
     assert {row["preset"] for row in results} == {"random weights", own[1]}
     (tmp_path / "mine.py").write_text(FREEZE.replace("// 2", "// 3"))
     done = command("pretrain", "--shards", shards, "--out", "run", "--batch-size", 4, "--steps", 3, *own)
-    assert done.returncode == 2 and "holds a run with different settings (factors_digest was " in done.stderr
+    assert done.returncode == 2 and "holds a run with different settings (the file of --factors-from)" in done.stderr

@@ -41,18 +41,19 @@ from gdt.eval.subjects import Data, Fold, Model, default_checkpoint, held_out, o
 from gdt.pipeline.clips import ClipSampling, random_clips, uniform_clips
 from gdt.pipeline.loader import Loader
 from gdt.pipeline.shards.index import Index
-from gdt.pipeline.sources.loading import Loading
 from gdt.pipeline.transformations.augmentation import centred
 from gdt.pipeline.word2vec import WordVectors
 from gdt.preprocess.stage import Preprocess
 from gdt.train.checkpoint import Trained, load_model, load_trained
+from gdt.train.experiment import compose, tree_of
 from gdt.train.models.gdt import GDT
-from gdt.train.models.network import Own
+from gdt.train.models.network import Theirs
 from gdt.train.pretrain import pretrain
 from gdt.train.run import to_json
 from gdt.train.settings import SIZES
 from tests.conftest import Run, preprocess
 from tests.tamper import annotate
+from tests.train import own_networks
 from tests.train.runs import pausing, wait_until
 
 FINETUNE = ("--epochs", "1", "--clips-per-epoch", "2", "--clips", "2")
@@ -325,7 +326,7 @@ def test_official_folds_count_every_video_however_short(checkpoint: Path, tmp_pa
     drawn = next(random_clips(index, np.array([video]), np.zeros(1), clip, ClipSampling(1, 1, centred(36)), (0,)))
     for leaves in (plan.leaves, drawn.leaves):
         assert leaves.frames[0].tolist() == [0, 4, 8, 11, 11, 11, 11, 11]
-    with Loader(index, [plan], clip, torch.device("cpu"), Loading(threads=1)) as loader:
+    with Loader(index, [plan], clip, torch.device("cpu"), index.statistics) as loader:
         (batch,) = loader
         pixels, bank = batch.inputs["video"].floats()[0], batch.inputs["audio"][0, 0]
     rows = int(index.mel_count[video])
@@ -335,7 +336,8 @@ def test_official_folds_count_every_video_however_short(checkpoint: Path, tmp_pa
     embedded = features(Embed(checkpoint, shards=shards, out=tmp_path / "x.h5", clips=1)).features
     assert np.isfinite(embedded["video"]).all() and np.isfinite(embedded["audio"][index.mel_count > 0]).all()
     # pretraining leaves them out, as before
-    tree = replace(SIZES["tiny"], shards=shards, preset="a", split="test", batch_size=2).tree(index)
+    run = replace(SIZES["tiny"], shards=shards, preset="a", split="test", batch_size=2)
+    tree = tree_of(run, compose(run), index)
     assert set(index.frame_count[tree.plan(0, 0).leaves.video]) == {45}
 
 
@@ -516,7 +518,7 @@ def test_every_column_of_labels_has_a_table_and_models_and_features_are_read_onc
     real = extract.extract
     monkeypatch.setattr(extract, "extract", lambda *a, **k: calls.append(len(a[2])) or real(*a, **k))
     reads: list[Path] = []
-    monkeypatch.setattr("gdt.eval.downstream.load_trained", lambda path: reads.append(path) or load_trained(path))
+    monkeypatch.setattr("gdt.eval.downstream.load_trained", lambda path, _: reads.append(path) or load_trained(path))
     settings = Downstream((checkpoint,), "x", shards, clips=2, out=tmp_path / "o", random_weights="exclude",
                           label="label,parity")  # fmt: skip
     text = " ".join(downstream(settings).split())
@@ -621,14 +623,16 @@ def test_whatever_changes_a_number_changes_what_identifies_it(
     torch.save(state, tmp_path / "other" / "checkpoint.pt")
     monkeypatch.setattr("gdt.eval.downstream.job_limit", lambda _: 1)  # without subprocesses
     load = functools.cache(load_model)
+    load_once = lambda path, _: load(path)  # noqa: E731
     for module in ("downstream", "subjects"):
-        monkeypatch.setattr(f"gdt.eval.{module}.load_trained", load)
+        monkeypatch.setattr(f"gdt.eval.{module}.load_trained", load_once)
     settings = Downstream((checkpoint,), "x", captioned, tuple(PROTOCOLS), (1,), random_weights="exclude")
     everything = changes(settings, {
         "ckpt": (tmp_path / "other",), "dataset": "y", "shards": tmp_path, "protocols": ("linear",), "folds": (2,),
         "word2vec": word2vec, "label": "parity",
         "modalities": ("video",), "gallery_split": "test", "query_split": "val",
-        "random_weights": "only", "out": tmp_path, "networks": Own("mine.py:Net"), "cache": "1GB",
+        "random_weights": "only", "out": tmp_path, "networks": Theirs((own_networks.__name__ + ":Net",)),
+        "cache": "1GB",
     })  # fmt: skip
     everything["modalities"] = replace(
         settings, modalities=("audio",), protocols=("retrieval", "few-shot", "knn", "linear")
@@ -673,7 +677,7 @@ def test_a_finetuning_process_gets_every_setting(
         "ckpt": (checkpoint,), "dataset": "x", "shards": shards, "protocols": ("finetune",), "folds": (2,),
         "label": "-x", "gallery_split": "val", "query_split": "test", "random_weights": "only", "out": tmp_path,
         "jobs": 2, "tables": False, "word2vec": None, "linear_c": 1.0, "modalities": ("video",),
-        "networks": Own("mine.py:Net"), "cache": "1GB",
+        "networks": Theirs((own_networks.__name__ + ":Net",)), "cache": "1GB",
     }  # fmt: skip
     changes(Downstream((checkpoint,)), values)  # fills in the others
     settings = Downstream(**values)

@@ -22,7 +22,6 @@ from gdt.eval.nearest import Nearest, most_similar, nearest
 from gdt.pipeline.clips import uniform_clips
 from gdt.pipeline.loader import Loader
 from gdt.pipeline.shards.index import Index
-from gdt.pipeline.sources.loading import Loading
 from gdt.pipeline.transformations.augmentation import EVALUATION
 from gdt.train.checkpoint import load_model
 from tests.conftest import Run
@@ -118,7 +117,7 @@ def test_features_are_means_of_the_outputs_of_the_networks(checkpoint: Path, ind
     plan = uniform_clips(index, np.array([2]), 3, trained.settings.clip, replace(EVALUATION, scale=(side, side)),
                          modalities=("video", "audio"))  # fmt: skip
     with (
-        Loader(trained.normalise(index), [plan], trained.settings.clip, CPU, Loading()) as loader,
+        Loader(index, [plan], trained.settings.clip, CPU, trained.statistics) as loader,
         torch.inference_mode(),
     ):
         (batch,) = loader

@@ -18,7 +18,7 @@ from gdt.eval.factors.settings import Factors
 from gdt.eval.factors.trials import Planner
 from gdt.eval.metrics import clustered
 from gdt.pipeline.loader import Loader
-from gdt.pipeline.notation import TRANSFORMATIONS
+from gdt.pipeline.notation import TRANSFORMATIONS, read_transformations
 from gdt.pipeline.shards.index import Index
 from gdt.train.checkpoint import Trained, load_model
 from gdt.train.models.gdt import GDT
@@ -116,14 +116,14 @@ def custom(tmp_path: Path) -> Trained:
     path = tmp_path / "mine.py"
     path.write_text(FREEZE)
     factors = "video:d freeze:d:2 augmentation:i:2"
-    settings = replace(TINY, factors=factors, factors_from=path).resolved()
+    settings = replace(TINY, factors=factors, factors_from=path)
     return Trained(GDT(settings.network, ["video"]).eval(), settings, 1, None)
 
 
 @pytest.mark.parametrize("network", ["video", "audio"])
 def test_only_the_factor_differs_between_its_values(planner: Planner, network: str, tmp_path: Path) -> None:
     trained = custom(tmp_path)
-    every = known(trained, trained.settings.transformations)
+    every = known(trained, read_transformations(trained.settings.factors_from)[0])
     assert [factor.name for factor in every] == [*TRANSFORMATIONS, "freeze"]
     for factor in every:
         if (trial := planner.trial(factor, network)) is None:
@@ -158,7 +158,7 @@ def test_clips_start_in_their_third_and_fit_the_video(planner: Planner) -> None:
 def loaded(planner: Planner, name: str, network: str) -> np.ndarray:
     """Inputs of a network: [n, s, k, 3, frames, height, width] or [n, s, k, 1, bands, frames]."""
     found, trial = [], planner.trial(TRANSFORMATIONS[name](), network)
-    with Loader(planner.index, trial.plans(), TINY.clip, torch.device("cpu")) as loader:
+    with Loader(planner.index, trial.plans(), TINY.clip, torch.device("cpu"), planner.index.statistics) as loader:
         for batch in loader:
             inputs = batch.inputs[network]
             found.append((inputs.floats() if network == "video" else inputs).numpy().copy())

@@ -23,11 +23,11 @@ from gdt.eval.subjects import FINETUNED, Fold
 from gdt.pipeline.clips import uniform_clips
 from gdt.pipeline.loader import Loader
 from gdt.pipeline.shards.index import Index
-from gdt.pipeline.sources.loading import Loading
 from gdt.pipeline.transformations.augmentation import EVALUATION
 from gdt.train.checkpoint import Trained, load_model
-from gdt.train.models import foreign
+from gdt.train.experiment import compose, with_own_networks
 from gdt.train.models.gdt import GDT
+from gdt.train.models.given import makers
 from gdt.train.settings import SIZES, Pretrain
 from gdt.train.weights import KINETICS
 from tests.pipeline.test_loader import CPU
@@ -106,7 +106,7 @@ def test_accuracy_equals_counting(trained: Trained, task: Task, tmp_path: Path) 
     right = right_clips = 0
     for video, target in zip(task[1].queries, run._test_target, strict=True):
         plan = uniform_clips(run.index, np.array([video]), 3, TINY.clip, augmentation)
-        with Loader(run.index, [plan], TINY.clip, CPU, Loading(threads=1)) as loader, torch.inference_mode():
+        with Loader(run.index, [plan], TINY.clip, CPU, run.statistics) as loader, torch.inference_mode():
             (batch,) = loader
             scores = run.model(batch.inputs["video"].floats()).double().numpy()
         right_clips += (scores.argmax(1) == target).sum()
@@ -172,10 +172,9 @@ def test_a_stopped_run_resumes_with_the_same_numbers(
 def test_a_run_with_a_network_with_dropout_resumes_with_the_same_numbers(
     task: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[Finetuning]
 ) -> None:
-    monkeypatch.setattr(foreign, "_given", {"video": {}, "audio": {}})
-    text = foreign.use("video", partial(own_networks.Net, 8, dropout=0.3))
-    made = foreign.check("video", text, own_networks.CLIP)
-    model = Trained(GDT(replace(TINY.network, video=made), ["video"]).eval(), TINY, 600, KINETICS)
+    given = makers({"video": [partial(own_networks.Net, 8, dropout=0.3)]})
+    network, own = with_own_networks(TINY.network, given, compose(replace(TINY, preset="a")), TINY.clip, CPU)
+    model = Trained(GDT(network, ["video"], own).eval(), replace(TINY, network=network), 600, KINETICS)
     recipe = quick(model)
     whole = kind(model, *task, recipe, 0, CPU, tmp_path / "whole")
     whole.run("x")

@@ -15,6 +15,9 @@ import torch
 
 import gdt
 from gdt.common.errors import UserError
+from gdt.eval.ablation.plan import plan
+from gdt.eval.ablation.runs import _keep_factors
+from gdt.eval.ablation.settings import Ablation
 from gdt.eval.card import _portable
 from gdt.eval.downstream import evaluate
 from gdt.eval.export import Export, export
@@ -22,11 +25,12 @@ from gdt.eval.protocols.finetune import Finetuning, tiny
 from gdt.eval.results import Result
 from gdt.eval.settings import Downstream
 from gdt.eval.subjects import Fold
-from gdt.pipeline import notation
+from gdt.pipeline.notation import read_transformations
 from gdt.pipeline.shards.index import Index
 from gdt.train import portable
 from gdt.train.checkpoint import load_model
-from gdt.train.flops import per_step
+from gdt.train.experiment import compose
+from gdt.train.flops import step_flops
 from gdt.train.pretrain import pretrain
 from gdt.train.run import CHECKPOINT, SETTINGS
 from gdt.train.settings import SIZES
@@ -140,17 +144,17 @@ def results(path: Path, shards: Path, out: Path) -> list[Result]:
 
 
 def test_evaluation_needs_no_file_but_the_numbers_in_the_checkpoint(
-    own: Path, shards: Path, index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+    own: Path, shards: Path, index: Index, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     text = json.loads(torch.load(own, weights_only=True)["settings"])
-    assert text["factors_from"] is None and len(text["factors_digest"]) == 16
+    assert text["factors_from"] is None and len(load_model(own).factors) == 16
     settings = load_model(own).settings
-    videos, flops = per_step(settings, index.bands)  # this process was given the file
+    composition = compose(settings, read_transformations(own.parent.parent / "mine.py")[0])
+    videos, flops = composition.batch_size, step_flops(load_model(own).model, composition, settings.clip, index.bands)
     export(Export(tmp_path / "x.safetensors", ckpt=own))
-    monkeypatch.setattr(notation, "_given", {})
-    with pytest.raises(UserError, match="checksum .* is not run by itself; give the same file with --factors-from"):
-        _ = settings.composition
+    assert load_model(tmp_path / "x.safetensors").factors == load_model(own).factors
+    with pytest.raises(UserError, match="unknown factor 'freeze'"):
+        compose(settings)
     (result,) = results(own, shards, tmp_path / "out")
     (exported,) = results(tmp_path / "x.safetensors", shards, tmp_path / "exported")
     for each in (result, exported):
@@ -187,16 +191,19 @@ def test_factors_are_measured_with_the_file_of_the_run(command: Run, own: Path, 
     assert done.returncode == 0 and "freeze" in done.stdout, done.stderr
 
 
-def test_a_file_that_changes_during_a_run_is_neither_run_again_nor_recorded(tmp_path: Path) -> None:
+def test_the_runs_of_an_ablation_read_the_file_as_it_was_planned(shards: Path, tmp_path: Path) -> None:
     path = tmp_path / "mine.py"
     path.write_text(FREEZE)
-    planned = replace(SIZES["tiny"], factors=OWN, factors_from=path)
-    settings = planned.resolved()
-    path.write_text("raise AssertionError")
-    assert "freeze" in settings.transformations and settings.resolved() == settings
+    asked = Ablation(shards=shards, rows=(OWN,), factors_from=path, out=tmp_path / "out", size="tiny", batch_size=4)
+    runs = plan(asked)
     path.write_text(FREEZE.replace("// 2", "// 3"))
-    with pytest.raises(UserError, match=r"mine\.py has changed since this run was planned"):
-        _ = replace(planned, factors_digest=settings.factors_digest).composition
+    with pytest.raises(UserError, match=r"mine\.py has changed since the runs were planned; give the command again"):
+        _keep_factors(asked, runs)
+    assert plan(asked)[0].marked != runs[0].marked
+    path.write_text(FREEZE)
+    asked.folder.mkdir()
+    _keep_factors(asked, runs)
+    assert runs[0].pretraining.factors_from.read_text() == FREEZE
 
 
 def test_an_exported_folder_has_no_paths_of_this_machine(command: Run, own: Path, shards: Path, tmp_path: Path) -> None:
@@ -205,18 +212,19 @@ def test_an_exported_folder_has_no_paths_of_this_machine(command: Run, own: Path
     assert command("evaluate", *asked).returncode == 0
     assert command("export", "--ckpt", own, "--to", "hub").returncode == 0
     text = "".join(path.read_bytes().decode(errors="replace") for path in (tmp_path / "hub").iterdir())
-    assert "gdt evaluate --ckpt checkpoint.pt --shards " in text and "--out=eval" in text
+    assert "gdt evaluate --ckpt hub --shards " in text and "--out=eval" in text
     for path in (tmp_path, shards, own):
         assert str(path.parent) not in text
     assert "mine.py" not in text
 
 
-def test_commands_of_a_card_keep_all_but_the_folders_of_absolute_paths() -> None:
+def test_commands_of_a_card_evaluate_the_folder_and_have_no_other_absolute_paths() -> None:
     for words, expected in (
-        ("--ckpt /a/b/checkpoint.pt runs/x/checkpoint.pt", "--ckpt checkpoint.pt runs/x/checkpoint.pt"),
-        ("--shards '/my videos/mine/' --out=/a", "--shards mine/ --out=a"),
-        ("--shards s3://bucket/a/mine", "--shards s3://bucket/a/mine"),
-        ("--video-network '/a/mine.py:Net(x=\"/a/b\")'", "--video-network 'mine.py:Net(x=\"b\")'"),
-        ('\'{"ckpt": ["/a/run", "b/c"]}\'', '\'{"ckpt": ["run", "b/c"]}\''),
+        ("--ckpt /a/b/checkpoint.pt runs/x/checkpoint.pt", "--ckpt hub runs/x/checkpoint.pt"),
+        ("--clips 2", "--clips 2 --ckpt hub"),
+        ("--ckpt=/a/b/checkpoint.pt --shards '/my videos/mine/' --out=/a", "--ckpt=hub --shards mine/ --out=a"),
+        ("--ckpt /a/b/checkpoint.pt --shards s3://bucket/a/mine", "--ckpt hub --shards s3://bucket/a/mine"),
+        ("--video-network '/a/mine.py:Net(x=\"/a/b\")'", "--video-network 'mine.py:Net(x=\"b\")' --ckpt hub"),
+        ('\'{"ckpt": ["/a/b/checkpoint.pt", "b/c"]}\'', '\'{"ckpt": ["hub", "b/c"]}\''),
     ):
-        assert _portable(f"gdt evaluate {words}") == f"gdt evaluate {expected}"
+        assert _portable(f"gdt evaluate {words}", Path("/a/b/checkpoint.pt"), "hub") == f"gdt evaluate {expected}"

@@ -11,6 +11,7 @@ import subprocess
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,8 @@ from gdt.pipeline.sources.text import Words
 from gdt.preprocess.stage import Preprocess
 from gdt.preprocess.synthetic import Synthetic, generate
 from gdt.train.checkpoint import load_model
+from gdt.train.experiment import compose, tree_of
+from gdt.train.models.given import Makers
 from gdt.train.pretrain import pretrain
 from gdt.train.settings import SIZES, Optimization, Pretrain
 from tests.conftest import Forked, preprocess, write_word2vec
@@ -81,9 +84,9 @@ def train(settings: Pretrain) -> dict[str, Any]:
     return trained(pretrain(settings))
 
 
-def trained(checkpoint: Path) -> dict[str, Any]:
-    """What `train` returns, of a finished run."""
-    before = dict(load_model(checkpoint).untrained().model.named_parameters())
+def trained(checkpoint: Path, given: Makers = MappingProxyType({})) -> dict[str, Any]:
+    """What `train` returns, of a finished run, maybe with one of the given networks."""
+    before = dict(load_model(checkpoint, given).untrained().model.named_parameters())
     after = torch.load(checkpoint, weights_only=True)["model"]  # in float64 if it was trained so
     moved = [(after[key].double() - weight.double()).norm().item() ** 2 for key, weight in before.items()]
     rows = [json.loads(line) for line in checkpoint.with_name("metrics.jsonl").read_text().splitlines()]
@@ -92,6 +95,8 @@ def trained(checkpoint: Path) -> dict[str, Any]:
 
 _RANK = """
 import pathlib, pickle
+from gdt.train.experiment import compose, tree_of
+from gdt.train.models.given import Makers
 from gdt.train.pretrain import pretrain
 for run in pickle.loads(pathlib.Path("runs").read_bytes()):
     pretrain(run)
@@ -129,7 +134,8 @@ def planned(name: str, shards: Path) -> list[str]:
     shorter = np.arange(len(index))
     index = replace(index, frame_count=index.frame_count - shorter, mel_count=index.mel_count - 3 * shorter)
     for seed, epoch, batch in ((0, 0, 0), (0, 0, 1), (1, 7, 0)):
-        plan = settings(name, shards, shards, batch_size=5, seed=seed).tree(index).plan(epoch, batch)
+        run = settings(name, shards, shards, batch_size=5, seed=seed)
+        plan = tree_of(run, compose(run), index).plan(epoch, batch)
         arrays = {"columns": plan.columns, "leaves": plan.leaves.arrays(), "draws": plan.leaves.draws}
         found.append(" ".join(map(digest, arrays.values())))
     return found

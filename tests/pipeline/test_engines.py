@@ -49,7 +49,8 @@ def test_cores_and_dali_make_the_same_crops_within_one_grey_level(index: Index, 
     plans = compositions(index)[name]
     crops = []
     for decoder in ("cpu", "gpu"):
-        with Loader(index, plans, CLIP, CPU, Loading(decoder=decoder, decode_batch_size=4)) as loader:  # type: ignore[arg-type]
+        loading = Loading(decoder=decoder, decode_batch_size=4)  # type: ignore[arg-type]
+        with Loader(index, plans, CLIP, CPU, index.statistics, loading) as loader:
             crops.append([batch.inputs["video"].crops.numpy().astype(int) for batch in loader])
     for cores, dali in zip(*crops, strict=True):
         difference = np.abs(cores - dali)
@@ -94,7 +95,8 @@ def test_reading_ahead_spans_batches_up_to_its_limit(index: Index, monkeypatch: 
 
     monkeypatch.setattr(ShardReader, "frames", slow)
     planned = tree(index, "e")
-    with Loader(index, planned.plans(0, 40), CLIP, CPU, Loading(readers=32, read_ahead=12, prefetch=1)) as loader:
+    loading = Loading(readers=32, read_ahead=12, prefetch=1)
+    with Loader(index, planned.plans(0, 40), CLIP, CPU, index.statistics, loading) as loader:
         batches = iter(loader)
         next(batches)
         for taken in range(2, 12):
@@ -118,7 +120,7 @@ def test_memory_is_flat_over_a_thousand_batches(index: Index) -> None:
     clip, process = Clip(frames=2, size=16, mel_frames=9), psutil.Process()
     composition = composed("e", 2, Augmentation(scale=(44, 60)))
     planned, memory = sampling_tree(index, composition, clip, "train", 0), []
-    with Loader(index, planned.plans(0, 1201), clip, CPU) as loader:
+    with Loader(index, planned.plans(0, 1201), clip, CPU, index.statistics) as loader:
         for number, batch in enumerate(loader):
             batch.inputs["video"].floats()
             if number in (200, 1200):

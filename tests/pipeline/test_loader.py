@@ -55,7 +55,7 @@ def tree(index: Index, preset: str, augmentation: Augmentation = AUGMENTATION, v
 
 def load(index: Index, plans: list[BatchPlan], **loading: Any) -> list[Batch]:
     """All batches, copied out of the loader's buffers, with their pixels as floats."""
-    with Loader(index, plans, CLIP, CPU, Loading(**loading)) as loader:
+    with Loader(index, plans, CLIP, CPU, index.statistics, Loading(**loading)) as loader:
         return [copied(batch) for batch in loader]
 
 
@@ -289,7 +289,7 @@ def test_pixels_are_the_colour_map_of_their_crops(size: int) -> None:
 def test_closing_early_stops_all_threads(index: Index) -> None:
     t = tree(index, "e")
     before = set(threading.enumerate())
-    with Loader(index, (t.plan(0, 0) for _ in range(10_000)), CLIP, CPU) as loader:
+    with Loader(index, (t.plan(0, 0) for _ in range(10_000)), CLIP, CPU, index.statistics) as loader:
         batches = iter(loader)  # which closes the loader when nothing refers to it
         next(batches)
         assert len({*threading.enumerate()} - before) > 3

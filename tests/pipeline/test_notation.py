@@ -14,7 +14,7 @@ import pytest
 from gdt.common.errors import UserError
 from gdt.pipeline.composition import contrast
 from gdt.pipeline.leaves import Clip
-from gdt.pipeline.notation import TRANSFORMATIONS, parse, transformations_of, use
+from gdt.pipeline.notation import TRANSFORMATIONS, parse, read_transformations
 from gdt.pipeline.sources.video import regions
 from gdt.pipeline.transformations.base import Source
 from gdt.pipeline.tree import Tree
@@ -70,7 +70,7 @@ def test_invalid_compositions(text: str, message: str) -> None:
 def test_the_custom_transformation_of_the_docs(tmp_path: Path) -> None:
     path = tmp_path / "mine.py"
     path.write_text(FREEZE)
-    known = transformations_of(use(path))
+    known = read_transformations(path)[0]
     assert set(known) == {*TRANSFORMATIONS, "freeze"}
     composition = parse("video:d time_shift:d:2 freeze:d:2 augmentation:i:2", 3, known=known)
     plan = Tree(composition, Source(np.arange(5), np.full(5, 50), 30), Clip(frames=5, stride=3), 40).plan(0, 0)
@@ -99,7 +99,7 @@ class Later(Choice):
 def test_a_custom_transformation_may_scale_the_crop(tmp_path: Path) -> None:
     path = tmp_path / "zoom.py"
     path.write_text(CUSTOM.format(act="leaves.crop_scale = np.where(values == 1, 0.5, 1.0)"))
-    composition = parse("video:d later:i:2 augmentation:i:2", 3, known=transformations_of(use(path)))
+    composition = parse("video:d later:i:2 augmentation:i:2", 3, known=read_transformations(path)[0])
     leaves = Tree(composition, Source(np.arange(5), np.full(5, 50), 30), Clip(), 40).plan(0, 0).leaves
     frames = SimpleNamespace(height=np.full(5, 240), width=np.full(5, 320))
     begin, end = regions(frames, leaves, 112)
@@ -115,7 +115,7 @@ def test_a_custom_transformation_may_have_settings_and_write_any_field(tmp_path:
     path = tmp_path / f"later{future}.py"
     code = CUSTOM.format(act="leaves.start[values == 1] += self.frames")
     path.write_text(code if future else code.replace("from __future__ import annotations\n", ""))
-    composition = parse("video:d time_shift:d:2 later(5):i:2 augmentation:i:2", 3, known=transformations_of(use(path)))
+    composition = parse("video:d time_shift:d:2 later(5):i:2 augmentation:i:2", 3, known=read_transformations(path)[0])
     assert str(composition).split()[2] == "later(5):i:2"
     plan = Tree(composition, Source(np.arange(5), np.full(5, 50), 30), Clip(frames=5, stride=3), 40).plan(0, 0)
     later = plan.columns["later"] == 1
@@ -148,7 +148,7 @@ UNTYPED = TYPED.replace("@dataclass(frozen=True)", "").replace(
 def setting_of(path: Path, code: str, text: str) -> Any:
     """The setting that a factor `typed` gets from a text in brackets."""
     path.write_text(code)
-    known = transformations_of(use(path))
+    known = read_transformations(path)[0]
     composition = parse(f"video:d typed({text}):i:2 augmentation:i:1", 3, known=known)
     return composition.factors[1].transformation.setting  # type: ignore[attr-defined]
 
@@ -202,8 +202,8 @@ def test_own_transformations_neither_take_names_nor_change_shapes(tmp_path: Path
     for name in ("speed", "usable"):
         path.write_text(FREEZE.replace('"freeze"', f'"{name}"'))
         with pytest.raises(UserError, match=f"defines '{name}', a name that is taken"):
-            transformations_of(use(path))
+            read_transformations(path)
     path.write_text(CUSTOM.format(act="leaves.frames = leaves.frames[:, 1:]"))
-    composition = parse("video:d later:i:2 augmentation:i:2", 3, known=transformations_of(use(path)))
+    composition = parse("video:d later:i:2 augmentation:i:2", 3, known=read_transformations(path)[0])
     with pytest.raises(UserError, match="'later' changes the shape of leaves.frames"):
         Tree(composition, Source(np.arange(5), np.full(5, 50), 30), Clip(), 40).plan(0, 0)

@@ -57,7 +57,7 @@ def planned(index: Index, factors: str, videos: int = 4) -> tuple[Tree, BatchPla
 
 
 def loaded(index: Index, plan: BatchPlan, vectors: WordVectors) -> Batch:
-    with Loader(index, [plan], CLIP, CPU, Loading(), vectors) as loader:
+    with Loader(index, [plan], CLIP, CPU, index.statistics, Loading(), vectors) as loader:
         return next(iter(loader))
 
 
@@ -76,7 +76,7 @@ def tokens_of(
     index: Index, vectors: WordVectors, reader: Spoken, leaves: Leaves
 ) -> tuple[list[list[int]], torch.Tensor]:
     """Tokens of each leaf without padding, and whether it is usable."""
-    source = TextSource(ShardReader(index), CLIP, CPU, Loading(), vectors)
+    source = TextSource(ShardReader(index), CLIP, CPU, index.statistics, Loading(), vectors)
     source.reader = reader  # type: ignore[assignment]
     (part,) = source.parts(iter([leaves]))
     words: Words = part.inputs
@@ -199,7 +199,7 @@ def test_missing_words_and_vectors_are_reported(index: Index, shards: Path, word
         WordVectors.of(index, tmp_path / "other.txt")
     _, plan = planned(index, "time_shift:i:1 modality(video,text):i:2:differs augmentation:i:1")
     with pytest.raises(UserError, match="text needs word vectors"):
-        Loader(index, [plan], CLIP, CPU)  # before anything is read
+        Loader(index, [plan], CLIP, CPU, index.statistics)  # before anything is read
     silent = replace(index, text_count=np.where(np.arange(len(index)) % 2, 0, index.text_count))
     messages: list[str] = []
     composition = composed("text-f", 2, AUGMENTATION)

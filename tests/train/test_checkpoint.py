@@ -23,7 +23,7 @@ from gdt.pipeline.shards.statistics import Statistics
 from gdt.pipeline.transformations.base import Source
 from gdt.pipeline.tree import Tree
 from gdt.train import checkpoint
-from gdt.train.checkpoint import Data
+from gdt.train.experiment import Data, Experiment, compose, schedule_of
 from gdt.train.learner import Learner
 from gdt.train.pretrain import pretrain
 from gdt.train.run import CHECKPOINT
@@ -127,7 +127,8 @@ def test_the_untrained_model_has_the_initial_weights_of_the_run(
 ) -> None:
     settings = replace(SIZES["tiny"], preset=preset, seed=5, device="cpu", precision="float32", out=tmp_path)
     source = Source(np.arange(64), np.full(64, 100), 30)
-    run = Learner(settings, Tree(settings.composition, source, settings.clip, 40, 0), DATA, torch.device("cpu"))
+    tree = Tree(compose(settings), source, settings.clip, 40, 0)
+    run = Learner(Experiment(settings, tree, None, schedule_of(settings, 4), DATA), torch.device("cpu"))
     began = {name: value.clone() for name, value in run.model.state_dict().items()}
     with torch.no_grad():
         for value in run.model.parameters():

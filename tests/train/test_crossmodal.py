@@ -15,10 +15,10 @@ from gdt.common.errors import UserError
 from gdt.pipeline.clips import uniform_clips, usable
 from gdt.pipeline.loader import Loader
 from gdt.pipeline.shards.index import Index
-from gdt.pipeline.sources.loading import Loading
 from gdt.pipeline.transformations.augmentation import EVALUATION
 from gdt.pipeline.word2vec import WordVectors
 from gdt.train.crossmodal import Probe, embed, hits, ranks
+from gdt.train.experiment import resolve
 from gdt.train.models.gdt import GDT
 from gdt.train.pretrain import pretrain
 from gdt.train.settings import SIZES, Pretrain
@@ -51,12 +51,12 @@ def test_hits_by_direction_and_k() -> None:
 def test_embeddings_are_means_over_clips(index: Index) -> None:
     torch.manual_seed(0)
     model, videos = GDT(TINY.network), np.array([4, 11, 30])
-    found = embed(model, index, videos, TINY.clip, 36, 3, CPU, ("audio", "video"))
+    found = embed(model, index, videos, TINY.clip, 36, 3, CPU, index.statistics, ("audio", "video"))
     assert list(found.embeddings) == ["video", "audio"] and found.videos.tolist() == videos.tolist()
     augmentation = replace(EVALUATION, scale=(36, 36))
     for row, video in enumerate(videos):
         plan = uniform_clips(index, np.array([video]), 3, TINY.clip, augmentation, modalities=("video", "audio"))
-        with Loader(index, [plan], TINY.clip, CPU, Loading(threads=1)) as loader, torch.inference_mode():
+        with Loader(index, [plan], TINY.clip, CPU, index.statistics) as loader, torch.inference_mode():
             (batch,) = loader
             for name, inputs in batch.inputs.items():
                 expected = functional.normalize(model.embed(name, inputs).mean(0), dim=0)
@@ -72,7 +72,7 @@ def test_videos_without_captions_are_left_out_with_text(captioned: Path, word2ve
     silent = replace(index, text_count=np.where(np.arange(len(index)) == 3, 0, index.text_count))
     kept = videos[usable(silent, TINY.clip, ("video", "text"))[videos]]
     assert kept.tolist() == [0, 1, 2, 4, 5]
-    found = embed(model, silent, kept, TINY.clip, 36, 2, CPU, ("video", "text"), words)
+    found = embed(model, silent, kept, TINY.clip, 36, 2, CPU, silent.statistics, ("video", "text"), words)
     assert len(found.embeddings["text"]) == len(found.videos) <= 5 and len(found.videos) > 1
 
 
@@ -88,7 +88,8 @@ def test_a_probe_does_not_change_the_run(shards: Path, tmp_path: Path) -> None:
     model = GDT(TINY.network)
     model.load_state_dict(state["model"])
     run = settings(shards, tmp_path / "probed", probe_every=3)
-    again = Probe(run, Index.open(shards), CPU, None)(model)
+    index = Index.open(shards)
+    again = Probe(resolve(run, index, CPU), index, CPU)(model)
     assert {"step": 4} | again == pytest.approx(probes[-1], rel=1e-5)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 import subprocess
 from dataclasses import replace
 from functools import partial
@@ -17,8 +19,9 @@ import gdt
 from gdt.common.errors import UserError
 from gdt.eval.export import Export, export
 from gdt.train.checkpoint import load_model
-from gdt.train.models import foreign
-from gdt.train.models.foreign import check, use
+from gdt.train.models.given import makers
+from gdt.train.models.inspection import check
+from gdt.train.models.network import Theirs
 from gdt.train.run import CHECKPOINT, to_json
 from gdt.train.settings import SIZES
 from gdt.train.step import Gradient
@@ -27,6 +30,7 @@ from tests.golden import subject
 from tests.train import own_networks
 from tests.train.drawn import draw
 
+CLIP = SIZES["tiny"].clip
 FILE = ROOT / "tests" / "train" / "own_networks.py"
 VIDEO, AUDIO = "video_network", "audio_network"
 CASES = {  # library, modality, features, layers taken off
@@ -40,11 +44,6 @@ CASES = {  # library, modality, features, layers taken off
     "mvit": ("pytorchvideo", VIDEO, 16, ("head.proj",)),
     "r3d_18": ("torchvision", VIDEO, 512, ("fc",)),
 }  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def nothing_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(foreign, "_given", {"video": {}, "audio": {}})
 
 
 @pytest.fixture(scope="module")
@@ -73,8 +72,9 @@ def test_a_network_is_trained_resumed_used_and_exported(drawn: Path, tmp_path: P
     resumed = weights(run.checkpoint)
     assert all(torch.equal(value, resumed[key]) for key, value in weights(whole.checkpoint).items())
     modality = option.partition("_")[0]
-    base = load_model(run.checkpoint).model.get_submodule(f"{modality}_network.base")
-    features = gdt.load(run.checkpoint).embed(drawn, kind="features", clips=2).features[modality]
+    given = makers({modality: [text]})
+    base = load_model(run.checkpoint, given).model.get_submodule(f"{modality}_network.base")
+    features = gdt.load(run.checkpoint, **{option: text}).embed(drawn, kind="features", clips=2).features[modality]
     assert features.shape == (12, dim) and np.isfinite(features).all()
     if modality == "video":
         found = gdt.evaluate(
@@ -82,8 +82,9 @@ def test_a_network_is_trained_resumed_used_and_exported(drawn: Path, tmp_path: P
             random_weights="exclude", out=tmp_path / "eval", video_network=text,
         )  # fmt: skip
         assert any(row["metric"] == "finetune top-1" for row in found.rows)
-    export(Export(tmp_path / "x.pt", modality, run.checkpoint))  # type: ignore[arg-type]
-    theirs, state = foreign._given[modality][text].make(), torch.load(tmp_path / "x.pt", weights_only=True)
+    networks = Theirs(**{option: (text,)})
+    export(Export(tmp_path / "x.pt", modality, run.checkpoint, networks=networks))  # type: ignore[arg-type]
+    theirs, state = given[modality][0].make(), torch.load(tmp_path / "x.pt", weights_only=True)
     missing, unexpected = theirs.load_state_dict(state, strict=False)
     assert not unexpected and all(key.startswith(removed) for key in missing)
     assert all(torch.equal(value, base.net.state_dict()[key]) for key, value in state.items())
@@ -119,35 +120,81 @@ def test_two_ranks_have_the_numbers_of_one(drawn: Path, tmp_path: Path, server: 
     )  # fmt: skip
     for world in (1, 2):
         subject.on_ranks(server, ["pretrain", to_json(replace(run, out=tmp_path / f"{world}"))], tmp_path, world)
-    for modality, text in run.networks.given.items():
-        use(modality, text)
-    alone, together = (subject.trained(tmp_path / f"{world}" / CHECKPOINT) for world in (1, 2))
+    given = makers(run.networks.given)
+    alone, together = (subject.trained(tmp_path / f"{world}" / CHECKPOINT, given) for world in (1, 2))
     assert together["losses"] == pytest.approx(alone["losses"], rel=1e-10)
     assert together["moved"] == pytest.approx(alone["moved"], rel=1e-10)
 
 
-def test_a_checkpoint_imports_nothing_and_wants_the_same_source(command: Run, drawn: Path, tmp_path: Path) -> None:
+def test_a_checkpoint_imports_nothing_and_knows_its_network_by_what_it_computes(
+    command: Run, drawn: Path, tmp_path: Path
+) -> None:
+    """Neither a comment nor another spelling is another network; other arithmetic with the same weights is."""
     source = tmp_path / "mine.py"
-    source.write_text(FILE.read_text() + "\nfrom pathlib import Path\nPath('ran').touch()\n")
-    options = ["--size", "tiny", "--preset", "a", "--batch-size", 4, "--steps", 1, "--out", "run", "--shards", drawn]
+    text = FILE.read_text() + "\nfrom pathlib import Path\nPath('ran').touch()\n"
+    source.write_text(text)
+    options = ["--size", "tiny", "--preset", "a", "--batch-size", 4, "--out", "run", "--shards", drawn, "--lr-decay", 0]
     own = ["--video-network", "mine.py:Net(width=8)"]
-    done = command("pretrain", *options, *own, "--device", "cpu")
+    done = command("pretrain", *options, *own, "--steps", 1, "--device", "cpu")
     assert done.returncode == 0, done.stderr
     assert "mine.py:Net(width=8): 8 features, without its classifier fc\n" in done.stdout
     assert "--video-network 'mine.py:Net(width=8)'" in done.stdout  # how to evaluate it
     (tmp_path / "ran").unlink()
-    embed = ["embed", "--shards", drawn, "--clips", 1, "--ckpt", "run"]
+    embed = ["embed", "--shards", drawn, "--clips", 1, "--ckpt", "run", "--overwrite"]
     refused = command(*embed)
     assert refused.returncode == 2 and "mine.py:Net(width=8)" in refused.stderr and "--video-network" in refused.stderr
-    assert not (tmp_path / "ran").exists()
-    for text in ("mine.py:Net(width=16)", "mine.py:Sound"):
-        assert command(*embed, "--video-network", text).returncode == 2
-    assert command(*embed, *own).returncode == 0
-    source.write_text(source.read_text() + "\n")
-    changed = command(*embed, *own, "--overwrite")
-    assert changed.returncode == 2 and "has changed" in changed.stderr
-    again = command("pretrain", *options, "--device", "cpu")
+    assert len(refused.stderr.splitlines()) == 1 and not (tmp_path / "ran").exists()
+    for other, reason in (("Net(width=16)", "does not fit"), ("Sound", "does not fit")):
+        refused = command(*embed, "--video-network", f"mine.py:{other}")
+        assert refused.returncode == 2 and f"mine.py:{other} {reason}" in refused.stderr
+    again = command("pretrain", *options, "--steps", 1, "--device", "cpu")
     assert again.returncode == 2 and "network.video was" in again.stderr
+    source.write_text(text.replace("x = self.patches(x)", "x = self.patches(x)  # patches") + "\n")
+    spelled = ["--video-network", f"{tmp_path}/mine.py:Net(width=8, dropout=0.3)"]
+    assert command(*embed, *spelled).returncode == 0
+    assert command("pretrain", *options, *spelled, "--steps", 2, "--device", "cpu").returncode == 0
+    source.write_text(text.replace(".mean(1)", ".amax(1)"))
+    changed = command(*embed, *own)
+    assert changed.returncode == 2 and "mine.py:Net(width=8) computes something else" in changed.stderr
+    resumed = command("pretrain", *options, *own, "--steps", 3, "--device", "cpu")
+    assert resumed.returncode == 2 and "computes something else" in resumed.stderr and "--overwrite" in resumed.stderr
+    state = torch.load(tmp_path / "run" / CHECKPOINT, weights_only=True)
+    settings = json.loads(state["settings"])
+    settings["network"]["video"]["digest"] = "0123"  # as in earlier versions
+    older = {name: value for name, value in state.items() if name != "outputs"} | {"settings": json.dumps(settings)}
+    torch.save(older, tmp_path / "older.pt")
+    assert command(*embed[:-2], "older.pt", *embed[-1:], *own).returncode == 0  # by the names and shapes of its weights
+
+
+def test_models_with_different_networks_fit_one_table_and_a_card_that_works(
+    command: Run, drawn: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "mine.py").write_text(FILE.read_text())
+    options = ["--size", "tiny", "--preset", "e", "--batch-size", 4, "--steps", 1, "--device", "cpu", "--shards", drawn]
+    networks = {"a": "mine.py:Net(width=8)", "b": "mine.py:Plain"}
+    for name, text in networks.items():
+        assert command("pretrain", *options, "--out", f"runs/{name}", "--video-network", text).returncode == 0
+    given = ["--video-network", *reversed(networks.values())]
+    ask = ["--protocols", "retrieval", "--clips", 1, "--folds", 1]
+    done = command("evaluate", "--ckpt", "runs/a", "runs/b", "--shards", drawn, *ask, "--out", "runs/eval", *given)
+    assert done.returncode == 0, done.stderr
+    assert all(any(line.startswith(name) for line in done.stdout.splitlines()) for name in ("a ", "b "))
+    report = command("report", *given)
+    assert report.returncode == 0 and "not imported" not in (tmp_path / "runs" / "report.html").read_text()
+    assert command("embed", "--ckpt", "runs/a", "--shards", drawn, "--clips", 1, *given).returncode == 0
+    assert command("export", "--ckpt", "runs/a", "--to", "hub", *given).returncode == 0
+    card = (tmp_path / "hub" / "README.md").read_text()
+    assert 'gdt.load("hub", video_network="mine.py:Net(width=8)")' in card
+    (line,) = [line for line in card.splitlines() if line.startswith("gdt evaluate")]
+    assert "--ckpt hub runs/b" in line
+    printed = command(*shlex.split(line.replace("drawn", str(drawn)))[1:]) if str(drawn) in line else None
+    assert printed is None or printed.returncode == 0
+    rows = ["--rows", "a", "e", "--seeds", 0, "--steps", 1, "--batch-size", 4, "--clips", 1, "--size", "tiny"]
+    ablation = command("ablation", "--shards", drawn, *rows, "--jobs", 1, "--equal", "videos", "compute",
+                       "--video-network", "mine.py:Plain", "--protocols", "retrieval")  # fmt: skip
+    assert ablation.returncode == 0, ablation.stderr
+    logs = "".join(path.read_text() for path in (tmp_path / "runs").glob("ablation-*/*/log.txt"))
+    assert "mine.py:Plain: 8 features" in logs
 
 
 def test_modules_and_callables_of_python_are_networks(drawn: Path, tmp_path: Path) -> None:
@@ -156,37 +203,49 @@ def test_modules_and_callables_of_python_are_networks(drawn: Path, tmp_path: Pat
     before = module.extra.weight.clone()
     run = pretrain(drawn, tmp_path / "x", video_network=module, audio_network=own_networks.Sound, steps=1)
     assert torch.equal(module.extra.weight, before)
-    foreign._given["video"].clear()
-    with pytest.raises(UserError, match=r"is own_networks.py:Net\(\.\.\.\)"):
-        gdt.load(run.checkpoint)
-    for other in (own_networks.Plain(), own_networks.Net(8, dropout=0.1)):  # of the same file
-        foreign._given["video"].clear()
-        with pytest.raises(UserError, match="another or has changed"):
-            gdt.load(run.checkpoint, video_network=other)
-    model = gdt.load(run.checkpoint, video_network=partial(own_networks.Net, 8))
-    start = gdt.load(run.checkpoint, video_network=module)._trained.untrained().model.video_network.base.net
+    sound = {AUDIO: own_networks.Sound}
+    with pytest.raises(UserError, match="the video network of .* is Net, which is not imported by itself"):
+        gdt.load(run.checkpoint, **sound)
+    with pytest.raises(UserError, match="Plain does not fit"):
+        gdt.load(run.checkpoint, video_network=own_networks.Plain(), **sound)
+    model = gdt.load(run.checkpoint, video_network=partial(own_networks.Net, 8), **sound)
+    start = gdt.load(run.checkpoint, video_network=module, **sound)._trained.untrained()
     asked = {"protocols": ("finetune",), "folds": (1,), "epochs": 1, "clips_per_epoch": 6, "clips": 1}
-    gdt.evaluate(run.checkpoint, drawn, out=tmp_path / "eval", video_network=module, **asked)
-    assert model.network.video_network.base.dim == 8 and torch.equal(start.extra.weight, before)
+    gdt.evaluate(run.checkpoint, drawn, out=tmp_path / "eval", video_network=[module], **sound, **asked)
+    assert model.network.video_network.base.dim == 8
+    assert torch.equal(start.model.video_network.base.net.extra.weight, before)
+    (finetuned,) = (tmp_path / "eval").rglob("x-*/finetune-*/finetuned.pt")
+    with pytest.raises(UserError, match="Plain does not fit"):
+        gdt.load(finetuned, video_network=own_networks.Plain())
+    assert gdt.load(finetuned, video_network=module).network.modalities == ("video",)
 
 
 @pytest.mark.parametrize(
-    ("network", "shape", "message"),
+    ("network", "modality", "message"),
     [
-        ("nothing", own_networks.BANK, "cannot read the network"),
-        ("mine.py:Net(open('x'))", own_networks.BANK, "cannot read the network"),
-        ("nowhere.py:Net", own_networks.BANK, "no file nowhere.py"),
-        ("no.such.package:Net", own_networks.BANK, "cannot import no.such.package"),
-        (f"{FILE}:Ned", own_networks.BANK, "did you mean 'Net'"),
-        (3, own_networks.BANK, "not 3"),
-        (nn.Flatten(), own_networks.BANK, "a module with parameters"),
-        (nn.LazyLinear(3), own_networks.BANK, "lazy"),
-        (own_networks.Sound, own_networks.CLIP, r"fails .*--clip.frames"),
-        (nn.Sequential(nn.Linear(99, 4), nn.Flatten(0, 2)), own_networks.BANK, r"returns \[80, 4\] instead of"),
-        (own_networks.Counting, own_networks.BANK, "changes passes in every pass"),
-        (own_networks.Elsewhere, own_networks.BANK, "elsewhere than from torch"),
+        ("nothing", "audio", "cannot read the network"),
+        ("mine.py:Net(open('x'))", "audio", "cannot read the network"),
+        ("mine.py:Net(8)", "audio", "arguments with their names"),
+        ("nowhere.py:Net", "audio", "no file nowhere.py"),
+        ("no.such.package:Net", "audio", "cannot import no.such.package"),
+        (f"{FILE}:Ned", "audio", "did you mean 'Net'"),
+        (3, "audio", "not 3"),
+        (nn.Flatten(), "audio", "a module with parameters"),
+        (nn.LazyLinear(3), "audio", "lazy"),
+        (nn.Sequential(nn.Linear(99, 4), nn.Flatten(0, 2)), "audio", r"returns \[80, 4\] instead of"),
+        (own_networks.Counting, "audio", "changes passes in every pass"),
+        (own_networks.Elsewhere, "audio", "elsewhere than from torch"),
     ],
 )  # fmt: skip
-def test_what_breaks_a_promise_is_refused(network: Any, shape: tuple[int, ...], message: str) -> None:
+def test_what_breaks_a_promise_is_refused(network: Any, modality: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
-        check("audio", use("audio", network), shape)
+        check(modality, makers({modality: [network]})[modality][0], CLIP)
+
+
+def test_errors_of_a_network_are_pythons_own_with_what_to_set(command: Run, drawn: Path, tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError) as error:
+        check("video", makers({"video": [own_networks.Sound]})["video"][0], CLIP)
+    assert "set --clip.frames" in error.value.__notes__[0]
+    (tmp_path / "mine.py").write_text("import torch\n\nnet = torch.nn.Linear(3, 4) + 1\n")
+    done = command("pretrain", "--shards", drawn, "--size", "tiny", "--video-network", "mine.py:net", "--out", "run")
+    assert done.returncode == 1 and 'mine.py", line 3' in done.stderr and "TypeError" in done.stderr

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from gdt.common.errors import UserError
-from gdt.train.models.gdt import GDT, load_weights
+from gdt.train.models.backbone import load_weights
+from gdt.train.models.gdt import GDT
 from gdt.train.models.network import Network
 from gdt.train.models.r2plus1d import Factorised, R2Plus1D
 from gdt.train.settings import SIZES

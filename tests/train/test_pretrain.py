@@ -17,6 +17,7 @@ import torch
 
 from gdt.pipeline.shards.container import Head
 from gdt.pipeline.shards.index import Index
+from gdt.train.experiment import compose, tree_of
 from gdt.train.settings import SIZES
 from tests.conftest import ROOT, Run, commands_in
 from tests.train.runs import losses, paused, pausing, start_gdt
@@ -118,7 +119,8 @@ def test_a_default_batch_size_is_lowered_to_the_number_of_videos(
 def test_short_videos_are_counted(index: Index) -> None:
     lines: list[str] = []
     short = replace(index, frame_count=np.where(np.arange(len(index)) % 4 == 0, 20, index.frame_count))
-    replace(TINY, preset="e", batch_size=4).tree(short, lines.append)
+    run = replace(TINY, preset="e", batch_size=4)
+    tree_of(run, compose(run), short, lines.append)
     number = int((short.frame_count[short.split == "train"] == 20).sum())
     reason = f"not used: {number} shorter than 1 clip of 0.97 s"
     assert lines == [f"{24 - number} of 24 train videos of {index.folder}; {reason}"]

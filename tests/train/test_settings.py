@@ -12,7 +12,7 @@ from gdt.common.errors import UserError
 from gdt.pipeline.leaves import Clip
 from gdt.pipeline.sources.loading import Loading
 from gdt.pipeline.transformations.augmentation import Augmentation
-from gdt.train.models.network import PAPERS, Network, Own
+from gdt.train.models.network import PAPERS, Made, Network, Own
 from gdt.train.run import differences, from_json, to_json
 from gdt.train.settings import SIZES, Pretrain
 
@@ -22,7 +22,6 @@ OTHER = Pretrain(
     shards=Path("/else where/é"),
     factors="video:d freeze:d:2",
     factors_from=Path("no.py"),
-    factors_digest="0123",
     networks=Own("mine.py:Net", "mine.py:Sound"),
     word2vec=Path("no.bin"),
     clip=Clip(5, 6, 64, 98, 17, 2.5),
@@ -66,6 +65,8 @@ def test_differences_list_only_settings_that_affect_results() -> None:
         loading=Loading(9),
     )  # fmt: skip
     assert differences(to_json(tiny), to_json(tiny)) == []
+    made = [replace(tiny, network=replace(tiny.network, video=Made(name, 8, ()))) for name in ("a.py:A", "b:B()")]
+    assert differences(*map(to_json, made)) == []
     expected = ["composition was l, now video:d", "network.dropout was 0.0, now 0.5", "threads was 0, now 3"]
     assert differences(to_json(tiny), to_json(other)) == expected
     assert differences(to_json(tiny), to_json(other), ignored=("threads", "composition")) == expected[1:2]

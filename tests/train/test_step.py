@@ -14,9 +14,10 @@ from gdt.common.errors import UserError
 from gdt.pipeline.groups import take_rank
 from gdt.pipeline.loader import Batch, Loader
 from gdt.pipeline.shards.index import Index
+from gdt.train.experiment import compose, default_group_size, resolve
 from gdt.train.loss import gdt_loss
 from gdt.train.models.gdt import GDT
-from gdt.train.settings import SIZES, Pretrain, default_group_size
+from gdt.train.settings import Pretrain
 from gdt.train.step import Gradient
 from tests.golden import subject
 from tests.train.drawn import draw
@@ -29,22 +30,24 @@ def drawn(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 def first_batch(run: Pretrain) -> Batch:
     index = Index.open(run.shard_folder)
-    plan = take_rank(run.tree(index).plan(0, 0), 0, 1, run.group_size or 0)
-    with Loader(index, [plan], run.clip, torch.device("cpu"), words=run.words(index)) as loader:
+    experiment = resolve(run, index, torch.device("cpu"))
+    plan = take_rank(experiment.tree.plan(0, 0), 0, 1, run.group_size or 0)
+    statistics = experiment.data.statistics
+    with Loader(index, [plan], run.clip, torch.device("cpu"), statistics, words=experiment.words) as loader:
         return next(iter(loader))
 
 
 def model_of(run: Pretrain, dropout: float = 0.0) -> GDT:
     torch.manual_seed(0)
-    words = 10 if "text" in run.composition.modalities else 0
+    words = 10 if "text" in compose(run).modalities else 0
     network = replace(run.network, dropout=dropout, word_dimensions=words)
-    return GDT(network, run.composition.modalities).double()
+    return GDT(network, compose(run).modalities).double()
 
 
 def gradient(run: Pretrain, batch: Batch, dropout: float = 0.0, cache: Any = "on", room: int = 0) -> tuple[GDT, Any]:
     """A model after the gradient of a batch, and the metrics; `room`: groups whose activations fit into memory."""
     model = model_of(run, dropout)
-    step = Gradient(model, replace(run, seed=3, gradient_cache=cache))
+    step = Gradient(model, replace(run, seed=3, gradient_cache=cache), compose(run).factors)
     step.memory.held, step.memory.room = dict.fromkeys(batch.inputs, 1.0), float(room)
     return model, step(10, batch)  # a step that measures the rank
 
@@ -71,7 +74,7 @@ def test_a_step_is_that_of_a_plain_loop_over_groups(drawn: tuple[Path, Path], na
             parts.append(plain.embed(modality, inputs[first : first + 4] if whole else inputs.part(first, 4)))
             if modality == "video":
                 means.append(stem.running_mean.clone())
-    loss = gdt_loss(torch.cat(parts), batch.table, run.composition.factors, run.temperature)
+    loss = gdt_loss(torch.cat(parts), batch.table, compose(run).factors, run.temperature)
     loss.backward()
     assert metrics.loss == pytest.approx(loss.item(), rel=1e-12)
     assert torch.allclose(gradients(model), gradients(plain), rtol=1e-9, atol=1e-12)
@@ -99,7 +102,7 @@ def test_dropout_differs_between_groups_steps_and_seeds(drawn: tuple[Path, Path]
     run = subject.in_float64("e", *drawn, group_size=6)
     batch, losses = first_batch(run), []
     for seed, step in ((0, 0), (0, 1), (1, 0)):
-        learn = Gradient(model_of(run, 0.5), replace(run, seed=seed))
+        learn = Gradient(model_of(run, 0.5), replace(run, seed=seed), compose(run).factors)
         losses.append(learn(step, batch).loss)
         groups = list(learn._groups(batch))
         assert [group.number for group in groups] == [0, 1, 2, 3]
@@ -126,11 +129,10 @@ def test_ranks_have_the_numbers_of_one_process_with_dropout(
     [(512, 80, 64), (512, 24, 32), (512, 16, 16), (512, 0, 64), (100, 80, 50), (48, 80, 48), (5, 80, 5)],
 )
 def test_the_default_group_is_a_divisor_of_the_batch(videos: int, memory: int, expected: int) -> None:
-    run = replace(SIZES["paper"], batch_size=videos)
-    assert default_group_size(run, round(memory * 1e9)) == expected
-    assert default_group_size(replace(SIZES["tiny"], batch_size=videos), 0) == 0
+    assert default_group_size("paper", videos, round(memory * 1e9)) == expected
+    assert default_group_size("tiny", videos, 0) == 0
 
 
 def test_a_batch_without_groups_is_refused_with_those_that_have_some() -> None:
     with pytest.raises(UserError, match=r"97 videos do not make groups of 8 to 64; set --batch-size to 96 or 104, or "):
-        default_group_size(replace(SIZES["paper"], batch_size=97), 0)
+        default_group_size("paper", 97, 0)

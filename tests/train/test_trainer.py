@@ -17,6 +17,7 @@ from gdt.pipeline.shards.index import Index
 from gdt.pipeline.transformations.base import Source
 from gdt.pipeline.tree import Tree
 from gdt.train.distributed import StopSignal
+from gdt.train.experiment import Experiment, compose, resolve, schedule_of
 from gdt.train.learner import Learner
 from gdt.train.pretrain import pretrain
 from gdt.train.settings import SIZES, Optimization, Pretrain
@@ -29,29 +30,33 @@ PAPER, TINY = SIZES["paper"], SIZES["tiny"]
 def trainer(settings: Pretrain, videos: int) -> Learner:
     """A learner of a small network with these settings, over `videos` videos."""
     source = Source(np.arange(videos), np.full(videos, 100), 30)
-    tree = Tree(settings.composition, source, settings.clip, 40, settings.seed)
-    return Learner(
-        replace(settings, network=TINY.network, device="cpu", precision="float32", compile="off"), tree, DATA, CPU
-    )
+    tree = Tree(compose(settings), source, settings.clip, 40, settings.seed)
+    small = replace(settings, network=TINY.network, device="cpu", precision="float32", compile="off")
+    return Learner(Experiment(small, tree, None, schedule_of(small, tree.batches_per_epoch), DATA), CPU)
 
 
 def test_the_schedule_is_the_published_one() -> None:
     """Goyal et al.: 10 epochs of warm-up from the rate of one GPU to that of all, then constant."""
     one = trainer(PAPER, videos=512 * 7)
-    at_epochs = [one.schedule.lr(7 * epoch) for epoch in range(100)]
+    at_epochs = [one.experiment.schedule.lr(7 * epoch) for epoch in range(100)]
     warm = [0.01, 0.073, 0.136, 0.199, 0.262, 0.325, 0.388, 0.451, 0.514, 0.577]
     assert np.allclose(at_epochs[:10], warm, rtol=1e-12) and np.allclose(at_epochs[10:], 0.64, rtol=1e-12)
-    steps = np.array([one.schedule.lr(step) for step in range(one.schedule.steps)])
-    assert one.schedule.steps == 700 and np.allclose(np.diff(steps[:71]), 0.063 / 7) and np.ptp(steps[70:]) == 0
+    steps = np.array([one.experiment.schedule.lr(step) for step in range(one.experiment.schedule.steps)])
+    assert (
+        one.experiment.schedule.steps == 700 and np.allclose(np.diff(steps[:71]), 0.063 / 7) and np.ptp(steps[70:]) == 0
+    )
     few = trainer(replace(PAPER, batch_size=16), videos=16 * 7)  # the batch of two GPUs
-    assert np.allclose([few.schedule.lr(0), few.schedule.lr(35), few.schedule.lr(70)], [0.01, 0.015, 0.02])
+    assert np.allclose(
+        [few.experiment.schedule.lr(0), few.experiment.schedule.lr(35), few.experiment.schedule.lr(70)],
+        [0.01, 0.015, 0.02],
+    )
     fewer = trainer(replace(PAPER, batch_size=4), videos=28)  # less than the batch of one GPU: no warm-up
-    assert np.allclose([fewer.schedule.lr(0), fewer.schedule.lr(300)], 0.005)
+    assert np.allclose([fewer.experiment.schedule.lr(0), fewer.experiment.schedule.lr(300)], 0.005)
 
 
 def test_the_tiny_schedule_is_constant_and_falls_at_the_end() -> None:
     one = trainer(TINY, videos=64)
-    rates = np.array([one.schedule.lr(step) for step in range(600)])
+    rates = np.array([one.experiment.schedule.lr(step) for step in range(600)])
     assert (rates[:451] == 1e-3).all()
     assert np.allclose(rates[450:], 1e-3 * np.arange(150, 0, -1) / 150)
 
@@ -68,13 +73,14 @@ def batch_settings(shards: Path) -> Pretrain:
 def test_a_step_is_sgd_with_momentum_weight_decay_and_lr(batch_settings: Pretrain, index: Index) -> None:
     optimization = replace(batch_settings.optimization, base_batch_size=1, warmup_epochs=1, lr_decay=0.5)
     settings = replace(batch_settings, optimization=optimization, steps=5)
-    tree = settings.tree(index)
-    one = Learner(settings, tree, DATA, CPU)
+    experiment = resolve(settings, index, CPU)
+    tree = experiment.tree
+    one = Learner(experiment, CPU)
     weights = {name: p.detach().clone() for name, p in one.model.named_parameters()}
     velocity = {name: torch.zeros_like(p) for name, p in weights.items()}
-    rates = [one.schedule.lr(step) for step in range(5)]
+    rates = [one.experiment.schedule.lr(step) for step in range(5)]
     assert len(set(rates)) > 3
-    with Loader(index, tree.plans(0, 5), settings.clip, CPU) as loader:
+    with Loader(index, tree.plans(0, 5), settings.clip, CPU, index.statistics) as loader:
         for step, batch in enumerate(loader):
             one.step(step, batch)
             for name, p in one.model.named_parameters():

@@ -13,7 +13,9 @@ import pytest
 import torch
 
 from gdt.common.errors import UserError
+from gdt.pipeline.shards.index import Index
 from gdt.train import checkpoint
+from gdt.train.experiment import resolve
 from gdt.train.log import Log
 from gdt.train.pretrain import pretrain
 from gdt.train.run import CHECKPOINT
@@ -48,8 +50,8 @@ def test_every_step_is_logged_with_all_metrics(settings: Pretrain, tmp_path: Pat
 def test_mfu_is_flops_over_peak_flops(settings: Pretrain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = replace(settings, out=tmp_path / "run")
     monkeypatch.setattr("gdt.train.log.peak_flops", lambda device: 6e12)
-    monkeypatch.setattr("gdt.train.log.step_flops", lambda settings, bands: 6e12)
-    with Log(run, 0, run.schedule(1), 40, world=2) as log:
+    experiment = resolve(run, Index.open(run.shard_folder), torch.device("cpu"))
+    with Log(experiment, 0, world=2, flops=6e12) as log:
         log.add_step(0, Metrics(1.0, 0.5, 1.4, 0.0, 2.0, None), seconds=2.0, waiting=0.5)
     (row,) = [json.loads(line) for line in (run.run_folder / "metrics.jsonl").read_text().splitlines()]
     assert (row["mfu"], row["clips_per_second"], row["data_wait"], row["lr"]) == (0.25, 2.0, 0.25, run.optimization.lr)

@@ -1,8 +1,12 @@
-"""Base class of networks over maps."""
+"""Base class of networks over maps, and loading of weights."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from torch import Tensor, nn
+
+from gdt.common.errors import UserError
 
 
 class Backbone(nn.Module):
@@ -21,3 +25,21 @@ class Backbone(nn.Module):
         """Globally average-pooled features: [n, dim]."""
         maps = self.maps(x)
         return maps.mean(tuple(range(2, maps.dim())))
+
+
+def load_weights(model: nn.Module, weights: Mapping[str, Tensor], source: str) -> None:
+    """Load weights; removes the prefix `module.` from their names.
+
+    Raises UserError with the first parameter whose name, shape or values do not fit.
+    """
+    weights = {name.removeprefix("module."): value for name, value in weights.items()}
+    own = model.state_dict()
+    for name in (*own, *weights):
+        there, here = (list(each[name].shape) if name in each else "missing" for each in (weights, own))
+        if there != here:
+            raise UserError(
+                f"{source} holds another model: {name} is {there} there and {here} here; use weights of this network"
+            )
+        if own[name].is_floating_point() and not weights[name].to(own[name].dtype).isfinite().all():
+            raise UserError(f"{source}: {name} contains NaN or infinity; use another file")
+    model.load_state_dict(weights)

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from gdt.common.errors import UserError
 from gdt.pipeline.colour import Pixels
 from gdt.pipeline.leaves import MODALITIES
 from gdt.train.models.audio import AudioResNet
 from gdt.train.models.backbone import Backbone
-from gdt.train.models.foreign import build
+from gdt.train.models.foreign import Builders
 from gdt.train.models.network import Network
 from gdt.train.models.r2plus1d import R2Plus1D
 from gdt.train.models.text import TextNetwork
@@ -64,16 +64,19 @@ class Trunk(nn.Module):
 class GDT(nn.Module):
     """Phi: maps leaves to embeddings by the trunk and head of their modality."""
 
-    def __init__(self, network: Network, modalities: Sequence[str] = ("video", "audio")) -> None:
+    def __init__(
+        self, network: Network, modalities: Sequence[str] = ("video", "audio"), own: Builders = MappingProxyType({})
+    ) -> None:
+        """`own` makes the trunks that `network` says are the user's own."""
         super().__init__()
         self.network = n = network
         self.modalities = tuple(name for name in MODALITIES if name in modalities)
         if "video" in modalities:
-            video = build("video", n.video) if n.video else R2Plus1D(n)
+            video = own["video"]() if n.video else R2Plus1D(n)
             self.video_network = Trunk(video)
             self.mlp_v = Head(video.dim, n.hidden, n.embedding, n.dropout)
         if "audio" in modalities:
-            sound = build("audio", n.audio) if n.audio else AudioResNet(n.audio_stem, n.audio_widths)
+            sound = own["audio"]() if n.audio else AudioResNet(n.audio_stem, n.audio_widths)
             self.audio_network = Trunk(sound)
             self.mlp_a = Head(sound.dim, n.hidden, n.embedding, n.dropout)
         if "text" in modalities:
@@ -112,21 +115,3 @@ def autocast(device: torch.device) -> torch.autocast:
 def modalities_of(weights: Mapping[str, Tensor]) -> list[str]:
     """Modalities of a model with these weights."""
     return [name for name in MODALITIES if any(key.startswith(f"{name}_network.") for key in weights)]
-
-
-def load_weights(model: nn.Module, weights: Mapping[str, Tensor], source: str) -> None:
-    """Load weights; removes the prefix `module.` from their names.
-
-    Raises UserError with the first parameter whose name, shape or values do not fit.
-    """
-    weights = {name.removeprefix("module."): value for name, value in weights.items()}
-    own = model.state_dict()
-    for name in (*own, *weights):
-        there, here = (list(each[name].shape) if name in each else "missing" for each in (weights, own))
-        if there != here:
-            raise UserError(
-                f"{source} holds another model: {name} is {there} there and {here} here; use weights of this network"
-            )
-        if own[name].is_floating_point() and not weights[name].to(own[name].dtype).isfinite().all():
-            raise UserError(f"{source}: {name} contains NaN or infinity; use another file")
-    model.load_state_dict(weights)

@@ -21,15 +21,32 @@ class Own:
     """The same for sound, from log-mel [n, 1, bands, frames]."""
 
     @property
-    def given(self) -> dict[str, str]:
+    def given(self) -> dict[str, tuple[str, ...]]:
         """Those that are set, by modality."""
-        return {name.partition("_")[0]: text for name, text in vars(self).items() if text}
+        texts = {"video": self.video_network, "audio": self.audio_network}
+        return {modality: (text,) for modality, text in texts.items() if text}
 
 
-FROM_PYTHON = " (an object from Python)"
-"""End of the text of a network that was given as an object, which other processes do not have."""
+@dataclass(frozen=True)
+class Theirs:
+    """Networks of your own that checkpoints were trained with."""
+
+    video_network: tuple[str, ...] = ()
+    """Your own video networks that checkpoints were trained with, as in `gdt pretrain`; of several, each checkpoint
+    takes the one that computes what its own did."""
+    audio_network: tuple[str, ...] = ()
+    """The same for sound."""
+
+    @property
+    def given(self) -> dict[str, tuple[str, ...]]:
+        """Those that are set, by modality."""
+        texts = {"video": self.video_network, "audio": self.audio_network}
+        return {modality: several for modality, several in texts.items() if several}
+
+
 PAPERS = Own()
-"""The paper's networks."""
+NONE = Theirs()
+"""No networks of the user's own."""
 
 
 @dataclass(frozen=True)
@@ -37,9 +54,7 @@ class Made:
     """How a network of the user's own was made."""
 
     name: str
-    """Its file or module, its name there, and the arguments."""
-    digest: str
-    """Of the text of the file that defines it, and of its layers."""
+    """As it was given, without folders; for messages."""
     dim: int
     """Size of its features."""
     removed: tuple[str, ...]
@@ -87,9 +102,9 @@ class Network:
     """Dropout before each layer of the projection heads, as in the published release."""
 
     @property
-    def own(self) -> bool:
-        """Whether a network is the user's own."""
-        return bool(self.video or self.audio)
+    def own(self) -> dict[str, Made]:
+        """The networks that are the user's own, by modality."""
+        return {modality: made for modality, made in (("video", self.video), ("audio", self.audio)) if made}
 
     def __post_init__(self) -> None:
         sizes = ("stem", "stem_middle", "depth", "audio_stem", "text_width", "hidden", "embedding")

@@ -1,0 +1,211 @@
+"""A run with everything decided: `resolve` makes it once, from settings, shards and device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import partial
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from gdt.common.errors import UserError
+from gdt.pipeline import notation, presets
+from gdt.pipeline.composition import Composition
+from gdt.pipeline.leaves import Clip
+from gdt.pipeline.notation import TRANSFORMATIONS, Transformations
+from gdt.pipeline.shards.index import Index, fingerprint
+from gdt.pipeline.shards.statistics import Statistics
+from gdt.pipeline.tree import Tree, sampling_tree
+from gdt.pipeline.word2vec import WordVectors
+from gdt.train.models.network import Made, Network
+from gdt.train.schedule import Schedule
+from gdt.train.settings import Precision, Pretrain
+
+if TYPE_CHECKING:  # slow to import, and compositions need only the settings
+    import torch
+
+    from gdt.train.models.backbone import Backbone
+    from gdt.train.models.foreign import Builders
+    from gdt.train.models.given import Makers
+    from gdt.train.trained import Trained
+
+_GROUP = 64
+_SMALLEST_GROUP = 8
+"""The default number of videos of a group, and the least that is chosen by default."""
+
+
+@dataclass(frozen=True)
+class Data:
+    """Data of a run."""
+
+    fingerprint: str
+    """Fingerprint of the shards."""
+    statistics: Statistics
+    """Normalisation of the inputs, that of the shards or of --init; whoever uses the model needs it."""
+    words: str = ""
+    """Checksum of the word vectors; empty without text."""
+    factors: str = ""
+    """Checksum of the Python file with custom transformations; empty without."""
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """All that decides the numbers of a run."""
+
+    settings: Pretrain
+    """With every default filled in, and without the Python file of the factors."""
+    tree: Tree
+    words: WordVectors | None
+    """Word vectors of the shards; None without text."""
+    schedule: Schedule
+    data: Data
+    own: Builders = field(default_factory=dict)
+    """Make the networks of the user's own, by modality."""
+
+    @property
+    def composition(self) -> Composition:
+        return self.tree.composition
+
+
+def resolve(
+    settings: Pretrain, index: Index, device: torch.device, earlier: Pretrain | None = None,
+    start: Trained | None = None, given: Makers = MappingProxyType({}),
+    say: Callable[[str, str], None] = lambda name, text: None,
+) -> Experiment:  # fmt: skip
+    """Fill in all defaults, and make what a run consists of.
+
+    `earlier` are the settings of the run to resume, whose batch and groups are the defaults. `start` is the model of
+    --init, `given` the networks of the user's own. `say` gets the names and texts of lines that describe the run. Reads
+    the files that the settings name, and runs that of --factors-from. Raises UserError if they do not fit each other,
+    the shards or the device.
+    """
+    transformations, checksum = notation.read_transformations(settings.factors_from)
+    settings = replace(_on_device(settings, device), dataset=settings.dataset_name, factors_from=None)
+    if earlier is not None:
+        batch_size = earlier.batch_size if settings.batch_size is None else settings.batch_size
+        group_size = earlier.group_size if settings.group_size is None else settings.group_size
+        settings = replace(settings, batch_size=batch_size, group_size=group_size)
+    settings = with_batch_size(settings, index, transformations)
+    composition = compose(settings, transformations)
+    if settings.group_size is None:
+        group_size = default_group_size(settings.size, composition.batch_size, _memory(device))
+        settings = replace(settings, group_size=group_size)
+    words = _words_of(settings, composition, index)
+    network = _with_words(settings.network, words, start)
+    network, own = with_own_networks(network, given, composition, settings.clip, device)
+    for modality, made in network.own.items():
+        say(modality, str(made))
+    settings = replace(settings, network=network)
+    tree = tree_of(settings, composition, index, lambda text: say("data", text))
+    statistics = start.statistics if start is not None else index.statistics
+    data = Data(fingerprint(index), statistics, words.checksum if words else "", checksum)
+    return Experiment(settings, tree, words, schedule_of(settings, tree.batches_per_epoch), data, own)
+
+
+def compose(settings: Pretrain, known: Transformations = TRANSFORMATIONS) -> Composition:
+    """The factors of a batch, of known transformations."""
+    factors = settings.factors or presets.preset(settings.preset).factors
+    batch_size = settings.batch_size or notation.batch_size(factors) or settings.default_batch_size
+    return notation.parse(factors, batch_size, settings.augmentation, known)
+
+
+def with_batch_size(settings: Pretrain, index: Index, known: Transformations = TRANSFORMATIONS) -> Pretrain:
+    """With the default batch size filled in, lowered to whole groups if there are fewer videos.
+
+    Raises UserError if there are too few videos for a batch.
+    """
+    if settings.batch_size is not None or notation.batch_size(settings.factors):
+        return replace(settings, batch_size=compose(settings, known).batch_size)
+    smallest = compose(replace(settings, batch_size=2), known)
+    usable = len(tree_of(settings, smallest, index).source.videos)
+    videos = min(settings.default_batch_size, usable)
+    group = _GROUP if settings.size == "paper" else 1
+    return replace(settings, batch_size=videos - videos % group or videos)
+
+
+def tree_of(
+    settings: Pretrain, composition: Composition, index: Index, say: Callable[[str], None] = lambda text: None
+) -> Tree:
+    """The sampling tree over these shards; `say` gets their number of videos. Raises UserError if too few."""
+    return sampling_tree(index, composition, settings.clip, settings.split, settings.seed, say, settings.shuffle_shards)
+
+
+def schedule_of(settings: Pretrain, batches_per_epoch: int) -> Schedule:
+    """Steps and learning rates of a run."""
+    steps = settings.steps or settings.planned_epochs * batches_per_epoch or 600
+    batch_size = settings.batch_size or settings.default_batch_size
+    return Schedule(settings.optimization, batch_size, batches_per_epoch, steps)
+
+
+def default_group_size(size: str, videos: int, memory: int) -> int:
+    """The default group size for a batch of videos, on a GPU with `memory` bytes (0: a CPU).
+
+    A clip of the paper's size keeps about 0.45 GiB in bfloat16. Raises UserError if there is none.
+    """
+    if size == "tiny":
+        return 0
+    most = next((group for group, least in ((64, 40), (32, 20)) if not memory or memory >= least * 1e9), 16)
+    fitting = [group for group in range(min(most, videos), 1, -1) if videos % group == 0]
+    if fitting and (fitting[0] >= _SMALLEST_GROUP or fitting[0] == videos):
+        return fitting[0]
+    below = videos - videos % _SMALLEST_GROUP
+    raise UserError(
+        f"{videos} videos do not make groups of {_SMALLEST_GROUP} to {most}; set --batch-size to {below} or "
+        f"{below + _SMALLEST_GROUP}, or --group-size to 0, for one pass"
+    )
+
+
+def with_own_networks(
+    network: Network, given: Makers, composition: Composition, clip: Clip, device: torch.device
+) -> tuple[Network, Builders]:
+    """With networks of the user's own, checked, and what makes them. Raises UserError for one that has no effect."""
+    from gdt.train.models.foreign import build
+    from gdt.train.models.inspection import check
+
+    made: dict[str, Made] = {}
+    own: dict[str, Callable[[], Backbone]] = {}
+    for modality, (maker,) in given.items():
+        if modality not in composition.modalities:
+            raise UserError(f"--{modality}-network has no effect: '{composition}' has no {modality}")
+        made[modality] = check(modality, maker, clip, device)
+        own[modality] = partial(build, maker, made[modality])
+    return replace(network, video=made.get("video"), audio=made.get("audio")), own
+
+
+def _on_device(settings: Pretrain, device: torch.device) -> Pretrain:
+    """With device, precision and compilation filled in. Raises UserError for bfloat16 on a CPU."""
+    cuda = device.type == "cuda"
+    if settings.precision == "bfloat16" and not cuda:
+        raise UserError("--precision bfloat16 needs a GPU: on CPUs, torch's bfloat16 gradients are wrong")
+    precision: Precision = settings.precision
+    if precision == "auto":
+        precision = "bfloat16" if cuda else "float32"
+    compiled = settings.compile
+    if compiled == "auto":
+        compiled = "on" if cuda else "off"
+    return replace(settings, device="cuda" if cuda else "cpu", precision=precision, compile=compiled)
+
+
+def _memory(device: torch.device) -> int:
+    """Bytes of a GPU; 0 for a CPU."""
+    import torch
+
+    return torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else 0
+
+
+def _words_of(settings: Pretrain, composition: Composition, index: Index) -> WordVectors | None:
+    """Word vectors of these shards; None without text. Raises UserError if they do not fit."""
+    if "text" in composition.modalities:
+        return WordVectors.of(index, settings.word2vec)
+    if settings.word2vec:
+        raise UserError(f"--word2vec has no effect: '{composition}' has no text; leave it out")
+    return None
+
+
+def _with_words(network: Network, words: WordVectors | None, start: Trained | None) -> Network:
+    """With the size of the word vectors, and padding as in the model of --init."""
+    if words is None:
+        return network
+    if start is not None and "text" in start.model.modalities:
+        network = replace(network, text_padding=start.model.network.text_padding)
+    return replace(network, word_dimensions=words.dimensions)

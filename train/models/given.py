@@ -1,0 +1,104 @@
+"""Networks as the user gives them: as text, as modules or as callables."""
+
+from __future__ import annotations
+
+import ast
+import copy
+import importlib
+import importlib.util
+import operator
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from torch import nn
+
+from gdt.common.commandline import expand_home
+from gdt.common.errors import UserError, first_line, unknown
+
+Given = str | nn.Module | Callable[[], nn.Module]
+"""A network: text as in `network.Own`, a module, of which copies are used, or a callable that makes one."""
+
+
+class Maker(NamedTuple):
+    """Makes a network that the user has given."""
+
+    name: str
+    """As the user wrote it, without folders."""
+    call: Callable[[], Any]
+
+    def make(self) -> nn.Module:
+        """A new network. Raises UserError if it is none that can be trained; its own errors are Python's."""
+        net = self.call()
+        if not isinstance(net, nn.Module) or next(net.parameters(), None) is None:
+            raise UserError(f"{self.name} makes {type(net).__name__}; a network is a module with parameters")
+        if any(isinstance(value, nn.parameter.UninitializedParameter) for value in net.parameters()):
+            raise UserError(f"{self.name} has lazy modules; give a callable that runs one pass and returns the network")
+        return net
+
+
+Makers = Mapping[str, Sequence[Maker]]
+"""The networks that the user has given, by modality."""
+
+
+def makers(given: Mapping[str, Sequence[Given]]) -> Makers:
+    """Import networks, by modality. Raises UserError if there is none; errors of the user's file are Python's own."""
+    return {modality: tuple(map(_maker, networks)) for modality, networks in given.items()}
+
+
+def _maker(network: Given) -> Maker:
+    if isinstance(network, str):
+        name, network = _from_text(network)
+    else:
+        kind = network.func if isinstance(network, partial) else network
+        name = getattr(kind, "__qualname__", type(kind).__qualname__)
+    if isinstance(network, nn.Module):
+        return Maker(name, partial(copy.deepcopy, copy.deepcopy(network)))  # as it is now
+    if not callable(network):
+        raise UserError(f"a network is a torch.nn.Module, a callable that makes one or a text, not {network!r}")
+    return Maker(name, network)
+
+
+def _from_text(text: str) -> tuple[str, Any]:
+    """The name without folders, and the object that a text names, with its arguments."""
+    target, _, arguments = text.partition("(")
+    place, _, name = target.rpartition(":")
+    try:
+        call = ast.parse(f"f({arguments or ')'}", mode="eval").body
+        if not (place and name and isinstance(call, ast.Call) and isinstance(call.func, ast.Name)) or call.args:
+            raise ValueError(text)
+        options = {str(word.arg): ast.literal_eval(word.value) for word in call.keywords}
+    except (SyntaxError, ValueError) as error:
+        raise UserError(
+            f"cannot read the network '{text}'; write file.py:Name or package.module:function, and arguments with "
+            "their names, as numbers, strings, lists, None, True or False: file.py:Name(width=3)"
+        ) from error
+    module = _import(place)
+    try:
+        kind = operator.attrgetter(name)(module)
+    except AttributeError as error:
+        raise unknown(f"name in {place}", name, [other for other in vars(module) if other[0] != "_"]) from error
+    return text.replace(place, Path(place).name, 1), partial(kind, **options) if options else kind
+
+
+def _import(place: str) -> Any:
+    """A file or a module, imported."""
+    if not place.endswith(".py"):
+        try:
+            return importlib.import_module(place)
+        except ModuleNotFoundError as error:
+            if not f"{place}.".startswith(f"{error.name}."):
+                raise  # of what the module imports
+            raise UserError(f"cannot import {place}: {first_line(error)}; install it, or name a file.py") from error
+    path = expand_home(Path(place)).absolute()
+    if not path.is_file():
+        raise UserError(f"there is no file {place}")
+    spec: Any = importlib.util.spec_from_file_location(f"gdt_network_{path.stem}", path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses and inspect look there
+    if str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))  # for what the file imports from beside it
+    spec.loader.exec_module(module)
+    return module
