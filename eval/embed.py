@@ -141,7 +141,8 @@ def embed(settings: Embed) -> str:
         if lacking := int(np.isnan(values[:, 0]).sum()):
             lines.append(f"'{name}' is NaN for {lacking} of {rows.count}: missing or shorter than a clip")
     lines += [f"skipped {path}: {reason}" for path, reason in rows.skipped]
-    lines += filter(None, [sameness(rows.features)])
+    if said := sameness(rows.features):
+        lines.append(f"warning: {said}")
     return "\n".join(lines)
 
 
@@ -163,7 +164,7 @@ def sameness(features: Mapping[str, np.ndarray]) -> str:
     if not same:
         return ""
     return (
-        f"warning: the {' and '.join(same)} features of different videos are nearly the same, so neighbours and "
+        f"the {' and '.join(same)} features of different videos are nearly the same, so neighbours and "
         "accuracies mean little: training has collapsed or not begun to learn; see how it ended, or use other weights"
     )
 

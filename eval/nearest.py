@@ -58,8 +58,10 @@ def nearest(settings: Nearest) -> str:
     lines = [(f"{cosine:.3f}", places[k]) for k, cosine in zip(found[: settings.k], cosines, strict=False)]
     # cosines across modalities are low even for the best match
     median = f"median cosine of {plural(len(cosines), 'candidate')}: {np.median(cosines):.3f}"
-    table = tabulate(lines, ["cosine", "video"], disable_numparse=True)
-    return "\n".join(filter(None, [f"{table}\n\n{median}", sameness({among: rows.features[among]})]))
+    lines_of_text = [tabulate(lines, ["cosine", "video"], disable_numparse=True), "", median]
+    if said := sameness({among: rows.features[among]}):
+        lines_of_text.append(f"warning: {said}")
+    return "\n".join(lines_of_text)
 
 
 def _modalities(rows: Features) -> tuple[Modality, ...]:
