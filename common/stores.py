@@ -234,10 +234,16 @@ def place(name: str | Place) -> Place:
     return RemoteFolder(str(name))
 
 
-def local_path(name: str | Path) -> Path:
-    """The path of this name, with ~ expanded. Raises UserError for a URL."""
+WEIGHTS = ("ckpt", "init")
+"""Settings that hold weights, which may also be in a hub (train.hub)."""
+
+
+def local_path(name: str | Path, setting: str = "") -> Path:
+    """The path of this name, with ~ expanded. Raises UserError for a URL, but that of a hub if the setting takes it."""
     where = place(name)
     if isinstance(where, RemoteFolder):
+        if where.url.startswith("hf://") and setting in WEIGHTS:
+            return Path(name)
         raise UserError(f"{where} is in a store, which can hold only videos and shards; name a path on this machine")
     return where
 

@@ -22,7 +22,7 @@ import tyro
 from gdt.common.errors import Unusable, UserError, first_line, plural, require_positive
 from gdt.common.files import DAMAGE, require_new_file, require_readable, writing
 from gdt.common.location import Location
-from gdt.common.stores import Place, RemoteFolder, folder_at, local_path
+from gdt.common.stores import Place, RemoteFolder, folder_at, local_path, place
 from gdt.eval import parquet
 from gdt.pipeline.clips import uniform_starts, usable
 from gdt.pipeline.leaves import MODALITIES
@@ -189,7 +189,7 @@ def features(settings: Embed, trained: Trained | None = None) -> Features:
     if not rows.features:
         missing = f"no video has {' or '.join(modalities)}, with sound as long as a clip"
         raise Unusable(f"{missing}; use other videos, or set --modalities", skipped)
-    rows.metadata["checkpoint"] = str(checkpoint)
+    rows.metadata["checkpoint"] = str(place(checkpoint))
     return replace(rows, skipped=skipped)
 
 

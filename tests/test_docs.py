@@ -160,7 +160,7 @@ def test_links_files_targets_variables_and_options_exist(page: str, options: set
     for target in re.findall(r"\bmake ([a-z][a-z0-9-]+)", inline):
         assert re.search(rf"^\.PHONY: (.*\\\n)*.*\b{target}\b", makefile, re.M), (page, target)
     for name in re.findall(r"\b(?!GDT_)([A-Z][A-Z_]+)=", inline):
-        assert re.search(rf"^export .*\b{name}\b", makefile, re.M) or name == "ARGS", (page, name)
+        assert re.search(rf"^variables := .*\b{name}\b", makefile, re.M) or name == "ARGS", (page, name)
     for name in re.findall(r"(?<![\w-])(--[a-z][\w.-]*)", inline):
         assert name in options, (page, name)
 

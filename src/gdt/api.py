@@ -156,7 +156,7 @@ def evaluate(checkpoints: Paths, shards: str | Path | None = None, **settings: A
 
 
 def _paths(given: Paths) -> tuple[Path, ...]:
-    return tuple(expand_home(Path(path)) for path in ([given] if isinstance(given, str | Path) else given))
+    return tuple(expand_home(Path(path), "ckpt") for path in ([given] if isinstance(given, str | Path) else given))
 
 
 def _with(base: T, given: Mapping[str, Any]) -> T:
@@ -222,7 +222,7 @@ class Model:
 
     def __repr__(self) -> str:
         modalities, clip = ", ".join(self._trained.model.modalities), self._trained.settings.clip
-        return f"<gdt.Model {self._path}: {self._trained.name}; {modalities}; clips of {clip}>"
+        return f"<gdt.Model {place(self._path)}: {self._trained.name}; {modalities}; clips of {clip}>"
 
     @property
     def network(self) -> GDT:

@@ -13,6 +13,7 @@ from tests.conftest import ROOT
 
 ELSEWHERE = {
     "common/streams.py": "here",
+    "eval/comparison.py": "the bootstrap of a difference, whose draws are part of the test",
     "pipeline/clips.py": "evaluation, which draws nothing",
     "preprocess/synthetic/moments.py": "the content of generated videos, whose seeds are part of the data set",
 }

@@ -9,8 +9,12 @@ from scipy.stats import binomtest
 from sklearn.metrics import average_precision_score, top_k_accuracy_score
 from sklearn.neighbors import KNeighborsClassifier
 
-from gdt.eval import retrieval
+from gdt.eval.classification import targets, top_k
 from gdt.eval.metrics import share
+from gdt.eval.protocols import multilabel
+from gdt.eval.protocols.multilabel import mean_average_precision
+from gdt.eval.protocols.retrieval import recall
+from gdt.eval.similarity import nearest
 from tests.oracles import library
 
 pytestmark = pytest.mark.oracles
@@ -35,22 +39,22 @@ def test_recall_equals_the_hit_rate_of_torchmetrics(k: int) -> None:
     units = [torch.nn.functional.normalize(torch.from_numpy(x), dim=1) for x in (QUERY, GALLERY)]
     relevant = torch.from_numpy(QUERY_LABEL[:, None] == GALLERY_LABEL)
     hits = [hit_rate(*pair, top_k=k).item() for pair in zip(units[0] @ units[1].T, relevant, strict=True)]
-    found = retrieval.recall(QUERY, QUERY_LABEL, GALLERY, GALLERY_LABEL, [k])[k]
-    assert found.value == pytest.approx(100 * np.mean(hits), abs=1e-9)
+    found = recall(QUERY, QUERY_LABEL, GALLERY, GALLERY_LABEL, [k])[k]
+    assert found.metric.value == pytest.approx(100 * np.mean(hits), abs=1e-9)
 
 
 def test_the_nearest_neighbour_equals_scikit_learns() -> None:
     neighbour = KNeighborsClassifier(1, metric="cosine", algorithm="brute").fit(GALLERY, GALLERY_LABEL)
-    first = GALLERY_LABEL[retrieval.nearest(QUERY, GALLERY, 1)[:, 0]]
+    first = GALLERY_LABEL[nearest(QUERY, GALLERY, 1)[:, 0]]
     assert (first == neighbour.predict(QUERY)).all()
 
 
 @pytest.mark.parametrize("k", [1, 3])
 def test_top_k_accuracy_equals_scikit_learns(k: int) -> None:
     scores = RNG.normal(size=(83, len(CLASSES)))
-    target = retrieval.targets(QUERY_LABEL, CLASSES)
+    target = targets(QUERY_LABEL, CLASSES)
     expected = top_k_accuracy_score(target, scores, k=k, labels=range(len(CLASSES)))
-    assert retrieval.top_k(scores, target, [k])[k].value == pytest.approx(100 * expected, abs=1e-9)
+    assert top_k(scores, target, [k])[k].metric.value == pytest.approx(100 * expected, abs=1e-9)
 
 
 def test_mean_average_precision_equals_torchmetrics(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,11 +67,11 @@ def test_mean_average_precision_equals_torchmetrics(monkeypatch: pytest.MonkeyPa
         value: float = average_precision_score(has, score)
         return value
 
-    monkeypatch.setattr(retrieval, "average_precision_score", noted)
-    found = retrieval.mean_average_precision(QUERY, QUERY_LABEL, GALLERY, GALLERY_LABEL, 1.0)
+    monkeypatch.setattr(multilabel, "average_precision_score", noted)
+    found, _ = mean_average_precision(QUERY, QUERY_LABEL, GALLERY, GALLERY_LABEL, 1.0)
     has, score = (torch.from_numpy(np.stack(values, 1)) for values in zip(*scores, strict=True))
     expected = functional.multilabel_average_precision(score.sigmoid(), has.int(), len(scores))
-    assert found.value == pytest.approx(100 * expected.item(), abs=1e-3)
+    assert found.metric.value == pytest.approx(100 * expected.item(), abs=1e-3)
 
 
 @pytest.mark.parametrize("right", [0, 1, 41, 82, 83])

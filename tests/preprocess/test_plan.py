@@ -73,8 +73,8 @@ def test_a_split_that_was_asked_for_is_not_empty_and_keeps_its_video(tmp_path: P
         few = listed(count, Shares(val=0.001, test=0.001))
         splits = [video.split for video in few.videos.values()]
         assert splits.count("test") == 1 and splits.count("val") == min(1, count - 2)
-        Plan(few.shares).write(tmp_path)
-        more = listed(200, Plan.read(tmp_path).shares)
+        Plan(few.shares).write(LocalFolder(tmp_path))
+        more = listed(200, Plan.read(LocalFolder(tmp_path)).shares)
         assert all(more.videos[name].split == video.split for name, video in few.videos.items())
     assert not listed(1, Shares(test=0.5)).shares.chosen  # the only video is for training
     assert not listed(200, Shares(val=0.1, test=0.1)).shares.chosen

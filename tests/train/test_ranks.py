@@ -113,7 +113,7 @@ def test_a_damaged_clip_on_one_rank_ends_both_after_the_same_step(start: Start, 
 def test_a_gradient_that_is_not_finite_on_one_rank_ends_both_and_keeps_the_checkpoint(
     start: Start, tmp_path: Path
 ) -> None:
-    own = ("--video-network", f"{own_networks.__file__}:Breaking(22)")  # it passes four times per step and rank
+    own = ("--video-network", f"{own_networks.__file__}:Breaking(at=22)")  # it passes four times per step and rank
     ranks = start(own, own)
     assert ended(ranks) == [2, 2]
     said = ranks[0].communicate()[1]
