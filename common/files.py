@@ -137,6 +137,10 @@ def lock(file: IO[Any], how: int = fcntl.LOCK_EX) -> bool | None:
         raise
 
 
+LOCK = ".lock"
+"""The file that `locked` makes."""
+
+
 @contextmanager
 def locked(
     destination: Path, alternative: str = "set --destination to another folder", wait: bool = False
@@ -148,7 +152,7 @@ def locked(
     """
     try:
         destination.mkdir(parents=True, exist_ok=True)
-        file = (destination / ".lock").open("a")
+        file = (destination / LOCK).open("a")
     except OSError as error:
         reason = "it is a file, not a folder" if isinstance(error, FileExistsError) else error.strerror
         raise UserError(f"cannot write to {destination}: {reason}; {alternative}") from error

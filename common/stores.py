@@ -234,8 +234,8 @@ def place(name: str | Place) -> Place:
     return RemoteFolder(str(name))
 
 
-WEIGHTS = ("ckpt", "init")
-"""Settings that hold weights, which may also be in a hub (train.hub)."""
+WEIGHTS = ("ckpt", "init", "checkpoint")
+"""Settings and facts of results that name weights, which may also be in a hub (train.hub)."""
 
 
 def local_path(name: str | Path, setting: str = "") -> Path:

@@ -43,7 +43,10 @@ def nearest(settings: Nearest) -> str:
     """
     rows, among = read(settings.features), settings.among or settings.by
     query: str | Features = settings.query
-    if query not in rows.id:
+    same = _row_of(settings.query, rows)
+    if same:
+        query = same
+    else:
         if not Path(settings.query).is_file():
             hint = f"set --query to a video file, or to an id such as {rows.id[0]}"
             raise unknown("query", settings.query, rows.id, hint)
@@ -62,6 +65,16 @@ def nearest(settings: Nearest) -> str:
     if said := sameness({among: rows.features[among]}):
         lines_of_text.append(f"warning: {said}")
     return "\n".join(lines_of_text)
+
+
+def _row_of(query: str, rows: Features) -> str:
+    """The id of the row that is this query, by its id or its file; empty if none is."""
+    if query in rows.id:
+        return query
+    if not Path(query).is_file():
+        return ""
+    file = Path(query).resolve()
+    return next((name for name in rows.id if Path(name).name == file.name and Path(name).resolve() == file), "")
 
 
 def _modalities(rows: Features) -> tuple[Modality, ...]:

@@ -60,8 +60,14 @@ def choose(target: Target, settings: Extraction) -> Target:
     video = target.video
     if video.segment:
         begin, end = video.segment
-        original = float(held["format"].get("duration", "inf")) > max(end - begin + 2, begin + 1)
-        video = video if original else replace(video, segment=None)
+        lasts = float(held["format"].get("duration", "inf"))
+        if lasts <= end - begin + 2:
+            video = replace(video, segment=None)  # it was cut out
+        elif lasts <= begin + 1:
+            raise Rejected(
+                f"it lasts {lasts:.0f} s: too long for its segment of {end - begin:g} s alone, too short for the video "
+                f"in which that begins at {begin:g} s"
+            )
     return replace(
         target, video=video, picture=f"V:{pictures.index(picture)}" if picture else target.picture,
         sound=f"a:{sounds.index(sound)}" if sound else "", hdr=hdr,

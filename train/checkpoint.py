@@ -37,7 +37,8 @@ def make_state(
     """Content of a checkpoint after `step` of `steps` steps: all that the next step, or `Trained`, depends on."""
     return {
         "format": FORMAT, "settings": settings, "data": data.fingerprint, "words": data.words,
-        "factors": data.factors, "step": step, "steps": steps, "per_step": per_step, "outputs": dict(outputs),
+        "factors": data.factors, "start": data.start, "step": step, "steps": steps, "per_step": per_step,
+        "outputs": dict(outputs),
         "statistics": data.statistics.to_numbers(), "model": model.state_dict(), "optimizer": optimizer.state_dict(),
     }  # fmt: skip
 
@@ -154,7 +155,9 @@ def require_same_run(state: Mapping[str, Any], experiment: Experiment, path: Pat
         different.append("the word vectors")
     if state.get("factors", "") != data.factors:
         different.append("the file of --factors-from")
-    if state["statistics"] != data.statistics.to_numbers():
+    if state.get("start", data.start) != data.start:
+        different.append("the weights of --init")
+    elif state["statistics"] != data.statistics.to_numbers():
         different.append("the normalisation of --init")
     then = schedule_of(settings_of(state, path.parent), experiment.tree.batches_per_epoch)
     if why := other_rates(then, experiment.schedule, int(state["step"])):

@@ -46,6 +46,8 @@ class Data:
     """Checksum of the word vectors; empty without text."""
     factors: str = ""
     """Checksum of the Python file with custom transformations; empty without."""
+    start: str = ""
+    """Digest of the weights of --init; empty without."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +100,13 @@ def resolve(
     settings = replace(settings, network=network)
     tree = tree_of(settings, composition, index, lambda text: say("data", text))
     statistics = start.statistics if start is not None else index.statistics
-    data = Data(fingerprint(index), statistics, words.checksum if words else "", checksum)
+    data = Data(
+        fingerprint(index),
+        statistics,
+        words.checksum if words else "",
+        checksum,
+        start.digest() if start else "",
+    )
     return Experiment(settings, tree, words, schedule_of(settings, tree.batches_per_epoch), data, own)
 
 

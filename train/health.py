@@ -101,7 +101,7 @@ def verdict(rows: Sequence[Mapping[str, float]], probe: Mapping[str, float], cli
 def recall(probe: Mapping[str, float]) -> tuple[int, float, float, bool] | None:
     """k, recall at k in percent over all pairs of modalities, that of chance, and whether it is significantly above.
 
-    k is the largest for which chance is at most 10 %. None without pairs.
+    k is the largest for which chance is at most 10 %. None without pairs, or with too few videos to tell.
     """
     by_k: dict[int, list[float]] = {}
     for name, value in probe.items():
@@ -114,6 +114,12 @@ def recall(probe: Mapping[str, float]) -> tuple[int, float, float, bool] | None:
     k = max((k for k in by_k if k <= n / 10), default=min(by_k))
     right, random = sum(by_k[k]) / len(by_k[k]), min(1.0, k / n)
     # Wilson's lower bound; the directions share their videos, so they count once
-    centre = right + _Z**2 / (2 * n)
-    low = (centre - _Z * math.sqrt(right * (1 - right) / n + _Z**2 / (4 * n**2))) / (1 + _Z**2 / n)
-    return k, 100 * right, 100 * random, low > random
+    if _lower_bound(1.0, n) <= random:
+        return None  # so few that all right would not be significant
+    return k, 100 * right, 100 * random, _lower_bound(right, n) > random
+
+
+def _lower_bound(share: float, n: float) -> float:
+    """That of Wilson's interval."""
+    centre = share + _Z**2 / (2 * n)
+    return (centre - _Z * math.sqrt(share * (1 - share) / n + _Z**2 / (4 * n**2))) / (1 + _Z**2 / n)

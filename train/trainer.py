@@ -67,7 +67,7 @@ class Trainer:
         self.saved = self.step
         self.steps = self.experiment.schedule.steps
         self.require_groups()
-        self.require_equal_starts(start)
+        self.require_equal_starts()
         self.learner = Learner(self.experiment, device, world)
         self.require_addressable()
         self.weights = self.resume(state) if state else self.initialise(start)
@@ -97,13 +97,13 @@ class Trainer:
                 f"kernels; set --group-size to {most} or less"
             )
 
-    def require_equal_starts(self, start: Trained | None) -> None:
+    def require_equal_starts(self) -> None:
         """Raise UserError unless all ranks have the same settings, data, software, weights and step."""
         data = self.experiment.data
         facts = decisive(asdict(self.settings)) | {
             "set of shards": data.fingerprint[:12], "set of words": data.words, "file of factors": data.factors,
             "normalisation of the inputs": data.statistics.to_numbers(), "version of torch": torch.__version__,
-            "file of --init": start.digest() if start and self.world > 1 else "", "step": self.step,
+            "file of --init": data.start, "step": self.step,
         }  # fmt: skip
         advice = f"start all ranks with the same command, software and shards, and with {self.path.parent} on a disk "
         require_equal({name: str(value) for name, value in facts.items()}, f"{advice}that they share")

@@ -31,7 +31,7 @@ _TIMES = re.compile(r"(.{11})_(\d{6})_(\d{6})", re.ASCII)
 
 def listing(source: Source) -> Iterator[Video | Missing]:
     """Videos by the names of their files; label and split are from the csv or, if there is none, from the folders."""
-    paths = source.folder.glob("[!.]*.csv") or source.folder.glob("annotations/[!.]*.csv")
+    paths = [*source.folder.glob("[!.]*.csv"), *source.folder.glob("annotations/[!.]*.csv")]
     if not paths:
         named = [(name, path, composed(path.relative_to(source.root))) for name, path in source.named()]
         splits = folder.has_splits(source, [below for _, _, below in named])

@@ -21,7 +21,7 @@ from tqdm import tqdm
 
 from gdt.common.commandline import gdt_command
 from gdt.common.errors import UserError
-from gdt.common.files import write_lines, write_text
+from gdt.common.files import LOCK, locked, write_lines, write_text
 from gdt.preprocess.process import Limits
 from gdt.preprocess.synthetic.drawing import SAMPLE_RATE
 from gdt.preprocess.synthetic.moments import FPS, SIZE, SPLITS, Scene, Synthetic
@@ -93,8 +93,20 @@ def generate(destination: Path, settings: Synthetic, workers: int = 0, progress:
         _require_same(destination, asked)
         return
     partial = destination.with_name(f"{destination.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)  # of a killed run
-    partial.mkdir(parents=True)
+    with locked(partial):
+        for path in partial.iterdir():  # of a killed run
+            if path.is_dir():
+                shutil.rmtree(path)
+            elif path.name != LOCK:
+                path.unlink()
+        _make(partial, settings, workers, progress)
+        write_text(partial / MARKER, json.dumps(asked, indent=2) + "\n")
+        (partial / LOCK).unlink()
+        partial.rename(destination)
+
+
+def _make(partial: Path, settings: Synthetic, workers: int, progress: bool) -> None:
+    """Write the videos, their labels and captions."""
     every = tasks(partial, settings)
     groups = [every[k : k + GROUP] for k in range(0, len(every), GROUP)]
     with (
@@ -105,8 +117,6 @@ def generate(destination: Path, settings: Synthetic, workers: int = 0, progress:
         for done in pool.map(_make_group, itertools.repeat(settings), groups):
             bar.update(done)
     _describe(partial, settings, every)
-    write_text(partial / MARKER, json.dumps(asked, indent=2) + "\n")
-    partial.rename(destination)
 
 
 def _require_same(destination: Path, asked: dict[str, object]) -> None:

@@ -47,6 +47,14 @@ def test_the_bootstrap_draws_queries_with_their_answers(n: int, shift: float) ->
     assert 0 < many <= 1
 
 
+def test_few_answers_that_are_not_right_or_wrong_give_no_p() -> None:
+    rng = np.random.default_rng(0)
+    few = rng.normal(size=19)
+    assert difference(few + 9, few).p is None and difference(few > 0, few > 0).p == 1
+    more = rng.normal(size=20)
+    assert difference(more + 9, more).p == pytest.approx(1 / 10_001)
+
+
 def rows_of_folds(
     weights: str, values: dict[int, np.ndarray], shared: bool = False
 ) -> tuple[list[Result], dict[Key, Answers]]:

@@ -65,6 +65,8 @@ def test_embed_a_folder_and_find_neighbours(command: Run, checkpoint: Path, vide
     rows = read(tmp_path / "features.h5").features["video"]
     assert lines[6] == f"median cosine of {len(rows) - 1} candidates: {np.median(rows[1:] @ rows[0]):.3f}"
     assert one not in found.stdout
+    (tmp_path / "one.mp4").symlink_to(one)
+    assert one not in command("nearest", "--query", "one.mp4").stdout  # the same file by another name
     # a copy is decoded, and its original has cosine 1
     shutil.copy(one, tmp_path / "copy.mp4")
     found = command("nearest", "--query", "copy.mp4", "--by", "audio")

@@ -320,7 +320,7 @@ def test_the_kinetics_csv_wins_over_folders(tmp_path: Path) -> None:
     (tmp_path / "annotations").mkdir()
     (tmp_path / "annotations/._a.csv").write_bytes(b"\0\5\x16\7")  # as macOS adds it
     (tmp_path / "annotations/a.csv").write_text(KINETICS + "playing drums,0wR5jVB-WPk,417,427,validate\n")
-    (tmp_path / "annotations/b.csv").write_text("youtube_id,time_start,time_end,split\n3caPS4FHFF8,36.0,46.0,test\n")
+    (tmp_path / "b.csv").write_text("youtube_id,time_start,time_end,split\n3caPS4FHFF8,36.0,46.0,test\n")
     # one has times a second off, as some tools round
     touch(
         tmp_path, "train/drums/0wR5jVB-WPk_000416_000426.mp4", "train/some/3caPS4FHFF8.mp4", "train/a_b/AAAAAAAAAAA.mp4"

@@ -14,6 +14,7 @@ import numpy.typing as npt
 import pytest
 
 from gdt.common.errors import UserError
+from gdt.common.files import locked
 from gdt.preprocess.synthetic import Synthetic, generate
 from gdt.preprocess.synthetic.actions import ACTIONS
 from gdt.preprocess.synthetic.drawing import SAMPLE_RATE
@@ -77,6 +78,11 @@ def test_a_set_appears_whole_or_not_at_all_and_is_then_left_alone(
     found, whole = contents(tmp_path / "set"), contents(made)
     videos = [name for name in found if name.endswith(".mp4")]
     assert len(videos) == 9 and all(found[name] == whole[name] for name in videos)
+
+
+def test_two_sets_are_not_made_in_one_folder(tmp_path: Path) -> None:
+    with locked(tmp_path / "set.partial"), pytest.raises(UserError, match="another run is writing to .*set.partial"):
+        generate(tmp_path / "set", SMALL, workers=1, progress=False)
 
 
 def test_other_settings_are_refused(made: Path, tmp_path: Path) -> None:

@@ -75,6 +75,7 @@ def probed(recall: float, videos: int = 200) -> dict[str, float]:
         (2.82, 9.0, probed(0.06), "not left chance"),
         (1.4, 9.0, {}, "^the run has learned: the loss is 1.40 of 2.77 at chance$"),
         (1.4, 9.0, probed(0.15), r"has learned: .* and 15 % of 200 held-out videos .* the first 10 \(chance 5 %\)"),
+        (1.4, 9.0, probed(1.0, videos=2), "^the run has learned: the loss is 1.40 of 2.77 at chance$"),  # too few
         (1.4, 9.0, probed(0.06), r"its training videos .* not what carries over: 6 % of 200 .*at chance 5 %"),
     ],
 )

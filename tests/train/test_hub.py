@@ -126,6 +126,10 @@ def test_a_command_takes_a_model_of_a_hub(
     assert done.returncode == 0, done.stderr
     features = gdt.read_features(tmp_path / "features.h5")
     assert features.metadata["checkpoint"] == "hf://owner/mine"
+    evaluation = ("evaluate", "--ckpt", NAME, "--shards", shards, "--clips", 1, "--protocols", "retrieval")
+    done = command(*evaluation, "--out", "results", **environment)
+    assert done.returncode == 0 and "mine" in done.stdout and "damaged" not in done.stderr, done.stderr
+    assert "\nmine " in (tmp_path / "results" / "table.txt").read_text()
     query = next((synthetic / "test").rglob("*.mp4"))
     done = command("nearest", "--features", "features.h5", "--query", query, **environment)
     assert done.returncode == 0, done.stderr

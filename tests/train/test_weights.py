@@ -381,7 +381,7 @@ def test_init_starts_from_the_given_weights(
     assert torch.load(tmp_path / "run" / CHECKPOINT, weights_only=True)["data"] == fingerprint(index)
     pretrain(settings)  # resumes, and finds that it is done
     torch.save(state | {"statistics": [11.0, *state["statistics"][1:]]}, tmp_path / "start.pt")
-    with pytest.raises(UserError, match="holds a run with different settings .the normalisation of --init"):
+    with pytest.raises(UserError, match="holds a run with different settings .the weights of --init"):
         pretrain(settings)
     with pytest.raises(UserError, match=r"start.pt \(video_network\) holds another model: "):
         pretrain(replace(settings, out=tmp_path / "other", network=replace(settings.network, depth=2)))
