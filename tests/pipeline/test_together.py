@@ -16,7 +16,7 @@ from gdt.pipeline.transformations.order import Order
 from gdt.pipeline.tree import sampling_tree
 from gdt.preprocess.stage import Preprocess
 from tests.conftest import preprocess
-from tests.preprocess.test_ffmpeg import made
+from tests.preprocess.media import made
 
 CLIP = Clip(size=16)
 PLAIN = Augmentation(

@@ -14,7 +14,7 @@ from gdt.preprocess.datasets.listing import Video
 from gdt.preprocess.extract import Extracted, extract_group
 from gdt.preprocess.ffmpeg import Extraction, Target, command
 from gdt.preprocess.process import run
-from tests.preprocess.test_ffmpeg import FRAME, encode, events, kept, made, seconds
+from tests.preprocess.media import FRAME, encode, events, kept, made, seconds
 
 GAPS = (0.01, 0.015, 0.02, 0.03, 0.04, 0.06, 0.08, 0.095, 0.12, 0.15)
 

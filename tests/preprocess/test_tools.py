@@ -21,7 +21,7 @@ from gdt.preprocess.summary import describe
 from gdt.preprocess.tools import probe, require_tools
 from tests.conftest import ROOT
 from tests.preprocess.intact import rejected_of
-from tests.preprocess.test_ffmpeg import Fake, fake  # noqa: F401 - a fixture
+from tests.preprocess.media import Fake
 from tests.preprocess.test_stage import digests, four  # noqa: F401 - a fixture
 
 REAL = 'exec $real "$@"'
@@ -146,7 +146,7 @@ def test_a_run_whose_first_videos_fail_for_one_reason_stops(
     assert run(replace(four, retry_rejected=True)).kept == 4 and digests(four.shard_folder) == undisturbed
 
 
-def test_setpriv_is_used_if_it_can_end_a_process_with_its_parent(fake: Fake) -> None:  # noqa: F811
+def test_setpriv_is_used_if_it_can_end_a_process_with_its_parent(fake: Fake) -> None:
     prefix = killed_with_parent.__wrapped__
     fake('exec "${@:3}"', "setpriv")
     assert prefix() == ("setpriv", "--pdeathsig", "KILL")

@@ -1,0 +1,151 @@
+"""Files made by ffmpeg, and what is shown and heard in what was taken from them."""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+from PIL import Image
+
+from gdt.common.folders import LocalFolder
+from gdt.preprocess import ffmpeg
+from gdt.preprocess.datasets.listing import Video
+from gdt.preprocess.extract import Extracted, extract_group
+from gdt.preprocess.ffmpeg import Extraction, Target
+from gdt.preprocess.plan import ShardTask
+from gdt.preprocess.process import Rejected
+from gdt.preprocess.worker import make_shard
+from tests.preprocess.intact import problems
+
+Fake = Callable[[str], Path]
+"""Installs a script in the place of ffmpeg, see the fixture `fake`."""
+ENCODER = os.environ.get("GDT_TEST_ENCODER", "ffmpeg")
+"""The ffmpeg that makes files; other versions may decode them, see test_tools.py."""
+
+
+def encode(path: Path, *arguments: object) -> Path:
+    subprocess.run([ENCODER, "-v", "error", *map(str, arguments), path], check=True, stdin=subprocess.DEVNULL)
+    return path
+
+
+def made(path: Path, picture: str = "", sound: str = "", *options: object) -> Path:
+    """A file of video and sound from these sources of ffmpeg."""
+    sources = [part for source in (picture, sound) if source for part in ("-f", "lavfi", "-i", source)]
+    return encode(path, *sources, *options)
+
+
+def clock(seconds: float, rate: int = 30, size: str = "64x64") -> str:
+    """A video whose brightness encodes the time: see `shown_times`."""
+    return f"color=black:s={size}:r={rate}:d={seconds},format=yuv420p,geq=lum='20+50*T':cb=128:cr=128"
+
+
+def numbered(seconds: float, rate: int) -> str:
+    """A video of up to 2744 frames whose grey levels encode their numbers: see `shown_numbers`."""
+    digits = "24+16*if(lt(X,32),mod(N,14),if(lt(X,64),mod(floor(N/14),14),floor(N/196)))"
+    return f"color=black:s=96x32:r={rate}:d={seconds},format=yuv420p,geq=lum='{digits}':cb=128:cr=128"
+
+
+def tone(seconds: float = 2, hertz: int = 440) -> str:
+    return f"sine={hertz}:d={seconds}:r=48000"
+
+
+def grey(luma: int, pixels: str = "yuv420p", seconds: float = 1.2) -> str:
+    middle = 512 if "10le" in pixels else 128
+    return f"color=black:s=64x64:r=30:d={seconds},format={pixels},geq=lum={luma}:cb={middle}:cr={middle}"
+
+
+def extract(source: Path | Video, folder: Path, settings: Extraction = Extraction()) -> Extracted | Rejected:
+    video = source if isinstance(source, Video) else Video(source.name, source)
+    return extract_group([Target.within(Path(tempfile.mkdtemp(dir=folder)) / "out", video)], settings)[0]
+
+
+def kept(source: Path | Video, folder: Path, settings: Extraction = Extraction()) -> Extracted:
+    taken = extract(source, folder, settings)
+    assert isinstance(taken, Extracted), taken
+    return taken
+
+
+def reason(source: Path | Video, folder: Path, settings: Extraction = Extraction()) -> str:
+    taken = extract(source, folder, settings)
+    assert isinstance(taken, Rejected), taken
+    return str(taken)
+
+
+def frames(taken: Extracted) -> np.ndarray:
+    """All frames, uint8 [n, height, width, 3]; checks their size."""
+    data, ends = taken.jpeg.read_bytes(), np.cumsum(taken.sizes)
+    starts = ends - taken.sizes
+    images = np.stack([np.asarray(Image.open(io.BytesIO(data[a:b]))) for a, b in zip(starts, ends, strict=True)])
+    assert images.shape == (len(taken.sizes), taken.height, taken.width, 3)
+    return images
+
+
+def seconds(taken: Extracted) -> float:
+    return len(taken.waveform) / 24_000
+
+
+def shown_times(taken: Extracted) -> np.ndarray:
+    """The time that each frame of a `clock` shows."""
+    return ((16 + frames(taken).mean((1, 2, 3)) * 219 / 255) - 20) / 50
+
+
+def shown_numbers(taken: Extracted) -> np.ndarray:
+    """The number in each frame of a `numbered` video."""
+    levels = frames(taken).mean((1, 3)).reshape(-1, 3, 32)[:, :, 8:24].mean(2)
+    numbers: np.ndarray = np.rint((16 + levels * 219 / 255 - 24) / 16).astype(int) @ [1, 14, 196]
+    return numbers
+
+
+def hertz_and_purity(taken: Extracted) -> tuple[float, float]:
+    """Strongest frequency of the sound, and its fraction of the power."""
+    wave = taken.waveform[:].astype(float)
+    power = np.abs(np.fft.rfft(wave * np.hanning(len(wave)), 1 << 18)) ** 2
+    peak, width = int(power.argmax()), int(8 * (1 << 18) / len(wave))
+    return peak * 24_000 / (1 << 18), power[max(0, peak - width) : peak + width].sum() / power.sum()
+
+
+FRAME = 1 / 30 + 1e-6
+
+
+def events(taken: Extracted) -> tuple[np.ndarray, np.ndarray]:
+    """Times of white frames and of clicks, seconds."""
+    bright = frames(taken).mean((1, 2, 3)) > 128
+    loud = np.abs(taken.waveform[:].astype(float)) > 6000
+    onsets = np.flatnonzero(loud & ~np.roll(np.convolve(loud, np.ones(2400), "full")[: len(loud)] > 0, 1))
+    return np.flatnonzero(bright) / 30, onsets / 24_000
+
+
+needs_tonemap = pytest.mark.skipif(
+    shutil.which("ffmpeg") is None or not ffmpeg.has_tonemap(), reason="this ffmpeg was built without zscale"
+)
+PQ_WHITE = 572
+"""10-bit code of 203 cd/m2 in SMPTE 2084, white paper in HDR; without tone mapping it becomes grey 148."""
+
+
+def hdr(path: Path, transfer: str, *tags: str) -> Path:
+    """A patch of white paper in HDR."""
+    return made(path, grey(PQ_WHITE, "yuv420p10le"), "", "-c:v", "libx264", "-color_trc", transfer, *tags)
+
+
+BT2020 = ("-color_primaries", "bt2020", "-colorspace", "bt2020nc")
+
+
+def shard(folder: Path, videos: list[Video], settings: Extraction) -> h5py.File:
+    path = folder / "shard-000000.h5"
+    make_shard(ShardTask(LocalFolder(path.parent), path.name, LocalFolder(path.parent), videos, settings, {}))
+    assert problems(path) == []
+    return h5py.File(path, "r")
+
+
+def pair(folder: Path, first: Path, second: Path) -> list[Extracted]:
+    """The outputs of two files that are decoded as a group."""
+    targets = [Target.within(folder / path.stem, Video(path.name, path)) for path in (first, second)]
+    return [one for one in extract_group(targets, Extraction()) if isinstance(one, Extracted)]

@@ -1,0 +1,438 @@
+"""ffmpeg with broken files, faults of the machine, limits, and groups of files."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import os
+import shutil
+import signal
+import struct
+import subprocess
+import threading
+import time
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gdt.common.errors import UserError
+from gdt.preprocess import extract as module
+from gdt.preprocess import process
+from gdt.preprocess.datasets.listing import Video
+from gdt.preprocess.extract import Extracted, Unread, extract_group, frame_sizes, groups, pixel_sums
+from gdt.preprocess.ffmpeg import Extraction, Target
+from gdt.preprocess.process import Failed, Limits, Rejected
+from gdt.preprocess.tools import probe
+from tests.preprocess.media import (
+    BT2020,
+    ENCODER,
+    PQ_WHITE,
+    Fake,
+    clock,
+    encode,
+    extract,
+    frames,
+    grey,
+    kept,
+    made,
+    needs_tonemap,
+    pair,
+    reason,
+    seconds,
+    shard,
+    shown_times,
+    tone,
+)
+
+# -------------------------------------------------------------------------------------------------- cut and lying files
+
+
+@pytest.mark.parametrize(("suffix", "options"), [("mp4", ["-movflags", "+faststart"]), ("mkv", []), ("webm", [])])
+def test_truncated_file_is_kept_up_to_its_end(tmp_path: Path, suffix: str, options: list[str]) -> None:
+    whole = made(tmp_path / f"whole.{suffix}", "testsrc=s=160x120:r=30:d=4", tone(4), "-g", 15, *options)
+    cut = tmp_path / f"cut.{suffix}"
+    cut.write_bytes(whole.read_bytes()[: whole.stat().st_size * 6 // 10])
+    taken = kept(cut, tmp_path)
+    assert 45 <= len(taken.sizes) <= 105
+    assert taken.note != ""
+    cut.write_bytes(whole.read_bytes()[: whole.stat().st_size // 10])
+    assert reason(cut, tmp_path).startswith(("only 0.", "ffmpeg cannot decode it"))
+
+
+@pytest.mark.parametrize("lie", [36_000_000, 100])
+def test_declared_length_is_not_trusted(tmp_path: Path, lie: int) -> None:
+    path = made(tmp_path / "lie.mp4", clock(2), tone(2), "-qp", 4)
+    data = bytearray(path.read_bytes())
+    for box in (b"mvhd", b"mdhd"):  # of version 0: two dates, the time scale, the duration
+        at = data.index(box) + 4
+        while at > 3:
+            scale = struct.unpack_from(">I", data, at + 12)[0]
+            struct.pack_into(">I", data, at + 16, lie * scale // 1000)
+            at = data.find(box, at) + 4
+    path.write_bytes(data)
+    taken = kept(path, tmp_path)
+    assert abs(len(taken.sizes) - 60) <= 1 and abs(seconds(taken) - 2) < 0.06
+    assert np.abs(shown_times(taken) - np.arange(len(taken.sizes)) / 30).max() < 0.1
+
+
+@pytest.mark.parametrize("suffix", ["h264", "mkv"])
+def test_file_without_declared_length_is_decoded(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"stream.{suffix}"
+    container = {"mkv": "matroska", "h264": "h264"}[suffix]
+    with path.open("wb") as file:  # through a pipe, which leaves the header without a length
+        pipe = [ENCODER, "-v", "error", "-f", "lavfi", "-i", clock(2, 25), "-c:v", "libx264", "-f", container, "-"]
+        subprocess.run(pipe, stdout=file, check=True)
+    assert abs(len(kept(path, tmp_path).sizes) - 60) <= 1
+    if suffix == "mkv":  # it may be an original
+        taken = kept(Video("part", path, segment=(0.6, 1.6)), tmp_path)
+        assert np.abs(shown_times(taken) - 0.6 - np.arange(30) / 30).max() < 0.07
+
+
+def test_late_time_stamp_does_not_repeat_a_frame_for_an_hour(tmp_path: Path) -> None:
+    late = clock(2, 10) + ",setpts='PTS+if(gte(N,19),3600/TB,0)'"
+    path = made(tmp_path / "late.mkv", late, tone(2), "-fps_mode", "passthrough", "-bf", 0)
+    limit = 60 + path.stat().st_size // 250
+    assert limit < 200
+    taken = kept(path, tmp_path)
+    assert len(taken.sizes) == 30 * limit
+    assert taken.note == f"cut at {limit} s (its file is too small for more)"
+    assert abs(seconds(taken) - 2) < 0.06
+
+
+# ------------------------------------------------------------------------------------------------------- memory, limits
+
+
+def test_frames_too_large_for_the_memory_are_rejected(tmp_path: Path) -> None:
+    path = made(tmp_path / "huge.avi", grey(128, "yuvj420p"), "", "-c:v", "mjpeg")
+    memory = Extraction(limits=Limits(ffmpeg_memory=0.5))
+    assert len(kept(path, tmp_path, memory).sizes) == 36
+    baseline = b"\xff\xc0\x00\x11\x08"
+    assert path.read_bytes().count(baseline + struct.pack(">HH", 64, 64)) == 36
+    path.write_bytes(
+        path.read_bytes().replace(baseline + struct.pack(">HH", 64, 64), baseline + struct.pack(">HH", 16000, 16000))
+    )
+    assert reason(path, tmp_path, memory).startswith("ffmpeg cannot decode it: ")
+
+
+def test_too_little_memory_for_ffmpeg_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="ffmpeg cannot be started|test clip"):
+        probe(Limits(ffmpeg_memory=0.02), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("fps", 101), ("quality", 1), ("max_hours", 0), ("timeout_factor", -1), ("ffmpeg_memory", float("nan"))],
+)  # fmt: skip
+def test_invalid_settings_are_refused_with_the_option(name: str, value: float) -> None:
+    with pytest.raises(UserError, match=f"--{name.replace('_', '-')} is {value}"):
+        (Limits if name in Limits.__dataclass_fields__ else Extraction)(**{name: value})
+
+
+@pytest.mark.parametrize(
+    ("script", "message"),
+    [
+        ("kill -TERM $$", "ffmpeg was stopped from outside"), ("exit 255", "ffmpeg was stopped from outside"),
+        ("echo 'ffmpeg: cannot execute' >&2; exit 126", "ffmpeg cannot be started"),
+    ],
+)  # fmt: skip
+def test_stopped_or_missing_ffmpeg_does_not_reject_the_video(
+    ticking: Path, tmp_path: Path, fake: Fake, script: str, message: str
+) -> None:
+    fake(script)
+    with pytest.raises(UserError, match=message):
+        extract(ticking, tmp_path)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_interrupted_ffmpeg_neither_shortens_nor_rejects_the_video(
+    real: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    start = subprocess.Popen
+    target = Target.within(tmp_path / "out", Video("nasa", real / "clips" / "nasa_13013.mp4"))
+
+    def started(arguments: list[str], **options: object) -> subprocess.Popen[bytes]:
+        process = start(arguments, **options)
+
+        def stop() -> None:
+            while not (target.jpeg.is_file() and target.jpeg.stat().st_size > 100_000):
+                time.sleep(0.001)
+            process.send_signal(number)
+
+        threading.Thread(target=stop, daemon=True).start()
+        return process
+
+    monkeypatch.setattr("gdt.preprocess.process.subprocess.Popen", started)
+    with pytest.raises(UserError, match="ffmpeg was stopped from outside"):
+        extract_group([target], Extraction())
+
+
+SAYS_FULL = "echo '[out#0 @ 0x1] [error] Error writing trailer: No space left on device' >&2; exit 1"
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        "kill -TERM $$", "kill -KILL $$",
+        "echo '[out#0 @ 0x1] [error] Error writing trailer: Stale file handle' >&2; exit 1",
+    ],
+)  # fmt: skip
+def test_ffmpeg_runs_again_after_a_fault_that_may_pass(ticking: Path, tmp_path: Path, fake: Fake, fault: str) -> None:
+    fake(f'[ -e {tmp_path}/once ] && exec $real "$@"; touch {tmp_path}/once; {fault}')
+    assert len(kept(ticking, tmp_path).sizes) == 120
+
+
+def test_full_disk_message_is_checked(ticking: Path, tmp_path: Path, fake: Fake) -> None:
+    fake(f'[ -e {tmp_path}/once ] && exec $real "$@"; touch {tmp_path}/once; {SAYS_FULL}')
+    with pytest.raises(UserError, match="no space left on the disk of"):  # at once: it would be full again
+        extract(ticking, tmp_path)
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", disk], capture_output=True).returncode:
+        pytest.skip("a small disk cannot be mounted here (root is needed)")
+    try:
+        for script in (
+            SAYS_FULL,
+            f"head -c 2M /dev/zero > {disk}/full; {SAYS_FULL}",
+        ):  # the last one cannot write its log
+            fake(script)
+            with pytest.raises(UserError, match="no space left on the disk of"):
+                extract(ticking, disk)
+    finally:
+        subprocess.run(["umount", "-l", disk], check=True)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "x: No space left on device", "a\n[fatal] b: No space left on device", "matches no streams",
+        "\x01\x1f: Disk quota exceeded", "non monotonically increasing dts", "long " * 40 + ": Permission denied",
+    ],
+)  # fmt: skip
+def test_file_name_is_not_mistaken_for_an_error(ticking: Path, tmp_path: Path, name: str) -> None:
+    broken = tmp_path / f"{name}.mp4"
+    broken.write_bytes(ticking.read_bytes()[:3000])
+    message = reason(broken, tmp_path)
+    assert message.startswith("ffmpeg cannot decode it: ") and "space" not in message and "quota" not in message
+    whole = Path(shutil.copy(ticking, tmp_path / f"whole {name}.mp4"))
+    taken = kept(whole, tmp_path)
+    assert len(taken.sizes) == 120 and taken.note == ""
+    (tmp_path / name).mkdir()  # also as the folder of the shards
+    assert len(kept(whole, tmp_path / name).sizes) == 120
+
+
+def test_a_reading_error_is_no_verdict_on_the_video(
+    ticking: Path, tmp_path: Path, fake: Fake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fails = "echo '[error] file:a.mp4: Input/output error' >&2; exit 1"
+    fake(f'[ -e {tmp_path}/once ] && exec $real "$@"; touch {tmp_path}/once; {fails}')
+    assert kept(ticking, tmp_path).note == ""
+    for script in (fails, "echo '[error] file:a.mp4: Operation not permitted' >&2; exit 255"):  # that of ffmpeg 7
+        fake(script)  # as of a truncated file of Matroska, which can be read
+        assert isinstance(extract(ticking, tmp_path), Failed)
+
+    start = Path.open
+
+    def fail(path: Path, *arguments: Any, **options: Any) -> Any:
+        if path == ticking:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return start(path, *arguments, **options)
+
+    monkeypatch.setattr(Path, "open", fail)
+    taken = extract(ticking, tmp_path)
+    assert isinstance(taken, Unread) and str(taken).startswith("it cannot be read (Operation not permitted); ")
+
+
+def assert_gone(pid_file: Path) -> None:
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(pid_file.read_text()), 0)
+
+
+SEGMENT = (1.0, 2.0)
+
+
+@pytest.mark.parametrize(
+    ("program", "segment", "script"),
+    [
+        ("ffmpeg", None, "exec sleep 60"), ("ffprobe", SEGMENT, "exec sleep 60"),
+        ("ffmpeg", None, "while true; do echo out_time_us=10000; sleep 0.05; done"),
+    ],
+)  # fmt: skip
+def test_stalled_ffmpeg_is_killed_and_the_video_rejected(
+    ticking: Path, tmp_path: Path, fake: Fake, monkeypatch: pytest.MonkeyPatch, program: str,
+    segment: tuple[float, float] | None, script: str,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(process, "_GRACE", 0.4)
+    fake(f"echo $$ > {tmp_path}/pid; {script}", program)
+    began = time.monotonic()
+    video = Video("part", ticking, segment=segment)
+    assert (
+        reason(video, tmp_path, Extraction(limits=Limits(timeout_factor=1)))
+        == "ffmpeg took more than 0 s to decode 0 s of the video"
+    )
+    assert time.monotonic() - began < 50
+    assert_gone(tmp_path / "pid")
+
+
+def test_time_limit_grows_with_the_output(
+    ticking: Path, tmp_path: Path, fake: Fake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process, "_GRACE", 2.0)
+    slow = "echo out_time_us=2000000; sleep 2.5"
+    fake(f'{slow}; exec $real "$@"')
+    assert len(kept(ticking, tmp_path, Extraction(limits=Limits(timeout_factor=50))).sizes) == 120
+    monkeypatch.setattr(process, "_children_seconds", itertools.count(0, 99).__next__)  # so it is not run again
+    fake(f"echo $$ > {tmp_path}/pid; {slow}; exec sleep 60")
+    assert (
+        reason(ticking, tmp_path, Extraction(limits=Limits(timeout_factor=1)))
+        == "ffmpeg took more than 4 s to decode 2 s of the video"
+    )
+    assert_gone(tmp_path / "pid")
+
+
+def test_flood_of_errors_neither_hangs_nor_takes_memory(ticking: Path, tmp_path: Path, fake: Fake) -> None:
+    fake("echo '[h264 @ 0x1] [error] one of many' >&2; yes '[error] another' | head -c 50000000 >&2; exit 1")
+    tracemalloc.start()
+    try:
+        assert reason(ticking, tmp_path) == "ffmpeg cannot decode it: one of many"
+        assert tracemalloc.get_traced_memory()[1] < 10e6
+    finally:
+        tracemalloc.stop()
+    log = next(tmp_path.rglob("*.log"))
+    assert log.stat().st_size > 50_000_000
+    log.unlink()
+
+
+# -------------------------------------------------------------------------------------------------- groups, names, etc.
+
+
+def test_group_gives_the_same_bytes_as_single_files(synthetic: Path, tmp_path: Path) -> None:
+    videos = [Video(path.stem, path) for path in sorted((synthetic / "train").rglob("*.mp4"))[:5]]
+    together = extract_group([Target.within(tmp_path / f"g{k}", v) for k, v in enumerate(videos)], Extraction())
+    for video, one in zip(videos, together, strict=True):
+        other = kept(video, tmp_path)
+        assert isinstance(one, Extracted)
+        assert one.jpeg.read_bytes() == other.jpeg.read_bytes()
+        assert np.array_equal(one.waveform[:], other.waveform[:]) and len(one.waveform)
+
+
+def test_broken_file_does_not_affect_its_group(synthetic: Path, tmp_path: Path, fake: Fake) -> None:
+    fake('case "$*" in *crash*) kill -SEGV $$;; esac; exec $real "$@"')
+    good = sorted((synthetic / "train").rglob("*.mp4"))[:2]
+    broken, empty = tmp_path / "broken.mp4", tmp_path / "empty.mp4"
+    broken.write_bytes(good[0].read_bytes()[:2000])
+    empty.touch()
+    crash = Path(shutil.copy(good[0], tmp_path / "crash.mp4"))
+    for bad in ([crash], [broken, empty, tmp_path / "gone.mp4"]):
+        paths = [good[0], *bad, good[1]]
+        targets = [Target.within(tmp_path / f"{len(bad)}{k}", Video(str(k), path)) for k, path in enumerate(paths)]
+        first, *results, last = extract_group(targets, Extraction())
+        assert all(isinstance(taken, Extracted) and len(taken.sizes) == 90 for taken in (first, last))
+        assert all(isinstance(taken, Rejected) for taken in results)
+        reasons = [str(taken).partition(":")[0] for taken in results]
+        assert reasons == (
+            ["ffmpeg crashes on it (SIGSEGV)"] if bad == [crash]
+            else ["ffmpeg cannot decode it", "the file is empty", "the file does not exist"]
+        )  # fmt: skip
+
+
+@needs_tonemap
+def test_hdr_is_tone_mapped_in_a_group(ticking: Path, tmp_path: Path) -> None:
+    white = grey(PQ_WHITE, "yuv420p10le")
+    bright = made(tmp_path / "pq.mkv", white, tone(1.2), "-c:v", "libx264", "-color_trc", "smpte2084", *BT2020)
+    ordinary, mapped = pair(tmp_path, ticking, bright)
+    assert frames(mapped).mean() > 180 and len(ordinary.sizes) == 120
+
+
+def test_note_of_a_truncated_file_stays_with_it(ticking: Path, tmp_path: Path) -> None:
+    whole = encode(tmp_path / "whole.mkv", "-i", ticking, "-c", "copy")
+    cut = tmp_path / "cut.mkv"
+    cut.write_bytes(whole.read_bytes()[: whole.stat().st_size // 2])
+    taken = pair(tmp_path, ticking, cut)
+    assert [one.note for one in taken] == ["", "File ended prematurely"]
+    assert len(taken[0].sizes) == 120 and 30 <= len(taken[1].sizes) < 120
+
+
+MIXED = "printf '[info]     encoder : File ended prematurely\\n[info] Lavf59\\n' >&2"
+"""Output of ffmpeg when one thread reports an error while another is in the middle of a line."""
+
+
+def test_variables_that_change_ffmpegs_messages_have_no_effect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AV_LOG_FORCE_COLOR", "1")
+    monkeypatch.setenv("FFREPORT", f"file={tmp_path}/report.log")
+    (tmp_path / "broken.mp4").write_bytes(bytes(range(256)))
+    assert reason(tmp_path / "broken.mp4", tmp_path).startswith("ffmpeg cannot decode it: moov atom not found")
+    assert not (tmp_path / "report.log").exists()
+
+
+def test_interrupted_error_line_is_recognised(ticking: Path, tmp_path: Path, fake: Fake) -> None:
+    fake(f'[ -e {tmp_path}/once ] || {MIXED}; touch {tmp_path}/once; exec $real "$@"')
+    assert kept(ticking, tmp_path).note == ""
+    fake(f'{MIXED}; exec $real "$@"')
+    (tmp_path / "always").mkdir()
+    assert "File ended prematurely" in kept(ticking, tmp_path / "always").note
+
+
+@pytest.mark.parametrize(
+    "name",
+    ['it\'s a "name".mp4', "-rf.mp4", "ünï cödé 映画.mp4", "http:x.mp4", "a%03d[0].mp4", "a\nb\\.mp4", "$(x);`y`.mp4"],
+)
+def test_strange_file_names_are_accepted(ticking: Path, tmp_path: Path, name: str) -> None:
+    video = Video("strange", Path(shutil.copy(ticking, tmp_path / name)), segment=(0.5, 1.5))
+    assert len(kept(video, tmp_path).sizes) == 30
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "#EXTM3U\n#EXT-X-TARGETDURATION:3\n#EXTINF:3,\nhttp://127.0.0.1:9/x.ts\n",
+        "#EXTM3U\n#EXT-X-TARGETDURATION:3\n#EXTINF:3,\nother.mp4\n#EXT-X-ENDLIST\n",
+        "ffconcat version 1.0\nfile other.mp4\n",
+    ],
+)
+def test_playlist_opens_no_other_file(synthetic: Path, tmp_path: Path, text: str) -> None:
+    shutil.copy(next((synthetic / "train").rglob("*.mp4")), tmp_path / "other.mp4")
+    playlist = tmp_path / "list.mp4"
+    playlist.write_text(text)
+    assert "Connection" not in reason(playlist, tmp_path)
+
+
+@pytest.mark.parametrize("block", [4, 7, 1 << 22])
+def test_frame_sizes_drop_a_truncated_last_frame(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int) -> None:
+    monkeypatch.setattr(module, "_BLOCK", block)
+    jpegs = [b"\xff\xd8" + b"x" * k + b"\xff\xd9" for k in range(40)]
+    for end in (b"", b"\xff\xd8x"):
+        (tmp_path / "frames").write_bytes(b"".join(jpegs) + end)
+        assert frame_sizes(tmp_path / "frames").tolist() == [len(jpeg) for jpeg in jpegs]
+    (tmp_path / "frames").write_bytes(jpegs[3][:4])
+    assert frame_sizes(tmp_path / "frames").tolist() == []
+
+
+def test_bytes_that_are_not_counted_are_not_stored(ticking: Path, tmp_path: Path, fake: Fake) -> None:
+    cut = "for last; do case $last in *.mjpeg) printf '\\xff\\xd8cut' >> $last;; esac; done"
+    fake(f'$real "$@"; status=$?; {cut}; exit $status')
+    videos = [Video(str(k), Path(shutil.copy(ticking, tmp_path / f"{k}.mp4"))) for k in range(2)]
+    with shard(tmp_path, videos, Extraction()) as file:
+        data, offset = file["frames/jpeg"][:], file["frames/offset"][:]
+        assert len(data) == offset[-1] and file["video/frame"][:].tolist() == [0, 120, 240]
+        assert all(data[start : start + 2].tobytes() == b"\xff\xd8" for start in offset[:-1])
+
+
+def test_pixel_sums_are_exact(synthetic: Path, tmp_path: Path) -> None:
+    taken = kept(next((synthetic / "train").rglob("*.mp4")), tmp_path)
+    chosen = frames(taken)[::30].reshape(-1, 3).astype(np.int64)
+    expected = np.stack([np.full(3, len(chosen)), chosen.sum(0), (chosen**2).sum(0)], 1)
+    sums = pixel_sums(taken.jpeg, taken.sizes, 30)
+    assert sums.dtype == np.int64 and np.array_equal(sums, expected)
+
+
+def test_groups_are_limited_in_number_and_bytes(tmp_path: Path) -> None:
+    small, large = tmp_path / "small", tmp_path / "large"
+    small.write_bytes(b"x" * 1000)
+    large.write_bytes(b"x" * (5 << 20))
+    videos = [Video(str(k), path) for k, path in enumerate([small] * 20 + [large, large, small])]
+    divided = list(groups(videos))
+    assert [len(group) for group in divided] == [16, 4, 1, 1, 1]
+    assert [video for group in divided for video in group] == videos
