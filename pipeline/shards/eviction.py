@@ -49,11 +49,14 @@ def simulate(batches: Sequence[np.ndarray], sizes: Sequence[int], bound: int) ->
             uses.setdefault(number, [len(plan)]).append(at)
     held: set[int] = set()
     fetched: list[int] = []
+    least = 0
     for shards in plan:
+        needed = sum(sizes[number] for number in shards)
+        least = max(least, needed)
         fetched += [number for number in shards if number not in held]
         held.update(shards)
         for number in shards:
             uses[number].pop()
         idle = {number: (uses[number][-1], sizes[number]) for number in held.difference(shards)}
-        held.difference_update(evicted(idle, bound - sum(sizes[number] for number in shards)))
-    return fetched, max(sum(sizes[number] for number in shards) for shards in plan)
+        held.difference_update(evicted(idle, bound - needed))
+    return fetched, least

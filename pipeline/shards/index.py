@@ -51,7 +51,9 @@ def write_index(
     """
     arrays, rejected = _gather(folder, shards)
     ids = texts(arrays["video/id"]).tolist()
-    for name, values in ({name: [""] * len(ids) for name in LABELS} | dict(annotate(ids))).items():
+    annotations: dict[str, Sequence[str]] = {name: [""] * len(ids) for name in LABELS}
+    annotations |= annotate(ids)
+    for name, values in annotations.items():
         # / and . have a meaning in the names of HDF5
         named = f"video/{name}" if name in LABELS else _COLUMN + quote(name, safe=" ").replace(".", "%2E")
         arrays[named] = text_array(values)
@@ -270,8 +272,8 @@ def require_index(folder: Place) -> None:
             f"{folder} has shards but no {INDEX}: preprocessing has not finished, or found no usable video; wait, or "
             "run the same preprocessing command again, which resumes it or says why"
         )
-    made = [] if isinstance(folder, RemoteFolder) else [path.parent.name for path in folder.parent.glob(f"*/{INDEX}")]
-    similar = difflib.get_close_matches(folder.name, [*made, *DATASETS], 1)
+    beside = [] if isinstance(folder, RemoteFolder) else [path.parent.name for path in folder.parent.glob(f"*/{INDEX}")]
+    similar = difflib.get_close_matches(folder.name, [*beside, *DATASETS], 1)
     hint = f" did you mean '{similar[0]}'? Otherwise" if similar and similar[0] != folder.name else ""
     make = preprocess_command(folder)
     raise UserError(f"there are no shards in {folder} (no {INDEX});{hint} make them with '{make}'")
@@ -287,7 +289,8 @@ def _index(folder: Place, arrays: Mapping[str, np.ndarray], notes: Mapping[str, 
             return texts(values)
         return values.astype(np.int64) if np.issubdtype(values.dtype, np.integer) else values
 
-    settings, sums = json.loads(notes["settings"]), json.loads(column("sums")[0])
+    settings = json.loads(notes["settings"])
+    sums = json.loads(column("sums")[0])
     videos: dict[str, Any] = group("video/")
     videos["label"] = _joined(videos["label"])
     return Index(
