@@ -9,9 +9,7 @@ import numpy as np
 
 from gdt.common.errors import UserError, require_positive
 
-VIDEO = 0
-AUDIO = 1
-TEXT = 2
+VIDEO, AUDIO, TEXT = range(3)
 MODALITIES = ("video", "audio", "text")
 """Names of the modalities; plans store their indices."""
 

@@ -1,7 +1,6 @@
 """Mean and standard deviation of pixels and log-mel values, from integer sums that no order of the videos changes.
 
-Workers, shards and the index add them in any grouping: sums of floats would differ in their last bits with the number
-of workers or of videos in a shard, and so would the losses.
+Workers, shards and the index add them in any grouping, which would change the last bits of floats, and so the losses.
 """
 
 from __future__ import annotations
