@@ -26,12 +26,8 @@ def _row(roles: str) -> Preset:
     letters = roles[2:]
     names = [_MODALITIES[letter] for letter in letters]
     modality = "modality" if letters in ("V", "VA") else f"modality({','.join(names)})"
-    if len(letters) > 1:
-        modality += f":i:{len(letters)}:differs"
-        views = 1
-    else:
-        modality += ":i:1"
-        views = 2
+    modality += f":i:{len(letters)}:differs" if len(letters) > 1 else ":i:1"
+    views = 1 if len(letters) > 1 else 2
     ts, tr = ("i:1" if role == "." else f"{role}:2" for role in (shift, reversal))
     factors = f"video:d time_shift:{ts} {modality} time_reversal:{tr} augmentation:i:{views}"
     varied = [f"{what} {role}" for what, role in (("shift", shift), ("reversal", reversal)) if role != "."]

@@ -166,13 +166,10 @@ class Cache:
                 return None
             if self._closed:
                 raise self._error or CancelledError
-            if batch is None:
-                may_claim = number in self._plan.get(self._done, [number])  # or of a shard that no plan has told
-            elif state is not ShardState.ABSENT or batch < self._done:
+            if batch is not None and (state is not ShardState.ABSENT or batch < self._done):
                 return None
-            else:
-                may_claim = True
-            if may_claim and state is not ShardState.COMING:
+            due = batch is not None or number in self._plan.get(self._done, [number])  # or no batch is told
+            if due and state is not ShardState.COMING:
                 file = self._claim(number, state)
                 if file:
                     return file
@@ -245,12 +242,12 @@ class Cache:
         size = self._shards[number][1].size
         when = self._needed().get(number, 0)
         with self._locked():
-            files = self._files()
+            files = self._files()  # first, as it removes what dead processes have begun
             uses = self._next_uses()
             if self._state(number) is not state or self._closed:  # decided by another thread or process meanwhile
                 return None
             shards = {file: (uses.get(file, math.inf), files[file]) for file in reversed(files) if file.suffix == ".h5"}
-            idle = {file: (use, bytes_) for file, (use, bytes_) in shards.items() if use > when}
+            idle = {file: shard for file, shard in shards.items() if shard[0] > when}
             room = self.bound - size - sum(files[file] for file in files.keys() - idle.keys())
             if room < 0:
                 if not when and all(file.suffix == ".h5" for file in files):  # nothing to wait for
