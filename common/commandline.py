@@ -34,12 +34,16 @@ def options(kind: Any, prefix: str = "") -> Iterator[str]:
     import tyro
 
     for name, hint in get_type_hints(kind, include_extras=True).items():
-        inner, notes = getattr(hint, "__origin__", hint), getattr(hint, "__metadata__", ())
+        inner = getattr(hint, "__origin__", hint)
+        notes = getattr(hint, "__metadata__", ())
         if tyro.conf.Suppress in notes:
             continue
         unnamed = any(getattr(note, "name", None) == "" for note in notes)
         option = prefix if unnamed else f"{prefix or '--'}{name.replace('_', '-')}"
-        yield from options(inner, option if unnamed else f"{option}.") if is_dataclass(inner) else [option]
+        if is_dataclass(inner):
+            yield from options(inner, option if unnamed else f"{option}.")
+        else:
+            yield option
 
 
 def value_of(option: str, arguments: Sequence[str]) -> str:
@@ -77,10 +81,8 @@ def expand_home(value: Any, setting: str = "") -> Any:
 def gdt_command(*arguments: object) -> str:
     """A gdt command for this shell, by its path if it is not on PATH."""
     script = Path(sys.executable).with_name("gdt")
-    on_path = not script.is_file() or shutil.which("gdt") == str(script)
-    return shlex.join(["gdt" if on_path else str(_from_here(script)), *map(str, arguments)])
-
-
-def _from_here(path: Path) -> Path:
-    """The path relative to the current folder if it is below it."""
-    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+    command = "gdt"
+    if script.is_file() and shutil.which("gdt") != str(script):
+        here = Path.cwd()
+        command = str(script.relative_to(here) if script.is_relative_to(here) else script)
+    return shlex.join([command, *map(str, arguments)])

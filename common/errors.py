@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import io
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -47,10 +48,14 @@ def duration(seconds: float) -> str:
 def unknown(kind: str, name: str, available: Iterable[str], how_to_list: str = "") -> UserError:
     """A UserError about an unknown name that suggests the most similar one and lists all, or says how to list them."""
     # without dashes, which would make any two options similar
-    names = {each.lstrip("-").casefold(): each for each in available}
+    names = {candidate.lstrip("-").casefold(): candidate for candidate in available}
     similar = difflib.get_close_matches(name.lstrip("-").casefold(), names, 1)
-    said = f"unknown {kind} '{name}';" + "".join(f" did you mean '{names[each]}'?" for each in similar)
-    return UserError(f"{said} {how_to_list or ('A' if similar else 'a') + 'vailable: ' + ', '.join(names.values())}")
+    message = f"unknown {kind} '{name}';"
+    if similar:
+        message += f" did you mean '{names[similar[0]]}'?"
+    if not how_to_list:
+        how_to_list = f"{'A' if similar else 'a'}vailable: {', '.join(names.values())}"
+    return UserError(f"{message} {how_to_list}")
 
 
 INTERRUPT = 130
@@ -75,15 +80,17 @@ def require_positive(
             raise UserError(f"--{option} is {getattr(settings, name)}; it must be {least} or more{because}")
 
 
-_OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "cannot allocate memory", "bad_alloc", "memory allocation",
-                  "cudnn_status_alloc_failed", "cublas_status_alloc_failed")  # fmt: skip
+_OUT_OF_MEMORY = re.compile(
+    "out of memory|can't allocate memory|cannot allocate memory|bad_alloc|memory allocation|"
+    "cudnn_status_alloc_failed|cublas_status_alloc_failed"
+)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether an error of Python, torch (CPU or GPU) or DALI means that memory ran out."""
-    return isinstance(error, MemoryError) or (
-        isinstance(error, RuntimeError) and any(words in str(error).lower() for words in _OUT_OF_MEMORY)
-    )
+    if isinstance(error, RuntimeError):
+        return bool(_OUT_OF_MEMORY.search(str(error).lower()))
+    return isinstance(error, MemoryError)
 
 
 @contextmanager

@@ -20,12 +20,26 @@ from typing import IO, Any, BinaryIO
 from gdt.common.errors import UserError
 
 _UNREADABLE = (
-    errno.EIO, errno.EACCES, errno.EPERM, errno.ESTALE, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ETIMEDOUT,
-)  # fmt: skip
+    errno.EIO,
+    errno.EACCES,
+    errno.EPERM,
+    errno.ESTALE,
+    errno.EMFILE,
+    errno.ENFILE,
+    errno.ENOMEM,
+    errno.ETIMEDOUT,
+)
 DAMAGE = (
-    ValueError, TypeError, LookupError, EOFError, RuntimeError, MemoryError, zipfile.BadZipFile, zlib.error,
+    ValueError,
+    TypeError,
+    LookupError,
+    EOFError,
+    RuntimeError,
+    MemoryError,
+    zipfile.BadZipFile,
+    zlib.error,
     struct.error,
-)  # fmt: skip
+)
 """What h5py, zipfile and numpy raise for damaged files, besides OSError."""
 _NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK, errno.EINVAL)
 """What flock fails with where the file system has no locks: Lustre without -o flock, NFS without lockd, some FUSE."""
@@ -57,8 +71,10 @@ def writing(path: Path, scratch: Path | None = None) -> Iterator[BinaryIO]:
         with writing(out / "rows.h5") as file, h5py.File(file.name, "w") as rows:
             rows["id"] = ids
     """
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial") if scratch is None else scratch / path.name
-    if scratch is None:  # else nothing is left next to `path`, and a folder of shards is long to list
+    if scratch:  # nothing is left next to `path`, and a folder of shards is long to list
+        partial = scratch / path.name
+    else:
+        partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
         for left in path.parent.glob(f"{glob.escape(path.name)}.[0-9]*.partial"):
             left.unlink()
     try:
@@ -99,7 +115,9 @@ def kind(path: Path) -> str:
         mode = path.stat().st_mode
     except (OSError, ValueError):  # ValueError: a name that no file can have
         return "missing"
-    return "" if stat.S_ISREG(mode) else "a folder" if stat.S_ISDIR(mode) else "a special file"
+    if stat.S_ISREG(mode):
+        return ""
+    return "a folder" if stat.S_ISDIR(mode) else "a special file"
 
 
 def open_regular(path: Path) -> BinaryIO:

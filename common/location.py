@@ -18,4 +18,3 @@ Location = Annotated[
         str_from_instance=lambda value: [str(value)],
     ),
 ]
-"""The type of an option that takes a path or the URL of a folder in a store."""

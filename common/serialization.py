@@ -32,14 +32,18 @@ def from_dict(kind: type[T], values: Any) -> T:
 
 
 def _build(kind: Any, value: Any, name: str) -> Any:
-    origin, types = get_origin(kind), get_args(kind)
+    origin = get_origin(kind)
+    types = get_args(kind)
     if is_dataclass(kind):
         _require(isinstance(value, dict), name, value, f"the fields of {getattr(kind, '__name__', kind)}")
-        hints, prefix = get_type_hints(kind), f"{name}." if name else ""
+        hints = get_type_hints(kind)
+        prefix = f"{name}." if name else ""
         names = [field.name for field in fields(kind)]
-        if unknown := sorted(value.keys() - names):
-            raise ValueError(f"unknown: {', '.join(prefix + key for key in unknown)}")
-        if missing := [prefix + key for key in names if key not in value]:
+        unknown = [prefix + key for key in sorted(value.keys() - names)]
+        if unknown:
+            raise ValueError(f"unknown: {', '.join(unknown)}")
+        missing = [prefix + key for key in names if key not in value]
+        if missing:
             raise ValueError(f"missing: {', '.join(missing)}")
         built: Any = kind
         return built(**{key: _build(hints[key], item, prefix + key) for key, item in value.items()})
@@ -60,9 +64,11 @@ def _build(kind: Any, value: Any, name: str) -> Any:
         _require(isinstance(value, dict), name, value, "a table")
         return {types[0](key): _build(types[1], item, f"{name}.{key}") for key, item in value.items()}
     if origin is tuple or _is_named_tuple(kind):
-        types = tuple(get_type_hints(kind).values()) if _is_named_tuple(kind) else types
+        if _is_named_tuple(kind):
+            types = tuple(get_type_hints(kind).values())
         _require(isinstance(value, list), name, value, "a list")
-        types = types[:1] * len(value) if types[-1] is Ellipsis else types
+        if types[-1] is Ellipsis:
+            types = types[:1] * len(value)
         _require(len(value) == len(types), name, value, f"a list of {len(types)}")
         parts = [_build(part, item, name) for part, item in zip(types, value, strict=True)]
         return kind(*parts) if _is_named_tuple(kind) else tuple(parts)

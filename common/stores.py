@@ -66,8 +66,8 @@ class RemoteFolder(Folder):
 
     def files(self) -> dict[str, State]:
         store, root = self.connect()
-        found = persist(f"cannot list {self}", lambda: store.find(root, detail=True))
-        entries = {name[len(root) :].lstrip("/"): entry for name, entry in sorted(found.items())}
+        listing = persist(f"cannot list {self}", lambda: store.find(root, detail=True))
+        entries = {name[len(root) :].lstrip("/"): entry for name, entry in sorted(listing.items())}
         # no name leads out of the folder
         below = {name: entry for name, entry in entries.items() if not {"", ".", ".."} & {*name.split("/")}}
         return {name: State(int(entry["size"]), _tag_in(entry)) for name, entry in below.items()}
@@ -250,8 +250,8 @@ def local_path(name: str | Path, setting: str = "") -> Path:
 
 def folder_at(where: str | Place) -> Folder:
     """The folder at a place; of one in a store, nothing is listed yet."""
-    found = place(where)
-    return RemoteFolder(found.url) if isinstance(found, RemoteFolder) else LocalFolder(found)
+    where = place(where)
+    return RemoteFolder(where.url) if isinstance(where, RemoteFolder) else LocalFolder(where)
 
 
 def resolved(where: Place) -> Place:

@@ -54,9 +54,14 @@ def start_counts(index: Index, clip: Clip, modalities: Collection[str]) -> np.nd
 
 
 def random_clips(
-    index: Index, videos: np.ndarray, targets: np.ndarray, clip: Clip, sampling: ClipSampling, seeds: Sequence[int],
+    index: Index,
+    videos: np.ndarray,
+    targets: np.ndarray,
+    clip: Clip,
+    sampling: ClipSampling,
+    seeds: Sequence[int],
     modality: str = "video",
-) -> Iterator[BatchPlan]:  # fmt: skip
+) -> Iterator[BatchPlan]:
     """One epoch of clips in random order, a pure function of `seeds`, with the targets in the column `target`.
 
     `videos` [n] are rows of the index, `targets` int64 [n] their classes.
@@ -77,9 +82,13 @@ def random_clips(
 
 
 def uniform_clips(
-    index: Index, videos: np.ndarray, clips: int, clip: Clip, augmentation: Augmentation,
+    index: Index,
+    videos: np.ndarray,
+    clips: int,
+    clip: Clip,
+    augmentation: Augmentation,
     modalities: Sequence[str] = MODALITIES[:1],
-) -> BatchPlan:  # fmt: skip
+) -> BatchPlan:
     """`clips` clips spread uniformly over each video [n], from the first to the last possible start.
 
     A video with fewer starts repeats some. Clips of several modalities begin at the same time. Leaves are sorted by
@@ -109,9 +118,14 @@ def uniform_starts(index: Index, videos: np.ndarray, clips: int, clip: Clip, mod
 
 
 def uniform_plans(
-    index: Index, videos: np.ndarray, clips: int, clip: Clip, augmentation: Augmentation,
-    modalities: Sequence[str] = MODALITIES[:1], clips_per_plan: int = 64,
-) -> Iterator[BatchPlan]:  # fmt: skip
+    index: Index,
+    videos: np.ndarray,
+    clips: int,
+    clip: Clip,
+    augmentation: Augmentation,
+    modalities: Sequence[str] = MODALITIES[:1],
+    clips_per_plan: int = 64,
+) -> Iterator[BatchPlan]:
     """`uniform_clips` of all videos, with about `clips_per_plan` clips of a modality per plan."""
     size = max(1, clips_per_plan // clips)
     for first in range(0, len(videos), size):
@@ -120,8 +134,8 @@ def uniform_plans(
 
 def _plan(index: Index, leaves: Leaves, columns: dict[str, np.ndarray]) -> BatchPlan:
     """The plan of these leaves, with frames and log-mel rows clipped to the last ones of the video."""
-    last = (index.length[leaves.video] - 1 - leaves.start)[:, None]
-    leaves.frames = np.minimum(leaves.frames, last)
-    last = (index.mel_count[leaves.video] - 1 - index.mel_position(leaves.start))[:, None]
-    leaves.mel_frames = np.minimum(leaves.mel_frames, np.maximum(last, 0))
+    last_frame = index.length[leaves.video] - 1 - leaves.start
+    leaves.frames = np.minimum(leaves.frames, last_frame[:, None])
+    last_row = index.mel_count[leaves.video] - 1 - index.mel_position(leaves.start)
+    leaves.mel_frames = np.minimum(leaves.mel_frames, np.maximum(last_row, 0)[:, None])
     return BatchPlan(0, 0, columns | {"leaf": np.arange(len(leaves), dtype=np.int64)}, leaves)

@@ -65,7 +65,8 @@ class Pixels:
         loader is converted.
         """
         out = self._memory(dtype)
-        (_on_cpu if self.crops.device.type == "cpu" else _on_any_device)(self, out)
+        convert = _on_cpu if self.crops.device.type == "cpu" else _on_any_device
+        convert(self, out)
         return out.permute(0, 4, 1, 2, 3)
 
     def _memory(self, dtype: torch.dtype) -> torch.Tensor:
@@ -84,7 +85,9 @@ _CHUNK = 1 << 28
 def _on_cpu(pixels: Pixels, out: torch.Tensor) -> None:
     """Convert frame by frame, since one frame fits into the cache."""
     n, frames = pixels.crops.shape[:2]
-    crops, matrix, offset = pixels.crops.view(n, frames, -1).numpy(), pixels.matrix.numpy(), pixels.offset.numpy()
+    crops = pixels.crops.view(n, frames, -1).numpy()
+    matrix = pixels.matrix.numpy()
+    offset = pixels.offset.numpy()
     to = out.view(n, frames, -1)
     frame = torch.empty(to.shape[2:])
     for leaf, number in itertools.product(range(n), range(frames)):
@@ -101,11 +104,13 @@ def _on_any_device(pixels: Pixels, out: torch.Tensor) -> None:
     group = next(size for size in (8, 4, 2, 1) if x.shape[1] % size == 0)
     x = x.view(n, -1, 3 * group)
     y = out.view(x.shape)
-    step, rows = max(1, _CHUNK // max(1, x[:1].numel())), max(1, _CHUNK // (3 * group))
+    step = max(1, _CHUNK // max(1, x[:1].numel()))
+    rows = max(1, _CHUNK // (3 * group))
     with torch.autocast(x.device.type, enabled=False):
         diagonal = torch.eye(group, device=x.device)
         blocks = torch.einsum("gh,nji->ngihj", diagonal, pixels.matrix).reshape(n, 3 * group, -1)
         shift = pixels.offset.repeat(1, group)[:, None]
         for first, row in itertools.product(range(0, n, step), range(0, x.shape[1], rows)):
-            leaves, part = slice(first, first + step), slice(row, row + rows)
+            leaves = slice(first, first + step)
+            part = slice(row, row + rows)
             y[leaves, part] = torch.baddbmm(shift[leaves], x[leaves, part].float(), blocks[leaves])

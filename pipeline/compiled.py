@@ -22,32 +22,43 @@ def _compiled(function: Callable[..., None]) -> Any:
 
 @_compiled
 def resize(
-    frames: np.ndarray, order: np.ndarray, top: np.ndarray, bottom: np.ndarray, down: np.ndarray, left: np.ndarray,
-    right: np.ndarray, across: np.ndarray, out: np.ndarray,
-) -> None:  # fmt: skip
+    frames: np.ndarray,
+    order: np.ndarray,
+    top: np.ndarray,
+    bottom: np.ndarray,
+    down: np.ndarray,
+    left: np.ndarray,
+    right: np.ndarray,
+    across: np.ndarray,
+    out: np.ndarray,
+) -> None:
     """Bilinear interpolation, rounded, of `frames` [order [k]] to `out` [k]: uint8 [frames, height, 3 * width] to uint8
     [frames, rows, 3 * columns].
 
     Row r mixes the frame's rows `top` [r] and `bottom` [r]; `down` [r] is the weight of the second. Column c mixes the
     pixels that begin at the bytes `left` [c] and `right` [c]; `across` [c] is the weight of the second.
     """
-    begin, end = min(left.min(), right.min()), max(left.max(), right.max()) + 3
-    line, mixed = np.empty(end - begin, np.float32), np.empty(out.shape[2], np.float32)
-    one, two, half = np.uint64(1), np.uint64(2), np.float32(0.5)
+    begin = min(left.min(), right.min())
+    end = max(left.max(), right.max()) + 3
+    line = np.empty(end - begin, np.float32)
+    mixed = np.empty(out.shape[2], np.float32)
+    one = np.uint64(1)
+    two = np.uint64(2)
+    half = np.float32(0.5)
     for number in range(len(order)):
         frame = frames[order[number]]
         for r in range(out.shape[1]):
-            above, below, share = frame[top[r], begin:end], frame[bottom[r], begin:end], down[r]
+            above = frame[top[r], begin:end]
+            below = frame[bottom[r], begin:end]
+            share = down[r]
             for k in range(len(line)):
                 first = np.float32(above[k])
                 line[k] = first + (np.float32(below[k]) - first) * share
             for c in range(len(left)):
-                near, far, to, part = (
-                    np.uint64(left[c] - begin),
-                    np.uint64(right[c] - begin),
-                    np.uint64(3 * c),
-                    across[c],
-                )
+                near = np.uint64(left[c] - begin)
+                far = np.uint64(right[c] - begin)
+                to = np.uint64(3 * c)
+                part = across[c]
                 mixed[to] = line[near] + (line[far] - line[near]) * part
                 mixed[to + one] = line[near + one] + (line[far + one] - line[near + one]) * part
                 mixed[to + two] = line[near + two] + (line[far + two] - line[near + two]) * part
@@ -68,14 +79,23 @@ def affine_map(values: np.ndarray, matrix: np.ndarray, offset: np.ndarray, out: 
     for k in range(tile):
         channel = k % 3
         shift[k] = offset[channel]
-        for other in range(3):
-            factors[2 + other - channel, k] = matrix[channel, other]
-    f0, f1, f2, f3, f4 = factors[0], factors[1], factors[2], factors[3], factors[4]
+        for source in range(3):
+            factors[2 + source - channel, k] = matrix[channel, source]
+    f0 = factors[0]
+    f1 = factors[1]
+    f2 = factors[2]
+    f3 = factors[3]
+    f4 = factors[4]
     x = np.zeros(tile + 4, np.float32)
     for first in range(0, len(values), tile):
         n = min(tile, len(values) - first)
-        part, to = values[first : first + n], out[first : first + n]
-        x0, x1, x2, x3, x4 = x[:n], x[1 : n + 1], x[2 : n + 2], x[3 : n + 3], x[4 : n + 4]
+        part = values[first : first + n]
+        to = out[first : first + n]
+        x0 = x[:n]
+        x1 = x[1 : n + 1]
+        x2 = x[2 : n + 2]
+        x3 = x[3 : n + 3]
+        x4 = x[4 : n + 4]
         for k in range(n):
             x2[k] = part[k]
         for k in range(n):

@@ -87,8 +87,8 @@ class Composition:
     @property
     def modalities(self) -> tuple[str, ...]:
         """The modalities of the leaves."""
-        found = {name for factor in self.factors for name in factor.transformation.modalities(factor.k)}
-        return tuple(sorted(found, key=MODALITIES.index)) or MODALITIES[:1]
+        varied = {name for factor in self.factors for name in factor.transformation.modalities(factor.k)}
+        return tuple(sorted(varied, key=MODALITIES.index)) or MODALITIES[:1]
 
     @property
     def clips_per_video(self) -> int:
@@ -138,7 +138,8 @@ def check(factors: Sequence[Factor]) -> None:
     for factor in factors:
         if names.count(factor.name) > 1:
             raise UserError(f"factor '{factor.name}' occurs twice; remove one")
-        if why := factor.transformation.refuses(factor.k):
+        why = factor.transformation.refuses(factor.k)
+        if why:
             raise UserError(f"K of factor '{factor.name}' is {factor.k}; {why}")
         if factor.weight is Weight.DIFFERS and factor.contrast is Contrast.DISTINCTIVE:
             raise UserError(
@@ -160,7 +161,8 @@ def _check_order(factors: Sequence[Factor]) -> None:
     before = ""
     for factor in factors:
         if factor.contrast is Contrast.INVARIANT:
-            before = before or (factor.name if factor.k > 1 else "")
+            if factor.k > 1 and not before:
+                before = factor.name
         elif before and not factor.transformation.takes_all(factor.k):
             raise UserError(
                 f"distinctive factor '{factor.name}' is sampled anew in every branch of the invariant factor "

@@ -23,8 +23,8 @@ if TYPE_CHECKING:  # DALI is imported only where it decodes
 
 
 @dataclass(frozen=True)
-class Run:
-    """Some clips of a batch, each decoded once for all its branches, the leaves that share it."""
+class DecodingRun:
+    """Some clips of a batch, decoded together, each once for all its branches, the leaves that share it."""
 
     batch: Leaves
     """All video leaves of the batch."""
@@ -48,7 +48,7 @@ Filled = Iterator[tuple[Leaves, Tensor]]
 """The leaves of every batch and their crops, uint8 [leaves, frames, size, size, 3], when these are complete."""
 
 
-def empty_crops(run: Run, clip: Clip, device: torch.device) -> Tensor:
+def empty_crops(run: DecodingRun, clip: Clip, device: torch.device) -> Tensor:
     """Memory for the crops of the batch of a run."""
     shape = len(run.batch), clip.frames, clip.size, clip.size, 3
     if device.type == "cpu":  # NumPy takes huge pages, which cost less to get than torch's
@@ -63,10 +63,11 @@ class CpuEngine:
     """Runs that are begun before the one before them is complete, so that no core idles at its end."""
 
     def __init__(self, clip: Clip, loading: Loading, device: torch.device) -> None:
-        self._clip, self._device = clip, device
+        self._clip = clip
+        self._device = device
         self._pool = ThreadPoolExecutor(loading.threads, thread_name_prefix="decoder")
 
-    def fill(self, runs: Iterable[Run]) -> Filled:
+    def fill(self, runs: Iterable[DecodingRun]) -> Filled:
         """Fill the crops of every batch; may take runs in advance."""
         begun: deque[list[Future[Any]]] = deque()
         crops = None
@@ -88,20 +89,22 @@ class CpuEngine:
         """Stop the threads."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def _regions(self, run: Run) -> list[np.ndarray]:
+    def _regions(self, run: DecodingRun) -> list[np.ndarray]:
         """Arguments of `resize` for all leaves of a run: [clips, branches, size] each."""
-        size, length = self._clip.size, run.sizes[:, None]
+        size = self._clip.size
+        length = run.sizes[:, None]
         rows = taps(run.begin[..., 0], run.end[..., 0], size, length[..., 0])
         return [*rows, *taps(run.begin[..., 1], run.end[..., 1], size, length[..., 1], step=3)]
 
     def _draw(
-        self, run: Run, clip: int, crops: Tensor, regions: Sequence[np.ndarray]
+        self, run: DecodingRun, clip: int, crops: Tensor, regions: Sequence[np.ndarray]
     ) -> Iterable[tuple[Tensor, Tensor]]:
         """Draw all leaves of one clip; returns their places in the crops, and where they are, in the CPU's memory.
 
         Few calls from Python, each of which does much without the GIL: the thread that trains needs it, too.
         """
-        (height, width), size = run.sizes[clip].tolist(), self._clip.size
+        height, width = run.sizes[clip].tolist()
+        size = self._clip.size
         jpegs = run.jpegs[clip].result()
         frames = np.empty((len(jpegs), height, 3 * width), np.uint8)
         for number, jpeg in enumerate(jpegs):
@@ -138,14 +141,16 @@ class DaliEngine:
     """One DALI graph per number of branches; decodes on the GPU if there is one."""
 
     def __init__(self, clip: Clip, loading: Loading, device: torch.device) -> None:
-        self._clip, self._loading, self._device = clip, loading, device
+        self._clip = clip
+        self._loading = loading
+        self._device = device
         self._graphs: dict[int, Pipeline] = {}
 
-    def fill(self, runs: Iterable[Run]) -> Filled:
+    def fill(self, runs: Iterable[DecodingRun]) -> Filled:
         """Like `CpuEngine.fill`. Raises RuntimeError if DALI fails."""
         crops = None
         for branches, group in itertools.groupby(runs, key=lambda run: run.rows.shape[1]):
-            fed: deque[tuple[Run, Tensor]] = deque()
+            fed: deque[tuple[DecodingRun, Tensor]] = deque()
             for outputs in self._graph(branches).run(self._feed(group, fed)):
                 run, branch_rows = fed.popleft()
                 if crops is None:
@@ -164,12 +169,14 @@ class DaliEngine:
         from gdt.pipeline.graphs import Pipeline, video_graph
 
         if branches not in self._graphs:
-            clips, decoder = self._loading.decode_batch_size, "mixed" if self._device.type == "cuda" else "cpu"
-            graph = video_graph, clips * self._clip.frames, self._clip.size, branches, decoder
-            self._graphs[branches] = Pipeline(self._device, self._loading.threads, *graph)
+            frames = self._loading.decode_batch_size * self._clip.frames
+            decoder = "mixed" if self._device.type == "cuda" else "cpu"
+            self._graphs[branches] = Pipeline(
+                self._device, self._loading.threads, video_graph, frames, self._clip.size, branches, decoder
+            )
         return self._graphs[branches]
 
-    def _feed(self, runs: Iterable[Run], fed: deque[tuple[Run, Tensor]]) -> Iterator[dict[str, Any]]:
+    def _feed(self, runs: Iterable[DecodingRun], fed: deque[tuple[DecodingRun, Tensor]]) -> Iterator[dict[str, Any]]:
         frames = self._clip.frames
         for run in runs:
             # uploaded before the run, so that copying its crops waits for nothing on the CPU

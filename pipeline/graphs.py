@@ -45,7 +45,8 @@ def audio_graph(on_gpu: bool, mean: float, scale: float) -> Any:
         for name, ndim in (("rows", 2), ("gain", 0))
     )
     if on_gpu:
-        rows, gain = rows.gpu(), gain.gpu()
+        rows = rows.gpu()
+        gain = gain.gpu()
     amplified = rows + gain * (rows > MEL_FLOOR)  # silence keeps its value
     bank = fn.transpose((amplified - mean) * scale, perm=[1, 0])
     for axis, name in enumerate(("frequency", "time")):
@@ -65,9 +66,12 @@ class Pipeline:
     ) -> None:
         self._device = device
         self._graph = graph(
-            *arguments, batch_size=batch_size, num_threads=threads, prefetch_queue_depth=self.AHEAD,
+            *arguments,
+            batch_size=batch_size,
+            num_threads=threads,
+            prefetch_queue_depth=self.AHEAD,
             device_id=(device.index or 0) if device.type == "cuda" else None,
-        )  # fmt: skip
+        )
         self._graph.build()
         self._started = False
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from gdt.common.errors import UserError, require_positive
 
-VIDEO, AUDIO, TEXT = 0, 1, 2
+VIDEO, AUDIO, TEXT = range(3)
 MODALITIES = ("video", "audio", "text")
 """Names of the modalities; plans store their indices."""
 
@@ -79,11 +79,18 @@ class Leaves:
             return np.tile(np.arange(count, dtype=np.int64), (n, 1))
 
         return cls(
-            video=zeros, modality=zeros.copy(), start=zeros.copy(), turns=zeros.copy(),
-            frames=positions(clip.frames) * clip.stride, mel_frames=positions(clip.mel_frames),
-            words=positions(clip.words), words_seconds=np.full(n, clip.words_seconds), crop_scale=np.ones(n),
-            bands=bands, draws={},
-        )  # fmt: skip
+            video=zeros,
+            modality=zeros.copy(),
+            start=zeros.copy(),
+            frames=positions(clip.frames) * clip.stride,
+            mel_frames=positions(clip.mel_frames),
+            words=positions(clip.words),
+            words_seconds=np.full(n, clip.words_seconds),
+            turns=zeros.copy(),
+            crop_scale=np.ones(n),
+            bands=bands,
+            draws={},
+        )
 
     def __len__(self) -> int:
         return len(self.video)

@@ -1,5 +1,8 @@
 """BatchPlan stream -> sources, one per modality -> batches. All random numbers come from the plan; none are drawn
 here.
+
+Each step is a generator that pulls from the one before it, as many plans as it needs: `_announced` tells a cache
+what comes, `tee` gives every source its copy, and the sources read. One background thread pulls, so none needs a lock.
 """
 
 from __future__ import annotations
@@ -65,8 +68,8 @@ class Batch:
 
     def __repr__(self) -> str:
         first = {name: x[:1] if isinstance(x, torch.Tensor) else x.part(0) for name, x in self.inputs.items()}
-        one = replace(self, inputs=first).tensors()  # all leaves would take long to convert
-        shapes = ", ".join(f"{name} {[len(x), *one[name].shape[1:]]}" for name, x in self.inputs.items())
+        leaf = replace(self, inputs=first).tensors()  # all leaves would take long to convert
+        shapes = ", ".join(f"{name} {[len(x), *leaf[name].shape[1:]]}" for name, x in self.inputs.items())
         return f"<gdt.Batch: {shapes}; factors {', '.join(name for name in self.table if name != 'leaf')}>"
 
 
@@ -78,9 +81,16 @@ class Loader:
     """
 
     def __init__(
-        self, index: Index, plans: Iterable[BatchPlan], clip: Clip, device: torch.device, statistics: Statistics,
-        loading: Loading = Loading(), words: WordVectors | None = None, coming: Iterator[np.ndarray] | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        index: Index,
+        plans: Iterable[BatchPlan],
+        clip: Clip,
+        device: torch.device,
+        statistics: Statistics,
+        loading: Loading = Loading(),
+        words: WordVectors | None = None,
+        coming: Iterator[np.ndarray] | None = None,
+    ) -> None:
         """`statistics`: normalisation of the inputs, which the model sets, not the shards (`Trained.statistics`).
 
         `coming`: the videos of the batches to come, where that is quicker to know than their plans.
@@ -91,7 +101,7 @@ class Loader:
             self.cache.follow()
             plans = _announced(plans, coming, index, self.cache)
         stream = iter(plans)
-        first = list(itertools.islice(stream, 1))
+        first = list(itertools.islice(stream, 1))  # it tells the modalities; without plans, there are no batches
         modalities = first[0].leaves.modalities if first else ()
         loading = loading.on(device.type)
         # a stream of its own, whose short kernels run before those of training
@@ -100,7 +110,8 @@ class Loader:
         self._sources = {
             name: SOURCES[name](self._reader, clip, device, statistics, loading, words) for name in modalities
         }
-        self._device, self._ahead = device, loading.prefetch + 1  # the waiting batches and the one in preparation
+        self._device = device
+        self._ahead = loading.prefetch + 1  # the waiting batches and the one in preparation
         self._batches = self._execute(itertools.chain(first, stream))
         self._background = ThreadPoolExecutor(1, thread_name_prefix="loader")
 
@@ -147,10 +158,13 @@ class Loader:
                     f"decoding failed although all frames are intact: {' '.join(cause.split())[:200]}; check "
                     "nvidia-smi, or set --loading.decoder cpu"
                 ) from error
-            return None if batch is None else (batch, self._stream.record_event() if self._stream else None)
+            if batch is None:
+                return None
+            return batch, self._stream.record_event() if self._stream else None
 
     def _execute(self, plans: Iterable[BatchPlan]) -> Iterator[Batch]:
         """Load all plans; sources read ahead of the batch in preparation."""
+        # tee keeps the plans that a source has read ahead for the copies behind it
         sorted_plans, *copies = itertools.tee(map(self._sorted, plans), 1 + len(self._sources))
         streams = {
             name: source.parts(_leaves(copy, name))
@@ -183,13 +197,15 @@ def _announced(
         plans, copy = itertools.tee(plans)
         coming = (plan.leaves.video for plan in copy)
     shards = (index.shard[videos] for videos in coming)
+    # before the first plan: `done` of a batch must not come before its `expect`
     for batch in itertools.islice(shards, ahead):
         cache.expect(batch)
     for plan in plans:
-        yield plan
+        yield plan  # for each one taken, one more is told: the cache always knows of equally many
         for batch in itertools.islice(shards, 1):
             cache.expect(batch)
 
 
 def _leaves(plans: Iterable[BatchPlan], modality: str) -> Iterator[Leaves]:
+    # a function, since a generator in the loop over modalities would look up the last one, when it runs
     return (plan.leaves.of(modality) for plan in plans)

@@ -112,18 +112,19 @@ def _type_of(default: Any) -> Any:
 
 def _value(text: str, kind: Any) -> Any:
     """The value of a type that a text writes. Raises ValueError if it writes none."""
-    origin, inner = get_origin(kind), get_args(kind)
+    origin = get_origin(kind)
+    inner = get_args(kind)
     if kind in (int, float, str, Path):
         return kind(text)
     if origin is tuple:
         parts = text.split(",")
         kinds = inner[:1] * len(parts) if inner[-1] is Ellipsis else inner
         if len(kinds) == len(parts):
-            return tuple(_value(part.strip(), each) for part, each in zip(parts, kinds, strict=True))
+            return tuple(_value(part.strip(), member) for part, member in zip(parts, kinds, strict=True))
     if origin in (Union, types.UnionType):
-        for each in sorted(inner, key=lambda each: each is str):  # any text is a str
+        for member in sorted(inner, key=lambda member: member is str):  # any text is a str
             with suppress(ValueError):
-                return _value(text, each)
+                return _value(text, member)
     choices = inner if origin is Literal else {bool: (True, False), types.NoneType: (None,)}.get(kind, ())
     for choice in choices:
         if text == str(choice):
@@ -153,7 +154,8 @@ def _defined_by(path: Path, code: bytes) -> Transformations:
     module = types.ModuleType(f"_factors_of_{path.stem}_{checksum_of(code)}")
     sys.modules[module.__name__] = module  # dataclasses look up annotations there
     exec(compile(code, path, "exec", dont_inherit=True), module.__dict__)
-    own = {kind.name: kind for kind in _defined_in(module)}
-    if taken := own.keys() & {*TRANSFORMATIONS, "leaf", "usable"}:  # the last two are columns of the factor table, too
+    defined = {kind.name: kind for kind in _defined_in(module)}
+    taken = defined.keys() & {*TRANSFORMATIONS, "leaf", "usable"}  # the last two are columns of the factor table, too
+    if taken:
         raise UserError(f"{path} defines '{min(taken)}', a name that is taken; choose another name")
-    return own
+    return defined

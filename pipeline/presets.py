@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from gdt.common.errors import unknown
-
-Role = Literal["d", "i", "."]
 
 
 class Preset(NamedTuple):
@@ -18,40 +16,35 @@ class Preset(NamedTuple):
     """In the notation of pipeline/notation.py."""
 
 
-def _row(role: tuple[Role, Role, str]) -> Preset:
-    """A row from the roles of time reversal and time shift (distinctive, invariant, not varied) and the modalities.
+def _row(roles: str) -> Preset:
+    """A row from the roles of time reversal and time shift (distinctive, invariant, . not varied) and the modalities.
 
     Video-only rows use K_g = 2 augmentations; the others pair modalities.
     """
-    reversal, shift, modalities = role
-    names = ",".join(_MODALITIES[letter] for letter in modalities)
-    name = "modality" if modalities in ("V", "VA") else f"modality({names})"
-    modality, views = (f"{name}:i:{len(modalities)}:differs", 1) if len(modalities) > 1 else (f"{name}:i:1", 2)
-    ts, tr = ("i:1" if contrast == "." else f"{contrast}:2" for contrast in (shift, reversal))
+    reversal = roles[0]
+    shift = roles[1]
+    letters = roles[2:]
+    names = [_MODALITIES[letter] for letter in letters]
+    modality = "modality" if letters in ("V", "VA") else f"modality({','.join(names)})"
+    modality += f":i:{len(letters)}:differs" if len(letters) > 1 else ":i:1"
+    views = 1 if len(letters) > 1 else 2
+    ts, tr = ("i:1" if role == "." else f"{role}:2" for role in (shift, reversal))
     factors = f"video:d time_shift:{ts} {modality} time_reversal:{tr} augmentation:i:{views}"
-    varied = [f"{what} {contrast}" for what, contrast in (("shift", shift), ("reversal", reversal)) if contrast != "."]
-    return Preset(", ".join(["-".join(_MODALITIES[letter] for letter in modalities), *varied]), factors)
+    varied = [f"{what} {role}" for what, role in (("shift", shift), ("reversal", reversal)) if role != "."]
+    return Preset(", ".join(["-".join(names), *varied]), factors)
 
 
 _MODALITIES = {"V": "video", "A": "audio", "T": "text"}
-_TABLE_1: dict[str, tuple[Role, Role, str]] = {
-    "a": (".", ".", "V"), "b": ("i", ".", "V"), "c": (".", "i", "V"), "d": ("i", "i", "V"),
-    "e": (".", ".", "VA"), "f": ("i", ".", "VA"), "g": (".", "i", "VA"), "h": ("i", "i", "VA"),
-    "i": ("d", ".", "VA"), "j": (".", "d", "VA"), "k": ("d", "i", "VA"), "l": ("i", "d", "VA"),
-    "m": ("d", "d", "VA"),
-}  # fmt: skip
-_TABLE_2: dict[str, tuple[Role, Role, str]] = {
-    "a": (".", ".", "V"), "b": (".", ".", "VT"), "c": ("d", ".", "VT"), "d": (".", "d", "VT"),
-    "e": ("d", "i", "VT"), "f": ("i", "d", "VT"), "g": ("d", "d", "VT"),
-}  # fmt: skip
-TABLE_1 = {row: _row(roles) for row, roles in _TABLE_1.items()}
-TABLE_2 = {f"text-{row}": _row(roles) for row, roles in _TABLE_2.items()}
+_TABLE_1 = "a=..V b=i.V c=.iV d=iiV e=..VA f=i.VA g=.iVA h=iiVA i=d.VA j=.dVA k=diVA l=idVA m=ddVA"
+_TABLE_2 = "a=..V b=..VT c=d.VT d=.dVT e=diVT f=idVT g=ddVT"
+TABLE_1 = {row: _row(roles) for row, roles in (entry.split("=") for entry in _TABLE_1.split())}
+TABLE_2 = {f"text-{row}": _row(roles) for row, roles in (entry.split("=") for entry in _TABLE_2.split())}
 PRESETS = {
     **TABLE_1,
     **TABLE_2,
     "within-modal": TABLE_1["d"],
     "cross-modal": TABLE_1["e"],
-    "three": _row(("i", "d", "VAT")),
+    "three": _row("idVAT"),
     # section 3.1
     "simclr": Preset("video, two augmentations of one clip", "video:d time_shift:i:1 augmentation:i:2"),
     # cross-modal AVID without its memory bank

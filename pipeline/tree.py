@@ -50,7 +50,8 @@ class Tree:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if (usable := len(self.source.videos)) < self.composition.batch_size:
+        usable = len(self.source.videos)
+        if usable < self.composition.batch_size:
             raise UserError(
                 f"a batch takes {self.composition.batch_size} videos but only {usable} can be used; "
                 + (f"set --batch-size to {usable} or less" if usable > 1 else "preprocess more videos")
@@ -70,8 +71,9 @@ class Tree:
         shapes = {name: values.shape for name, values in leaves.arrays().items()}
         for factor in self.composition.factors:
             factor.transformation.act(leaves, columns[factor.name].copy(), rng)  # it may write into the copy
-            if changed := [name for name, shape in shapes.items() if np.shape(getattr(leaves, name)) != shape]:
-                raise UserError(f"factor '{factor.name}' changes the shape of leaves.{changed[0]}; it must not")
+            for name, shape in shapes.items():
+                if np.shape(getattr(leaves, name)) != shape:
+                    raise UserError(f"factor '{factor.name}' changes the shape of leaves.{name}; it must not")
         return BatchPlan(epoch, batch, columns, leaves, self.seed)
 
     def videos(self, first: int, last: int) -> Iterator[np.ndarray]:
@@ -99,16 +101,22 @@ def sample(factors: Sequence[Factor], source: Source, rng: np.random.Generator, 
 
 
 def sampling_tree(
-    index: Index, composition: Composition, clip: Clip, split: str, seed: int,
-    say: Callable[[str], None] = lambda _: None, shuffle_shards: int = 0,
-) -> Tree:  # fmt: skip
+    index: Index,
+    composition: Composition,
+    clip: Clip,
+    split: str,
+    seed: int,
+    say: Callable[[str], None] = lambda _: None,
+    shuffle_shards: int = 0,
+) -> Tree:
     """The tree over the usable videos of a split; passes their number to `say`. Raises UserError if too few.
 
     With `shuffle_shards` > 0, videos are shuffled only within groups of that many shards.
     """
     frames = _stretch((clip.frames - 1) * clip.stride, composition.reach)
     rows = _stretch(clip.mel_frames - 1, composition.reach) if "audio" in composition.modalities else 0
-    starts, inside = index.start_counts(frames, 1, rows), index.split == split
+    starts = index.start_counts(frames, 1, rows)
+    inside = index.split == split
     if not inside.any():
         splits = " or ".join(sorted({*index.split.tolist()} - {"unused"}))
         raise UserError(f"no video of {index.folder} is in the split '{split}'; set --split to {splits}")
@@ -119,18 +127,22 @@ def sampling_tree(
         "without captions": (index.text_count == 0) & ("text" in composition.modalities),
         f"shorter than {plural(needed, 'clip')} of {frames / index.fps:.2f} s": starts < needed,
     }
-    usable, skipped = inside, []
+    usable = inside
+    skipped = []
     for problem, lacking in checks.items():
-        if n := int((usable & lacking).sum()):
+        n = int((usable & lacking).sum())
+        if n:
             skipped.append(f"{n} {problem}")
             usable = usable & ~lacking
-    found = f"{int(usable.sum())} of {plural(int(inside.sum()), f'{split} video')} of {index.folder}"
-    found += f"; not used: {', '.join(skipped)}" if skipped else ""
+    report = f"{int(usable.sum())} of {plural(int(inside.sum()), f'{split} video')} of {index.folder}"
+    if skipped:
+        report += f"; not used: {', '.join(skipped)}"
     if not usable.any():
-        raise UserError(f"{found}; {_instead(index, inside)}")
-    if 0 < shuffle_shards < (shards := len(np.unique(index.shard[usable]))):
-        found += f"; shuffled within groups of {shuffle_shards} of the {shards} shards"
-    say(found)
+        raise UserError(f"{report}; {_instead(index, inside)}")
+    shards = len(np.unique(index.shard[usable]))
+    if 0 < shuffle_shards < shards:
+        report += f"; shuffled within groups of {shuffle_shards} of the {shards} shards"
+    say(report)
     source = Source(np.flatnonzero(usable), starts, index.fps, index.shard, shuffle_shards)
     return Tree(composition, source, clip, index.bands, seed)
 

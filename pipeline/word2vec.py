@@ -77,10 +77,11 @@ class WordVectors:
                 "GoogleNews-vectors-negative300.bin"
             )
         loaded = load(path)
-        if (found := digest(loaded.index_to_key)) != index.settings["vocabulary"]:
+        vocabulary = digest(loaded.index_to_key)
+        if vocabulary != index.settings["vocabulary"]:
             raise UserError(
-                f"{path} is not the word2vec file with which the shards in {index.folder} were made (digest {found}, "
-                f"not {index.settings['vocabulary']}); set --word2vec to that file"
+                f"{path} is not the word2vec file with which the shards in {index.folder} were made (digest "
+                f"{vocabulary}, not {index.settings['vocabulary']}); set --word2vec to that file"
             )
         return WordVectors(loaded.vectors, loaded.index_to_key)
 

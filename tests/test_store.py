@@ -42,8 +42,9 @@ from gdt.eval.settings import Downstream
 from gdt.pipeline.leaves import Clip
 from gdt.pipeline.loader import Loader
 from gdt.pipeline.shards import cache as caching
-from gdt.pipeline.shards.cache import Cache, evicted, simulate
+from gdt.pipeline.shards.cache import Cache
 from gdt.pipeline.shards.container import Damaged
+from gdt.pipeline.shards.eviction import evicted, simulate
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.shards.reader import ShardReader
 from gdt.pipeline.sources.loading import Loading

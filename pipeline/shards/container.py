@@ -37,7 +37,7 @@ class OtherSchema(Damaged):
     """A file was written by another version of this program."""
 
 
-class Place(NamedTuple):
+class ArrayPlace(NamedTuple):
     """Where an array lies in the file."""
 
     begin: int
@@ -88,7 +88,7 @@ class Head:
     """CRC-32 of all that follows the line, in hexadecimal."""
     notes: Mapping[str, str]
     """Text about the file, also stored as HDF5 attributes."""
-    arrays: Mapping[str, Place]
+    arrays: Mapping[str, ArrayPlace]
 
     @staticmethod
     def parse(line: bytes) -> Head:
@@ -97,9 +97,10 @@ class Head:
         if line != _line(text):
             raise Damaged("checksum mismatch in its first line")
         values = json.loads(text)
-        if (schema := values.pop("schema")) != SCHEMA:
+        schema = values.pop("schema")
+        if schema != SCHEMA:
             raise OtherSchema(f"it has schema {schema} but this version reads schema {SCHEMA}")
-        places = {name: Place(*place) for name, place in values.pop("arrays").items()}
+        places = {name: ArrayPlace(*place) for name, place in values.pop("arrays").items()}
         return Head(line, **values, arrays=places)
 
     @staticmethod
@@ -122,17 +123,19 @@ class Head:
 
 def check(path: Path) -> Head:
     """The head of a file, all of whose bytes are as they were written. Raises Damaged, OtherSchema or OSError."""
-    head, value = Head.read(path), 0
+    head = Head.read(path)
+    checksum = 0
     for block in _read_blocks(path, len(head.line)):
-        value = zlib.crc32(block, value)
-    if f"{value:08x}" != head.crc32:
-        raise Damaged(f"checksum mismatch ({value:08x}, not {head.crc32})")
+        checksum = zlib.crc32(block, checksum)
+    if f"{checksum:08x}" != head.crc32:
+        raise Damaged(f"checksum mismatch ({checksum:08x}, not {head.crc32})")
     return head
 
 
 def read(path: Path) -> tuple[dict[str, np.ndarray], Mapping[str, str]]:
     """All arrays and notes of a file that fits into memory, checked. Raises Damaged, OtherSchema or OSError."""
-    head, data = Head.read(path), path.read_bytes()
+    head = Head.read(path)
+    data = path.read_bytes()
     if f"{zlib.crc32(memoryview(data)[len(head.line) :]):08x}" != head.crc32:
         raise Damaged("checksum mismatch")
     return {name: at.array(data[at.begin : at.begin + at.nbytes]) for name, at in head.arrays.items()}, head.notes
@@ -160,7 +163,8 @@ def write(
     path: Path, arrays: Mapping[str, np.ndarray | Files], notes: Mapping[str, str], scratch: Path | None = None
 ) -> None:
     """Write a file atomically, see `writing`; equal contents give equal bytes. Raises OSError for a full disk."""
-    longest, user_block = len(json.dumps(dict(notes))) + sum(len(name) + 100 for name in arrays) + 200, 4096
+    longest = len(json.dumps(dict(notes))) + sum(len(name) + 100 for name in arrays) + 200
+    user_block = 4096  # HDF5 takes powers of two
     while user_block < longest:
         user_block *= 2
     # HDF5 does not report a full disk that it finds as it closes a file, so it writes only its metadata, into memory
@@ -170,16 +174,17 @@ def write(
         head = {"schema": SCHEMA, "size": size, "crc32": f"{0:08x}", "notes": dict(notes), "arrays": places}
         at = len(_encoded(head))
         file.write(bytes(at))
-        value = 0
-        for name, place in sorted([*places.items(), ("", Place(size, "u1", [0]))], key=lambda item: item[1].begin):
+        checksum = 0
+        end = ArrayPlace(size, "u1", [0])  # so that the metadata after the last array is written, too
+        for name, place in sorted([*places.items(), ("", end)], key=lambda item: item[1].begin):
             metadata = os.pread(memory.fileno(), max(place.begin - at, 0), at)
             for part in chain([metadata], _blocks(arrays[name]) if name else ()):
-                value = zlib.crc32(part, value)
+                checksum = zlib.crc32(part, checksum)
                 at += file.write(part)
         if at != size:
             raise RuntimeError(f"{path} has {at} bytes instead of {size}")
         file.seek(0)
-        file.write(_encoded(head | {"crc32": f"{value:08x}"}))
+        file.write(_encoded(head | {"crc32": f"{checksum:08x}"}))
 
 
 def _line(text: bytes) -> bytes:
@@ -192,7 +197,7 @@ def _encoded(head: Mapping[str, Any]) -> bytes:
 
 def _lay_out(
     memory: FileIO, arrays: Mapping[str, np.ndarray | Files], notes: Mapping[str, str], user_block: int
-) -> dict[str, Place]:
+) -> dict[str, ArrayPlace]:
     """Write HDF5's metadata, and leave holes for the arrays, whose places are returned."""
     places = {}
     unwritten = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
@@ -200,10 +205,11 @@ def _lay_out(
     unwritten.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
     with h5py.File(memory, "w", libver=("earliest", "v110"), userblock_size=user_block) as file:
         for name, values in arrays.items():
-            dtype, shape = np.dtype(values.dtype), list(values.shape)
+            dtype = np.dtype(values.dtype)
+            shape = list(values.shape)
             kind = h5py.string_dtype("utf-8", dtype.itemsize) if dtype.kind == "S" else dtype
             dataset = file.create_dataset(name, shape, kind, dcpl=unwritten)
-            places[name] = Place(dataset.id.get_offset() if all(shape) else 0, dtype.str, shape)
+            places[name] = ArrayPlace(dataset.id.get_offset() if all(shape) else 0, dtype.str, shape)
         file.attrs.update(notes)
     return places
 

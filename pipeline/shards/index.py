@@ -19,19 +19,9 @@ from gdt.common.commandline import size_of
 from gdt.common.errors import UserError, unknown
 from gdt.common.folders import Folder
 from gdt.common.stores import THREADS, Place, RemoteFolder, folder_at, place
-from gdt.pipeline.shards import container
+from gdt.pipeline.shards import container, layout
 from gdt.pipeline.shards.container import Damaged, Head, OtherSchema, text_array, texts
-from gdt.pipeline.shards.layout import (
-    COLUMNS,
-    INDEX,
-    LABEL_SEPARATOR,
-    PARTS,
-    PIECES,
-    VideoTable,
-    labels_in,
-    names_in,
-    table_checksum,
-)
+from gdt.pipeline.shards.layout import INDEX, LABEL_SEPARATOR, VideoTable, labels_in, names_in, table_checksum
 from gdt.pipeline.shards.naming import DATASETS, preprocess_command, verify_hint
 from gdt.pipeline.shards.statistics import Statistics
 
@@ -51,7 +41,9 @@ def write_index(
     """
     arrays, rejected = _gather(folder, shards)
     ids = texts(arrays["video/id"]).tolist()
-    for name, values in ({name: [""] * len(ids) for name in LABELS} | dict(annotate(ids))).items():
+    annotations: dict[str, Sequence[str]] = {name: [""] * len(ids) for name in LABELS}
+    annotations |= annotate(ids)
+    for name, values in annotations.items():
         # / and . have a meaning in the names of HDF5
         named = f"video/{name}" if name in LABELS else _COLUMN + quote(name, safe=" ").replace(".", "%2E")
         arrays[named] = text_array(values)
@@ -72,9 +64,9 @@ def _gather(folder: Folder, shards: Sequence[str]) -> tuple[dict[str, np.ndarray
     for number, (head, tables) in enumerate(_tables(folder, shards)):
         lines.append(head.line)
         rejected |= {row["id"]: row["reason"] for row in map(json.loads, tables["rejected"].tolist())}
-        table = {name: tables[f"video/{name}"] for name in COLUMNS}
+        table = {name: tables[f"video/{name}"] for name in layout.COLUMNS}
         n = len(table["id"])
-        for part in PARTS:
+        for part in layout.PARTS:
             bounds = tables[f"video/{part}"]
             table |= {f"{part}_start": bounds[:-1], f"{part}_count": np.diff(bounds)}
         table |= {"shard": np.full(n, number, np.int64), "place": np.arange(n, dtype=np.int64)}
@@ -106,7 +98,7 @@ def read_table(folder: Folder, name: str, size: int) -> tuple[Head, dict[str, np
     """
     try:
         head = Head.read_in(folder, name, size)
-        tables = {key: at for key, at in head.arrays.items() if not key.startswith(PIECES)}
+        tables = {key: at for key, at in head.arrays.items() if not key.startswith(layout.PIECES)}
         stored = [at for at in tables.values() if at.nbytes]
         begin = min(at.begin for at in stored)
         data = folder.read(name, begin, max(at.begin + at.nbytes for at in stored))  # they are side by side
@@ -197,7 +189,32 @@ class Index(VideoTable):
     @staticmethod
     def read(path: Path, where: Place) -> Index:
         """The index of the shards at a place, from its file. Raises Damaged or OtherSchema."""
-        return _index(where, *container.read(path))
+        arrays, notes = container.read(path)
+
+        def group(prefix: str) -> dict[str, np.ndarray]:
+            return {name.removeprefix(prefix): column(name) for name in arrays if name.startswith(prefix)}
+
+        def column(name: str) -> np.ndarray:
+            values = arrays[name]
+            if values.dtype.kind == "S":
+                return texts(values)
+            return values.astype(np.int64) if np.issubdtype(values.dtype, np.integer) else values
+
+        settings = json.loads(notes["settings"])
+        sums = json.loads(column("sums")[0])
+        videos: dict[str, Any] = group("video/")
+        videos["label"] = _joined(videos["label"])
+        return Index(
+            folder=where,
+            **videos,
+            shard_names=list(column("shard/name")),
+            heads=[Head.parse(line) for line in arrays["shard/line"].tolist()],
+            fps=settings["fps"],
+            bands=settings["bands"],
+            statistics=Statistics.from_sums(sums["pixels"], sums["mels"]),
+            settings=settings,
+            columns={unquote(name): values for name, values in group(_COLUMN).items()},
+        )
 
     @property
     def classes(self) -> list[str]:
@@ -270,34 +287,8 @@ def require_index(folder: Place) -> None:
             f"{folder} has shards but no {INDEX}: preprocessing has not finished, or found no usable video; wait, or "
             "run the same preprocessing command again, which resumes it or says why"
         )
-    made = [] if isinstance(folder, RemoteFolder) else [path.parent.name for path in folder.parent.glob(f"*/{INDEX}")]
-    similar = difflib.get_close_matches(folder.name, [*made, *DATASETS], 1)
+    beside = [] if isinstance(folder, RemoteFolder) else [path.parent.name for path in folder.parent.glob(f"*/{INDEX}")]
+    similar = difflib.get_close_matches(folder.name, [*beside, *DATASETS], 1)
     hint = f" did you mean '{similar[0]}'? Otherwise" if similar and similar[0] != folder.name else ""
     make = preprocess_command(folder)
     raise UserError(f"there are no shards in {folder} (no {INDEX});{hint} make them with '{make}'")
-
-
-def _index(folder: Place, arrays: Mapping[str, np.ndarray], notes: Mapping[str, str]) -> Index:
-    def group(prefix: str) -> dict[str, np.ndarray]:
-        return {name.removeprefix(prefix): column(name) for name in arrays if name.startswith(prefix)}
-
-    def column(name: str) -> np.ndarray:
-        values = arrays[name]
-        if values.dtype.kind == "S":
-            return texts(values)
-        return values.astype(np.int64) if np.issubdtype(values.dtype, np.integer) else values
-
-    settings, sums = json.loads(notes["settings"]), json.loads(column("sums")[0])
-    videos: dict[str, Any] = group("video/")
-    videos["label"] = _joined(videos["label"])
-    return Index(
-        folder=folder,
-        **videos,
-        shard_names=list(column("shard/name")),
-        heads=[Head.parse(line) for line in arrays["shard/line"].tolist()],
-        fps=settings["fps"],
-        bands=settings["bands"],
-        statistics=Statistics.from_sums(sums["pixels"], sums["mels"]),
-        settings=settings,
-        columns={unquote(name): values for name, values in group(_COLUMN).items()},
-    )

@@ -48,17 +48,18 @@ class ShardReader:
         self._require_inside(video, "frames", positions[0], positions[-1], self.index.frame_count)
         shard = self._opened(int(self.index.shard[video]))
         wanted = np.asarray(positions) - positions[0]
-        first, run = int(self.index.frame_start[video] + positions[0]), int(wanted[-1]) + 1
-        offset = shard.read("frames/offset", first, run + 1)
-        checksums = shard.read("frames/crc32", first, run)
+        first = int(self.index.frame_start[video] + positions[0])
+        length = int(wanted[-1]) + 1
+        offset = shard.read("frames/offset", first, length + 1)
+        checksums = shard.read("frames/crc32", first, length)
         if (np.diff(offset, prepend=0, append=shard.length("frames/jpeg")) < 0).any():
-            raise self._damaged(video, f"the offsets of frames {positions[0]} to {positions[0] + run}")
+            raise self._damaged(video, f"the offsets of frames {positions[0]} to {positions[0] + length}")
         data = shard.read("frames/jpeg", int(offset[0]), int(offset[-1] - offset[0]))
         bounds = offset - offset[0]
         frames = {}
         for k in dict.fromkeys(wanted.tolist()):
-            frame = frames[k] = data[bounds[k] : bounds[k + 1]]
-            if zlib.crc32(frame.data) != checksums[k]:
+            frames[k] = data[bounds[k] : bounds[k + 1]]
+            if zlib.crc32(frames[k].data) != checksums[k]:
                 raise self._damaged(video, f"frame {positions[0] + k}")
         return [frames[k] for k in wanted.tolist()]
 
@@ -68,7 +69,8 @@ class ShardReader:
         shard = self._opened(int(self.index.shard[video]))
         first = int(self.index.mel_start[video]) + start
         # read whole pieces, which have one checksum each
-        begin, end = first // ROWS, -(-(first + count) // ROWS)
+        begin = first // ROWS
+        end = -(-(first + count) // ROWS)
         checksums = shard.read("audio/crc32", begin, end - begin)
         data = shard.read("audio/logmel", begin * ROWS, min(end * ROWS, shard.length("audio/logmel")) - begin * ROWS)
         for k, expected in enumerate(checksums):
@@ -79,14 +81,15 @@ class ShardReader:
     def tokens(self, video: int, start: float, words: int = 16, seconds: float = 4.0) -> np.ndarray:
         """Up to `words` tokens in a row that begin and end within `seconds` from `start` on (section A.3.3): int32."""
         shard = self._opened(int(self.index.shard[video]))
-        first, count = int(self.index.text_start[video]), int(self.index.text_count[video])
+        first = int(self.index.text_start[video])
+        count = int(self.index.text_count[video])
         token, begin, end = (shard.read(f"text/{name}", first, count) for name in WORDS)
         if words_checksum(token, begin, end) != shard.read("text/crc32", int(self.index.place[video]), 1)[0]:
             raise self._damaged(video, "the words")
         # compare in float32, the precision of the stored times
-        first = int(np.searchsorted(begin, np.float32(start)))
-        late = np.flatnonzero(end[first:] > np.float32(start + seconds))
-        return token[first:][: late[0] if len(late) else None][:words]
+        spoken = int(np.searchsorted(begin, np.float32(start)))
+        late = np.flatnonzero(end[spoken:] > np.float32(start + seconds))
+        return token[spoken:][: late[0] if len(late) else None][:words]
 
     def _require_inside(self, video: int, what: str, first: int, last: int, counts: np.ndarray) -> None:
         """Raise UserError if a clip would reach into the previous or next video."""

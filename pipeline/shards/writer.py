@@ -35,9 +35,13 @@ class VideoRecord:
 
 
 def write_shard(
-    path: Path, records: Sequence[VideoRecord], sums: Mapping[str, np.ndarray], scratch: Path,
-    rejected: Sequence[Mapping[str, str]] = (), notes: Mapping[str, str] = MappingProxyType({}),
-) -> None:  # fmt: skip
+    path: Path,
+    records: Sequence[VideoRecord],
+    sums: Mapping[str, np.ndarray],
+    scratch: Path,
+    rejected: Sequence[Mapping[str, str]] = (),
+    notes: Mapping[str, str] = MappingProxyType({}),
+) -> None:
     """Write a shard in the folder `scratch`, then move it to `path`.
 
     `sums` are those of the datasets sums/; `notes` go into the first line of the file.
@@ -83,13 +87,16 @@ def _frame_checksums(record: VideoRecord) -> Iterator[int]:
 
 def _row_checksums(banks: Files) -> list[int]:
     """The checksum of every ROWS log-mel rows, across videos."""
-    checksums, piece, at = [0], ROWS * 4 * BANDS, 0
+    checksums = [0]
+    piece = ROWS * 4 * BANDS  # bytes
+    at = 0
     for block in banks.blocks():
         rest = memoryview(block)
         while rest:
             part = rest[: piece - at % piece]
             checksums[-1] = zlib.crc32(part, checksums[-1])
-            at, rest = at + len(part), rest[len(part) :]
+            at += len(part)
+            rest = rest[len(part) :]
             if at % piece == 0:
                 checksums.append(0)
     return checksums if at % piece else checksums[:-1]

@@ -33,8 +33,8 @@ class AudioSource(InputSource):
         for leaves, reading in ahead(begun, self.loading.read_ahead, lambda work: len(work[0])):
             out = torch.empty((len(leaves), self.index.bands, self.clip.mel_frames), device=self.device)
             rows = [clip for several in reading for clip in several.result()]
-            for run in chunks(len(leaves), _CLIPS):
-                self._fill(out[run], rows[run], leaves.take(run).draws)
+            for chunk in chunks(len(leaves), _CLIPS):
+                self._fill(out[chunk], rows[chunk], leaves.take(chunk).draws)
             yield Part(out[:, None])
 
     def close(self) -> None:
@@ -48,7 +48,8 @@ class AudioSource(InputSource):
 
     def _read(self, videos: list[int], rows: np.ndarray) -> list[np.ndarray]:
         """Log-mel rows [frames, bands] of some clips."""
-        firsts, lasts = rows.min(1).tolist(), rows.max(1).tolist()
+        firsts = rows.min(1).tolist()
+        lasts = rows.max(1).tolist()
         return [
             self.reader.logmel(video, first, last - first + 1)[wanted - first]
             for video, first, last, wanted in zip(videos, firsts, lasts, rows, strict=True)
@@ -56,7 +57,8 @@ class AudioSource(InputSource):
 
     def _fill(self, out: torch.Tensor, rows: list[np.ndarray], draws: Mapping[str, np.ndarray]) -> None:
         """Normalise rows [frames, bands] of n leaves into `out` [n, bands, frames]; DALI computes the same bits."""
-        mean, scale = self.statistics.mel_mean, 1 / self.statistics.mel_std
+        mean = self.statistics.mel_mean
+        scale = 1 / self.statistics.mel_std
         if self.loading.decoder == "cpu":
             out.copy_(torch.from_numpy(normalise(np.stack(rows), draws, mean, scale)))
             return
@@ -92,5 +94,6 @@ def _gain(draws: Mapping[str, np.ndarray]) -> np.ndarray:
 
 def _masked(draws: Mapping[str, np.ndarray], name: str, length: int) -> np.ndarray:
     """Bands or frames under a mask: bool [n, length]."""
-    start, at = draws[f"{name}_start"][:, None], np.arange(length)
+    start = draws[f"{name}_start"][:, None]
+    at = np.arange(length)
     return (start <= at) & (at < start + draws[f"{name}_width"][:, None])

@@ -44,26 +44,24 @@ def ahead(items: Iterable[T], clips: int, count: Callable[[T], int]) -> Iterator
     yield from waiting
 
 
+@dataclass(eq=False)
 class InputSource(ABC):
     """Makes the leaves of one modality."""
 
     modality: ClassVar[str]
+    reader: ShardReader
+    clip: Clip
+    device: torch.device
+    statistics: Statistics
+    """Normalisation of the inputs."""
+    loading: Loading
+    words: WordVectors | None
 
-    def __init__(
-        self, reader: ShardReader, clip: Clip, device: torch.device, statistics: Statistics, loading: Loading,
-        words: WordVectors | None,
-    ) -> None:  # fmt: skip
-        """`statistics`: normalisation of the inputs."""
-        self.reader = reader
-        self.index = reader.index
-        self.clip = clip
-        self.device = device
-        self.statistics = statistics
-        self.loading = loading
-        self.words = words
+    def __post_init__(self) -> None:
+        self.index = self.reader.index
         self.prepare()
         # one pool per source, so that no modality waits for another's disk reads
-        self._pool = ThreadPoolExecutor(loading.readers, thread_name_prefix="reader")
+        self._pool = ThreadPoolExecutor(self.loading.readers, thread_name_prefix="reader")
 
     def prepare(self) -> None:  # noqa: B027 - optional
         """Set up further resources of the source. Raises UserError if that fails."""

@@ -14,11 +14,11 @@ from typing import Literal
 from gdt.common.errors import UserError, require_positive
 
 
-def cores(limits: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
+def cores() -> int:
     """CPU cores for each process that torchrun started, within the limit of the cgroup."""
     here = len(os.sched_getaffinity(0))
     with contextlib.suppress(OSError, ValueError):  # without a limit its first word is max
-        quota, period = map(int, limits.read_text().split())
+        quota, period = map(int, Path("/sys/fs/cgroup/cpu.max").read_text().split())
         here = min(here, quota // period)
     return max(1, here // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 

@@ -61,7 +61,8 @@ class TextSource(InputSource):
         # leaves of one clip differ only in the order of its words
         keys = np.stack([leaves.video, leaves.start, leaves.words_seconds], 1)
         _, first, which = np.unique(keys, axis=0, return_index=True, return_inverse=True)
-        clips, words = leaves.take(first), [leaves.words.shape[1]] * len(first)
+        clips = leaves.take(first)
+        words = [leaves.words.shape[1]] * len(first)
         arguments = clips.video.tolist(), clips.start / self.index.fps, words, clips.words_seconds
         return self.begin(self.reader.tokens, *arguments), which.reshape(-1), leaves.words
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from gdt.pipeline.colour import Pixels, affine
-from gdt.pipeline.engines import CpuEngine, DaliEngine, Run
+from gdt.pipeline.engines import CpuEngine, DaliEngine, DecodingRun
 from gdt.pipeline.leaves import Leaves
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.sources.base import InputSource, Part, ahead, chunks
@@ -40,19 +40,20 @@ class VideoSource(InputSource):
         super().close()
         self._engine.close()
 
-    def _runs(self, batches: Iterator[Leaves]) -> Iterator[Run]:
+    def _runs(self, batches: Iterator[Leaves]) -> Iterator[DecodingRun]:
         for leaves in batches:
             begin, end = regions(self.index, leaves, self.clip.size)
             shared = share_decoding(leaves)
-            for run in chunks(len(shared), self.loading.decode_batch_size):
-                rows = shared[run]
+            for chunk in chunks(len(shared), self.loading.decode_batch_size):
+                rows = shared[chunk]
                 decoded = leaves.take(rows[:, 0])
                 stored = decoded.start[:, None] + np.sort(decoded.frames, 1)
                 jpegs = self.begin(self.reader.frames, decoded.video.tolist(), stored)
                 sizes = np.stack([self.index.height[decoded.video], self.index.width[decoded.video]], 1)
                 # rank of each frame of a leaf among the decoded ones, which are sorted
                 order = leaves.frames[rows].argsort(2, kind="stable").argsort(2)
-                yield Run(leaves, rows, jpegs, sizes, begin[rows], end[rows], order, last=run.stop == len(shared))
+                last = chunk.stop == len(shared)
+                yield DecodingRun(leaves, rows, jpegs, sizes, begin[rows], end[rows], order, last)
 
 
 def regions(index: Index, leaves: Leaves, size: int) -> tuple[np.ndarray, np.ndarray]:
@@ -61,7 +62,8 @@ def regions(index: Index, leaves: Leaves, size: int) -> tuple[np.ndarray, np.nda
 
     Crops are resized to squares of `size` pixels.
     """
-    video, draws = leaves.video, leaves.draws
+    video = leaves.video
+    draws = leaves.draws
     shape = np.stack([index.height[video], index.width[video]], 1).astype(np.float64)
     side = size * shape.min(1) / draws["scale"] * leaves.crop_scale
     extent = np.minimum(side, shape.min(1))[:, None]

@@ -78,9 +78,17 @@ class Augmentation:
 
 
 EVALUATION = Augmentation(
-    scale=(128, 128), center_crop=True, flip=0.0, brightness=0.0, contrast=0.0, saturation=0.0, hue=0.0, volume=0.0,
-    frequency_mask=0, time_mask=0,
-)  # fmt: skip
+    scale=(128, 128),
+    center_crop=True,
+    flip=0.0,
+    brightness=0.0,
+    contrast=0.0,
+    saturation=0.0,
+    hue=0.0,
+    volume=0.0,
+    frequency_mask=0,
+    time_mask=0,
+)
 """No randomness: centre crop at the smaller training scale."""
 
 

@@ -63,9 +63,11 @@ class Transformation(ABC):
         """The name as typed, with settings in brackets unless all have their defaults."""
         if not is_dataclass(self) or self == type(self)():
             return self.name
-        settings = [getattr(self, field.name) for field in fields(self)]
-        parts = [part for value in settings for part in (value if isinstance(value, tuple) else (value,))]
-        return f"{self.name}({','.join(str(part).removesuffix('.0') for part in parts)})"
+        parts: list[str] = []
+        for field in fields(self):
+            value = getattr(self, field.name)
+            parts += map(str, value if isinstance(value, tuple) else (value,))
+        return f"{self.name}({','.join(part.removesuffix('.0') for part in parts)})"
 
     @abstractmethod
     def sample(self, rng: np.random.Generator, k: int, branches: Branches) -> np.ndarray:
@@ -117,7 +119,9 @@ class Choice(Transformation):
 
     def refuses(self, k: int) -> str:
         size = len(self.values)
-        return super().refuses(k) or (f"the factor has {size} values; set K to {size} or less" if k > size else "")
+        if k > size:
+            return f"the factor has {size} values; set K to {size} or less"
+        return super().refuses(k)
 
     def takes_all(self, k: int) -> bool:
         return k in (1, len(self.values))

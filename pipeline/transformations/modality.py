@@ -20,8 +20,9 @@ class Modality(Choice):
     """The first is the modality if it is not varied."""
 
     def __post_init__(self) -> None:
-        if others := [name for name in self.of if name not in MODALITIES]:
-            raise unknown("modality", others[0], MODALITIES)
+        for name in self.of:
+            if name not in MODALITIES:
+                raise unknown("modality", name, MODALITIES)
         if len(set(self.of)) < len(self.of):
             raise UserError(f"the modalities are {', '.join(self.of)}; name each once")
 
@@ -30,7 +31,8 @@ class Modality(Choice):
         return self.of
 
     def refuses(self, k: int) -> str:
-        if not (why := super().refuses(k)) and not self.takes_all(k):  # every batch has the same number of each
+        why = super().refuses(k)
+        if not why and not self.takes_all(k):  # every batch has the same number of each
             return f"the factor has {len(self.of)} values, of which a batch takes 1 or all; set K to {len(self.of)}"
         return why
 

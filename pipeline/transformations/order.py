@@ -26,10 +26,7 @@ class Order(Choice):
 
     @property
     def values(self) -> tuple[str, ...]:  # type: ignore[override]
-        return tuple("order " + "".join(str(part + 1) for part in order) for order in self._orders())
-
-    def _orders(self) -> list[tuple[int, ...]]:
-        return list(permutations(range(self.segments)))
+        return tuple("order " + "".join(order) for order in permutations("12345"[: self.segments]))
 
     def act(self, leaves: Leaves, values: np.ndarray, rng: np.random.Generator) -> None:
         frames = leaves.frames.shape[1]
@@ -45,5 +42,5 @@ class Order(Choice):
         """Reorder the segments of positions [n, length]; `cuts` are their borders as shares of the length."""
         length = positions.shape[1]
         parts = np.split(np.arange(length), np.floor(cuts[1:-1] * length + 0.5).astype(int))
-        orders = np.stack([np.concatenate([parts[part] for part in order]) for order in self._orders()])
+        orders = np.stack([np.concatenate(order) for order in permutations(parts)])
         return np.take_along_axis(positions, orders[values], axis=1)

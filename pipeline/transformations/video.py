@@ -17,9 +17,9 @@ class Video(Transformation):
     name = "video"
 
     def sample(self, rng: np.random.Generator, k: int, branches: Branches) -> np.ndarray:
-        videos, draw = branches.source.videos, branches.draw
+        draw = branches.draw
         chosen = _order(branches.source, draw.seed, draw.epoch)[draw.batch * k : (draw.batch + 1) * k]
-        return videos[chosen].astype(np.int64)[None]
+        return branches.source.videos[chosen].astype(np.int64)[None]
 
     def act(self, leaves: Leaves, values: np.ndarray, rng: np.random.Generator) -> None:
         leaves.video = values
@@ -34,12 +34,12 @@ def _order(source: Source, seed: int, epoch: int) -> np.ndarray:
     is read only during its window.
     """
     rng = generator(Stream.EPOCH, seed, epoch)
-    n, size = len(source.videos), source.window
-    if not size:
+    n = len(source.videos)
+    if not source.window:
         return rng.permutation(n)
     assert source.shards is not None
     shards, shard = np.unique(source.shards[source.videos], return_inverse=True)
-    windows = -(-len(shards) // size)
+    windows = -(-len(shards) // source.window)
     window = rng.permutation(len(shards)) * windows // len(shards)  # of each shard
     videos = rng.permutation(n)
     return videos[np.argsort(window[shard[videos]], kind="stable")]

@@ -26,7 +26,7 @@ from gdt.common.errors import UserError
 from gdt.pipeline import presets
 from gdt.pipeline.clips import uniform_clips
 from gdt.pipeline.colour import Pixels, affine
-from gdt.pipeline.engines import DaliEngine, Filled, Run
+from gdt.pipeline.engines import DaliEngine, DecodingRun, Filled
 from gdt.pipeline.groups import take_rank
 from gdt.pipeline.leaves import AUDIO, VIDEO, Clip
 from gdt.pipeline.loader import Batch, Loader
@@ -312,7 +312,7 @@ def test_an_error_while_loading_reaches_the_consumer(copy: Path) -> None:
 
 
 def test_other_decoding_errors_do_not_blame_the_frames(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
-    def failing(self: DaliEngine, runs: Iterable[Run]) -> Filled:
+    def failing(self: DaliEngine, runs: Iterable[DecodingRun]) -> Filled:
         next(iter(runs))
         raise RuntimeError("Critical error in pipeline:\nError in CPU operator `x`\n\nencountered:\n\nCUDA error 999\n")
         yield
