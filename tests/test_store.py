@@ -21,7 +21,6 @@ from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from http.client import IncompleteRead
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -31,8 +30,7 @@ import pytest
 import torch
 
 from gdt.cli import settings_of
-from gdt.common import retries
-from gdt.common.errors import UserError, first_line
+from gdt.common.errors import UserError
 from gdt.common.stores import RemoteFolder, place
 from gdt.eval.downstream import evaluate
 from gdt.eval.embed import Embed
@@ -43,7 +41,6 @@ from gdt.pipeline.leaves import Clip
 from gdt.pipeline.loader import Loader
 from gdt.pipeline.shards import cache as caching
 from gdt.pipeline.shards.cache import Cache
-from gdt.pipeline.shards.container import Damaged
 from gdt.pipeline.shards.eviction import evicted, simulate
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.shards.reader import ShardReader
@@ -365,44 +362,6 @@ def test_random_faults_change_nothing(stored: Store, small: Path, faults: int) -
         stored.faults = [("GET .*shard", "any", min(5, left))]
         assert read(index, 1, window=2)[0] == expected
         left -= 5 - stored.faults[0][2]
-
-
-def refused(status: int, code: str) -> Exception:
-    """What s3fs makes of an answer."""
-    answer = {"Error": {"Code": code, "Message": "no"}, "ResponseMetadata": {"HTTPStatusCode": status}}
-    return translate_boto_error(botocore.ClientError(answer, "GetObject"))
-
-
-@pytest.mark.parametrize(
-    ("errors", "attempts"),
-    [
-        ([ConnectionResetError("reset"), TimeoutError("late"), IncompleteRead(b""), FSTimeoutError(),
-          botocore.EndpointConnectionError(endpoint_url="here"), botocore.ReadTimeoutError(endpoint_url="here"),
-          botocore.FlexibleChecksumError(error_msg="no"), aiohttp.ClientPayloadError("cut"),
-          aiohttp.ServerDisconnectedError(), *(refused(code, str(code)) for code in (409, 412, 429, 502, 503, 504)),
-          refused(503, "SlowDown"), refused(500, "InternalError"), refused(400, "RequestTimeout"),
-          refused(412, "PreconditionFailed")], 5),
-        ([Damaged("checksum mismatch")], 2),  # the same again: it is not the transfer
-        ([FileNotFoundError("none"), PermissionError("forbidden"), refused(403, "403"), refused(404, "NoSuchKey"),
-          refused(400, "InvalidBucketName"), botocore.NoCredentialsError(), OSError(errno.EIO, "disk"),
-          OSError("bytes"), TypeError("a mistake")], 1),
-    ],
-    ids=["may pass", "damaged", "cannot heal"],
-)  # fmt: skip
-def test_only_errors_that_may_pass_are_tried_again(
-    monkeypatch: pytest.MonkeyPatch, errors: list[Exception], attempts: int
-) -> None:
-    monkeypatch.setattr(retries, "PAUSES", [0.001] * 4)
-    for error in errors:
-        tried: list[int] = []
-
-        def fail(tried: list[int] = tried, error: Exception = error) -> None:
-            tried.append(1)
-            raise error
-
-        with pytest.raises(UserError, match="cannot read x: ") as said:
-            retries.persist("cannot read x", fail)
-        assert len(tried) == attempts and first_line(error)[:20] in str(said.value), repr(error)
 
 
 def test_what_cannot_heal_is_fetched_again_once_and_said(stored: Store, small: Path, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from gdt.common.errors import UserError
 from gdt.common.folders import LocalFolder
-from gdt.preprocess.datasets import DATASETS, howto100m, listing
+from gdt.preprocess.datasets import DATASETS, listing
 from gdt.preprocess.datasets.listing import SOUNDS, SUFFIXES, Missing, Source, Video, ignored_in_words, unlisted
 from gdt.preprocess.ffmpeg import _FORMATS
 from gdt.preprocess.plan import collect
@@ -582,23 +582,3 @@ def test_audioset_splits_and_labels(audioset: Path) -> None:
 
 
 # HowTo100M
-
-
-def test_howto100m(tmp_path: Path) -> None:
-    touch(tmp_path, "0wR5jVB-WPk.mp4", "part1/-caPS4FHFF8.webm", "part2/x/unlisted.mkv")
-    assert [(video.id, video.label) for video in howto100m.listing(Source(LocalFolder(tmp_path)))] == [
-        ("0wR5jVB-WPk", ""), ("-caPS4FHFF8", ""), ("unlisted", ""),
-    ]  # fmt: skip
-    (tmp_path / "HowTo100M_v1.csv").write_text(
-        "video_id,category_1,category_2,rank,task_id\nmissing0001,Pets,Dogs,1,2\n"
-        '0wR5jVB-WPk,Food and Entertaining,"Recipes, quick",12,105253\n-caPS4FHFF8,Home and Garden,,1,2\n'
-    )
-    assert list(DATASETS["howto100m"].listing(Source(LocalFolder(tmp_path)))) == [
-        Video("0wR5jVB-WPk", tmp_path / "0wR5jVB-WPk.mp4", "Food and Entertaining"),
-        Video("-caPS4FHFF8", tmp_path / "part1/-caPS4FHFF8.webm", "Home and Garden"),
-        unlisted(tmp_path / "part2/x/unlisted.mkv"),
-        Missing(
-            "missing0001", "listed in HowTo100M_v1.csv, but there is no file of this name with the suffix of a video"
-        ),
-    ]
-    assert DATASETS["howto100m"].needs_captions
