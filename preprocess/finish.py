@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gdt.common.errors import Unusable, plural
 from gdt.common.files import dump_row, write_lines
 from gdt.common.folders import Folder, LocalFolder
-from gdt.pipeline.shards.index import Index, write_index
+from gdt.pipeline.shards.index import Annotations, Index, write_index
 from gdt.pipeline.shards.layout import INDEX, REJECTED
 from gdt.preprocess.plan import shard_name
 from gdt.preprocess.summary import Summary, summarise
@@ -29,8 +30,14 @@ def finish(job: Job, made: Sequence[int]) -> Summary:
     remove_scratch(job.destination)
     names = list(map(shard_name, job.shards))
 
+    def annotate(kept: Sequence[str]) -> Annotations:
+        settled = job.listed.settled(kept)
+        # before the index shows it: an assignment that was once seen must hold in later runs
+        replace(job, listed=settled).plan(job.shards).write(job.destination)
+        return settled.annotations(kept)
+
     def write(path: Path) -> Index:
-        reasons = write_index(path, job.destination, names, json.dumps(job.details), job.listed.annotations)
+        reasons = write_index(path, job.destination, names, json.dumps(job.details), annotate)
         rows = _rejected(job, reasons)
         job.destination.write(REJECTED, lambda path: write_lines(path, map(dump_row, rows)))
         index = Index.read(path, job.settings.absolute_shards)

@@ -32,7 +32,7 @@ class Shares:
     val: float = 0.0
     test: float = 0.0
     chosen: Mapping[str, str] = field(default_factory=dict)
-    """The split of the video, by id, that was moved into a split which the draw left empty."""
+    """The split of the video, by id, that was moved into a split which the draw left without a usable video."""
 
     def __post_init__(self) -> None:
         for option, share in (("--val", self.val), ("--test", self.test)):
@@ -89,12 +89,19 @@ class Listed:
     """Those that cannot be used."""
     shares: Shares
     """Those that decide the split of the videos without one."""
-    drawn: bool
-    """Whether there are such videos."""
+    drawn: Collection[str]
+    """The ids of those."""
     ignored: Mapping[str, int] = field(default_factory=dict)
     """Numbers of files that are no videos, as in Source."""
     notes: Sequence[str] = ()
     """How the folders were read, as in Source."""
+
+    def settled(self, kept: Collection[str]) -> Listed:
+        """With a kept video, chosen from train, for each split that was asked for and would have no kept one."""
+        shares = self.shares.without_empty([video_id for video_id in kept if video_id in self.drawn])
+        splits = {video_id: shares.split(video_id) for video_id in self.drawn}
+        videos = {video_id: replace(self.videos[video_id], split=split) for video_id, split in splits.items()}
+        return replace(self, videos={**self.videos, **videos}, shares=shares)
 
     def annotations(self, ids: Sequence[str]) -> Annotations:
         """Labels, splits, folds and further columns of the videos with these ids."""
@@ -110,7 +117,10 @@ class Listed:
 
 
 def collect(items: Iterable[Video | Missing], folder: Folder, shares: Shares = Shares()) -> Listed:
-    """The list of the videos of a folder: the first of each id. Those without a split get one by `shares`."""
+    """The list of the videos of a folder: the first of each id. Those without a split get one by `shares`.
+
+    A split may be empty until decoding shows which videos are kept, see `Listed.settled`.
+    """
     videos: dict[str, Video] = {}
     missing: list[Missing] = []
     drawn: set[str] = set()
@@ -124,11 +134,9 @@ def collect(items: Iterable[Video | Missing], folder: Folder, shares: Shares = S
             if not item.split:
                 drawn.add(item.id)
             size, time = folder.state(item.path)
-            videos[item.id] = replace(item, size=size, time=time)
-    shares = shares.without_empty(drawn)
-    for video_id in drawn:
-        videos[video_id] = replace(videos[video_id], split=shares.split(video_id))
-    return Listed(dict(sorted(videos.items())), missing, shares, bool(drawn))
+            split = item.split or shares.split(item.id)
+            videos[item.id] = replace(item, split=split, size=size, time=time)
+    return Listed(dict(sorted(videos.items())), missing, shares, drawn)
 
 
 @dataclass(frozen=True)

@@ -110,7 +110,6 @@ class Job:
     index_tag: str
     """Of the index in a store at the start; another one means that another run has written there."""
     listed: Listed
-    shares: Shares
     spoken: Spoken | None
     details: dict[str, Any]
     """Settings that change shards."""
@@ -149,7 +148,7 @@ class Job:
         """The plan, with the present times for some shards; the others may hold older files, so theirs stay."""
         ids = {number: [video.id for video in videos] for number, videos in self.shards.items()}
         times = {video.id: video.time for number in numbers for video in self.shards[number]}
-        return Plan(self.shares, ids, {**self.times, **times})
+        return Plan(self.listed.shares, ids, {**self.times, **times})
 
     def count(self, numbers: Iterable[int]) -> int:
         """Number of videos of some shards."""
@@ -180,7 +179,7 @@ def dry_run(settings: Preprocess) -> str:
     job = prepare(settings, ffmpeg)
     pending = job.pending()
     doubtful = job.doubtful(pending)
-    videos = job.listed.videos.values()
+    videos = job.listed.settled(job.listed.videos).videos.values()  # as if decoding rejected none
     splits = Counter(video.split for video in videos)
     classes, lines = len(names_in(video.label for video in videos)), "\n".join(left_out(job.listed))
     compared = f"; {plural(len(doubtful), 'file')} of the others changed in time: their content will be compared"
@@ -247,9 +246,7 @@ def prepare(settings: Preprocess, ffmpeg: str) -> Job:
     if not settings.drop_missing:
         checks.require_planned(plan, listed, source, destination)
     shards = assign(listed.videos, plan.shards, settings.videos_per_shard)
-    return Job(
-        settings, source, destination, index_tag, listed, listed.shares, spoken, details, shards, made, plan.times
-    )
+    return Job(settings, source, destination, index_tag, listed, spoken, details, shards, made, plan.times)
 
 
 def _find_captions(settings: Preprocess, source: Folder) -> Spoken | None:

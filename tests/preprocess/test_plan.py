@@ -67,19 +67,24 @@ def test_split_depends_on_the_id_only() -> None:
 
 def test_a_split_that_was_asked_for_is_not_empty_and_keeps_its_video(tmp_path: Path) -> None:
     def listed(count: int, shares: Shares) -> Listed:
-        return collect([Video(f"v{k}", HERE / f"{k}.mp4") for k in range(count)], LocalFolder(HERE), shares)
+        videos = [Video(f"v{k}", HERE / f"{k}.mp4") for k in range(count)]
+        return collect(videos, LocalFolder(HERE), shares).settled([video.id for video in videos])
 
     for count in range(2, 60):
         few = listed(count, Shares(val=0.001, test=0.001))
         splits = [video.split for video in few.videos.values()]
         assert splits.count("test") == 1 and splits.count("val") == min(1, count - 2)
-        Plan(few.shares).write(tmp_path)
-        more = listed(200, Plan.read(tmp_path).shares)
+        Plan(few.shares).write(LocalFolder(tmp_path))
+        more = listed(200, Plan.read(LocalFolder(tmp_path)).shares)
         assert all(more.videos[name].split == video.split for name, video in few.videos.items())
     assert not listed(1, Shares(test=0.5)).shares.chosen  # the only video is for training
     assert not listed(200, Shares(val=0.1, test=0.1)).shares.chosen
     back = listed(10, replace(listed(10, Shares(test=0.001)).shares, test=0.0))
     assert {video.split for video in back.videos.values()} == {"train"}
+    few = listed(10, Shares(test=0.001))
+    kept = few.videos.keys() - few.shares.chosen.keys()
+    again = replace(few, shares=Shares(test=0.001)).settled(kept)
+    assert again.shares.chosen.keys() < kept  # not the video that decoding rejected
 
 
 def test_shards_are_limited_in_videos_and_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
