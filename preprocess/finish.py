@@ -14,6 +14,7 @@ from gdt.common.files import dump_row, write_lines
 from gdt.common.folders import Folder, LocalFolder
 from gdt.pipeline.shards.index import Annotations, Index, write_index
 from gdt.pipeline.shards.layout import INDEX, REJECTED
+from gdt.preprocess.datasets.listing import Missing
 from gdt.preprocess.plan import shard_name
 from gdt.preprocess.summary import Summary, summarise
 
@@ -28,7 +29,7 @@ def finish(job: Job, made: Sequence[int]) -> Summary:
     readers find both. Raises UserError if another run has written it meanwhile, and Unusable if no video can be used.
     """
     remove_scratch(job.destination)
-    names = list(map(shard_name, job.shards))
+    names = [shard_name(number) for number in job.shards]
 
     def annotate(kept: Sequence[str]) -> Annotations:
         settled = job.listed.settled(kept)
@@ -62,12 +63,13 @@ def finish(job: Job, made: Sequence[int]) -> Summary:
 
 def _rejected(job: Job, reasons: Mapping[str, str]) -> list[dict[str, str]]:
     """The rows of rejected.jsonl, given the reason of each video that is in no shard, by id."""
-    rejected = [(row.id, row.path, row.reason) for row in job.listed.missing]
     # paths from the list: a video that was moved keeps its shard
-    rejected += [(id, job.listed.videos[id].path, reason) for id, reason in reasons.items()]
-    return [
-        {"id": id, "path": job.source.address(path) if path else "", "reason": reason} for id, path, reason in rejected
-    ]
+    rejected = [Missing(id, reason, job.listed.videos[id].path) for id, reason in reasons.items()]
+    rows = []
+    for video in [*job.listed.missing, *rejected]:
+        path = job.source.address(video.path) if video.path else ""
+        rows.append({"id": video.id, "path": path, "reason": video.reason})
+    return rows
 
 
 def remove_scratch(destination: Folder) -> None:

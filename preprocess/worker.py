@@ -36,6 +36,7 @@ _OF_BUILD = re.compile(
     "hardware accelerated|Function not implemented"
 )
 """Of reasons and notes that another ffmpeg may not give."""
+_AGAIN = "and run the same command again: finished shards are kept"
 
 
 class Made(NamedTuple):
@@ -56,10 +57,13 @@ def make_shard(task: ShardTask) -> Made:
             rejected = _make_shard(replace(task, videos=videos), Path(folder))
         return Made(len(task.videos), rejected)
     except (UserError, OSError) as error:
-        full = f"no space left on the disk of {where}; free some"
-        what = full if is_disk_full(error) else f"cannot write {task.destination.address(task.name)}: {error}; fix this"
-        what += " and run the same command again: finished shards are kept"
-        raise UserError(f"{socket.gethostname()}: {error if isinstance(error, UserError) else what}") from error
+        if isinstance(error, UserError):
+            message = str(error)
+        elif is_disk_full(error):
+            message = f"no space left on the disk of {where}; free some {_AGAIN}"
+        else:
+            message = f"cannot write {task.destination.address(task.name)}: {error}; fix this {_AGAIN}"
+        raise UserError(f"{socket.gethostname()}: {message}") from error
 
 
 def _make_shard(task: ShardTask, folder: Path) -> list[dict[str, str]]:
@@ -68,8 +72,10 @@ def _make_shard(task: ShardTask, folder: Path) -> list[dict[str, str]]:
     ffmpeg = require_tools(task.extraction.limits, folder)
     records: list[VideoRecord] = []
     rejected: list[dict[str, str]] = []
-    pixels, mels = np.zeros((3, 3), np.int64), np.zeros(3, np.int64)
-    final, of_build = True, False
+    pixels = np.zeros((3, 3), np.int64)
+    mels = np.zeros(3, np.int64)
+    final = True
+    of_build = False
     files = {video.path: (state_of(video.path), hash_of(video.path)) for video in task.videos}
     for group in groups(task.videos):
         first = len(records) + len(rejected)
@@ -97,9 +103,10 @@ def _make_shard(task: ShardTask, folder: Path) -> list[dict[str, str]]:
             f"it sees none of the videos of {task}; mount their disk on every machine, then run the same command again"
         )
     # without content, the next run makes the shard again, as of files that changed meanwhile or could not be read
-    final &= all(state_of(path) == state and (hash or state[0] < 0) for path, (state, hash) in files.items())
+    final &= all(state_of(path) == state and (hash or state.size < 0) for path, (state, hash) in files.items())
     notes = {"settings": json.dumps(dict(task.details)), "content": task.content if final else "", "ffmpeg": ffmpeg}
-    notes |= {"only": ffmpeg} if of_build else {}  # nor does another ffmpeg take this as content
+    if of_build:
+        notes["only"] = ffmpeg  # nor does another ffmpeg take this as content
     sums = {"pixels": pixels, "mels": mels}
     task.destination.write(task.name, lambda path: write_shard(path, records, sums, folder, rejected, notes))
     return rejected
@@ -109,7 +116,8 @@ def _record(target: Target, output: Extracted | Rejected, settings: Extraction) 
     """A row of the shard and the sums of its log-mel values. Raises Rejected if the video cannot be used."""
     if isinstance(output, Rejected):
         raise output
-    video, note = target.video, output.note
+    video = target.video
+    note = output.note
     pictures = len(output.sizes) > 0
     seconds = len(output.sizes) / settings.fps if pictures else len(output.waveform) / SAMPLE_RATE
     waveform = Waveform(target.pcm, limit=round(seconds * SAMPLE_RATE))  # no clip begins after the last frame
@@ -120,16 +128,15 @@ def _record(target: Target, output: Extracted | Rejected, settings: Extraction) 
         if settings.require_audio or not pictures:
             raise Rejected("its sound track is silent" if len(waveform) else "it has no sound")
         if len(waveform):
-            note = "; ".join(filter(None, (note, "its sound track is silent")))
+            note = f"{note}; its sound track is silent" if note else "its sound track is silent"
     sums = _write_bank(waveform if audible else Waveform(target.pcm, limit=0), bank)
     target.pcm.unlink(missing_ok=True)
     silence = np.count_nonzero(peaks <= settings.silence_peak) * HOP / SAMPLE_RATE
     words = video.words or Words([], [], [])
     kept = [k for k, end in enumerate(words.end) if end <= seconds]
     columns = {"id": video.id, "height": output.height, "width": output.width, "silence": silence, "note": note}
-    return VideoRecord(
-        columns, output.jpeg, output.sizes, bank, [[column[k] for k in kept] for column in astuple(words)]
-    ), sums
+    text = [[column[k] for k in kept] for column in astuple(words)]
+    return VideoRecord(columns, output.jpeg, output.sizes, bank, text), sums
 
 
 def _write_bank(waveform: Waveform, path: Path) -> np.ndarray:
