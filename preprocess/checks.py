@@ -26,7 +26,7 @@ from gdt.pipeline.shards.layout import INDEX, read_rejected
 from gdt.preprocess.datasets.listing import hash_of
 from gdt.preprocess.plan import Listed, Plan
 from gdt.preprocess.summary import generalise
-from gdt.preprocess.worker import Made
+from gdt.preprocess.worker import MadeShard
 
 _FIRST = 100
 """Number of videos of which most must be usable."""
@@ -113,9 +113,9 @@ class TooManyRejected(UserError):
     """Too many videos are rejected."""
 
 
-def require_usable(made: Iterator[Made]) -> None:
+def require_usable(made: Iterator[MadeShard]) -> None:
     """Raise TooManyRejected if more than a third of the first videos are rejected for one reason."""
-    first: list[Made] = []
+    first: list[MadeShard] = []
     while sum(shard.videos for shard in first) < _FIRST:
         if (shard := next(made, None)) is None:
             return

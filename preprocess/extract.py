@@ -20,7 +20,7 @@ from gdt.preprocess.clock import put_on_clock, rearrange
 from gdt.preprocess.datasets.listing import Video, hash_of, size_of
 from gdt.preprocess.ffmpeg import Extraction, Target
 from gdt.preprocess.logmel import SAMPLE_RATE, Waveform, peak_levels
-from gdt.preprocess.process import Failed, Log, Rejected, run
+from gdt.preprocess.process import Failed, FfmpegLog, Rejected, run
 from gdt.preprocess.streams import choose, is_odd
 
 _GROUP = 16
@@ -135,7 +135,7 @@ def _extract(target: Target, settings: Extraction) -> Extracted:
     return _collect(used, settings, errors)
 
 
-def _decode(target: Target, settings: Extraction) -> Log:
+def _decode(target: Target, settings: Extraction) -> FfmpegLog:
     return run(ffmpeg.command([target], settings), settings.limits, target.log, *target.outputs)
 
 

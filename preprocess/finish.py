@@ -19,10 +19,10 @@ from gdt.preprocess.plan import shard_name
 from gdt.preprocess.summary import Summary, summarise
 
 if TYPE_CHECKING:
-    from gdt.preprocess.stage import Job
+    from gdt.preprocess.stage import PreprocessJob
 
 
-def finish(job: Job, made: Sequence[int]) -> Summary:
+def finish(job: PreprocessJob, made: Sequence[int]) -> Summary:
     """Write index, rejected.jsonl and summary, and remove shards that are not in the plan.
 
     `made` are the numbers of the new shards. In a store, the index comes after the list of rejected videos, so that
@@ -61,7 +61,7 @@ def finish(job: Job, made: Sequence[int]) -> Summary:
     return summarise(index, job.listed, len(made), job.count(made))
 
 
-def _rejected(job: Job, reasons: Mapping[str, str]) -> list[dict[str, str]]:
+def _rejected(job: PreprocessJob, reasons: Mapping[str, str]) -> list[dict[str, str]]:
     """The rows of rejected.jsonl, given the reason of each video that is in no shard, by id."""
     # paths from the list: a video that was moved keeps its shard
     rejected = [Missing(id, reason, job.listed.videos[id].path) for id, reason in reasons.items()]

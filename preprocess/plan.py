@@ -97,9 +97,9 @@ class Listed:
     drawn: Collection[str]
     """The ids of those."""
     ignored: Mapping[str, int] = field(default_factory=dict)
-    """Numbers of files that are no videos, as in Source."""
+    """Numbers of files that are no videos, as in VideoSource."""
     notes: Sequence[str] = ()
-    """How the folders were read, as in Source."""
+    """How the folders were read, as in VideoSource."""
 
     def settled(self, kept: Collection[str]) -> Listed:
         """With a kept video, chosen from train, for each split that was asked for and would have no kept one."""

@@ -92,7 +92,7 @@ def require_in_range(settings: object, **ranges: tuple[float, float]) -> None:
 
 
 @dataclass(frozen=True)
-class Log:
+class FfmpegLog:
     """What ffmpeg printed."""
 
     errors: list[str]
@@ -102,7 +102,7 @@ class Log:
     """Peak in dBFS and number (from 0) of each measured channel."""
 
 
-def run(arguments: list[str], limits: Limits, log: Path, *outputs: Path) -> Log:
+def run(arguments: list[str], limits: Limits, log: Path, *outputs: Path) -> FfmpegLog:
     """Run ffmpeg; retry once after a timeout with an idle CPU (suspended machine, stalled disk) or a useless log.
 
     Raises Rejected if the file is at fault, Failed if it or the machine may be, UserError if the machine is.
@@ -125,7 +125,7 @@ def _children_seconds() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def _run_once(arguments: list[str], limits: Limits, last: bool, log: Path, *outputs: Path) -> Log:
+def _run_once(arguments: list[str], limits: Limits, last: bool, log: Path, *outputs: Path) -> FfmpegLog:
     for output in outputs:
         output.unlink(missing_ok=True)
     memory = _memory_limit(limits)
@@ -172,7 +172,7 @@ def _run_once(arguments: list[str], limits: Limits, last: bool, log: Path, *outp
     streams = [found[1] for found in map(_STREAM.match, inputs) if found]
     measured = ((_PEAK.match(level), _CHANNEL.match(channel)) for channel, level in pairwise(lines))
     peaks = [(float(level[1]), int(channel[1]) - 1) for level, channel in measured if level and channel]
-    return Log(errors, streams, peaks)
+    return FfmpegLog(errors, streams, peaks)
 
 
 def _fault_of_machine(status: int, errors: Sequence[str], folder: Path) -> str:

@@ -27,7 +27,7 @@ from gdt.preprocess import checks, cluster, datasets
 from gdt.preprocess.captions import readers
 from gdt.preprocess.captions.attach import Spoken
 from gdt.preprocess.captions.words import Vocabulary
-from gdt.preprocess.datasets.listing import CAPTIONS, Source, Video
+from gdt.preprocess.datasets.listing import CAPTIONS, Video, VideoSource
 from gdt.preprocess.ffmpeg import Extraction
 from gdt.preprocess.finish import finish, remove_scratch
 from gdt.preprocess.plan import Listed, Plan, ShardTask, Shares, assign, collect, shard_name
@@ -99,7 +99,7 @@ class Preprocess(cluster.Workers):
 
 
 @dataclass(frozen=True)
-class Job:
+class PreprocessJob:
     """What a run has to do."""
 
     settings: Preprocess
@@ -212,7 +212,7 @@ def run(settings: Preprocess) -> Summary:
         return finish(job, pending)
 
 
-def prepare(settings: Preprocess, ffmpeg: str) -> Job:
+def prepare(settings: Preprocess, ffmpeg: str) -> PreprocessJob:
     """List the videos and assign them to shards. Raises UserError if finished shards would be lost.
 
     `ffmpeg` is its version and build.
@@ -220,7 +220,7 @@ def prepare(settings: Preprocess, ffmpeg: str) -> Job:
     source = folder_at(settings.source_folder)
     destination = folder_at(settings.absolute_shards)
     index_tag = destination.tag(INDEX)
-    files = Source(source)
+    files = VideoSource(source)
     items = datasets.listing(settings.known_layout, files)
     spoken = _find_captions(settings, source)
     plan = Plan.read(destination)
@@ -246,7 +246,7 @@ def prepare(settings: Preprocess, ffmpeg: str) -> Job:
     if not settings.drop_missing:
         checks.require_planned(plan, listed, source, destination)
     shards = assign(listed.videos, plan.shards, settings.videos_per_shard)
-    return Job(settings, source, destination, index_tag, listed, spoken, details, shards, made, plan.times)
+    return PreprocessJob(settings, source, destination, index_tag, listed, spoken, details, shards, made, plan.times)
 
 
 def _find_captions(settings: Preprocess, source: Folder) -> Spoken | None:
@@ -271,7 +271,7 @@ def _find_captions(settings: Preprocess, source: Folder) -> Spoken | None:
     return Spoken(captions, vocabulary, source, entry.needs_captions)
 
 
-def _make_shards(job: Job, pending: Sequence[int]) -> None:
+def _make_shards(job: PreprocessJob, pending: Sequence[int]) -> None:
     settings, total = job.settings, job.count(pending)
     with (
         cluster.connect(settings.scheduler, settings.workers) as client,
@@ -290,7 +290,7 @@ def _make_shards(job: Job, pending: Sequence[int]) -> None:
         bar.update(total - bar.n)
 
 
-def _remove_rejecting(job: Job, made: Iterable[int]) -> None:
+def _remove_rejecting(job: PreprocessJob, made: Iterable[int]) -> None:
     """Remove the shards that were made with rejected videos, so that the next run tries these again."""
     present = job.destination.files()
     for task in map(job.task, made):

@@ -21,7 +21,7 @@ from gdt.common.files import is_disk_full
 from gdt.common.folders import state_of
 from gdt.pipeline.shards.statistics import mel_sums
 from gdt.pipeline.shards.writer import VideoRecord, write_shard
-from gdt.preprocess.datasets.listing import Words, hash_of, size_of
+from gdt.preprocess.datasets.listing import TimedWords, hash_of, size_of
 from gdt.preprocess.extract import NO_SOUND, Extracted, Unread, extract_group, groups, pixel_sums
 from gdt.preprocess.ffmpeg import Extraction, Target
 from gdt.preprocess.logmel import HOP, SAMPLE_RATE, Waveform, logmel_blocks, peak_levels
@@ -39,7 +39,7 @@ _OF_BUILD = re.compile(
 _AGAIN = "and run the same command again: finished shards are kept"
 
 
-class Made(NamedTuple):
+class MadeShard(NamedTuple):
     """A shard that was made."""
 
     videos: int
@@ -47,7 +47,7 @@ class Made(NamedTuple):
     """Id, reason and hash of each video that is not in it."""
 
 
-def make_shard(task: ShardTask) -> Made:
+def make_shard(task: ShardTask) -> MadeShard:
     """Decode the videos of one shard and write it. Raises UserError if the machine, not a video, is at fault."""
     where = task.destination.scratch
     try:
@@ -55,7 +55,7 @@ def make_shard(task: ShardTask) -> Made:
             files = task.source.bring([video.path for video in task.videos], Path(folder))
             videos = [replace(video, path=file) for video, file in zip(task.videos, files, strict=True)]
             rejected = _make_shard(replace(task, videos=videos), Path(folder))
-        return Made(len(task.videos), rejected)
+        return MadeShard(len(task.videos), rejected)
     except (UserError, OSError) as error:
         if isinstance(error, UserError):
             message = str(error)
@@ -132,7 +132,7 @@ def _record(target: Target, output: Extracted | Rejected, settings: Extraction) 
     sums = _write_bank(waveform if audible else Waveform(target.pcm, limit=0), bank)
     target.pcm.unlink(missing_ok=True)
     silence = np.count_nonzero(peaks <= settings.silence_peak) * HOP / SAMPLE_RATE
-    words = video.words or Words([], [], [])
+    words = video.words or TimedWords([], [], [])
     kept = [k for k, end in enumerate(words.end) if end <= seconds]
     columns = {"id": video.id, "height": output.height, "width": output.width, "silence": silence, "note": note}
     text = [[column[k] for k in kept] for column in astuple(words)]

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from gdt.common.errors import UserError
 from gdt.common.folders import File, Folder, LocalFolder
-from gdt.preprocess.datasets.listing import NO_FILE, Missing, Source, Video, incomplete, unlisted
+from gdt.preprocess.datasets.listing import NO_FILE, Missing, Video, VideoSource, incomplete, unlisted
 from gdt.preprocess.tables import composed, open_text
 
 FOLDS = (1, 2, 3)
@@ -25,7 +25,7 @@ class Line(NamedTuple):
     """train, test or unused"""
 
 
-def find_lists(source: Source, name: str, tree: str) -> Folder:
+def find_lists(source: VideoSource, name: str, tree: str) -> Folder:
     """The folder of the official lists, in `source` or, on this machine, next to it. Raises UserError without one."""
     parents = [source.folder]
     if isinstance(source.folder, LocalFolder):
@@ -56,7 +56,7 @@ class _Entry:
     has_file: bool = False
 
 
-def listing(source: Source, name: str, lines: Iterable[Line], tree: str) -> Iterator[Video | Missing]:
+def listing(source: VideoSource, name: str, lines: Iterable[Line], tree: str) -> Iterator[Video | Missing]:
     """Yield the videos, labelled by their folder, then the listed ones without a file.
 
     Videos in no list are left out, as are those outside of the folder `name` if there is one. Case and suffix of names

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from gdt.common.errors import UserError
 from gdt.pipeline.shards import index
-from gdt.preprocess.datasets.listing import SPLITS, SUFFIXES, Missing, Source, Video
+from gdt.preprocess.datasets.listing import SPLITS, SUFFIXES, Missing, Video, VideoSource
 from gdt.preprocess.tables import Row, composed, read_csv
 
 LABELS = "labels.csv"
@@ -33,7 +33,7 @@ class _Labelled(NamedTuple):
 class Labels:
     """The rows of labels.csv by the video they name."""
 
-    def __init__(self, source: Source, names: Iterable[str]) -> None:
+    def __init__(self, source: VideoSource, names: Iterable[str]) -> None:
         """Read the file if it is there; `names` are the ids and paths of all videos.
 
         Raises UserError, with the line, if it cannot be parsed.

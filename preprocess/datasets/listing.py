@@ -52,7 +52,7 @@ SPLITS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Words:
+class TimedWords:
     """Timed tokens of one video in the order they are spoken; three lists of the same length."""
 
     token: list[int]
@@ -69,7 +69,7 @@ class Video:
     id: str
     """Unique in the data set."""
     path: Path
-    """Of its file, as of `Source.files`; where it is decoded, on that machine."""
+    """Of its file, as of `VideoSource.files`; where it is decoded, on that machine."""
     label: str = ""
     """Class name; empty if unknown."""
     split: str = ""
@@ -82,7 +82,7 @@ class Video:
     """Id of the longer video that this is a part of, and start and end in seconds of that one; None for a whole one."""
     stretches: tuple[tuple[float, float], ...] = ()
     """Start and end, in seconds, of the parts to keep, in order and disjoint; empty for the whole video."""
-    words: Words | None = None
+    words: TimedWords | None = None
     """Words of the captions; None without captions or vocabulary."""
     columns: tuple[tuple[str, str], ...] = ()
     """Name and value of further columns of labels."""
@@ -113,7 +113,7 @@ def unlisted(path: Path) -> Missing:
 class DataSet:
     """Where the videos, labels and splits of a data set are."""
 
-    listing: Callable[[Source], Iterator[Video | Missing]]
+    listing: Callable[[VideoSource], Iterator[Video | Missing]]
     """Yields the videos of a source in a fixed order."""
     tree: str
     """The expected files and folders, for messages."""
@@ -202,7 +202,7 @@ def is_shown(name: str) -> bool:
 
 
 @dataclass(frozen=True)
-class Source:
+class VideoSource:
     """A folder of videos."""
 
     folder: Folder
@@ -255,7 +255,7 @@ class Source:
 
 
 def ignored_in_words(ignored: Mapping[str, int]) -> list[str]:
-    """A line that says what Source.ignored counts; none if there is nothing."""
+    """A line that says what VideoSource.ignored counts; none if there is nothing."""
     other = [name for name in ignored if name not in _IGNORED and not name.startswith(CAPTIONS)]
     others = sorted(other, key=lambda name: (-ignored[name], name))
     rows = [f"{name.removeprefix('.') or 'no suffix'} {ignored[name]}" for name in others[:_SHOWN]]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gdt.preprocess.datasets.listing import NO_FILE, Missing, Source, Video, unlisted
+from gdt.preprocess.datasets.listing import NO_FILE, Missing, Video, VideoSource, unlisted
 
 
 @dataclass(slots=True)
@@ -38,7 +38,7 @@ class Segment:
         return f"{self.youtube_id}_{int(self.start):06d}_{int(self.end):06d}"
 
 
-def listing(source: Source, rows: Iterable[Segment]) -> Iterator[Video | Missing]:
+def listing(source: VideoSource, rows: Iterable[Segment]) -> Iterator[Video | Missing]:
     """Yield the files of `source` with the label and split of their segments, then the segments without a file.
 
     A file named by the bare id may be the original video: it gets the times to cut out, and stands for every segment

@@ -61,7 +61,7 @@ def command(settings: Generate) -> str:
     return f"the videos are in {folder}\nnext: {following}"
 
 
-class Task(NamedTuple):
+class VideoTask(NamedTuple):
     """One video to generate."""
 
     path: Path
@@ -70,10 +70,10 @@ class Task(NamedTuple):
     n: int
 
 
-def tasks(destination: Path, settings: Synthetic) -> list[Task]:
+def tasks(destination: Path, settings: Synthetic) -> list[VideoTask]:
     """Every video of the set; file stems are unique ids. Videos of several actions are in no class's folder."""
     return [
-        Task(folder / f"{split}_{action}_{n:04d}.mp4", split, action, n)
+        VideoTask(folder / f"{split}_{action}_{n:04d}.mp4", split, action, n)
         for split in SPLITS
         for action in settings.actions
         for folder in [destination / split / (action if settings.count(split) == 1 else "")]
@@ -126,7 +126,7 @@ def _require_same(destination: Path, asked: dict[str, object]) -> None:
         )
 
 
-def _make_group(settings: Synthetic, group: Sequence[Task]) -> int:
+def _make_group(settings: Synthetic, group: Sequence[VideoTask]) -> int:
     """Render and encode videos with one ffmpeg process; returns their number. Raises UserError if ffmpeg fails."""
     with tempfile.TemporaryDirectory() as folder:
         inputs: list[object] = []
@@ -148,7 +148,7 @@ def _make_group(settings: Synthetic, group: Sequence[Task]) -> int:
     return len(group)
 
 
-def _describe(folder: Path, settings: Synthetic, every: Sequence[Task]) -> None:
+def _describe(folder: Path, settings: Synthetic, every: Sequence[VideoTask]) -> None:
     """Write labels.csv, for what the folders do not say, and captions.json."""
     said, rows = {}, ["path,actions,identity\n"]
     for task in every:

@@ -28,7 +28,7 @@ NAMES = ("red", "orange", "lime", "green", "cyan", "blue", "purple", "pink")
 """Of the actor's hue."""
 
 
-class Video(NamedTuple):
+class RenderedVideo(NamedTuple):
     """One video before encoding: uint8 [T, SIZE, SIZE, 3], float32 [samples]."""
 
     frames: drawing.Frames
@@ -75,10 +75,10 @@ class Synthetic:
         """Actions of each video of a split."""
         return self.actions_per_video if split == "train" else 1
 
-    def render(self, split: str, action: str, n: int) -> Video:
+    def render(self, split: str, action: str, n: int) -> RenderedVideo:
         """The n-th video of a split that begins with an action."""
         scene = Scene(self, split, action, n)
-        return Video(scene.picture(), scene.sound())
+        return RenderedVideo(scene.picture(), scene.sound())
 
 
 def _radius(size: float) -> float:
