@@ -51,7 +51,9 @@ def filters() -> torch.Tensor:
 
     corner = np.floor((FFT + 1) * corners() / SAMPLE_RATE)
     bins = np.arange(FFT // 2 + 1)[:, None]
-    low, peak, high = corner[:-2], corner[1:-1], corner[2:]
+    low = corner[:-2]
+    peak = corner[1:-1]
+    high = corner[2:]
     rising = (bins - low) / np.maximum(peak - low, 1)
     falling = (high - bins) / np.maximum(high - peak, 1)
     triangle = np.where(bins < peak, rising, falling) * ((bins >= low) & (bins < high))
