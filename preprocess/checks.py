@@ -57,12 +57,13 @@ def contents(destination: Folder, details: dict[str, Any], ffmpeg: str, retry_re
         if head is None:
             continue
         before = json.loads(head.notes["settings"])
-        if changed := [
+        differing = [
             f"{key.replace('_', '-')} was {_shown(before.get(key))}, now {_shown(value)}"
             for key, value in details.items()
             if before.get(key) != value
-        ]:
-            raise UserError(f"{destination} holds shards made with other settings: {'; '.join(changed)}; {another}")
+        ]
+        if differing:
+            raise UserError(f"{destination} holds shards made with other settings: {'; '.join(differing)}; {another}")
         other = head.notes.get("only", ffmpeg) != ffmpeg
         retried = retry_rejected and name != INDEX and head.arrays["rejected"].shape[0] > 0
         made[name] = "" if other or retried else head.notes.get("content", "")
@@ -87,21 +88,24 @@ def changed(source: Folder, doubtful: Sequence[tuple[int, Path, str]]) -> set[in
 
     def look(number: int, path: Path, known: str) -> int:
         with source.local(path) as file:
-            found = hash_of(file)
-        if not found:
+            hash = hash_of(file)
+        if not hash:
             where = source.address(path)
             raise UserError(f"cannot read {where}, which may have changed; check its disk and permissions")
-        return number if found != known else -1
+        return number if hash != known else -1
 
+    if not doubtful:
+        return set()
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        looked = pool.map(look, *zip(*doubtful, strict=True)) if doubtful else iter(())
-        return {*tqdm(looked, "compare", len(doubtful), unit="video", disable=not doubtful)} - {-1}
+        numbers = pool.map(look, *zip(*doubtful, strict=True))
+        return {*tqdm(numbers, "compare", len(doubtful), unit="video")} - {-1}
 
 
 def require_planned(plan: Plan, listed: Listed, source: Folder, destination: Folder) -> None:
     """Refuse to drop videos of finished shards after a wrong SOURCE or an unmounted disk."""
     known = listed.videos.keys() | {row["id"] for row in read_rejected(place(str(destination)))}
-    if gone := [name for names in plan.shards.values() for name in names if name not in known]:
+    gone = [name for names in plan.shards.values() for name in names if name not in known]
+    if gone:
         raise UserError(
             f"the shards in {destination} hold {plural(len(gone), 'video')} no longer in {source} (first: '{gone[0]}')"
             "; restore them, or set --drop-missing to rebuild the shards without them, or --destination to another "
@@ -117,7 +121,8 @@ def require_usable(made: Iterator[MadeShard]) -> None:
     """Raise TooManyRejected if more than a third of the first videos are rejected for one reason."""
     first: list[MadeShard] = []
     while sum(shard.videos for shard in first) < _FIRST:
-        if (shard := next(made, None)) is None:
+        shard = next(made, None)
+        if shard is None:
             return
         first.append(shard)
     rows = [(row["id"], row["reason"]) for shard in first for row in shard.rejected]

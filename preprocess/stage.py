@@ -76,7 +76,8 @@ class Preprocess(cluster.Workers):
         """The layout. Raises UserError if the name of the data set looks like a known one misspelt."""
         if self.layout or self.dataset in DATASETS:
             return self.layout or self.dataset
-        if similar := difflib.get_close_matches(self.dataset.casefold(), DATASETS, 1, 0.75):
+        similar = difflib.get_close_matches(self.dataset.casefold(), DATASETS, 1, 0.75)
+        if similar:
             raise UserError(
                 f"--dataset is '{self.dataset}'; did you mean '{similar[0]}'? If not, set --layout to folder (any tree "
                 f"of videos) or {similar[0]}"
@@ -123,9 +124,10 @@ class PreprocessJob:
     def task(self, number: int) -> ShardTask:
         """The task that makes a shard."""
         videos = self.shards[number]
-        words = videos if self.spoken is None else list(map(self.spoken.attach, videos))
+        if self.spoken is not None:
+            videos = [self.spoken.attach(video) for video in videos]
         name = shard_name(number)
-        return ShardTask(self.destination, name, self.source, words, self.settings.extraction, self.details)
+        return ShardTask(self.destination, name, self.source, videos, self.settings.extraction, self.details)
 
     def pending(self) -> list[int]:
         """Numbers of the shards that are absent, or made of other videos or settings."""
@@ -133,7 +135,7 @@ class PreprocessJob:
 
     def doubtful(self, pending: Sequence[int]) -> list[tuple[int, Path, str]]:
         """The files of finished shards whose time is another or unknown: number of the shard, path, hash."""
-        found: list[tuple[int, Path, str]] = []
+        doubtful: list[tuple[int, Path, str]] = []
         present = self.destination.files()
         for number in sorted(self.shards.keys() - set(pending)):
             files = [video for video in self.shards[number] if video.size >= 0]
@@ -141,8 +143,8 @@ class PreprocessJob:
             name = shard_name(number)
             hashes = checks.hashes(self.destination, name, present[name].size) if others else {}
             if hashes:
-                found += [(number, video.path, hashes[video.id]) for video in others]
-        return found
+                doubtful += [(number, video.path, hashes[video.id]) for video in others]
+        return doubtful
 
     def plan(self, numbers: Iterable[int]) -> Plan:
         """The plan, with the present times for some shards; the others may hold older files, so theirs stay."""
@@ -164,12 +166,14 @@ def command(settings: Preprocess) -> str:
     data = ["--dataset", settings.dataset] if usual else ["--shards", settings.shard_folder]
     silent = ["--preset", "d"] if summary.without_sound == summary.kept else []
     pictures = summary.index.frame_count.any()
-    lines = [describe(summary), f"next: {gdt_command('pretrain', *data, *silent)}"][: 1 + bool(pictures)]
+    lines = [describe(summary)]
+    if pictures:
+        lines.append(f"next: {gdt_command('pretrain', *data, *silent)}")
     if any(summary.index.folds):
-        evaluate = gdt_command("evaluate", *data, *([] if pictures else ["--modalities", "audio"]))
-        lines.append(
-            f"{'or, to' if pictures else 'to'} evaluate a model by the official folds: {evaluate} --ckpt <checkpoint>"
-        )
+        modalities = [] if pictures else ["--modalities", "audio"]
+        evaluate = gdt_command("evaluate", *data, *modalities)
+        purpose = "or, to" if pictures else "to"
+        lines.append(f"{purpose} evaluate a model by the official folds: {evaluate} --ckpt <checkpoint>")
     return "\n".join(lines)
 
 
@@ -180,16 +184,19 @@ def dry_run(settings: Preprocess) -> str:
     pending = job.pending()
     doubtful = job.doubtful(pending)
     videos = job.listed.settled(job.listed.videos).videos.values()  # as if decoding rejected none
-    splits = Counter(video.split for video in videos)
-    classes, lines = len(names_in(video.label for video in videos)), "\n".join(left_out(job.listed))
-    compared = f"; {plural(len(doubtful), 'file')} of the others changed in time: their content will be compared"
-    return (
-        f"{plural(len(videos), 'video')} ({', '.join(f'{n} {split}' for split, n in sorted(splits.items()))}; "
-        f"{plural(classes, 'class', 'classes')}), {sum(max(video.size, 0) for video in videos) / 1e9:.2f} GB; "
-        f"{lines}\n"
+    counts = Counter(video.split for video in videos)
+    splits = ", ".join(f"{count} {split}" for split, count in sorted(counts.items()))
+    classes = len(names_in(video.label for video in videos))
+    gigabytes = sum(max(video.size, 0) for video in videos) / 1e9
+    lines = [
+        f"{plural(len(videos), 'video')} ({splits}; {plural(classes, 'class', 'classes')}), {gigabytes:.2f} GB; "
+        + "\n".join(left_out(job.listed)),
         f"{plural(len(job.shards), 'shard')}, of which {len(pending)} with {plural(job.count(pending), 'video')} are "
-        f"not made yet{compared if doubtful else ''}"
-    )
+        "not made yet",
+    ]
+    if doubtful:
+        lines[-1] += f"; {plural(len(doubtful), 'file')} of the others changed in time: their content will be compared"
+    return "\n".join(lines)
 
 
 def run(settings: Preprocess) -> Summary:
@@ -202,7 +209,8 @@ def run(settings: Preprocess) -> Summary:
             remove_scratch(destination)
         job.plan(number for number in job.shards if shard_name(number) not in job.made).write(destination)
         pending = job.pending()
-        if pending := sorted({*pending, *checks.changed(job.source, job.doubtful(pending))}):
+        pending = sorted({*pending, *checks.changed(job.source, job.doubtful(pending))})
+        if pending:
             try:
                 _make_shards(job, pending)
             except checks.TooManyRejected:
@@ -227,7 +235,8 @@ def prepare(settings: Preprocess, ffmpeg: str) -> PreprocessJob:
     shares = plan.shares.changed(settings.val, settings.test)
     listed = collect(items if spoken is None else spoken.select(items), source, shares)
     listed = replace(listed, ignored=files.ignored, notes=files.notes)
-    if spoken and (unused := spoken.captions.unused(spoken.used)):
+    unused = spoken.captions.unused(spoken.used) if spoken else []
+    if unused:
         files.ignored[f"{CAPTIONS} (first: '{unused[0]}')"] = len(unused)
     if not listed.videos:
         why = next((f"{row.id}: {row.reason}" for row in listed.missing), "there are none")
@@ -239,9 +248,12 @@ def prepare(settings: Preprocess, ffmpeg: str) -> PreprocessJob:
         )
     if not settings.allow_rejected:
         checks.require_names(listed, settings.known_layout, bool(settings.layout))
-    details = settings.extraction.identity | {
-        "bands": BANDS, "dataset": settings.known_layout, "vocabulary": spoken.vocabulary.digest if spoken else ""
-    }  # fmt: skip
+    details = {
+        **settings.extraction.identity,
+        "bands": BANDS,
+        "dataset": settings.known_layout,
+        "vocabulary": spoken.vocabulary.digest if spoken else "",
+    }
     made = checks.contents(destination, details, ffmpeg, settings.retry_rejected)
     if not settings.drop_missing:
         checks.require_planned(plan, listed, source, destination)
@@ -272,14 +284,13 @@ def _find_captions(settings: Preprocess, source: Folder) -> Spoken | None:
 
 
 def _make_shards(job: PreprocessJob, pending: Sequence[int]) -> None:
-    settings, total = job.settings, job.count(pending)
+    settings = job.settings
+    total = job.count(pending)
+    interval = 0.5 if sys.stderr.isatty() else 20.0
     with (
         cluster.connect(settings.scheduler, settings.workers) as client,
-        tqdm(
-            total=total, unit="video", desc="preprocess", smoothing=0.02,
-            mininterval=0.5 if sys.stderr.isatty() else 20.0,
-        ) as bar,
-    ):  # fmt: skip
+        tqdm(total=total, unit="video", desc="preprocess", smoothing=0.02, mininterval=interval) as bar,
+    ):
         client.subscribe_topic(PROGRESS, lambda event: bar.update(event[1]))
         made = cluster.map_unordered(client, make_shard, map(job.task, pending), settings.workers)
         if not settings.allow_rejected:

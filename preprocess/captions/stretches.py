@@ -23,7 +23,8 @@ def stretches(captions: Iterable[Caption], gap: float = 2.0, least: float = 4.0)
     covered = [
         (max(0, math.floor(round(start * 10, 6))), max(0, math.ceil(round(end * 10, 6)))) for start, end, _ in captions
     ]
-    near, shortest = math.ceil(round(gap * 10, 6)), math.ceil(round(least * 10, 6))
+    near = math.ceil(round(gap * 10, 6))
+    shortest = math.ceil(round(least * 10, 6))
     grown = []
     for start, end in _joined(covered, near):
         start = max(0, start - max(0, shortest - (end - start)) // 2)
