@@ -42,7 +42,8 @@ def listing(dataset: str, source: VideoSource) -> Iterator[Video | Missing]:
     Raises UserError if a file or folder that all videos need is missing and, at the end, if there was no video.
     """
     entry = find(dataset, source.folder)
-    empty, unusable = True, ""
+    empty = True
+    unusable = ""
     for item in entry.listing(source):
         if isinstance(item, Missing):
             if item.path and not unusable:

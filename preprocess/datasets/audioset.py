@@ -27,8 +27,10 @@ source/.../-0RWZT-miFs.mp4                   the segment, or the original, which
 source/.../Y-0RWZT-miFs.mp4                  any of these names with a Y in front"""
 
 _SPLITS = {
-    "balanced_train_segments.csv": "train", "unbalanced_train_segments.csv": "train", "eval_segments.csv": "test",
-}  # fmt: skip
+    "balanced_train_segments.csv": "train",
+    "unbalanced_train_segments.csv": "train",
+    "eval_segments.csv": "test",
+}
 _COLUMNS = ("YTID", "start_seconds", "end_seconds", "positive_labels")
 
 
@@ -50,7 +52,8 @@ def _segments(file: File, names: dict[str, str]) -> Iterator[Segment]:
     def segment(row: Row) -> Segment:
         ids = [id.strip() for id in row["positive_labels"].split(",")]
         labels = [names.get(id, id) for id in ids]
-        start, end = float(row["start_seconds"]), float(row["end_seconds"])
+        start = float(row["start_seconds"])
+        end = float(row["end_seconds"])
         columns = (("labels", LABEL_SEPARATOR.join(labels)),)
         return Segment(row["YTID"], start, end, labels[0], _SPLITS[file.path.name], columns=columns)
 

@@ -24,23 +24,24 @@ def listing(source: VideoSource) -> Iterator[Video | Missing]:
     if not table.exists:
         raise incomplete(f"{table} is missing", TREE)
     rows = dict(read_csv(table, ("filename", "fold", "category"), _row))
-    found: set[str] = set()
+    present: set[str] = set()
     for name, sound in source.named():
         if name not in rows:
             yield unlisted(sound)
             continue
-        found.add(name)
+        present.add(name)
         label, fold = rows[name]
         folds = tuple("test" if fold == number else "train" for number in range(1, _FOLDS + 1))
         yield Video(name, sound, label, folds[0], folds)
     for name in rows:
-        if name not in found:
+        if name not in present:
             yield Missing(name, f"listed in meta/esc50.csv, {NO_FILE}")
 
 
 def _row(row: Row) -> tuple[str, tuple[str, int]]:
     """Stem of the file, class and fold."""
-    if not 1 <= (fold := int(row["fold"])) <= _FOLDS:
+    fold = int(row["fold"])
+    if not 1 <= fold <= _FOLDS:
         raise ValueError(f"its fold is {fold}, not 1 to {_FOLDS}")
     return Path(row["filename"]).stem, (row["category"], fold)
 

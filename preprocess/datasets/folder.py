@@ -77,7 +77,8 @@ def has_splits(source: VideoSource, names: Iterable[str], settled: bool = False)
 
 
 def _few(names: Sequence[str]) -> str:
-    return ", ".join(names[:_SHOWN]) + ", …" * (len(names) > _SHOWN)
+    first = ", ".join(names[:_SHOWN])
+    return f"{first}, …" if len(names) > _SHOWN else first
 
 
 def placed(video: Video, name: str, splits: bool) -> Video:

@@ -66,7 +66,8 @@ def listing(source: VideoSource, name: str, lines: Iterable[Line], tree: str) ->
     entries = _entries(lines)
     root = source.root / name if source.folder.kind(name) == "a folder" else source.root
     for stem, path in source.named(first=root):
-        if (entry := entries.get(stem.lower())) is None:
+        entry = entries.get(stem.lower())
+        if entry is None:
             yield unlisted(path)
             continue
         entry.has_file = True
@@ -87,18 +88,20 @@ def _entries(lines: Iterable[Line]) -> dict[str, _Entry]:
     entries: dict[str, _Entry] = {}
     contradicting: dict[str, str] = {}
     for line in lines:
-        stem, fold = PurePosixPath(line.file).stem, line.fold
+        stem = PurePosixPath(line.file).stem
         entry = entries.setdefault(stem.lower(), _Entry(stem, line.class_name))
-        if (before := entry.folds[fold - 1] or line.split) != line.split:
-            contradicting[stem] = f"'{stem}' is {before} and {line.split} in fold {fold}"
-        entry.folds[fold - 1] = line.split
+        before = entry.folds[line.fold - 1]
+        if before and before != line.split:
+            contradicting[stem] = f"'{stem}' is {before} and {line.split} in fold {line.fold}"
+        entry.folds[line.fold - 1] = line.split
     if contradicting:
         raise UserError(
             f"the official lists contradict each other for {len(contradicting)} videos: "
             f"{next(iter(contradicting.values()))}; download the lists again"
         )
     for fold in FOLDS:
-        if lacking := [entry.stem for entry in entries.values() if not entry.folds[fold - 1]]:
+        lacking = [entry.stem for entry in entries.values() if not entry.folds[fold - 1]]
+        if lacking:
             raise UserError(
                 f"the official lists of fold {fold} are incomplete: they name {len(entries) - len(lacking)} of "
                 f"{len(entries)} videos, and not '{lacking[0]}'; download the lists again"

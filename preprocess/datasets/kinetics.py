@@ -47,10 +47,9 @@ def _named(video: Video) -> Video:
 
 
 def _segment(row: Row) -> Segment:
-    return Segment(
-        row["youtube_id"], float(row["time_start"]), float(row["time_end"]),
-        row.get("label", "").strip(), SPLITS[row["split"].strip().lower()],
-    )  # fmt: skip
+    start = float(row["time_start"])
+    end = float(row["time_end"])
+    return Segment(row["youtube_id"], start, end, row.get("label", "").strip(), SPLITS[row["split"].strip().lower()])
 
 
 DATA = DataSet(listing, TREE)

@@ -35,11 +35,12 @@ def _lines(lists: Folder) -> Iterator[Line]:
         for split in ("train", "test"):
             path = File(lists, PurePath(f"{split}list{fold:02d}.txt"))
             for line in folds.read_lines(path):
-                if (found := _LINE.fullmatch(line)) is None:
+                match = _LINE.fullmatch(line)
+                if match is None:
                     raise UserError(
                         f"{path}: unknown line '{line}'; expected lines such as Archery/v_Archery_g01_c01.avi 1"
                     )
-                yield Line(found[1], found[2], fold, split)
+                yield Line(match[1], match[2], fold, split)
 
 
 DATA = DataSet(listing, TREE)
