@@ -38,7 +38,7 @@ def contents(destination: Folder, details: dict[str, Any], ffmpeg: str, retry_re
     Empty for shards to be made again, as another ffmpeg may decode more, or their rejected videos are to be retried.
     """
     another = f"set --destination to another folder, or delete those shards and {INDEX} first"
-    made: dict[str, str] = {}
+    contents: dict[str, str] = {}
 
     def look(name: str, size: int) -> Head | None:
         try:
@@ -56,18 +56,18 @@ def contents(destination: Folder, details: dict[str, Any], ffmpeg: str, retry_re
     for name, head in zip(names, heads, strict=True):
         if head is None:
             continue
-        before = json.loads(head.notes["settings"])
+        recorded = json.loads(head.notes["settings"])
         differing = [
-            f"{key.replace('_', '-')} was {_shown(before.get(key))}, now {_shown(value)}"
+            f"{key.replace('_', '-')} was {_shown(recorded.get(key))}, now {_shown(value)}"
             for key, value in details.items()
-            if before.get(key) != value
+            if recorded.get(key) != value
         ]
         if differing:
             raise UserError(f"{destination} holds shards made with other settings: {'; '.join(differing)}; {another}")
-        other = head.notes.get("only", ffmpeg) != ffmpeg
+        other_ffmpeg = head.notes.get("only", ffmpeg) != ffmpeg
         retried = retry_rejected and name != INDEX and head.arrays["rejected"].shape[0] > 0
-        made[name] = "" if other or retried else head.notes.get("content", "")
-    return made
+        contents[name] = "" if other_ffmpeg or retried else head.notes.get("content", "")
+    return contents
 
 
 def _shown(value: object) -> str:
@@ -117,11 +117,11 @@ class TooManyRejected(UserError):
     """Too many videos are rejected."""
 
 
-def require_usable(made: Iterator[MadeShard]) -> None:
+def require_usable(results: Iterator[MadeShard]) -> None:
     """Raise TooManyRejected if more than a third of the first videos are rejected for one reason."""
     first: list[MadeShard] = []
     while sum(shard.videos for shard in first) < _FIRST:
-        shard = next(made, None)
+        shard = next(results, None)
         if shard is None:
             return
         first.append(shard)
@@ -142,9 +142,9 @@ def _require_few(rejected: Sequence[tuple[object, str]], videos: int, of: str, w
         )
 
 
-def require_names(listed: Listed, layout: str, given: bool) -> None:
-    """Raise TooManyRejected if the names of too many files are at fault; `given`: whether --layout was."""
+def require_names(listed: Listed, layout: str, layout_given: bool) -> None:
+    """Raise TooManyRejected if the names of too many files are at fault; `layout_given`: whether --layout was."""
     faults = [(row.path, row.reason) for row in listed.missing if row.fault]
-    option = "--layout folder" if given else "--dataset <name> for the layout folder"
+    option = "--layout folder" if layout_given else "--dataset <name> for the layout folder"
     way = "rename files" + (f", or set {option}, whose ids are paths" if layout != "folder" else "")
     _require_few(faults, len(listed.videos) + len(faults), "of", way)

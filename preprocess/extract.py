@@ -15,9 +15,10 @@ import numpy as np
 from PIL import Image
 
 from gdt.common.files import kind
+from gdt.common.folders import state_of
 from gdt.preprocess import ffmpeg
 from gdt.preprocess.clock import put_on_clock, rearrange
-from gdt.preprocess.datasets.listing import Video, hash_of, size_of
+from gdt.preprocess.datasets.listing import Video, hash_of
 from gdt.preprocess.ffmpeg import Extraction, Target
 from gdt.preprocess.logmel import SAMPLE_RATE, Waveform, peak_levels
 from gdt.preprocess.process import Failed, FfmpegLog, Rejected, run
@@ -64,7 +65,7 @@ def groups(videos: Sequence[Video]) -> Iterator[list[Video]]:
     group: list[Video] = []
     total = 0
     for video in videos:
-        size = max(0, size_of(video.path))
+        size = max(0, state_of(video.path).size)
         if group and (len(group) == _GROUP or total + size > _GROUP_BYTES):
             yield group
             group = []
@@ -79,7 +80,7 @@ def extract_group(targets: Sequence[Target], settings: Extraction) -> list[Extra
     """Decode several videos in one process; after an error, each separately, so that a bad one affects no other."""
     # segments are decoded separately: the length of the file decides whether to cut them out
     together = len(targets) > 1 and all(
-        size_of(target.video.path) > 0 and not target.video.segment for target in targets
+        state_of(target.video.path).size > 0 and not target.video.segment for target in targets
     )
     if together and _decode_together(targets, settings):
         return [_attempt(_collect, target, settings, []) for target in targets]
@@ -140,7 +141,7 @@ def _extract(target: Target, settings: Extraction) -> Extracted:
 
 def _require_bytes(video: Video) -> None:
     """Raise Rejected unless the file of a video has bytes."""
-    size = size_of(video.path)
+    size = state_of(video.path).size
     if size < 0:
         if video.size >= 0:
             raise Unread(f"the file has disappeared during the run; {NEXT_RUN}")

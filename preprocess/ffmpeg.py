@@ -18,8 +18,9 @@ from typing import Annotated, Any
 import ffmpeg
 import tyro
 
+from gdt.common.folders import state_of
 from gdt.common.processes import killed_with_parent
-from gdt.preprocess.datasets.listing import SOUNDS, Video, size_of
+from gdt.preprocess.datasets.listing import SOUNDS, Video
 from gdt.preprocess.logmel import SAMPLE_RATE
 from gdt.preprocess.process import POSITIVE, Limits, require_in_range
 
@@ -266,7 +267,7 @@ def kept_stretches(video: Video, settings: Extraction) -> list[tuple[float, floa
 
 def max_seconds(path: Path, settings: Extraction) -> float:
     """Length limit of a file: huge time stamps in a small one would become hours of one repeated frame."""
-    size = max(0, size_of(path))
+    size = max(0, state_of(path).size)
     return min(settings.max_hours * 3600, 60 + size // _MIN_BYTES)
 
 

@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from gdt.preprocess.stage import PreprocessJob
 
 
-def finish(job: PreprocessJob, made: Sequence[int]) -> Summary:
+def finish(job: PreprocessJob, new_shards: Sequence[int]) -> Summary:
     """Write index, rejected.jsonl and summary, and remove shards that are not in the plan.
 
-    `made` are the numbers of the new shards. In a store, the index comes after the list of rejected videos, so that
+    `new_shards` are numbers. In a store, the index comes after the list of rejected videos, so that
     readers find both. Raises UserError if another run has written it meanwhile, and Unusable if no video can be used.
     """
     remove_scratch(job.destination)
@@ -58,7 +58,7 @@ def finish(job: PreprocessJob, made: Sequence[int]) -> Summary:
     for name in job.destination.files().keys() - set(names):
         if name.startswith("shard-") and ".h5" in name:
             job.destination.remove(name)
-    return summarise(index, job.listed, len(made), job.count(made))
+    return summarise(index, job.listed, len(new_shards), job.count(new_shards))
 
 
 def _rejected(job: PreprocessJob, reasons: Mapping[str, str]) -> list[dict[str, str]]:

@@ -116,7 +116,7 @@ class PreprocessJob:
     """Settings that change shards."""
     shards: dict[int, list[Video]]
     """The videos of each shard by its number."""
-    made: dict[str, str]
+    contents: dict[str, str]
     """What the finished shards were made of (ShardTask.content), by file name."""
     times: Mapping[str, str]
     """As in the plan of the last run."""
@@ -131,7 +131,7 @@ class PreprocessJob:
 
     def pending(self) -> list[int]:
         """Numbers of the shards that are absent, or made of other videos or settings."""
-        return [number for number in self.shards if self.made.get(shard_name(number)) != self.task(number).content]
+        return [number for number in self.shards if self.contents.get(shard_name(number)) != self.task(number).content]
 
     def doubtful(self, pending: Sequence[int]) -> list[tuple[int, Path, str]]:
         """The files of finished shards whose time is another or unknown: number of the shard, path, hash."""
@@ -207,7 +207,7 @@ def run(settings: Preprocess) -> Summary:
         job = prepare(settings, require_tools(settings.extraction.limits, destination.scratch))
         if not settings.scheduler:  # workers of a cluster may still be busy with tasks of a killed run
             remove_scratch(destination)
-        job.plan(number for number in job.shards if shard_name(number) not in job.made).write(destination)
+        job.plan(number for number in job.shards if shard_name(number) not in job.contents).write(destination)
         pending = job.pending()
         pending = sorted({*pending, *checks.changed(job.source, job.doubtful(pending))})
         if pending:
@@ -254,11 +254,13 @@ def prepare(settings: Preprocess, ffmpeg: str) -> PreprocessJob:
         "dataset": settings.known_layout,
         "vocabulary": spoken.vocabulary.digest if spoken else "",
     }
-    made = checks.contents(destination, details, ffmpeg, settings.retry_rejected)
+    contents = checks.contents(destination, details, ffmpeg, settings.retry_rejected)
     if not settings.drop_missing:
         checks.require_planned(plan, listed, source, destination)
     shards = assign(listed.videos, plan.shards, settings.videos_per_shard)
-    return PreprocessJob(settings, source, destination, index_tag, listed, spoken, details, shards, made, plan.times)
+    return PreprocessJob(
+        settings, source, destination, index_tag, listed, spoken, details, shards, contents, plan.times
+    )
 
 
 def _find_captions(settings: Preprocess, source: Folder) -> Spoken | None:
@@ -292,19 +294,19 @@ def _make_shards(job: PreprocessJob, pending: Sequence[int]) -> None:
         tqdm(total=total, unit="video", desc="preprocess", smoothing=0.02, mininterval=interval) as bar,
     ):
         client.subscribe_topic(PROGRESS, lambda event: bar.update(event[1]))
-        made = cluster.map_unordered(client, make_shard, map(job.task, pending), settings.workers)
+        results = cluster.map_unordered(client, make_shard, map(job.task, pending), settings.workers)
         if not settings.allow_rejected:
-            checks.require_usable(made)
-        for _ in made:
+            checks.require_usable(results)
+        for _ in results:
             pass
         client.unsubscribe_topic(PROGRESS)
         bar.update(total - bar.n)
 
 
-def _remove_rejecting(job: PreprocessJob, made: Iterable[int]) -> None:
+def _remove_rejecting(job: PreprocessJob, numbers: Iterable[int]) -> None:
     """Remove the shards that were made with rejected videos, so that the next run tries these again."""
     present = job.destination.files()
-    for task in map(job.task, made):
+    for task in map(job.task, numbers):
         with suppress(KeyError, Damaged, OtherSchema):
             head = Head.read_in(job.destination, task.name, present[task.name].size)
             if head.arrays["rejected"].shape[0] and head.notes.get("content") == task.content:

@@ -77,11 +77,11 @@ class Summary:
         }
 
 
-def summarise(index: Index, listed: Listed, made: int, decoded: int) -> Summary:
+def summarise(index: Index, listed: Listed, new_shards: int, decoded: int) -> Summary:
     """Count the contents of the shards and write `summary.json` next to them."""
     folder = folder_at(index.folder)
     reasons = _count(row["reason"] for row in read_rejected(index.folder))
-    summary = Summary(index, listed, reasons, _count(filter(None, index.note)), made, decoded)
+    summary = Summary(index, listed, reasons, _count(filter(None, index.note)), new_shards, decoded)
     text = json.dumps(summary.numbers, indent=1, ensure_ascii=False) + "\n"
     folder.write(SUMMARY, lambda path: write_text(path, text))
     return summary

@@ -21,7 +21,7 @@ from gdt.common.files import is_disk_full
 from gdt.common.folders import state_of
 from gdt.pipeline.shards.statistics import mel_sums
 from gdt.pipeline.shards.writer import VideoRecord, write_shard
-from gdt.preprocess.datasets.listing import TimedWords, hash_of, size_of
+from gdt.preprocess.datasets.listing import TimedWords, hash_of
 from gdt.preprocess.extract import NO_SOUND, Extracted, Unread, extract_group, groups, pixel_sums
 from gdt.preprocess.ffmpeg import Extraction, Target
 from gdt.preprocess.logmel import HOP, SAMPLE_RATE, Waveform, logmel_blocks, peak_levels
@@ -98,7 +98,7 @@ def _make_shard(task: ShardTask, folder: Path) -> list[dict[str, str]]:
                 pixels += pixel_sums(record.jpeg, record.sizes, every=task.extraction.fps)
         with contextlib.suppress(ValueError):  # without Dask
             get_worker().log_event(PROGRESS, len(group))
-    if all(size_of(video.path) < 0 <= video.size for video in task.videos):
+    if all(state_of(video.path).size < 0 <= video.size for video in task.videos):
         raise UserError(
             f"it sees none of the videos of {task}; mount their disk on every machine, then run the same command again"
         )

@@ -20,20 +20,14 @@ _NOT_UTF8 = re.compile("[\ud800-\udfff]")
 """What Python makes of the bytes of a name that are not UTF-8."""
 
 
-def named(dataset: str) -> DataSet:
-    """The data set of this name. Raises UserError for an unknown one."""
-    if dataset not in DATASETS:
-        raise unknown("layout", dataset, DATASETS)
-    return DATASETS[dataset]
-
-
 def find(dataset: str, source: Folder) -> DataSet:
     """The data set of this name. Raises UserError for an unknown name or a missing source."""
-    entry = named(dataset)
+    if dataset not in DATASETS:
+        raise unknown("layout", dataset, DATASETS)
     if isinstance(source, LocalFolder) and not source.path.is_dir():
         state = "is not a folder" if source.path.exists() else "does not exist"
         raise UserError(f"the source folder {source} {state}; set --source to the folder of your videos")
-    return entry
+    return DATASETS[dataset]
 
 
 def listing(dataset: str, source: VideoSource) -> Iterator[Video | Missing]:

@@ -8,6 +8,7 @@ the first; the column `labels` has all.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from operator import itemgetter
 
 from gdt.common.folders import File
 from gdt.pipeline.shards.layout import LABEL_SEPARATOR
@@ -40,12 +41,10 @@ def listing(source: VideoSource) -> Iterator[Video | Missing]:
     if not lists:
         raise incomplete(f"{source.folder} has none of {', '.join(_SPLITS)}", TREE)
     classes = source.file("class_labels_indices.csv")
-    names = dict(read_csv(classes, ("mid", "display_name"), _class_name)) if classes.exists else {}
+    names = (
+        dict(read_csv(classes, ("mid", "display_name"), itemgetter("mid", "display_name"))) if classes.exists else {}
+    )
     return youtube.listing(source, (segment for file in lists for segment in _segments(file, names)))
-
-
-def _class_name(row: Row) -> tuple[str, str]:
-    return row["mid"], row["display_name"]
 
 
 def _segments(file: File, names: dict[str, str]) -> Iterator[Segment]:

@@ -138,15 +138,10 @@ def incomplete(what: str, tree: str) -> UserError:
     return UserError(f"{what}; expected:\n{tree}")
 
 
-def size_of(path: Path) -> int:
-    """Bytes of a regular file, as `state_of`."""
-    return state_of(path).size
-
-
 def hash_of(path: Path) -> str:
     """BLAKE2b of a regular file, in hexadecimal; empty for anything else, and for a file that cannot be read."""
     with suppress(OSError):
-        if size_of(path) >= 0:
+        if state_of(path).size >= 0:
             with path.open("rb", buffering=0) as file:
                 return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
     return ""

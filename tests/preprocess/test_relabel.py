@@ -149,7 +149,7 @@ def test_lost_or_damaged_index_is_rebuilt_with_current_labels(pets: Preprocess) 
 
 @pytest.mark.parametrize(
     "moment", ["pipeline.shards.container.writing", "common.files.os.fsync", "preprocess.finish.write_lines",
-               "preprocess.finish.summarise", "preprocess.stage.Job.pending"],
+               "preprocess.finish.summarise", "preprocess.stage.PreprocessJob.pending"],
 )  # fmt: skip
 def test_interrupted_relabelling_is_completed_by_the_next_run(
     pets: Preprocess, monkeypatch: pytest.MonkeyPatch, moment: str
