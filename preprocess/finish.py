@@ -25,8 +25,9 @@ if TYPE_CHECKING:
 def finish(job: PreprocessJob, new_shards: Sequence[int]) -> Summary:
     """Write index, rejected.jsonl and summary, and remove shards that are not in the plan.
 
-    `new_shards` are numbers. In a store, the index comes after the list of rejected videos, so that
-    readers find both. Raises UserError if another run has written it meanwhile, and Unusable if no video can be used.
+    `new_shards` are the numbers of those that this run made. In a store, the index comes after the list of rejected
+    videos, so that readers find both. Raises UserError if another run has written it meanwhile, and Unusable if no
+    video can be used.
     """
     remove_scratch(job.destination)
     names = [shard_name(number) for number in job.shards]
