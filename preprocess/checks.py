@@ -26,7 +26,7 @@ from gdt.pipeline.shards.layout import INDEX, read_rejected
 from gdt.preprocess.datasets.listing import hash_of
 from gdt.preprocess.plan import Listed, Plan
 from gdt.preprocess.summary import generalise
-from gdt.preprocess.worker import Made
+from gdt.preprocess.worker import MadeShard
 
 _FIRST = 100
 """Number of videos of which most must be usable."""
@@ -38,7 +38,7 @@ def contents(destination: Folder, details: dict[str, Any], ffmpeg: str, retry_re
     Empty for shards to be made again, as another ffmpeg may decode more, or their rejected videos are to be retried.
     """
     another = f"set --destination to another folder, or delete those shards and {INDEX} first"
-    made: dict[str, str] = {}
+    contents: dict[str, str] = {}
 
     def look(name: str, size: int) -> Head | None:
         try:
@@ -56,17 +56,18 @@ def contents(destination: Folder, details: dict[str, Any], ffmpeg: str, retry_re
     for name, head in zip(names, heads, strict=True):
         if head is None:
             continue
-        before = json.loads(head.notes["settings"])
-        if changed := [
-            f"{key.replace('_', '-')} was {_shown(before.get(key))}, now {_shown(value)}"
+        recorded = json.loads(head.notes["settings"])
+        differing = [
+            f"{key.replace('_', '-')} was {_shown(recorded.get(key))}, now {_shown(value)}"
             for key, value in details.items()
-            if before.get(key) != value
-        ]:
-            raise UserError(f"{destination} holds shards made with other settings: {'; '.join(changed)}; {another}")
-        other = head.notes.get("only", ffmpeg) != ffmpeg
+            if recorded.get(key) != value
+        ]
+        if differing:
+            raise UserError(f"{destination} holds shards made with other settings: {'; '.join(differing)}; {another}")
+        other_ffmpeg = head.notes.get("only", ffmpeg) != ffmpeg
         retried = retry_rejected and name != INDEX and head.arrays["rejected"].shape[0] > 0
-        made[name] = "" if other or retried else head.notes.get("content", "")
-    return made
+        contents[name] = "" if other_ffmpeg or retried else head.notes.get("content", "")
+    return contents
 
 
 def _shown(value: object) -> str:
@@ -87,21 +88,24 @@ def changed(source: Folder, doubtful: Sequence[tuple[int, Path, str]]) -> set[in
 
     def look(number: int, path: Path, known: str) -> int:
         with source.local(path) as file:
-            found = hash_of(file)
-        if not found:
+            hash = hash_of(file)
+        if not hash:
             where = source.address(path)
             raise UserError(f"cannot read {where}, which may have changed; check its disk and permissions")
-        return number if found != known else -1
+        return number if hash != known else -1
 
+    if not doubtful:
+        return set()
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        looked = pool.map(look, *zip(*doubtful, strict=True)) if doubtful else iter(())
-        return {*tqdm(looked, "compare", len(doubtful), unit="video", disable=not doubtful)} - {-1}
+        numbers = pool.map(look, *zip(*doubtful, strict=True))
+        return {*tqdm(numbers, "compare", len(doubtful), unit="video")} - {-1}
 
 
 def require_planned(plan: Plan, listed: Listed, source: Folder, destination: Folder) -> None:
     """Refuse to drop videos of finished shards after a wrong SOURCE or an unmounted disk."""
     known = listed.videos.keys() | {row["id"] for row in read_rejected(place(str(destination)))}
-    if gone := [name for names in plan.shards.values() for name in names if name not in known]:
+    gone = [name for names in plan.shards.values() for name in names if name not in known]
+    if gone:
         raise UserError(
             f"the shards in {destination} hold {plural(len(gone), 'video')} no longer in {source} (first: '{gone[0]}')"
             "; restore them, or set --drop-missing to rebuild the shards without them, or --destination to another "
@@ -113,11 +117,12 @@ class TooManyRejected(UserError):
     """Too many videos are rejected."""
 
 
-def require_usable(made: Iterator[Made]) -> None:
+def require_usable(results: Iterator[MadeShard]) -> None:
     """Raise TooManyRejected if more than a third of the first videos are rejected for one reason."""
-    first: list[Made] = []
+    first: list[MadeShard] = []
     while sum(shard.videos for shard in first) < _FIRST:
-        if (shard := next(made, None)) is None:
+        shard = next(results, None)
+        if shard is None:
             return
         first.append(shard)
     rows = [(row["id"], row["reason"]) for shard in first for row in shard.rejected]
@@ -137,9 +142,9 @@ def _require_few(rejected: Sequence[tuple[object, str]], videos: int, of: str, w
         )
 
 
-def require_names(listed: Listed, layout: str, given: bool) -> None:
-    """Raise TooManyRejected if the names of too many files are at fault; `given`: whether --layout was."""
+def require_names(listed: Listed, layout: str, layout_given: bool) -> None:
+    """Raise TooManyRejected if the names of too many files are at fault; `layout_given`: whether --layout was."""
     faults = [(row.path, row.reason) for row in listed.missing if row.fault]
-    option = "--layout folder" if given else "--dataset <name> for the layout folder"
+    option = "--layout folder" if layout_given else "--dataset <name> for the layout folder"
     way = "rename files" + (f", or set {option}, whose ids are paths" if layout != "folder" else "")
     _require_few(faults, len(listed.videos) + len(faults), "of", way)

@@ -21,7 +21,8 @@ _TOLERANCE = SAMPLE_RATE * 15 // 1000
 """Tolerated offset between sound and stamps, samples: half a video frame, as codecs and containers may add another."""
 _LASTING = SAMPLE_RATE // 2
 """Duration from which an offset counts as a gap, samples."""
-_MIN_STAMPS, _MAX_STAMPS = 4, 50
+_MIN_STAMPS = 4
+_MAX_STAMPS = 50
 """Bounds of _LASTING in stamps: sounds have from eight to hundreds per second."""
 _ROWS = 1 << 14
 _BYTES = 1 << 22
@@ -41,20 +42,23 @@ def put_on_clock(pcm: Path, stamps: Path, limit: int) -> None:
     samples = pcm.stat().st_size // 2
     end = np.minimum(np.cumsum(count), samples)  # fewer samples, if ffmpeg failed between the two outputs
     count = np.diff(end, prepend=0)
-    pts, count = pts[count > 0], count[count > 0]
-    found = whole = [(0, 0, samples)]
+    pts = pts[count > 0]
+    count = count[count > 0]
+    unchanged = [(0, 0, samples)]
+    on_clock = unchanged
     if len(pts):
         count[-1] += samples - end[-1]  # more samples, if ffmpeg reached its limit of stamps
-        found = pieces(pts, count)
-    if (kept := cut(limit, found)) != whole:
+        on_clock = pieces(pts, count)
+    kept = cut(limit, on_clock)
+    if kept != unchanged:
         rearrange(pcm, kept)
 
 
-def cut(limit: int, found: Iterable[Piece]) -> list[Piece]:
+def cut(limit: int, on_clock: Iterable[Piece]) -> list[Piece]:
     """The pieces within the first `limit` samples on the clock."""
     kept: list[Piece] = []
     written = 0
-    for silence, start, stop in found:
+    for silence, start, stop in on_clock:
         stop = min(stop, start + limit - written - silence)
         if start < stop:
             kept.append((silence, start, stop))
@@ -75,27 +79,29 @@ def pieces(pts: np.ndarray, count: np.ndarray) -> list[Piece]:
     windows = np.lib.stride_tricks.sliding_window_view(mirrored, 2 * half + 1)
     blocks = (windows[k : k + _ROWS] for k in range(0, len(windows), _ROWS))  # np.median copies its input
     offset = np.concatenate([np.median(block, axis=1).astype(np.int64) for block in blocks])
-    first, held = [0], offset[0]
+    first = [0]  # frames at which the offset steps, so that a piece begins
+    held = offset[0]
     for k, now in enumerate(offset):
         if abs(now - held) > _TOLERANCE:
             first.append(k)
             held = now
-    found: list[Piece] = []
+    on_clock: list[Piece] = []
     written = 0
     for k, after in zip(first, [*first[1:], len(count)], strict=True):
         silence = max(0, begin[k] + offset[k] - written)
-        start, stop = max(begin[k], written - offset[k]), end[after - 1]
+        start = max(begin[k], written - offset[k])
+        stop = end[after - 1]
         if start < stop:
-            found.append((int(silence), int(start), int(stop)))
+            on_clock.append((int(silence), int(start), int(stop)))
             written += silence + stop - start
-    return found
+    return on_clock
 
 
 def rearrange(pcm: Path, kept: Iterable[Piece]) -> None:
     """Rewrite a file of int16 samples from pieces of it."""
-    whole = pcm.with_suffix(".whole")
-    pcm.rename(whole)
-    with whole.open("rb") as source, pcm.open("wb") as target:
+    original = pcm.with_suffix(".whole")
+    pcm.rename(original)
+    with original.open("rb") as source, pcm.open("wb") as target:
         for silence, start, stop in kept:
             target.seek(2 * silence, os.SEEK_CUR)  # leaves zeros
             source.seek(2 * start)
@@ -103,4 +109,4 @@ def rearrange(pcm: Path, kept: Iterable[Piece]) -> None:
             while remaining and (block := source.read(min(_BYTES, remaining))):
                 target.write(block)
                 remaining -= len(block)
-    whole.unlink()
+    original.unlink()

@@ -36,8 +36,9 @@ _CONFIG: dict[str, Any] = {
     "distributed.admin.system-monitor.interval": "5s",
 }
 _ADVICE: dict[int | None, str] = {
-    errno.EMFILE: "allow more open files (ulimit -n)", errno.ENETUNREACH: "bring up the network interface lo",
-}  # fmt: skip
+    errno.EMFILE: "allow more open files (ulimit -n)",
+    errno.ENETUNREACH: "bring up the network interface lo",
+}
 _MOST = 10_000
 """Maximum number of workers."""
 
@@ -91,7 +92,8 @@ def connect(scheduler: str, workers: int) -> Iterator[distributed.Client]:
 @contextlib.contextmanager
 def _hidden_script() -> Iterator[None]:
     """Keep worker processes from running the script of this process again."""
-    script, sys.modules["__main__"] = sys.modules["__main__"], ModuleType("__main__")
+    script = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
     try:
         yield
     finally:
@@ -110,10 +112,13 @@ def _local(workers: int) -> distributed.LocalCluster:
     before = signal.signal(signal.SIGINT, lambda number, _: interrupts.append(number)) if main else None
     try:
         return distributed.LocalCluster(
-            n_workers=workers, threads_per_worker=1, processes=True, dashboard_address=None,
+            n_workers=workers,
+            threads_per_worker=1,
+            processes=True,
+            dashboard_address=None,
             scheduler_kwargs={"dashboard_address": "127.0.0.1:0"},  # any port: 8787 may be another's
             silence_logs=logging.CRITICAL,
-        )  # fmt: skip
+        )
     except (RuntimeError, OSError) as error:  # a worker that dies at its start ends the whole cluster
         cause = _cause(error)
         advice = _ADVICE.get(getattr(cause, "errno", None), "check the free memory, 'ulimit -a' and variables DASK_*")
@@ -128,7 +133,10 @@ def _local(workers: int) -> distributed.LocalCluster:
 
 def _cause(error: BaseException) -> BaseException:
     """The error of the operating system in the chain of an error, else its origin."""
-    while getattr(error, "errno", None) is None and (before := error.__cause__ or error.__context__):
+    while getattr(error, "errno", None) is None:
+        before = error.__cause__ or error.__context__
+        if before is None:
+            break
         error = before
     return error
 

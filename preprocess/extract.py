@@ -15,12 +15,13 @@ import numpy as np
 from PIL import Image
 
 from gdt.common.files import kind
+from gdt.common.folders import state_of
 from gdt.preprocess import ffmpeg
 from gdt.preprocess.clock import put_on_clock, rearrange
-from gdt.preprocess.datasets.listing import Video, hash_of, size_of
+from gdt.preprocess.datasets.listing import Video, hash_of
 from gdt.preprocess.ffmpeg import Extraction, Target
 from gdt.preprocess.logmel import SAMPLE_RATE, Waveform, peak_levels
-from gdt.preprocess.process import Failed, Log, Rejected, run
+from gdt.preprocess.process import Failed, FfmpegLog, Rejected, run
 from gdt.preprocess.streams import choose, is_odd
 
 _GROUP = 16
@@ -32,12 +33,11 @@ _CANCELLED = 30.0
 """A channel replaces the mix if it is louder by this many dB; no ordinary mix attenuates a channel as much."""
 _OUT_OF_ORDER = "non monotonically increasing dts"
 NO_SOUND = "its sound cannot be decoded"
-_READING = tuple(
-    map(os.strerror, (errno.EIO, errno.EACCES, errno.EPERM, errno.ESTALE, errno.ETIMEDOUT, errno.EREMOTEIO))
-)
+_READING = [
+    os.strerror(number)
+    for number in (errno.EIO, errno.EACCES, errno.EPERM, errno.ESTALE, errno.ETIMEDOUT, errno.EREMOTEIO)
+]
 """What ffmpeg says where a file cannot be read; also where some files end too early."""
-
-
 NEXT_RUN = "the next run tries it again"
 
 
@@ -65,10 +65,11 @@ def groups(videos: Sequence[Video]) -> Iterator[list[Video]]:
     group: list[Video] = []
     total = 0
     for video in videos:
-        size = max(0, size_of(video.path))
+        size = max(0, state_of(video.path).size)
         if group and (len(group) == _GROUP or total + size > _GROUP_BYTES):
             yield group
-            group, total = [], 0
+            group = []
+            total = 0
         group.append(video)
         total += size
     if group:
@@ -78,17 +79,23 @@ def groups(videos: Sequence[Video]) -> Iterator[list[Video]]:
 def extract_group(targets: Sequence[Target], settings: Extraction) -> list[Extracted | Rejected]:
     """Decode several videos in one process; after an error, each separately, so that a bad one affects no other."""
     # segments are decoded separately: the length of the file decides whether to cut them out
-    if len(targets) > 1 and all(size_of(target.video.path) > 0 and not target.video.segment for target in targets):
-        outputs = [path for target in targets for path in target.outputs]
-        try:
-            log = run(ffmpeg.command(targets, settings), settings.limits, targets[0].log, *outputs)
-            plain = len(log.streams) == len(outputs) and not is_odd(log.streams, settings.fps)
-            fine = plain and not log.errors and all(map(_has_bytes, outputs))
-        except Rejected:
-            fine = False
-        if fine:
-            return [_attempt(_collect, target, settings, []) for target in targets]
+    together = len(targets) > 1 and all(
+        state_of(target.video.path).size > 0 and not target.video.segment for target in targets
+    )
+    if together and _decode_together(targets, settings):
+        return [_attempt(_collect, target, settings, []) for target in targets]
     return [_attempt(_extract, target, settings) for target in targets]
+
+
+def _decode_together(targets: Sequence[Target], settings: Extraction) -> bool:
+    """Decode several videos in one process; whether every one is plain and free of errors."""
+    outputs = [path for target in targets for path in target.outputs]
+    try:
+        log = run(ffmpeg.command(targets, settings), settings.limits, targets[0].log, *outputs)
+    except Rejected:
+        return False
+    plain = len(log.streams) == len(outputs) and not is_odd(log.streams, settings.fps)
+    return plain and not log.errors and all(map(_has_bytes, outputs))
 
 
 def _attempt(step: Callable[..., Extracted], *arguments: object) -> Extracted | Rejected:
@@ -100,21 +107,18 @@ def _attempt(step: Callable[..., Extracted], *arguments: object) -> Extracted | 
 
 def _extract(target: Target, settings: Extraction) -> Extracted:
     """Decode one video. Raises Rejected with a reason if there is no usable output."""
-    path = target.video.path
-    if (size := size_of(path)) < 0:
-        if target.video.size >= 0:
-            raise Unread(f"the file has disappeared during the run; {NEXT_RUN}")
-        what = kind(path)
-        raise Rejected("the file does not exist" if what == "missing" else f"it is {what}, not a file")
-    if size == 0:
-        raise Rejected("the file is empty")
+    _require_bytes(target.video)
     target = choose(target, settings)
     log = _decode(target, settings)
-    if failure := next((each for each in _READING if any(each in line for line in log.errors)), ""):
-        if not hash_of(path):
+    printed = "\n".join(log.errors)
+    failure = next((message for message in _READING if message in printed), "")
+    if failure:
+        if not hash_of(target.video.path):
             raise Unread(f"it cannot be read ({failure}); {NEXT_RUN}")
         log = _decode(target, settings)
-    trials = [replace(target, sound="")] if target.pictures and target.sound else []  # the sound may be undecodable
+    trials: list[Target] = []
+    if target.pictures and target.sound:
+        trials.append(replace(target, sound=""))  # the sound may be undecodable
     if target.hdr:  # the file may not declare its colour space
         trials += [replace(target, hdr=False), replace(target, hdr=False, sound="")]
     used = target
@@ -135,7 +139,19 @@ def _extract(target: Target, settings: Extraction) -> Extracted:
     return _collect(used, settings, errors)
 
 
-def _decode(target: Target, settings: Extraction) -> Log:
+def _require_bytes(video: Video) -> None:
+    """Raise Rejected unless the file of a video has bytes."""
+    size = state_of(video.path).size
+    if size < 0:
+        if video.size >= 0:
+            raise Unread(f"the file has disappeared during the run; {NEXT_RUN}")
+        what = kind(video.path)
+        raise Rejected("the file does not exist" if what == "missing" else f"it is {what}, not a file")
+    if size == 0:
+        raise Rejected("the file is empty")
+
+
+def _decode(target: Target, settings: Extraction) -> FfmpegLog:
     return run(ffmpeg.command([target], settings), settings.limits, target.log, *target.outputs)
 
 
@@ -147,22 +163,27 @@ def _collect(target: Target, settings: Extraction, errors: list[str]) -> Extract
     os.truncate(target.jpeg, int(sizes.sum()))
     peak = _align(target, settings) if _has_bytes(target.pcm) else None
     seconds = len(sizes) / settings.fps if target.pictures else len(Waveform(target.pcm)) / SAMPLE_RATE
-    short, official = seconds < settings.min_seconds, bool(target.video.folds and seconds)
+    short = seconds < settings.min_seconds
+    official = bool(target.video.folds and seconds)
     if short and not official:
         reason = f"only {seconds:.2f} s of it can be decoded, {settings.min_seconds:g} s are needed"
         raise Failed(f"{reason}; {_first(errors)}") if errors else Rejected(reason)
     if short and not errors:
         errors = ["shorter than --min-seconds, kept because its official folds count every video"]
-    if not errors and seconds >= (limit := ffmpeg.max_seconds(target.video.path, settings)):
+    limit = ffmpeg.max_seconds(target.video.path, settings)
+    if not errors and seconds >= limit:
         rule = "--max-hours" if limit == settings.max_hours * 3600 else "its file is too small for more"
         errors = [f"cut at {limit:g} s ({rule})"]
-    width, height = 0, 0
+    width = 0
+    height = 0
     if target.pictures:
         with target.jpeg.open("rb") as file:
             width, height = Image.open(io.BytesIO(file.read(int(sizes[0])))).size
     notes = [note for note in (*errors[:1], target.note) if note]
-    if peak is not None and peak < _QUIET and (instead := _use_loudest_channel(target, settings, peak)):
-        notes = [instead, *notes]
+    if peak is not None and peak < _QUIET:
+        replaced = _use_loudest_channel(target, settings, peak)
+        if replaced:
+            notes.insert(0, replaced)
     return Extracted(target.jpeg, sizes, height, width, Waveform(target.pcm), "; ".join(notes))
 
 
@@ -170,7 +191,8 @@ def _align(target: Target, settings: Extraction) -> float:
     """Put the sound on the clock. Returns its peak in dBFS."""
     put_on_clock(target.pcm, target.stamps, round(ffmpeg.end_seconds(target.video, settings) * SAMPLE_RATE))
     target.stamps.unlink()
-    if stretches := ffmpeg.kept_stretches(target.video, settings):
+    stretches = ffmpeg.kept_stretches(target.video, settings)
+    if stretches:
         rearrange(target.pcm, [(0, round(a * SAMPLE_RATE), round(b * SAMPLE_RATE)) for a, b in stretches])
     return 20 * math.log10(max(1, peak_levels(Waveform(target.pcm)).max(initial=0)) / 32768)
 
@@ -193,8 +215,8 @@ def _use_loudest_channel(target: Target, settings: Extraction, peak: float) -> s
     except Rejected:
         pass  # the mix is there
     finally:
-        for left in (only.pcm, only.stamps):
-            left.unlink(missing_ok=True)
+        only.pcm.unlink(missing_ok=True)
+        only.stamps.unlink(missing_ok=True)
     return ""
 
 
@@ -204,7 +226,8 @@ def frame_sizes(path: Path) -> np.ndarray:
     A frame ends where an end marker is followed by a start marker; within a frame, 0xff is followed by neither.
     """
     ends = [0]
-    position, tail = 0, b""
+    position = 0
+    tail = b""
     with path.open("rb") as file:
         while block := file.read(_BLOCK):
             data = tail + block

@@ -18,8 +18,9 @@ from typing import Annotated, Any
 import ffmpeg
 import tyro
 
+from gdt.common.folders import state_of
 from gdt.common.processes import killed_with_parent
-from gdt.preprocess.datasets.listing import SOUNDS, Video, size_of
+from gdt.preprocess.datasets.listing import SOUNDS, Video
 from gdt.preprocess.logmel import SAMPLE_RATE
 from gdt.preprocess.process import POSITIVE, Limits, require_in_range
 
@@ -35,9 +36,7 @@ _MIN_BYTES = 250
 """Fewest plausible bytes per second, after the first minute."""
 _MAX_STAMPS = 1 << 22
 """Maximum number of sound time stamps, 62 bytes each: a file of tiny frames could fill the disk with them."""
-_WITHOUT_INDEX = {
-    ".m2p", ".m2t", ".m2ts", ".mpe", ".mpeg", ".mpg", ".mpv", ".mts", ".tp", ".trp", ".ts", ".vob",
-}  # fmt: skip
+_WITHOUT_INDEX = {".m2p", ".m2t", ".m2ts", ".mpe", ".mpeg", ".mpg", ".mpv", ".mts", ".tp", ".trp", ".ts", ".vob"}
 """Suffixes of MPEG's program and transport streams."""
 _EARLY = 8.0
 """Seconds before a segment at which decoding such files starts, since ffmpeg may find no earlier key frame than the
@@ -67,10 +66,8 @@ class Extraction:
     limits: Annotated[Limits, tyro.conf.arg(name="")] = field(default_factory=Limits)
 
     def __post_init__(self) -> None:
-        require_in_range(
-            self, fps=(1, 100), short_side=(16, 10_000), quality=(2, 31), min_seconds=POSITIVE, max_hours=POSITIVE,
-            silence_db=(-200, 0),
-        )  # fmt: skip
+        require_in_range(self, fps=(1, 100), short_side=(16, 10_000), quality=(2, 31))
+        require_in_range(self, min_seconds=POSITIVE, max_hours=POSITIVE, silence_db=(-200, 0))
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -124,35 +121,47 @@ class Target:
 
 def command(targets: Sequence[Target], settings: Extraction) -> list[str]:
     """The ffmpeg command line of one pass over each of the targets."""
+    outputs = []
+    for target, source in zip(targets, _inputs(targets), strict=True):
+        if target.pictures:
+            outputs.append(_frames_output(source[target.picture], target, settings))
+        if target.sound:
+            outputs += _sound_outputs(source[target.sound], target, settings)
+    return _compiled(outputs)
+
+
+def _frames_output(source: Any, target: Target, settings: Extraction) -> Any:
+    """The output of JPEG frames.
+
+    ffmpeg rebuilds the filters where the size or format of frames changes. So they use time stamps, not counts, and the
+    encoder pads the start: `fps` with a start time would pad again in the middle of the video.
+    """
     shrink = f"min(1,{settings.short_side}/min(iw*sar,ih))"
     longest = _MAX_ASPECT * settings.short_side
     width, height = (f"max(2,min({longest},2*round({side}*{shrink}/2)))" for side in ("iw*sar", "ih"))
     size = f"w='{width}':h='{height}'"
-    tonemap = [  # on the small frame; without it an HDR video looks washed out
-        f"scale={size}", "zscale=t=linear:npl=100", "format=gbrpf32le", "zscale=p=bt709", "tonemap=hable:desat=0",
-        "zscale=t=bt709:m=bt709:r=tv", "format=yuv420p",
-    ]  # fmt: skip
+    chain = ["yadif=deint=interlaced", _latest(target, settings.fps), f"fps={settings.fps}", "trim=start_pts=0"]
+    chain += _select(kept_stretches(target.video, settings), settings.fps)
+    if target.hdr:  # on the small frame; without it an HDR video looks washed out
+        chain += [f"scale={size}", "zscale=t=linear:npl=100", "format=gbrpf32le", "zscale=p=bt709"]
+        chain += ["tonemap=hable:desat=0", "zscale=t=bt709:m=bt709:r=tv", "format=yuv420p"]
     # JPEG's YCbCr, independent of the colour coding of the video
-    after = [f"scale={size}:out_color_matrix=bt601:out_range=pc", "format=yuv420p", "setsar=1"]
-    outputs = []
-    for target, source in zip(targets, _inputs(targets), strict=True):
-        video = target.video
-        # ffmpeg rebuilds the filters where the size or format of frames changes. So they use time stamps, not counts,
-        # and the encoder pads the start: `fps` with a start time would pad again in the middle of the video.
-        chain = ["yadif=deint=interlaced", _latest(target, settings.fps), f"fps={settings.fps}", "trim=start_pts=0"]
-        chain += [*_select(kept_stretches(video, settings), settings.fps), *(tonemap if target.hdr else []), *after]
-        if target.pictures:
-            outputs.append(
-                # without fps_mode, ffmpeg does not pad a late video that is the only stream of its file
-                ffmpeg.output(
-                    source[target.picture], str(target.jpeg), vf=",".join(chain), filter_threads=1, threads=1,
-                    format="image2pipe", vcodec="mjpeg", pix_fmt="yuvj420p", flags="+bitexact", r=settings.fps,
-                    fps_mode="cfr", t=end_seconds(video, settings), **{"q:v": settings.quality},
-                )
-            )  # fmt: skip
-        if target.sound:
-            outputs += _sound_outputs(source[target.sound], target, settings)
-    return _compiled(outputs)
+    chain += [f"scale={size}:out_color_matrix=bt601:out_range=pc", "format=yuv420p", "setsar=1"]
+    return ffmpeg.output(
+        source,
+        str(target.jpeg),
+        vf=",".join(chain),
+        filter_threads=1,
+        threads=1,
+        format="image2pipe",
+        vcodec="mjpeg",
+        pix_fmt="yuvj420p",
+        flags="+bitexact",
+        r=settings.fps,
+        fps_mode="cfr",  # without it, ffmpeg does not pad a late video that is the only stream of its file
+        t=end_seconds(target.video, settings),
+        **{"q:v": settings.quality},
+    )
 
 
 def channel_levels(target: Target, settings: Extraction) -> list[str]:
@@ -220,11 +229,12 @@ def _inputs(targets: Sequence[Target]) -> list[Any]:
         options: dict[str, Any] = {"threads": 1, "protocol_whitelist": "file", "format_whitelist": _FORMATS}
         if len(targets) > 1:
             options["thread_queue_size"] = _QUEUE
-        if begin := video.segment[0] if video.segment else 0:
+        begin = video.segment[0] if video.segment else 0
+        if begin:
             options["ss"] = begin  # no `t`, which would end the sound at the first stamp beyond it
             if video.path.suffix.lower() in _WITHOUT_INDEX:  # what comes before the segment gets times before 0
-                names = "copyts", "start_at_zero", "noaccurate_seek"
-                options |= {"ss": max(0, begin - _EARLY), "itsoffset": -begin} | dict.fromkeys(names)
+                options |= {"ss": max(0, begin - _EARLY), "itsoffset": -begin}
+                options |= {"copyts": None, "start_at_zero": None, "noaccurate_seek": None}
         sources.append(ffmpeg.input(f"file:{video.path}", **options))
     return sources
 
@@ -257,18 +267,21 @@ def kept_stretches(video: Video, settings: Extraction) -> list[tuple[float, floa
 
 def max_seconds(path: Path, settings: Extraction) -> float:
     """Length limit of a file: huge time stamps in a small one would become hours of one repeated frame."""
-    size = max(0, size_of(path))
+    size = max(0, state_of(path).size)
     return min(settings.max_hours * 3600, 60 + size // _MIN_BYTES)
 
 
 def end_seconds(video: Video, settings: Extraction) -> float:
     """Length limit of a video or its segment."""
     limit = max_seconds(video.path, settings)
-    return min(limit, video.segment[1] - video.segment[0]) if video.segment else limit
+    if video.segment is None:
+        return limit
+    begin, end = video.segment
+    return min(limit, end - begin)
 
 
 @cache
 def has_tonemap() -> bool:
     """Whether this ffmpeg can tone-map HDR (built with libzimg)."""
-    listed = subprocess.run(["ffmpeg", "-hide_banner", "-filters"], capture_output=True, text=True, check=False).stdout
-    return " zscale " in listed and " tonemap " in listed
+    process = subprocess.run(["ffmpeg", "-hide_banner", "-filters"], capture_output=True, text=True, check=False)
+    return " zscale " in process.stdout and " tonemap " in process.stdout

@@ -5,32 +5,41 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gdt.common.errors import Unusable, plural
 from gdt.common.files import dump_row, write_lines
 from gdt.common.folders import Folder, LocalFolder
-from gdt.pipeline.shards.index import Index, write_index
+from gdt.pipeline.shards.index import Annotations, Index, write_index
 from gdt.pipeline.shards.layout import INDEX, REJECTED
+from gdt.preprocess.datasets.listing import Missing
 from gdt.preprocess.plan import shard_name
 from gdt.preprocess.summary import Summary, summarise
 
 if TYPE_CHECKING:
-    from gdt.preprocess.stage import Job
+    from gdt.preprocess.stage import PreprocessJob
 
 
-def finish(job: Job, made: Sequence[int]) -> Summary:
+def finish(job: PreprocessJob, new_shards: Sequence[int]) -> Summary:
     """Write index, rejected.jsonl and summary, and remove shards that are not in the plan.
 
-    `made` are the numbers of the new shards. In a store, the index comes after the list of rejected videos, so that
-    readers find both. Raises UserError if another run has written it meanwhile, and Unusable if no video can be used.
+    `new_shards` are the numbers of those that this run made. In a store, the index comes after the list of rejected
+    videos, so that readers find both. Raises UserError if another run has written it meanwhile, and Unusable if no
+    video can be used.
     """
     remove_scratch(job.destination)
-    names = list(map(shard_name, job.shards))
+    names = [shard_name(number) for number in job.shards]
+
+    def annotate(kept: Sequence[str]) -> Annotations:
+        settled = job.listed.settled(kept)
+        # before the index shows it: an assignment that was once seen must hold in later runs
+        replace(job, listed=settled).plan(job.shards).write(job.destination)
+        return settled.annotations(kept)
 
     def write(path: Path) -> Index:
-        reasons = write_index(path, job.destination, names, json.dumps(job.details), job.listed.annotations)
+        reasons = write_index(path, job.destination, names, json.dumps(job.details), annotate)
         rows = _rejected(job, reasons)
         job.destination.write(REJECTED, lambda path: write_lines(path, map(dump_row, rows)))
         index = Index.read(path, job.settings.absolute_shards)
@@ -50,17 +59,18 @@ def finish(job: Job, made: Sequence[int]) -> Summary:
     for name in job.destination.files().keys() - set(names):
         if name.startswith("shard-") and ".h5" in name:
             job.destination.remove(name)
-    return summarise(index, job.listed, len(made), job.count(made))
+    return summarise(index, job.listed, len(new_shards), job.count(new_shards))
 
 
-def _rejected(job: Job, reasons: Mapping[str, str]) -> list[dict[str, str]]:
+def _rejected(job: PreprocessJob, reasons: Mapping[str, str]) -> list[dict[str, str]]:
     """The rows of rejected.jsonl, given the reason of each video that is in no shard, by id."""
-    rejected = [(row.id, row.path, row.reason) for row in job.listed.missing]
     # paths from the list: a video that was moved keeps its shard
-    rejected += [(id, job.listed.videos[id].path, reason) for id, reason in reasons.items()]
-    return [
-        {"id": id, "path": job.source.address(path) if path else "", "reason": reason} for id, path, reason in rejected
-    ]
+    rejected = [Missing(id, reason, job.listed.videos[id].path) for id, reason in reasons.items()]
+    rows = []
+    for video in [*job.listed.missing, *rejected]:
+        path = job.source.address(video.path) if video.path else ""
+        rows.append({"id": video.id, "path": path, "reason": video.reason})
+    return rows
 
 
 def remove_scratch(destination: Folder) -> None:

@@ -34,14 +34,13 @@ def corners() -> np.ndarray:
     From librosa; the same arithmetic where it cannot be loaded.
     """
     top = SAMPLE_RATE / 2
-    hertz: np.ndarray
     try:
         import librosa
 
-        hertz = librosa.mel_frequencies(n_mels=BANDS + 2, fmin=0.0, fmax=top, htk=True)
+        return np.asarray(librosa.mel_frequencies(n_mels=BANDS + 2, fmin=0.0, fmax=top, htk=True))
     except (ImportError, RuntimeError):  # RuntimeError: an account without a folder for numba's cache
-        hertz = 700 * (10 ** (np.linspace(0, 2595 * np.log10(1 + top / 700), BANDS + 2) / 2595) - 1)
-    return hertz
+        mels = np.linspace(0, 2595 * np.log10(1 + top / 700), BANDS + 2)
+        return 700 * (10 ** (mels / 2595) - 1)
 
 
 @lru_cache(maxsize=1)
@@ -51,7 +50,9 @@ def filters() -> torch.Tensor:
 
     corner = np.floor((FFT + 1) * corners() / SAMPLE_RATE)
     bins = np.arange(FFT // 2 + 1)[:, None]
-    low, peak, high = corner[:-2], corner[1:-1], corner[2:]
+    low = corner[:-2]
+    peak = corner[1:-1]
+    high = corner[2:]
     rising = (bins - low) / np.maximum(peak - low, 1)
     falling = (high - bins) / np.maximum(high - peak, 1)
     triangle = np.where(bins < peak, rising, falling) * ((bins >= low) & (bins < high))

@@ -32,7 +32,7 @@ class Shares:
     val: float = 0.0
     test: float = 0.0
     chosen: Mapping[str, str] = field(default_factory=dict)
-    """The split of the video, by id, that was moved into a split which the draw left empty."""
+    """The split of the video, by id, that was moved into a split which the draw left without a usable video."""
 
     def __post_init__(self) -> None:
         for option, share in (("--val", self.val), ("--test", self.test)):
@@ -52,7 +52,11 @@ class Shares:
         if self.share(self.chosen.get(video_id, "train")):
             return self.chosen[video_id]
         draw = _draw(video_id)
-        return "test" if draw < self.test else "val" if draw > 1 - self.val else "train"
+        if draw < self.test:
+            return "test"
+        if draw > 1 - self.val:
+            return "val"
+        return "train"
 
     def changed(self, val: float | None, test: float | None) -> Shares:
         """With other shares; None keeps one."""
@@ -70,7 +74,8 @@ class Shares:
             train = [video_id for video_id, drawn in splits.items() if drawn == "train"]
             if self.share(split) and split not in splits.values() and len(train) > 1:
                 nearest = min(train, key=_draw) if split == "test" else max(train, key=_draw)
-                splits[nearest] = chosen[nearest] = split
+                splits[nearest] = split
+                chosen[nearest] = split
         return replace(self, chosen=chosen)
 
 
@@ -89,46 +94,55 @@ class Listed:
     """Those that cannot be used."""
     shares: Shares
     """Those that decide the split of the videos without one."""
-    drawn: bool
-    """Whether there are such videos."""
+    drawn: Collection[str]
+    """The ids of those."""
     ignored: Mapping[str, int] = field(default_factory=dict)
-    """Numbers of files that are no videos, as in Source."""
+    """Numbers of files that are no videos, as in VideoSource."""
     notes: Sequence[str] = ()
-    """How the folders were read, as in Source."""
+    """How the folders were read, as in VideoSource."""
+
+    def settled(self, kept: Collection[str]) -> Listed:
+        """With a kept video, chosen from train, for each split that was asked for and would have no kept one."""
+        shares = self.shares.without_empty([video_id for video_id in kept if video_id in self.drawn])
+        splits = {video_id: shares.split(video_id) for video_id in self.drawn}
+        videos = {video_id: replace(self.videos[video_id], split=split) for video_id, split in splits.items()}
+        return replace(self, videos={**self.videos, **videos}, shares=shares)
 
     def annotations(self, ids: Sequence[str]) -> Annotations:
         """Labels, splits, folds and further columns of the videos with these ids."""
         videos = [self.videos[id] for id in ids]
-        named = {
-            "label": [video.label for video in videos], "split": [video.split for video in videos],
+        values_by_name = {
+            "label": [video.label for video in videos],
+            "split": [video.split for video in videos],
             "folds": [",".join(video.folds) for video in videos],
-        }  # fmt: skip
+        }
         for row, video in enumerate(videos):
             for name, value in video.columns:
-                named.setdefault(name, [""] * len(ids))[row] = value
-        return named
+                values_by_name.setdefault(name, [""] * len(ids))[row] = value
+        return values_by_name
 
 
 def collect(items: Iterable[Video | Missing], folder: Folder, shares: Shares = Shares()) -> Listed:
-    """The list of the videos of a folder: the first of each id. Those without a split get one by `shares`."""
+    """The list of the videos of a folder: the first of each id. Those without a split get one by `shares`.
+
+    A split may be empty until decoding shows which videos are kept, see `Listed.settled`.
+    """
     videos: dict[str, Video] = {}
     missing: list[Missing] = []
     drawn: set[str] = set()
     for item in items:
         if isinstance(item, Missing):
             missing.append(item)
-        elif (first := videos.get(item.id)) is not None:
-            reason = f"it has the id of {folder.address(first.path)}, which is kept"
+        elif item.id in videos:
+            reason = f"it has the id of {folder.address(videos[item.id].path)}, which is kept"
             missing.append(Missing(item.id, reason, item.path, fault=True))
         else:
             if not item.split:
                 drawn.add(item.id)
             size, time = folder.state(item.path)
-            videos[item.id] = replace(item, size=size, time=time)
-    shares = shares.without_empty(drawn)
-    for video_id in drawn:
-        videos[video_id] = replace(videos[video_id], split=shares.split(video_id))
-    return Listed(dict(sorted(videos.items())), missing, shares, bool(drawn))
+            split = item.split or shares.split(item.id)
+            videos[item.id] = replace(item, split=split, size=size, time=time)
+    return Listed(dict(sorted(videos.items())), missing, shares, drawn)
 
 
 @dataclass(frozen=True)
@@ -160,7 +174,9 @@ def _content(video: Video) -> list[object]:
     """What determines the stored data of a video; its file may move."""
     words = astuple(video.words) if video.words else None
     key: list[object] = [video.size, video.id, video.segment, video.stretches, words]
-    return [*key, "of any length"] if video.folds else key
+    if video.folds:
+        key.append("of any length")
+    return key
 
 
 @dataclass(frozen=True)
@@ -181,9 +197,11 @@ class Plan:
         try:
             with destination.open(PLAN) as file:
                 first, *rows = map(json.loads, file)
-            known = [pair for row in rows for pair in zip(row["videos"], row.get("times", ()), strict=False)]
-            times = {id: time for id, time in known if time}
-            return Plan(Shares(**first["shares"]), {row["shard"]: row["videos"] for row in rows}, times)
+            shards = {row["shard"]: row["videos"] for row in rows}
+            times: dict[str, str] = {}
+            for row in rows:
+                times |= zip(row["videos"], row.get("times", ()), strict=False)  # earlier versions wrote no times
+            return Plan(Shares(**first["shares"]), shards, {id: time for id, time in times.items() if time})
         except (ValueError, LookupError, TypeError) as error:
             raise UserError(
                 f"{destination.address(PLAN)} is damaged ({error}); delete it: shards whose videos change are made "
@@ -206,15 +224,22 @@ def assign(
     Planned videos stay in their shards; the others are divided, in the order of the list, into new shards of at most
     `videos_per_shard` videos and about _SHARD_BYTES of files.
     """
-    left, shards = dict(videos), {}
+    left = dict(videos)
+    shards: dict[int, list[Video]] = {}
     for number, names in planned.items():
-        if members := [left.pop(name) for name in names if name in left]:
+        members = [left.pop(name) for name in names if name in left]
+        if members:
             shards[number] = members
-    number, room, group = max(shards, default=-1), 0.0, list[Video]()
+    number = max(shards, default=-1)
+    room = 0.0
+    group: list[Video] = []
     for video in left.values():
-        room -= max(video.size, 0)
+        size = max(video.size, 0)
+        room -= size
         if not group or len(group) == videos_per_shard or room < 0:
-            number, room, group = number + 1, _SHARD_BYTES - max(video.size, 0), []
+            number += 1
+            room = _SHARD_BYTES - size
+            group = []
             shards[number] = group
         group.append(video)
     return shards

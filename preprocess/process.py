@@ -86,13 +86,14 @@ POSITIVE = (1e-6, 1_000_000)
 def require_in_range(settings: object, **ranges: tuple[float, float]) -> None:
     """Raise UserError, naming the option, unless the settings are within these bounds."""
     for name, (least, most) in ranges.items():
-        if not least <= (value := getattr(settings, name)) <= most:
+        value = getattr(settings, name)
+        if not least <= value <= most:
             option = name.replace("_", "-")
             raise UserError(f"--{option} is {value:g}; it must be from {least:g} to {most:,.15g}")
 
 
 @dataclass(frozen=True)
-class Log:
+class FfmpegLog:
     """What ffmpeg printed."""
 
     errors: list[str]
@@ -102,7 +103,7 @@ class Log:
     """Peak in dBFS and number (from 0) of each measured channel."""
 
 
-def run(arguments: list[str], limits: Limits, log: Path, *outputs: Path) -> Log:
+def run(arguments: list[str], limits: Limits, log: Path, *outputs: Path) -> FfmpegLog:
     """Run ffmpeg; retry once after a timeout with an idle CPU (suspended machine, stalled disk) or a useless log.
 
     Raises Rejected if the file is at fault, Failed if it or the machine may be, UserError if the machine is.
@@ -125,14 +126,11 @@ def _children_seconds() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def _run_once(arguments: list[str], limits: Limits, last: bool, log: Path, *outputs: Path) -> Log:
+def _run_once(arguments: list[str], limits: Limits, last: bool, log: Path, *outputs: Path) -> FfmpegLog:
     for output in outputs:
         output.unlink(missing_ok=True)
     memory = _memory_limit(limits)
-    with (
-        log.open("wb") as stderr,
-        _start(arguments, stderr) as process,
-    ):
+    with log.open("wb") as stderr, _start(arguments, stderr) as process:
         try:
             resource.prlimit(process.pid, resource.RLIMIT_AS, (memory, memory))
             _wait(process, limits.timeout_factor)
@@ -169,15 +167,24 @@ def _run_once(arguments: list[str], limits: Limits, last: bool, log: Path, *outp
     if process.returncode and not errors:
         errors = [f"ffmpeg ended with status {process.returncode}"]
     inputs = takewhile(lambda line: not line.startswith("[info] Output #"), lines)
-    streams = [found[1] for found in map(_STREAM.match, inputs) if found]
-    measured = ((_PEAK.match(level), _CHANNEL.match(channel)) for channel, level in pairwise(lines))
-    peaks = [(float(level[1]), int(channel[1]) - 1) for level, channel in measured if level and channel]
-    return Log(errors, streams, peaks)
+    streams = [match[1] for match in map(_STREAM.match, inputs) if match]
+    return FfmpegLog(errors, streams, _peaks(lines))
+
+
+def _peaks(lines: Sequence[str]) -> list[tuple[float, int]]:
+    """Peak and number of each channel: astats prints the channel on one line and its peak on the next."""
+    peaks: list[tuple[float, int]] = []
+    for channel_line, peak_line in pairwise(lines):
+        channel = _CHANNEL.match(channel_line)
+        peak = _PEAK.match(peak_line)
+        if channel and peak:
+            peaks.append((float(peak[1]), int(channel[1]) - 1))
+    return peaks
 
 
 def _fault_of_machine(status: int, errors: Sequence[str], folder: Path) -> str:
     """Which limit or disk made ffmpeg end with this status and these errors, and what to do; empty if none did."""
-    cause = next((said[1] or said[2] for said in map(_WRITING.search, errors) if said), "")
+    cause = next((match[1] or match[2] for match in map(_WRITING.search, errors) if match), "")
     if status in _LIMITS or cause == _TOO_LARGE:
         limit = _LIMITS.get(status, _LIMITS[-signal.SIGXFSZ])
         return f"ffmpeg exceeds this machine's limit on the {limit}; raise it"
@@ -233,7 +240,8 @@ def _is_full(folder: Path) -> bool:
 def _wait(process: subprocess.Popen[bytes], timeout_factor: float) -> None:
     """Wait for the process to end. Raises Rejected if it takes too long for the seconds of video it has written."""
     assert process.stdout is not None
-    began, written = time.monotonic(), 0.0
+    began = time.monotonic()
+    written = 0.0
     poll = select.poll()
     poll.register(process.stdout, select.POLLIN)
     while True:

@@ -27,7 +27,7 @@ from gdt.preprocess import checks, cluster, datasets
 from gdt.preprocess.captions import readers
 from gdt.preprocess.captions.attach import Spoken
 from gdt.preprocess.captions.words import Vocabulary
-from gdt.preprocess.datasets.listing import CAPTIONS, Source, Video
+from gdt.preprocess.datasets.listing import CAPTIONS, Video, VideoSource
 from gdt.preprocess.ffmpeg import Extraction
 from gdt.preprocess.finish import finish, remove_scratch
 from gdt.preprocess.plan import Listed, Plan, ShardTask, Shares, assign, collect, shard_name
@@ -76,7 +76,8 @@ class Preprocess(cluster.Workers):
         """The layout. Raises UserError if the name of the data set looks like a known one misspelt."""
         if self.layout or self.dataset in DATASETS:
             return self.layout or self.dataset
-        if similar := difflib.get_close_matches(self.dataset.casefold(), DATASETS, 1, 0.75):
+        similar = difflib.get_close_matches(self.dataset.casefold(), DATASETS, 1, 0.75)
+        if similar:
             raise UserError(
                 f"--dataset is '{self.dataset}'; did you mean '{similar[0]}'? If not, set --layout to folder (any tree "
                 f"of videos) or {similar[0]}"
@@ -99,7 +100,7 @@ class Preprocess(cluster.Workers):
 
 
 @dataclass(frozen=True)
-class Job:
+class PreprocessJob:
     """What a run has to do."""
 
     settings: Preprocess
@@ -110,13 +111,12 @@ class Job:
     index_tag: str
     """Of the index in a store at the start; another one means that another run has written there."""
     listed: Listed
-    shares: Shares
     spoken: Spoken | None
     details: dict[str, Any]
     """Settings that change shards."""
     shards: dict[int, list[Video]]
     """The videos of each shard by its number."""
-    made: dict[str, str]
+    contents: dict[str, str]
     """What the finished shards were made of (ShardTask.content), by file name."""
     times: Mapping[str, str]
     """As in the plan of the last run."""
@@ -124,17 +124,18 @@ class Job:
     def task(self, number: int) -> ShardTask:
         """The task that makes a shard."""
         videos = self.shards[number]
-        words = videos if self.spoken is None else list(map(self.spoken.attach, videos))
+        if self.spoken is not None:
+            videos = [self.spoken.attach(video) for video in videos]
         name = shard_name(number)
-        return ShardTask(self.destination, name, self.source, words, self.settings.extraction, self.details)
+        return ShardTask(self.destination, name, self.source, videos, self.settings.extraction, self.details)
 
     def pending(self) -> list[int]:
         """Numbers of the shards that are absent, or made of other videos or settings."""
-        return [number for number in self.shards if self.made.get(shard_name(number)) != self.task(number).content]
+        return [number for number in self.shards if self.contents.get(shard_name(number)) != self.task(number).content]
 
     def doubtful(self, pending: Sequence[int]) -> list[tuple[int, Path, str]]:
         """The files of finished shards whose time is another or unknown: number of the shard, path, hash."""
-        found: list[tuple[int, Path, str]] = []
+        doubtful: list[tuple[int, Path, str]] = []
         present = self.destination.files()
         for number in sorted(self.shards.keys() - set(pending)):
             files = [video for video in self.shards[number] if video.size >= 0]
@@ -142,14 +143,14 @@ class Job:
             name = shard_name(number)
             hashes = checks.hashes(self.destination, name, present[name].size) if others else {}
             if hashes:
-                found += [(number, video.path, hashes[video.id]) for video in others]
-        return found
+                doubtful += [(number, video.path, hashes[video.id]) for video in others]
+        return doubtful
 
     def plan(self, numbers: Iterable[int]) -> Plan:
         """The plan, with the present times for some shards; the others may hold older files, so theirs stay."""
         ids = {number: [video.id for video in videos] for number, videos in self.shards.items()}
         times = {video.id: video.time for number in numbers for video in self.shards[number]}
-        return Plan(self.shares, ids, {**self.times, **times})
+        return Plan(self.listed.shares, ids, {**self.times, **times})
 
     def count(self, numbers: Iterable[int]) -> int:
         """Number of videos of some shards."""
@@ -165,12 +166,14 @@ def command(settings: Preprocess) -> str:
     data = ["--dataset", settings.dataset] if usual else ["--shards", settings.shard_folder]
     silent = ["--preset", "d"] if summary.without_sound == summary.kept else []
     pictures = summary.index.frame_count.any()
-    lines = [describe(summary), f"next: {gdt_command('pretrain', *data, *silent)}"][: 1 + bool(pictures)]
+    lines = [describe(summary)]
+    if pictures:
+        lines.append(f"next: {gdt_command('pretrain', *data, *silent)}")
     if any(summary.index.folds):
-        evaluate = gdt_command("evaluate", *data, *([] if pictures else ["--modalities", "audio"]))
-        lines.append(
-            f"{'or, to' if pictures else 'to'} evaluate a model by the official folds: {evaluate} --ckpt <checkpoint>"
-        )
+        modalities = [] if pictures else ["--modalities", "audio"]
+        evaluate = gdt_command("evaluate", *data, *modalities)
+        purpose = "or, to" if pictures else "to"
+        lines.append(f"{purpose} evaluate a model by the official folds: {evaluate} --ckpt <checkpoint>")
     return "\n".join(lines)
 
 
@@ -180,17 +183,20 @@ def dry_run(settings: Preprocess) -> str:
     job = prepare(settings, ffmpeg)
     pending = job.pending()
     doubtful = job.doubtful(pending)
-    videos = job.listed.videos.values()
-    splits = Counter(video.split for video in videos)
-    classes, lines = len(names_in(video.label for video in videos)), "\n".join(left_out(job.listed))
-    compared = f"; {plural(len(doubtful), 'file')} of the others changed in time: their content will be compared"
-    return (
-        f"{plural(len(videos), 'video')} ({', '.join(f'{n} {split}' for split, n in sorted(splits.items()))}; "
-        f"{plural(classes, 'class', 'classes')}), {sum(max(video.size, 0) for video in videos) / 1e9:.2f} GB; "
-        f"{lines}\n"
+    videos = job.listed.settled(job.listed.videos).videos.values()  # as if decoding rejected none
+    counts = Counter(video.split for video in videos)
+    splits = ", ".join(f"{count} {split}" for split, count in sorted(counts.items()))
+    classes = len(names_in(video.label for video in videos))
+    gigabytes = sum(max(video.size, 0) for video in videos) / 1e9
+    lines = [
+        f"{plural(len(videos), 'video')} ({splits}; {plural(classes, 'class', 'classes')}), {gigabytes:.2f} GB; "
+        + "\n".join(left_out(job.listed)),
         f"{plural(len(job.shards), 'shard')}, of which {len(pending)} with {plural(job.count(pending), 'video')} are "
-        f"not made yet{compared if doubtful else ''}"
-    )
+        "not made yet",
+    ]
+    if doubtful:
+        lines[-1] += f"; {plural(len(doubtful), 'file')} of the others changed in time: their content will be compared"
+    return "\n".join(lines)
 
 
 def run(settings: Preprocess) -> Summary:
@@ -201,9 +207,10 @@ def run(settings: Preprocess) -> Summary:
         job = prepare(settings, require_tools(settings.extraction.limits, destination.scratch))
         if not settings.scheduler:  # workers of a cluster may still be busy with tasks of a killed run
             remove_scratch(destination)
-        job.plan(number for number in job.shards if shard_name(number) not in job.made).write(destination)
+        job.plan(number for number in job.shards if shard_name(number) not in job.contents).write(destination)
         pending = job.pending()
-        if pending := sorted({*pending, *checks.changed(job.source, job.doubtful(pending))}):
+        pending = sorted({*pending, *checks.changed(job.source, job.doubtful(pending))})
+        if pending:
             try:
                 _make_shards(job, pending)
             except checks.TooManyRejected:
@@ -213,7 +220,7 @@ def run(settings: Preprocess) -> Summary:
         return finish(job, pending)
 
 
-def prepare(settings: Preprocess, ffmpeg: str) -> Job:
+def prepare(settings: Preprocess, ffmpeg: str) -> PreprocessJob:
     """List the videos and assign them to shards. Raises UserError if finished shards would be lost.
 
     `ffmpeg` is its version and build.
@@ -221,14 +228,15 @@ def prepare(settings: Preprocess, ffmpeg: str) -> Job:
     source = folder_at(settings.source_folder)
     destination = folder_at(settings.absolute_shards)
     index_tag = destination.tag(INDEX)
-    files = Source(source)
+    files = VideoSource(source)
     items = datasets.listing(settings.known_layout, files)
     spoken = _find_captions(settings, source)
     plan = Plan.read(destination)
     shares = plan.shares.changed(settings.val, settings.test)
     listed = collect(items if spoken is None else spoken.select(items), source, shares)
     listed = replace(listed, ignored=files.ignored, notes=files.notes)
-    if spoken and (unused := spoken.captions.unused(spoken.used)):
+    unused = spoken.captions.unused(spoken.used) if spoken else []
+    if unused:
         files.ignored[f"{CAPTIONS} (first: '{unused[0]}')"] = len(unused)
     if not listed.videos:
         why = next((f"{row.id}: {row.reason}" for row in listed.missing), "there are none")
@@ -240,15 +248,18 @@ def prepare(settings: Preprocess, ffmpeg: str) -> Job:
         )
     if not settings.allow_rejected:
         checks.require_names(listed, settings.known_layout, bool(settings.layout))
-    details = settings.extraction.identity | {
-        "bands": BANDS, "dataset": settings.known_layout, "vocabulary": spoken.vocabulary.digest if spoken else ""
-    }  # fmt: skip
-    made = checks.contents(destination, details, ffmpeg, settings.retry_rejected)
+    details = {
+        **settings.extraction.identity,
+        "bands": BANDS,
+        "dataset": settings.known_layout,
+        "vocabulary": spoken.vocabulary.digest if spoken else "",
+    }
+    contents = checks.contents(destination, details, ffmpeg, settings.retry_rejected)
     if not settings.drop_missing:
         checks.require_planned(plan, listed, source, destination)
     shards = assign(listed.videos, plan.shards, settings.videos_per_shard)
-    return Job(
-        settings, source, destination, index_tag, listed, listed.shares, spoken, details, shards, made, plan.times
+    return PreprocessJob(
+        settings, source, destination, index_tag, listed, spoken, details, shards, contents, plan.times
     )
 
 
@@ -274,29 +285,28 @@ def _find_captions(settings: Preprocess, source: Folder) -> Spoken | None:
     return Spoken(captions, vocabulary, source, entry.needs_captions)
 
 
-def _make_shards(job: Job, pending: Sequence[int]) -> None:
-    settings, total = job.settings, job.count(pending)
+def _make_shards(job: PreprocessJob, pending: Sequence[int]) -> None:
+    settings = job.settings
+    total = job.count(pending)
+    interval = 0.5 if sys.stderr.isatty() else 20.0
     with (
         cluster.connect(settings.scheduler, settings.workers) as client,
-        tqdm(
-            total=total, unit="video", desc="preprocess", smoothing=0.02,
-            mininterval=0.5 if sys.stderr.isatty() else 20.0,
-        ) as bar,
-    ):  # fmt: skip
+        tqdm(total=total, unit="video", desc="preprocess", smoothing=0.02, mininterval=interval) as bar,
+    ):
         client.subscribe_topic(PROGRESS, lambda event: bar.update(event[1]))
-        made = cluster.map_unordered(client, make_shard, map(job.task, pending), settings.workers)
+        results = cluster.map_unordered(client, make_shard, map(job.task, pending), settings.workers)
         if not settings.allow_rejected:
-            checks.require_usable(made)
-        for _ in made:
+            checks.require_usable(results)
+        for _ in results:
             pass
         client.unsubscribe_topic(PROGRESS)
         bar.update(total - bar.n)
 
 
-def _remove_rejecting(job: Job, made: Iterable[int]) -> None:
+def _remove_rejecting(job: PreprocessJob, numbers: Iterable[int]) -> None:
     """Remove the shards that were made with rejected videos, so that the next run tries these again."""
     present = job.destination.files()
-    for task in map(job.task, made):
+    for task in map(job.task, numbers):
         with suppress(KeyError, Damaged, OtherSchema):
             head = Head.read_in(job.destination, task.name, present[task.name].size)
             if head.arrays["rejected"].shape[0] and head.notes.get("content") == task.content:

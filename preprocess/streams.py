@@ -35,23 +35,27 @@ def choose(target: Target, settings: Extraction) -> Target:
 
     Without its segment if the file declares to be hardly longer, because it was already cut out.
     """
-    held = _contents(target, settings)
-    if not held:  # ffmpeg will say why
+    contents = _contents(target, settings)
+    if not contents:  # ffmpeg will say why
         return target
-    streams = [each for each in held["streams"] if not each["disposition"]["attached_pic"]]
-    pictures, sounds = ([each for each in streams if each.get("codec_type") == kind] for kind in ("video", "audio"))
+    streams = [stream for stream in contents["streams"] if not stream["disposition"]["attached_pic"]]
+    pictures = [stream for stream in streams if stream.get("codec_type") == "video"]
+    sounds = [stream for stream in streams if stream.get("codec_type") == "audio"]
     if target.video.path.suffix.lower() == ".ogg" and not pictures:  # it may be either
         target = replace(target, pictures=False)
     if not (pictures if target.pictures else sounds):
         raise Rejected("there is no video stream in it" if target.pictures else "there is no sound in it")
     picture = _best(pictures)
-    programs = [{each["index"] for each in program["streams"]} for program in held["programs"]]
-    own = {index for program in programs if picture.get("index") in program for index in program}
-    sound = _best([each for each in sounds if not own or each["index"] in own])
+    with_picture: set[int] = set()  # the streams of the programs that the picture is in
+    for program in contents["programs"]:
+        indices = {stream["index"] for stream in program["streams"]}
+        if picture.get("index") in indices:
+            with_picture |= indices
+    sound = _best([stream for stream in sounds if not with_picture or stream["index"] in with_picture])
     notes = [
-        f"it has {len(found)} {name} streams (#{best.get('index', 'none')} is used)"
-        for name, found, best in (("video", pictures, picture), ("audio", sounds, sound))
-        if len(found) > 1
+        f"it has {len(several)} {name} streams (#{best.get('index', 'none')} is used)"
+        for name, several, best in (("video", pictures, picture), ("audio", sounds, sound))
+        if len(several) > 1
     ]
     hdr = bool(_HDR.search(picture.get("color_transfer", "")))
     if hdr and not ffmpeg.has_tonemap():
@@ -60,31 +64,35 @@ def choose(target: Target, settings: Extraction) -> Target:
     video = target.video
     if video.segment:
         begin, end = video.segment
-        lasts = float(held["format"].get("duration", "inf"))
-        if lasts <= end - begin + 2:
+        duration = float(contents["format"].get("duration", "inf"))
+        if duration <= end - begin + 2:
             video = replace(video, segment=None)  # it was cut out
-        elif lasts <= begin + 1:
+        elif duration <= begin + 1:
             raise Rejected(
-                f"it lasts {lasts:.0f} s: too long for its segment of {end - begin:g} s alone, too short for the video "
-                f"in which that begins at {begin:g} s"
+                f"it lasts {duration:.0f} s: too long for its segment of {end - begin:g} s alone, too short for the "
+                f"video in which that begins at {begin:g} s"
             )
     return replace(
-        target, video=video, picture=f"V:{pictures.index(picture)}" if picture else target.picture,
-        sound=f"a:{sounds.index(sound)}" if sound else "", hdr=hdr,
-        fast=_is_fast(held["packets"], picture, settings.fps), note="; ".join(notes),
-    )  # fmt: skip
+        target,
+        video=video,
+        picture=f"V:{pictures.index(picture)}" if picture else target.picture,
+        sound=f"a:{sounds.index(sound)}" if sound else "",
+        hdr=hdr,
+        fast=_is_fast(contents["packets"], picture, settings.fps),
+        note="; ".join(notes),
+    )
 
 
 def _contents(target: Target, settings: Extraction) -> dict[str, Any]:
     """What ffprobe says of a file: duration, streams, programs, first packets; empty if it cannot read the file."""
-    found = target.pcm.with_suffix(".json")
-    run(ffmpeg.probe(target.video.path, found), settings.limits, target.log, found)
+    report = target.pcm.with_suffix(".json")
+    run(ffmpeg.probe(target.video.path, report), settings.limits, target.log, report)
     try:
-        return dict(json.loads(found.read_bytes()))
+        return dict(json.loads(report.read_bytes()))
     except (OSError, ValueError):
         return {}
     finally:
-        found.unlink(missing_ok=True)
+        report.unlink(missing_ok=True)
 
 
 def _best(streams: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -99,8 +107,8 @@ def _best(streams: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 def _is_fast(packets: Sequence[dict[str, Any]], picture: dict[str, Any], fps: int) -> bool | None:
     """Whether the frames are more than `fps` * 2 per second; None without time stamps."""
-    of_picture = [each for each in packets if each["stream_index"] == picture.get("index")]
-    times = [float(each["dts_time"]) for each in of_picture if "dts_time" in each]
+    of_picture = [packet for packet in packets if packet["stream_index"] == picture.get("index")]
+    times = [float(packet["dts_time"]) for packet in of_picture if "dts_time" in packet]
     if len(times) < 2 or times[0] >= times[-1]:
         return None
     return (len(times) - 1) / (times[-1] - times[0]) > 2 * _ROUNDED * fps

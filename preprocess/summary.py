@@ -57,23 +57,31 @@ class Summary:
     @property
     def numbers(self) -> dict[str, Any]:
         """The content of `summary.json`."""
-        index, splits = self.index, Counter(self.index.split.tolist())
+        index = self.index
+        splits = Counter(index.split.tolist())
         return {
-            "videos": self.videos, "kept": self.kept, "decoded": self.decoded,
-            "left_out": self.reasons, "notes": self.notes, "ignored": dict(self.listed.ignored),
+            "videos": self.videos,
+            "kept": self.kept,
+            "decoded": self.decoded,
+            "left_out": self.reasons,
+            "notes": self.notes,
+            "ignored": dict(self.listed.ignored),
             "splits": {split: splits[split] for split in ("train", "val", "test", "unused") if splits[split]},
             "ffmpeg": dict(Counter(head.notes["ffmpeg"] for head in index.heads if "ffmpeg" in head.notes)),
-            "classes": len(index.classes), "hours": float(index.length.sum()) / index.fps / 3600,
-            "gigabytes": sum(head.size for head in index.heads) / 1e9, "without_sound": self.without_sound,
-            "silent_seconds": float(index.silence.sum()), "words": int(index.text_count.sum()),
-        }  # fmt: skip
+            "classes": len(index.classes),
+            "hours": float(index.length.sum()) / index.fps / 3600,
+            "gigabytes": sum(head.size for head in index.heads) / 1e9,
+            "without_sound": self.without_sound,
+            "silent_seconds": float(index.silence.sum()),
+            "words": int(index.text_count.sum()),
+        }
 
 
-def summarise(index: Index, listed: Listed, made: int, decoded: int) -> Summary:
+def summarise(index: Index, listed: Listed, new_shards: int, decoded: int) -> Summary:
     """Count the contents of the shards and write `summary.json` next to them."""
     folder = folder_at(index.folder)
     reasons = _count(row["reason"] for row in read_rejected(index.folder))
-    summary = Summary(index, listed, reasons, _count(filter(None, index.note)), made, decoded)
+    summary = Summary(index, listed, reasons, _count(filter(None, index.note)), new_shards, decoded)
     text = json.dumps(summary.numbers, indent=1, ensure_ascii=False) + "\n"
     folder.write(SUMMARY, lambda path: write_text(path, text))
     return summary
@@ -95,7 +103,8 @@ def generalise(reason: str) -> str:
 
 def describe(summary: Summary) -> str:
     """The table printed at the end of a run."""
-    index, numbers = summary.index, summary.numbers
+    index = summary.index
+    numbers = summary.numbers
     folder = folder_at(index.folder)
     splits = ", ".join(f"{n} {split}" for split, n in numbers["splits"].items())
     lines = [
@@ -104,15 +113,18 @@ def describe(summary: Summary) -> str:
         f"{numbers['hours']:.2f} hours, {numbers['gigabytes']:.2f} GB",
         f"{summary.decoded} decoded; {plural(summary.shards_made, 'new shard')}, {summary.shards_kept} unchanged",
     ]
-    if made := numbers["ffmpeg"]:
-        lines.append("ffmpeg " + ", ".join(f"{name}: {plural(count, 'shard')}" for name, count in made.items()))
+    if numbers["ffmpeg"]:
+        builds = [f"{name}: {plural(count, 'shard')}" for name, count in numbers["ffmpeg"].items()]
+        lines.append(f"ffmpeg {', '.join(builds)}")
     if index.columns:
-        lines.append(f"labels: {', '.join(['label'] * bool(index.classes) + sorted(index.columns))}")
+        label = ["label"] if index.classes else []
+        lines.append(f"labels: {', '.join([*label, *sorted(index.columns)])}")
     if summary.listed.drawn and not numbers["splits"].keys() & {"val", "test"}:
         lines.append("no test split: evaluation needs one; set --test 0.1 and run again (nothing is decoded again)")
     if index.settings.get("vocabulary"):
         lines.append(f"{numbers['words']} words, without stop words and unknown words")
-    if sounds := int((index.frame_count == 0).sum()):
+    sounds = int((index.frame_count == 0).sum())
+    if sounds:
         lines.append(f"{sounds} without pictures: usable only for sound")
     if summary.without_sound:
         lines.append(f"{summary.without_sound} without sound: usable only with presets without audio")
@@ -120,9 +132,11 @@ def describe(summary: Summary) -> str:
         (f"rejected (see {folder.address(REJECTED)})", summary.reasons),
         (f"kept with a note (see video/note in {folder.address(INDEX)})", summary.notes),
     ):
-        lines += [f"{sum(counts.values())} {title}:", *_rows(counts)] if counts else []
+        if counts:
+            lines += [f"{sum(counts.values())} {title}:", *_rows(counts)]
     lines += [*ignored_in_words(summary.listed.ignored), *summary.listed.notes]
-    if older := sum("video/hash" not in head.arrays for head in index.heads):
+    older = sum("video/hash" not in head.arrays for head in index.heads)
+    if older:
         lines.append(
             f"{plural(older, 'shard')} of an earlier version: a change of a file that keeps its size goes unseen"
         )
@@ -132,14 +146,17 @@ def describe(summary: Summary) -> str:
 
 def left_out(listed: Listed) -> list[str]:
     """Lines that say what was found and not listed as a video, and why."""
-    return [
-        f"{len(listed.missing)} left out{':' * bool(listed.missing)}",
-        *_rows(_count(row.reason for row in listed.missing)), *ignored_in_words(listed.ignored), *listed.notes,
-    ]  # fmt: skip
+    total = f"{len(listed.missing)} left out"
+    if listed.missing:
+        total += ":"
+    reasons = _rows(_count(video.reason for video in listed.missing))
+    return [total, *reasons, *ignored_in_words(listed.ignored), *listed.notes]
 
 
 def _rows(counts: dict[str, int]) -> list[str]:
     """A line for each of the most frequent reasons, and one for the others."""
     rows = [f"{n:8d}  {reason}" for reason, n in counts.items()]
-    more = [f"{sum(list(counts.values())[_SHOWN:]):8d}  other"] if len(rows) > _SHOWN else []
-    return [*rows[:_SHOWN], *more]
+    if len(rows) <= _SHOWN:
+        return rows
+    others = sum(list(counts.values())[_SHOWN:])
+    return [*rows[:_SHOWN], f"{others:8d}  other"]

@@ -48,10 +48,11 @@ def read_csv(
         try:
             first = file.readline(1 << 16)
             file.seek(0)
-            delimiter = next((each for each in delimiters if each in first), delimiters[0])
+            delimiter = next((character for character in delimiters if character in first), delimiters[0])
             lines = map(composed, file)
             rows = csv.DictReader(lines, names, strict=True, skipinitialspace=not header, delimiter=delimiter)
-            if missing := [name for name in columns if name not in (rows.fieldnames or ())]:
+            missing = [name for name in columns if name not in (rows.fieldnames or ())]
+            if missing:
                 raise UserError(f"{source} has no column {', '.join(missing)}{expected}")
             for row in rows:
                 if not header and row[columns[0]].startswith("#"):

@@ -51,7 +51,8 @@ def probe(limits: Limits, folder: Path) -> None:
     """Decode the clip within a folder. Raises UserError if that fails, or gives other frames or another sound."""
     with tempfile.TemporaryDirectory(prefix=".shard-probe-", dir=folder) as scratch:
         target = Target.within(Path(scratch) / "clip", Video(CLIP.name, CLIP, segment=(1.0, 2.0)))
-        if fault := _fault(extract_group([target], Extraction(limits=limits))[0]):
+        fault = _fault(extract_group([target], Extraction(limits=limits))[0])
+        if fault:
             raise UserError(
                 f"ffmpeg {_version()} does not decode a test clip as it should ({fault}); "
                 f"ffmpeg {VERSIONS} does, within the limits (--ffmpeg-memory, ulimit) and with space in {folder}: "
@@ -59,23 +60,26 @@ def probe(limits: Limits, folder: Path) -> None:
             )
 
 
-def _fault(taken: Extracted | Rejected) -> str:
+def _fault(output: Extracted | Rejected) -> str:
     """What is wrong with the extracted second; empty if nothing is."""
-    if isinstance(taken, Rejected) or taken.note:
-        return (str(taken) if isinstance(taken, Rejected) else taken.note).rstrip(".")
-    ends, data = np.cumsum(taken.sizes), taken.jpeg.read_bytes()
-    jpegs = [data[end - size : end] for end, size in zip(ends, taken.sizes, strict=True)]
+    note = str(output) if isinstance(output, Rejected) else output.note
+    if isinstance(output, Rejected) or note:
+        return note.rstrip(".")
+    ends = np.cumsum(output.sizes)
+    data = output.jpeg.read_bytes()
+    jpegs = [data[end - size : end] for end, size in zip(ends, output.sizes, strict=True)]
     for library, decode in (("Pillow", _pillow), ("simplejpeg", simplejpeg.decode_jpeg)):
         frames = np.stack(list(map(decode, jpegs))).astype(float)
-        if np.abs(colour := frames[:, 4:-4, 2:6].mean((0, 1, 2)) - COLOUR).max() > _TOLERANCE:
-            return f"{library} sees the colour {(colour + COLOUR).round().tolist()} instead of {list(COLOUR)}"
+        deviation = frames[:, 4:-4, 2:6].mean((0, 1, 2)) - COLOUR
+        if np.abs(deviation).max() > _TOLERANCE:
+            return f"{library} sees the colour {(deviation + COLOUR).round().tolist()} instead of {list(COLOUR)}"
         luma = frames[:, 4:-4, 20:-4].mean((1, 2, 3)) * 219 / 255 + 16
         shown = ((luma - 20) / 5).round().astype(int).tolist()
         if shown != [10 + k // 3 for k in range(30)]:
             return f"{library} sees the frames {shown}"
-    loud = np.flatnonzero(np.abs(taken.waveform[:].astype(int)) > 3000) / SAMPLE_RATE
-    if len(taken.waveform) != SAMPLE_RATE or not len(loud) or np.abs(loud[[0, -1]] - [0.5, 0.52]).max() > 0.001:
-        return f"{len(taken.waveform)} samples of sound, with a tone from {loud[:1]} to {loud[-1:]} s"
+    loud = np.flatnonzero(np.abs(output.waveform[:].astype(int)) > 3000) / SAMPLE_RATE
+    if len(output.waveform) != SAMPLE_RATE or not len(loud) or np.abs(loud[[0, -1]] - [0.5, 0.52]).max() > 0.001:
+        return f"{len(output.waveform)} samples of sound, with a tone from {loud[:1]} to {loud[-1:]} s"
     return ""
 
 
@@ -85,6 +89,6 @@ def _pillow(jpeg: bytes) -> np.ndarray:
 
 def _version() -> str:
     """Version and build of ffmpeg; builds of one version have different codecs."""
-    said = subprocess.run(["ffmpeg", "-version"], capture_output=True, text=True, check=False).stdout
-    named = (said.split() + ["unknown"] * 3)[2]
-    return f"{named} (build {hashlib.sha256(said.encode()).hexdigest()[:8]})"
+    printed = subprocess.run(["ffmpeg", "-version"], capture_output=True, text=True, check=False).stdout
+    number = (printed.split() + ["unknown"] * 3)[2]  # "ffmpeg version 6.1 …"
+    return f"{number} (build {hashlib.sha256(printed.encode()).hexdigest()[:8]})"

@@ -64,7 +64,8 @@ def verify(settings: Verify) -> dict[str, Finding]:
         try:
             with folder.local(INDEX) as path:
                 index, _ = container.read(path)
-            lines = dict(zip(map(bytes.decode, index["shard/name"]), index["shard/line"], strict=True))
+            shard_names = [name.decode() for name in index["shard/name"]]
+            lines = dict(zip(shard_names, index["shard/line"], strict=True))
         except (Damaged, OSError, UserError) as error:
             findings[INDEX] = error
         names = sorted(present | lines.keys())
@@ -95,7 +96,8 @@ def _check(folder: Folder, lines: dict[str, bytes], name: str) -> Finding | None
 
 def command(settings: Verify) -> str:
     """Verify, and print what is wrong. Raises UserError, with what to do, if anything is."""
-    findings, folder = verify(settings), settings.shard_folder
+    findings = verify(settings)
+    folder = settings.shard_folder
     for name, finding in sorted(findings.items()):
         what = finding.strerror if isinstance(finding, OSError) else finding
         print(f"{folder_at(folder).address(name)}: {what}", file=sys.stderr)

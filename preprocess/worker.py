@@ -21,7 +21,7 @@ from gdt.common.files import is_disk_full
 from gdt.common.folders import state_of
 from gdt.pipeline.shards.statistics import mel_sums
 from gdt.pipeline.shards.writer import VideoRecord, write_shard
-from gdt.preprocess.datasets.listing import Words, hash_of, size_of
+from gdt.preprocess.datasets.listing import TimedWords, hash_of
 from gdt.preprocess.extract import NO_SOUND, Extracted, Unread, extract_group, groups, pixel_sums
 from gdt.preprocess.ffmpeg import Extraction, Target
 from gdt.preprocess.logmel import HOP, SAMPLE_RATE, Waveform, logmel_blocks, peak_levels
@@ -36,9 +36,10 @@ _OF_BUILD = re.compile(
     "hardware accelerated|Function not implemented"
 )
 """Of reasons and notes that another ffmpeg may not give."""
+_AGAIN = "and run the same command again: finished shards are kept"
 
 
-class Made(NamedTuple):
+class MadeShard(NamedTuple):
     """A shard that was made."""
 
     videos: int
@@ -46,7 +47,7 @@ class Made(NamedTuple):
     """Id, reason and hash of each video that is not in it."""
 
 
-def make_shard(task: ShardTask) -> Made:
+def make_shard(task: ShardTask) -> MadeShard:
     """Decode the videos of one shard and write it. Raises UserError if the machine, not a video, is at fault."""
     where = task.destination.scratch
     try:
@@ -54,12 +55,15 @@ def make_shard(task: ShardTask) -> Made:
             files = task.source.bring([video.path for video in task.videos], Path(folder))
             videos = [replace(video, path=file) for video, file in zip(task.videos, files, strict=True)]
             rejected = _make_shard(replace(task, videos=videos), Path(folder))
-        return Made(len(task.videos), rejected)
+        return MadeShard(len(task.videos), rejected)
     except (UserError, OSError) as error:
-        full = f"no space left on the disk of {where}; free some"
-        what = full if is_disk_full(error) else f"cannot write {task.destination.address(task.name)}: {error}; fix this"
-        what += " and run the same command again: finished shards are kept"
-        raise UserError(f"{socket.gethostname()}: {error if isinstance(error, UserError) else what}") from error
+        if isinstance(error, UserError):
+            message = str(error)
+        elif is_disk_full(error):
+            message = f"no space left on the disk of {where}; free some {_AGAIN}"
+        else:
+            message = f"cannot write {task.destination.address(task.name)}: {error}; fix this {_AGAIN}"
+        raise UserError(f"{socket.gethostname()}: {message}") from error
 
 
 def _make_shard(task: ShardTask, folder: Path) -> list[dict[str, str]]:
@@ -68,8 +72,10 @@ def _make_shard(task: ShardTask, folder: Path) -> list[dict[str, str]]:
     ffmpeg = require_tools(task.extraction.limits, folder)
     records: list[VideoRecord] = []
     rejected: list[dict[str, str]] = []
-    pixels, mels = np.zeros((3, 3), np.int64), np.zeros(3, np.int64)
-    final, of_build = True, False
+    pixels = np.zeros((3, 3), np.int64)
+    mels = np.zeros(3, np.int64)
+    final = True
+    of_build = False
     files = {video.path: (state_of(video.path), hash_of(video.path)) for video in task.videos}
     for group in groups(task.videos):
         first = len(records) + len(rejected)
@@ -92,14 +98,15 @@ def _make_shard(task: ShardTask, folder: Path) -> list[dict[str, str]]:
                 pixels += pixel_sums(record.jpeg, record.sizes, every=task.extraction.fps)
         with contextlib.suppress(ValueError):  # without Dask
             get_worker().log_event(PROGRESS, len(group))
-    if all(size_of(video.path) < 0 <= video.size for video in task.videos):
+    if all(state_of(video.path).size < 0 <= video.size for video in task.videos):
         raise UserError(
             f"it sees none of the videos of {task}; mount their disk on every machine, then run the same command again"
         )
     # without content, the next run makes the shard again, as of files that changed meanwhile or could not be read
-    final &= all(state_of(path) == state and (hash or state[0] < 0) for path, (state, hash) in files.items())
+    final &= all(state_of(path) == state and (hash or state.size < 0) for path, (state, hash) in files.items())
     notes = {"settings": json.dumps(dict(task.details)), "content": task.content if final else "", "ffmpeg": ffmpeg}
-    notes |= {"only": ffmpeg} if of_build else {}  # nor does another ffmpeg take this as content
+    if of_build:
+        notes["only"] = ffmpeg  # nor does another ffmpeg take this as content
     sums = {"pixels": pixels, "mels": mels}
     task.destination.write(task.name, lambda path: write_shard(path, records, sums, folder, rejected, notes))
     return rejected
@@ -109,7 +116,8 @@ def _record(target: Target, output: Extracted | Rejected, settings: Extraction) 
     """A row of the shard and the sums of its log-mel values. Raises Rejected if the video cannot be used."""
     if isinstance(output, Rejected):
         raise output
-    video, note = target.video, output.note
+    video = target.video
+    note = output.note
     pictures = len(output.sizes) > 0
     seconds = len(output.sizes) / settings.fps if pictures else len(output.waveform) / SAMPLE_RATE
     waveform = Waveform(target.pcm, limit=round(seconds * SAMPLE_RATE))  # no clip begins after the last frame
@@ -120,16 +128,15 @@ def _record(target: Target, output: Extracted | Rejected, settings: Extraction) 
         if settings.require_audio or not pictures:
             raise Rejected("its sound track is silent" if len(waveform) else "it has no sound")
         if len(waveform):
-            note = "; ".join(filter(None, (note, "its sound track is silent")))
+            note = f"{note}; its sound track is silent" if note else "its sound track is silent"
     sums = _write_bank(waveform if audible else Waveform(target.pcm, limit=0), bank)
     target.pcm.unlink(missing_ok=True)
     silence = np.count_nonzero(peaks <= settings.silence_peak) * HOP / SAMPLE_RATE
-    words = video.words or Words([], [], [])
+    words = video.words or TimedWords([], [], [])
     kept = [k for k, end in enumerate(words.end) if end <= seconds]
     columns = {"id": video.id, "height": output.height, "width": output.width, "silence": silence, "note": note}
-    return VideoRecord(
-        columns, output.jpeg, output.sizes, bank, [[column[k] for k in kept] for column in astuple(words)]
-    ), sums
+    text = [[column[k] for k in kept] for column in astuple(words)]
+    return VideoRecord(columns, output.jpeg, output.sizes, bank, text), sums
 
 
 def _write_bank(waveform: Waveform, path: Path) -> np.ndarray:

@@ -40,8 +40,10 @@ class Spoken:
         for item in items:
             name = self._name(item) if isinstance(item, Video) else None
             self.used.add(name or "")
-            silent = self.only_captioned and name == ""
-            yield Missing(item.id, "it has no captions", item.path) if silent else item
+            if self.only_captioned and name == "":
+                yield Missing(item.id, "it has no captions", item.path)
+            else:
+                yield item
 
     def attach(self, video: Video) -> Video:
         """The video with its words."""
@@ -53,8 +55,10 @@ class Spoken:
         if not self.only_captioned:
             return replace(video, words=words)
         gap = 2.0
-        while len(kept := stretches(lines, gap)) > _STRETCHES:
+        kept = stretches(lines, gap)
+        while len(kept) > _STRETCHES:
             gap *= 2
+            kept = stretches(lines, gap)
         return replace(video, words=retime(words, kept), stretches=kept)
 
     def _name(self, video: Video) -> str:
@@ -67,8 +71,9 @@ class Spoken:
         if video.part:
             names.append(video.part[0])
         name = next((name for name in names if name in self.captions), "")
-        other = PurePath(self.captions.named(name)).name
-        beside = [video.path.with_name(other + end) for end in ("", suffix)] if other else []
-        if other != PurePath(name).name and not all(map(self.source.kind, beside)):
-            return ""  # a.en.mp4, beside a.mp4, has its own
+        with_language = PurePath(self.captions.named(name)).name
+        if with_language != PurePath(name).name:
+            beside = [video.path.with_name(with_language + end) for end in ("", suffix)]
+            if not all(map(self.source.kind, beside)):
+                return ""  # a.en.mp4, beside a.mp4, has its own
         return name

@@ -60,7 +60,8 @@ class Captions:
         for id, lines in videos:
             if lines:
                 self._parts.setdefault(composed(id), []).append(zlib.compress(json.dumps(lines).encode(), level=1))
-        for id in sorted(filter(_LANGUAGE.search, self._parts), key=lambda id: (not _ENGLISH.search(id), id)):
+        in_a_language = filter(_LANGUAGE.search, self._parts)
+        for id in sorted(in_a_language, key=lambda id: (not _ENGLISH.search(id), id)):  # English before others
             self._languages.setdefault(_LANGUAGE.sub("", id), id)
 
     @staticmethod
@@ -69,7 +70,7 @@ class Captions:
 
         Captions without text, with times that are not finite, or that end before they start are dropped.
         """
-        name, videos = next(_found(source), ("", iter(())))
+        name, videos = next(_locations(source), ("", iter(())))
         if not name:
             return None
         try:
@@ -88,7 +89,9 @@ class Captions:
 
     def named(self, id: str) -> str:
         """The name of the captions of a video: its id or, if there are none of that name, its id and a language."""
-        return id if id in self._parts else self._languages.get(id, "")
+        if id in self._parts:
+            return id
+        return self._languages.get(id, "")
 
     def unused(self, used: Set[str]) -> list[str]:
         """The names of captions that are not those of the videos `used`, in any language."""
@@ -102,15 +105,18 @@ class Captions:
         return len(self._parts)
 
 
-def _found(source: Folder) -> Iterator[tuple[str, Iterator[tuple[str, list[Caption]]]]]:
+def _locations(source: Folder) -> Iterator[tuple[str, Iterator[tuple[str, list[Caption]]]]]:
     """The names of files or folders of captions, the preferred one first, with its videos; of tables the first."""
-    for file in (File(source, PurePath(name)) for name in JSON_NAMES):
+    for name in JSON_NAMES:
+        file = File(source, PurePath(name))
         if file.exists:
             yield str(file), _json_videos(file)
-    for folder in (source.below(name) for name in FOLDERS if source.kind(name) == "a folder"):
-        if any(_caption_files(folder)):
+    for name in FOLDERS:
+        if source.kind(name) == "a folder" and any(_caption_files(source.below(name))):
+            folder = source.below(name)
             yield str(folder), _folder_videos(folder)
-    tables = [file for file in (File(source, path) for path in source.glob("[!.]*.csv")) if _is_table(file)]
+    csv_files = [File(source, path) for path in source.glob("[!.]*.csv")]
+    tables = list(filter(_is_table, csv_files))
     if tables:
         yield str(tables[0]), itertools.chain.from_iterable(map(_csv_videos, tables))
 
@@ -192,7 +198,8 @@ def _read_subtitles(path: File) -> _Rows:
     for cue in cues:
         lines = list(filter(_text, cue.lines))
         before = shown if cue.start_time <= until else []
-        shown, until = list(map(_text, lines)), cue.end_time
+        shown = [_text(line) for line in lines]
+        until = cue.end_time
         stays = next(k for k in range(len(shown), -1, -1) if k == 0 or before[-k:] == shown[:k])
         pieces = _WORD_TIME.split("\n".join(lines[stays:]))
         stamps = [cue.start_time, *map(webvtt.models.Timestamp.from_string, pieces[1::2]), cue.end_time]
@@ -202,20 +209,22 @@ def _read_subtitles(path: File) -> _Rows:
 
 
 _READERS: dict[str, Callable[[File], _Rows]] = {
-    ".csv": lambda path: map(_ROW, read_csv(path, COLUMNS, dict)), ".json": _read_json,
-    ".srt": _read_subtitles, ".vtt": _read_subtitles,
-}  # fmt: skip
+    ".csv": lambda path: map(_ROW, read_csv(path, COLUMNS, dict)),
+    ".json": _read_json,
+    ".srt": _read_subtitles,
+    ".vtt": _read_subtitles,
+}
 """Readers of the file of one video, by suffix."""
 
 
 def _usable(rows: _Rows, where: str) -> list[Caption]:
     """The usable captions of one video. Raises UserError, naming `where`, for what cannot be read."""
     try:
-        found = [Caption(_seconds(start), _seconds(end), _text(text)) for start, end, text in rows]
+        captions = [Caption(_seconds(start), _seconds(end), _text(text)) for start, end, text in rows]
     except (TypeError, LookupError, ValueError, OverflowError, RecursionError) as error:
         expected = "{start: [...], end: [...], text: [...]}, with times in seconds"
         raise UserError(f"cannot read the captions of {where}: {error}; expected {expected}") from error
-    return [each for each in found if each.text and -_MAX_SECONDS < each.start <= each.end < _MAX_SECONDS]
+    return [line for line in captions if line.text and -_MAX_SECONDS < line.start <= line.end < _MAX_SECONDS]
 
 
 def _seconds(value: Any) -> float:
@@ -224,4 +233,6 @@ def _seconds(value: Any) -> float:
 
 def _text(value: Any) -> str:
     """Text without tags and character references; empty for missing values, which are NaN where pandas wrote them."""
-    return "" if value is None or value != value else html.unescape(_TAG.sub("", str(value))).strip()
+    if value is None or value != value:
+        return ""
+    return html.unescape(_TAG.sub("", str(value))).strip()

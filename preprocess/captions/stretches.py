@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from gdt.preprocess.captions.readers import Caption
-from gdt.preprocess.datasets.listing import Words
+from gdt.preprocess.datasets.listing import TimedWords
 
 
 def stretches(captions: Iterable[Caption], gap: float = 2.0, least: float = 4.0) -> tuple[tuple[float, float], ...]:
@@ -23,7 +23,8 @@ def stretches(captions: Iterable[Caption], gap: float = 2.0, least: float = 4.0)
     covered = [
         (max(0, math.floor(round(start * 10, 6))), max(0, math.ceil(round(end * 10, 6)))) for start, end, _ in captions
     ]
-    near, shortest = math.ceil(round(gap * 10, 6)), math.ceil(round(least * 10, 6))
+    near = math.ceil(round(gap * 10, 6))
+    shortest = math.ceil(round(least * 10, 6))
     grown = []
     for start, end in _joined(covered, near):
         start = max(0, start - max(0, shortest - (end - start)) // 2)
@@ -42,7 +43,7 @@ def _joined(parts: Iterable[tuple[int, int]], near: int) -> list[tuple[int, int]
     return joined
 
 
-def retime(words: Words, stretches: Sequence[tuple[float, float]]) -> Words:
+def retime(words: TimedWords, stretches: Sequence[tuple[float, float]]) -> TimedWords:
     """The words with their times, in seconds, after the video is cut to `stretches`, joined end to end.
 
     Words are cut at the edges of stretches. Words outside all stretches, and words without duration at the end of one,
@@ -59,6 +60,6 @@ def retime(words: Words, stretches: Sequence[tuple[float, float]]) -> Words:
     following = np.searchsorted(ends, spoken[0], side="right")  # the first stretch that ends after the word's start
     begins = np.append(starts, np.inf)[following]
     inside = (begins <= spoken[0]) | (begins < spoken[1])
-    return Words(
+    return TimedWords(
         token=np.array(words.token)[inside].tolist(), start=clock[0, inside].tolist(), end=clock[1, inside].tolist()
     )

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from gdt.pipeline.word2vec import digest, load
 from gdt.preprocess.captions.readers import Caption
-from gdt.preprocess.datasets.listing import Words
+from gdt.preprocess.datasets.listing import TimedWords
 
 _TOKEN = re.compile(r"[^\W_]+(?:'[^\W_]+)*")  # letters and digits of any script, with apostrophes inside
 
@@ -38,7 +38,7 @@ class Vocabulary:
         """Hash of the words in order, 16 hex digits; it identifies the meaning of tokens."""
         return digest(self._rows)
 
-    def words(self, captions: Iterable[Caption]) -> Words:
+    def words(self, captions: Iterable[Caption]) -> TimedWords:
         """Known words except stop words, sorted by start time.
 
         All words of a caption, also stop words and unknown ones, get equal shares of its time. A word is looked up
@@ -54,7 +54,7 @@ class Vocabulary:
                 if row is not None and lower not in self._stop_words:
                     spoken.append((edge, next_edge, row))
         spoken.sort(key=itemgetter(0))
-        return Words(
+        return TimedWords(
             token=[token for _, _, token in spoken],
             start=[start for start, _, _ in spoken],
             end=[end for _, end, _ in spoken],

@@ -13,36 +13,31 @@ from pathlib import Path
 from gdt.common.errors import UserError, unknown
 from gdt.common.folders import Folder, LocalFolder
 from gdt.pipeline.shards import naming
-from gdt.preprocess.datasets.listing import DataSet, Missing, Source, Video, ignored_in_words, incomplete
+from gdt.preprocess.datasets.listing import DataSet, Missing, Video, VideoSource, ignored_in_words, incomplete
 
 DATASETS: dict[str, DataSet] = {name: importlib.import_module(f"{__name__}.{name}").DATA for name in naming.DATASETS}
 _NOT_UTF8 = re.compile("[\ud800-\udfff]")
 """What Python makes of the bytes of a name that are not UTF-8."""
 
 
-def named(dataset: str) -> DataSet:
-    """The data set of this name. Raises UserError for an unknown one."""
-    if dataset not in DATASETS:
-        raise unknown("layout", dataset, DATASETS)
-    return DATASETS[dataset]
-
-
 def find(dataset: str, source: Folder) -> DataSet:
     """The data set of this name. Raises UserError for an unknown name or a missing source."""
-    entry = named(dataset)
+    if dataset not in DATASETS:
+        raise unknown("layout", dataset, DATASETS)
     if isinstance(source, LocalFolder) and not source.path.is_dir():
         state = "is not a folder" if source.path.exists() else "does not exist"
         raise UserError(f"the source folder {source} {state}; set --source to the folder of your videos")
-    return entry
+    return DATASETS[dataset]
 
 
-def listing(dataset: str, source: Source) -> Iterator[Video | Missing]:
+def listing(dataset: str, source: VideoSource) -> Iterator[Video | Missing]:
     """Yield the videos of a data set; Missing for those whose names are not valid UTF-8.
 
     Raises UserError if a file or folder that all videos need is missing and, at the end, if there was no video.
     """
     entry = find(dataset, source.folder)
-    empty, unusable = True, ""
+    empty = True
+    unusable = ""
     for item in entry.listing(source):
         if isinstance(item, Missing):
             if item.path and not unusable:

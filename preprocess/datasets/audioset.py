@@ -8,11 +8,12 @@ the first; the column `labels` has all.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from operator import itemgetter
 
 from gdt.common.folders import File
 from gdt.pipeline.shards.layout import LABEL_SEPARATOR
 from gdt.preprocess.datasets import youtube
-from gdt.preprocess.datasets.listing import DataSet, Missing, Source, Video, incomplete
+from gdt.preprocess.datasets.listing import DataSet, Missing, Video, VideoSource, incomplete
 from gdt.preprocess.datasets.youtube import Segment
 from gdt.preprocess.tables import Row, read_csv
 
@@ -27,30 +28,31 @@ source/.../-0RWZT-miFs.mp4                   the segment, or the original, which
 source/.../Y-0RWZT-miFs.mp4                  any of these names with a Y in front"""
 
 _SPLITS = {
-    "balanced_train_segments.csv": "train", "unbalanced_train_segments.csv": "train", "eval_segments.csv": "test",
-}  # fmt: skip
+    "balanced_train_segments.csv": "train",
+    "unbalanced_train_segments.csv": "train",
+    "eval_segments.csv": "test",
+}
 _COLUMNS = ("YTID", "start_seconds", "end_seconds", "positive_labels")
 
 
-def listing(source: Source) -> Iterator[Video | Missing]:
+def listing(source: VideoSource) -> Iterator[Video | Missing]:
     """Videos by the names of their files; files that are not in the official csv are left out."""
     lists = [file for file in map(source.file, _SPLITS) if file.exists]
     if not lists:
         raise incomplete(f"{source.folder} has none of {', '.join(_SPLITS)}", TREE)
     classes = source.file("class_labels_indices.csv")
-    names = dict(read_csv(classes, ("mid", "display_name"), _class_name)) if classes.exists else {}
+    names = (
+        dict(read_csv(classes, ("mid", "display_name"), itemgetter("mid", "display_name"))) if classes.exists else {}
+    )
     return youtube.listing(source, (segment for file in lists for segment in _segments(file, names)))
-
-
-def _class_name(row: Row) -> tuple[str, str]:
-    return row["mid"], row["display_name"]
 
 
 def _segments(file: File, names: dict[str, str]) -> Iterator[Segment]:
     def segment(row: Row) -> Segment:
         ids = [id.strip() for id in row["positive_labels"].split(",")]
         labels = [names.get(id, id) for id in ids]
-        start, end = float(row["start_seconds"]), float(row["end_seconds"])
+        start = float(row["start_seconds"])
+        end = float(row["end_seconds"])
         columns = (("labels", LABEL_SEPARATOR.join(labels)),)
         return Segment(row["YTID"], start, end, labels[0], _SPLITS[file.path.name], columns=columns)
 

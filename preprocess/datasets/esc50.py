@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from gdt.preprocess.datasets.listing import NO_FILE, DataSet, Missing, Source, Video, incomplete, unlisted
+from gdt.preprocess.datasets.listing import NO_FILE, DataSet, Missing, Video, VideoSource, incomplete, unlisted
 from gdt.preprocess.tables import Row, read_csv
 
 TREE = """\
@@ -18,29 +18,30 @@ source/audio/1-100032-A-0.wav    the sounds, in any folders"""
 _FOLDS = 5
 
 
-def listing(source: Source) -> Iterator[Video | Missing]:
+def listing(source: VideoSource) -> Iterator[Video | Missing]:
     """Sounds by their file stems, each a test sound of one fold; those that are not in the csv are left out."""
     table = source.file("meta/esc50.csv")
     if not table.exists:
         raise incomplete(f"{table} is missing", TREE)
     rows = dict(read_csv(table, ("filename", "fold", "category"), _row))
-    found: set[str] = set()
+    present: set[str] = set()
     for name, sound in source.named():
         if name not in rows:
             yield unlisted(sound)
             continue
-        found.add(name)
+        present.add(name)
         label, fold = rows[name]
         folds = tuple("test" if fold == number else "train" for number in range(1, _FOLDS + 1))
         yield Video(name, sound, label, folds[0], folds)
     for name in rows:
-        if name not in found:
+        if name not in present:
             yield Missing(name, f"listed in meta/esc50.csv, {NO_FILE}")
 
 
 def _row(row: Row) -> tuple[str, tuple[str, int]]:
     """Stem of the file, class and fold."""
-    if not 1 <= (fold := int(row["fold"])) <= _FOLDS:
+    fold = int(row["fold"])
+    if not 1 <= fold <= _FOLDS:
         raise ValueError(f"its fold is {fold}, not 1 to {_FOLDS}")
     return Path(row["filename"]).stem, (row["category"], fold)
 

@@ -9,7 +9,7 @@ from itertools import chain
 
 from gdt.common.errors import UserError
 from gdt.preprocess.datasets.labels import LABELS, NAMES, Labels
-from gdt.preprocess.datasets.listing import SOUNDS, SPLITS, SUFFIXES, DataSet, Missing, Source, Video
+from gdt.preprocess.datasets.listing import SOUNDS, SPLITS, SUFFIXES, DataSet, Missing, Video, VideoSource
 from gdt.preprocess.tables import composed
 
 TREE = f"""\
@@ -24,7 +24,7 @@ _SHOWN = 5
 """Folders to name in a message."""
 
 
-def listing(source: Source, official: bool = False) -> Iterator[Video | Missing]:
+def listing(source: VideoSource, official: bool = False) -> Iterator[Video | Missing]:
     """One video per file, with its row of labels.csv; then the rows without a file.
 
     The id is the path below a top folder that is named as a split, so that neither another split nor another reading of
@@ -45,7 +45,7 @@ def listing(source: Source, official: bool = False) -> Iterator[Video | Missing]
     yield from labels.unused()
 
 
-def has_splits(source: Source, names: Iterable[str], settled: bool = False) -> bool:
+def has_splits(source: VideoSource, names: Iterable[str], settled: bool = False) -> bool:
     """Whether top folders named as splits are splits: if train is there, and val or test. Otherwise they are classes.
 
     `names` are the paths of the videos; the source notes how they are read. Raises UserError if they can be read in
@@ -77,7 +77,8 @@ def has_splits(source: Source, names: Iterable[str], settled: bool = False) -> b
 
 
 def _few(names: Sequence[str]) -> str:
-    return ", ".join(names[:_SHOWN]) + ", …" * (len(names) > _SHOWN)
+    first = ", ".join(names[:_SHOWN])
+    return f"{first}, …" if len(names) > _SHOWN else first
 
 
 def placed(video: Video, name: str, splits: bool) -> Video:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from gdt.common.errors import UserError
 from gdt.common.folders import File, Folder, LocalFolder
-from gdt.preprocess.datasets.listing import NO_FILE, Missing, Source, Video, incomplete, unlisted
+from gdt.preprocess.datasets.listing import NO_FILE, Missing, Video, VideoSource, incomplete, unlisted
 from gdt.preprocess.tables import composed, open_text
 
 FOLDS = (1, 2, 3)
@@ -25,7 +25,7 @@ class Line(NamedTuple):
     """train, test or unused"""
 
 
-def find_lists(source: Source, name: str, tree: str) -> Folder:
+def find_lists(source: VideoSource, name: str, tree: str) -> Folder:
     """The folder of the official lists, in `source` or, on this machine, next to it. Raises UserError without one."""
     parents = [source.folder]
     if isinstance(source.folder, LocalFolder):
@@ -56,7 +56,7 @@ class _Entry:
     has_file: bool = False
 
 
-def listing(source: Source, name: str, lines: Iterable[Line], tree: str) -> Iterator[Video | Missing]:
+def listing(source: VideoSource, name: str, lines: Iterable[Line], tree: str) -> Iterator[Video | Missing]:
     """Yield the videos, labelled by their folder, then the listed ones without a file.
 
     Videos in no list are left out, as are those outside of the folder `name` if there is one. Case and suffix of names
@@ -66,7 +66,8 @@ def listing(source: Source, name: str, lines: Iterable[Line], tree: str) -> Iter
     entries = _entries(lines)
     root = source.root / name if source.folder.kind(name) == "a folder" else source.root
     for stem, path in source.named(first=root):
-        if (entry := entries.get(stem.lower())) is None:
+        entry = entries.get(stem.lower())
+        if entry is None:
             yield unlisted(path)
             continue
         entry.has_file = True
@@ -87,18 +88,20 @@ def _entries(lines: Iterable[Line]) -> dict[str, _Entry]:
     entries: dict[str, _Entry] = {}
     contradicting: dict[str, str] = {}
     for line in lines:
-        stem, fold = PurePosixPath(line.file).stem, line.fold
+        stem = PurePosixPath(line.file).stem
         entry = entries.setdefault(stem.lower(), _Entry(stem, line.class_name))
-        if (before := entry.folds[fold - 1] or line.split) != line.split:
-            contradicting[stem] = f"'{stem}' is {before} and {line.split} in fold {fold}"
-        entry.folds[fold - 1] = line.split
+        before = entry.folds[line.fold - 1]
+        if before and before != line.split:
+            contradicting[stem] = f"'{stem}' is {before} and {line.split} in fold {line.fold}"
+        entry.folds[line.fold - 1] = line.split
     if contradicting:
         raise UserError(
             f"the official lists contradict each other for {len(contradicting)} videos: "
             f"{next(iter(contradicting.values()))}; download the lists again"
         )
     for fold in FOLDS:
-        if lacking := [entry.stem for entry in entries.values() if not entry.folds[fold - 1]]:
+        lacking = [entry.stem for entry in entries.values() if not entry.folds[fold - 1]]
+        if lacking:
             raise UserError(
                 f"the official lists of fold {fold} are incomplete: they name {len(entries) - len(lacking)} of "
                 f"{len(entries)} videos, and not '{lacking[0]}'; download the lists again"

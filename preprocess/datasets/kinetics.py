@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from gdt.common.folders import File
 from gdt.preprocess.datasets import folder, youtube
-from gdt.preprocess.datasets.listing import SPLITS, DataSet, Missing, Source, Video
+from gdt.preprocess.datasets.listing import SPLITS, DataSet, Missing, Video, VideoSource
 from gdt.preprocess.datasets.youtube import Segment
 from gdt.preprocess.tables import Row, composed, read_csv
 
@@ -29,7 +29,7 @@ _COLUMNS = ("youtube_id", "time_start", "time_end", "split")  # and a label, exc
 _TIMES = re.compile(r"(.{11})_(\d{6})_(\d{6})", re.ASCII)
 
 
-def listing(source: Source) -> Iterator[Video | Missing]:
+def listing(source: VideoSource) -> Iterator[Video | Missing]:
     """Videos by the names of their files; label and split are from the csv or, if there is none, from the folders."""
     paths = [*source.folder.glob("[!.]*.csv"), *source.folder.glob("annotations/[!.]*.csv")]
     if not paths:
@@ -47,10 +47,9 @@ def _named(video: Video) -> Video:
 
 
 def _segment(row: Row) -> Segment:
-    return Segment(
-        row["youtube_id"], float(row["time_start"]), float(row["time_end"]),
-        row.get("label", "").strip(), SPLITS[row["split"].strip().lower()],
-    )  # fmt: skip
+    start = float(row["time_start"])
+    end = float(row["time_end"])
+    return Segment(row["youtube_id"], start, end, row.get("label", "").strip(), SPLITS[row["split"].strip().lower()])
 
 
 DATA = DataSet(listing, TREE)

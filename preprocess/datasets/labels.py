@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from gdt.common.errors import UserError
 from gdt.pipeline.shards import index
-from gdt.preprocess.datasets.listing import SPLITS, SUFFIXES, Missing, Source, Video
+from gdt.preprocess.datasets.listing import SPLITS, SUFFIXES, Missing, Video, VideoSource
 from gdt.preprocess.tables import Row, composed, read_csv
 
 LABELS = "labels.csv"
@@ -33,7 +33,7 @@ class _Labelled(NamedTuple):
 class Labels:
     """The rows of labels.csv by the video they name."""
 
-    def __init__(self, source: Source, names: Iterable[str]) -> None:
+    def __init__(self, source: VideoSource, names: Iterable[str]) -> None:
         """Read the file if it is there; `names` are the ids and paths of all videos.
 
         Raises UserError, with the line, if it cannot be parsed.
@@ -42,16 +42,17 @@ class Labels:
         self._table = source.file(LABELS)
         self._rows: dict[str, _Labelled] = {}
         self._used: set[str] = set()
-        self._whole: set[str] = set()
+        self._file_names: set[str] = set()
         if not self._table.exists:
             return
         for name, row in read_csv(self._table, (), self._parse, delimiters=",;\t"):
             if name in self._rows:
                 raise UserError(f"{self._table} names '{name}' on two lines; remove one of the two")
             self._rows[name] = row
-        self._whole = {name for name in names if name in self._rows}
-        others = (name for name in self._rows.keys() - self._whole if PurePath(name).suffix.lower() not in SUFFIXES)
-        self._whole |= {name for name in others if not source.folder.kind(name)}
+        self._file_names = {name for name in names if name in self._rows}
+        for name in self._rows.keys() - self._file_names:
+            if PurePath(name).suffix.lower() not in SUFFIXES and not source.folder.kind(name):
+                self._file_names.add(name)
 
     def _parse(self, row: Row) -> tuple[str, _Labelled]:
         values = {name.strip(): value.strip() for name, value in row.items()}
@@ -68,7 +69,8 @@ class Labels:
         if word and word not in SPLITS:
             raise ValueError(f"unknown split '{word}'; available: {', '.join(SPLITS)}, or nothing")
         further = [name for name in others if name not in (label, split)]
-        if taken := [name for name in further if name in index.LABELS]:
+        taken = [name for name in further if name in index.LABELS]
+        if taken:
             raise ValueError(f"a further column has the name {taken[0]}, which the index uses itself; rename it")
         columns = tuple((name, values[name]) for name in further)
         return video, _Labelled(values.get(label, ""), SPLITS.get(word, ""), columns)
@@ -79,14 +81,15 @@ class Labels:
         A row that is the whole name of a file is not that of another (a.avi, with a.avi.mp4 beside it). Raises
         UserError if there are several.
         """
-        names = {video.id, path} | {str(PurePath(name).with_suffix("")) for name in (video.id, path)} - self._whole
-        found = sorted(names & self._rows.keys())
-        if not found:
+        names = {video.id, path}
+        names |= {str(PurePath(name).with_suffix("")) for name in (video.id, path)} - self._file_names
+        matches = sorted(names & self._rows.keys())
+        if not matches:
             return video
-        if len(found) > 1:
-            raise UserError(f"{self._table} names a video twice, as {' and as '.join(found)}; remove one of the rows")
-        self._used.add(found[0])
-        row = self._rows[found[0]]
+        if len(matches) > 1:
+            raise UserError(f"{self._table} names a video twice, as {' and as '.join(matches)}; remove one of the rows")
+        self._used.add(matches[0])
+        row = self._rows[matches[0]]
         return replace(video, label=row.label or video.label, split=row.split or video.split, columns=row.columns)
 
     def unused(self) -> Iterator[Missing]:

@@ -6,7 +6,7 @@ import hashlib
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath
@@ -15,20 +15,26 @@ from gdt.common.errors import UserError
 from gdt.common.folders import File, Folder, LocalFolder, state_of
 from gdt.preprocess.tables import composed
 
-SUFFIXES = {
-    ".264", ".265", ".3g2", ".3gp", ".3gp2", ".3gpp", ".amv", ".asf", ".avc", ".avi", ".divx", ".f4v", ".flv", ".h264",
-    ".h265", ".h26l", ".hevc", ".ismv", ".ivf", ".m1v", ".m2p", ".m2t", ".m2ts", ".m2v", ".m4v", ".mj2", ".mjpeg",
-    ".mjpg", ".mk3d", ".mkv", ".mov", ".mp4", ".mpe", ".mpeg", ".mpg", ".mpv", ".mts", ".mxf", ".nut", ".ogg", ".ogm",
-    ".ogv", ".psp", ".qt", ".rm", ".rmvb", ".tp", ".trp", ".ts", ".vob", ".webm", ".wmv",
-}  # fmt: skip
+SUFFIXES = (
+    {".264", ".265", ".3g2", ".3gp", ".3gp2", ".3gpp", ".amv", ".asf", ".avc", ".avi", ".divx", ".f4v", ".flv"}
+    | {".h264", ".h265", ".h26l", ".hevc", ".ismv", ".ivf", ".m1v", ".m2p", ".m2t", ".m2ts", ".m2v", ".m4v", ".mj2"}
+    | {".mjpeg", ".mjpg", ".mk3d", ".mkv", ".mov", ".mp4", ".mpe", ".mpeg", ".mpg", ".mpv", ".mts", ".mxf", ".nut"}
+    | {".ogg", ".ogm", ".ogv", ".psp", ".qt", ".rm", ".rmvb", ".tp", ".trp", ".ts", ".vob", ".webm", ".wmv"}
+)
 """Of the formats that ffmpeg may read, without those for sound or stills alone."""
 SOUNDS = {".flac", ".m4a", ".mp3", ".wav"}
 """Suffixes of files of sound alone; .ogg may be either."""
 MEDIA = SUFFIXES | SOUNDS
 _NOT_SHOWN = {
-    "#recycle", "#snapshot", "$recycle.bin", "@eadir", "@recently-snapshot", "@recycle", "@tmp", "__macosx",
-    "__pycache__", "lost+found", "network trash folder", "recycler", "system volume information", "~snapshot",
-}  # fmt: skip
+    "#recycle",
+    "#snapshot",
+    "$recycle.bin",
+    "@eadir",
+    "@recently-snapshot",
+    "@recycle",
+    "@tmp",
+    "__macosx",
+} | {"__pycache__", "lost+found", "network trash folder", "recycler", "system volume information", "~snapshot"}
 """Names, in lower case, of what systems leave in folders; names that begin with a dot are hidden anyway."""
 _ADDED = re.compile(rf"(?:\.f\d+(?:-\w+)?|{'|'.join(map(re.escape, sorted(SUFFIXES)))})+$", re.I | re.ASCII)
 """What downloaders and converters put between name and suffix: another suffix, or the number of a format."""
@@ -36,23 +42,29 @@ _SOUND = re.compile(r"\.f(?:139|14[01]|17[12]|249|25[01])(?:-\w+)?$", re.ASCII)
 """Numbers of YouTube's formats of sound alone, which may lie in a .webm beside the picture's."""
 _SHOWN = 8
 """Suffixes to print."""
-HIDDEN, BESIDE, LISTED, EMPTY, BROKEN = "hidden", "beside", "listed", "empty", "broken"
+HIDDEN = "hidden"
+BESIDE = "beside"
+LISTED = "listed"
+EMPTY = "empty"
+BROKEN = "broken"
 _IGNORED = {
-    HIDDEN: "hidden or trash", BESIDE: "sound beside a video of the same name",
-    LISTED: "link to a folder that is listed already", EMPTY: "empty folder", BROKEN: "broken link",
-}  # fmt: skip
+    HIDDEN: "hidden or trash",
+    BESIDE: "sound beside a video of the same name",
+    LISTED: "link to a folder that is listed already",
+    EMPTY: "empty folder",
+    BROKEN: "broken link",
+}
 """What is left out besides files with other suffixes, in words."""
 CAPTIONS = "captions of no video"
 NO_FILE = "but there is no file of this name with the suffix of a video"
-SPLITS = {
-    "train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val", "validate": "val",
-    "test": "test", "testing": "test",
-}  # fmt: skip
+SPLITS = {"train": "train", "training": "train"}
+SPLITS |= dict.fromkeys(("val", "valid", "validation", "validate"), "val")
+SPLITS |= {"test": "test", "testing": "test"}
 """The split that a folder name or a word in an official list stands for."""
 
 
 @dataclass(frozen=True, slots=True)
-class Words:
+class TimedWords:
     """Timed tokens of one video in the order they are spoken; three lists of the same length."""
 
     token: list[int]
@@ -69,7 +81,7 @@ class Video:
     id: str
     """Unique in the data set."""
     path: Path
-    """Of its file, as of `Source.files`; where it is decoded, on that machine."""
+    """Of its file, as of `VideoSource.files`; where it is decoded, on that machine."""
     label: str = ""
     """Class name; empty if unknown."""
     split: str = ""
@@ -82,7 +94,7 @@ class Video:
     """Id of the longer video that this is a part of, and start and end in seconds of that one; None for a whole one."""
     stretches: tuple[tuple[float, float], ...] = ()
     """Start and end, in seconds, of the parts to keep, in order and disjoint; empty for the whole video."""
-    words: Words | None = None
+    words: TimedWords | None = None
     """Words of the captions; None without captions or vocabulary."""
     columns: tuple[tuple[str, str], ...] = ()
     """Name and value of further columns of labels."""
@@ -113,7 +125,7 @@ def unlisted(path: Path) -> Missing:
 class DataSet:
     """Where the videos, labels and splits of a data set are."""
 
-    listing: Callable[[Source], Iterator[Video | Missing]]
+    listing: Callable[[VideoSource], Iterator[Video | Missing]]
     """Yields the videos of a source in a fixed order."""
     tree: str
     """The expected files and folders, for messages."""
@@ -126,15 +138,10 @@ def incomplete(what: str, tree: str) -> UserError:
     return UserError(f"{what}; expected:\n{tree}")
 
 
-def size_of(path: Path) -> int:
-    """Bytes of a regular file, as `state_of`."""
-    return state_of(path).size
-
-
 def hash_of(path: Path) -> str:
     """BLAKE2b of a regular file, in hexadecimal; empty for anything else, and for a file that cannot be read."""
     with suppress(OSError):
-        if size_of(path) >= 0:
+        if state_of(path).size >= 0:
             with path.open("rb", buffering=0) as file:
                 return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
     return ""
@@ -152,7 +159,7 @@ def walk(folder: Folder, first: Path | None = None) -> Iterator[tuple[str, list[
     UserError for a folder that cannot be read.
     """
     if isinstance(folder, LocalFolder):
-        return _walk_links(*([first] if first else []), folder.path)
+        return _walk_links([first, folder.path] if first else [folder.path])
     return _walk_names(folder, () if first is None else first.parts)
 
 
@@ -162,17 +169,17 @@ def _walk_names(folder: Folder, first: tuple[str, ...]) -> Iterator[tuple[str, l
     hidden: set[tuple[str, ...]] = set()
     for name in folder.files():
         parts = tuple(name.split("/"))
-        left_out = next((k for k, part in enumerate(parts) if not is_shown(part)), None)
-        if left_out is None:
-            shown.setdefault(parts[:-1], []).append(parts[-1])
+        hidden_levels = [k for k, part in enumerate(parts) if not is_shown(part)]
+        if hidden_levels:
+            hidden.add(parts[: hidden_levels[0] + 1])
         else:
-            hidden.add(parts[: left_out + 1])
+            shown.setdefault(parts[:-1], []).append(parts[-1])
     for parts in sorted(shown, key=lambda parts: (parts[: len(first)] != first, parts)):
         yield "/".join(parts), sorted(shown[parts]), Counter()
     yield "", [], Counter({HIDDEN: len(hidden)})
 
 
-def _walk_links(*roots: Path) -> Iterator[tuple[str, list[str], Counter[str]]]:
+def _walk_links(roots: Sequence[Path]) -> Iterator[tuple[str, list[str], Counter[str]]]:
     """`walk` on this machine: links to folders are followed at the end, and each folder is read once."""
 
     def refuse(error: OSError) -> None:
@@ -182,19 +189,20 @@ def _walk_links(*roots: Path) -> Iterator[tuple[str, list[str], Counter[str]]]:
     waiting = list(map(str, roots))
     for root in waiting:
         for folder, subfolders, names in os.walk(root, onerror=refuse):
-            real, given = os.path.realpath(folder), folder in waiting[: len(roots)]
+            real = os.path.realpath(folder)
+            is_root = folder in waiting[: len(roots)]
             if real in seen:
                 subfolders.clear()
-                yield folder, [], Counter({LISTED: int(not given)})
+                yield folder, [], Counter({LISTED: int(not is_root)})
                 continue
             seen.add(real)
-            found = len(subfolders) + len(names)
+            total = len(subfolders) + len(names)
             subfolders[:] = sorted(filter(is_shown, subfolders))
             shown = sorted(filter(is_shown, names))
             links = [path for path in map(Path(folder).joinpath, subfolders) if path.is_symlink()]
             waiting += map(str, links)  # which os.walk does not enter
-            hidden = found - len(subfolders) - len(shown)
-            yield folder, shown, Counter({HIDDEN: hidden, EMPTY: int(not found and not given)})
+            hidden = total - len(subfolders) - len(shown)
+            yield folder, shown, Counter({HIDDEN: hidden, EMPTY: int(not total and not is_root)})
 
 
 def is_shown(name: str) -> bool:
@@ -202,7 +210,7 @@ def is_shown(name: str) -> bool:
 
 
 @dataclass(frozen=True)
-class Source:
+class VideoSource:
     """A folder of videos."""
 
     folder: Folder
@@ -255,12 +263,16 @@ class Source:
 
 
 def ignored_in_words(ignored: Mapping[str, int]) -> list[str]:
-    """A line that says what Source.ignored counts; none if there is nothing."""
-    other = [name for name in ignored if name not in _IGNORED and not name.startswith(CAPTIONS)]
-    others = sorted(other, key=lambda name: (-ignored[name], name))
-    rows = [f"{name.removeprefix('.') or 'no suffix'} {ignored[name]}" for name in others[:_SHOWN]]
-    rows += [f"others {sum(ignored[name] for name in others[_SHOWN:])}"] if len(others) > _SHOWN else []
-    parts = [f"{sum(ignored[name] for name in others)} not a video by its suffix ({', '.join(rows)})"] if rows else []
+    """A line that says what VideoSource.ignored counts; none if there is nothing."""
+    suffixes = [name for name in ignored if name not in _IGNORED and not name.startswith(CAPTIONS)]
+    suffixes.sort(key=lambda suffix: (-ignored[suffix], suffix))
+    counts = [f"{suffix.removeprefix('.') or 'no suffix'} {ignored[suffix]}" for suffix in suffixes[:_SHOWN]]
+    if len(suffixes) > _SHOWN:
+        counts.append(f"others {sum(ignored[suffix] for suffix in suffixes[_SHOWN:])}")
+    parts: list[str] = []
+    if suffixes:
+        total = sum(ignored[suffix] for suffix in suffixes)
+        parts.append(f"{total} not a video by its suffix ({', '.join(counts)})")
     parts += [f"{ignored[name]} {words}" for name, words in _IGNORED.items() if name in ignored]
     parts += [f"{count} {name}" for name, count in ignored.items() if name.startswith(CAPTIONS)]
     return [f"ignored: {'; '.join(parts)}"] if parts else []

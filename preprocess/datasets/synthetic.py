@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from gdt.preprocess.datasets import folder
-from gdt.preprocess.datasets.listing import DataSet, Missing, Source, Video
+from gdt.preprocess.datasets.listing import DataSet, Missing, Video, VideoSource
 
 
-def _listing(source: Source) -> Iterator[Video | Missing]:
+def _listing(source: VideoSource) -> Iterator[Video | Missing]:
     for item in folder.listing(source, official=True):
         yield replace(item, id=item.path.stem) if isinstance(item, Video) else item
 

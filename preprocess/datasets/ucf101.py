@@ -13,7 +13,7 @@ from gdt.common.errors import UserError
 from gdt.common.folders import File, Folder
 from gdt.preprocess.datasets import folds
 from gdt.preprocess.datasets.folds import Line
-from gdt.preprocess.datasets.listing import DataSet, Missing, Source, Video
+from gdt.preprocess.datasets.listing import DataSet, Missing, Video, VideoSource
 
 TREE = """\
 source/UCF-101/Archery/v_Archery_g01_c01.avi           class folders, here or in source itself; any video format
@@ -24,7 +24,7 @@ _LINE = re.compile(r"([^/<>\s]+)/([^/<>\s]+\.\w+)(?:\s+\d+)?\s*")
 """Class and file; in training lists, the class number follows."""
 
 
-def listing(source: Source) -> Iterator[Video | Missing]:
+def listing(source: VideoSource) -> Iterator[Video | Missing]:
     """Videos by the names of their files, in all folds; those in no list are left out."""
     lists = folds.find_lists(source, "ucfTrainTestlist", TREE)
     return folds.listing(source, "UCF-101", _lines(lists), TREE)
@@ -35,11 +35,12 @@ def _lines(lists: Folder) -> Iterator[Line]:
         for split in ("train", "test"):
             path = File(lists, PurePath(f"{split}list{fold:02d}.txt"))
             for line in folds.read_lines(path):
-                if (found := _LINE.fullmatch(line)) is None:
+                match = _LINE.fullmatch(line)
+                if match is None:
                     raise UserError(
                         f"{path}: unknown line '{line}'; expected lines such as Archery/v_Archery_g01_c01.avi 1"
                     )
-                yield Line(found[1], found[2], fold, split)
+                yield Line(match[1], match[2], fold, split)
 
 
 DATA = DataSet(listing, TREE)

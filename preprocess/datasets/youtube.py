@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gdt.preprocess.datasets.listing import NO_FILE, Missing, Source, Video, unlisted
+from gdt.preprocess.datasets.listing import NO_FILE, Missing, Video, VideoSource, unlisted
 
 
 @dataclass(slots=True)
@@ -27,10 +28,9 @@ class Segment:
     def video(self, name: str, path: Path, cut: bool) -> Video:
         """Its video, which is yet to be cut out of a file, or is the file."""
         self.has_file = True
-        return Video(
-            name, path, self.label, self.split, segment=(self.start, self.end) if cut else None,
-            part=(self.youtube_id, self.start, self.end), columns=self.columns,
-        )  # fmt: skip
+        segment = (self.start, self.end) if cut else None
+        part = (self.youtube_id, self.start, self.end)
+        return Video(name, path, self.label, self.split, segment=segment, part=part, columns=self.columns)
 
     @property
     def name(self) -> str:
@@ -38,7 +38,7 @@ class Segment:
         return f"{self.youtube_id}_{int(self.start):06d}_{int(self.end):06d}"
 
 
-def listing(source: Source, rows: Iterable[Segment]) -> Iterator[Video | Missing]:
+def listing(source: VideoSource, rows: Iterable[Segment]) -> Iterator[Video | Missing]:
     """Yield the files of `source` with the label and split of their segments, then the segments without a file.
 
     A file named by the bare id may be the original video: it gets the times to cut out, and stands for every segment
@@ -54,17 +54,21 @@ def listing(source: Source, rows: Iterable[Segment]) -> Iterator[Video | Missing
         candidates = segments.get(youtube_id, [])
         if start is None and len(candidates) > 1:
             originals.append((path, candidates))  # some may turn out to have files of their own
-        elif segment := _match(candidates, start):
-            yield segment.video(name, path, cut=start is None)
-        else:
+            continue
+        match = _match(candidates, start)
+        if match is None:
             yield unlisted(path)
+        else:
+            yield match.video(name, path, cut=start is None)
     for path, candidates in originals:
-        if all(segment.has_file for segment in candidates):
+        without_file = [segment for segment in candidates if not segment.has_file]
+        if not without_file:
             yield Missing(path.stem, "its segments have files of their own", path)
-        for segment in (segment for segment in candidates if not segment.has_file):
+        for segment in without_file:
             yield segment.video(segment.name, path, cut=True)
-    for segment in (segment for several in segments.values() for segment in several if not segment.has_file):
-        yield Missing(segment.name, f"listed in the official annotations, {NO_FILE}")
+    for segment in itertools.chain.from_iterable(segments.values()):
+        if not segment.has_file:
+            yield Missing(segment.name, f"listed in the official annotations, {NO_FILE}")
 
 
 # An id is any 11 of these characters: it may contain or begin with what looks like a separator or a number. Times are

@@ -12,7 +12,8 @@ import numpy.typing as npt
 
 Array = npt.NDArray[np.floating[Any]]
 
-TAKE_OFF, LANDING = 0.35, 0.8  # of a jump, in cycles
+TAKE_OFF = 0.35  # of a jump, in cycles
+LANDING = 0.8
 
 
 class Beat(NamedTuple):
@@ -88,7 +89,8 @@ def decay(seconds: Array, constant: float) -> Array:
 
 
 def bounce(beat: Beat) -> Motion:
-    part, squash = beat.part(2), decay(beat.since(2), 0.06)
+    part = beat.part(2)
+    squash = decay(beat.since(2), 0.06)
     return Motion(y=0.4 - 3.2 * part * (1 - part), width=1 + 0.3 * squash, height=1 - 0.35 * squash)
 
 

@@ -66,7 +66,8 @@ def colour(hue: float, saturation: float, value: float) -> Array:
 def draw_thing(rng: np.random.Generator, hue: float, radius: float, position: float, drift: float) -> Thing:
     """An object of random shape, stripes, position and drift."""
     saturation, direction, fineness = rng.uniform((0.6, 0, 3), (1, 2 * np.pi, 6)).tolist()
-    bright, dark = colour(hue, saturation, rng.uniform(0.8, 1)), colour(hue, saturation, rng.uniform(0.2, 0.5))
+    bright = colour(hue, saturation, rng.uniform(0.8, 1))
+    dark = colour(hue, saturation, rng.uniform(0.2, 0.5))
     return Thing(
         shape=str(rng.choice(tuple(SHAPES))),
         radius=radius,
@@ -85,14 +86,19 @@ def paint(frames: Frames, thing: Thing, motion: Motion) -> None:
     grid = (np.arange(size, dtype=np.float32) + 0.5) * 2 / size - 1
     # Only pixels of the square around the object are computed, as flat arrays [N]; shapes are within 1.11.
     reach = 1.11 * thing.radius * np.maximum(width, height)[:, None] + 2 / size
-    rows, columns = np.abs(grid - y[:, None]) < reach, np.abs(grid - x[:, None]) < reach
+    rows = np.abs(grid - y[:, None]) < reach
+    columns = np.abs(grid - x[:, None]) < reach
     where = np.flatnonzero(rows[:, :, None] & columns[:, None, :]).astype(np.int32)
     line = where // size
     t = line // size
-    row, column = line - t * size, where - line * size
-    across, down = (grid[column] - x[t]) / width[t], (grid[row] - y[t]) / height[t]
-    cos, sin = np.cos(angle + thing.angle)[t] / thing.radius, np.sin(angle + thing.angle)[t] / thing.radius
-    local_x, local_y = cos * across + sin * down, cos * down - sin * across
+    row = line - t * size
+    column = where - line * size
+    across = (grid[column] - x[t]) / width[t]
+    down = (grid[row] - y[t]) / height[t]
+    cos = np.cos(angle + thing.angle)[t] / thing.radius
+    sin = np.sin(angle + thing.angle)[t] / thing.radius
+    local_x = cos * across + sin * down
+    local_y = cos * down - sin * across
     distance = SHAPES[thing.shape](local_x, local_y) * (thing.radius * np.minimum(width, height)[t] * size / 2)
     stripes = np.clip(0.5 + 1.5 * np.sin(thing.stripe[0] * local_x + thing.stripe[1] * local_y), 0, 1)
     inks = thing.colours[0][:, None] + stripes * (thing.colours[1] - thing.colours[0])[:, None]  # [3, N]

@@ -33,11 +33,11 @@ MARKER = "synthetic.json"
 FORMAT = 2
 """Version of the files; increase it when the same settings produce different files."""
 ENCODER = (
-    "-threads", "1", "-fflags", "+bitexact", "-flags:v", "+bitexact", "-flags:a", "+bitexact",
-    "-c:v", "libx264", "-preset", "superfast", "-crf", "20", "-g", "15", "-pix_fmt", "yuv420p",
-    "-c:a", "aac", "-aac_coder", "fast", "-b:a", "64k",  # the default coder takes as long as everything else
-    "-movflags", "+faststart", "-f", "mp4",
-)  # fmt: skip
+    *("-threads", "1", "-fflags", "+bitexact", "-flags:v", "+bitexact", "-flags:a", "+bitexact"),
+    *("-c:v", "libx264", "-preset", "superfast", "-crf", "20", "-g", "15", "-pix_fmt", "yuv420p"),
+    *("-c:a", "aac", "-aac_coder", "fast", "-b:a", "64k"),  # the default coder takes as long as everything else
+    *("-movflags", "+faststart", "-f", "mp4"),
+)
 BINS = 10
 """Values of the label `identity`, as many as there are actions."""
 
@@ -61,7 +61,7 @@ def command(settings: Generate) -> str:
     return f"the videos are in {folder}\nnext: {following}"
 
 
-class Task(NamedTuple):
+class VideoTask(NamedTuple):
     """One video to generate."""
 
     path: Path
@@ -70,15 +70,15 @@ class Task(NamedTuple):
     n: int
 
 
-def tasks(destination: Path, settings: Synthetic) -> list[Task]:
+def tasks(destination: Path, settings: Synthetic) -> list[VideoTask]:
     """Every video of the set; file stems are unique ids. Videos of several actions are in no class's folder."""
-    return [
-        Task(folder / f"{split}_{action}_{n:04d}.mp4", split, action, n)
-        for split in SPLITS
-        for action in settings.actions
-        for folder in [destination / split / (action if settings.count(split) == 1 else "")]
-        for n in range(getattr(settings, split))
-    ]
+    videos: list[VideoTask] = []
+    for split in SPLITS:
+        for action in settings.actions:
+            folder = destination / split / (action if settings.count(split) == 1 else "")
+            for n in range(getattr(settings, split)):
+                videos.append(VideoTask(folder / f"{split}_{action}_{n:04d}.mp4", split, action, n))
+    return videos
 
 
 def generate(destination: Path, settings: Synthetic, workers: int = 0, progress: bool = True) -> None:
@@ -88,7 +88,8 @@ def generate(destination: Path, settings: Synthetic, workers: int = 0, progress:
     the destination holds something else or ffmpeg fails.
     """
     require_tools(Limits(), Path(tempfile.gettempdir()))
-    destination, asked = destination.resolve(), {"format": FORMAT, **asdict(settings)}
+    destination = destination.resolve()
+    asked = {"format": FORMAT, **asdict(settings)}
     if destination.is_dir() and any(destination.iterdir()):
         _require_same(destination, asked)
         return
@@ -107,16 +108,16 @@ def generate(destination: Path, settings: Synthetic, workers: int = 0, progress:
 
 def _make(partial: Path, settings: Synthetic, workers: int, progress: bool) -> None:
     """Write the videos, their labels and captions."""
-    every = tasks(partial, settings)
-    groups = [every[k : k + GROUP] for k in range(0, len(every), GROUP)]
+    videos = tasks(partial, settings)
+    groups = [videos[k : k + GROUP] for k in range(0, len(videos), GROUP)]
     with (
         # spawned, not forked: the caller may have started threads
         ProcessPoolExecutor(workers or len(os.sched_getaffinity(0)), multiprocessing.get_context("spawn")) as pool,
-        tqdm(total=len(every), desc="synthetic videos", unit="video", disable=not progress) as bar,
+        tqdm(total=len(videos), desc="synthetic videos", unit="video", disable=not progress) as bar,
     ):
         for done in pool.map(_make_group, itertools.repeat(settings), groups):
             bar.update(done)
-    _describe(partial, settings, every)
+    _describe(partial, settings, videos)
 
 
 def _require_same(destination: Path, asked: dict[str, object]) -> None:
@@ -126,24 +127,26 @@ def _require_same(destination: Path, asked: dict[str, object]) -> None:
         raise UserError(
             f"{destination} holds files, but no {MARKER}, so it is not synthetic; set --destination to another folder"
         )
-    made = json.loads(marker.read_text())
-    if differing := [
-        f"{key} was {made.get(key)}, now {value}" for key, value in asked.items() if made.get(key) != value
-    ]:
+    before = json.loads(marker.read_text())
+    differing = [
+        f"{key} was {before.get(key)}, now {value}" for key, value in asked.items() if before.get(key) != value
+    ]
+    if differing:
         raise UserError(
             f"{destination} holds a synthetic data set with different settings ({', '.join(differing)}); use the same "
             "settings, delete the folder, or set --destination to another"
         )
 
 
-def _make_group(settings: Synthetic, group: Sequence[Task]) -> int:
+def _make_group(settings: Synthetic, group: Sequence[VideoTask]) -> int:
     """Render and encode videos with one ffmpeg process; returns their number. Raises UserError if ffmpeg fails."""
     with tempfile.TemporaryDirectory() as folder:
         inputs: list[object] = []
         outputs: list[object] = []
         for k, task in enumerate(group):
             video = settings.render(task.split, task.action, task.n)
-            frames, samples = Path(folder, f"{k}.rgb"), Path(folder, f"{k}.pcm")
+            frames = Path(folder, f"{k}.rgb")
+            samples = Path(folder, f"{k}.pcm")
             video.frames.tofile(frames)
             np.round(video.waveform * 32767).astype("<i2").tofile(samples)
             inputs += ["-f", "rawvideo", "-pix_fmt", "rgb24", "-s", f"{SIZE}x{SIZE}", "-r", FPS, "-i", frames]
@@ -151,21 +154,22 @@ def _make_group(settings: Synthetic, group: Sequence[Task]) -> int:
             task.path.parent.mkdir(parents=True, exist_ok=True)
             outputs += ["-map", f"{2 * k}:v", "-map", f"{2 * k + 1}:a", *ENCODER, task.path]
         command = ["ffmpeg", "-nostdin", "-y", "-v", "error", *map(str, inputs + outputs)]
-        done = subprocess.run(command, capture_output=True, text=True, errors="replace")
-    if done.returncode != 0:
-        last = "\n".join(done.stderr.strip().splitlines()[-5:])
-        raise UserError(f"ffmpeg failed to encode synthetic videos (exit status {done.returncode}):\n{last}")
+        process = subprocess.run(command, capture_output=True, text=True, errors="replace")
+    if process.returncode != 0:
+        last = "\n".join(process.stderr.strip().splitlines()[-5:])
+        raise UserError(f"ffmpeg failed to encode synthetic videos (exit status {process.returncode}):\n{last}")
     return len(group)
 
 
-def _describe(folder: Path, settings: Synthetic, every: Sequence[Task]) -> None:
+def _describe(folder: Path, settings: Synthetic, videos: Sequence[VideoTask]) -> None:
     """Write labels.csv, for what the folders do not say, and captions.json."""
-    said, rows = {}, ["path,actions,identity\n"]
-    for task in every:
+    captions = {}
+    rows = ["path,actions,identity\n"]
+    for task in videos:
         scene = Scene(settings, task.split, task.action, task.n)
-        said[task.path.stem] = scene.captions()
+        captions[task.path.stem] = scene.captions()
         actions = " ".join(action for action, _ in scene.actions)
         rows.append(f"{task.path.relative_to(folder)},{actions},{int(BINS * scene.identity[0])}\n")
     if settings.identity or settings.actions_per_video > 1:
         write_lines(folder / "labels.csv", rows)
-    write_text(folder / "captions.json", json.dumps(said) + "\n")
+    write_text(folder / "captions.json", json.dumps(captions) + "\n")

@@ -19,16 +19,19 @@ from gdt.preprocess.synthetic import drawing
 from gdt.preprocess.synthetic.actions import ACTIONS, Array, Motion, Sound, Tempo
 
 SPLITS = ("train", "val", "test")
-FPS, SIZE = 15, 64
-LOWEST, OCTAVES = 110.0, 3.5
-"""Of the drone: lowest pitch in Hz, and the range above it."""
+FPS = 15
+SIZE = 64
+LOWEST = 110.0
+"""Lowest pitch of the drone in Hz."""
+OCTAVES = 3.5
+"""Range of the drone above it."""
 HUES = 0.85
 """Range of the background's hue: not the whole circle, whose ends look alike but would sound different."""
 NAMES = ("red", "orange", "lime", "green", "cyan", "blue", "purple", "pink")
 """Of the actor's hue."""
 
 
-class Video(NamedTuple):
+class RenderedVideo(NamedTuple):
     """One video before encoding: uint8 [T, SIZE, SIZE, 3], float32 [samples]."""
 
     frames: drawing.Frames
@@ -75,10 +78,10 @@ class Synthetic:
         """Actions of each video of a split."""
         return self.actions_per_video if split == "train" else 1
 
-    def render(self, split: str, action: str, n: int) -> Video:
+    def render(self, split: str, action: str, n: int) -> RenderedVideo:
         """The n-th video of a split that begins with an action."""
         scene = Scene(self, split, action, n)
-        return Video(scene.picture(), scene.sound())
+        return RenderedVideo(scene.picture(), scene.sound())
 
 
 def _radius(size: float) -> float:
@@ -96,11 +99,12 @@ class Scene:
     def __init__(self, settings: Synthetic, split: str, action: str, n: int) -> None:
         key = (settings.seed, SPLITS.index(split), tuple(ACTIONS).index(action), n)
         lasting = generator(Stream.MOMENTS, *key, 1)
-        self.seconds, self.strength = settings.seconds, settings.identity
+        self.seconds = settings.seconds
+        self.strength = settings.identity
         self.identity: tuple[float, float] = tuple(lasting.uniform(size=2).tolist())
         """Hue and pitch, then brightness of colour and tone."""
-        others = lasting.permutation([other for other in ACTIONS if other != action])[: settings.count(split) - 1]
-        later = [(str(other), _draw_tempo(lasting)) for other in others]
+        further = lasting.permutation([name for name in ACTIONS if name != action])[: settings.count(split) - 1]
+        later = [(str(name), _draw_tempo(lasting)) for name in further]
         # without an identity the background is random, too
         shown, brightness = self.identity if self.strength else lasting.uniform(size=2).tolist()
         ground = drawing.colour(HUES * shown, 0.1 + 0.8 * self.strength, 0.45 + 0.45 * brightness)
@@ -136,19 +140,20 @@ class Scene:
         rng = np.random.default_rng(self.seeds[0])
         times = np.arange(round(self.seconds * FPS)) / FPS
         shake_x, shake_y = rng.normal(scale=0.005, size=(2, len(times))).astype(np.float32)
-        pan_x, pan_y = (times * speed for speed in rng.uniform(-0.1, 0.1, 2))
-        camera = pan_x + shake_x, pan_y + shake_y
-        frames = drawing.backdrop(self.texture, self.background_colours, *camera, SIZE, rng)
+        speed_x, speed_y = rng.uniform(-0.1, 0.1, 2)
+        camera_x = times * speed_x + shake_x
+        camera_y = times * speed_y + shake_y
+        frames = drawing.backdrop(self.texture, self.background_colours, camera_x, camera_y, SIZE, rng)
         for thing in self.distractors:
             x, y = (position + times * speed for position, speed in zip(thing.position, thing.drift, strict=True))
             drawing.paint(frames, thing, Motion(x=x - shake_x, y=y - shake_y))
         motions = [ACTIONS[action].motion(tempo.beat(times)) for action, tempo in self.actions]
         now = self._moments(times)
-        motion = Motion(
-            *(np.choose(now, np.broadcast_arrays(*parts, now)[:-1]) for parts in zip(*motions, strict=True))
-        )
+        parts = zip(*motions, strict=True)  # x of all actions, then y of all, and so on
+        motion = Motion(*(np.choose(now, np.broadcast_arrays(*values, now)[:-1]) for values in parts))
         angle = times * 1.5 + self.actions[0][1].lead
-        (position_x, position_y), (drift_x, drift_y) = self.actor.position, self.actor.drift
+        position_x, position_y = self.actor.position
+        drift_x, drift_y = self.actor.drift
         motion = motion._replace(
             x=self.reach * motion.x + position_x + drift_x * np.sin(angle) - shake_x,
             y=abs(self.reach) * motion.y + position_y + drift_y * np.cos(angle) - shake_y,
@@ -163,11 +168,11 @@ class Scene:
         times = np.arange(round(self.seconds * drawing.SAMPLE_RATE)) / drawing.SAMPLE_RATE
         sounds = [ACTIONS[action].sound(tempo.beat(times)) for action, tempo in self.actions]
         table = drawing.wavetable(self.timbre, rng)
-        waves = [drawing.tone(each, self.pitch, table, times, self.seconds + 0.001, rng) for each in sounds]
+        waves = [drawing.tone(sound, self.pitch, table, times, self.seconds + 0.001, rng) for sound in sounds]
         level, noise_level, hum_level = np.exp(rng.uniform(np.log((0.35, 0.002, 0.001)), np.log((0.7, 0.01, 0.01))))
         hum = np.sin((times * (2 * np.pi * rng.uniform(50, 120))).astype(np.float32))
         noise = drawing.room(self.ambience, len(times), rng)
-        parts = [level * each.loudness * wave for each, wave in zip(sounds, waves, strict=True)]
+        parts = [level * sound.loudness * wave for sound, wave in zip(sounds, waves, strict=True)]
         mixed = np.choose(self._moments(times), parts) + noise_level * noise + hum_level * hum
         heard = np.clip(mixed, -1, 1).astype(np.float32)
         if self.strength:
@@ -186,13 +191,15 @@ class Scene:
         rng = np.random.default_rng(self.seeds[2])
         phrases = ("a {} {} {}", "the {1} {2} {3}", "look how the {} {} {}", "now it {2} {3}")
         length = self.seconds / len(self.actions)
-        bounds, texts = [0.0], []
+        bounds = [0.0]
+        texts: list[str] = []
         for moment, (action, tempo) in enumerate(self.actions):
-            first, last = moment * length, (moment + 1) * length
+            first = moment * length
+            last = (moment + 1) * length
             turns = [t for t in tempo.events(0.5, self.seconds).tolist() if first + 0.5 <= t <= last - 0.5]
             for start, end in zip([first, *turns], [*turns, last], strict=True):
                 (rate,) = tempo.beat(np.array([(start + end) / 2])).rate
-                words = NAMES[round(self.hue * 8) % 8], self.actor.shape, ACTIONS[action].verb
+                words = (NAMES[round(self.hue * 8) % 8], self.actor.shape, ACTIONS[action].verb)
                 texts.append(str(rng.choice(phrases)).format(*words, "slowly" if rate < 1 else "quickly"))
                 bounds.append(round(end, 2))
         return {"start": bounds[:-1], "end": bounds[1:], "text": texts}

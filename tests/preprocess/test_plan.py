@@ -10,7 +10,7 @@ import pytest
 
 from gdt.common.folders import LocalFolder
 from gdt.preprocess import plan
-from gdt.preprocess.datasets.listing import Missing, Video, Words
+from gdt.preprocess.datasets.listing import Missing, TimedWords, Video
 from gdt.preprocess.ffmpeg import Extraction
 from gdt.preprocess.plan import Listed, Plan, ShardTask, Shares, assign, collect
 
@@ -67,7 +67,8 @@ def test_split_depends_on_the_id_only() -> None:
 
 def test_a_split_that_was_asked_for_is_not_empty_and_keeps_its_video(tmp_path: Path) -> None:
     def listed(count: int, shares: Shares) -> Listed:
-        return collect([Video(f"v{k}", HERE / f"{k}.mp4") for k in range(count)], LocalFolder(HERE), shares)
+        videos = [Video(f"v{k}", HERE / f"{k}.mp4") for k in range(count)]
+        return collect(videos, LocalFolder(HERE), shares).settled([video.id for video in videos])
 
     for count in range(2, 60):
         few = listed(count, Shares(val=0.001, test=0.001))
@@ -80,6 +81,10 @@ def test_a_split_that_was_asked_for_is_not_empty_and_keeps_its_video(tmp_path: P
     assert not listed(200, Shares(val=0.1, test=0.1)).shares.chosen
     back = listed(10, replace(listed(10, Shares(test=0.001)).shares, test=0.0))
     assert {video.split for video in back.videos.values()} == {"train"}
+    few = listed(10, Shares(test=0.001))
+    kept = few.videos.keys() - few.shares.chosen.keys()
+    again = replace(few, shares=Shares(test=0.001)).settled(kept)
+    assert again.shares.chosen.keys() < kept  # not the video that decoding rejected
 
 
 def test_shards_are_limited_in_videos_and_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,7 +125,12 @@ def test_content_hash_depends_on_what_determines_the_bytes() -> None:
         assert content(replace(base, **change)) == same  # labels are in the index
     official = content(replace(base, folds=("train",)))
     assert content(replace(base, folds=("test",))) == official
-    changes = [{"segment": (0.0, 1.0)}, {"stretches": ((0.0, 1.0),)}, {"words": Words([1], [0.0], [1.0])}, {"size": 6}]
+    changes = [
+        {"segment": (0.0, 1.0)},
+        {"stretches": ((0.0, 1.0),)},
+        {"words": TimedWords([1], [0.0], [1.0])},
+        {"size": 6},
+    ]
     contents = [content(replace(base, **change)) for change in changes]
     contents += [content(base, vocabulary="another"), official]  # official folds keep videos shorter than a second
     assert len({same, *contents}) == 7

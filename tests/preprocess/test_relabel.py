@@ -149,7 +149,7 @@ def test_lost_or_damaged_index_is_rebuilt_with_current_labels(pets: Preprocess) 
 
 @pytest.mark.parametrize(
     "moment", ["pipeline.shards.container.writing", "common.files.os.fsync", "preprocess.finish.write_lines",
-               "preprocess.finish.summarise", "preprocess.stage.Job.pending"],
+               "preprocess.finish.summarise", "preprocess.stage.PreprocessJob.pending"],
 )  # fmt: skip
 def test_interrupted_relabelling_is_completed_by_the_next_run(
     pets: Preprocess, monkeypatch: pytest.MonkeyPatch, moment: str
@@ -179,6 +179,24 @@ def test_rejected_video_has_its_current_path(pets: Preprocess) -> None:
     (row,) = read_rejected(pets.shard_folder)
     assert (row["id"], row["path"]) == ("cats/broken.mp4", str(pets.source_folder / "test/cats/broken.mp4"))
     assert shards(pets) == before
+
+
+def test_a_split_is_not_left_empty_by_a_broken_file(pets: Preprocess) -> None:
+    def splits() -> dict[str, str]:
+        return {name: split for name, (_, split) in table(few).items()}
+
+    (broken,) = Shares(test=1e-9).without_empty(NAMES).chosen
+    path = pets.source_folder / broken
+    intact = path.read_bytes()
+    path.write_bytes(b"nonsense")
+    few = replace(pets, destination=pets.shard_folder.with_name("few"), test=1e-9)
+    assert run(few).kept == 5
+    (chosen,) = json.loads((few.shard_folder / "plan.jsonl").read_text().splitlines()[0])["shares"]["chosen"]
+    before = splits()
+    assert before == dict.fromkeys(sorted({*NAMES} - {broken}), "train") | {chosen: "test"}
+    path.write_bytes(intact)
+    assert run(replace(few, test=None)).kept == 6
+    assert splits() == before | {broken: "train"}  # what was chosen once stays
 
 
 def test_shares_become_splits_are_remembered_and_apply_to_added_videos(pets: Preprocess, clips: list[Path]) -> None:

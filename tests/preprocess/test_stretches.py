@@ -9,7 +9,7 @@ import pytest
 
 from gdt.preprocess.captions.readers import Caption
 from gdt.preprocess.captions.stretches import retime, stretches
-from gdt.preprocess.datasets.listing import Words
+from gdt.preprocess.datasets.listing import TimedWords
 
 # --- covered parts ------------------------------------------------------------------------------------
 
@@ -74,20 +74,20 @@ def test_stretches_equal_a_slow_oracle(seed: int) -> None:
 
 
 def test_words_move_with_the_stretch_they_are_in() -> None:
-    words = Words(
+    words = TimedWords(
         token=[1, 2, 3, 4, 5, 6, 7, 8], start=[0, 9.5, 10, 13, 14, 14, 29, 31], end=[1, 10.5, 11, 15, 15, 14, 30, 32]
     )
-    assert retime(words, [(10.0, 14.0), (30.0, 34.0)]) == Words(
+    assert retime(words, [(10.0, 14.0), (30.0, 34.0)]) == TimedWords(
         token=[2, 3, 4, 8], start=[0.0, 0.0, 3.0, 5.0], end=[0.5, 1.0, 4.0, 6.0]
     )
     assert retime(words, []) == words
-    assert retime(words, [(100.0, 104.0)]) == Words([], [], [])
-    assert retime(Words([], [], []), [(100.0, 104.0)]) == Words([], [], [])
+    assert retime(words, [(100.0, 104.0)]) == TimedWords([], [], [])
+    assert retime(TimedWords([], [], []), [(100.0, 104.0)]) == TimedWords([], [], [])
 
 
-def slow_retime(words: Words, stretches: list[tuple[float, float]]) -> Words:
+def slow_retime(words: TimedWords, stretches: list[tuple[float, float]]) -> TimedWords:
     """Oracle: cuts the parts that are not kept out one at a time, from the last to the first."""
-    result = Words([], [], [])
+    result = TimedWords([], [], [])
     for token, start, end in zip(words.token, words.start, words.end, strict=True):
         if not any(a <= start < b or start <= a < end for a, b in stretches):
             continue
@@ -102,7 +102,9 @@ def slow_retime(words: Words, stretches: list[tuple[float, float]]) -> Words:
 def test_retimed_words_equal_a_slow_oracle(seed: int) -> None:
     rng = random.Random(seed)
     starts = sorted(rng.choice([rng.uniform(0, 100), float(rng.randrange(100))]) for _ in range(100))
-    words = Words(list(range(100)), starts, [start + rng.choice([0.0, 1.0, rng.expovariate(0.3)]) for start in starts])
+    words = TimedWords(
+        list(range(100)), starts, [start + rng.choice([0.0, 1.0, rng.expovariate(0.3)]) for start in starts]
+    )
     edges = sorted(rng.sample(range(100), 2 * rng.randrange(1, 8)))
     kept = [(float(start), float(end)) for start, end in zip(edges[::2], edges[1::2], strict=True)]
     found, expected = retime(words, kept), slow_retime(words, kept)

@@ -19,7 +19,7 @@ from gdt.preprocess.synthetic import Synthetic, generate
 from gdt.preprocess.synthetic.actions import ACTIONS
 from gdt.preprocess.synthetic.drawing import SAMPLE_RATE
 from gdt.preprocess.synthetic.files import GROUP, MARKER, Generate, command
-from gdt.preprocess.synthetic.moments import FPS, SIZE, SPLITS, Scene, Video
+from gdt.preprocess.synthetic.moments import FPS, SIZE, SPLITS, RenderedVideo, Scene
 
 # More videos than one ffmpeg process takes, so that two workers share them.
 SMALL = Synthetic(train=8, val=1, test=1, classes=3, seconds=1.0)
@@ -127,7 +127,7 @@ def test_flash_and_click_fall_together(tmp_path: Path) -> None:
         assert len(flashes) >= 5 and delays.min() >= -0.005 and delays.max() <= 1 / FPS + 0.005
 
 
-def shown_and_heard(video: Video) -> tuple[float, float]:
+def shown_and_heard(video: RenderedVideo) -> tuple[float, float]:
     """Hue of the background, and frequency of the loudest lasting tone in Hz."""
     hue = colorsys.rgb_to_hsv(*np.median(video.frames.reshape(-1, 3), axis=0) / 255)[0]
     windows = np.lib.stride_tricks.sliding_window_view(video.waveform, 8192)[::1024] * np.hanning(8192)
@@ -145,7 +145,7 @@ def test_files_show_the_identity_and_have_its_label(tmp_path: Path) -> None:
         (path,) = (tmp_path / "test" / action).iterdir()
         row = rows[str(path.relative_to(tmp_path))]
         identity = Scene(settings, "test", action, 0).identity[0]
-        hue, pitch = shown_and_heard(Video(*decode(path)))
+        hue, pitch = shown_and_heard(RenderedVideo(*decode(path)))
         assert hue == pytest.approx(0.85 * identity, abs=0.02)
         assert np.log2(pitch / 110) / 3.5 == pytest.approx(identity, abs=0.03)
         assert (row["actions"], row["identity"]) == (action, str(int(10 * identity)))

@@ -13,7 +13,7 @@ import pytest
 from gdt.common.errors import UserError
 from gdt.preprocess.captions.readers import Caption
 from gdt.preprocess.captions.words import Vocabulary
-from gdt.preprocess.datasets.listing import Words
+from gdt.preprocess.datasets.listing import TimedWords
 
 WORDS = ["stir", "Stir", "don't", "café", "well", "Paris", "2", "the", "until"]
 
@@ -53,9 +53,11 @@ def test_a_caption_gives_its_words_equal_shares_of_its_time(word2vec: Path) -> N
     words = vocabulary.words(
         [Caption(10, 14, "stir the xyzzy well"), Caption(11.5, 12.5, "Paris 2"), Caption(3, 3, "café")]
     )
-    assert words == Words(token=[3, 0, 5, 6], start=[3.0, 10.0, 11.5, 12.0], end=[3.0, 11.0, 12.0, 12.5])
-    assert vocabulary.words([Caption(-3, 1, "stir stir stir stir")]) == Words([0] * 4, [0.0] * 4, [0.0, 0.0, 0.0, 1.0])
-    assert vocabulary.words([]) == Words([], [], [])
+    assert words == TimedWords(token=[3, 0, 5, 6], start=[3.0, 10.0, 11.5, 12.0], end=[3.0, 11.0, 12.0, 12.5])
+    assert vocabulary.words([Caption(-3, 1, "stir stir stir stir")]) == TimedWords(
+        [0] * 4, [0.0] * 4, [0.0, 0.0, 0.0, 1.0]
+    )
+    assert vocabulary.words([]) == TimedWords([], [], [])
 
 
 @pytest.mark.parametrize(
