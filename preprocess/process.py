@@ -58,6 +58,10 @@ class Failed(Rejected):
     """ffmpeg fails on this video, unless the machine is at fault."""
 
 
+class Killed(Failed):
+    """ffmpeg was killed, perhaps for memory that another process took: the next run tries the video again."""
+
+
 class _TimedOut(Failed):
     """ffmpeg exceeded its time limit."""
 
@@ -145,7 +149,7 @@ def _run_once(arguments: list[str], limits: Limits, last: bool, log: Path, *outp
     if process.returncode == -signal.SIGKILL:  # perhaps by the kernel, for memory that another process took
         if not last:
             raise _Retry
-        raise Failed("ffmpeg was killed twice while decoding it, which too little memory can cause")
+        raise Killed("ffmpeg was killed twice while decoding it, which too little memory can cause")
     errors = [_strip_prefix(line) for line in lines if _ERROR.match(line)]
     # its output may be truncated: make no shard of it. ffmpeg from 7 on exits with 255, too, for -EPERM
     if process.returncode in _STOPPED and not any(_EPERM in line for line in errors):

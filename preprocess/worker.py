@@ -26,7 +26,7 @@ from gdt.preprocess.extract import NO_SOUND, Extracted, Unread, extract_group, g
 from gdt.preprocess.ffmpeg import Extraction, Target
 from gdt.preprocess.logmel import HOP, SAMPLE_RATE, Waveform, logmel_blocks, peak_levels
 from gdt.preprocess.plan import ShardTask
-from gdt.preprocess.process import Failed, Rejected
+from gdt.preprocess.process import Failed, Killed, Rejected
 from gdt.preprocess.tools import probe, require_tools
 
 PROGRESS = "gdt-preprocess"
@@ -90,7 +90,7 @@ def _make_shard(task: ShardTask, folder: Path) -> list[dict[str, str]]:
                 record, mel = _record(target, output, task.extraction)
             except Rejected as error:
                 rejected.append({"id": target.video.id, "reason": str(error), "hash": hash})
-                final &= not isinstance(error, Unread)
+                final &= not isinstance(error, Unread | Killed)
                 shutil.rmtree(target.jpeg.parent)
             else:
                 records.append(replace(record, hash=hash))

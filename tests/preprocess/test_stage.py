@@ -36,6 +36,7 @@ from gdt.preprocess.summary import describe
 from gdt.preprocess.worker import make_shard
 from tests.conftest import ROOT
 from tests.preprocess.intact import problems
+from tests.preprocess.media import Fake
 from tests.train.runs import wait_until
 
 
@@ -341,6 +342,14 @@ def test_a_file_that_cannot_be_read_is_tried_again(
         summary = run(four)
     assert (summary.kept, summary.reasons) == (3, {"the file has disappeared during the run": 1})
     assert run(four).shards_made == 1 and digests(four.shard_folder) == expected
+
+
+def test_a_video_whose_ffmpeg_was_killed_is_tried_again(alone: None, four: Preprocess, fake: Fake) -> None:
+    program = fake('[[ "$*" == */2.mp4* ]] && kill -KILL $$; exec $real "$@"')
+    summary = run(replace(four, allow_rejected=True))
+    assert summary.kept == 3 and "ffmpeg was killed twice" in next(iter(summary.reasons))
+    program.unlink()
+    assert run(four).kept == 4
 
 
 def test_videos_that_a_worker_does_not_see_stop_the_run(
