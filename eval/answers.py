@@ -33,9 +33,11 @@ class Answers:
     @classmethod
     def of(cls, queries: np.ndarray, metrics: Mapping[str, Measured]) -> Answers:
         """The answers of metrics, in small types."""
-        values = {name: measured.answers for name, measured in metrics.items()}
-        small = {name: value if value.dtype == bool else value.astype(np.float32) for name, value in values.items()}
-        return cls(queries.astype(np.int32), small)
+        values = {}
+        for name, measured in metrics.items():
+            is_bool = measured.answers.dtype == bool
+            values[name] = measured.answers if is_bool else measured.answers.astype(np.float32)
+        return cls(queries.astype(np.int32), values)
 
 
 def write(out: Path, identity: Key, answers: Answers) -> None:
@@ -61,8 +63,8 @@ def read(out: Path, identity: Key) -> Answers | None:
 
 def read_all(out: Path, results: Iterable[Result]) -> dict[Key, Answers]:
     """The answers of those results in the folder of an evaluation that have some, by identity."""
-    found = {result.identity: read(out, result.identity) for result in results}
-    return {identity: answers for identity, answers in found.items() if answers is not None}
+    by_identity = {result.identity: read(out, result.identity) for result in results}
+    return {identity: answers for identity, answers in by_identity.items() if answers is not None}
 
 
 def _path(out: Path, identity: Key) -> Path:

@@ -19,7 +19,8 @@ from gdt.train import portable
 from gdt.train.hub import EXPORTED
 from gdt.train.trained import Trained
 
-CONFIG, CARD = "config.json", "README.md"
+CONFIG = "config.json"
+CARD = "README.md"
 _CARD = """\
 ---
 library_name: gdt
@@ -50,41 +51,50 @@ model.embed("video.mp4").features
 
 def write(folder: Path, trained: Trained, inputs: str) -> None:
     """Write the folder; `inputs` says what the model expects. Raises OSError."""
-    own = trained.settings
+    settings = trained.settings
     # without paths of this machine
-    paths: dict[str, Any] = {name: None for name, value in vars(own).items() if isinstance(value, Place)}
-    portable.write(folder / EXPORTED, replace(trained, settings=replace(own, **paths)))
+    paths: dict[str, Any] = {name: None for name, value in vars(settings).items() if isinstance(value, Place)}
+    portable.write(folder / EXPORTED, replace(trained, settings=replace(settings, **paths)))
     config = {
-        "model_type": "gdt", "modalities": trained.model.modalities, "network": asdict(trained.model.network),
-        "clip": asdict(own.clip), "short_side": own.augmentation.scale[0],
-        "statistics": trained.statistics.to_numbers(), "steps": trained.step,
-    }  # fmt: skip
+        "model_type": "gdt",
+        "modalities": trained.model.modalities,
+        "network": asdict(trained.model.network),
+        "clip": asdict(settings.clip),
+        "short_side": settings.augmentation.scale[0],
+        "statistics": trained.statistics.to_numbers(),
+        "steps": trained.step,
+    }
     write_text(folder / CONFIG, json.dumps(config, indent=2) + "\n")
     write_text(folder / CARD, _card(folder.resolve().name, trained, inputs))
 
 
 def _card(name: str, trained: Trained, inputs: str) -> str:
-    own, modalities = trained.settings, trained.model.modalities
+    settings = trained.settings
+    modalities = trained.model.modalities
     if trained.foreign:
         facts = {"weights": str(trained.foreign)}
     else:
+        batch_size = settings.batch_size or settings.default_batch_size
         facts = {
-            "data": f"{own.dataset or 'unknown'}, split {own.split}, shards {trained.data[:12] or 'unknown'}",
+            "data": f"{settings.dataset or 'unknown'}, split {settings.split}, shards {trained.data[:12] or 'unknown'}",
             "composition": row_label(trained.name),
-            "training": f"{trained.step:,} steps of {own.batch_size or own.default_batch_size} videos, seed {own.seed}",
-        } | ({"initial weights": own.init.name} if own.init else {})
-    lines = [f"- {key}: {value}" for key, value in (facts | {"inputs": inputs}).items()]
-    networks = {f"{modality}_network": made.name for modality, made in trained.model.network.own.items()}
-    given = [f"{option}={_python(network)}" for option, network in networks.items()]
+            "training": f"{trained.step:,} steps of {batch_size} videos, seed {settings.seed}",
+        }
+        if settings.init:
+            facts["initial weights"] = settings.init.name
+    facts["inputs"] = inputs
+    arguments = [json.dumps(name)]
+    for modality, network in trained.model.network.own.items():
+        text = network.name if network.name.isidentifier() else json.dumps(network.name)  # the object, or its name
+        arguments.append(f"{modality}_network={text}")
     return _CARD.format(
-        name=name, load=", ".join([json.dumps(name), *given]), tags=", ".join(modalities),
-        modalities=" and ".join(modalities), facts="\n".join(lines), results=_results(trained.digest(), name),
-    )  # fmt: skip
-
-
-def _python(network: str) -> str:
-    """How Python gives a network, by the name in `Made`: as text, or as the object that has it."""
-    return network if network.isidentifier() else json.dumps(network)
+        name=name,
+        load=", ".join(arguments),
+        tags=", ".join(modalities),
+        modalities=" and ".join(modalities),
+        facts="\n".join(f"- {key}: {value}" for key, value in facts.items()),
+        results=_results(trained.digest(), name),
+    )
 
 
 def _results(weights: str, name: str) -> str:
@@ -95,16 +105,15 @@ def _results(weights: str, name: str) -> str:
         rows = results.read(path)
         every += rows
         known |= answers.read_all(path.parent, (row for row in rows if row.weights == weights or row.preset == RANDOM))
-    own = [row for row in every if row.weights == weights and row.preset != RANDOM]
-    if not own:
+    evaluated = [row for row in every if row.weights == weights and row.preset != RANDOM]
+    if not evaluated:
         return "Not evaluated yet."
-    conditions = {(row.conditions, row.checkpoint) for row in own}
-    beside = [row for row in every if row.preset == RANDOM and (row.conditions, row.checkpoint) in conditions]
-    tables = "\n\n".join(map(str, pivot([*beside, *own], answers=known)))
-    commands = "\n".join(
-        dict.fromkeys(_portable(row.provenance.get("command", ""), row.checkpoint, name) for row in own)
-    )
-    return f"```text\n{tables}\n```\n\n```sh\n{commands}\n```"
+    conditions = {(row.conditions, row.checkpoint) for row in evaluated}
+    random = [row for row in every if row.preset == RANDOM and (row.conditions, row.checkpoint) in conditions]
+    tables = "\n\n".join(map(str, pivot([*random, *evaluated], answers=known)))
+    commands = [_portable(row.provenance.get("command", ""), row.checkpoint, name) for row in evaluated]
+    unique = "\n".join(dict.fromkeys(commands))
+    return f"```text\n{tables}\n```\n\n```sh\n{unique}\n```"
 
 
 def _portable(command: str, checkpoint: Path, folder: str) -> str:
@@ -112,8 +121,8 @@ def _portable(command: str, checkpoint: Path, folder: str) -> str:
 
     Of other absolute paths, also of those in JSON, which are of this machine, the last names are left.
     """
-    whole = re.compile(rf"""(?<![^\s=,"'\[]){re.escape(str(checkpoint))}(?![^\s,"'\]])""")
-    words = [whole.sub(lambda _: folder, word) for word in shlex.split(command)]
+    whole_path = re.compile(rf"""(?<![^\s=,"'\[]){re.escape(str(checkpoint))}(?![^\s,"'\]])""")
+    words = [whole_path.sub(lambda _: folder, word) for word in shlex.split(command)]
     if words[:2] == ["gdt", "evaluate"] and words == shlex.split(command):  # it took the latest checkpoint
         words += ["--ckpt", folder]
     words = [re.sub(r"""(?<![^\s=,"'])/(?:[^,"']*/)?(?=[^/,"'])""", "", word) for word in words]

@@ -38,21 +38,21 @@ def fit(classifier: Any, features: np.ndarray, target: np.ndarray) -> list[Warni
     with threadpool_limits(1), warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         classifier.fit(features, target)
-    return [each.message for each in caught if isinstance(each.message, Warning)]
+    return [record.message for record in caught if isinstance(record.message, Warning)]
 
 
 def describe(caught: Sequence[Warning], fits: int) -> dict[str, str]:
     """The warnings of several fits as the detail `warning` of a result; empty without."""
     texts: Counter[str] = Counter()
-    for each in caught:
-        if isinstance(each, ConvergenceWarning):
+    for warning in caught:
+        if isinstance(warning, ConvergenceWarning):
             texts["did not converge (a lower --linear-c helps)"] += 1
         else:
-            texts[f"warned: {' '.join(str(each).split())}"] += 1
-    sentences = [
-        f"the classifier {text}" if fits == 1 else f"{count} of {fits} classifiers {text}"
-        for text, count in texts.items()
-    ]
+            texts[f"warned: {' '.join(str(warning).split())}"] += 1
+    sentences = []
+    for text, count in texts.items():
+        subject = "the classifier" if fits == 1 else f"{count} of {fits} classifiers"
+        sentences.append(f"{subject} {text}")
     return {"warning": "; ".join(sentences)} if sentences else {}
 
 

@@ -46,20 +46,23 @@ def compare(groups: Mapping[str, Sequence[Result]], answers: Mapping[Key, Answer
 
     Rows are compared in a metric if they have answers of the same queries in the same folds.
     """
-    random = next((name for name, group in groups.items() if group[0].preset == RANDOM), None)
-    first = next((name for name, group in groups.items() if group[0].preset != RANDOM), None)
+    first, random = _references(groups)
     comparisons: Comparisons = {}
     for name, group in groups.items():
         if name == random:
             continue
         for metric in dict.fromkeys(metric for result in group for metric in result.metrics):
-            found = [
-                _difference(group, groups[other], metric, answers) if other not in (None, name) else None
-                for other in (first, random)
-            ]
-            if any(found):
-                comparisons[name, metric] = Compared(*found)
+            compared = Compared(*(_difference(groups, name, row, metric, answers) for row in (first, random)))
+            if any(compared):
+                comparisons[name, metric] = compared
     return comparisons
+
+
+def _references(groups: Mapping[str, Sequence[Result]]) -> tuple[str, str]:
+    """The rows of the first model and of random weights; empty where there is none."""
+    first = next((name for name, group in groups.items() if group[0].preset != RANDOM), "")
+    random = next((name for name, group in groups.items() if group[0].preset == RANDOM), "")
+    return first, random
 
 
 def columns(compared: Compared) -> dict[str, float | str]:
@@ -88,7 +91,7 @@ def notes(groups: Mapping[str, Sequence[Result]], comparisons: Comparisons) -> l
     """What the marks in a table mean."""
     if not comparisons:
         return []
-    first = next((name for name, group in groups.items() if group[0].preset != RANDOM), "")
+    first, _ = _references(groups)
     meanings = []
     if any(compared.first for compared in comparisons.values()):
         meanings.append(f"* differs from {first}")
@@ -98,16 +101,19 @@ def notes(groups: Mapping[str, Sequence[Result]], comparisons: Comparisons) -> l
 
 
 def _difference(
-    group: Sequence[Result], other: Sequence[Result], metric: str, answers: Mapping[Key, Answers]
+    groups: Mapping[str, Sequence[Result]], name: str, reference: str, metric: str, answers: Mapping[Key, Answers]
 ) -> Difference | None:
-    """The difference between two rows in a metric, over all folds; None if their queries are not the same."""
-    both = [_answers(rows, metric, answers) for rows in (group, other)]
-    ours, theirs = both
+    """The difference of a row from another in a metric, over all folds; None if their queries are not the same."""
+    if reference in ("", name):
+        return None
+    ours = _answers(groups[name], metric, answers)
+    theirs = _answers(groups[reference], metric, answers)
     if not ours or ours.keys() != theirs.keys():
         return None
     if any(not np.array_equal(ours[fold].queries, theirs[fold].queries) for fold in ours):
         return None
-    one, two = (np.concatenate([rows[fold].values[metric] for fold in ours]) for rows in both)
+    one = np.concatenate([ours[fold].values[metric] for fold in ours])
+    two = np.concatenate([theirs[fold].values[metric] for fold in ours])
     if len(one) != len(two):
         return None
     queries = np.concatenate([rows.queries for rows in ours.values()])
@@ -129,17 +135,20 @@ def _answers(rows: Sequence[Result], metric: str, answers: Mapping[Key, Answers]
     """The answers of a row by the conditions of its folds; empty if some are missing."""
     asked = [row for row in rows if metric in row.metrics]
     known = {row.conditions: answers[row.identity] for row in asked if row.identity in answers}
-    whole = len(known) == len(asked) and all(metric in each.values for each in known.values())
-    return known if whole else {}
+    complete = len(known) == len(asked) and all(metric in of_fold.values for of_fold in known.values())
+    return known if complete else {}
 
 
 def difference(one: np.ndarray, two: np.ndarray) -> Difference:
     """Of the means of answers [n] to the same queries: McNemar's exact test if they are bool, else the bootstrap."""
-    if len(one) < FEWEST and not (one.dtype == bool and two.dtype == bool):
-        return Difference(100 * float((one.astype(float) - two.astype(float)).mean()), None)
-    both_bool = one.dtype == bool and two.dtype == bool
     apart = one.astype(float) - two.astype(float)
-    return Difference(100 * float(apart.mean()), mcnemar(one, two) if both_bool else bootstrap(apart))
+    both_bool = one.dtype == bool and two.dtype == bool
+    p = None
+    if both_bool:
+        p = mcnemar(one, two)
+    elif len(one) >= FEWEST:
+        p = bootstrap(apart)
+    return Difference(100 * float(apart.mean()), p)
 
 
 def mcnemar(one: np.ndarray, two: np.ndarray) -> float:
@@ -150,7 +159,7 @@ def mcnemar(one: np.ndarray, two: np.ndarray) -> float:
     return min(1.0, 2 * float(tail))
 
 
-def bootstrap(apart: np.ndarray, seed: int = 0) -> float:
+def bootstrap(apart: np.ndarray) -> float:
     """Two-sided p of paired differences [n] of mean 0: how often the mean of a resample is as far from their mean as
     that is from 0.
     """
@@ -158,6 +167,6 @@ def bootstrap(apart: np.ndarray, seed: int = 0) -> float:
     n = len(apart)
     mean = values @ counts / n
     # how often each value is drawn, which is faster than drawing queries, since there are few values
-    drawn = np.random.default_rng(seed).multinomial(n, counts / n, DRAWS) @ values / n
+    drawn = np.random.default_rng(0).multinomial(n, counts / n, DRAWS) @ values / n
     as_far = np.abs(drawn - mean) >= abs(mean) - _EQUAL / n
     return float((as_far.sum() + 1) / (DRAWS + 1))

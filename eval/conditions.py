@@ -21,8 +21,8 @@ _RESOLVED = ("folds", "word2vec")
 
 def only_decisive(settings: Downstream, protocol: str) -> Downstream:
     """The settings, with those that do not decide a protocol's numbers at their defaults."""
-    own = {"clips", *PROTOCOLS[protocol].settings}
-    defaults: dict[str, Any] = {field.name: field.default for field in fields(settings) if field.name not in own}
+    used = {"clips", *PROTOCOLS[protocol].settings}
+    defaults: dict[str, Any] = {field.name: field.default for field in fields(settings) if field.name not in used}
     return replace(settings, **defaults)
 
 

@@ -12,7 +12,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import MappingProxyType
 
 from tqdm import tqdm
 
@@ -29,18 +28,7 @@ from gdt.eval.protocols import PROTOCOLS
 from gdt.eval.protocols.finetune import METRICS, STATE, Finetuning
 from gdt.eval.results import RANDOM, RESULTS, Result
 from gdt.eval.settings import Downstream
-from gdt.eval.subjects import (
-    Data,
-    Fold,
-    Model,
-    default_checkpoint,
-    describe,
-    folds,
-    gallery_split,
-    models,
-    several_labels,
-    shared_modalities,
-)
+from gdt.eval.subjects import Data, Fold, Model, default_checkpoint, folds, gallery_split, models, several_labels
 from gdt.eval.tables import pivot, write_tables
 from gdt.pipeline.shards.layout import names_in
 from gdt.pipeline.word2vec import WordVectors
@@ -88,23 +76,24 @@ class Job:
 
     @property
     def name(self) -> str:
-        return f"{describe(self.model, self.fold)}, {self.protocol}"
+        return f"{self.model.name_on(self.fold)}, {self.protocol}"
 
 
 def downstream(settings: Downstream) -> str:
     """Run the missing evaluations and return the tables. Raises UserError as `evaluate` does."""
-    found = evaluate(settings)
+    evaluated = evaluate(settings)
     if not settings.tables:
         return ""
+    out = evaluated.out
     runs = [path.parent if path.name == CHECKPOINT else path for path in settings.ckpt]
-    home = next((run for run in runs if found.out.is_relative_to(run)), found.out if settings.out else found.out.parent)
+    home = next((run for run in runs if out.is_relative_to(run)), out if settings.out else out.parent)
     return (
-        f"{found.text}\n\nresults: {found.out}/{RESULTS}; tables: table.txt, table.tex, results.csv\n"
+        f"{evaluated.text}\n\nresults: {out}/{RESULTS}; tables: table.txt, table.tex, results.csv\n"
         f"next: {gdt_command('report', '--runs', home)}"
     )
 
 
-def evaluate(settings: Downstream, networks: Mapping[str, Sequence[Given]] = MappingProxyType({})) -> Evaluated:
+def evaluate(settings: Downstream, networks: Mapping[str, Sequence[Given]] | None = None) -> Evaluated:
     """Run the missing evaluations.
 
     `networks`: the user's own by modality, besides those in the settings, which other processes do not have.
@@ -112,26 +101,25 @@ def evaluate(settings: Downstream, networks: Mapping[str, Sequence[Given]] = Map
     """
     if not settings.ckpt:
         settings = replace(settings, ckpt=(default_checkpoint(settings.dataset, settings.shards),))
-    given = makers({**settings.networks.given, **networks})
+    given = makers({**settings.networks.given, **(networks or {})})
     first = load_trained(settings.ckpt[0], given)
     compared = list(models(settings, first, given))
-    data = Data.open(
-        settings.ckpt[0], first, settings.dataset, settings.shards, settings.query_split, "", settings.cache
-    )
+    data = Data.open(settings.ckpt[0], first, settings.dataset, settings.shards, settings.query_split, settings.cache)
     out = settings.out or Path("runs") / f"eval-{data.dataset}"
     # in a subprocess, the parent holds the lock
     lock = locked(out, "set --out to another folder") if settings.tables else contextlib.nullcontext()
     with lock, explain_out_of_memory("lower --jobs; finished results are kept"):
         jobs = sorted(plan(settings, data, compared, out), key=lambda job: compared.index(job.model))
-        done = {each.identity for each in results.read(out / RESULTS)}
+        done = {result.identity for result in results.read(out / RESULTS)}
         todo = list({job.identity: job for job in jobs if job.identity not in done}.values())
         for job in todo:
             if not PROTOCOLS[job.protocol].trains:
                 _run(job)
-        if finetuning := [job for job in todo if PROTOCOLS[job.protocol].trains]:
+        finetuning = [job for job in todo if PROTOCOLS[job.protocol].trains]
+        if finetuning:
             _finetune_all(finetuning, 1 if networks else job_limit(settings.jobs))
         wanted = {job.conditions for job in jobs}
-        every = [each for each in results.read(out / RESULTS) if each.conditions in wanted]
+        every = [result for result in results.read(out / RESULTS) if result.conditions in wanted]
         text = ""
         if settings.tables:
             text = write_tables(out, pivot(every, answers=answers.read_all(out, every)), every)
@@ -140,29 +128,31 @@ def evaluate(settings: Downstream, networks: Mapping[str, Sequence[Given]] = Map
 
 def plan(settings: Downstream, data: Data, compared: Sequence[Model], out: Path) -> Iterator[Job]:
     """The jobs of an evaluation. Raises UserError if models, data and settings do not fit."""
-    device, words = any_device(), None
+    device = any_device()
+    words = None
     if settings.word2vec:
         words = WordVectors.of(data.index, settings.word2vec)
         for model in compared:
             _require_same_words(model, words, settings.word2vec)
     for number, label in enumerate(settings.labels):
         of_label = replace(data, index=data.index.labelled(label))
-        own = replace(settings, label=label)
-        protocols = choose_protocols(own, of_label, compared)
+        of_column = replace(settings, label=label)
+        protocols = choose_protocols(of_column, of_label, compared)
         written = any("text" in model.trained.model.modalities for model in compared)
         if written and not (number or settings.protocols or settings.word2vec):
             print("text is not evaluated; set --word2vec to the file that the shards were made with", flush=True)
         if any("gallery_split" in PROTOCOLS[name].settings for name in protocols):  # others refuse it
-            own = replace(own, gallery_split=gallery_split(own.gallery_split, of_label.index, data.split))
-        evaluator = Evaluator(own, of_label, device, out, words)
+            gallery = gallery_split(settings.gallery_split, of_label.index, data.split)
+            of_column = replace(of_column, gallery_split=gallery)
+        evaluator = Evaluator(of_column, of_label, device, out, words)
         for protocol in protocols:
             if not PROTOCOLS[protocol].labels and number:
                 continue  # it is the same for every column of labels
-            parts = folds(own, protocol, of_label.index, data.split)
-            keys = [conditions(own, protocol, of_label, fold, device.type, words) for fold in parts]
+            parts = folds(of_column, protocol, of_label.index, data.split)
+            keys = [conditions(of_column, protocol, of_label, fold, device.type, words) for fold in parts]
             for model in compared:
                 if PROTOCOLS[protocol].labels:
-                    _require_fit(model, own, of_label, parts)
+                    _require_fit(model, of_column, of_label, parts)
                 if PROTOCOLS[protocol].pairs and not settings.protocols and not _has_pairs(model, settings, data):
                     print(f"{model.name} is skipped in {protocol}: the videos have fewer than two of its modalities")
                     continue
@@ -177,8 +167,10 @@ def choose_protocols(settings: Downstream, data: Data, compared: Sequence[Model]
     """
     if settings.protocols:
         return [name for name in PROTOCOLS if name in settings.protocols]
-    several, reason = bool(several_labels(data.index)), ""
-    labelled = [name for name, each in PROTOCOLS.items() if each.labels and (each.several if several else each.default)]
+    several = bool(several_labels(data.index))
+    suitable = {name: kind.several if several else kind.default for name, kind in PROTOCOLS.items()}
+    labelled = [name for name, kind in PROTOCOLS.items() if kind.labels and suitable[name]]
+    reason = ""
     try:
         for name in labelled:
             folds(settings, name, data.index, data.split)
@@ -187,7 +179,7 @@ def choose_protocols(settings: Downstream, data: Data, compared: Sequence[Model]
             raise
         reason = f"{' and '.join(labelled)} skipped: {error}"
     pairs = settings.modalities == ("video",) and any(_has_pairs(model, settings, data) for model in compared)
-    paired = [name for name, each in PROTOCOLS.items() if each.default and each.pairs and pairs]
+    paired = [name for name, kind in PROTOCOLS.items() if kind.default and kind.pairs and pairs]
     chosen = [*paired, *([] if reason else labelled)]
     if not chosen:
         raise UserError(
@@ -201,18 +193,22 @@ def choose_protocols(settings: Downstream, data: Data, compared: Sequence[Model]
 
 def _has_pairs(model: Model, settings: Downstream, data: Data) -> bool:
     """Whether the model has two modalities that the videos have."""
-    return len(shared_modalities(model.trained, data.index, settings)) > 1
+    return len(model.embedded_modalities(data.index, settings)) > 1
 
 
 def _require_fit(model: Model, settings: Downstream, data: Data, parts: Sequence[Fold]) -> None:
     """Raise UserError if a model lacks a network, or was finetuned on labels of query videos."""
     for name in settings.modalities:
         require_network(model.trained, name)
-    known = model.trained.foreign.finetuned_on if model.trained.foreign and not model.random else None
-    if known and known[0] == data.fingerprint and (others := [f.number for f in parts if f.number != known[1]]):
+    foreign = model.trained.foreign
+    if not foreign or not foreign.finetuned_on or model.random:
+        return
+    fingerprint, number = foreign.finetuned_on
+    others = [fold.number for fold in parts if fold.number != number]
+    if others and fingerprint == data.fingerprint:
         raise UserError(
-            f"{model.path} was finetuned on fold {known[1]} of these videos, so it knows test labels of fold "
-            f"{others[0]}; set --folds {known[1]}"
+            f"{model.path} was finetuned on fold {number} of these videos, so it knows test labels of fold "
+            f"{others[0]}; set --folds {number}"
         )
 
 
@@ -231,7 +227,8 @@ def _require_same_words(model: Model, words: WordVectors, path: Path) -> None:
 def _run(job: Job) -> None:
     """Evaluate and append the result."""
     start = time.perf_counter()
-    evaluator, model = job.evaluator, job.model
+    evaluator = job.evaluator
+    model = job.model
     fold, notes = evaluator.select(model, job.protocol, job.fold)
     facts = _facts(job, fold)
     outcome = evaluator.run(model, job.protocol, fold, job.folder)
@@ -254,14 +251,17 @@ def _run(job: Job) -> None:
 
 def _facts(job: Job, fold: Fold) -> Result:
     """The result of a job on these videos, without its metrics."""
-    model, evaluator = job.model, job.evaluator
-    trained, data = model.trained, evaluator.data
+    model = job.model
+    evaluator = job.evaluator
+    trained = model.trained
+    data = evaluator.data
     pretraining = trained.settings
     videos, flops = trained.per_step or (0, 0.0)
     if trained.step and not (trained.per_step or trained.factors):  # of an earlier version
         composition = compose(pretraining)
         videos = composition.batch_size
         flops = step_flops(trained.model, composition, pretraining.clip, data.index.bands)
+    precision = "bfloat16" if evaluator.device.type == "cuda" else "float32"
     return Result(
         conditions=job.conditions,
         protocol=job.protocol,
@@ -286,10 +286,7 @@ def _facts(job: Job, fold: Fold) -> Result:
         queries=len(fold.queries),
         classes=len(names_in(fold.gallery_label)),
         settings=decisive(evaluator.settings, job.protocol),
-        details={
-            "clip": str(pretraining.clip),
-            "precision": "bfloat16" if evaluator.device.type == "cuda" else "float32",
-        },
+        details={"clip": str(pretraining.clip), "precision": precision},
         provenance=provenance_of(evaluator.device),
     )
 
@@ -299,7 +296,6 @@ def _finetune_all(jobs: Sequence[Job], limit: int) -> None:
 
     Thus the number of threads, which affects the last digits, does not depend on the number of remaining jobs.
     """
-    settings = jobs[0].evaluator.settings
     if limit == 1:
         for job in jobs:
             _run(job)
@@ -315,7 +311,7 @@ def _finetune_all(jobs: Sequence[Job], limit: int) -> None:
 
     logs = f"{jobs[0].evaluator.out}/*/{jobs[0].protocol}-*/log.txt"
     print(f"{len(jobs)} finetuning runs, {limit} in parallel; logs: {logs}")
-    total = Finetuning.recipe_of(settings, jobs[0].model.trained).epochs * len(jobs)
+    total = Finetuning.recipe_of(jobs[0].evaluator.settings, jobs[0].model.trained).epochs * len(jobs)
     with tqdm(total=total, initial=finished_epochs(), unit="epoch", desc="finetune", mininterval=1.0) as bar:
         for job in run_parallel(jobs, run, limit, lambda: bar.update(finished_epochs() - bar.n)):
             bar.write(f"{job.name}: done")
@@ -323,12 +319,21 @@ def _finetune_all(jobs: Sequence[Job], limit: int) -> None:
 
 def _command(job: Job) -> list[str]:
     """Arguments of `gdt` for one finetuning job."""
-    evaluator, settings = job.evaluator, job.evaluator.settings
+    evaluator = job.evaluator
+    settings = evaluator.settings
     alone = replace(
-        only_decisive(settings, job.protocol), ckpt=(job.model.path,), dataset=evaluator.data.dataset,
-        shards=evaluator.data.index.folder, out=evaluator.out, protocols=(job.protocol,),
-        folds=(job.fold.number,) if job.fold.number else (), query_split=evaluator.data.split,
-        random_weights="only" if job.model.random else "exclude", jobs=1, tables=False,
-        networks=settings.networks, cache=settings.cache,
-    )  # fmt: skip
+        only_decisive(settings, job.protocol),
+        ckpt=(job.model.path,),
+        dataset=evaluator.data.dataset,
+        shards=evaluator.data.index.folder,
+        out=evaluator.out,
+        protocols=(job.protocol,),
+        folds=(job.fold.number,) if job.fold.number else (),
+        query_split=evaluator.data.split,
+        random_weights="only" if job.model.random else "exclude",
+        jobs=1,
+        tables=False,
+        networks=settings.networks,
+        cache=settings.cache,
+    )
     return ["evaluate", *arguments_of(alone)]

@@ -18,13 +18,17 @@ from matplotlib.lines import Line2D
 from gdt.common.files import writing
 
 STYLE: Any = {
-    "svg.fonttype": "none", "svg.hashsalt": "gdt", "text.parse_math": False, "font.size": 9, "legend.frameon": False,
-    "axes.spines.top": False, "axes.spines.right": False,
-}  # fmt: skip
+    "svg.fonttype": "none",
+    "svg.hashsalt": "gdt",
+    "text.parse_math": False,
+    "font.size": 9,
+    "legend.frameon": False,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+}
 """Functions that draw are decorated with `matplotlib.rc_context(STYLE)`."""
-COLOURS = (
-    "#2b7bba", "#d0602a", "#138a63", "#b8558f", "#8a6fc4", "#8a7400", "#c2504f", "#2a8b9c", "#6f7f1f", "#7f7f7f",
-)  # fmt: skip
+_PALETTE = "2b7bba d0602a 138a63 b8558f 8a6fc4 8a7400 c2504f 2a8b9c 6f7f1f 7f7f7f"
+COLOURS = [f"#{colour}" for colour in _PALETTE.split()]
 _MARKERS = "os^DvP*Xph"
 _GLYPH = re.compile(r"Glyph \d+ ")
 """Start of matplotlib's warning of a character that the font lacks, one for each."""
@@ -41,10 +45,10 @@ def save(figure: Figure, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with writing(path) as file, rc_context(STYLE), warnings.catch_warnings(record=True) as caught:
         figure.savefig(file, format=path.suffix[1:], dpi=150)
-    for each in caught:
-        if not _GLYPH.match(str(each.message)):
-            warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
-    if any(_GLYPH.match(str(each.message)) for each in caught):
+    for warning in caught:
+        if not _GLYPH.match(str(warning.message)):
+            warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
+    if any(_GLYPH.match(str(warning.message)) for warning in caught):
         print(f"note: {path} has boxes instead of letters: the font of pictures lacks their script", file=sys.stderr)
 
 

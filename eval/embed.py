@@ -46,7 +46,8 @@ Rows = Literal["video", "clip"]
 FORMAT = "gdt-features-3"
 _SAME = 0.99
 """Median cosine of different videos above which features say little; 0.997 to 1 in collapsed runs."""
-_FEW, _MANY = 5, 256
+_FEW = 5
+_MANY = 256
 """The least number of videos of which that is said, and the most that are compared."""
 
 
@@ -138,11 +139,13 @@ def embed(settings: Embed) -> str:
         f"video, each of {rows.metadata['clip']}"
     ]
     for name, values in rows.features.items():
-        if lacking := int(np.isnan(values[:, 0]).sum()):
+        lacking = int(np.isnan(values[:, 0]).sum())
+        if lacking:
             lines.append(f"'{name}' is NaN for {lacking} of {rows.count}: missing or shorter than a clip")
     lines += [f"skipped {path}: {reason}" for path, reason in rows.skipped]
-    if said := sameness(rows.features):
-        lines.append(f"warning: {said}")
+    warning = sameness(rows.features)
+    if warning:
+        lines.append(f"warning: {warning}")
     return "\n".join(lines)
 
 
@@ -184,7 +187,8 @@ def features(settings: Embed, trained: Trained | None = None) -> Features:
         if settings.source:
             index, skipped = _decode(settings.source, Path(scratch), settings.workers)
         else:
-            index, skipped = Index.open(shard_folder(settings.dataset, settings.shards), settings.cache), ()
+            index = Index.open(shard_folder(settings.dataset, settings.shards), settings.cache)
+            skipped = ()
         rows = features_of(trained, index, modalities, settings.clips, settings.kind, settings.rows)
     if not rows.features:
         missing = f"no video has {' or '.join(modalities)}, with sound as long as a clip"
@@ -213,7 +217,8 @@ def _decode(sources: Sequence[Place], scratch: Path, workers: int) -> tuple[Inde
     from gdt.preprocess.datasets.listing import MEDIA
     from gdt.preprocess.stage import Preprocess, run
 
-    links, shards = scratch / "videos", scratch / "shards"
+    links = scratch / "videos"
+    shards = scratch / "shards"
     links.mkdir()
     folders: set[Path] = set()
     for number, source in enumerate(sources):
@@ -237,18 +242,17 @@ def _decode(sources: Sequence[Place], scratch: Path, workers: int) -> tuple[Inde
         """The path of an id, which is a path below `links` in composed Unicode."""
         first, *rest = Path(name).parts
         forms = [[unicodedata.normalize(form, part) for part in rest] for form in ("NFC", "NFD")]
-        found = next((parts for parts in forms if links.joinpath(first, *parts).exists()), forms[0])
+        parts = next((parts for parts in forms if links.joinpath(first, *parts).exists()), forms[0])
         source = sources[int(first[:8])]
-        return folder_at(source).address(Path(*found)) if found else str(source)
+        return folder_at(source).address(Path(*parts)) if parts else str(source)
 
     def rejected() -> tuple[tuple[str, str], ...]:
         return tuple((path_of(row["id"]), row["reason"]) for row in read_rejected(shards))
 
     try:
         with contextlib.redirect_stdout(io.StringIO()):  # its summary names the temporary folder
-            index = run(
-                Preprocess("folder", links, shards, workers=workers or one_per_core(), allow_rejected=True)
-            ).index
+            preprocess = Preprocess("folder", links, shards, workers=workers or one_per_core(), allow_rejected=True)
+            index = run(preprocess).index
     except Unusable as error:
         skipped = rejected()
         raise Unusable(f"no video can be used; the first, {': '.join(skipped[0])}", skipped) from error
@@ -266,17 +270,18 @@ def features_of(
     from gdt.eval.extract import uniform_outputs
     from gdt.train.models.gdt import any_device
 
-    device, clip = any_device(), trained.settings.clip
+    device = any_device()
+    clip = trained.settings.clip
     model = deepcopy(trained.model).to(device).eval()  # it may be training
-    each = clips if rows == "clip" else 1  # rows of a video
+    per_video = clips if rows == "clip" else 1  # rows
 
     def forward(batch: Batch) -> list[Tensor]:
         """Means over the clips of a row, [rows, d]."""
         ((name, inputs),) = batch.inputs.items()
         out = model.embed(name, inputs) if kind == "embeddings" else model.get_submodule(f"{name}_network")(inputs)
-        return [out.float().unflatten(0, (-1, clips // each)).mean(1)]
+        return [out.float().unflatten(0, (-1, clips // per_video)).mean(1)]
 
-    found: dict[str, np.ndarray] = {}
+    by_modality: dict[str, np.ndarray] = {}
     start: dict[str, np.ndarray] = {}
     for name in modalities:
         videos = np.flatnonzero(usable(index, clip, [name]))
@@ -287,14 +292,14 @@ def features_of(
             raise UserError(f"the {name} network gives NaN or infinity; use other weights")
         if kind == "embeddings":
             values = values / np.linalg.norm(values, axis=1, keepdims=True)
-        own = (videos[:, None] * each + np.arange(each)).reshape(-1)
-        found[name] = np.full((len(index) * each, values.shape[1]), np.nan, np.float32)
-        found[name][own] = values
+        present = (videos[:, None] * per_video + np.arange(per_video)).reshape(-1)
+        by_modality[name] = np.full((len(index) * per_video, values.shape[1]), np.nan, np.float32)
+        by_modality[name][present] = values
         if rows == "clip":
-            start[name] = np.full(len(index) * each, np.nan)
-            start[name][own] = uniform_starts(index, videos, clips, clip, [name]).reshape(-1) / index.fps
-    made = {"format": FORMAT, "kind": kind, "clips": str(clips), "clip": str(clip), "weights": trained.digest()}
-    return Features(np.repeat(index.id, each), found, made, start=start)
+            start[name] = np.full(len(index) * per_video, np.nan)
+            start[name][present] = uniform_starts(index, videos, clips, clip, [name]).reshape(-1) / index.fps
+    metadata = {"format": FORMAT, "kind": kind, "clips": str(clips), "clip": str(clip), "weights": trained.digest()}
+    return Features(np.repeat(index.id, per_video), by_modality, metadata, start=start)
 
 
 def _write(path: Path, rows: Features) -> None:
@@ -317,17 +322,19 @@ def read(path: str | Path) -> Features:
         if path.suffix == ".npz":
             with np.load(path) as file:  # whose members have checksums
                 arrays = dict(file)
-            ids, metadata = arrays["id"].astype(object), json.loads(str(arrays["made"]))
+            ids = arrays["id"].astype(object)
+            metadata = json.loads(str(arrays["made"]))
         elif path.suffix == ".parquet":
             ids, arrays, metadata = parquet.read(path)
         else:
             arrays, notes = container.read(path)
-            ids, metadata = texts(arrays["id"]), dict(notes)
+            ids = texts(arrays["id"])
+            metadata = dict(notes)
         if metadata["format"] != FORMAT:
             raise ValueError(f"its format is {metadata['format']}, not {FORMAT}")
-        found = {name: arrays[name] for name in MODALITIES if name in arrays}
-        start = {name: arrays[f"start_{name}"] for name in found if f"start_{name}" in arrays}
-        return Features(ids, found, metadata, start=start)
+        by_modality = {name: arrays[name] for name in MODALITIES if name in arrays}
+        start = {name: arrays[f"start_{name}"] for name in by_modality if f"start_{name}" in arrays}
+        return Features(ids, by_modality, metadata, start=start)
     except (Damaged, OSError, *DAMAGE) as error:
         require_readable(path, error)
         raise UserError(

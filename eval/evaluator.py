@@ -11,14 +11,15 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from gdt.common.errors import plural
+from gdt.common.errors import UserError, plural
+from gdt.common.streams import Stream, generator
 from gdt.eval.conditions import features_path, only_decisive
 from gdt.eval.extract import PooledFeatures, cached
 from gdt.eval.metrics import Measured
 from gdt.eval.protocols import PROTOCOLS
 from gdt.eval.settings import Downstream
 from gdt.eval.similarity import unit
-from gdt.eval.subjects import Data, Fold, Model, subsample
+from gdt.eval.subjects import Data, Fold, Model
 from gdt.pipeline.word2vec import WordVectors
 
 
@@ -56,14 +57,16 @@ class Evaluator:
         modalities = self.settings.modalities
         notes: dict[str, str] = {}
         kept = fold.having(self.data.index, model.trained.settings.clip, modalities)
-        if lacking := len(fold.videos) - len(kept.videos):
+        lacking = len(fold.videos) - len(kept.videos)
+        if lacking:
             short = ", or sound is shorter than a clip" if "audio" in modalities else ""
             notes["left out"] = f"{plural(lacking, 'video')} whose {' or '.join(modalities)} is missing{short}"
-        if not kind.several and (n := int((~np.isin(kept.query_label, kept.gallery_label)).sum())):
-            what = f"{n} of {len(kept.queries)} queries are of classes without gallery videos"
+        alone = int((~np.isin(kept.query_label, kept.gallery_label)).sum())
+        if alone and not kind.several:
+            what = f"{alone} of {len(kept.queries)} queries are of classes without gallery videos"
             notes["warning"] = f"{what}: any model gets them wrong"
         settings = only_decisive(self.settings, protocol)
-        return subsample(kept, settings.train_samples, settings.seed), notes
+        return _subsample(kept, settings.train_samples, settings.seed), notes
 
     def run(self, model: Model, protocol: str, fold: Fold, folder: Path) -> Outcome:
         """Run a protocol with its own settings, others at their defaults; see `Protocol.run`."""
@@ -72,26 +75,42 @@ class Evaluator:
 
     def features(self, model: Model, videos: np.ndarray, modality: str) -> PooledFeatures:
         """Features of at least these videos, extracted once."""
-        data, clips, device = self.data, self.settings.clips, self.device
-        path = features_path(self.out / model.folder, data.fingerprint, clips, device.type, modality)
-        found = self._latest.get(path)
-        if found is None or not np.isin(videos, found.videos).all():
-            if any(other.parent != path.parent for other in self._latest):
+        clips = self.settings.clips
+        path = features_path(self.out / model.folder, self.data.fingerprint, clips, self.device.type, modality)
+        pooled = self._latest.get(path)
+        if pooled is None or not np.isin(videos, pooled.videos).all():
+            if any(kept.parent != path.parent for kept in self._latest):
                 self._latest.clear()
-            found = cached(path, model.trained, data.index, videos, clips, device, modality)
-            self._latest[path] = found
-        return found
+            pooled = cached(path, model.trained, self.data.index, videos, clips, self.device, modality)
+            self._latest[path] = pooled
+        return pooled
 
     def pooled(self, model: Model, fold: Fold, pooling: str) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """Features [n, dim] and labels of queries, then of the gallery, "average" or "maximum" pooled.
 
         Those of several --modalities are scaled to length 1 and joined.
         """
-        parts: list[list[np.ndarray]] = []
+        queries: list[np.ndarray] = []
+        galleries: list[np.ndarray] = []
         for modality in self.settings.modalities:
             features = self.features(model, fold.videos, modality)
             values: np.ndarray = getattr(features, pooling)
-            values = values if len(self.settings.modalities) == 1 else unit(values)
-            parts.append([values[features.positions(videos)] for videos in (fold.queries, fold.gallery)])
-        query, gallery = (np.concatenate(each, axis=1) for each in zip(*parts, strict=True))
+            if len(self.settings.modalities) > 1:
+                values = unit(values)
+            queries.append(values[features.positions(fold.queries)])
+            galleries.append(values[features.positions(fold.gallery)])
+        query = np.concatenate(queries, axis=1)
+        gallery = np.concatenate(galleries, axis=1)
         return query, fold.query_label, gallery, fold.gallery_label
+
+
+def _subsample(fold: Fold, samples: int, seed: int) -> Fold:
+    """Draw `samples` training videos at random; 0: all."""
+    if not samples:
+        return fold
+    videos = len(fold.gallery)
+    if samples > videos:
+        raise UserError(f"--train-samples is {samples}, but there are only {videos} training videos; lower it")
+    rng = generator(Stream.FINETUNING_VIDEOS, seed, fold.number)
+    chosen = np.sort(rng.choice(videos, samples, replace=False))
+    return replace(fold, gallery=fold.gallery[chosen], gallery_label=fold.gallery_label[chosen])

@@ -34,7 +34,6 @@ class Export:
     """Replace an existing file or folder."""
     to: Path | None = None
     """Folder to write instead of a file, for a hub: model.safetensors, config.json and a model card."""
-
     networks: Annotated[Theirs, tyro.conf.arg(name="")] = NONE
     """Those that the checkpoint was trained with."""
 
@@ -62,11 +61,14 @@ def export(settings: Export) -> str:
         raise UserError(f"--to is {settings.to}, a file; name a folder, or set --out to write a file")
     out = settings.to / EXPORTED if settings.to else cast(Path, settings.out)
     trained = load_trained(settings.ckpt or latest_checkpoint(), makers(settings.networks.given))
+    written = [out]
     if settings.to:
         settings.to.mkdir(parents=True, exist_ok=True)
-    for path in [settings.to / name for name in (EXPORTED, card.CONFIG, card.CARD)] if settings.to else [out]:
+        written += [settings.to / card.CONFIG, settings.to / card.CARD]
+    for path in written:
         require_new_file(path, settings.overwrite)
-    inputs, parts = _expected_inputs(trained), [name for name, _ in trained.model.named_children()]
+    inputs = _expected_inputs(trained)
+    parts = [name for name, _ in trained.model.named_children()]
     if settings.to:
         card.write(settings.to, trained, inputs)
     elif settings.network:
@@ -101,13 +103,15 @@ def _weights_of(trained: Trained, modality: str) -> dict[str, Any]:
 
 
 def _expected_inputs(trained: Trained) -> str:
-    clip, side = trained.settings.clip, trained.settings.augmentation.scale[0]
-    s = trained.statistics
-    mean, std = (", ".join(f"{x / 255:.6g}" for x in numbers) for numbers in (s.pixel_mean, s.pixel_std))
+    clip = trained.settings.clip
+    side = trained.settings.augmentation.scale[0]
+    statistics = trained.statistics
+    mean = ", ".join(f"{value / 255:.6g}" for value in statistics.pixel_mean)
+    std = ", ".join(f"{value / 255:.6g}" for value in statistics.pixel_std)
     text = (
         f"clips of {clip.frames} stored frames, stride {clip.stride}, {clip.size}x{clip.size} "
         f"pixels of frames whose shorter side is {side}; pixels in 0 to 1, mean ({mean}), std ({std})"
     )
     if "audio" in trained.model.modalities:
-        text += f"; log-mel mean {s.mel_mean:.6g}, std {s.mel_std:.6g}"
+        text += f"; log-mel mean {statistics.mel_mean:.6g}, std {statistics.mel_std:.6g}"
     return text

@@ -26,27 +26,37 @@ from gdt.train.models.gdt import autocast
 
 
 def outputs(
-    index: Index, plans: Iterable[BatchPlan], clip: Clip, device: torch.device, statistics: Statistics,
-    compute: Callable[[Batch], Sequence[Tensor]], bar: tqdm[None], per: int = 1,
-) -> list[np.ndarray]:  # fmt: skip
+    index: Index,
+    plans: Iterable[BatchPlan],
+    clip: Clip,
+    device: torch.device,
+    statistics: Statistics,
+    compute: Callable[[Batch], Sequence[Tensor]],
+    bar: tqdm[None],
+    per: int = 1,
+) -> list[np.ndarray]:
     """The tensors that `compute` returns, each concatenated over the batches of all plans.
 
-    `statistics`: normalisation that the model expects.
-
-    The bar advances by one for every `per` leaves. Raises UserError if a shard is damaged.
+    `statistics` are the normalisation that the model expects. The bar advances by one for every `per` leaves. Raises
+    UserError if a shard is damaged.
     """
     parts: list[list[np.ndarray]] = []
     with Loader(index, plans, clip, device, statistics) as loader, torch.inference_mode(), autocast(device), bar:
         for batch in loader:
             parts.append([value.float().cpu().numpy() for value in compute(batch)])
             bar.update(len(batch.plan) // per)
-    return [np.concatenate(each) for each in zip(*parts, strict=True)]
+    return [np.concatenate(batches) for batches in zip(*parts, strict=True)]
 
 
 def uniform_outputs(
-    trained: Trained, index: Index, videos: np.ndarray, clips: int, device: torch.device,
-    compute: Callable[[Batch], Sequence[Tensor]], modality: str = "video",
-) -> list[np.ndarray]:  # fmt: skip
+    trained: Trained,
+    index: Index,
+    videos: np.ndarray,
+    clips: int,
+    device: torch.device,
+    compute: Callable[[Batch], Sequence[Tensor]],
+    modality: str = "video",
+) -> list[np.ndarray]:
     """As `outputs`, of `clips` uniform clips per video, centre-cropped, of one modality."""
     crop = centred(trained.settings.augmentation.scale[0])
     plans = uniform_plans(index, videos, clips, trained.settings.clip, crop, modalities=[modality])
@@ -67,7 +77,8 @@ class PooledFeatures:
 
     def positions(self, videos: np.ndarray) -> np.ndarray:
         """Positions of rows of the index among these features. Raises UserError if some are not there."""
-        if lacking := len(np.setdiff1d(videos, self.videos)):
+        lacking = len(np.setdiff1d(videos, self.videos))
+        if lacking:
             raise UserError(f"there are no features of {lacking} of the {len(videos)} videos; evaluate again")
         return np.searchsorted(self.videos, videos)
 
@@ -86,7 +97,9 @@ def extract(
         inputs = batch.inputs[modality]
         maps: Tensor = trunk.maps(inputs.floats() if modality == "video" else inputs).float()
         inner = tuple(range(2, maps.ndim))
-        return [each.unflatten(0, (-1, clips)).mean(1) for each in (maps.mean(inner), maps.amax(inner))]
+        average = maps.mean(inner).unflatten(0, (-1, clips)).mean(1)
+        maximum = maps.amax(inner).unflatten(0, (-1, clips)).mean(1)
+        return [average, maximum]
 
     return PooledFeatures(videos, *uniform_outputs(trained, index, videos, clips, device, pooled, modality))
 
@@ -103,9 +116,14 @@ def require_network(trained: Trained, modality: str) -> None:
 
 
 def cached(
-    path: Path, trained: Trained, index: Index, videos: np.ndarray, clips: int, device: torch.device,
+    path: Path,
+    trained: Trained,
+    index: Index,
+    videos: np.ndarray,
+    clips: int,
+    device: torch.device,
     modality: str = "video",
-) -> PooledFeatures:  # fmt: skip
+) -> PooledFeatures:
     """Features of at least these videos from a file, whose name must identify model, data and clips.
 
     Those that it lacks are extracted and added to it.
@@ -117,8 +135,9 @@ def cached(
     features = extract(trained, index, missing, clips, device, modality=modality)
     if known:
         order = np.argsort(np.concatenate([known.videos, missing]))
-        parts = ((getattr(known, name), getattr(features, name)) for name in ("videos", "average", "maximum"))
-        features = PooledFeatures(*(np.concatenate(pair)[order] for pair in parts))
+        average = np.concatenate([known.average, features.average])[order]
+        maximum = np.concatenate([known.maximum, features.maximum])[order]
+        features = PooledFeatures(np.concatenate([known.videos, missing])[order], average, maximum)
     path.parent.mkdir(parents=True, exist_ok=True)
     with writing(path) as file:
         np.savez(file, videos=features.videos, average=features.average, maximum=features.maximum)

@@ -45,10 +45,9 @@ class Metric(NamedTuple):
     def high(self) -> float:
         return self.interval[1]
 
-    def text(self, form: str = "{:.1f}") -> str:
-        """The value with its interval in brackets, each in this form."""
-        value, low, high = map(form.format, (self.value, *self.interval))
-        return f"{value} ({low}-{high})"
+    def text(self) -> str:
+        """The value with its interval in brackets."""
+        return f"{self.value:.1f} ({self.low:.1f}-{self.high:.1f})"
 
 
 def share(correct: np.ndarray, chance: float) -> Metric:
@@ -77,12 +76,15 @@ def clustered(right: np.ndarray, chance: float) -> Metric:
     the variance of the videos' means (Korn and Graubard 1998), at most n m / 2. Half, because every pair of videos
     counts twice; simulations on noise showed this to be necessary. If all or none are right, the number is n.
     """
-    n, answers = right.shape[0], right.size
+    n = len(right)
+    answers = right.size
     value = float(right.mean())
     variance = float(right.mean(1).var(ddof=1)) / n
     independent: float = n
     if 0 < value < 1:
-        independent = (min(answers, value * (1 - value) / variance) if variance else answers) / 2
+        independent = answers / 2
+        if variance:
+            independent = min(answers, value * (1 - value) / variance) / 2
     return Metric(100 * value, chance, max(1, round(independent)))
 
 
@@ -95,16 +97,23 @@ def jackknife(whole: float, without: np.ndarray) -> Metric:
 
 
 def over_seeds(metrics: Sequence[Metric]) -> Metric:
-    """Mean over training runs (or folds) with its 95 % interval (Student's t), which covers other runs.
+    """Mean over training runs (or folds) with its 95 % interval (Student's t), which covers other runs; of one, itself.
 
     Their variance is at least that of rounding to a whole number of answers, since few runs often agree by rounding.
     """
+    if len(metrics) == 1:
+        return metrics[0]
     values = np.array([metric.value for metric in metrics])
-    mean, n = float(values.mean()), len(values)
-    rounding = max(100 / m.answers if m.answers and m.bounds is None else 0.0 for m in metrics) ** 2 / 12
+    mean = float(values.mean())
+    n = len(values)
+    one_answer = [100 / metric.answers for metric in metrics if metric.answers and metric.bounds is None]
+    rounding = max(one_answer, default=0.0) ** 2 / 12
     half = float(stats.t.ppf(0.975, n - 1) * np.sqrt(max(values.var(ddof=1), rounding) / n))
-    shares = all(metric.bounds is None for metric in metrics)
-    low, high = (max(0.0, mean - half), min(100.0, mean + half)) if shares else (mean - half, mean + half)
+    low = mean - half
+    high = mean + half
+    if all(metric.bounds is None for metric in metrics):  # shares
+        low = max(0.0, low)
+        high = min(100.0, high)
     return metrics[0]._replace(value=mean, spread=0.0, bounds=(low, high))
 
 

@@ -33,12 +33,16 @@ class Encoder(AbsEncoder):
         self._trained = trained
         self._kind = kind
         self._embed = partial(Embed, path, kind=kind, clips=clips)
-        self.mteb_model_meta = ModelMeta.create_empty({
-            "name": f"gdt/{name_of(path)}", "revision": trained.digest()[:16], "framework": ["PyTorch"],
-            "modalities": [each for each in trained.model.modalities if each in _COLUMNS],
-            "n_parameters": sum(each.numel() for each in trained.model.parameters()),
-            "similarity_fn_name": ScoringFunction.COSINE, "experiment_kwargs": {"kind": kind, "clips": clips},
-        })  # fmt: skip
+        meta = {
+            "name": f"gdt/{name_of(path)}",
+            "revision": trained.digest()[:16],
+            "framework": ["PyTorch"],
+            "modalities": [name for name in trained.model.modalities if name in _COLUMNS],
+            "n_parameters": sum(parameter.numel() for parameter in trained.model.parameters()),
+            "similarity_fn_name": ScoringFunction.COSINE,
+            "experiment_kwargs": {"kind": kind, "clips": clips},
+        }
+        self.mteb_model_meta = ModelMeta.create_empty(meta)
 
     def encode(self, inputs: Any, *, task_metadata: Any, **_: Any) -> np.ndarray:
         """Float32 [n, d]: embeddings summed over the modalities of a row, or trunk features side by side.
@@ -47,20 +51,19 @@ class Encoder(AbsEncoder):
         UserError for text and images, and where the machine is at fault, not a file.
         """
         columns = inputs.dataset.column_names
-        if others := {"text", "image"}.intersection(columns):
+        others = {"text", "image"}.intersection(columns)
+        if others:
             raise UserError(f"{task_metadata.name} has {' and '.join(others)}; the model embeds only video and audio")
         parts = [self._column(inputs.dataset, name, task_metadata.name) for name in _COLUMNS if name in columns]
         return np.sum(parts, 0) if self._kind == "embeddings" else np.concatenate(parts, 1)
 
-    def _dim(self, name: Modality) -> int:
-        model: Any = self._trained.model
-        embedded = self._kind == "embeddings"
-        return int(model.network.embedding if embedded else model.get_submodule(f"{name}_network.base").dim)
-
     def _column(self, dataset: datasets.Dataset, name: Modality, task: str) -> np.ndarray:
         kind, suffix = _COLUMNS[name]
         undecoded = dataset.select_columns([name]).cast_column(name, kind(decode=False))
-        rows = np.full((len(dataset), self._dim(name)), np.nan, np.float32)
+        model: Any = self._trained.model
+        embedded = self._kind == "embeddings"
+        dim = model.network.embedding if embedded else model.get_submodule(f"{name}_network.base").dim
+        rows = np.full((len(dataset), dim), np.nan, np.float32)
         reasons: dict[int, str] = {}
         for first in range(0, len(dataset), _AT_ONCE):
             items = undecoded[first : first + _AT_ONCE][name]

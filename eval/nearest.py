@@ -41,7 +41,8 @@ def nearest(settings: Nearest) -> str:
 
     Raises UserError if the file or the query cannot be used.
     """
-    rows, among = read(settings.features), settings.among or settings.by
+    rows = read(settings.features)
+    among = settings.among or settings.by
     query: str | Features = settings.query
     same = _row_of(settings.query, rows)
     if same:
@@ -50,20 +51,28 @@ def nearest(settings: Nearest) -> str:
         if not Path(settings.query).is_file():
             hint = f"set --query to a video file, or to an id such as {rows.id[0]}"
             raise unknown("query", settings.query, rows.id, hint)
-        made = rows.metadata  # of features that are computed like those in the file
-        query = features(Embed(
-            Path(made["checkpoint"]), (Path(settings.query),), modalities=_modalities(rows), workers=1,
-            kind=cast(Kind, made["kind"]), clips=int(made["clips"]), networks=settings.networks,
-        ))  # fmt: skip
-    found, cosines = most_similar(rows, query, settings.by, among)
-    begun = rows.start.get(among, ())
-    places = [f"{a} at {b:.1f} s" for a, b in zip(rows.id, begun, strict=True)] if len(begun) else rows.id
-    lines = [(f"{cosine:.3f}", places[k]) for k, cosine in zip(found[: settings.k], cosines, strict=False)]
+        embed = Embed(
+            Path(rows.metadata["checkpoint"]),
+            (Path(settings.query),),
+            modalities=cast(tuple[Modality, ...], tuple(rows.features)),
+            kind=cast(Kind, rows.metadata["kind"]),
+            clips=int(rows.metadata["clips"]),
+            workers=1,
+            networks=settings.networks,
+        )
+        query = features(embed)
+    order, cosines = most_similar(rows, query, settings.by, among)
+    starts = rows.start.get(among, ())
+    names = rows.id.tolist()
+    if len(starts):
+        names = [f"{name} at {start:.1f} s" for name, start in zip(rows.id, starts, strict=True)]
+    lines = [(f"{cosine:.3f}", names[k]) for k, cosine in zip(order[: settings.k], cosines, strict=False)]
     # cosines across modalities are low even for the best match
     median = f"median cosine of {plural(len(cosines), 'candidate')}: {np.median(cosines):.3f}"
     lines_of_text = [tabulate(lines, ["cosine", "video"], disable_numparse=True), "", median]
-    if said := sameness({among: rows.features[among]}):
-        lines_of_text.append(f"warning: {said}")
+    warning = sameness({among: rows.features[among]})
+    if warning:
+        lines_of_text.append(f"warning: {warning}")
     return "\n".join(lines_of_text)
 
 
@@ -77,10 +86,6 @@ def _row_of(query: str, rows: Features) -> str:
     return next((name for name in rows.id if Path(name).name == file.name and Path(name).resolve() == file), "")
 
 
-def _modalities(rows: Features) -> tuple[Modality, ...]:
-    return tuple(cast(Modality, name) for name in rows.features)
-
-
 def most_similar(rows: Features, query: str | Features, by: str, among: str) -> tuple[np.ndarray, np.ndarray]:
     """Rows by their highest cosine to the query, and the cosines, the highest first.
 
@@ -89,25 +94,30 @@ def most_similar(rows: Features, query: str | Features, by: str, among: str) -> 
     """
     from gdt.eval.similarity import unit  # scikit-learn is slow to import
 
-    asked, own = (query, np.zeros(len(rows.id), bool)) if isinstance(query, Features) else (rows, rows.id == query)
-    for option, name, each in (("by", by, asked), ("among", among, rows)):
-        if name not in each.features:
-            instead = " or ".join(each.features)
+    if isinstance(query, Features):
+        asked = query
+        is_query = np.zeros(len(rows.id), bool)
+    else:
+        asked = rows
+        is_query = rows.id == query
+    for option, name, searched in (("by", by, asked), ("among", among, rows)):
+        if name not in searched.features:
+            instead = " or ".join(searched.features)
             raise UserError(f"there are no {name} features of these videos; set --{option} {instead}")
-    one, other = asked.metadata, rows.metadata
-    if any(one[name] != other[name] for name in ("kind", "weights")):
-        both = " and ".join(f"{made['kind']} of {made['checkpoint']}" for made in (one, other))
+    if any(asked.metadata[name] != rows.metadata[name] for name in ("kind", "weights")):
+        both = " and ".join(f"{made.metadata['kind']} of {made.metadata['checkpoint']}" for made in (asked, rows))
         raise UserError(f"{both} cannot be compared; embed both with the same checkpoint and --kind")
-    if among != by and one["kind"] != "embeddings":
+    if among != by and asked.metadata["kind"] != "embeddings":
         raise UserError("features of trunks cannot be compared across modalities; embed again with --kind embeddings")
-    queries, gallery = asked.features[by][... if asked is query else own], rows.features[among]
+    queries = asked.features[by] if asked is query else rows.features[by][is_query]
     queries = queries[~np.isnan(queries[:, 0])]
-    if not (~own).any():
+    if is_query.all():
         raise UserError(f"{query} is the only video of these features; embed more videos to compare it with")
-    others = np.flatnonzero(~own & ~np.isnan(gallery[:, 0]))
+    gallery = rows.features[among]
+    others = np.flatnonzero(~is_query & ~np.isnan(gallery[:, 0]))
     for option, name, kept, whose in (("by", by, queries, "the query"), ("among", among, others, "every other video")):
         if not len(kept):
-            instead = " or ".join(other for other in rows.features if other != name) or "another modality"
+            instead = " or ".join(modality for modality in rows.features if modality != name) or "another modality"
             raise UserError(f"the {name} of {whose} is missing or shorter than a clip; set --{option} {instead}")
     similarity = (unit(gallery[others]) @ unit(queries).T).max(1)
     order = np.argsort(-similarity, kind="stable")

@@ -43,7 +43,7 @@ PAPER: dict[str, dict[str, Reported]] = {
             "CrissCross, Kinetics-Sound": {"SVM top-1": 82.8},
             "CrissCross, K-400": {"SVM top-1": 86.8},
             "CrissCross, AudioSet": {"SVM top-1": 90.5},
-        },
+        }
     },
 }
 """By data set and protocol: tables 3 and 4, results of the SEVERE benchmark with the published K-400 weights, and, on
@@ -70,7 +70,9 @@ def reported(dataset: str, protocols: Sequence[str], train_samples: int, queries
         return rows
     for protocol in protocols:
         sampled = train_samples and "train_samples" in PROTOCOLS[protocol].settings
-        results = PAPER if not sampled else SAMPLED if train_samples == 1000 else {}
-        for row, values in results.get(dataset, {}).get(protocol, {}).items():
+        if sampled and train_samples != 1000:
+            continue
+        published = SAMPLED if sampled else PAPER
+        for row, values in published.get(dataset, {}).get(protocol, {}).items():
             rows.setdefault(row, {}).update(values)
     return rows

@@ -28,9 +28,9 @@ def write(path: Path, ids: np.ndarray, columns: Mapping[str, np.ndarray], notes:
 
     arrays = {"id": pyarrow.array(ids.astype(str))}
     for name, values in columns.items():
-        flat = pyarrow.array(np.ascontiguousarray(values).reshape(-1))
-        lists = pyarrow.FixedSizeListArray.from_arrays
-        arrays[name] = flat if values.ndim == 1 else lists(flat, values.shape[1])
+        arrays[name] = pyarrow.array(np.ascontiguousarray(values).reshape(-1))
+        if values.ndim > 1:
+            arrays[name] = pyarrow.FixedSizeListArray.from_arrays(arrays[name], values.shape[1])
     table = pyarrow.table(arrays, metadata={_NOTES: json.dumps(dict(notes))})
     with writing(path) as file:
         parquet.write_table(table, file, write_page_checksum=True)
@@ -45,6 +45,8 @@ def read(path: Path) -> tuple[np.ndarray, dict[str, np.ndarray], dict[str, str]]
     columns = {}
     for name in table.column_names[1:]:
         column = table[name].combine_chunks()
-        lists = hasattr(column.type, "list_size")
-        columns[name] = column.flatten().to_numpy().reshape(len(column), -1) if lists else column.to_numpy()
+        if hasattr(column.type, "list_size"):
+            columns[name] = column.flatten().to_numpy().reshape(len(column), -1)
+        else:
+            columns[name] = column.to_numpy()
     return table["id"].to_numpy(), columns, json.loads(table.schema.metadata[_NOTES])

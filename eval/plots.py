@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 from matplotlib.figure import Figure
 
+from gdt.eval.metrics import over_seeds
 from gdt.eval.results import RANDOM, Result
-from gdt.eval.tables import Table, mean_of, metrics_of
+from gdt.eval.tables import Table, metrics_of
 
 _COLUMNS = 4
 """Maximum number of panels side by side."""
@@ -20,8 +21,8 @@ def bars(tables: Sequence[Table]) -> Figure:
     """
     panels: dict[tuple[int, str], tuple[Table, Result]] = {}
     for table in tables:
-        for each in (each for group in table.groups.values() for each in group):
-            panels.setdefault((id(table), each.protocol), (table, each))
+        for result in (result for group in table.groups.values() for result in group):
+            panels.setdefault((id(table), result.protocol), (table, result))
     names = list(dict.fromkeys(name for table in tables for name in table.groups))
     across = min(len(panels), _COLUMNS)
     down = -(-len(panels) // across)
@@ -32,14 +33,16 @@ def bars(tables: Sequence[Table]) -> Figure:
     for axes, (table, example) in zip(grid, panels.values(), strict=False):
         metric = next(iter(example.metrics))
         for x, name in enumerate(names):
-            if values := metrics_of(table.groups.get(name, ()), metric):
-                mean = mean_of(values)
+            measured = metrics_of(table.groups.get(name, ()), metric)
+            if measured:
+                mean = over_seeds(measured)
                 axes.bar(x, mean.value, 0.6, color="#8fb8de")
-                axes.plot([x] * len(values), [m.value for m in values], "o", color="#1f4e79", markersize=4)
+                axes.plot([x] * len(measured), [run.value for run in measured], "o", color="#1f4e79", markersize=4)
                 axes.vlines(x, *mean.interval, color="#1f4e79", linewidth=1)
-                axes.axhline(values[0].chance, color="grey", linestyle="--", linewidth=1)
+                axes.axhline(measured[0].chance, color="grey", linestyle="--", linewidth=1)
         axes.set_ylim(0, 100)
-        axes.set_title(f"{f'{example.label}, ' if example.label else ''}{metric}, %", fontsize=9)
+        column = f"{example.label}, " if example.label else ""
+        axes.set_title(f"{column}{metric}, %", fontsize=9)
         axes.set_xticks(range(len(names)), map(_tick, names), fontsize=7)
     return figure
 

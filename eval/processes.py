@@ -56,9 +56,8 @@ def job_limit(jobs: int) -> int:
 
 
 def run_parallel(
-    jobs: Sequence[T], run: Callable[[T, str, threading.Event], None], limit: int,
-    watch: Callable[[], None] = lambda: None,
-) -> Iterator[T]:  # fmt: skip
+    jobs: Sequence[T], run: Callable[[T, str, threading.Event], None], limit: int, watch: Callable[[], None]
+) -> Iterator[T]:
     """Call `run(job, gpu, stop)` for every job, `limit` in parallel, and yield each finished job.
 
     `watch` is called every second. After a UserError, which is printed immediately, no more jobs start; it is raised
@@ -115,16 +114,18 @@ def run_command(command: Sequence[str], log: Path, gpu: str, name: str, stop: th
     """
     if stop.is_set():
         raise StoppedError
-    environment = {**os.environ, **({"CUDA_VISIBLE_DEVICES": gpu} if gpu else {"OMP_NUM_THREADS": "1"})}
+    limits = {"CUDA_VISIBLE_DEVICES": gpu} if gpu else {"OMP_NUM_THREADS": "1"}
     words = [*killed_with_parent(), sys.executable, "-P", "-m", "gdt", *command]
     with log.open("a") as file:
-        process = subprocess.Popen(words, stdout=file, stderr=subprocess.STDOUT, env=environment)
+        process = subprocess.Popen(words, stdout=file, stderr=subprocess.STDOUT, env=os.environ | limits)
     while process.poll() is None and not stop.is_set():
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(1.0)
     process.terminate()  # has no effect if it has ended
-    if status := process.wait():
+    status = process.wait()
+    if status:
         if stop.wait(1.0):  # Ctrl-C reaches the command and this process, in any order
             raise StoppedError
         lines = log.read_text(errors="replace").strip().splitlines()
-        raise UserError(f"{name} failed ({lines[-1] if lines else f'status {status}'}); see {log}")
+        reason = lines[-1] if lines else f"status {status}"
+        raise UserError(f"{name} failed ({reason}); see {log}")

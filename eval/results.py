@@ -96,30 +96,32 @@ def append(path: Path, result: Result) -> None:
 
 def read(path: Path) -> list[Result]:
     """The results of a file; none if it is missing. Lines that cannot be read are left out, with a warning."""
-    found, lines = [], path.read_text(errors="replace").splitlines() if path.is_file() else []
+    lines = path.read_text(errors="replace").splitlines() if path.is_file() else []
+    results = []
     for number, line in enumerate(lines, 1):
         try:
-            found.append(serialization.from_dict(Result, json.loads(line)))
+            results.append(serialization.from_dict(Result, json.loads(line)))
         except (ValueError, TypeError, UserError) as error:
             reason = f"is damaged or of another version ({first_line(error)})"
             print(f"warning: line {number} of {path} {reason}; it is left out", file=sys.stderr)
-    return found
+    return results
 
 
 def rows(results: Iterable[Result]) -> Iterator[dict[str, Any]]:
     """A dict per metric, for CSV files and data frames."""
     for result in results:
-        own = {name: value for name, value in vars(result).items() if isinstance(value, str | int | float | Place)}
-        texts = {"settings": _text(result.settings), "details": _text(result.details)}
+        plain = {name: value for name, value in vars(result).items() if isinstance(value, str | int | float | Place)}
         for name, metric in result.metrics.items():
-            yield own | {
-                "metric": name, "value": metric.value, "low": metric.low, "high": metric.high,
-                "chance": metric.chance, "spread": metric.spread, "n": metric.answers,
-                **texts, "commit": result.provenance.get("commit", ""),
-            }  # fmt: skip
+            row = plain | {"metric": name, "value": metric.value, "low": metric.low, "high": metric.high}
+            row |= {"chance": metric.chance, "spread": metric.spread, "n": metric.answers}
+            row |= {"settings": _text(result.settings), "details": _text(result.details)}
+            yield row | {"commit": result.provenance.get("commit", "")}
 
 
 def _text(values: dict[str, Any]) -> str:
     """Names and values in one line."""
-    plain = {k: " ".join(map(str, v)) if isinstance(v, list | tuple) else v for k, v in values.items()}
-    return "; ".join(f"{name} {value}" for name, value in plain.items())
+    parts = []
+    for name, value in values.items():
+        text = " ".join(map(str, value)) if isinstance(value, list | tuple) else value
+        parts.append(f"{name} {text}")
+    return "; ".join(parts)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -18,9 +18,6 @@ if TYPE_CHECKING:
     ProtocolName = str
 else:
     ProtocolName = Literal[tuple(PROTOCOLS)]
-
-_ALWAYS_ACCEPTED = ("seed",)
-"""Settings that are never refused."""
 
 
 @dataclass(frozen=True)
@@ -102,10 +99,9 @@ class Downstream:
         for protocol in PROTOCOLS.values():
             for name in protocol.settings:
                 users.setdefault(name, []).append(protocol.name)
-        default = {field.name: field.default for field in fields(self)}
         for name, protocols in users.items():
-            changed = getattr(self, name) != default[name]
-            if changed and name not in _ALWAYS_ACCEPTED and not set(protocols) & set(self.protocols):
+            changed = getattr(self, name) != getattr(type(self), name)
+            if changed and name != "seed" and not set(protocols) & set(self.protocols):  # a seed is never refused
                 raise UserError(
                     f"--{name.replace('_', '-')} has no effect on {', '.join(self.protocols)}; it applies only to "
                     f"{' and '.join(protocols)}"
@@ -119,5 +115,4 @@ class Downstream:
     @property
     def requires_labels(self) -> bool:
         """Whether a setting is given that applies only to protocols with labels."""
-        given = self.label, self.folds, self.gallery_split, self.modalities != ("video",)
-        return any(given)
+        return any([self.label, self.folds, self.gallery_split, self.modalities != ("video",)])

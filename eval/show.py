@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -33,9 +32,12 @@ from gdt.train.settings import SIZES, Pretrain
 if TYPE_CHECKING:  # slow to import, and --help needs only the settings
     from gdt.pipeline.loader import Batch
 
-POSITIVE, NEGATIVE, IGNORED = "+", "-", "."
-_SECONDS, _FPS = 10, 30
-"""Length and frame rate of the imaginary videos of a tree."""
+POSITIVE = "+"
+NEGATIVE = "-"
+IGNORED = "."
+_FPS = 30
+_LENGTH = 10 * _FPS
+"""Frame rate and frames of the imaginary videos of a tree."""
 _FRAMES = 8
 """Most frames shown of a clip."""
 
@@ -52,6 +54,10 @@ class _Show:
     @property
     def title(self) -> str:
         return "your factors" if self.factors else f"preset {self.preset}"
+
+    @property
+    def pretraining(self) -> Pretrain:
+        return Pretrain(preset=self.preset, factors=self.factors, factors_from=self.factors_from)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,56 +92,57 @@ class ShowBatch(_Show):
 
 def show_tree(settings: ShowTree) -> str:
     """The composition, the leaves of two videos with all their pairs, and counts of pairs in a batch, as text."""
-    train = Pretrain(
-        preset=settings.preset, factors=settings.factors, factors_from=settings.factors_from,
-        batch_size=settings.batch_size,
-    )  # fmt: skip
     known, _ = read_transformations(settings.factors_from)
-    whole = compose(train, known)
-    two = toy(compose(replace(train, batch_size=2), known))
+    composition = compose(replace(settings.pretraining, batch_size=settings.batch_size), known)
+    factors = composition.factors
+    two = toy(compose(replace(settings.pretraining, batch_size=2), known))
     columns = two.plan(0, 0).columns
-    cells, pairs = labels(two, columns), map("".join, relations(whole.factors, columns, columns))
-    rows = [[leaf, ", ".join(filter(None, row)), own] for leaf, row, own in zip(count(), cells, pairs, strict=False)]
-    every = toy(whole).plan(0, 0).columns
-    partners = relations(whole.factors, {name: values[:1] for name, values in every.items()}, every)[0].tolist()
-    return "\n".join([
-        f"{settings.title}: {whole}", "",
-        tabulate([[factor.name, factor.k, _kind(factor)] for factor in whole.factors], ["factor", "K", "pairs"]), "",
-        tabulate(rows, ["leaf", "of two videos", "with each leaf"], disable_numparse=True),
-        f"{POSITIVE} positive, {NEGATIVE} negative, {IGNORED} not compared", "",
-        f"a batch of {whole.batch_size} videos holds {len(partners)} leaves; each has {partners.count(POSITIVE)} "
-        f"positive and {partners.count(NEGATIVE)} negative leaves",
-    ])  # fmt: skip
+    pairs = map("".join, relations(factors, columns, columns))
+    cells = [", ".join(filter(None, row)) for row in labels(two, columns)]
+    rows = list(zip(range(len(cells)), cells, pairs, strict=True))
+    batch = toy(composition).plan(0, 0).columns
+    partners = relations(factors, {name: values[:1] for name, values in batch.items()}, batch)[0].tolist()
+    return (
+        f"{settings.title}: {composition}\n\n"
+        f"{tabulate([[factor.name, factor.k, _kind(factor)] for factor in factors], ['factor', 'K', 'pairs'])}\n\n"
+        f"{tabulate(rows, ['leaf', 'of two videos', 'with each leaf'], disable_numparse=True)}\n"
+        f"{POSITIVE} positive, {NEGATIVE} negative, {IGNORED} not compared\n\n"
+        f"a batch of {composition.batch_size} videos holds {len(partners)} leaves; each has {partners.count(POSITIVE)} "
+        f"positive and {partners.count(NEGATIVE)} negative leaves"
+    )
 
 
 def toy(composition: Composition) -> Tree:
     """The tree over one batch of imaginary videos."""
-    n, clip = composition.batch_size, Clip()
-    starts = max(_SECONDS * _FPS - (clip.frames - 1) * clip.stride, composition.starts_needed)
+    n = composition.batch_size
+    clip = Clip()
+    starts = max(_LENGTH - (clip.frames - 1) * clip.stride, composition.starts_needed)
     return Tree(composition, Source(np.arange(n), np.full(n, starts), _FPS), clip, bands=1)
 
 
 def relations(factors: Sequence[Factor], rows: Table, columns: Table) -> np.ndarray:
     """Relations of the leaves of `rows` [n] to those of `columns` [m]: POSITIVE, NEGATIVE or IGNORED, str [n, m]."""
-    c, w = (f(factors, rows, columns) for f in (contrast, weight))
-    return np.where(w, np.where(c, POSITIVE, NEGATIVE), IGNORED)
+    attract = contrast(factors, rows, columns)
+    return np.where(weight(factors, rows, columns), np.where(attract, POSITIVE, NEGATIVE), IGNORED)
 
 
 def labels(tree: Tree, columns: Table) -> list[list[str]]:
     """The values of all factors, for each leaf; those without a label are numbered, or empty if K is 1."""
-    found = []
+    by_factor = []
     for factor in tree.composition.factors:
         values = columns[factor.name].tolist()
         number = {value: f"{factor.name} {k}" if factor.k > 1 else "" for k, value in enumerate(dict.fromkeys(values))}
-        found.append([factor.transformation.label(value, tree.source) or number[value] for value in values])
-    return [list(row) for row in zip(*found, strict=True)]
+        by_factor.append([factor.transformation.label(value, tree.source) or number[value] for value in values])
+    return [list(row) for row in zip(*by_factor, strict=True)]
 
 
 def _kind(factor: Factor) -> str:
     """What a factor does to pairs."""
-    one = {TimeShift: "one random start per video", Augment: "drawn for every leaf"}
+    if factor.k == 1:
+        drawn = {TimeShift: "one random start per video", Augment: "drawn for every leaf"}
+        return drawn.get(type(factor.transformation), "not varied")
     only = ", only pairs that differ in it count" if factor.weight is Weight.DIFFERS else ""
-    return f"{factor.contrast.value}{only}" if factor.k > 1 else one.get(type(factor.transformation), "not varied")
+    return f"{factor.contrast.value}{only}"
 
 
 def show_batch(settings: ShowBatch) -> str:
@@ -145,11 +152,18 @@ def show_batch(settings: ShowBatch) -> str:
     from gdt.pipeline.loader import Loader
 
     base = SIZES[settings.size or default_size()]
-    train = Pretrain(
-        dataset=settings.dataset, shards=settings.shards, preset=settings.preset, seed=settings.seed,
-        factors=settings.factors, factors_from=settings.factors_from, word2vec=settings.word2vec,
-        batch_size=2, group_size=0, clip=base.clip, augmentation=base.augmentation, loading=base.loading,
-    )  # fmt: skip
+    train = replace(
+        settings.pretraining,
+        dataset=settings.dataset,
+        shards=settings.shards,
+        seed=settings.seed,
+        word2vec=settings.word2vec,
+        batch_size=2,
+        group_size=0,
+        clip=base.clip,
+        augmentation=base.augmentation,
+        loading=base.loading,
+    )
     device = torch.device("cpu")
     index = Index.open(train.shard_folder)
     experiment = resolve(train, index, device, say=lambda _, text: print(text))
@@ -166,14 +180,16 @@ def show_batch(settings: ShowBatch) -> str:
 @rc_context(STYLE)
 def draw_batch(batch: Batch, tree: Tree, index: Index, title: str, words: Sequence[str] = ()) -> Figure:
     """The clip of each leaf of the batch's first video."""
-    columns, video = batch.plan.columns, batch.plan.leaves.video
+    columns = batch.plan.columns
+    video = batch.plan.leaves.video
     mine = np.flatnonzero(video == video[0])
     mine = mine[np.argsort(columns["leaf"][mine])]
     cells = labels(tree, {name: values[mine] for name, values in columns.items()})
     figure = Figure(figsize=(8, 1.5 * len(mine) + 0.5), layout="constrained")
-    for axes, place, (_, *own) in zip(figure.subplots(len(mine), squeeze=False)[:, 0], mine, cells, strict=True):
+    rows = figure.subplots(len(mine), squeeze=False)[:, 0]
+    for axes, place, (_, *values) in zip(rows, mine, cells, strict=True):
         _draw_leaf(axes, batch, int(place), index, words)
-        axes.set_title(f"leaf {columns['leaf'][place]}: {', '.join(filter(None, own))}", loc="left", pad=3)
+        axes.set_title(f"leaf {columns['leaf'][place]}: {', '.join(filter(None, values))}", loc="left", pad=3)
         axes.spines[:].set_visible(False)
     figure.suptitle(f"{title}: the leaves of video '{index.id[video[0]]}'")
     return figure

@@ -6,7 +6,7 @@ import hashlib
 import json
 import sys
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
@@ -14,7 +14,6 @@ import numpy as np
 
 from gdt.common.errors import UserError, plural
 from gdt.common.stores import Place, folder_at, resolved
-from gdt.common.streams import Stream, generator
 from gdt.eval.paper import PAPER
 from gdt.eval.protocols import PROTOCOLS
 from gdt.eval.results import RANDOM
@@ -52,6 +51,16 @@ class Model:
     def folder(self) -> str:
         return folder_name(self.name, self.digest)
 
+    def name_on(self, fold: Fold) -> str:
+        """Its name, and the fold if there is one."""
+        return f"{self.name}, fold {fold.number}" if fold.number else self.name
+
+    def embedded_modalities(self, index: Index, settings: Downstream) -> list[str]:
+        """The modalities that the shards have and for which the model has a network with a head."""
+        present = {"video": index.frame_count.any(), "audio": index.mel_count.any(), "text": settings.word2vec}
+        with_head = [name for name in self.trained.model.modalities if name not in self.trained.without_head]
+        return [name for name in with_head if present[name]]
+
     def seen(self, data: Data, videos: np.ndarray) -> int:
         """How many of these videos (rows of the index) it was pretrained on, without labels; -1 if unknown.
 
@@ -78,10 +87,8 @@ class Data:
     """Split of the queries."""
 
     @classmethod
-    def open(
-        cls, path: Path, first: Trained, dataset: str, shards: Place | None, split: str, label: str, cache: str = "",
-    ) -> Data:  # fmt: skip
-        """Open shards with the labels of a column.
+    def open(cls, path: Path, first: Trained, dataset: str, shards: Place | None, split: str, cache: str = "") -> Data:
+        """Open shards.
 
         `dataset` and `shards` default to those that the first checkpoint, at `path`, was pretrained on (its shards also
         if `dataset` names them and they are not in the usual folder), and `split` to test, or val without a test split
@@ -89,14 +96,15 @@ class Data:
         """
         if first.foreign is not None and not (dataset or shards):
             raise UserError(f"{path} does not name its data set; set --dataset to the one to evaluate on")
-        name, own = dataset or first.settings.dataset, first.settings.shards
-        elsewhere = own and name == first.settings.dataset and folder_at(own).exists(INDEX)
+        pretrained = first.settings.shards
+        name = dataset or first.settings.dataset
+        elsewhere = pretrained and name == first.settings.dataset and folder_at(pretrained).exists(INDEX)
         if not shards and (not dataset or (elsewhere and not folder_at(shard_folder(name)).exists(INDEX))):
-            shards = own
+            shards = pretrained
         index = open_index(name, shard_folder(name, shards), cache)
         only_val = "val" in index.split and "test" not in index.split and not official_folds(index)
         split = split or ("val" if only_val else "test")
-        return cls(name, index.labelled(label), fingerprint(index), split)
+        return cls(name, index, fingerprint(index), split)
 
 
 @dataclass(frozen=True)
@@ -128,14 +136,15 @@ class Fold:
         Raises UserError if no query or no gallery video is left.
         """
         present = usable(index, clip, modalities)
-        gallery, queries = present[self.gallery], present[self.queries]
+        gallery = present[self.gallery]
+        queries = present[self.queries]
         if not (gallery.any() and queries.any()):
             what, other = ("as long as a clip", "video") if "audio" in modalities else ("at all", "audio")
             raise UserError(
                 f"{gallery.sum()} videos of the gallery and {queries.sum()} queries have {' and '.join(modalities)} "
                 f"{what}; set --modalities to {other}"
             )
-        labels = self.gallery_label[gallery], self.query_label[queries]
+        labels = (self.gallery_label[gallery], self.query_label[queries])
         return Fold(self.number, self.gallery[gallery], self.queries[queries], *labels)
 
 
@@ -181,11 +190,6 @@ def _dataset_of(checkpoint: Path) -> str:
         return "an unknown data set"
 
 
-def describe(model: Model, fold: Fold) -> str:
-    """Name of a model, and of the fold if there is one."""
-    return f"{model.name}{f', fold {fold.number}' if fold.number else ''}"
-
-
 def models(settings: Downstream, first: Trained, given: Makers) -> Iterator[Model]:
     """Random weights and the checkpoints, selected by --random-weights; `first` is the first checkpoint.
 
@@ -227,14 +231,15 @@ def folds(settings: Downstream, protocol: str, index: Index, query_split: str) -
     kind = PROTOCOLS[protocol]
     if not kind.labels:
         return [held_out(index, query_split)]
-    if not kind.several and (cell := several_labels(index)):
+    cell = several_labels(index)
+    if cell and not kind.several:
         raise UserError(
             f"videos have several labels in the column '{settings.label or 'label'}' (first: '{cell}'), and {protocol} "
             "takes one; set --protocols multilabel, or --label to another column"
         )
     numbers = dict.fromkeys(settings.folds) or official_folds(index) or (0,)
-    splits = gallery_split(settings.gallery_split, index, query_split), query_split
-    if splits[0] == splits[1]:
+    splits = (gallery_split(settings.gallery_split, index, query_split), query_split)
+    if splits[0] == query_split:
         raise UserError(
             f"gallery and queries are both the split '{query_split}', so every video would find itself; change "
             "--query-split or --gallery-split"
@@ -248,7 +253,8 @@ def _fold(settings: Downstream, several: bool, index: Index, splits: tuple[str, 
     for split, videos in zip(splits, (gallery, queries), strict=True):
         if not len(videos):
             raise UserError(_no_labels(index, number, settings.label, split))
-    if len(both := np.intersect1d(gallery, queries)):
+    both = np.intersect1d(gallery, queries)
+    if len(both):
         raise UserError(
             f"gallery and queries share {plural(len(both), 'video')} (first: '{index.id[both[0]]}'); check the splits "
             "of your labels"
@@ -282,7 +288,8 @@ def several_labels(index: Index) -> str:
 
 def official_folds(index: Index) -> range:
     """Numbers of the official folds, from 1; empty if there are none."""
-    return range(1, max((len(row.split(",")) if row else 0 for row in index.folds), default=0) + 1)
+    counts = [len(row.split(",")) for row in index.folds if row]
+    return range(1, max(counts, default=0) + 1)
 
 
 def held_out(index: Index, split: str) -> Fold:
@@ -296,29 +303,6 @@ def held_out(index: Index, split: str) -> Fold:
         )
     none = np.zeros(0, np.int64)
     return Fold(0, none, videos, none.astype(str), np.full(len(videos), ""))
-
-
-def shared_modalities(trained: Trained, index: Index, settings: Downstream) -> list[str]:
-    """The modalities that the shards have and for which the model has a network with a head."""
-    available = {
-        "video": bool(index.frame_count.any()),
-        "audio": bool(index.mel_count.any()),
-        "text": settings.word2vec is not None,
-    }
-    return [name for name in trained.model.modalities if available[name] and name not in trained.without_head]
-
-
-def subsample(fold: Fold, samples: int, seed: int) -> Fold:
-    """Draw `samples` training videos at random; 0: all."""
-    if not samples:
-        return fold
-    if samples > len(fold.gallery):
-        raise UserError(
-            f"--train-samples is {samples}, but there are only {len(fold.gallery)} training videos; lower it"
-        )
-    rng = generator(Stream.FINETUNING_VIDEOS, seed, fold.number)
-    chosen = np.sort(rng.choice(len(fold.gallery), samples, replace=False))
-    return replace(fold, gallery=fold.gallery[chosen], gallery_label=fold.gallery_label[chosen])
 
 
 def open_index(dataset: str, folder: Place, cache: str = "") -> Index:

@@ -6,7 +6,7 @@ import csv
 import io
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 
@@ -19,7 +19,7 @@ from gdt.eval import comparison, results
 from gdt.eval.answers import Answers
 from gdt.eval.comparison import Compared, Comparisons
 from gdt.eval.metrics import Metric, over_seeds
-from gdt.eval.paper import SOUND, reported
+from gdt.eval.paper import SOUND, Reported, reported
 from gdt.eval.protocols import PROTOCOLS
 from gdt.eval.results import RANDOM, Key, Result
 from gdt.pipeline import presets
@@ -53,134 +53,156 @@ class Table:
 
 
 def pivot(
-    every: Sequence[Result],
-    by_row: bool = False,
-    answers: Mapping[Key, Answers] = MappingProxyType({}),
+    every: Sequence[Result], by_row: bool = False, answers: Mapping[Key, Answers] = MappingProxyType({})
 ) -> list[Table]:
     """Tables of results: a row per model with the mean over its folds, or, for `by_row`, per composition and number of
     steps with the mean over seeds. Random weights come first, chance and published results last.
 
     With the `answers` of results, by identity, differences from the first model and from random weights are marked.
     """
-    tables: list[Table] = []
     parts: dict[tuple[str, ...], list[Result]] = {}
-    for each in sorted({each.identity: each for each in every}.values(), key=_order):
-        shared = each.dataset, each.query_split, each.label, each.words
-        key = PROTOCOLS[each.protocol].table, *shared, *_modalities(each)
-        parts.setdefault(key, []).append(each)
+    for result in sorted({result.identity: result for result in every}.values(), key=_order):
+        shared = (result.dataset, result.query_split, result.label, result.words)
+        key = (PROTOCOLS[result.protocol].table, *shared, *_modalities(result))
+        parts.setdefault(key, []).append(result)
+    tables: list[Table] = []
     said: set[str] = set()
     for part in parts.values():
-        names = _row_names(part) if by_row else _model_names(part)
-        groups: dict[str, list[Result]] = {name: [] for name in names.values()}
-        for each in part:
-            groups[names[_subject(each)]].append(each)
-        first, others = part[0], {}
-        if not (by_row or first.label) and _modalities(first) == ["audio" if first.dataset in SOUND else "video"]:
-            samples = max(each.settings.get("train_samples", 0) for each in part)
-            protocols = list(dict.fromkeys(each.protocol for each in part))
-            others = reported(first.dataset, protocols, samples, min(each.queries for each in part))
-        comparisons = comparison.compare(groups, answers) if answers else {}
-        lines = table_lines(groups, f"% on {first.query_split}", others, comparisons)
-        if by_row:
-            least = min((each.tflop for each in part if each.tflop), default=1.0)
-            spent = [("videos seen", "compute"), *(_spent(groups.get(line[0], ()), least) for line in lines[1:])]
-            lines = [[line[0], *own, *line[1:]] for line, own in zip(lines, spent, strict=True)]
-        notes = _notes(groups) + comparison.notes(groups, comparisons)
-        if any(line[0] in others for line in lines):
-            notes.append(_PUBLISHED)
-        if by_row:
-            notes.append(_ROWS)
-        tables.append(Table(_title(part), lines, [note for note in notes if note not in said], groups, comparisons))
-        said.update(notes)
+        table = _table(part, by_row, answers)
+        new_notes = [note for note in table.notes if note not in said]
+        said.update(table.notes)
+        tables.append(replace(table, notes=new_notes))
     return tables
 
 
-def _order(each: Result) -> tuple[bool, int, str, int, int]:
+def _table(part: Sequence[Result], by_row: bool, answers: Mapping[Key, Answers]) -> Table:
+    """The table of results that share one."""
+    names = _row_names(part) if by_row else _model_names(part)
+    groups: dict[str, list[Result]] = {name: [] for name in names.values()}
+    for result in part:
+        groups[names[_subject(result)]].append(result)
+    published = {} if by_row else _published(part)
+    comparisons = comparison.compare(groups, answers) if answers else {}
+    lines = table_lines(groups, f"% on {part[0].query_split}", published, comparisons)
+    if by_row:
+        least = min((result.tflop for result in part if result.tflop), default=1.0)
+        spent = [("videos seen", "compute"), *(_spent(groups.get(line[0], ()), least) for line in lines[1:])]
+        lines = [[line[0], *cells, *line[1:]] for line, cells in zip(lines, spent, strict=True)]
+    notes = _notes(groups) + comparison.notes(groups, comparisons)
+    if any(line[0] in published for line in lines):
+        notes.append(_PUBLISHED)
+    if by_row:
+        notes.append(_ROWS)
+    return Table(_title(part), lines, notes, groups, comparisons)
+
+
+def _published(part: Sequence[Result]) -> Reported:
+    """Published results that stand beside those of a table: of the same modality, and of the classes of a data set."""
+    first = part[0]
+    if first.label or _modalities(first) != ["audio" if first.dataset in SOUND else "video"]:
+        return {}
+    samples = max(result.settings.get("train_samples", 0) for result in part)
+    protocols = list(dict.fromkeys(result.protocol for result in part))
+    return reported(first.dataset, protocols, samples, min(result.queries for result in part))
+
+
+def _order(result: Result) -> tuple[bool, int, str, int, int]:
     """Random weights first; then protocols as in PROTOCOLS, folds and seeds."""
-    return each.preset != RANDOM, [*PROTOCOLS].index(each.protocol), each.label, each.fold, each.seed
+    return result.preset != RANDOM, [*PROTOCOLS].index(result.protocol), result.label, result.fold, result.seed
 
 
-def _subject(each: Result) -> tuple[str, str]:
-    return each.model, each.weights
+def _subject(result: Result) -> tuple[str, str]:
+    return result.model, result.weights
 
 
 def _model_names(part: Sequence[Result]) -> dict[tuple[str, str], str]:
     """Names of rows by model and weights; weights that share a name are told apart by a digest."""
     subjects = dict.fromkeys(map(_subject, part))
     models = [model for model, _ in subjects]
-    return {(model, weights): model if models.count(model) == 1 else f"{model} ({weights[:6]})"
-            for model, weights in subjects}  # fmt: skip
+    return {
+        (model, weights): model if models.count(model) == 1 else f"{model} ({weights[:6]})"
+        for model, weights in subjects
+    }
 
 
 def _row_names(part: Sequence[Result]) -> dict[tuple[str, str], str]:
     """Names of the rows of an ablation by model and weights: the composition, with the steps of longer runs."""
-    least = {each.preset: each.step for each in sorted(part, key=lambda each: -each.step)}
-    longer = {_subject(each): each.step * (each.step > least[each.preset] and each.preset != RANDOM) for each in part}
-    ordered = sorted(part, key=lambda each: (each.preset != RANDOM, longer[_subject(each)], each.preset))
-    return {_subject(each): row_label(each.preset, longer[_subject(each)]) for each in ordered}
+    least = {result.preset: result.step for result in sorted(part, key=lambda result: -result.step)}
+    longer = {}
+    for result in part:
+        is_longer = result.step > least[result.preset] and result.preset != RANDOM
+        longer[_subject(result)] = result.step if is_longer else 0
+    ordered = sorted(part, key=lambda result: (result.preset != RANDOM, longer[_subject(result)], result.preset))
+    return {_subject(result): row_label(result.preset, longer[_subject(result)]) for result in ordered}
 
 
 def row_label(preset: str, steps: int = 0) -> str:
     """Label of a row: a preset with its description, and the steps if given; other compositions by themselves."""
     if preset in presets.PRESETS:
-        preset = f"{'row ' if preset in presets.TABLE_1 else ''}{preset}: {presets.preset(preset).label}"
+        kind = "row " if preset in presets.TABLE_1 else ""
+        preset = f"{kind}{preset}: {presets.preset(preset).label}"
     return f"{preset}, {steps:,} steps" if steps else preset
 
 
 def _spent(group: Sequence[Result], least: float) -> tuple[str, str]:
     """Training videos that a row has seen, with repetitions, and its FLOPs relative to `least`; empty without them."""
-    trained = next((each for each in group if each.videos), None)
+    trained = next((result for result in group if result.videos), None)
     return (f"{trained.videos:,}", f"{trained.tflop / least:.1f}x") if trained else ("", "")
 
 
 def _title(part: Sequence[Result]) -> str:
     """The data, the queries and what they are compared with."""
     first = part[0]
-    folds = sorted({each.fold for each in part} - {0})
-    title = first.dataset + (f", fold{'s' if len(folds) > 1 else ''} {' '.join(map(str, folds))}" if folds else "")
-    title += f", labels of the column {first.label}" if first.label else ""
-    title += f", features of {' and '.join(_modalities(first))}" if _modalities(first) != ["video"] else ""
-    title += f": {format_range(each.queries for each in part)} queries"
+    folds = sorted({result.fold for result in part} - {0})
+    title = first.dataset
+    if folds:
+        title += f", {'folds' if len(folds) > 1 else 'fold'} {' '.join(map(str, folds))}"
+    if first.label:
+        title += f", labels of the column {first.label}"
+    if _modalities(first) != ["video"]:
+        title += f", features of {' and '.join(_modalities(first))}"
+    title += f": {format_range(result.queries for result in part)} queries"
     if first.gallery:
-        title += f" against {format_range(each.gallery for each in part)} videos"
-        title += f" of {format_range(each.classes for each in part)} classes"
+        title += f" against {format_range(result.gallery for result in part)} videos"
+        title += f" of {format_range(result.classes for result in part)} classes"
     return title
 
 
-def _modalities(each: Result) -> list[str]:
-    return list(each.settings.get("modalities", ["video"]))
+def _modalities(result: Result) -> list[str]:
+    return list(result.settings.get("modalities", ["video"]))
 
 
 def _notes(groups: Groups) -> list[str]:
     """Footnotes: what the brackets are, and what makes a comparison misleading."""
-    part = [each for group in groups.values() for each in group]
-    counts = {len({(each.seed, each.fold) for each in group}) for group in groups.values()}
-    what = "folds" if any(each.fold for each in part) else "seeds"
-    brackets = f"over {what}" if max(counts) > 1 else "over the queries; another seed or CPU may differ by more"
-    notes = [f"in brackets: 95 % intervals {brackets}"]
-    if len(counts) > 1:
-        fewer = [f"{name} ({len({(each.seed, each.fold) for each in group})})" for name, group in groups.items()]
-        notes.append(f"{what} differ in number: {'; '.join(fewer)}")
-    if min(each.queries for each in part) < _FEW_QUERIES:
-        notes.append(f"warning: only {format_range(each.queries for each in part)} queries: the intervals are wide")
-    full = {name for each in part for name, metric in each.metrics.items() if metric.chance >= 100}
+    part = [result for group in groups.values() for result in group]
+    runs = {name: len({(result.seed, result.fold) for result in group}) for name, group in groups.items()}
+    what = "folds" if any(result.fold for result in part) else "seeds"
+    over = f"over {what}" if max(runs.values()) > 1 else "over the queries; another seed or CPU may differ by more"
+    notes = [f"in brackets: 95 % intervals {over}"]
+    if len({*runs.values()}) > 1:
+        numbers = "; ".join(f"{name} ({count})" for name, count in runs.items())
+        notes.append(f"{what} differ in number: {numbers}")
+    if min(result.queries for result in part) < _FEW_QUERIES:
+        notes.append(f"warning: only {format_range(result.queries for result in part)} queries: the intervals are wide")
+    full = {name for result in part for name, metric in result.metrics.items() if metric.chance >= 100}
     if full:
         notes.append(f"warning: {', '.join(sorted(full))}: 100 % for any model, since the gallery is small")
     for name, group in groups.items():
-        unfinished = next((each for each in group if each.step < each.steps), None)
-        if seen := max(each.seen for each in group):
-            notes.append(f"{name} was pretrained, without labels, on up to {seen} queries" if seen > 0 else "")
-        if any(each.seen < 0 for each in group):
+        unfinished = next((result for result in group if result.step < result.steps), None)
+        seen = max(result.seen for result in group)
+        if seen > 0:
+            notes.append(f"{name} was pretrained, without labels, on up to {seen} queries")
+        if any(result.seen < 0 for result in group):
             notes.append(f"warning: {name} may have been pretrained on queries: the data has changed since, or --init")
         if unfinished:
             notes.append(f"{name}: its run had done {unfinished.step} of {unfinished.steps} steps")
-    notes += dict.fromkeys(f"{k}: {each.details[k]}" for k in _NOTED for each in part if k in each.details)
-    return [note for note in notes if note]
+    details = [f"{name}: {result.details[name]}" for name in _NOTED for result in part if name in result.details]
+    return [*notes, *dict.fromkeys(details)]
 
 
-def wrap(note: str, indent: str = "  ") -> str:
+def wrap(note: str) -> str:
     """A note in lines of at most 100 columns; numbers, paths and words are kept whole."""
-    return textwrap.fill(note, COLUMNS, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+    return textwrap.fill(note, COLUMNS, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
 
 
 def layout(lines: Sequence[Sequence[str]], width: int = COLUMNS) -> str:
@@ -206,8 +228,8 @@ def _render(lines: Sequence[Sequence[str]], style: str = "simple") -> str:
 
 def to_latex(lines: Sequence[Sequence[str]]) -> str:
     """A table as LaTeX for the package booktabs."""
-    text = _render([[cell.replace("→", " to ") for cell in line] for line in lines], "latex_booktabs")
-    return text.replace("†", r"$\dagger$")
+    plain = [[cell.replace("→", " to ") for cell in line] for line in lines]
+    return _render(plain, "latex_booktabs").replace("†", r"$\dagger$")
 
 
 def write_tables(out: Path, tables: Sequence[Table], every: Iterable[Result]) -> str:
@@ -241,33 +263,31 @@ def csv_text(lines: Iterable[Sequence[object]]) -> str:
 
 def metrics_of(group: Sequence[Result], column: str) -> list[Metric]:
     """The metric of a column, of the results that have it."""
-    return [each.metrics[column] for each in group if column in each.metrics]
-
-
-def mean_of(metrics: Sequence[Metric]) -> Metric:
-    """One metric with its interval, or the mean of several with that over seeds or folds."""
-    return metrics[0] if len(metrics) == 1 else over_seeds(metrics)
+    return [result.metrics[column] for result in group if column in result.metrics]
 
 
 def table_lines(
-    groups: Groups, corner: str = "", others: Mapping[str, Mapping[str, float]] | None = None,
+    groups: Groups,
+    corner: str = "",
+    others: Mapping[str, Mapping[str, float]] | None = None,
     comparisons: Mapping[tuple[str, str], Compared] = MappingProxyType({}),
-) -> Lines:  # fmt: skip
+) -> Lines:
     """A table with a line per group, one for chance, and one per published result in `others`.
 
     `corner` is the first heading. Differences in `comparisons` are marked.
     """
-    every = [each for group in groups.values() for each in group]
-    names = list(dict.fromkeys(name for each in every for name in each.metrics))
+    every = [result for group in groups.values() for result in group]
+    names = list(dict.fromkeys(name for result in every for name in result.metrics))
     lines = [[corner, *map(_heading, names)]]
     for name, group in groups.items():
         cells = []
         for column in names:
             metrics = metrics_of(group, column)
             mark = comparison.mark(comparisons.get((name, column)))
-            cells.append(mean_of(metrics).text() + mark if metrics else "")
+            cells.append(over_seeds(metrics).text() + mark if metrics else "")
         lines.append([name, *cells])
-    lines.append(["chance", *(f"{np.mean([m.chance for m in metrics_of(every, column)]):.1f}" for column in names)])
+    chances = [np.mean([metric.chance for metric in metrics_of(every, column)]) for column in names]
+    lines.append(["chance", *(f"{chance:.1f}" for chance in chances)])
     for name, values in (others or {}).items():
         if any(column in values for column in names):
             lines.append([name, *(f"{values[column]:.1f}" if column in values else "" for column in names)])
@@ -284,5 +304,6 @@ def _heading(column: str) -> str:
 def format_range(numbers: Iterable[int]) -> str:
     """The lowest and the highest number, or the only one."""
     ordered = sorted(numbers)
-    low, high = ordered[0], ordered[-1]
+    low = ordered[0]
+    high = ordered[-1]
     return str(low) if low == high else f"{low}-{high}"

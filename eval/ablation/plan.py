@@ -36,7 +36,7 @@ REFERENCE = "l"
 
 
 @dataclass(frozen=True)
-class Run:
+class PlannedRun:
     """One row with one seed: its `gdt pretrain`, then its `gdt evaluate`."""
 
     row: str
@@ -76,14 +76,15 @@ class Run:
             return False
         if not self.marker.is_file() or self.marker.read_text() != self.marked:
             return False
-        own = {each.conditions for each in results if each.model == self.folder.name and each.step == self.steps}
+        name = self.folder.name
+        done = {result.conditions for result in results if result.model == name and result.step == self.steps}
         if self.evaluation.random_weights == "include":
             seed = self.pretraining.seed
-            own &= {each.conditions for each in results if each.preset == RANDOM and each.seed == seed}
-        return own >= self.conditions
+            done &= {result.conditions for result in results if result.preset == RANDOM and result.seed == seed}
+        return done >= self.conditions
 
 
-def plan(settings: Ablation) -> list[Run]:
+def plan(settings: Ablation) -> list[PlannedRun]:
     """The runs of an ablation, seed by seed. Raises UserError if the videos do not fit the rows or protocols."""
     shards = shard_folder(settings.dataset, settings.shards)
     index = Index.open(shards)
@@ -99,21 +100,20 @@ def plan(settings: Ablation) -> list[Run]:
     @cache
     def evaluated(protocols: tuple[Any, ...], word2vec: Path | None) -> tuple[Downstream, frozenset[str]]:
         """An evaluation with the conditions of its results, which are the same for all seeds."""
-        own = replace(evaluation, out=settings.folder, tables=False, protocols=protocols, word2vec=word2vec)
-        return own, _conditions(own, index)
+        same = replace(evaluation, out=settings.folder, tables=False, protocols=protocols, word2vec=word2vec)
+        return same, _conditions(same, index)
 
     runs = []
     for seed in dict.fromkeys(settings.seeds):
         for row, run in trained:
             steps = _steps(run, index, known)
             adjusted = f"-{steps}steps" if run.steps != rows[row].steps else ""
-            own = replace(run, seed=seed, out=settings.folder / f"{run.short_name}{adjusted}-{seed}")
-            protocols = tuple(
-                name for name in evaluation.protocols if not PROTOCOLS[name].pairs or len(modalities[row]) > 1
-            )
-            shared, found = evaluated(protocols, run.word2vec if "cross-modal" in protocols else None)
-            of_row = replace(shared, ckpt=(own.run_folder,), random_weights="include" if run == first else "exclude")
-            runs.append(Run(row, own, steps, of_row, found, equal, checksum if own.factors_from else ""))
+            seeded = replace(run, seed=seed, out=settings.folder / f"{run.short_name}{adjusted}-{seed}")
+            paired = len(modalities[row]) > 1
+            protocols = tuple(name for name in evaluation.protocols if paired or not PROTOCOLS[name].pairs)
+            shared, keys = evaluated(protocols, run.word2vec if "cross-modal" in protocols else None)
+            of_row = replace(shared, ckpt=(seeded.run_folder,), random_weights="include" if run == first else "exclude")
+            runs.append(PlannedRun(row, seeded, steps, of_row, keys, equal, checksum if seeded.factors_from else ""))
     if not any(run.evaluation.protocols for run in runs):
         raise UserError(
             f"nothing can compare the rows {' '.join(rows)}: recall between modalities needs a row of two; add one, "
@@ -124,15 +124,17 @@ def plan(settings: Ablation) -> list[Run]:
 
 def _conditions(evaluation: Downstream, index: Index) -> frozenset[str]:
     """The conditions of an evaluation's results. Raises UserError if a split has no labels."""
-    found, device = set(), any_device().type
+    device = any_device().type
     words = WordVectors.of(index, evaluation.word2vec) if evaluation.word2vec else None
     data = Data(evaluation.dataset, index, fingerprint(index), evaluation.query_split)
+    keys = set()
     for label in evaluation.labels:
-        own, of_label = replace(evaluation, label=label), replace(data, index=index.labelled(label))
+        of_column = replace(evaluation, label=label)
+        of_label = replace(data, index=index.labelled(label))
         for name in evaluation.protocols:
-            parts = folds(own, name, of_label.index, data.split)
-            found |= {conditions(own, name, of_label, part, device, words) for part in parts}
-    return frozenset(found)
+            parts = folds(of_column, name, of_label.index, data.split)
+            keys |= {conditions(of_column, name, of_label, part, device, words) for part in parts}
+    return frozenset(keys)
 
 
 def equalise(
@@ -143,19 +145,20 @@ def equalise(
     Returns rows with their runs, each once, and what they share. Raises UserError if a row has too few videos.
     """
     videos = settings.batch_size or min(with_batch_size(run, index, known).batch_size or 0 for run in rows.values())
-    own = {row: replace(run, batch_size=videos) for row, run in rows.items()}
-    first = next(iter(own.values()))
+    sized = {row: replace(run, batch_size=videos) for row, run in rows.items()}
+    first = next(iter(sized.values()))
     steps = _steps(first, index, known)
-    trained, shared = list[tuple[str, Pretrain]](), list[str]()
+    trained: list[tuple[str, Pretrain]] = []
+    shared: list[str] = []
     if "videos" in settings.equal:
-        trained += own.items()
+        trained += sized.items()
         shared.append(f"{first.planned_epochs} epochs" if first.planned_epochs else f"{steps} steps")
     if "compute" in settings.equal:
         reference = replace(
             first, preset=REFERENCE, factors="", factors_from=None, word2vec=None, networks=settings.networks
         )
         spent = steps * _flops(reference, compose(reference), index)
-        for row, run in own.items():
+        for row, run in sized.items():
             as_costly = max(1, round(spent / _flops(run, compose(run, known), index)))
             same = as_costly == _steps(run, index, known)
             longer = run if same else replace(run, steps=as_costly, epochs=0)
@@ -181,27 +184,20 @@ def _pretraining(settings: Ablation, shards: Place, row: str, known: Transformat
     sized = SIZES[settings.size or default_size()]
     if settings.lr:
         options["optimization"] = replace(sized.optimization, lr=settings.lr)
-    run = replace(
-        sized, dataset=settings.dataset, shards=shards,
-        group_size=settings.group_size, **options,
-    )  # fmt: skip
-    return _fitting(run, settings.word2vec, compose(run, known).modalities)
-
-
-def _fitting(run: Pretrain, word2vec: Path | None, modalities: Sequence[str]) -> Pretrain:
-    """With what only some modalities have."""
+    run = replace(sized, dataset=settings.dataset, shards=shards, group_size=settings.group_size, **options)
+    modalities = compose(run, known).modalities
     networks = Own(
         run.networks.video_network if "video" in modalities else "",
         run.networks.audio_network if "audio" in modalities else "",
     )
-    return replace(run, word2vec=word2vec if "text" in modalities else None, networks=networks)
+    return replace(run, word2vec=settings.word2vec if "text" in modalities else None, networks=networks)
 
 
 def _flops(run: Pretrain, composition: Composition, index: Index) -> float:
     """FLOPs of a step."""
     given = makers(run.networks.given)
-    network, own = with_own_networks(run.network, given, composition, run.clip, any_device())
-    return step_flops(GDT(network, composition.modalities, own), composition, run.clip, index.bands)
+    network, builders = with_own_networks(run.network, given, composition, run.clip, any_device())
+    return step_flops(GDT(network, composition.modalities, builders), composition, run.clip, index.bands)
 
 
 def _evaluation(settings: Ablation, shards: Place, index: Index) -> Downstream:
@@ -211,7 +207,8 @@ def _evaluation(settings: Ablation, shards: Place, index: Index) -> Downstream:
     pretraining has used.
     """
     labelled = bool(settings.label) or (index.label != "").any()
-    protocols: Sequence[str] = settings.protocols or (("retrieval", "few-shot") if labelled else ("cross-modal",))
+    default = ("retrieval", "few-shot") if labelled else ("cross-modal",)
+    protocols: tuple[str, ...] = settings.protocols or default
     of_labels: dict[str, Any] = {}
     given = settings.networks.given
     theirs = Theirs(given.get("video", ()), given.get("audio", ()))
@@ -219,6 +216,12 @@ def _evaluation(settings: Ablation, shards: Place, index: Index) -> Downstream:
         of_labels["gallery_split"] = gallery_split("", index, settings.query_split)
         of_labels["folds"] = (1,) if official_folds(index) else ()
     return Downstream(
-        dataset=settings.dataset, shards=shards, protocols=tuple(protocols), label=settings.label,
-        query_split=settings.query_split, clips=settings.clips, networks=theirs, **of_labels,
-    )  # fmt: skip
+        dataset=settings.dataset,
+        shards=shards,
+        protocols=protocols,
+        label=settings.label,
+        query_split=settings.query_split,
+        clips=settings.clips,
+        networks=theirs,
+        **of_labels,
+    )

@@ -13,7 +13,7 @@ from tqdm import tqdm
 from gdt.common.errors import UserError, plural
 from gdt.common.files import locked, write_text, writing
 from gdt.eval import results
-from gdt.eval.ablation.plan import Run, plan
+from gdt.eval.ablation.plan import PlannedRun, plan
 from gdt.eval.ablation.settings import Ablation
 from gdt.eval.drawing import save
 from gdt.eval.plots import bars
@@ -29,28 +29,31 @@ def ablation(settings: Ablation) -> str:
 
     The tables have all rows in the folder that were evaluated under the same conditions, also by earlier calls.
     """
-    runs, out = plan(settings), settings.folder
+    runs = plan(settings)
+    out = settings.folder
     with locked(out, "set --out to another folder"):
         known = results.read(out / RESULTS)
-        todo, jobs = [run for run in runs if not run.is_done(known)], job_limit(settings.jobs)
-        print(f"{len(todo)} of {plural(len(runs), 'run')} left, {jobs} in parallel; equal {runs[0].equal}\n"
-              f"logs: {out}/<run>/log.txt", flush=True)  # fmt: skip
+        todo = [run for run in runs if not run.is_done(known)]
+        jobs = job_limit(settings.jobs)
+        print(f"{len(todo)} of {plural(len(runs), 'run')} left, {jobs} in parallel; equal {runs[0].equal}")
+        print(f"logs: {out}/<run>/log.txt", flush=True)
         if todo:
             _keep_factors(settings, todo)
             _run_all(runs, todo, jobs, out)
         asked = frozenset().union(*(run.conditions for run in runs))
-        lines = (each for each in results.read(out / RESULTS) if each.conditions in asked)
+        evaluated = [result for result in results.read(out / RESULTS) if result.conditions in asked]
         # of a run that was made anew, the last
-        every = list({(each.conditions, each.model, each.seed, each.step): each for each in lines}.values())
+        latest = {(result.conditions, result.model, result.seed, result.step): result for result in evaluated}
+        every = list(latest.values())
         tables = pivot(every, by_row=True)
         write_tables(out, tables, every)
         save(bars(tables), out / "table.png")
-        firsts = [replace(each, metrics=dict([*each.metrics.items()][:1])) for each in every]
+        firsts = [replace(result, metrics=dict([*result.metrics.items()][:1])) for result in every]
         short = "\n\n".join(map(str, pivot(firsts, by_row=True)))
         return f"\n{short}\n\nall metrics: {out}/table.txt, table.tex, results.csv; picture: table.png"
 
 
-def _keep_factors(settings: Ablation, todo: Sequence[Run]) -> None:
+def _keep_factors(settings: Ablation, todo: Sequence[PlannedRun]) -> None:
     """Copy the Python file of the factors, which may change while the runs read it.
 
     Raises UserError if it has changed since they were planned.
@@ -65,10 +68,10 @@ def _keep_factors(settings: Ablation, todo: Sequence[Run]) -> None:
         file.write(code)
 
 
-def _run_all(runs: Sequence[Run], todo: Sequence[Run], jobs: int, out: Path) -> None:
+def _run_all(runs: Sequence[PlannedRun], todo: Sequence[PlannedRun], jobs: int, out: Path) -> None:
     """Run the commands of the runs that are left; commands that are finished have nothing to do."""
 
-    def work(run: Run, gpu: str, stop: threading.Event) -> None:
+    def work(run: PlannedRun, gpu: str, stop: threading.Event) -> None:
         run.folder.mkdir(parents=True, exist_ok=True)
         for command in run.commands:
             run_command(command, run.folder / "log.txt", gpu, f"run {run.folder.name}", stop)
@@ -80,9 +83,11 @@ def _run_all(runs: Sequence[Run], todo: Sequence[Run], jobs: int, out: Path) -> 
     total = sum(run.steps for run in runs)
     with tqdm(total=total, initial=steps(), unit="step", desc="pretrain", mininterval=5.0) as bar:
         for run in run_parallel(todo, work, jobs, lambda: bar.update(steps() - bar.n)):
-            own = [each for each in results.read(out / RESULTS) if each.model == run.folder.name]
-            first = next(iter(own[0].metrics.items())) if own else None
-            score = f": {first[0]} {first[1].value:.1f} %" if first else ""
+            evaluated = [result for result in results.read(out / RESULTS) if result.model == run.folder.name]
+            score = ""
+            if evaluated:
+                name, metric = next(iter(evaluated[0].metrics.items()))
+                score = f": {name} {metric.value:.1f} %"
             bar.write(f"{row_label(run.row, run.steps)}, seed {run.pretraining.seed}{score}")
 
 

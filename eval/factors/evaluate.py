@@ -47,15 +47,16 @@ def factors(settings: Factors) -> str:
     models = {path: load_trained(path, makers(settings.networks.given)) for path in paths}
     for trained in models.values():
         _require_same_file(trained, checksum)
-    data = Data.open(paths[0], models[paths[0]], settings.dataset, settings.shards, settings.split, "")
+    data = Data.open(paths[0], models[paths[0]], settings.dataset, settings.shards, settings.split)
     rows: list[Row] = []
     notes = [_NOTES, f"{data.split} videos of {data.dataset}, up to {settings.videos}"]
     for path, trained in models.items():
-        of = {"model": name_of(path), "weights": trained.digest(), "step": trained.step, "dataset": data.dataset}
-        rows += [of | row for row in measure(trained, data.index, data.split, settings.videos, measured)]
+        same = {"model": name_of(path), "weights": trained.digest(), "step": trained.step, "dataset": data.dataset}
+        rows += [same | row for row in measure(trained, data.index, data.split, settings.videos, measured)]
         notes.append(f"{name_of(path)}: {trained.name}, {trained.step} steps, {path}")
     rows.sort(key=lambda row: (row["measure"] != "distance", row["factor"], row["features"]))
-    text, out = "\n".join([_table(rows), "", *notes]), settings.out or Path("runs") / f"factors-{data.dataset}"
+    text = "\n".join([_table(rows), "", *notes])
+    out = settings.out or Path("runs") / f"factors-{data.dataset}"
     out.mkdir(parents=True, exist_ok=True)
     write_text(out / "table.txt", text + "\n")
     write_text(out / "factors.csv", csv_text([[*rows[0]], *(list(row.values()) for row in rows)]))
@@ -75,13 +76,16 @@ def measure(
     rows: list[Row] = []
     for factor in known(trained, measured):
         for network in (name for name in trained.model.modalities if name != "text"):
-            if trial := planner.trial(factor, network):
-                head = network not in trained.without_head
-                found = extract(models, index, trial, trained, network, head)
-                layer = f"{network} {'embeddings' if head else 'trunk'}"
-                row = {"split": split, "factor": factor.name, "features": layer, "videos": len(found[0])}
-                for name, of in (("distance", relative_distance), ("accuracy", probe_accuracy)):
-                    rows.append(row | {"measure": name} | _numbers(*map(of, found)))
+            trial = planner.trial(factor, network)
+            if trial is None:
+                continue
+            head = network not in trained.without_head
+            trained_features, random_features = extract(models, index, trial, trained, network, head)
+            layer = f"{network} {'embeddings' if head else 'trunk'}"
+            row = {"split": split, "factor": factor.name, "features": layer, "videos": len(trained_features)}
+            for name, statistic in (("distance", relative_distance), ("accuracy", probe_accuracy)):
+                numbers = _numbers(statistic(trained_features), statistic(random_features))
+                rows.append(row | {"measure": name} | numbers)
     if not rows:
         raise UserError(
             f"no factor can be measured on {index.folder}: fewer than {FOLDS} videos of the split '{split}' are long "
@@ -90,10 +94,10 @@ def measure(
     return rows
 
 
-def _numbers(own: Metric, random: Metric) -> Row:
-    values = {"value": own.value, "low": own.low, "high": own.high}
+def _numbers(pretrained: Metric, random: Metric) -> Row:
+    values = {"value": pretrained.value, "low": pretrained.low, "high": pretrained.high}
     values |= {"random_value": random.value, "random_low": random.low, "random_high": random.high}
-    return values | {"chance": own.chance or ""}
+    return values | {"chance": pretrained.chance or ""}
 
 
 def _require_same_file(trained: Trained, checksum: str) -> None:
@@ -134,8 +138,8 @@ def extract(
         return [model.get_submodule(f"{network}_network")(inputs) for model in models]
 
     bar = tqdm(total=len(trial.leaves), unit="clip", desc=f"factors, {network}", mininterval=1.0, leave=False)
-    found = outputs(index, trial.plans(), trained.settings.clip, device, trained.statistics, forward, bar)
-    return [values.reshape(*trial.shape, -1) for values in found]
+    by_model = outputs(index, trial.plans(), trained.settings.clip, device, trained.statistics, forward, bar)
+    return [values.reshape(*trial.shape, -1) for values in by_model]
 
 
 def _table(rows: Sequence[Row]) -> str:
@@ -143,11 +147,11 @@ def _table(rows: Sequence[Row]) -> str:
     lines = []
     for row in rows:
         digits = 2 if row["measure"] == "distance" else 1
-        own, random = (
-            f"{row[f'{of}value']:.{digits}f} ({row[f'{of}low']:.{digits}f}-{row[f'{of}high']:.{digits}f})"
-            for of in ("", "random_")
-        )
-        chance = f"{row['chance']:.1f}" if row["chance"] else ""
-        lines.append([row["measure"], row["factor"], row["features"], row["model"], own, random, chance])
+        cells = [row["measure"], row["factor"], row["features"], row["model"]]
+        for kind in ("", "random_"):
+            value, low, high = (f"{row[kind + name]:.{digits}f}" for name in ("value", "low", "high"))
+            cells.append(f"{value} ({low}-{high})")
+        cells.append(f"{row['chance']:.1f}" if row["chance"] else "")
+        lines.append(cells)
     heads = ["measure", "factor", "features", "model", "trained", "random weights", "chance"]
     return tabulate(lines, heads, colalign=(*["left"] * 4, *["right"] * 3), disable_numparse=True)

@@ -47,8 +47,11 @@ def relative_distance(features: np.ndarray) -> Metric:
             "checkpoint"
         )
     total = between.sum()
-    without = (within.sum() - within) / (n - 1) / ((total - 2 * between.sum(1)) / ((n - 1) * (n - 2)))
-    return jackknife(float(within.mean() / (total / (n * (n - 1)))), without)
+    # the means without each video in turn; `between` has both orders of a pair
+    within_without = (within.sum() - within) / (n - 1)
+    between_without = (total - 2 * between.sum(1)) / ((n - 1) * (n - 2))
+    ratio = float(within.mean() / (total / (n * (n - 1))))
+    return jackknife(ratio, within_without / between_without)
 
 
 def probe_accuracy(features: np.ndarray) -> Metric:
@@ -57,7 +60,8 @@ def probe_accuracy(features: np.ndarray) -> Metric:
     The probe is a logistic regression on standardised features. All clips and values of a video are in the same fold.
     """
     n, s, k, d = features.shape
-    x, values = features.reshape(-1, d), np.tile(np.arange(k), n * s)
+    x = features.reshape(-1, d)
+    values = np.tile(np.arange(k), n * s)
     fold = np.repeat(generator(Stream.FACTOR_FOLDS, 0).permutation(n) % FOLDS, s * k)
     probe = make_pipeline(StandardScaler(), LogisticRegression(C=_C, max_iter=300, tol=1e-3))
     with threadpool_limits(1):  # as in `linear_probe`

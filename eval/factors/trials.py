@@ -22,7 +22,9 @@ from gdt.pipeline.transformations.time_shift import TimeShift
 from gdt.pipeline.tree import BatchPlan
 from gdt.train.settings import Pretrain
 
-_STARTS, _THIRDS, _DRAWS = 3, 3, 4
+_STARTS = 3
+_THIRDS = 3
+_DRAWS = 4
 """Clips per video (for the time shift, per third of it), thirds of a video, and augmentations per clip."""
 _LEAVES = 64
 """Maximum per plan, unless one clip has more values."""
@@ -63,13 +65,16 @@ class Planner:
 
         None if the factor has no values to compare in one network, or if too few videos are long enough.
         """
-        if (k := _values(factor)) < 2:
+        k = _values(factor)
+        if k < 2:
             return None
         longest = self._leaves(factor, network, np.zeros(1, np.int64), np.zeros((1, 1, k), np.int64))
         audio = network == "audio"
-        frames, rows = (int(each.max()) + 1 for each in (longest.frames, longest.mel_frames))
-        counts = self.index.start_counts(0 if audio else frames, 1, rows if audio else 0)
-        usable = self.candidates[counts[self.candidates] >= (_THIRDS if isinstance(factor, TimeShift) else 1)]
+        frames = 0 if audio else int(longest.frames.max()) + 1
+        rows = int(longest.mel_frames.max()) + 1 if audio else 0
+        counts = self.index.start_counts(frames, 1, rows)
+        least = _THIRDS if isinstance(factor, TimeShift) else 1
+        usable = self.candidates[counts[self.candidates] >= least]
         if len(usable) < FOLDS:
             return None
         videos = np.sort(usable[: self.videos])
@@ -79,7 +84,8 @@ class Planner:
     def _leaves(self, factor: Transformation, network: str, videos: np.ndarray, starts: np.ndarray) -> Leaves:
         """Leaves of videos [n] at start frames [n, s, k] with the factor's values in turn, and nothing else changed."""
         leaves = Leaves.plain(starts.size, self.run.clip, self.index.bands)
-        leaves.video, leaves.start = np.repeat(videos, starts[0].size), starts.reshape(-1)
+        leaves.video = np.repeat(videos, starts[0].size)
+        leaves.start = starts.reshape(-1)
         leaves.modality[:] = MODALITIES.index(network)
         values = np.arange(starts.size, dtype=np.int64) % starts.shape[2]
         rng = generator(Stream.FACTOR_DRAWS, 0)  # the same draws for every network

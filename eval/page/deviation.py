@@ -22,7 +22,8 @@ from gdt.train.trained import Trained
 
 _CLIPS = 10
 """Clips per video."""
-_PER_CLASS, _VIDEOS = 10, 60
+_PER_CLASS = 10
+_VIDEOS = 60
 """Most videos of a class and in total."""
 
 
@@ -34,11 +35,15 @@ def deviation(trained: Trained, index: Index, split: str) -> str:
     """
     require_network(trained, "video")
     videos = _choose(trained, index, split)
-    own, random = (groups(values, index.label[videos]) for values in _features(trained, index, videos))
-    edges = np.linspace(0, 1.02 * max(float(each.max()) for each in own.values()) or 1.0, 31)
-    figure, names = Figure(figsize=(6, 4), layout="constrained"), []
+    features, random_features = _features(trained, index, videos)
+    deviations = groups(features, index.label[videos])
+    random = groups(random_features, index.label[videos])
+    largest = max(float(values.max()) for values in deviations.values())
+    edges = np.linspace(0, 1.02 * largest or 1.0, 31)
+    figure = Figure(figsize=(6, 4), layout="constrained")
     axes = figure.subplots()
-    for k, (name, values) in enumerate(own.items()):
+    names = []
+    for k, (name, values) in enumerate(deviations.items()):
         share = np.histogram(values, edges)[0] * (100 / len(values))
         axes.stairs(share, edges, color=COLOURS[k], linewidth=1.3)
         axes.plot((edges[share.argmax()] + edges[share.argmax() + 1]) / 2, share.max(), **mark(k))
@@ -64,22 +69,25 @@ def _choose(trained: Trained, index: Index, split: str) -> np.ndarray:
 def _features(trained: Trained, index: Index, videos: np.ndarray) -> list[np.ndarray]:
     """Features of length 1 of uniform, centre-cropped clips, of the model and of random weights: [n, clips, d] each."""
     device = any_device()
-    networks = [each.model.video_network.to(device).eval() for each in (trained, trained.untrained())]
+    networks = [which.model.video_network.to(device).eval() for which in (trained, trained.untrained())]
 
     def forward(batch: Batch) -> list[Tensor]:
         return [network(batch.inputs["video"]) for network in networks]
 
-    found = uniform_outputs(trained, index, videos, _CLIPS, device, forward)
-    return [unit(each).reshape(len(videos), _CLIPS, -1) for each in found]
+    by_network = uniform_outputs(trained, index, videos, _CLIPS, device, forward)
+    return [unit(values).reshape(len(videos), _CLIPS, -1) for values in by_network]
 
 
 def groups(features: np.ndarray, labels: np.ndarray) -> dict[str, np.ndarray]:
     """Deviations [n] over clips of "a video", of "a class" where some videos share one, and of "any videos"."""
     shuffled = features[generator(Stream.FIGURES).permutation(len(features))]
     classes = [features[[name in labels_in(cell) for cell in labels]] for name in names_in(labels)]
-    parts = {"a video": [features], "a class": [mixed(each) for each in classes if len(each) > 1]}
-    parts["any videos"] = [mixed(shuffled)]
-    return {name: np.concatenate([spread(each) for each in sets]) for name, sets in parts.items() if sets}
+    parts = {
+        "a video": [features],
+        "a class": [mixed(of_class) for of_class in classes if len(of_class) > 1],
+        "any videos": [mixed(shuffled)],
+    }
+    return {name: np.concatenate([spread(clips) for clips in sets]) for name, sets in parts.items() if sets}
 
 
 def mixed(features: np.ndarray) -> np.ndarray:

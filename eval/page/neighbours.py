@@ -30,13 +30,16 @@ from gdt.train import crossmodal
 from gdt.train.models.gdt import any_device
 from gdt.train.trained import Trained
 
-_QUERIES, _NEIGHBOURS = 5, 5
+_QUERIES = 5
+_NEIGHBOURS = 5
 """Queries shown, and neighbours of each."""
 _CLASSES = 20
 """Most classes of a confusion matrix."""
-_VIDEOS, _CLIPS = 500, 2
+_VIDEOS = 500
+_CLIPS = 2
 """Most videos that are searched by sound, and clips of each, as in a probe of pretraining."""
-_POINTS, _PERPLEXITY = 500, 30.0
+_POINTS = 500
+_PERPLEXITY = 30.0
 """Most points on a plane, and perplexity of t-SNE, which is lower with few videos."""
 
 
@@ -68,42 +71,46 @@ def by_features(row: Result, root: Path, trained: Trained) -> Neighbours:
     folder = Path(escape(folder_name(row.model, row.weights)))
     name = features_path(folder, row.data, asked.clips, now[row.conditions])
     path = next(root.rglob(str(name)), None)
-    if not path or not (features := extract.read(path)):
+    features = extract.read(path) if path else None
+    if not features:
         raise UserError(f"there are no features of {row.model} below {root}; evaluate again")
-    queries, gallery = (features.maximum[features.positions(part)] for part in (fold.queries, fold.gallery))
-    found = nearest(queries, gallery, _NEIGHBOURS)
-    answers = fold.gallery_label[found]
+    queries = features.maximum[features.positions(fold.queries)]
+    gallery = features.maximum[features.positions(fold.gallery)]
+    neighbours = nearest(queries, gallery, _NEIGHBOURS)
+    answers = fold.gallery_label[neighbours]
     right = answers == fold.query_label[:, None]
     order = generator(Stream.FIGURES).permutation(len(queries))
     firsts = np.sort(np.unique(fold.query_label[order], return_index=True)[1])  # of every class
     shown = order[firsts[:_QUERIES]]
     how = f"by the frames' features after {row.step} steps; correct: the same class; R@1 {_percent(right)}"
     average = features.average[features.positions(fold.queries)]
-    return Neighbours(
-        how, thumbnails(index, fold.queries[shown], fold.gallery[found[shown]], right[shown]),
-        maps(average, fold.query_label), confusion(fold.query_label, answers[:, 0]),
-    )  # fmt: skip
+    pictures = thumbnails(index, fold.queries[shown], fold.gallery[neighbours[shown]], right[shown])
+    plane = maps(average, fold.query_label)
+    return Neighbours(how, pictures, plane, confusion(fold.query_label, answers[:, 0]))
 
 
 def by_sound(trained: Trained, index: Index, split: str) -> Neighbours:
     """Held-out videos found by their sound. Raises UserError if the model or the videos lack a modality."""
-    both, clip = ("video", "audio"), trained.settings.clip
+    both = ("video", "audio")
+    clip = trained.settings.clip
     if not set(both) <= set(trained.model.modalities):
         raise UserError("it is not evaluated with labels, and has no two networks for a search by sound")
     held_out = np.flatnonzero((index.split == split) & usable(index, clip, both))
     order = generator(Stream.FIGURES).permutation(held_out)[:_VIDEOS]
     if len(order) < 2:
         raise UserError(f"the split '{split}' has fewer than 2 videos with frames and sound; hold out more videos")
-    device, scale = any_device(), trained.settings.augmentation.scale[0]
+    device = any_device()
+    scale = trained.settings.augmentation.scale[0]
     model = trained.model.to(device)
     embedded = crossmodal.embed(model, index, np.sort(order), clip, scale, _CLIPS, device, trained.statistics, both)
-    videos, (video, audio) = embedded.videos, (embedded.embeddings[name].numpy() for name in both)
-    found = nearest(audio, video, _NEIGHBOURS)
-    right = found == np.arange(len(videos))[:, None]
+    videos = embedded.videos
+    video, audio = (embedded.embeddings[name].numpy() for name in both)
+    neighbours = nearest(audio, video, _NEIGHBOURS)
+    right = neighbours == np.arange(len(videos))[:, None]
     shown = np.flatnonzero(np.isin(videos, order[:_QUERIES]))
     how = f"by sound among {len(videos)} videos; correct: the video itself; R@1 {_percent(right)}"
     plane = maps(np.concatenate([video, audio]), np.repeat(both, len(videos)))
-    return Neighbours(how, thumbnails(index, videos[shown], videos[found[shown]], right[shown]), plane, {})
+    return Neighbours(how, thumbnails(index, videos[shown], videos[neighbours[shown]], right[shown]), plane, {})
 
 
 def _percent(right: np.ndarray) -> str:
@@ -116,9 +123,9 @@ def confusion(label: np.ndarray, answer: np.ndarray) -> dict[str, dict[str, floa
     `label` and `answer`, str [n], are the classes of queries and neighbours. Of many, those with the lowest R@1.
     """
     recall = {name: (answer[label == name] == name).mean() for name in np.unique(label)}
-    shown = sorted(sorted(recall, key=lambda name: (recall[name], name))[:_CLASSES])
-    rows = {str(name): answer[label == name] for name in shown}
-    return {name: {other: 100 * float((row == other).mean()) for other in rows} for name, row in rows.items()}
+    lowest_first = sorted(recall, key=lambda name: (recall[name], name))
+    rows = {str(name): answer[label == name] for name in sorted(lowest_first[:_CLASSES])}
+    return {name: {column: 100 * float((row == column).mean()) for column in rows} for name, row in rows.items()}
 
 
 def thumbnails(
@@ -149,17 +156,19 @@ def maps(features: np.ndarray, labels: np.ndarray) -> str:
     Raises UserError if features are all equal, or contain NaN or infinity.
     """
     chosen = np.sort(generator(Stream.FIGURES).permutation(len(features))[:_POINTS])
-    values, label = features[chosen].astype(np.float64), labels[chosen]
+    values = features[chosen].astype(np.float64)
+    label = labels[chosen]
     if len(values) < 4:
         return ""
     if not np.isfinite(values).all() or np.ptp(values, 0).max() == 0:
         reason = "are the same, or contain NaN or infinity"
         raise UserError(f"the features of all {len(values)} points {reason}: training has collapsed or diverged")
-    pca, perplexity = PCA(2, svd_solver="full").fit(values), min(_PERPLEXITY, (len(values) - 1) / 3)
+    pca = PCA(2, svd_solver="full").fit(values)
+    perplexity = min(_PERPLEXITY, (len(values) - 1) / 3)
     with threadpool_limits(1):  # several threads are up to 100 times slower on busy cores
         tsne = TSNE(2, perplexity=perplexity, random_state=0, init="pca").fit_transform(values)
     common = sorted(name for name, _ in Counter(sorted(map(str, label))).most_common(len(COLOURS)))
-    share = " and ".join(f"{100 * each:.0f} %" for each in pca.explained_variance_ratio_)
+    share = " and ".join(f"{100 * ratio:.0f} %" for ratio in pca.explained_variance_ratio_)
     planes = {f"PCA: {share} of the variance": pca.transform(values), f"t-SNE, perplexity {perplexity:.3g}": tsne}
     figure = Figure(figsize=(9, 4.5), layout="constrained")
     for axes, (title, positions) in zip(figure.subplots(1, 2), planes.items(), strict=True):

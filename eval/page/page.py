@@ -17,7 +17,7 @@ from gdt.eval.drawing import data_uri
 from gdt.eval.page import runs
 from gdt.eval.page.deviation import deviation
 from gdt.eval.page.neighbours import by_features, by_sound
-from gdt.eval.page.runs import CURVES, Run, curves
+from gdt.eval.page.runs import CURVES, LoggedRun, curves
 from gdt.eval.page.settings import Report
 from gdt.eval.results import RANDOM, RESULTS, Result
 from gdt.eval.tables import pivot
@@ -28,7 +28,7 @@ from gdt.train.published import located
 from gdt.train.run import CHECKPOINT, METRICS
 
 
-class Model(NamedTuple):
+class EvaluatedRun(NamedTuple):
     """A checkpoint with its results."""
 
     name: str
@@ -38,30 +38,33 @@ class Model(NamedTuple):
     @property
     def score(self) -> float:
         """R@1 of retrieval, which ranks models; -1 without it."""
-        found = (row.metrics["R@1"].value for row in reversed(self.results) if row.protocol == "retrieval")
-        return next(found, -1.0)
+        scores = (row.metrics["R@1"].value for row in reversed(self.results) if row.protocol == "retrieval")
+        return next(scores, -1.0)
 
 
 def report(settings: Report) -> str:
     """Write the page; returns where it is. Raises UserError if there are no runs and results."""
-    root, unread, logged = settings.runs, list[str](), list[Run]()
+    root = settings.runs
+    unread: list[str] = []
+    logged: list[LoggedRun] = []
     for path in sorted(root.rglob(METRICS)):
         with noting(str(path.parent), unread):
             logged.append(runs.read(path.parent, root))
     logged.sort(key=lambda run: run.started, reverse=True)
-    evaluated = {path.parent: rows for path in sorted(root.rglob(RESULTS)) if (rows := latest(results.read(path)))}
+    every = {path.parent: latest(results.read(path)) for path in sorted(root.rglob(RESULTS))}
+    evaluated = {folder: rows for folder, rows in every.items() if rows}
     if not (logged or evaluated or unread):
         raise UserError(
             f"{root} has no runs or evaluations; set --runs to the folder of your runs, or start one with 'gdt "
             "pretrain'"
         )
     bars = {folder: folder / "table.png" for folder in evaluated if (folder / "table.png").is_file()}  # of ablations
-    found = models(logged, evaluated)
+    ranked = models(logged, evaluated)
     given = makers(settings.networks.given)
+    loader = jinja2.PackageLoader("gdt.eval.page", "")
     environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("gdt.eval.page", ""), autoescape=True, trim_blocks=True, lstrip_blocks=True,
-        undefined=jinja2.StrictUndefined,
-    )  # fmt: skip
+        loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
+    )
     text = environment.get_template("page.html.j2").render(
         root=root,
         results={
@@ -69,8 +72,8 @@ def report(settings: Report) -> str:
             for folder, rows in evaluated.items()
         },
         bars={folder: data_uri(path.read_bytes(), "png") for folder, path in bars.items()},
-        models=[examples(model, root, given) for model in tqdm(found[: settings.models], "report", unit="model")],
-        others=len(found[settings.models :]),
+        models=[examples(model, root, given) for model in tqdm(ranked[: settings.models], "report", unit="model")],
+        others=len(ranked[settings.models :]),
         pretraining=runs.table(logged),
         curves={
             name: curves([run for run in logged if run.settings.dataset == name][:CURVES])
@@ -95,31 +98,31 @@ def noting(what: str, unread: list[str]) -> Iterator[None]:
 def latest(rows: list[Result]) -> list[Result]:
     """Those with the settings that a protocol was evaluated with last, by data set, labels, words and modalities."""
 
-    def of(row: Result) -> tuple[str, ...]:
+    def kind(row: Result) -> tuple[str, ...]:
         return row.protocol, row.dataset, row.label, row.words, str(row.settings.get("modalities"))
 
     def settings(row: Result) -> tuple[str, str, str]:
         return row.data, row.query_split, str(row.settings)
 
-    last = {of(row): settings(row) for row in rows}
-    return [row for row in rows if last[of(row)] == settings(row)]
+    last = {kind(row): settings(row) for row in rows}
+    return [row for row in rows if last[kind(row)] == settings(row)]
 
 
-def models(logged: Sequence[Run], evaluated: Mapping[Path, Sequence[Result]]) -> list[Model]:
+def models(logged: Sequence[LoggedRun], evaluated: Mapping[Path, Sequence[Result]]) -> list[EvaluatedRun]:
     """All models whose checkpoint is there, the best first."""
-    found = {run.folder.resolve(): Model(run.name, run.folder / CHECKPOINT, []) for run in logged}
+    by_home = {run.folder.resolve(): EvaluatedRun(run.name, run.folder / CHECKPOINT, []) for run in logged}
     for row in (row for rows in evaluated.values() for row in rows if row.preset != RANDOM):
         file = located(row.checkpoint)
         if file is None:
             continue
         path = file.resolve()
         home = path.parent if path.name == CHECKPOINT else path
-        found.setdefault(home, Model(row.model, path, [])).results.append(row)
-    there = (model for model in found.values() if model.checkpoint.exists())
+        by_home.setdefault(home, EvaluatedRun(row.model, path, [])).results.append(row)
+    there = (model for model in by_home.values() if model.checkpoint.exists())
     return sorted(there, key=lambda model: (-model.score, model.name))
 
 
-def examples(model: Model, root: Path, given: Makers) -> dict[str, Any]:
+def examples(model: EvaluatedRun, root: Path, given: Makers) -> dict[str, Any]:
     """The figures of a model, maybe with one of the given networks, and the reasons for missing ones."""
     missing: list[str] = []
     parts: dict[str, Any] = {"name": model.name, "missing": missing, "neighbours": None, "deviation": ""}
@@ -128,7 +131,8 @@ def examples(model: Model, root: Path, given: Makers) -> dict[str, Any]:
     with noting("examples", missing):
         trained = load_model(model.checkpoint, given)
         index = Index.open(row.shards if row else trained.settings.shard_folder)
-        split = row.query_split if row else "test" if "test" in index.split else "val"
+        held_out = "test" if "test" in index.split else "val"
+        split = row.query_split if row else held_out
         with noting("nearest neighbours", missing):
             parts["neighbours"] = by_features(row, root, trained) if row else by_sound(trained, index, split)
         with noting("deviation", missing):

@@ -19,15 +19,18 @@ from gdt.train.settings import Pretrain
 
 CURVES = 20
 """Most runs in a plot."""
-_SMOOTHING, _POINTS = 21, 1000
+_SMOOTHING = 21
+_POINTS = 1000
 """Steps over which curves are averaged, and most points of a curve."""
 _TITLES = {
-    "loss": "training loss", "clips_per_second": "video clips per second", "data_wait": "waiting for data, share",
-}  # fmt: skip
+    "loss": "training loss",
+    "clips_per_second": "video clips per second",
+    "data_wait": "waiting for data, share",
+}
 
 
 @dataclass(frozen=True)
-class Run:
+class LoggedRun:
     """A pretraining run."""
 
     folder: Path
@@ -42,13 +45,14 @@ class Run:
     """Per probe, float64 [probes] by name: step, R@k in percent, and measures of collapse."""
 
 
-def read(folder: Path, root: Path) -> Run:
+def read(folder: Path, root: Path) -> LoggedRun:
     """Read a run below `root`. Raises UserError, OSError, ValueError or KeyError for files of another kind."""
     name = str(folder.relative_to(root)) if folder != root else folder.resolve().name
     started = json.loads((folder / provenance.NAME).read_text())["started"]
-    if not (metrics := _columns(folder / METRICS)):
+    metrics = _columns(folder / METRICS)
+    if not metrics:
         raise UserError("it has not done a step")
-    return Run(folder, name, from_file(folder / SETTINGS), started, metrics, _columns(folder / PROBES))
+    return LoggedRun(folder, name, from_file(folder / SETTINGS), started, metrics, _columns(folder / PROBES))
 
 
 def _columns(path: Path) -> dict[str, np.ndarray]:
@@ -60,28 +64,30 @@ def _columns(path: Path) -> dict[str, np.ndarray]:
 
 def smooth(values: np.ndarray, width: int = _SMOOTHING) -> np.ndarray:
     """Centred moving mean over `width` steps, fewer at both ends: float64 [n]."""
-    half, n = width // 2, len(values)
+    half = width // 2
+    n = len(values)
     sums = np.concatenate([[0.0], np.cumsum(values)])
-    low, high = np.maximum(np.arange(n) - half, 0), np.minimum(np.arange(n) + half + 1, n)
+    low = np.maximum(np.arange(n) - half, 0)
+    high = np.minimum(np.arange(n) + half + 1, n)
     mean: np.ndarray = (sums[high] - sums[low]) / (high - low)
     return mean
 
 
-def table(runs: Sequence[Run]) -> list[list[str]]:
+def table(runs: Sequence[LoggedRun]) -> list[list[str]]:
     """A line of cells per run, headings first; clips/s and data wait are medians, the loss is a moving mean."""
     lines = [["run", "data set", "composition", "steps", "seed", "final loss", "clips/s", "data wait", "started"]]
     for run in runs:
-        settings, logged = run.settings, run.metrics
-        lines.append([
-            run.name, settings.dataset, settings.factors or settings.preset, f"{logged['step'][-1] + 1:.0f}",
-            str(settings.seed), f"{smooth(logged['loss'])[-1]:.3f}", f"{np.median(logged['clips_per_second']):.0f}",
-            f"{100 * np.median(logged['data_wait']):.0f} %", run.started[:16].replace("T", " "),
-        ])  # fmt: skip
+        settings = run.settings
+        logged = run.metrics
+        cells = [run.name, settings.dataset, settings.factors or settings.preset]
+        cells += [f"{logged['step'][-1] + 1:.0f}", str(settings.seed), f"{smooth(logged['loss'])[-1]:.3f}"]
+        cells += [f"{np.median(logged['clips_per_second']):.0f}", f"{100 * np.median(logged['data_wait']):.0f} %"]
+        lines.append([*cells, run.started[:16].replace("T", " ")])
     return lines
 
 
 @rc_context(STYLE)
-def curves(runs: Sequence[Run]) -> str:
+def curves(runs: Sequence[LoggedRun]) -> str:
     """Learning curves of runs on a data set: moving means of what is logged, and probes."""
     probes = dict.fromkeys(name for run in runs for name in run.probes if name.endswith(" R@1"))
     titles = _TITLES | {name: f"probe: {name}, %" for name in probes}
@@ -97,6 +103,7 @@ def curves(runs: Sequence[Run]) -> str:
             if name in logged:
                 values = smooth(logged[name]) if name in _TITLES else logged[name]
                 every = -(-len(values) // _POINTS)
-                steps, values = logged["step"][::every], values[::every]
-                axes.plot(steps, values, **mark(k), markersize=4, markevery=max(1, len(steps) // 6), linewidth=1.4)
+                steps = logged["step"][::every]
+                marked = max(1, len(steps) // 6)
+                axes.plot(steps, values[::every], **mark(k), markersize=4, markevery=marked, linewidth=1.4)
     return picture(figure, [run.name for run in runs])

@@ -55,8 +55,13 @@ PROTOCOLS = {
     protocol.name: protocol
     for protocol in (
         Protocol(
-            "cross-modal", "eval.protocols.cross_modal:cross_modal", ("word2vec",), "cross-modal",
-            default=True, labels=False, pairs=True,
+            "cross-modal",
+            "eval.protocols.cross_modal:cross_modal",
+            ("word2vec",),
+            "cross-modal",
+            default=True,
+            labels=False,
+            pairs=True,
         ),
         Protocol("retrieval", "eval.protocols.retrieval:retrieval", _FROZEN, "neighbours", default=True),
         Protocol("few-shot", "eval.protocols.few_shot:few_shot", (*_FROZEN, "seed"), "neighbours", default=True),
@@ -67,5 +72,5 @@ PROTOCOLS = {
         Protocol("attentive", "eval.protocols.attentive:attentive", _TRAINED, "classifiers", trains=True),
         Protocol("finetune", "eval.protocols.finetune:finetune", _TRAINED, "classifiers", trains=True),
     )
-}  # fmt: skip
+}
 """All protocols, in the order of the tables' columns."""

@@ -30,7 +30,8 @@ class Attentive(nn.Module):
         super().__init__()
         self.base = base.requires_grad_(False)
         self.query = nn.Parameter(torch.empty(1, 1, dim).normal_(std=0.02))
-        self.positions, self.pooled = nn.LayerNorm(dim), nn.LayerNorm(dim)
+        self.positions = nn.LayerNorm(dim)
+        self.pooled = nn.LayerNorm(dim)
         self.attention = nn.MultiheadAttention(dim, math.gcd(dim, max(dim // 64, 1)), batch_first=True)
         self.mlp = nn.Sequential(nn.Linear(dim, 4 * dim), nn.GELU(), nn.Linear(4 * dim, dim))
         self.classifier = nn.Linear(dim, classes)
@@ -60,7 +61,8 @@ class AttentiveProbe(Finetuning):
     @classmethod
     def recipe_of(cls, settings: Downstream, trained: Trained) -> Recipe:
         """That of finetuning, but with the clips of pretraining, weight decay 0.01 and, by default, a rate of 0.001."""
-        recipe, lr = super().recipe_of(settings, trained), settings.lr or 1e-3
+        recipe = super().recipe_of(settings, trained)
+        lr = settings.lr or 1e-3
         return replace(recipe, clip=trained.settings.clip, lr=lr, first_lr=lr / 8, weight_decay=0.01)
 
     def make_optimizer(self) -> torch.optim.Optimizer:

@@ -8,20 +8,23 @@ from gdt.common.errors import UserError
 from gdt.eval.embed import sameness
 from gdt.eval.evaluator import Evaluator, Outcome
 from gdt.eval.metrics import measured
-from gdt.eval.subjects import Fold, Model, shared_modalities
+from gdt.eval.subjects import Fold, Model
 from gdt.pipeline.clips import usable
 from gdt.train import crossmodal
 
 
 def cross_modal(evaluator: Evaluator, model: Model, fold: Fold, _: Path) -> Outcome:
     """R@k for every pair of modalities, among the queries that have all of them."""
-    trained, settings, data = model.trained, evaluator.settings, evaluator.data
-    modalities = shared_modalities(trained, data.index, settings)
+    trained = model.trained
+    settings = evaluator.settings
+    data = evaluator.data
+    modalities = model.embedded_modalities(data.index, settings)
     if len(modalities) < 2:
         reason = "the videos have no sound"
-        if data.index.mel_count.any():
+        if trained.without_head:
+            reason = f"it has no head for {' '.join(trained.without_head)}"
+        elif data.index.mel_count.any():
             reason = f"it was trained on {' and '.join(trained.model.modalities)}"
-        reason = f"it has no head for {' '.join(trained.without_head)}" if trained.without_head else reason
         raise UserError(
             f"cross-modal retrieval needs two modalities; {model.path} has {' '.join(modalities) or 'none'} for these "
             f"videos ({reason}; text needs --word2vec)"
@@ -34,12 +37,14 @@ def cross_modal(evaluator: Evaluator, model: Model, fold: Fold, _: Path) -> Outc
             f"cross-modal retrieval needs two videos with {' and '.join(modalities)} as long as a clip; the split "
             f"'{data.split}' has {len(videos)} among its {len(fold.queries)} videos; evaluate on more or longer videos"
         )
-    found = crossmodal.embed(
-        trained.model.to(evaluator.device), index, videos, clip, trained.settings.augmentation.scale[0],
-        settings.clips, evaluator.device, trained.statistics, modalities,
-        evaluator.words if "text" in modalities else None,
-    )  # fmt: skip
-    n = len(found.videos)
+    device = evaluator.device
+    network = trained.model.to(device)
+    scale = trained.settings.augmentation.scale[0]
+    words = evaluator.words if "text" in modalities else None
+    embedded = crossmodal.embed(
+        network, index, videos, clip, scale, settings.clips, device, trained.statistics, modalities, words
+    )
+    n = len(embedded.videos)
     if n < 2:
         raise UserError(
             f"cross-modal retrieval needs two videos with captions of known words, but the split '{data.split}' has "
@@ -47,7 +52,10 @@ def cross_modal(evaluator: Evaluator, model: Model, fold: Fold, _: Path) -> Outc
         )
     metrics = {
         f"{query} to {gallery} R@{k}": measured(correct, 100 * min(k, n) / n)
-        for (query, gallery, k), correct in crossmodal.hits(found.embeddings).items()
+        for (query, gallery, k), correct in crossmodal.hits(embedded.embeddings).items()
     }
-    said = "" if model.random else sameness({name: values.numpy() for name, values in found.embeddings.items()})
-    return Outcome(metrics, {"warning": said} if said else {}, found.videos)
+    details = {}
+    if not model.random:
+        warning = sameness({name: values.numpy() for name, values in embedded.embeddings.items()})
+        details = {"warning": warning} if warning else {}
+    return Outcome(metrics, details, embedded.videos)

@@ -29,9 +29,14 @@ def few_shot(evaluator: Evaluator, model: Model, fold: Fold, _: Path) -> Outcome
 
 
 def accuracy(
-    query: np.ndarray, query_label: np.ndarray, train: np.ndarray, train_label: np.ndarray, shots: int, draws: int,
+    query: np.ndarray,
+    query_label: np.ndarray,
+    train: np.ndarray,
+    train_label: np.ndarray,
+    shots: int,
+    draws: int,
     seed: int = 0,
-) -> Measured:  # fmt: skip
+) -> Measured:
     """Top-1 accuracy of the nearest neighbour by cosine among `shots` training videos per class, which all must have.
 
     Mean and standard deviation over `draws` random choices.
@@ -42,8 +47,8 @@ def accuracy(
     right = np.zeros(len(query))
     for _ in range(draws):
         chosen = np.concatenate([rng.choice(rows, shots, replace=False) for rows in members.values()])
-        found = chosen[nearest(query, train[chosen], 1)[:, 0]]
-        answers = train_label[found] == query_label
+        neighbours = chosen[nearest(query, train[chosen], 1)[:, 0]]
+        answers = train_label[neighbours] == query_label
         right += answers / draws
         accuracies.append(100 * answers.mean())
     known = np.isin(query_label, list(members)).mean()

@@ -25,7 +25,7 @@ from gdt.eval.evaluator import Evaluator, Outcome
 from gdt.eval.extract import outputs, require_network
 from gdt.eval.metrics import Measured
 from gdt.eval.settings import Downstream
-from gdt.eval.subjects import FINETUNED, Fold, Model, describe
+from gdt.eval.subjects import FINETUNED, Fold, Model
 from gdt.pipeline.clips import ClipSampling, random_clips, uniform_plans
 from gdt.pipeline.leaves import Clip
 from gdt.pipeline.loader import Batch, Loader
@@ -39,7 +39,8 @@ from gdt.train.models.gdt import autocast
 from gdt.train.step import require_finite, seed_torch
 from gdt.train.weights import FINETUNED_ON, OUTPUTS, inputs_of
 
-STATE, METRICS = "finetune.pt", "finetune.jsonl"
+STATE = "finetune.pt"
+METRICS = "finetune.jsonl"
 """Files of a run besides the finetuned weights: the state to resume from, and loss and accuracy per epoch."""
 
 
@@ -57,7 +58,7 @@ def train_and_test(kind: type[Finetuning], evaluator: Evaluator, model: Model, f
     run = kind(
         model.trained, data.index, fold, recipe, settings.seed, evaluator.device, folder, modality, data.fingerprint
     )
-    metrics = run.run(f"{kind.name} {describe(model, fold)}")
+    metrics = run.run(f"{kind.name} {model.name_on(fold)}")
     return Outcome(metrics, {name: str(value) for name, value in vars(recipe).items()})
 
 
@@ -93,7 +94,9 @@ class Recipe:
     def spread_over(self, epochs: int) -> Recipe:
         """The same schedule, scaled to another number of epochs."""
         scale = epochs / self.epochs
-        return replace(self, epochs=epochs, warmup=self.warmup * scale, drops=tuple(d * scale for d in self.drops))
+        return replace(
+            self, epochs=epochs, warmup=self.warmup * scale, drops=tuple(drop * scale for drop in self.drops)
+        )
 
 
 def tiny(trained: Trained) -> Recipe:
@@ -128,9 +131,8 @@ class Finetuning:
     def recipe_of(cls, settings: Downstream, trained: Trained) -> Recipe:
         """The recipe that a model is trained with."""
         recipe = tiny(trained) if trained.settings.size == "tiny" else Recipe()
-        if getattr(
-            trained.model.network, settings.modalities[0]
-        ):  # which may take no other clips than those of pretraining
+        # a network of the user's own may take no other clips than those of pretraining
+        if getattr(trained.model.network, settings.modalities[0]):
             recipe = replace(tiny(trained), clips=recipe.clips)
         if settings.epochs:
             recipe = recipe.spread_over(settings.epochs)
@@ -139,23 +141,35 @@ class Finetuning:
         return replace(recipe, clips=settings.clips_per_epoch or recipe.clips, test_clips=settings.clips)
 
     def __init__(
-        self, trained: Trained, index: Index, fold: Fold, recipe: Recipe, seed: int, device: torch.device, folder: Path,
-        modality: str = "video", data: str = "",
-    ) -> None:  # fmt: skip
+        self,
+        trained: Trained,
+        index: Index,
+        fold: Fold,
+        recipe: Recipe,
+        seed: int,
+        device: torch.device,
+        folder: Path,
+        modality: str = "video",
+        data: str = "",
+    ) -> None:
         """Trains on the gallery of a fold and tests on its queries; `data` is the fingerprint of the shards."""
         require_network(trained, modality)
-        self.index, self.fold, self.recipe = index, fold, recipe
+        self.index = index
+        self.fold = fold
+        self.recipe = recipe
         self.statistics = trained.statistics
-        self.device, self.folder, self.modality = device, folder, modality
+        self.device = device
+        self.folder = folder
+        self.modality = modality
         classes = classes_of(fold.gallery_label)
-        self._train_target, self._test_target = (
-            targets(label, classes) for label in (fold.gallery_label, fold.query_label)
-        )
+        self._train_target = targets(fold.gallery_label, classes)
+        self._test_target = targets(fold.query_label, classes)
         self._metadata = inputs_of(trained) | {"classes": classes.tolist(), FINETUNED_ON: [data, fold.number]}
         self._pretrained_clip = trained.settings.clip
         self._seeds = (seed, fold.number)
         self._training = ClipSampling(recipe.clips, recipe.batch, recipe.augmentation)
-        self.batches = self._training.batches(videos := len(fold.gallery))
+        videos = len(fold.gallery)
+        self.batches = self._training.batches(videos)
         if not self.batches:
             raise UserError(
                 f"{videos} training videos give fewer clips than a batch of {recipe.batch}; set --clips-per-epoch to "
@@ -170,8 +184,9 @@ class Finetuning:
         self.optimizer = self.make_optimizer()
 
     def make_optimizer(self) -> torch.optim.Optimizer:
-        r = self.recipe
-        return torch.optim.SGD(self.model.parameters(), r.first_lr, r.momentum, weight_decay=r.weight_decay)
+        recipe = self.recipe
+        parameters = self.model.parameters()
+        return torch.optim.SGD(parameters, recipe.first_lr, recipe.momentum, weight_decay=recipe.weight_decay)
 
     def run(self, name: str) -> dict[str, Measured]:
         """Train to the last epoch, save the weights, and return the metrics of `test`."""
@@ -183,7 +198,8 @@ class Finetuning:
         with Loader(self.index, plans, self.recipe.clip, self.device, self.statistics) as loader, bar:
             batches = iter(loader)
             for epoch in range(first, self.recipe.epochs):
-                losses, right = [], 0
+                losses = []
+                right = 0
                 for number in range(self.batches):
                     batch = next(batches)
                     loss, correct = self._step(epoch, number, batch.inputs, batch.table["target"])
@@ -198,7 +214,8 @@ class Finetuning:
 
     def test(self, name: str) -> dict[str, Measured]:
         """Top-1 and top-5 accuracy of videos, whose clips are averaged, and of clips."""
-        recipe, target = self.recipe, self._test_target
+        recipe = self.recipe
+        target = self._test_target
 
         def scored(batch: Batch) -> list[Tensor]:
             scores = self._scores(batch.inputs).unflatten(0, (-1, recipe.test_clips))
@@ -212,29 +229,29 @@ class Finetuning:
         of_videos = top_k(videos, target, (1, 5))
         of_clips = top_k(clips, np.repeat(target, recipe.test_clips), (1, 5))
         # the clips of a video are not independent: they count as one answer in the interval
-        clip_wise = {
-            f"clip top-{k}": Measured(
-                measured.metric._replace(answers=len(target)), measured.answers.reshape(-1, recipe.test_clips).mean(1)
-            )
-            for k, measured in of_clips.items()
-        }
-        return {f"{self.name} top-{k}": measured for k, measured in of_videos.items()} | clip_wise
+        metrics = {f"{self.name} top-{k}": measured for k, measured in of_videos.items()}
+        for k, measured in of_clips.items():
+            answers = measured.answers.reshape(-1, recipe.test_clips).mean(1)
+            metrics[f"clip top-{k}"] = Measured(measured.metric._replace(answers=len(target)), answers)
+        return metrics
 
     def plans(self, first: int) -> Iterator[BatchPlan]:
         """Training clips of epoch `first` and later."""
+        clip = self.recipe.clip
+        target = self._train_target
         for epoch in range(first, self.recipe.epochs):
-            yield from random_clips(
-                self.index, self.fold.gallery, self._train_target, self.recipe.clip, self._training,
-                (*self._seeds, epoch), self.modality,
-            )  # fmt: skip
+            seeds = (*self._seeds, epoch)
+            yield from random_clips(self.index, self.fold.gallery, target, clip, self._training, seeds, self.modality)
 
     def test_plans(self) -> Iterator[BatchPlan]:
         """Test clips."""
         recipe = self.recipe
+        videos = self.fold.queries
+        crop = centred(recipe.augmentation.scale[0])
+        size = 2 * recipe.batch
         return uniform_plans(
-            self.index, self.fold.queries, recipe.test_clips, recipe.clip, centred(recipe.augmentation.scale[0]),
-            modalities=[self.modality], clips_per_plan=2 * recipe.batch,
-        )  # fmt: skip
+            self.index, videos, recipe.test_clips, recipe.clip, crop, modalities=[self.modality], clips_per_plan=size
+        )
 
     def _step(self, epoch: int, number: int, inputs: Mapping[str, Any], target: Tensor) -> tuple[float, int]:
         """Update the model with batch `number` of an epoch. Raises UserError if loss or gradient are not finite."""
@@ -246,7 +263,7 @@ class Finetuning:
         scores = self._scores(inputs)
         loss = functional.cross_entropy(scores, target)
         loss.backward()
-        norm = nn.utils.get_total_norm([p.grad for p in self.model.parameters() if p.grad is not None])
+        norm = nn.utils.get_total_norm([value.grad for value in self.model.parameters() if value.grad is not None])
         value = float(loss.detach())
         require_finite(value, float(norm), f"in epoch {epoch}, at --lr {self.recipe.lr:g}")
         self.optimizer.step()
@@ -267,9 +284,11 @@ class Finetuning:
         before = path.read_text(errors="replace").splitlines(keepends=True)[:epoch] if path.is_file() else []
         write_lines(path, [*before, json.dumps(row) + "\n"])
         state = {
-            "recipe": serialization.to_json(self.recipe), "epoch": epoch + 1,
-            "model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(),
-        }  # fmt: skip
+            "recipe": serialization.to_json(self.recipe),
+            "epoch": epoch + 1,
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+        }
         self._write(STATE, state)
 
     def _save_weights(self) -> None:

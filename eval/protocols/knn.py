@@ -23,7 +23,8 @@ def knn(evaluator: Evaluator, model: Model, fold: Fold, _: Path) -> Outcome:
     metrics = weighted_knn(*evaluator.pooled(model, fold, "average"), KS)
     details = {"pooling": "average", "temperature": str(TEMPERATURE)}
     videos = len(fold.gallery)
-    if cut := [f"{k}-NN" for k in KS if k > videos]:
+    cut = [f"{k}-NN" for k in KS if k > videos]
+    if cut:
         details["neighbours"] = f"{' and '.join(cut)} of all {videos} training videos, which are fewer"
     return Outcome({f"{k}-NN top-1": measured for k, measured in metrics.items()}, details)
 

@@ -42,9 +42,14 @@ class Probed(NamedTuple):
 
 
 def linear_probe(
-    query: np.ndarray, query_label: np.ndarray, train: np.ndarray, train_label: np.ndarray, c: float, ks: Sequence[int],
+    query: np.ndarray,
+    query_label: np.ndarray,
+    train: np.ndarray,
+    train_label: np.ndarray,
+    c: float,
+    ks: Sequence[int],
     svm: bool = False,
-) -> Probed:  # fmt: skip
+) -> Probed:
     """Top-k accuracy, for k below the number of classes, of a logistic regression on standardised features, or of
     one-versus-rest linear SVMs.
 

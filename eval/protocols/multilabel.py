@@ -22,7 +22,8 @@ from gdt.pipeline.shards.layout import LABEL_SEPARATOR, labels_in, names_in
 def multilabel(evaluator: Evaluator, model: Model, fold: Fold, _: Path) -> Outcome:
     """Mean average precision, and over how many labels."""
     measured, warning = mean_average_precision(*evaluator.pooled(model, fold, "average"), evaluator.settings.linear_c)
-    queries, gallery = fold.query_label, fold.gallery_label
+    queries = fold.query_label
+    gallery = fold.gallery_label
     used = f"mAP is over the {len(counted(queries, gallery))} of {len(names_in([*queries, *gallery]))} in both parts"
     bare = f"{(queries == '').sum()} queries and {(gallery == '').sum()} gallery videos have none: negatives of all"
     return Outcome({"mAP": measured}, {"pooling": "average", "labels": f"{used}; {bare}", **warning})
@@ -44,7 +45,8 @@ def mean_average_precision(
     prevalences: list[float] = []
     caught: list[Warning] = []
     for name in counted(query_label, train_label):
-        has, had = (np.array([name in labels_in(cell) for cell in rows]) for rows in (query_label, train_label))
+        has = np.array([name in labels_in(cell) for cell in query_label])
+        had = np.array([name in labels_in(cell) for cell in train_label])
         probe = LogisticRegression(C=c, max_iter=2000)
         caught += fit(probe, train, had)
         precisions.append(average_precision_score(has, probe.decision_function(query)))
@@ -56,8 +58,9 @@ def mean_average_precision(
         )
     value = float(np.mean(precisions))
     error = float(np.std(precisions, ddof=1) / math.sqrt(len(precisions)))
-    low, high = (min(1.0, max(0.0, value + sign * Z * error)) for sign in (-1, 1))
-    metric = Metric(100 * value, 100 * float(np.mean(prevalences)), len(query), bounds=(100 * low, 100 * high))
+    low = 100 * min(1.0, max(0.0, value - Z * error))
+    high = 100 * min(1.0, max(0.0, value + Z * error))
+    metric = Metric(100 * value, 100 * float(np.mean(prevalences)), len(query), bounds=(low, high))
     return Measured(metric, np.array(precisions)), describe(caught, len(precisions))
 
 

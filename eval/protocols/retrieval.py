@@ -39,9 +39,9 @@ def chance(query_label: np.ndarray, gallery_label: np.ndarray, ks: Sequence[int]
     total = len(gallery_label)
     labels, queries = np.unique(query_label, return_counts=True)
     others = total - np.array([(gallery_label == label).sum() for label in labels])
-    found = {}
+    by_k = {}
     for k in ks:
         drawn = np.arange(min(k, total))
         missed = np.prod(np.maximum(others[:, None] - drawn, 0) / (total - drawn), axis=1)
-        found[k] = float(100 * (1 - np.average(missed, weights=queries)))
-    return found
+        by_k[k] = float(100 * (1 - np.average(missed, weights=queries)))
+    return by_k

@@ -18,7 +18,7 @@ from gdt.preprocess.stage import run as preprocess
 from gdt.preprocess.synthetic import Synthetic, generate
 from gdt.train.pretrain import pretrain
 from gdt.train.settings import SIZES
-from tests.eval.test_downstream import official
+from tests.eval.conftest import official
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 CLASSES = 6

@@ -1,0 +1,71 @@
+"""Official folds, settings and changed indices that several tests of evaluations share."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gdt.eval.results import RESULTS, Result, read
+from gdt.eval.settings import Downstream
+from gdt.pipeline.shards.index import Index
+from gdt.preprocess.stage import Preprocess
+from tests.conftest import preprocess
+
+
+def official(folder: Path, videos: Path, dataset: str) -> Path:
+    """A tree of generated clips with lists like the official ones: every video is a test video of one fold."""
+    paths = sorted(path for split in ("train", "test") for path in (videos / split).rglob("*.mp4"))
+    root = folder / ("UCF-101" if dataset == "ucf101" else "hmdb51_org")
+    lists = folder / ("ucfTrainTestlist" if dataset == "ucf101" else "testTrainMulti_7030_splits")
+    lists.mkdir(parents=True)
+    classes = sorted({path.parent.name for path in paths})
+    lines: dict[str, list[str]] = {}
+    seen = dict.fromkeys(classes, 0)
+    for path in paths:
+        name, number = path.parent.name, seen[path.parent.name]
+        seen[name] += 1
+        file = root / name / f"v_{name}_g{number:02d}_c01.mp4"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        os.link(path, file)
+        for fold in (1, 2, 3):
+            test = number % 3 == fold - 1
+            if dataset == "hmdb51":
+                lines.setdefault(f"{name}_test_split{fold}.txt", []).append(f"{file.name} {2 if test else 1} ")
+            elif test:
+                lines.setdefault(f"testlist{fold:02d}.txt", []).append(f"{name}/{file.name}")
+            else:
+                number_of_class = classes.index(name) + 1
+                lines.setdefault(f"trainlist{fold:02d}.txt", []).append(f"{name}/{file.name} {number_of_class}")
+    for name, texts in lines.items():
+        (lists / name).write_text("\r\n".join(texts) + "\r\n")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def ucf(synthetic: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    source = official(tmp_path_factory.mktemp("ucf") / "videos", synthetic, "ucf101")
+    folder = tmp_path_factory.mktemp("shards") / "ucf101"
+    preprocess(Preprocess("ucf101", source, folder))
+    return folder
+
+
+@pytest.fixture
+def on_ucf(checkpoint: Path, ucf: Path, tmp_path: Path) -> Downstream:
+    """Retrieval on fold 1, without random weights."""
+    return Downstream((checkpoint,), "ucf101", ucf, ("retrieval",), (1,), clips=2, random_weights="exclude",
+                      out=tmp_path)  # fmt: skip
+
+
+@pytest.fixture
+def change_index(shards: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Replaces columns of the generated shards, as evaluation reads them."""
+    index = Index.open(shards)
+    return lambda **columns: monkeypatch.setattr("gdt.eval.subjects.open_index", lambda *_: replace(index, **columns))
+
+
+def results(folder: Path) -> list[Result]:
+    return read(folder / RESULTS)

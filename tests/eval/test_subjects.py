@@ -1,0 +1,308 @@
+"""`gdt evaluate`: which videos, labels and modalities are evaluated, and by which protocols."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from gdt.common.errors import UserError
+from gdt.eval import extract
+from gdt.eval.downstream import downstream
+from gdt.eval.embed import Embed, features
+from gdt.eval.settings import Downstream
+from gdt.eval.subjects import Data, default_checkpoint, open_index
+from gdt.pipeline.clips import ClipSampling, random_clips, uniform_clips
+from gdt.pipeline.loader import Loader
+from gdt.pipeline.shards.index import Index
+from gdt.pipeline.transformations.augmentation import centred
+from gdt.preprocess.stage import Preprocess
+from gdt.train.checkpoint import load_trained
+from gdt.train.experiment import compose, tree_of
+from gdt.train.pretrain import pretrain
+from gdt.train.run import to_json
+from gdt.train.settings import SIZES
+from tests.conftest import Run, preprocess
+from tests.eval.conftest import results
+from tests.tamper import annotate
+
+
+def test_official_folds_count_every_video_however_short(checkpoint: Path, tmp_path: Path) -> None:
+    lists = tmp_path / "testTrainMulti_7030_splits"
+    lists.mkdir()
+    # frames and sound of the files of each class, half train and half test
+    files = [(1, ""), (27, "sine=300"), (45, "sine=500"), (12, "sine=700"), (15, ""), (45, "")]
+    for name in ("wave", "run"):
+        (tmp_path / "hmdb51_org" / name).mkdir(parents=True)
+        for k, (frames, sound) in enumerate(files):
+            sources = ["-f", "lavfi", "-i", f"testsrc=s=64x48:r=30:d={frames / 30}"]
+            sources += ["-f", "lavfi", "-i", f"{sound}:d={frames / 30}", "-acodec", "pcm_s16le"] if sound else []
+            file = tmp_path / "hmdb51_org" / name / f"{name}_{k}.avi"
+            subprocess.run(["ffmpeg", "-v", "error", *sources, "-vcodec", "mjpeg", file], check=True)
+        for fold in (1, 2, 3):
+            lines = "".join(f"{name}_{k}.avi {1 + k % 2} \n" for k in range(6))
+            (lists / f"{name}_test_split{fold}.txt").write_text(lines)
+    shards = tmp_path / "shards"
+    done = preprocess(Preprocess("hmdb51", tmp_path, shards))
+    assert done.kept == 12
+    assert done.notes == {"shorter than --min-seconds, kept because its official folds count every video": 8}
+    index = done.index
+    assert sorted(index.frame_count.tolist()) == sorted([frames for frames, _ in files] * 2)
+    settings = Downstream((checkpoint,), "hmdb51", shards, ("retrieval", "linear", "cross-modal"), (1,), clips=2,
+                          random_weights="exclude", out=tmp_path / "out")  # fmt: skip
+    downstream(settings)
+    found = {record.protocol: record for record in results(settings.out)}
+    for protocol in ("retrieval", "linear"):
+        assert (found[protocol].gallery, found[protocol].queries) == (6, 6)
+    assert found["cross-modal"].queries == 4  # those of the test videos that have sound
+    # the last frame and the last row of the log-mel bank are held
+    video = index.id.tolist().index("wave_3")
+    modalities, clip = ("video", "audio"), SIZES["tiny"].clip
+    plan = uniform_clips(index, np.array([video]), 1, clip, centred(36), modalities=modalities)
+    drawn = next(random_clips(index, np.array([video]), np.zeros(1), clip, ClipSampling(1, 1, centred(36)), (0,)))
+    for leaves in (plan.leaves, drawn.leaves):
+        assert leaves.frames[0].tolist() == [0, 4, 8, 11, 11, 11, 11, 11]
+    with Loader(index, [plan], clip, torch.device("cpu"), index.statistics) as loader:
+        (batch,) = loader
+        pixels, bank = batch.inputs["video"].floats()[0], batch.inputs["audio"][0, 0]
+    rows = int(index.mel_count[video])
+    assert 35 <= rows < 40 and bank.shape == (40, 99)
+    assert (bank[:, rows:] == bank[:, rows - 1 : rows]).all() and not torch.equal(bank[:, rows - 2], bank[:, rows - 1])
+    assert (pixels[:, 4:] == pixels[:, 3:4]).all() and not torch.equal(pixels[:, 2], pixels[:, 3])
+    embedded = features(Embed(checkpoint, shards=shards, out=tmp_path / "x.h5", clips=1)).features
+    assert np.isfinite(embedded["video"]).all() and np.isfinite(embedded["audio"][index.mel_count > 0]).all()
+    # pretraining leaves them out, as before
+    run = replace(SIZES["tiny"], shards=shards, preset="a", split="test", batch_size=2)
+    tree = tree_of(run, compose(run), index)
+    assert set(index.frame_count[tree.plan(0, 0).leaves.video]) == {45}
+
+
+def test_a_folder_without_labels_is_evaluated_by_cross_modal_retrieval(
+    alone: None, command: Run, synthetic: Path, tmp_path: Path
+) -> None:
+    """The first commands of the README."""
+    (tmp_path / "videos").mkdir()
+    for path in synthetic.rglob("*.mp4"):
+        os.link(path, tmp_path / "videos" / path.name)
+    done = command("preprocess", "--dataset", "folder", "--source", "videos", "--test", 0.3)
+    assert done.returncode == 0, done.stderr
+    held_out = int((Index.open(tmp_path / "data" / "shards" / "folder").split == "test").sum())
+    assert 4 < held_out < 24  # of 42
+    done = command("pretrain", "--dataset", "folder", "--preset", "e", "--batch-size", 4, "--steps", 4,
+                   "--probe-every", 2, "--out", "runs/folder-e")  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "%, R@1 " in done.stderr
+    evaluation = ("evaluate", "--ckpt", "runs/folder-e", "--dataset", "folder")
+    done = command(*evaluation)
+    assert done.returncode == 0, done.stderr
+    assert f"{held_out} queries" in done.stdout and re.search(rf"chance +{100 / held_out:.1f}", done.stdout)
+    for row in ("folder-e", "random weights"):
+        assert re.search(rf"{row}( +\d+\.\d \(\d+\.\d-\d+\.\d\))+", done.stdout), row
+    assert "V→A R@1" in done.stdout and "A→V R@5" in done.stdout
+    assert "R@20" not in done.stdout  # retrieval needs labels
+    done = command(*evaluation, "--protocols", "retrieval")
+    assert done.returncode == 2 and "has no labelled videos in the split 'train'" in done.stderr
+
+
+def test_text_is_evaluated_if_word2vec_is_set(captioned: Path, word2vec: Path, tmp_path: Path) -> None:
+    tiny = replace(SIZES["tiny"], preset="three", word2vec=word2vec, batch_size=4, steps=2)
+    path = pretrain(replace(tiny, shards=captioned, out=tmp_path / "three"))
+    settings = Downstream((path,), "x", captioned, ("cross-modal",), clips=2, random_weights="exclude",
+                          out=tmp_path / "eval")  # fmt: skip
+    downstream(settings)
+    (without,) = results(tmp_path / "eval")
+    text = downstream(replace(settings, word2vec=word2vec))
+    _, record = results(tmp_path / "eval")
+    pairs = {name.rpartition(" ")[0] for name in record.metrics}
+    assert {name.rpartition(" ")[0] for name in without.metrics} == {"video to audio", "audio to video"}
+    assert pairs == {f"{a} to {b}" for a in ("video", "audio", "text") for b in ("video", "audio", "text") if a != b}
+    assert 2 <= record.queries <= without.queries == 12 and "V→T" in text
+
+
+def test_a_text_model_without_word2vec_is_told_to_set_it(
+    captioned: Path, word2vec: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tiny = replace(SIZES["tiny"], preset="text-b", word2vec=word2vec, batch_size=4, steps=1)
+    path, unlabelled = pretrain(replace(tiny, shards=captioned, out=tmp_path / "text-b")), tmp_path / "shards"
+    downstream(Downstream((path,), "x", captioned, clips=1, random_weights="exclude", out=tmp_path / "labelled"))
+    assert (
+        "text is not evaluated; set --word2vec to the file that the shards were made with\n" in capsys.readouterr().out
+    )
+    shutil.copytree(captioned, unlabelled, copy_function=shutil.copy)
+    annotate(unlabelled, label=[""] * len(Index.open(unlabelled)))
+    settings = Downstream((path,), "x", unlabelled, clips=1, random_weights="exclude", out=tmp_path / "eval")
+    with pytest.raises(UserError, match="^nothing to evaluate: .* two modalities with these videos .*--word2vec"):
+        downstream(settings)
+    assert "V→T" in downstream(replace(settings, word2vec=word2vec))
+    _, *lines = word2vec.read_text().splitlines()
+    for name, changed in (
+        ("narrow", [line.rsplit(" ", 1)[0] for line in lines]),
+        ("other", [line.rsplit(" ", 1)[0] + " 0.5" for line in lines]),
+    ):
+        vectors = tmp_path / f"{name}.txt"
+        vectors.write_text("\n".join([f"{len(lines)} {len(changed[0].split()) - 1}", *changed]) + "\n")
+        with pytest.raises(UserError, match=f"trained with other word vectors than those of {vectors}; set --word2vec"):
+            downstream(replace(settings, word2vec=vectors))
+
+
+def test_a_data_set_outside_the_usual_folder_is_found_by_the_name_it_was_trained_under(
+    checkpoint: Path, shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    first = load_trained(checkpoint)
+    assert Data.open(checkpoint, first, first.settings.dataset, None, "", "").index.folder == shards
+    with pytest.raises(UserError, match=r"there are no shards in data/shards/another"):
+        Data.open(checkpoint, first, "another", None, "", "")
+    usual = Path("data/shards") / first.settings.dataset
+    shutil.copytree(shards, usual)
+    assert Data.open(checkpoint, first, first.settings.dataset, None, "", "").index.folder == usual
+
+
+def test_protocols_skipped_for_lack_of_labels_are_named(
+    change_index: Callable[..., None], checkpoint: Path, index: Index, shards: Path, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    change_index(label=np.where(index.split == "test", "", index.label).astype(object))
+    text = downstream(Downstream((checkpoint,), "x", shards, clips=1, random_weights="exclude", out=tmp_path))
+    assert "R@20" not in text
+    said = f"retrieval and few-shot and knn skipped: {shards} has no labelled videos in the split 'test' "
+    assert said + "(labels of 'label' are in: train, val); " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("protocol", ["linear", "finetune"])
+def test_a_classifier_of_one_class_is_refused(
+    change_index: Callable[..., None], checkpoint: Path, index: Index, shards: Path, tmp_path: Path, protocol: str
+) -> None:
+    change_index(columns={"sky": np.full(len(index), "blue", object)})
+    settings = Downstream((checkpoint,), "x", shards, (protocol,), label="sky", out=tmp_path, jobs=1)
+    with pytest.raises(UserError, match="needs at least two classes; the gallery has only 'blue'"):
+        downstream(settings)
+
+
+def test_queries_without_their_class_in_the_gallery_are_named(
+    change_index: Callable[..., None], checkpoint: Path, index: Index, shards: Path, tmp_path: Path
+) -> None:
+    label = index.label.copy()
+    label[np.flatnonzero(index.split == "test")[:2]] = "new"
+    change_index(label=label)
+    settings = Downstream((checkpoint,), "x", shards, ("retrieval",), clips=1, random_weights="exclude", out=tmp_path)
+    assert "warning: 2 of 12 queries are of classes without gallery videos: any model gets them" in downstream(settings)
+
+
+def test_a_sound_among_the_videos_leaves_short_videos_in(
+    change_index: Callable[..., None], checkpoint: Path, index: Index, shards: Path, tmp_path: Path
+) -> None:
+    frames = index.frame_count.copy()
+    train, test = (np.flatnonzero(index.split == split) for split in ("train", "test"))
+    frames[test[0]] = 20  # shorter than a clip
+    settings = Downstream((checkpoint,), "x", shards, ("retrieval",), clips=2, random_weights="exclude")
+    for sounds in ((), train[:1], test[1:2]):
+        own = frames.copy()
+        own[list(sounds)] = 0
+        change_index(frame_count=own)
+        text = downstream(replace(settings, out=tmp_path / str(sounds)))
+        (record,) = results(tmp_path / str(sounds))
+        lacking = [int(np.isin(sounds, part).sum()) for part in (train, test)]
+        assert (record.gallery, record.queries) == (24 - lacking[0], 12 - lacking[1])
+        assert ("left out: 1 video whose video is missing\n" in text) == bool(len(sounds))
+
+
+def test_without_labels_in_train_the_gallery_is_val(
+    change_index: Callable[..., None], checkpoint: Path, index: Index, shards: Path, tmp_path: Path
+) -> None:
+    change_index(label=np.where(index.split == "train", "", index.label).astype(object))
+    downstream(Downstream((checkpoint,), "x", shards, clips=1, random_weights="exclude", out=tmp_path))
+    (record,) = (each for each in results(tmp_path) if each.protocol == "retrieval")
+    assert record.settings["gallery_split"] == "val" and record.gallery == (index.split == "val").sum()
+
+
+def test_published_results_are_not_shown_next_to_other_videos(ucf: Path) -> None:
+    for name in ("ucf101", "mine", "folder"):
+        assert len(open_index(name, ucf)) == 36
+    with pytest.raises(UserError, match="were made from the data set 'ucf101', not 'hmdb51'"):
+        open_index("hmdb51", ucf)
+
+
+def test_every_column_of_labels_has_a_table_and_models_and_features_are_read_once(
+    change_index: Callable[..., None], checkpoint: Path, index: Index, shards: Path, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    change_index(columns={"parity": np.array(["even", "odd", ""], object)[np.arange(len(index)) % 3]})
+    calls: list[int] = []
+    real = extract.extract
+    monkeypatch.setattr(extract, "extract", lambda *a, **k: calls.append(len(a[2])) or real(*a, **k))
+    reads: list[Path] = []
+    monkeypatch.setattr("gdt.eval.downstream.load_trained", lambda path, _: reads.append(path) or load_trained(path))
+    settings = Downstream((checkpoint,), "x", shards, clips=2, out=tmp_path / "o", random_weights="exclude",
+                          label="label,parity")  # fmt: skip
+    text = " ".join(downstream(settings).split())
+    assert text.count("V→A R@5") == 1 and text.count("1-shot") == 2 and "labels of the column parity" in text
+    records = results(tmp_path / "o")
+    assert [(row.protocol, row.label, row.classes) for row in records] == [
+        ("cross-modal", "", 0), ("retrieval", "", 3), ("few-shot", "", 3), ("knn", "", 3), ("retrieval", "parity", 2),
+        ("few-shot", "parity", 2), ("knn", "parity", 2),
+    ]  # fmt: skip
+    assert calls == [36] and reads == [checkpoint]
+    downstream(replace(settings, label="parity", out=tmp_path / "alone"))
+    alone = [row.metrics for row in results(tmp_path / "alone") if row.protocol != "cross-modal"]
+    assert alone == [row.metrics for row in records[4:]]
+    assert calls == [36, 24]
+
+
+def test_cross_modal_retrieval_needs_two_modalities(shards: Path, tmp_path: Path) -> None:
+    path = pretrain(replace(SIZES["tiny"], shards=shards, out=tmp_path / "a", preset="a", batch_size=4, steps=1))
+    with pytest.raises(UserError, match="without audio, so it has no audio features; .* --modalities to video$"):
+        downstream(Downstream((path,), modalities=("audio",), out=tmp_path / "eval"))
+    with pytest.raises(UserError, match="cross-modal retrieval needs two modalities; .* has video for these"):
+        downstream(Downstream((path,), protocols=("cross-modal",), out=tmp_path / "eval"))
+
+
+def test_a_fold_without_test_videos_is_refused_and_another_can_be_chosen(
+    change_index: Callable[..., None], checkpoint: Path, index: Index, shards: Path, tmp_path: Path
+) -> None:
+    settings = Downstream((checkpoint,), "x", shards, ("retrieval",), clips=1, random_weights="exclude", out=tmp_path)
+    train = np.full(len(index), "train", object)
+    change_index(split=train, folds=np.array([f"train,{split}" for split in index.split], object))
+    with pytest.raises(UserError, match=r"fold 1 of .* no labelled videos in the split 'test' .*are in: train\)"):
+        downstream(settings)
+    downstream(replace(settings, folds=(2,)))
+    assert [row.fold for row in results(tmp_path)] == [2]
+    with pytest.raises(UserError, match="has no videos in the split 'test', only in train"):
+        downstream(replace(settings, protocols=("cross-modal",)))
+
+
+def test_without_ckpt_the_latest_run_is_taken_only_on_the_data_set_of_its_training(
+    shards: Path, ucf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A benchmark takes the run of another data set, as after `make pretrain DATASET=kinetics`."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match="no checkpoint in runs"):
+        default_checkpoint("mine", None)
+    for number, name in enumerate(("kinetics", "mine")):
+        path = Path("runs") / f"{name}-l" / "checkpoint.pt"
+        path.parent.mkdir(parents=True)
+        path.touch()
+        os.utime(path, (number, number))
+        settings = replace(SIZES["tiny"], dataset=name, shards=shards if name == "mine" else None)
+        (path.parent / "settings.json").write_text(to_json(settings))
+    for asked in (("mine", None), ("", shards), ("", None), ("ucf101", None), ("ucf101", ucf)):
+        assert default_checkpoint(*asked) == Path("runs/mine-l/checkpoint.pt")
+    message = (
+        "^the latest run, runs/mine-l, was trained on mine, not on {}; choose a run, such as --ckpt runs/{}-l; "
+        r"the latest are: runs/mine-l \(mine\), runs/kinetics-l \(kinetics\)$"
+    )
+    with pytest.raises(UserError, match=message.format("kinetics", "kinetics")):
+        default_checkpoint("kinetics", None)
+    with pytest.raises(UserError, match=message.format(ucf, "mine")):
+        downstream(Downstream(shards=ucf))
+    Path("runs/mine-l/settings.json").unlink()  # as of weights that were put there
+    with pytest.raises(UserError, match="runs/mine-l, was trained on an unknown data set, not on mine"):
+        default_checkpoint("mine", None)
