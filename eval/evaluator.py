@@ -14,6 +14,7 @@ import torch
 from gdt.common.errors import UserError, plural
 from gdt.common.streams import Stream, generator
 from gdt.eval.conditions import features_path, only_decisive
+from gdt.eval.embed import sameness
 from gdt.eval.extract import PooledFeatures, cached
 from gdt.eval.metrics import Measured
 from gdt.eval.protocols import PROTOCOLS
@@ -71,7 +72,15 @@ class Evaluator:
     def run(self, model: Model, protocol: str, fold: Fold, folder: Path) -> Outcome:
         """Run a protocol with its own settings, others at their defaults; see `Protocol.run`."""
         own = replace(self, settings=only_decisive(self.settings, protocol))
-        return PROTOCOLS[protocol].run(own, model, fold, folder)
+        outcome = PROTOCOLS[protocol].run(own, model, fold, folder)
+        frozen = PROTOCOLS[protocol].labels and not PROTOCOLS[protocol].trains
+        if model.random or not frozen:
+            return outcome
+        said = sameness({name: own.features(model, fold.videos, name).average for name in self.settings.modalities})
+        warnings = [text for text in (outcome.details.get("warning"), said) if text]
+        if not warnings:
+            return outcome
+        return outcome._replace(details={**outcome.details, "warning": "; ".join(warnings)})
 
     def features(self, model: Model, videos: np.ndarray, modality: str) -> PooledFeatures:
         """Features of at least these videos, extracted once."""
