@@ -34,8 +34,13 @@ def load_weights(model: nn.Module, weights: Mapping[str, Tensor], source: str) -
     """
     weights = {name.removeprefix("module."): value for name, value in weights.items()}
     own = model.state_dict()
+
+    def shape(values: Mapping[str, Tensor], name: str) -> list[int] | str:
+        return list(values[name].shape) if name in values else "missing"
+
     for name in (*own, *weights):
-        there, here = (list(each[name].shape) if name in each else "missing" for each in (weights, own))
+        there = shape(weights, name)
+        here = shape(own, name)
         if there != here:
             raise UserError(
                 f"{source} holds another model: {name} is {there} there and {here} here; use weights of this network"
