@@ -41,20 +41,11 @@ def make_state(
     outputs: Mapping[str, list[list[float]]] = {},
 ) -> dict[str, Any]:
     """Content of a checkpoint after `step` of `steps` steps: all that the next step, or `Trained`, depends on."""
-    return {
-        "format": FORMAT,
-        "settings": settings,
-        "data": data.fingerprint,
-        "words": data.words,
-        "factors": data.factors,
-        "step": step,
-        "steps": steps,
-        "per_step": per_step,
-        "outputs": dict(outputs),
-        "statistics": data.statistics.to_numbers(),
-        "model": model.state_dict(),
-        "optimizer": optimizer.state_dict(),
-    }
+    state: dict[str, Any] = {"format": FORMAT, "settings": settings}
+    state |= {"data": data.fingerprint, "words": data.words, "factors": data.factors}
+    state |= {"step": step, "steps": steps, "per_step": per_step, "outputs": dict(outputs)}
+    state["statistics"] = data.statistics.to_numbers()
+    return state | {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
 
 
 def write(path: Path, state: Mapping[str, Any]) -> None:

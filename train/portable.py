@@ -25,17 +25,11 @@ FORMAT = "gdt-model-2"
 
 def write(path: Path, trained: Trained) -> None:
     """Write a model atomically. Raises OSError."""
-    texts = {
-        "format": FORMAT,
-        "settings": to_json(trained.settings),
-        "step": str(trained.step),
-        "data": trained.data,
-        "statistics": json.dumps(trained.statistics.to_numbers()),
-        "words": trained.words,
-        "factors": trained.factors,
-        "outputs": json.dumps(trained.outputs),
-        "per_step": json.dumps(trained.per_step),
-    }
+    texts = {"format": FORMAT, "settings": to_json(trained.settings), "step": str(trained.step)}
+    texts |= {"data": trained.data, "words": trained.words, "factors": trained.factors}
+    texts["statistics"] = json.dumps(trained.statistics.to_numbers())
+    texts["outputs"] = json.dumps(trained.outputs)
+    texts["per_step"] = json.dumps(trained.per_step)
     if trained.foreign is not None:
         texts["foreign"] = serialization.to_json(trained.foreign)
     tensors.write(path, trained.model.state_dict(), texts)
