@@ -14,7 +14,7 @@ from gdt.common.errors import UserError
 from gdt.common.files import writing
 from gdt.pipeline.shards.statistics import Statistics
 from gdt.train import portable, weights
-from gdt.train.experiment import Data, Experiment, schedule_of
+from gdt.train.experiment import Experiment, RunData, schedule_of
 from gdt.train.models.backbone import load_weights
 from gdt.train.models.foreign import recognise
 from gdt.train.models.gdt import GDT, modalities_of
@@ -35,7 +35,7 @@ def make_state(
     optimizer: torch.optim.Optimizer,
     step: int,
     settings: str,
-    data: Data,
+    data: RunData,
     steps: int = 0,
     per_step: tuple[int, float] | None = None,
     outputs: Mapping[str, list[list[float]]] = {},

@@ -35,7 +35,7 @@ _SMALLEST_GROUP = 8
 
 
 @dataclass(frozen=True)
-class Data:
+class RunData:
     """Data of a run."""
 
     fingerprint: str
@@ -58,7 +58,7 @@ class Experiment:
     words: WordVectors | None
     """Word vectors of the shards; None without text."""
     schedule: Schedule
-    data: Data
+    data: RunData
     own: Builders = field(default_factory=dict)
     """Make the networks of the user's own, by modality."""
 
@@ -102,7 +102,7 @@ def resolve(
     settings = replace(settings, network=network)
     tree = tree_of(settings, composition, index, lambda text: say("data", text))
     statistics = start.statistics if start is not None else index.statistics
-    data = Data(fingerprint(index), statistics, words.checksum if words else "", checksum)
+    data = RunData(fingerprint(index), statistics, words.checksum if words else "", checksum)
     schedule = schedule_of(settings, tree.batches_per_epoch)
     return Experiment(settings, tree, words, schedule, data, own)
 

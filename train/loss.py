@@ -13,7 +13,7 @@ from gdt.pipeline.composition import Factor, contrast, weight
 from gdt.train.distributed import gather
 
 
-class Outcome(NamedTuple):
+class GdtLoss(NamedTuple):
     """Loss and accuracy of a batch, equal on every rank."""
 
     loss: Tensor
@@ -37,7 +37,7 @@ def gdt_loss(embeddings: Tensor, table: Mapping[str, Tensor], factors: Sequence[
     return outcome(embeddings, table, factors, temperature).loss
 
 
-def outcome(embeddings: Tensor, table: Mapping[str, Tensor], factors: Sequence[Factor], temperature: float) -> Outcome:
+def outcome(embeddings: Tensor, table: Mapping[str, Tensor], factors: Sequence[Factor], temperature: float) -> GdtLoss:
     """`gdt_loss` and the top-1 accuracy; does not wait for the device."""
     world = dist.get_world_size() if dist.is_initialized() else 1
     columns = dict(table)
@@ -74,7 +74,7 @@ def outcome(embeddings: Tensor, table: Mapping[str, Tensor], factors: Sequence[F
     # times `world`, since gradients are averaged over ranks, not summed
     share = total * world / terms
     loss = value / terms + (share - share.detach()) if world > 1 else share
-    return Outcome(loss, hits / rows, chance / terms, least / terms)
+    return GdtLoss(loss, hits / rows, chance / terms, least / terms)
 
 
 class _GatherWithGradient(torch.autograd.Function):

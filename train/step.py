@@ -38,7 +38,7 @@ class Metrics(NamedTuple):
     top1: float
     chance: float
     least: float
-    """As in `loss.Outcome`."""
+    """As in `loss.GdtLoss`."""
     gradient_norm: float
     rank: float | None
     """Effective rank of this process's embeddings, of the modality where it is lowest; None in most steps."""

@@ -84,7 +84,7 @@ def recognise(
     `outputs` are those of the checkpoint by modality, which earlier versions did not record. Raises UserError if none
     fits.
     """
-    own: dict[str, Callable[[], Backbone]] = {}
+    builders: dict[str, Callable[[], Backbone]] = {}
     for modality, recorded in settings.network.own.items():
         prefix = f"{modality}_network.base."
         trunk = {name.removeprefix(prefix): value for name, value in weights.items() if name.startswith(prefix)}
@@ -95,7 +95,7 @@ def recognise(
             net = build(maker, recorded)
             reason = _misfit(net, trunk, outputs.get(modality), modality, settings.clip)
             if not reason:
-                own[modality] = partial(build, maker, recorded)
+                builders[modality] = partial(build, maker, recorded)
                 break
             reasons.append(f"{maker.name} {reason}; ")
         else:
@@ -103,7 +103,7 @@ def recognise(
                 f"the {modality} network of {source} is {recorded.name}, which is not imported by itself; "
                 f"{''.join(reasons)}give the same with --{modality}-network (Python: {modality}_network=)"
             )
-    return own
+    return builders
 
 
 def _misfit(net: Foreign, weights: Mapping[str, Tensor], outputs: Outputs | None, modality: str, clip: Clip) -> str:
@@ -117,18 +117,18 @@ def _misfit(net: Foreign, weights: Mapping[str, Tensor], outputs: Outputs | None
     return "computes something else with its weights"
 
 
-def positions(out: Any, n: int, where: str = "the network") -> Tensor:
+def positions(output: Any, n: int, where: str = "the network") -> Tensor:
     """The output of a network on n inputs as [n, dim, ...]. Raises UserError if it has another form."""
     for name in ("last_hidden_state", "logits"):  # of transformers
-        if isinstance(getattr(out, name, None), Tensor):
-            out = getattr(out, name)
+        if isinstance(getattr(output, name, None), Tensor):
+            output = getattr(output, name)
             break
-    if not isinstance(out, Tensor) or not 2 <= out.dim() <= 5 or len(out) != n:
-        form = list(out.shape) if isinstance(out, Tensor) else type(out).__name__
+    if not isinstance(output, Tensor) or not 2 <= output.dim() <= 5 or len(output) != n:
+        form = list(output.shape) if isinstance(output, Tensor) else type(output).__name__
         raise UserError(
             f"{where} returns {form} instead of [n, features], [n, positions, features] or maps [n, features, ...]; "
             "give a callable whose network returns one of them"
         )
-    if out.dim() == 2:
-        return out[..., None]
-    return out.transpose(1, 2) if out.dim() == 3 else out
+    if output.dim() == 2:
+        return output[..., None]
+    return output.transpose(1, 2) if output.dim() == 3 else output
