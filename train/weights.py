@@ -128,7 +128,8 @@ def _of_release(weights: dict[str, Tensor], path: Path) -> Trained:
             file=sys.stderr,
         )
     model = GDT(settings.network, modalities_of(kept)).eval()
-    fresh = tuple(name for name, _ in model.named_children() if not any(key.startswith(f"{name}.") for key in kept))
+    stored = {name.partition(".")[0] for name in kept}
+    fresh = tuple(name for name, _ in model.named_children() if name not in stored)
     random = {name: value for name, value in model.state_dict().items() if name.split(".")[0] in fresh}
     load_weights(model, random | kept, str(path))
     return Trained(model, settings, 0, statistics, Origin("published GDT weights", dropped, fresh))
