@@ -14,7 +14,7 @@ from gdt.common.errors import UserError
 from gdt.common.files import writing
 from gdt.pipeline.shards.statistics import Statistics
 from gdt.train import portable, weights
-from gdt.train.experiment import Data, Experiment, schedule_of
+from gdt.train.experiment import Experiment, RunData, schedule_of
 from gdt.train.models.backbone import load_weights
 from gdt.train.models.foreign import recognise
 from gdt.train.models.gdt import GDT, modalities_of
@@ -31,16 +31,21 @@ _USE = "use the checkpoint.pt of a run, or external weights (.pt, .pth, .safeten
 
 
 def make_state(
-    model: torch.nn.Module, optimizer: torch.optim.Optimizer, step: int, settings: str, data: Data, steps: int = 0,
-    per_step: tuple[int, float] | None = None, outputs: Mapping[str, list[list[float]]] = {},
-) -> dict[str, Any]:  # fmt: skip
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    step: int,
+    settings: str,
+    data: RunData,
+    steps: int = 0,
+    per_step: tuple[int, float] | None = None,
+    outputs: Mapping[str, list[list[float]]] = {},
+) -> dict[str, Any]:
     """Content of a checkpoint after `step` of `steps` steps: all that the next step, or `Trained`, depends on."""
-    return {
-        "format": FORMAT, "settings": settings, "data": data.fingerprint, "words": data.words,
-        "factors": data.factors, "start": data.start, "step": step, "steps": steps, "per_step": per_step,
-        "outputs": dict(outputs),
-        "statistics": data.statistics.to_numbers(), "model": model.state_dict(), "optimizer": optimizer.state_dict(),
-    }  # fmt: skip
+    state: dict[str, Any] = {"format": FORMAT, "settings": settings}
+    state |= {"data": data.fingerprint, "words": data.words, "factors": data.factors, "start": data.start}
+    state |= {"step": step, "steps": steps, "per_step": per_step, "outputs": dict(outputs)}
+    state["statistics"] = data.statistics.to_numbers()
+    return state | {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
 
 
 def write(path: Path, state: Mapping[str, Any]) -> None:
@@ -95,8 +100,8 @@ def load_model(path: Path, given: Makers = MappingProxyType({})) -> Trained:
     """
     path = require_checkpoint(fetch(path))
     try:
-        found = load_checked(path)
-        return _model_of(found if isinstance(found, Mapping) else {}, path, given)
+        content = load_checked(path)
+        return _model_of(content if isinstance(content, Mapping) else {}, path, given)
     except Damaged as damage:
         raise UserError(f"{path} cannot be read as a checkpoint: {damage}; {_USE}") from damage
 
@@ -109,18 +114,30 @@ def _model_of(state: Mapping[str, Any], path: Path, given: Makers) -> Trained:
         state = portable.state_of(state)
     elif form != FORMAT:
         raise Damaged(f"it is not one of this version ({FORMAT})")
-    if missing := {"settings", "model", "statistics", "step", "data", "steps", "words"} - state.keys():
+    missing = {"settings", "model", "statistics", "step", "data", "steps", "words"} - state.keys()
+    if missing:
         raise Damaged(f"it has no {', '.join(sorted(missing))}")
     settings = from_json(state["settings"], str(path))
     outputs = state.get("outputs", {})
-    own = recognise(settings.network, settings.clip, state["model"], outputs, given, str(path))
+    own = recognise(settings, state["model"], outputs, given, str(path))
     model = GDT(settings.network, modalities_of(state["model"]), own)
     load_weights(model, state["model"], str(path))
     statistics = Statistics.from_numbers(state["statistics"], str(path))
-    rest: dict[str, Any] = {name: state[name] for name in ("data", "steps", "words")}
-    rest |= {"factors": state.get("factors", ""), "outputs": outputs, "own": own}
-    rest["per_step"] = tuple(state.get("per_step") or ()) or None
-    return Trained(model.eval(), settings, state["step"], statistics, state.get("foreign"), **rest)
+    per_step = state.get("per_step")
+    return Trained(
+        model.eval(),
+        settings,
+        state["step"],
+        statistics,
+        state.get("foreign"),
+        data=state["data"],
+        steps=state["steps"],
+        words=state["words"],
+        factors=state.get("factors", ""),
+        outputs=outputs,
+        own=own,
+        per_step=tuple(per_step) if per_step else None,
+    )
 
 
 def load_trained(path: Path, given: Makers = MappingProxyType({})) -> Trained:
@@ -160,8 +177,9 @@ def require_same_run(state: Mapping[str, Any], experiment: Experiment, path: Pat
     elif state["statistics"] != data.statistics.to_numbers():
         different.append("the normalisation of --init")
     then = schedule_of(settings_of(state, path.parent), experiment.tree.batches_per_epoch)
-    if why := other_rates(then, experiment.schedule, int(state["step"])):
-        different.append(f"{why}; --init {path} starts a new run from its weights")
+    rates = _other_rates(then, experiment.schedule, int(state["step"]))
+    if rates:
+        different.append(f"{rates}; --init {path} starts a new run from its weights")
     if different:
         raise UserError(
             f"{path.parent} holds a run with different settings ({'; '.join(different)}); set --out to another "
@@ -169,7 +187,7 @@ def require_same_run(state: Mapping[str, Any], experiment: Experiment, path: Pat
         )
 
 
-def other_rates(then: Schedule, now: Schedule, done: int) -> str:
+def _other_rates(then: Schedule, now: Schedule, done: int) -> str:
     """How the learning rates of the first `done` steps differ between two lengths of a run; empty if they do not."""
     if done > now.steps:
         return f"{done} steps are done, more than the requested {now.steps}"

@@ -25,8 +25,10 @@ from gdt.train.health import measures
 from gdt.train.models.gdt import GDT, autocast
 
 KS = (1, 5, 10)
-_PROBE_VIDEOS, _PROBE_CLIPS = 256, 2
-"""Maximum number of videos of a probe, and clips per video."""
+_PROBE_VIDEOS = 256
+"""Maximum number of videos of a probe."""
+_PROBE_CLIPS = 2
+"""Clips per video of a probe."""
 
 
 class Embedded(NamedTuple):
@@ -39,10 +41,18 @@ class Embedded(NamedTuple):
 
 
 def embed(
-    model: GDT, index: Index, videos: np.ndarray, clip: Clip, scale: int, clips: int, device: torch.device,
-    statistics: Statistics, modalities: Sequence[str], words: WordVectors | None = None,
+    model: GDT,
+    index: Index,
+    videos: np.ndarray,
+    clip: Clip,
+    scale: int,
+    clips: int,
+    device: torch.device,
+    statistics: Statistics,
+    modalities: Sequence[str],
+    words: WordVectors | None = None,
     loading: Loading = Loading(),
-) -> Embedded:  # fmt: skip
+) -> Embedded:
     """Mean embeddings over `clips` uniform centre-cropped clips of each video; all have these modalities.
 
     Leaves the model in evaluation mode. With text, skips videos whose clips all lack captions.
@@ -64,7 +74,8 @@ def embed(
                 embeddings = model.embed(name, inputs).float()
                 weights = usable[done : done + len(embeddings)]
                 done += len(embeddings)
-                sums_by_batch[name].append((embeddings * weights[:, None]).unflatten(0, (-1, clips)).sum(1).cpu())
+                by_video = (embeddings * weights[:, None]).unflatten(0, (-1, clips))
+                sums_by_batch[name].append(by_video.sum(1).cpu())
     sums = {name: torch.cat(parts) for name, parts in sums_by_batch.items()}
     if not all(bool(value.isfinite().all()) for value in sums.values()):
         raise UserError(
@@ -72,9 +83,8 @@ def embed(
             "checkpoint, or train with a lower learning rate"
         )
     valid = torch.stack([value.norm(dim=1) > 0 for value in sums.values()]).all(0)
-    return Embedded(
-        videos[valid.numpy()], {name: functional.normalize(value[valid], dim=1) for name, value in sums.items()}
-    )
+    means = {name: functional.normalize(value[valid], dim=1) for name, value in sums.items()}
+    return Embedded(videos[valid.numpy()], means)
 
 
 def ranks(query: torch.Tensor, gallery: torch.Tensor, at_once: int = 1024) -> torch.Tensor:
@@ -82,12 +92,12 @@ def ranks(query: torch.Tensor, gallery: torch.Tensor, at_once: int = 1024) -> to
 
     In ties, the own row comes last.
     """
-    found = []
+    parts = []
     for first in range(0, len(query), at_once):
         similarity = query[first : first + at_once] @ gallery.T
         own = similarity.diagonal(first)[:, None]
-        found.append((similarity >= own).sum(1) - 1)
-    return torch.cat(found)
+        parts.append((similarity >= own).sum(1) - 1)
+    return torch.cat(parts)
 
 
 class Probe:
@@ -96,11 +106,9 @@ class Probe:
     def __init__(self, experiment: Experiment, index: Index, device: torch.device) -> None:
         """`videos` stays empty if fewer than two are held out."""
         settings = experiment.settings
-        self._settings = settings
+        self._experiment = experiment
         self._index = index
         self._device = device
-        self._statistics = experiment.data.statistics
-        self._words = experiment.words
         self._modalities = experiment.composition.modalities
         splits = [split for split in ("val", "test") if split != settings.split and (index.split == split).any()]
         self.split = splits[0] if splits else "val"
@@ -119,22 +127,31 @@ class Probe:
 
     def __call__(self, model: GDT) -> dict[str, float]:
         """R@k in percent by query modality, gallery modality and k, measures of collapse, and the number of videos."""
-        settings = self._settings
+        settings = self._experiment.settings
         embedded = embed(
-            model, self._index, self.videos, settings.clip, settings.augmentation.scale[0], _PROBE_CLIPS, self._device,
-            self._statistics, self._modalities, self._words, settings.loading,
-        )  # fmt: skip
-        found = {
-            f"{one} to {other} R@{k}": 100 * float(right.mean())
-            for (one, other, k), right in hits(embedded.embeddings).items()
+            model,
+            self._index,
+            self.videos,
+            settings.clip,
+            settings.augmentation.scale[0],
+            _PROBE_CLIPS,
+            self._device,
+            self._experiment.data.statistics,
+            self._modalities,
+            self._experiment.words,
+            settings.loading,
+        )
+        recall = {
+            f"{query} to {gallery} R@{k}": 100 * float(right.mean())
+            for (query, gallery, k), right in hits(embedded.embeddings).items()
         }
-        return found | measures(embedded.embeddings) | {"videos": float(len(embedded.videos))}
+        return recall | measures(embedded.embeddings) | {"videos": float(len(embedded.videos))}
 
 
 def hits(embeddings: dict[str, torch.Tensor], ks: Sequence[int] = KS) -> dict[tuple[str, str, int], np.ndarray]:
     """Whether the own row is among the k nearest, bool [n], by query modality, gallery modality and k."""
-    found: dict[tuple[str, str, int], np.ndarray] = {}
-    for one, other in permutations(embeddings, 2):
-        rank = ranks(embeddings[one], embeddings[other]).numpy()
-        found |= {(one, other, k): rank < k for k in ks}
-    return found
+    right: dict[tuple[str, str, int], np.ndarray] = {}
+    for query, gallery in permutations(embeddings, 2):
+        rank = ranks(embeddings[query], embeddings[gallery]).numpy()
+        right |= {(query, gallery, k): rank < k for k in ks}
+    return right

@@ -24,9 +24,9 @@ def join_ranks(requested: Literal["auto", "cpu", "cuda"], threads: int) -> tuple
 
     `threads`: CPU threads of this process; 0 for torch's default. Raises UserError if there are too few GPUs.
     """
-    rank, world, local = (
-        int(os.environ.get(name, default)) for name, default in (("RANK", 0), ("WORLD_SIZE", 1), ("LOCAL_RANK", 0))
-    )
+    rank = int(os.environ.get("RANK", 0))
+    world = int(os.environ.get("WORLD_SIZE", 1))
+    local = int(os.environ.get("LOCAL_RANK", 0))
     require_gpus(int(os.environ.get("LOCAL_WORLD_SIZE", local + 1)), requested)
     cuda = torch.cuda.is_available() and requested != "cpu"
     device = torch.device("cuda", local) if cuda else torch.device("cpu")
@@ -43,14 +43,14 @@ def join_ranks(requested: Literal["auto", "cpu", "cuda"], threads: int) -> tuple
 def require_gpus(ranks: int, device: Literal["auto", "cpu", "cuda"]) -> None:
     """Raise UserError if this machine has fewer GPUs than ranks, or a GPU that torch cannot use."""
     # device_count alone also counts GPUs that an old driver makes unusable
-    found = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if device == "cpu" or ranks <= found:
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if device == "cpu" or ranks <= gpus:
         return
-    if not found:
+    if not gpus:
         require_no_gpu()
     if ranks > 1 or device == "cuda":
         raise UserError(
-            f"{plural(ranks, 'process', 'processes')} on this machine, but torch finds {plural(found, 'GPU')}; start "
+            f"{plural(ranks, 'process', 'processes')} on this machine, but torch finds {plural(gpus, 'GPU')}; start "
             "one per GPU, check the driver with nvidia-smi, or set --device cpu"
         )
 
@@ -61,11 +61,11 @@ def require_equal(facts: Mapping[str, str], advice: str) -> None:
         return
     everyone: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(everyone, dict(facts))
-    for rank, own in enumerate(everyone):
+    for rank, theirs in enumerate(everyone):
         for name, value in everyone[0].items():
-            if own[name] != value:
+            if theirs[name] != value:
                 raise UserError(
-                    f"rank {rank} starts with a different {name} from rank 0 ({own[name]}, not {value}); {advice}"
+                    f"rank {rank} starts with a different {name} from rank 0 ({theirs[name]}, not {value}); {advice}"
                 )
 
 
@@ -82,26 +82,27 @@ def agreed(signal: int, error: Exception | None) -> tuple[int, Exception | None]
     """
     if not dist.is_initialized():
         return signal, error
-    found = torch.tensor([signal, int(error is not None)])
-    dist.all_reduce(found, dist.ReduceOp.MAX)
-    if found[1]:
+    highest = torch.tensor([signal, int(error is not None)])
+    dist.all_reduce(highest, dist.ReduceOp.MAX)
+    if highest[1]:
         texts = [""] * dist.get_world_size()
         dist.all_gather_object(texts, "" if error is None else str(error) or type(error).__name__)
         error = error or UserError(next(filter(None, texts)))
-    return int(found[0]), error
+    return int(highest[0]), error
 
 
 def together(prepare: Callable[[], T]) -> T | None:
     """What `prepare` returns on this rank; if it raises UserError on any rank, all raise it."""
-    made: T | None = None
+    prepared: T | None = None
     error: Exception | None = None
     try:
-        made = prepare()
+        prepared = prepare()
     except UserError as raised:
         error = raised
-    if (error := agreed(0, error)[1]) is not None:
+    _, error = agreed(0, error)
+    if error is not None:
         raise error
-    return made
+    return prepared
 
 
 def gather(rows: Tensor) -> list[Tensor]:

@@ -17,7 +17,7 @@ from gdt.pipeline.shards.index import Index, fingerprint
 from gdt.pipeline.shards.statistics import Statistics
 from gdt.pipeline.tree import Tree, sampling_tree
 from gdt.pipeline.word2vec import WordVectors
-from gdt.train.models.network import Made, Network
+from gdt.train.models.network import Network, OwnNetwork
 from gdt.train.schedule import Schedule
 from gdt.train.settings import Precision, Pretrain
 
@@ -35,7 +35,7 @@ _SMALLEST_GROUP = 8
 
 
 @dataclass(frozen=True)
-class Data:
+class RunData:
     """Data of a run."""
 
     fingerprint: str
@@ -60,7 +60,7 @@ class Experiment:
     words: WordVectors | None
     """Word vectors of the shards; None without text."""
     schedule: Schedule
-    data: Data
+    data: RunData
     own: Builders = field(default_factory=dict)
     """Make the networks of the user's own, by modality."""
 
@@ -70,10 +70,14 @@ class Experiment:
 
 
 def resolve(
-    settings: Pretrain, index: Index, device: torch.device, earlier: Pretrain | None = None,
-    start: Trained | None = None, given: Makers = MappingProxyType({}),
+    settings: Pretrain,
+    index: Index,
+    device: torch.device,
+    earlier: Pretrain | None = None,
+    start: Trained | None = None,
+    given: Makers = MappingProxyType({}),
     say: Callable[[str, str], None] = lambda name, text: None,
-) -> Experiment:  # fmt: skip
+) -> Experiment:
     """Fill in all defaults, and make what a run consists of.
 
     `earlier` are the settings of the run to resume, whose batch and groups are the defaults. `start` is the model of
@@ -95,19 +99,20 @@ def resolve(
     words = _words_of(settings, composition, index)
     network = _with_words(settings.network, words, start)
     network, own = with_own_networks(network, given, composition, settings.clip, device)
-    for modality, made in network.own.items():
-        say(modality, str(made))
+    for modality, own_network in network.own.items():
+        say(modality, str(own_network))
     settings = replace(settings, network=network)
     tree = tree_of(settings, composition, index, lambda text: say("data", text))
     statistics = start.statistics if start is not None else index.statistics
-    data = Data(
+    data = RunData(
         fingerprint(index),
         statistics,
         words.checksum if words else "",
         checksum,
         start.digest() if start else "",
     )
-    return Experiment(settings, tree, words, schedule_of(settings, tree.batches_per_epoch), data, own)
+    schedule = schedule_of(settings, tree.batches_per_epoch)
+    return Experiment(settings, tree, words, schedule, data, own)
 
 
 def compose(settings: Pretrain, known: Transformations = TRANSFORMATIONS) -> Composition:
@@ -152,7 +157,9 @@ def default_group_size(size: str, videos: int, memory: int) -> int:
     """
     if size == "tiny":
         return 0
-    most = next((group for group, least in ((64, 40), (32, 20)) if not memory or memory >= least * 1e9), 16)
+    most = _GROUP
+    if memory and memory < 40e9:
+        most = 32 if memory >= 20e9 else 16
     fitting = [group for group in range(min(most, videos), 1, -1) if videos % group == 0]
     if fitting and (fitting[0] >= _SMALLEST_GROUP or fitting[0] == videos):
         return fitting[0]
@@ -170,14 +177,14 @@ def with_own_networks(
     from gdt.train.models.foreign import build
     from gdt.train.models.inspection import check
 
-    made: dict[str, Made] = {}
-    own: dict[str, Callable[[], Backbone]] = {}
+    checked: dict[str, OwnNetwork] = {}
+    builders: dict[str, Callable[[], Backbone]] = {}
     for modality, (maker,) in given.items():
         if modality not in composition.modalities:
             raise UserError(f"--{modality}-network has no effect: '{composition}' has no {modality}")
-        made[modality] = check(modality, maker, clip, device)
-        own[modality] = partial(build, maker, made[modality])
-    return replace(network, video=made.get("video"), audio=made.get("audio")), own
+        checked[modality] = check(modality, maker, clip, device)
+        builders[modality] = partial(build, maker, checked[modality])
+    return replace(network, video=checked.get("video"), audio=checked.get("audio")), builders
 
 
 def _on_device(settings: Pretrain, device: torch.device) -> Pretrain:

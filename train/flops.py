@@ -25,10 +25,8 @@ _MAX_ELEMENTS = 2**31 - 1
 _META = torch.device("meta")
 _TIMED = 16
 """Clips whose time is measured."""
-_PEAKS = {
-    "B200": 2250.0, "H200": 989.0, "GH200": 989.0, "H100 PCIe": 756.0, "H100": 989.0, "A100": 312.0, "L40S": 362.0,
-    "L40": 181.0, "H100 NVL": 835.0, "L4": 121.0, "A10G": 70.0, "A6000": 155.0, "4090": 165.0, "V100": 125.0,
-}  # fmt: skip
+_PEAKS = {"B200": 2250.0, "H200": 989.0, "H100": 989.0, "H100 NVL": 835.0, "H100 PCIe": 756.0, "A100": 312.0}
+_PEAKS |= {"L40S": 362.0, "L40": 181.0, "L4": 121.0, "A10G": 70.0, "A6000": 155.0, "4090": 165.0, "V100": 125.0}
 """Dense TFLOP/s from data sheets in bfloat16 (float16 on GPUs without it), by part of the device's name."""
 
 
@@ -40,14 +38,14 @@ def step_flops(model: GDT, composition: Composition, clip: Clip, bands: int) -> 
 
 def training_flops(model: GDT, clip: Clip, bands: int) -> dict[str, float]:
     """FLOPs of a leaf of each modality, forward and backward; 0 if a network of the user's own does not run there."""
-    found = dict.fromkeys(model.modalities, 0.0)
+    flops = dict.fromkeys(model.modalities, 0.0)
     with suppress(*_errors(model.network)):
         model = _on_meta(model)
         for modality in model.modalities:
             with FlopCounterMode(display=False) as counter:
                 model.embed(modality, _inputs(model, modality, clip, bands, 4)).sum().backward()
-            found[modality] = counter.get_total_flops() / 4
-    return found if all(found.values()) else dict.fromkeys(found, 0.0)
+            flops[modality] = counter.get_total_flops() / 4
+    return flops if all(flops.values()) else dict.fromkeys(flops, 0.0)
 
 
 def max_leaves(model: GDT, clip: Clip) -> int:
@@ -57,8 +55,8 @@ def max_leaves(model: GDT, clip: Clip) -> int:
     """
     elements = [1]
 
-    def note(module: nn.Module, given: tuple[Any, ...], made: Any) -> None:
-        tensors = [x for x in (*given, made) if isinstance(x, Tensor) and x.dim() > 1]
+    def note(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+        tensors = [x for x in (*inputs, output) if isinstance(x, Tensor) and x.dim() > 1]
         # of a leaf; networks of the user's own may fold time into the first dimension
         elements.extend(-(-x.shape[0] // 2) * -(-x.shape[1] // 8) * 8 * x[0, 0].numel() for x in tensors)
 
@@ -74,7 +72,7 @@ def step_seconds(model: GDT, settings: Pretrain, composition: Composition, bands
     """Roughly the seconds of a step without loading: those of a few clips forward, times three for the gradient."""
     leaves = composition.batch_size * composition.clips_per_video // world
     device = next(model.parameters()).device
-    found = 0.0
+    seconds = 0.0
     model.eval()
     with torch.no_grad(), torch.compiler.set_stance("force_eager"):
         for modality in model.modalities:
@@ -84,8 +82,8 @@ def step_seconds(model: GDT, settings: Pretrain, composition: Composition, bands
                 model.embed(modality, inputs)  # the first pass takes longer
                 began = _now(device)
                 model.embed(modality, inputs)
-            found += (_now(device) - began) * 3 * leaves / few
-    return found
+            seconds += (_now(device) - began) * 3 * leaves / few
+    return seconds
 
 
 def _now(device: torch.device) -> float:

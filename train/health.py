@@ -9,7 +9,7 @@ from itertools import combinations
 import torch
 from torch import Tensor
 
-RANK, UNIFORMITY = "effective rank", "uniformity"
+RANK = "effective rank"
 RANK_EVERY = 10
 """Steps between measurements of the rank while training."""
 _LEFT_CHANCE = 0.05
@@ -35,14 +35,15 @@ def measures(embeddings: Mapping[str, Tensor]) -> dict[str, float]:
     Besides the effective rank: alignment, the mean squared distance of positives, and uniformity, the log mean of
     exp(-2 squared distance) over pairs of videos (Wang & Isola 2020).
     """
-    found = {}
-    for name, values in embeddings.items():
-        found[f"{name} {RANK}"] = effective_rank(values)
-        found[f"{name} {UNIFORMITY}"] = float(torch.pdist(values.double()).square().mul(-2).exp().mean().log())
-    for one, other in combinations(embeddings, 2):
-        distances = (embeddings[one] - embeddings[other]).double().square().sum(1)
-        found[f"{one} to {other} alignment"] = float(distances.mean())
-    return found
+    values_by_name = {}
+    for modality, values in embeddings.items():
+        values_by_name[f"{modality} {RANK}"] = effective_rank(values)
+        uniformity = torch.pdist(values.double()).square().mul(-2).exp().mean().log()
+        values_by_name[f"{modality} uniformity"] = float(uniformity)
+    for first, second in combinations(embeddings, 2):
+        distances = (embeddings[first] - embeddings[second]).double().square().sum(1)
+        values_by_name[f"{first} to {second} alignment"] = float(distances.mean())
+    return values_by_name
 
 
 def least_rank(n: int) -> float:
@@ -71,7 +72,9 @@ def verdict(rows: Sequence[Mapping[str, float]], probe: Mapping[str, float], cli
     modality in a batch.
     """
     last = rows[-max(1, math.ceil(len(rows) * _WINDOW)) :]
-    loss, chance, least = (sum(row[name] for row in last) / len(last) for name in ("loss", "chance", "least"))
+    loss = sum(row["loss"] for row in last) / len(last)
+    chance = sum(row["chance"] for row in last) / len(last)
+    least = sum(row["least"] for row in last) / len(last)
     ranks = [row["rank"] for row in rows if "rank" in row][-max(1, len(last) // RANK_EVERY) :]
     rank = sum(ranks) / len(ranks)
     said = f"the loss is {loss:.2f} of {chance:.2f} at chance"
@@ -85,10 +88,10 @@ def verdict(rows: Sequence[Mapping[str, float]], probe: Mapping[str, float], cli
             f"the run has not left chance: {said}; train longer (--epochs or --steps), with more videos or another "
             "--lr, or start from weights with --init"
         )
-    found = recall(probe)
-    if found is None:
+    recalled = recall(probe)
+    if recalled is None:
         return f"the run has learned: {said}"
-    k, right, random, above = found
+    k, right, random, above = recalled
     shown = f"{right:.0f} % of {int(probe['videos'])} held-out videos find their own among the first {k}"
     if not above:
         return (
@@ -105,14 +108,15 @@ def recall(probe: Mapping[str, float]) -> tuple[int, float, float, bool] | None:
     """
     by_k: dict[int, list[float]] = {}
     for name, value in probe.items():
-        _, found, number = name.partition(" R@")
-        if found:
+        _, separator, number = name.partition(" R@")
+        if separator:
             by_k.setdefault(int(number), []).append(value / 100)
     if not by_k:
         return None
     n = probe["videos"]
     k = max((k for k in by_k if k <= n / 10), default=min(by_k))
-    right, random = sum(by_k[k]) / len(by_k[k]), min(1.0, k / n)
+    right = sum(by_k[k]) / len(by_k[k])
+    random = min(1.0, k / n)
     # Wilson's lower bound; the directions share their videos, so they count once
     if _lower_bound(1.0, n) <= random:
         return None  # so few that all right would not be significant

@@ -59,11 +59,12 @@ class Learner:
         """Content of a checkpoint after `done` steps."""
         experiment = self.experiment
         settings = experiment.settings
+        steps = experiment.schedule.steps
+        per_step = (experiment.composition.batch_size, self.flops)
         outputs = {modality: self._outputs(modality).tolist() for modality in settings.network.own}
         return checkpoint.make_state(
-            self.model, self.optimizer, done, to_json(settings), experiment.data, experiment.schedule.steps,
-            (experiment.composition.batch_size, self.flops), outputs,
-        )  # fmt: skip
+            self.model, self.optimizer, done, to_json(settings), experiment.data, steps, per_step, outputs
+        )
 
     def _outputs(self, modality: str) -> Tensor:
         """What a network of the user's own computes now."""

@@ -42,13 +42,15 @@ class Log:
         if self._probes.is_file():
             _keep_until(self._probes, first or -1)
         self._device = torch.device(settings.device)
-        self._rates, self._last, self._probed, self._fetched = list[float](), "", "", 0
+        self._rates = list[float]()
+        self._last = ""
+        self._probed = ""
         self._embedding_rank = ""
+        self._fetched = 0
         self._board = SummaryWriter(str(folder), purge_step=first)
-        self._bar = tqdm(
-            total=schedule.steps, initial=first, bar_format="step {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]",
-            mininterval=0.5 if sys.stderr.isatty() else 30.0,
-        )  # fmt: skip
+        form = "step {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]"
+        seconds = 0.5 if sys.stderr.isatty() else 30.0
+        self._bar = tqdm(total=schedule.steps, initial=first, bar_format=form, mininterval=seconds)
         self._schedule = schedule
         self._clips = composition.batch_size * composition.clips_per_video
         peak = peak_flops(self._device)
@@ -68,20 +70,21 @@ class Log:
 
     def add_step(self, step: int, metrics: Metrics, seconds: float, waiting: float, cache: Cache | None = None) -> None:
         """Log a step that took `seconds`, of which `waiting` for its batch; shards may come through a cache."""
-        rate, share = self._clips / seconds, waiting / seconds
-        measured = {name: value for name, value in metrics._asdict().items() if value is not None}
-        row = measured | {
-            "lr": self._schedule.lr(step), "clips_per_second": rate, "data_wait": share,
-            "memory_gib": peak_memory(self._device),
-        }  # fmt: skip
-        mfu = ""
+        rate = self._clips / seconds
+        share = waiting / seconds
+        row = {name: value for name, value in metrics._asdict().items() if value is not None}
+        row |= {"lr": self._schedule.lr(step), "clips_per_second": rate, "data_wait": share}
+        row["memory_gib"] = peak_memory(self._device)
+        shown = f"{rate:.0f} clips/s, data wait {100 * share:.0f} %"
         if self._seconds_at_peak:
             row["mfu"] = self._seconds_at_peak / seconds
-            mfu = f", MFU {100 * row['mfu']:.0f} %"
+            shown += f", MFU {100 * row['mfu']:.0f} %"
         if cache:
-            speed, self._fetched = (cache.bytes - self._fetched) / seconds / 1e6, cache.bytes
-            row |= {"fetched_mb_per_second": speed, "cache_hits": max(0.0, 1 - cache.fetched / max(cache.used, 1))}
-            mfu += f", {speed:.0f} MB/s fetched, cache hits {100 * row['cache_hits']:.0f} %"
+            speed = (cache.bytes - self._fetched) / seconds / 1e6
+            self._fetched = cache.bytes
+            row["fetched_mb_per_second"] = speed
+            row["cache_hits"] = max(0.0, 1 - cache.fetched / max(cache.used, 1))
+            shown += f", {speed:.0f} MB/s fetched, cache hits {100 * row['cache_hits']:.0f} %"
         self._file.write(json.dumps({"step": step} | row) + "\n")
         self._plot(row, step)
         self._rates.append(rate)
@@ -91,15 +94,14 @@ class Log:
             f"loss {metrics.loss:.3f} of {metrics.chance:.2f} at chance{self._embedding_rank}, "
             f"top-1 {100 * metrics.top1:.0f} %"
         )
-        self._bar.set_postfix_str(
-            f"{self._last}{self._probed}, {rate:.0f} clips/s, data wait {100 * share:.0f} %{mfu}", False
-        )
+        self._bar.set_postfix_str(f"{self._last}{self._probed}, {shown}", False)
         self._bar.update()
 
     def summary(self) -> str:
         """Last metrics, median clips/s and peak memory of a finished run, and whether it has learned."""
         of = "tensors" if self._device.type == "cuda" else "the process"
-        rows, probes = _rows(Path(self._file.name)), _rows(self._probes)
+        rows = _rows(Path(self._file.name))
+        probes = _rows(self._probes)
         return (
             f"{plural(self._bar.n, 'step')}: {self._last}{self._probed}; median {np.median(self._rates):.0f} clips/s, "
             f"peak memory of {of} {peak_memory(self._device):.1f} GiB\n"
@@ -142,10 +144,8 @@ def _start_wandb(settings: Pretrain, first: int) -> Any:
     kept = folder / WANDB
     name = kept.read_text() if first and kept.is_file() else uuid.uuid4().hex
     write_text(kept, name)
-    return wandb.init(
-        project=settings.wandb, id=name, name=folder.name, dir=str(folder), resume="allow",
-        config=json.loads(to_json(settings)),
-    )  # fmt: skip
+    config = json.loads(to_json(settings))
+    return wandb.init(project=settings.wandb, id=name, name=folder.name, dir=str(folder), resume="allow", config=config)
 
 
 def _keep_until(path: Path, last: int) -> None:

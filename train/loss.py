@@ -13,7 +13,7 @@ from gdt.pipeline.composition import Factor, contrast, weight
 from gdt.train.distributed import gather
 
 
-class Outcome(NamedTuple):
+class GdtLoss(NamedTuple):
     """Loss and accuracy of a batch, equal on every rank."""
 
     loss: Tensor
@@ -37,10 +37,11 @@ def gdt_loss(embeddings: Tensor, table: Mapping[str, Tensor], factors: Sequence[
     return outcome(embeddings, table, factors, temperature).loss
 
 
-def outcome(embeddings: Tensor, table: Mapping[str, Tensor], factors: Sequence[Factor], temperature: float) -> Outcome:
+def outcome(embeddings: Tensor, table: Mapping[str, Tensor], factors: Sequence[Factor], temperature: float) -> GdtLoss:
     """`gdt_loss` and the top-1 accuracy; does not wait for the device."""
     world = dist.get_world_size() if dist.is_initialized() else 1
-    columns, gathered = dict(table), embeddings
+    columns = dict(table)
+    gathered = embeddings
     if world > 1:
         gathered = _GatherWithGradient.apply(gathered)
         columns = {name: torch.cat(gather(column)) for name, column in table.items()}
@@ -55,22 +56,25 @@ def outcome(embeddings: Tensor, table: Mapping[str, Tensor], factors: Sequence[F
     # leave rows without any weight unmasked: all -inf would make the gradient NaN, and they have no positives
     masked = similarity.masked_fill(~w & w.any(1, keepdim=True), -torch.inf)
     log_p = similarity - torch.logsumexp(masked, dim=1, keepdim=True)
-    total, terms = -log_p.where(positive, 0).sum(), positive.sum()
+    total = -log_p.where(positive, 0).sum()
+    terms = positive.sum()
     with torch.no_grad():
         hits = positive.gather(1, masked.argmax(1, keepdim=True)).sum()
         positives = positive.sum(1).to(dtype)
         # of each pair: the log of the number of leaves, or of positives, in the denominator
-        chance, least = (torch.xlogy(positives, number).sum() for number in (w.sum(1).to(dtype), positives))
+        chance = torch.xlogy(positives, w.sum(1).to(dtype)).sum()
+        least = torch.xlogy(positives, positives).sum()
         rows = (positives > 0).sum().to(dtype)
         counts = torch.stack([total.detach(), terms.to(dtype), hits.to(dtype), rows, chance, least])
         if world > 1:
             dist.all_reduce(counts)
         value, terms, hits, rows, chance, least = counts
-        terms, rows = terms.clamp(min=1), rows.clamp(min=1)
+        terms = terms.clamp(min=1)
+        rows = rows.clamp(min=1)
     # times `world`, since gradients are averaged over ranks, not summed
     share = total * world / terms
     loss = value / terms + (share - share.detach()) if world > 1 else share
-    return Outcome(loss, hits / rows, chance / terms, least / terms)
+    return GdtLoss(loss, hits / rows, chance / terms, least / terms)
 
 
 class _GatherWithGradient(torch.autograd.Function):

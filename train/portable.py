@@ -3,7 +3,7 @@
 Metadata: `settings` of the run (JSON; also the sizes of networks and clips), `statistics` (JSON of
 `Statistics.to_numbers`), `step` (training steps), `per_step` (JSON of `Trained.per_step`), `data` (fingerprint of the
 training shards), `words` and `factors` (checksums of their files), `outputs` (JSON of `Trained.outputs`), and `foreign`
-(JSON of `trained.Foreign`) for weights that are not from a run. Parameters are named as in `GDT`; the names tell the
+(JSON of `trained.Origin`) for weights that are not from a run. Parameters are named as in `GDT`; the names tell the
 modalities.
 """
 
@@ -18,32 +18,32 @@ from gdt.common import serialization
 from gdt.train import tensors
 from gdt.train.run import to_json
 from gdt.train.tensors import Damaged
-from gdt.train.trained import Foreign, Trained
+from gdt.train.trained import Origin, Trained
 
 FORMAT = "gdt-model-2"
 
 
 def write(path: Path, trained: Trained) -> None:
     """Write a model atomically. Raises OSError."""
-    texts = {
-        "format": FORMAT, "settings": to_json(trained.settings), "step": str(trained.step), "data": trained.data,
-        "statistics": json.dumps(trained.statistics.to_numbers()), "words": trained.words,
-        "factors": trained.factors, "outputs": json.dumps(trained.outputs),
-        "per_step": json.dumps(trained.per_step),
-    }  # fmt: skip
+    texts = {"format": FORMAT, "settings": to_json(trained.settings), "step": str(trained.step)}
+    texts |= {"data": trained.data, "words": trained.words, "factors": trained.factors}
+    texts["statistics"] = json.dumps(trained.statistics.to_numbers())
+    texts["outputs"] = json.dumps(trained.outputs)
+    texts["per_step"] = json.dumps(trained.per_step)
     if trained.foreign is not None:
         texts["foreign"] = serialization.to_json(trained.foreign)
     tensors.write(path, trained.model.state_dict(), texts)
 
 
-def state_of(found: Mapping[str, Any]) -> dict[str, Any]:
+def state_of(content: Mapping[str, Any]) -> dict[str, Any]:
     """The content of a file of `write` as the state of a run. Raises Damaged if its metadata does not fit."""
     try:
-        read = {"step": int(found["step"]), "steps": 0, "statistics": json.loads(found["statistics"])}
-        read["per_step"] = json.loads(found.get("per_step", "null"))
-        read["outputs"] = json.loads(found.get("outputs", "{}"))
-        if "foreign" in found:
-            read["foreign"] = serialization.from_dict(Foreign, json.loads(found["foreign"]))
-        return {**found, **read}
+        state = {**content, "step": int(content["step"]), "steps": 0}
+        state["statistics"] = json.loads(content["statistics"])
+        state["per_step"] = json.loads(content.get("per_step", "null"))
+        state["outputs"] = json.loads(content.get("outputs", "{}"))
+        if "foreign" in content:
+            state["foreign"] = serialization.from_dict(Origin, json.loads(content["foreign"]))
+        return state
     except (ValueError, KeyError) as error:
         raise Damaged(f"its metadata is invalid ({error})") from error

@@ -53,7 +53,7 @@ def pretrain(settings: Pretrain, networks: Mapping[str, Sequence[Given]] = Mappi
     advice = "set --gradient-cache on, or a smaller --group-size"
     with contextlib.ExitStack() as lock, explain_out_of_memory(advice):
         folder = locked(settings.run_folder, "set --out to another folder")
-        together(lambda: rank or lock.enter_context(folder))
+        together(lambda: lock.enter_context(folder) if rank == 0 else None)
         trainer = Trainer(settings, rank, world, device, makers({**settings.networks.given, **networks}))
         if trainer.step == trainer.steps:
             trainer.say(f"{trainer.path} is trained to its last step, {trainer.steps}; nothing to do")

@@ -31,10 +31,13 @@ def provenance_of(device: torch.device) -> dict[str, Any]:
         with contextlib.suppress(metadata.PackageNotFoundError):
             versions[name] = metadata.version(name)
     return {
-        "command": shlex.join(sys.orig_argv), "commit": git_commit(), "versions": versions,
-        "device": device_name(device), "ranks": int(os.environ.get("WORLD_SIZE", "1")),
+        "command": shlex.join(sys.orig_argv),
+        "commit": git_commit(),
+        "versions": versions,
+        "device": device_name(device),
+        "ranks": int(os.environ.get("WORLD_SIZE", "1")),
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
-    }  # fmt: skip
+    }
 
 
 def record(folder: Path, device: torch.device, step: int, data: str) -> None:

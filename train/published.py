@@ -33,24 +33,17 @@ class Published:
 
 
 _RELEASE = "https://dl.fbaipublicfiles.com/GDT/gdt_{}.pth"
+_TORCHVISION = "https://download.pytorch.org/models/r2plus1d_18-91a641e6.pth"
 _NC = "CC BY-NC 4.0 (no commercial use)"
 _SOUND = "30 frames at 30 fps, (x - 0.45) / 0.225, with 1 s of sound"
+_WORDS = "30 frames at 16 fps, x from 0 to 1, with 20 words"
+_FRAMES = "frames normalised as torchvision does"
 PUBLISHED = {
-    "gdt-k400": Published(
-        _RELEASE.format("K400"), "sha1", "7f12c60670346b1aab15194eb44c341906e1bca6", _NC, _SOUND
-    ),
-    "gdt-ht100m": Published(
-        _RELEASE.format("HT100M"), "sha1", "a9a979c82e83b955794814923af736eb34e6f080", _NC,
-        "30 frames at 16 fps, x from 0 to 1, with 20 words",
-    ),
-    "gdt-ig65m": Published(
-        _RELEASE.format("IG65M"), "sha1", "3dcee3af61691e1e7e47e4b115be6808f4ea8172", _NC, _SOUND
-    ),
-    "r2plus1d_18": Published(
-        "https://download.pytorch.org/models/r2plus1d_18-91a641e6.pth", "sha256", "91a641e6", "BSD-3-Clause",
-        "frames normalised as torchvision does",
-    ),
-}  # fmt: skip
+    "gdt-k400": Published(_RELEASE.format("K400"), "sha1", "7f12c60670346b1aab15194eb44c341906e1bca6", _NC, _SOUND),
+    "gdt-ht100m": Published(_RELEASE.format("HT100M"), "sha1", "a9a979c82e83b955794814923af736eb34e6f080", _NC, _WORDS),
+    "gdt-ig65m": Published(_RELEASE.format("IG65M"), "sha1", "3dcee3af61691e1e7e47e4b115be6808f4ea8172", _NC, _SOUND),
+    "r2plus1d_18": Published(_TORCHVISION, "sha256", "91a641e6", "BSD-3-Clause", _FRAMES),
+}
 """By name. The SHA-1 of the GDT release are those that Brain-Score publishes; the release's README puts most of it
 under CC BY-NC 4.0. torchvision names files after their SHA-256."""
 
@@ -81,7 +74,8 @@ def fetch(path: Path) -> Path:
     file = _in_torch_cache(path)
     if file == path:
         return path
-    name, published = str(path), PUBLISHED[str(path)]
+    name = str(path)
+    published = PUBLISHED[name]
     if not file.is_file():
         with locked(file.parent, "set TORCH_HOME to another folder", wait=True):
             if not file.is_file():

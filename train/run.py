@@ -18,13 +18,17 @@ from gdt.train.published import PUBLISHED
 from gdt.train.settings import SIZES, Pretrain
 
 CHECKPOINT = "checkpoint.pt"
-SETTINGS, METRICS, PROBES, WANDB = "settings.json", "metrics.jsonl", "probe.jsonl", "wandb.id"
-"""The settings of a run, a line per step, a line per probe, and the id of its curves in Weights & Biases."""
-_NO_EFFECT_ON_RESULTS = {
-    "overwrite", "out", "shards", "cache", "word2vec", "factors_from", "loading", "compile", "gradient_cache",
-    "checkpoint_steps", "probe_every", "wandb", "networks",
-    "factors", "preset",  # which are the composition
-}  # fmt: skip
+SETTINGS = "settings.json"
+METRICS = "metrics.jsonl"
+"""A line per step."""
+PROBES = "probe.jsonl"
+"""A line per probe."""
+WANDB = "wandb.id"
+"""The id of the run's curves in Weights & Biases."""
+_NO_EFFECT_ON_RESULTS = {"overwrite", "out", "shards", "cache", "loading", "compile", "gradient_cache", "wandb"}
+_NO_EFFECT_ON_RESULTS |= {"word2vec", "factors_from", "networks"}  # whose content is compared instead
+_NO_EFFECT_ON_RESULTS |= {"checkpoint_steps", "probe_every"}
+_NO_EFFECT_ON_RESULTS |= {"factors", "preset"}  # which are the composition
 LENGTH = ("epochs", "steps")
 """The length of a run, which affects results only through the learning rate."""
 
@@ -56,9 +60,10 @@ def _drop_earlier(values: Any) -> None:
         return
     values.pop("factors_digest", None)
     network = values.get("network")
-    for made in network.values() if isinstance(network, dict) else ():
-        if isinstance(made, dict):
-            made.pop("digest", None)
+    if isinstance(network, dict):
+        for size in network.values():
+            if isinstance(size, dict):  # a network of the user's own
+                size.pop("digest", None)
 
 
 def from_file(path: Path) -> Pretrain:
@@ -71,7 +76,8 @@ def from_file(path: Path) -> Pretrain:
 
 def differences(before: str, now: str, ignored: Collection[str] = ()) -> list[str]:
     """Descriptions of the differences that affect results, between two outputs of `to_json`."""
-    old, new = (decisive(json.loads(text)) for text in (before, now))
+    old = decisive(json.loads(before))
+    new = decisive(json.loads(now))
     return [
         f"{name} was {old.get(name)}, now {new.get(name)}"
         for name in sorted(old.keys() | new.keys())
@@ -85,10 +91,10 @@ def decisive(settings: dict[str, Any]) -> dict[str, Any]:
     composition = {"composition": settings["factors"] or settings["preset"]}
     for name, value in (settings | composition).items():
         parts = value if isinstance(value, dict) else {"": value}
-        for part, one in parts.items():
-            if isinstance(one, dict):  # a network of the user's own, which is recognised by what it computes
-                one = {key: each for key, each in one.items() if key != "name"}
-            values[f"{name}.{part}".strip(".")] = one
+        for part, setting in parts.items():
+            if isinstance(setting, dict):  # a network of the user's own, which is recognised by what it computes
+                setting = {key: entry for key, entry in setting.items() if key != "name"}
+            values[f"{name}.{part}".strip(".")] = setting
     return {name: value for name, value in values.items() if name.partition(".")[0] not in _NO_EFFECT_ON_RESULTS}
 
 

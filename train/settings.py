@@ -170,8 +170,17 @@ SIZES: dict[str, Pretrain] = {
         clip=Clip(frames=8, stride=4, size=32),
         augmentation=Augmentation(scale=(36, 46), hue=0.1),  # as in the README's results
         network=Network(
-            stem=16, stem_middle=16, widths=(16, 32, 64, 128), depth=1, slim=True, audio_stem=16,
-            audio_widths=(16, 32, 64), text_width=256, hidden=256, embedding=128, dropout=0.0,
+            stem=16,
+            stem_middle=16,
+            widths=(16, 32, 64, 128),
+            depth=1,
+            slim=True,
+            audio_stem=16,
+            audio_widths=(16, 32, 64),
+            text_width=256,
+            hidden=256,
+            embedding=128,
+            dropout=0.0,
         ),
         # 3e-3, which suits drawn shapes, collapses within 200 steps on real clips (docs/results.md)
         optimization=Optimization(
@@ -179,5 +188,5 @@ SIZES: dict[str, Pretrain] = {
         ),
         loading=Loading(threads=1, decode_batch_size=32),
     ),
-}  # fmt: skip
+}
 """Defaults by size."""

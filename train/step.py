@@ -38,7 +38,7 @@ class Metrics(NamedTuple):
     top1: float
     chance: float
     least: float
-    """As in `loss.Outcome`."""
+    """As in `loss.GdtLoss`."""
     gradient_norm: float
     rank: float | None
     """Effective rank of this process's embeddings, of the modality where it is lowest; None in most steps."""
@@ -77,7 +77,8 @@ class Gradient:
         self.model = model
         self._settings = settings
         self._factors = factors
-        self._rank, self._world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+        self._rank = dist.get_rank() if dist.is_initialized() else 0
+        self._world = dist.get_world_size() if dist.is_initialized() else 1
         self.memory = ActivationMemory(next(model.parameters()).device)
 
     def __call__(self, step: int, batch: Batch) -> Metrics:
@@ -89,8 +90,8 @@ class Gradient:
             parts = []
             for group, kept in zip(groups, self._kept(groups), strict=True):
                 part = self._embed(step, group)  # with gradient: compiled without, it would run another, slower graph
-                parts.append(part if kept else part.detach())
-                statistics.add(group.modality)
+                parts.append(part if kept else part.detach())  # detached, the activations are freed
+                statistics.add(group.modality)  # only of the first pass: the second one would count them twice
             embeddings = torch.cat(parts).detach().requires_grad_()
             result = outcome(embeddings, batch.table, self._factors, self._settings.temperature)
             result.loss.backward()
@@ -130,7 +131,9 @@ class Gradient:
         way = self._settings.gradient_cache
         if way == "off" or len(set(modalities)) == len(modalities):
             return [True] * len(groups)
-        return self.memory.fitting(modalities) if way == "auto" else [False] * len(groups)
+        if way == "on":
+            return [False] * len(groups)
+        return self.memory.fitting(modalities)
 
     def _require_same(self, drift: Tensor) -> None:
         """Raise UserError if the embeddings of a network of the user's own changed by `drift` in the second pass."""
@@ -193,10 +196,14 @@ class ActivationMemory:
 
     def fitting(self, modalities: Sequence[str]) -> list[bool]:
         """Which of the groups, given by their modalities, fit together."""
-        room, kept = self.room or 0.0, list[bool]()
+        room = self.room or 0.0
+        kept = list[bool]()
         for modality in modalities:
-            kept.append(self.held.get(modality, math.inf) <= room)
-            room -= self.held.get(modality, 0.0) if kept[-1] else 0.0
+            size = self.held.get(modality, math.inf)
+            fits = size <= room
+            if fits:
+                room -= size
+            kept.append(fits)
         return kept
 
     @contextmanager
@@ -216,33 +223,38 @@ class ActivationMemory:
         self._steps += 1
         if self.room is None and self._steps == 2 and self.held:
             free, _ = torch.cuda.mem_get_info(self._device)
-            whole = self._SHARE * (free + torch.cuda.memory_reserved(self._device))
+            usable = self._SHARE * (free + torch.cuda.memory_reserved(self._device))
             # the activations of a group, which the peak includes, are gone or among the kept ones
-            self.room = whole - (torch.cuda.max_memory_allocated(self._device) - max(self.held.values()))
+            self.room = usable - (torch.cuda.max_memory_allocated(self._device) - max(self.held.values()))
 
 
 class RunningStatistics:
-    """Context that updates the running statistics of a model once, with the mean over the groups of all ranks."""
+    """Context that updates the running statistics of a model once, with the mean over the groups of all ranks.
+
+    By itself, batch norm would update them in every pass: twice for a group that is embedded twice, and with weights
+    that depend on the order of the groups and on how many a rank holds. Inside this context the momentum is 1, so that
+    a pass replaces the running statistics by those of its group, which `add` sums up; the context then computes the
+    update of a single pass from their mean and from what the statistics were before.
+    """
 
     def __init__(self, model: GDT) -> None:
         self._norms: dict[str, list[Any]] = {}
+        """Batch norms by modality, in the trunk and the head."""
         for modality in model.modalities:
-            parts = nn.ModuleList([
-                model.get_submodule(f"{modality}_network"), model.get_submodule(f"mlp_{modality[0]}")
-            ])  # fmt: skip
-            norms = [part for part in parts.modules() if isinstance(part, _BatchNorm) and part.track_running_stats]
-            self._norms[modality] = norms
-        self._every = [norm for several in self._norms.values() for norm in several]
+            parts = [model.get_submodule(f"{modality}_network"), model.get_submodule(f"mlp_{modality[0]}")]
+            modules = nn.ModuleList(parts).modules()
+            self._norms[modality] = [m for m in modules if isinstance(m, _BatchNorm) and m.track_running_stats]
+        self._every = [norm for norms in self._norms.values() for norm in norms]
         self._counts = [norm.num_batches_tracked for norm in self._every]
         self._sums: dict[str, list[Tensor]] = {}
         self._groups: dict[str, int] = {}
 
     def __enter__(self) -> RunningStatistics:
         self._momenta = [norm.momentum for norm in self._every]
-        self._before = {name: _copies(self._running(name)) for name in self._norms}
-        self._seen = torch._foreach_add(self._counts, 0)
+        self._before = {modality: _copies(self._running(modality)) for modality in self._norms}
+        self._seen = torch._foreach_add(self._counts, 0)  # copies
         for norm in self._every:
-            norm.momentum = 1.0  # a pass stores the statistics of its group
+            norm.momentum = 1.0
         return self
 
     def add(self, modality: str) -> None:
@@ -262,14 +274,15 @@ class RunningStatistics:
             return
         world = dist.get_world_size() if dist.is_initialized() else 1
         if world > 1:
+            # each rank holds equally many groups, so the mean over ranks needs no counts
             all_reduce_flat([value for sums in self._sums.values() for value in sums])
-        torch._foreach_copy_(self._counts, torch._foreach_add(self._seen, 1))
-        for name, before in self._before.items():
-            momenta = [momentum for norm in self._norms[name] for momentum in (norm.momentum,) * 2]
-            shares = [momentum / (self._groups[name] * world) for momentum in momenta]
+        torch._foreach_copy_(self._counts, torch._foreach_add(self._seen, 1))  # one update, however many passes
+        for modality, before in self._before.items():
+            groups = self._groups[modality] * world
+            momenta = [norm.momentum for norm in self._norms[modality] for _ in range(2)]  # of mean and variance
             kept = torch._foreach_mul(before, [1 - momentum for momentum in momenta])
-            new = torch._foreach_mul(self._sums[name], shares)
-            torch._foreach_copy_(self._running(name), torch._foreach_add(kept, new))
+            new = torch._foreach_mul(self._sums[modality], [momentum / groups for momentum in momenta])
+            torch._foreach_copy_(self._running(modality), torch._foreach_add(kept, new))
 
     def _running(self, modality: str) -> list[Tensor]:
         return [value for norm in self._norms[modality] for value in (norm.running_mean, norm.running_var)]

@@ -43,8 +43,9 @@ def load_checked(path: Path) -> Any:
                 return (table.metadata() or {}) | {"model": table.get_tensors()}
         if start.startswith(b"PK"):  # older files have no checksums, and torch does not verify those of newer ones
             with zipfile.ZipFile(path) as archive:
-                if (part := archive.testzip()) is not None:
-                    raise Damaged(f"checksum mismatch in its part {part}")
+                part = archive.testzip()
+            if part is not None:
+                raise Damaged(f"checksum mismatch in its part {part}")
         return _unpickle(path)
     except (MemoryError, Damaged):
         raise
@@ -65,7 +66,8 @@ def _unpickle(path: Path) -> Any:
             with torch.serialization.safe_globals([(stand_in, name) for name, stand_in in stand_ins.items()]):
                 return torch.load(path, map_location="cpu", weights_only=True)
         except pickle.UnpicklingError as error:
-            if (unknown := re.search(r"GLOBAL ([\w.]+) was not an allowed global", str(error))) is None:
+            unknown = re.search(r"GLOBAL ([\w.]+) was not an allowed global", str(error))
+            if unknown is None:
                 raise
             stand_ins[unknown[1] if "." in unknown[1] else f"builtins.{unknown[1]}"] = _Inert
     raise ValueError(f"it names more than {_MAX_STAND_INS} classes")

@@ -16,7 +16,7 @@ from gdt.train.settings import Pretrain
 
 
 @dataclass(frozen=True)
-class Foreign:
+class Origin:
     """Origin of weights that are not from a run."""
 
     kind: str
@@ -29,8 +29,11 @@ class Foreign:
     """Fingerprint of the shards and fold that the weights were finetuned on; None if unknown."""
 
     def __str__(self) -> str:
-        lists = {"dropped": self.dropped, "random": self.fresh}
-        return "; ".join([self.kind, *(f"{name} {', '.join(parts)}" for name, parts in lists.items() if parts)])
+        text = self.kind
+        for name, parts in {"dropped": self.dropped, "random": self.fresh}.items():
+            if parts:
+                text += f"; {name} {', '.join(parts)}"
+        return text
 
 
 @dataclass(frozen=True)
@@ -44,7 +47,7 @@ class Trained:
     """Training steps; 0 if unknown."""
     statistics: Statistics
     """Normalisation of its inputs."""
-    foreign: Foreign | None = None
+    foreign: Origin | None = None
     """Origin of weights that are not from a checkpoint of this program."""
     data: str = ""
     """Fingerprint of the training shards; empty if unknown."""
@@ -81,8 +84,7 @@ class Trained:
             value.update(name.encode())
             value.update(tensor.cpu().reshape(-1).view(torch.uint8).numpy().data)
         inputs = [self.statistics.to_numbers(), asdict(self.settings.clip), asdict(self.settings.augmentation)]
-        network = self.model.network
-        inputs += [asdict(made) for made in network.own.values()]
+        inputs += [asdict(network) for network in self.model.network.own.values()]
         value.update(json.dumps(inputs).encode())
         return value.hexdigest()
 

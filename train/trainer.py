@@ -81,8 +81,8 @@ class Trainer:
         """Raise UserError unless ranks can hold whole groups."""
         group_size = self.settings.group_size or 0
         composition = self.experiment.composition
-        whole = self.world == 1 or self.device.type == "cuda"  # SyncBatchNorm is for GPUs
-        check_groups(composition.batch_size, composition.clips_per_video, group_size, self.world, whole)
+        synchronised = self.world == 1 or self.device.type == "cuda"  # SyncBatchNorm is for GPUs
+        check_groups(composition.batch_size, composition.clips_per_video, group_size, self.world, synchronised)
 
     def require_addressable(self) -> None:
         """Raise UserError if a pass has an activation of 2**31 elements."""
@@ -101,10 +101,14 @@ class Trainer:
         """Raise UserError unless all ranks have the same settings, data, software, weights and step."""
         data = self.experiment.data
         facts = decisive(asdict(self.settings)) | {
-            "set of shards": data.fingerprint[:12], "set of words": data.words, "file of factors": data.factors,
-            "normalisation of the inputs": data.statistics.to_numbers(), "version of torch": torch.__version__,
-            "file of --init": data.start, "step": self.step,
-        }  # fmt: skip
+            "set of shards": data.fingerprint[:12],
+            "set of words": data.words,
+            "file of factors": data.factors,
+            "normalisation of the inputs": data.statistics.to_numbers(),
+            "version of torch": torch.__version__,
+            "file of --init": data.start,
+            "step": self.step,
+        }
         advice = f"start all ranks with the same command, software and shards, and with {self.path.parent} on a disk "
         require_equal({name: str(value) for name, value in facts.items()}, f"{advice}that they share")
 
@@ -153,8 +157,9 @@ class Trainer:
                 self.probe(held_out)
                 if self.save_due():
                     self.save()
-        if (error := agreed(0, self.failure)[1]) is not None:
-            raise error
+        _, failure = agreed(0, self.failure)
+        if failure is not None:
+            raise failure
 
     def open_probe(self) -> Probe | None:
         """The probe of held-out videos, on rank 0, if it is set."""
@@ -198,7 +203,8 @@ class Trainer:
         if self.failure is None:
             self.save()
         barrier()  # a rank that exits ends the others, so wait until rank 0 has written the checkpoint
-        if (error := error or self.failure) is not None:
+        error = error or self.failure
+        if error is not None:
             raise error
         if self.rank == 0:
             command = f"the same command{' without --overwrite' if self.settings.overwrite else ''}"
@@ -216,7 +222,8 @@ class Trainer:
         """Whether to probe now: every --probe-every steps; by default after each quarter, unless it takes too long."""
         if self.step == self.steps:
             return True
-        if every := self.settings.probe_every:
+        every = self.settings.probe_every
+        if every:
             return self.step % every == 0
         if self.step == 0 or self.step % max(self.steps // 4, 1):
             return False
@@ -236,7 +243,8 @@ class Trainer:
                 checkpoint.write(self.path, self.learner.state(self.step))
             except (OSError, UserError) as error:
                 self.failure = error  # which all ranks end with
-            self.saved, self.saved_at = self.step, time.monotonic()
+            self.saved = self.step
+            self.saved_at = time.monotonic()
 
     def describe_run(self) -> None:
         """Print the settings of the run."""

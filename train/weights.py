@@ -27,7 +27,7 @@ from gdt.train.models.network import Network
 from gdt.train.run import from_json, to_json
 from gdt.train.settings import Pretrain
 from gdt.train.tensors import Damaged
-from gdt.train.trained import Foreign, Trained
+from gdt.train.trained import Origin, Trained
 
 RELEASE = Statistics(np.full(3, 255 * 0.45), np.full(3, 255 * 0.225), 1.93, 17.89)
 """Normalisation of the published weights: (x / 255 - 0.45) / 0.225 and (log-mel - 1.93) / 17.89."""
@@ -54,68 +54,73 @@ def inputs_of(trained: Trained) -> dict[str, Any]:
     return {STATISTICS: trained.statistics.to_numbers(), SETTINGS: to_json(trained.settings)}
 
 
-def model_of(found: Mapping[Any, Any], path: Path, given: Makers) -> Trained:
+def model_of(content: Mapping[Any, Any], path: Path, given: Makers) -> Trained:
     """The model in the content of a file of external weights.
 
     Raises Damaged if their kind is unknown, and UserError, naming what differs, if they do not fit.
     """
-    weights = _parameters(found)
+    weights = _parameters(content)
     if modalities_of(weights):
         return _of_release(weights, path)
-    statistics, own = _metadata(found, path)
+    statistics, settings = _metadata(content, path)
     # finetuned weights: ours have settings and maybe another network; those of the release are R(2+1)D-18
     prefix = "base." if any(name.startswith("base.") for name in weights) else ""
-    if f"{prefix}stem.0.weight" not in weights and not (own and prefix):
+    if f"{prefix}stem.0.weight" not in weights and not (settings and prefix):
         first = next((f"; its first parameter is '{name}'" for name in weights), "")
         raise Damaged(f"it holds no weights of a known form{first}")
     if prefix:
         kind = "finetuned weights" if statistics else "published GDT weights, finetuned"
     else:
         kind = "weights exported as r2plus1d_18" if statistics else "torchvision's r2plus1d_18"
-    settings, finetuned_on = own or Pretrain(), found.get(FINETUNED_ON)
+    settings = settings or Pretrain()
     kept, dropped = _drop_parts(weights, ("classifier.", "fc."))
     modality = "audio" if "base.conv1.weight" in weights else "video"  # as `models.audio` names it
     trunk = {name.removeprefix(prefix): value for name, value in kept.items()}
     named = {f"{modality}_network.base.{name}": value for name, value in trunk.items()}
-    outputs = found.get(OUTPUTS, {})
-    makers = recognise(settings.network, settings.clip, named, outputs, given, str(path))
-    model = GDT(settings.network, [modality], makers).eval()
+    outputs = content.get(OUTPUTS, {})
+    own = recognise(settings, named, outputs, given, str(path))
+    model = GDT(settings.network, [modality], own).eval()
     load_weights(model.get_submodule(f"{modality}_network.base"), trunk, str(path))
-    known = tuple(finetuned_on) if isinstance(finetuned_on, list) and len(finetuned_on) == 2 else None
-    origin = Foreign(kind, dropped, (f"mlp_{modality[0]}",), known)
+    data = content.get(FINETUNED_ON)
+    finetuned_on = tuple(data) if isinstance(data, list) and len(data) == 2 else None
+    origin = Origin(kind, dropped, (f"mlp_{modality[0]}",), finetuned_on)
     normalisation = statistics or (RELEASE if prefix else KINETICS)
-    return Trained(model, settings, 0, normalisation, origin, outputs=outputs, own=makers)
+    return Trained(model, settings, 0, normalisation, origin, outputs=outputs, own=own)
 
 
-def _metadata(found: Mapping[Any, Any], path: Path) -> tuple[Statistics | None, Pretrain | None]:
+def _metadata(content: Mapping[Any, Any], path: Path) -> tuple[Statistics | None, Pretrain | None]:
     """Normalisation and settings in a file, next to its weights or in the metadata of a state_dict; None if missing."""
-    root = getattr(found, "_metadata", {}).get("", {})
-    stated = root if STATISTICS in root else found
-    numbers, text = stated.get(STATISTICS), stated.get(SETTINGS)
+    root = getattr(content, "_metadata", {}).get("", {})
+    stated = root if STATISTICS in root else content
+    numbers = stated.get(STATISTICS)
+    text = stated.get(SETTINGS)
     statistics = Statistics.from_numbers(numbers, str(path)) if isinstance(numbers, list) else None
-    return statistics, from_json(text, str(path)) if isinstance(text, str) else None
+    settings = from_json(text, str(path)) if isinstance(text, str) else None
+    return statistics, settings
 
 
-def _parameters(found: Mapping[Any, Any]) -> dict[str, Tensor]:
+def _parameters(content: Mapping[Any, Any]) -> dict[str, Tensor]:
     """Parameters in a checkpoint, maybe below a key, without the prefixes of wrappers."""
     for name in ("model", "state_dict", "model_state_dict"):
-        if isinstance(found.get(name), Mapping):
-            found = found[name]
-    return {_WRAPPERS.sub("", str(name)): value for name, value in found.items() if isinstance(value, Tensor)}
+        if isinstance(content.get(name), Mapping):
+            content = content[name]
+    return {_WRAPPERS.sub("", str(name)): value for name, value in content.items() if isinstance(value, Tensor)}
 
 
 def _of_release(weights: dict[str, Tensor], path: Path) -> Trained:
     kept, dropped = _drop_parts(weights, ("audio_network.base.fc.", "text_network.word_embd."))
     words = kept.get("text_network.fc1.weight")
-    settings, statistics = Pretrain(), RELEASE
+    settings = Pretrain()
+    statistics = RELEASE
     if words is not None and words.dim() == 2:
         width, dimensions = words.shape
         # we are about 70 % sure that these are their inputs. 16 frames per second: every second stored frame is the
         # closest; whole squares: the shorter side is the crop's size
         settings = Pretrain(
-            clip=Clip(stride=2, words=20), augmentation=Augmentation(scale=(112, 112)),
+            clip=Clip(stride=2, words=20),
+            augmentation=Augmentation(scale=(112, 112)),
             network=Network(word_dimensions=dimensions, text_width=width, text_padding=True),
-        )  # fmt: skip
+        )
         statistics = HOWTO100M
         print(
             f"{path}: the published HowTo100M weights do not record their inputs; assuming those of the release's "
@@ -123,14 +128,15 @@ def _of_release(weights: dict[str, Tensor], path: Path) -> Trained:
             file=sys.stderr,
         )
     model = GDT(settings.network, modalities_of(kept)).eval()
-    fresh = tuple(name for name, _ in model.named_children() if not any(key.startswith(f"{name}.") for key in kept))
+    stored = {name.partition(".")[0] for name in kept}
+    fresh = tuple(name for name, _ in model.named_children() if name not in stored)
     random = {name: value for name, value in model.state_dict().items() if name.split(".")[0] in fresh}
     load_weights(model, random | kept, str(path))
-    return Trained(model, settings, 0, statistics, Foreign("published GDT weights", dropped, fresh))
+    return Trained(model, settings, 0, statistics, Origin("published GDT weights", dropped, fresh))
 
 
 def _drop_parts(weights: dict[str, Tensor], prefixes: tuple[str, ...]) -> tuple[dict[str, Tensor], tuple[str, ...]]:
     """Parameters without those of some parts, and the parts that were dropped."""
     kept = {name: value for name, value in weights.items() if not name.startswith(prefixes)}
-    there = tuple(p.removesuffix(".") for p in prefixes if any(name.startswith(p) for name in weights))
-    return kept, there
+    dropped = [prefix for prefix in prefixes if any(name.startswith(prefix) for name in weights)]
+    return kept, tuple(prefix.removesuffix(".") for prefix in dropped)

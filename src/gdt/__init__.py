@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from gdt.api import *  # noqa: F403
 
-__all__ = [
-    "GDT", "Batch", "Batches", "Evaluated", "Features", "Index", "Model", "Preprocessed", "Pretrained", "UserError",
-    "batches", "evaluate", "gdt_loss", "load", "make_shards", "mteb", "nearest", "pretrain", "read_features",
-]  # fmt: skip
+__all__ = ["GDT", "Batch", "Batches", "Evaluated", "Features", "Index", "Model", "Preprocessed", "Pretrained"]
+__all__ += ["UserError", "batches", "evaluate", "gdt_loss", "load", "make_shards", "mteb", "nearest", "pretrain"]
+__all__ += ["read_features"]
 
 
 def __getattr__(name: str) -> Any:

@@ -20,16 +20,15 @@ from __future__ import annotations
 import importlib.util
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, is_dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from gdt.common import serialization
-from gdt.common.commandline import expand_home
-from gdt.common.errors import UserError, unknown
+from gdt.arguments import Paths, paths_of, separate_networks, with_changes
+from gdt.common.errors import UserError
 from gdt.common.stores import Place, folder_at, place
 from gdt.eval.embed import Embed, Features, Kind, Modality, Rows, features
 from gdt.eval.embed import read as read_features
@@ -47,14 +46,11 @@ from gdt.train.models.given import Given, makers
 from gdt.train.run import METRICS, defaults
 from gdt.train.settings import Pretrain
 
-__all__ = [
-    "GDT", "Batch", "Batches", "Evaluated", "Features", "Index", "Model", "Preprocessed", "Pretrained", "UserError",
-    "batches", "evaluate", "gdt_loss", "load", "make_shards", "mteb", "nearest", "pretrain", "read_features",
-]  # fmt: skip
+__all__ = ["GDT", "Batch", "Batches", "Evaluated", "Features", "Index", "Model", "Preprocessed", "Pretrained"]
+__all__ += ["UserError", "batches", "evaluate", "gdt_loss", "load", "make_shards", "mteb", "nearest", "pretrain"]
+__all__ += ["read_features"]
 
-Paths = str | Path | Sequence[str | Path]
 Size = Literal["paper", "tiny"]
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -81,10 +77,11 @@ def make_shards(
     """
     from gdt.preprocess.stage import Preprocess, run
 
-    full = _with(Preprocess(dataset, place(source), None if destination is None else place(destination)), settings)
-    if full.dry_run:
+    folder = None if destination is None else place(destination)
+    preprocessing = with_changes(Preprocess(dataset, place(source), folder), settings)
+    if preprocessing.dry_run:
         raise UserError("dry_run is for the command only; use 'gdt preprocess --dry-run' to count the videos")
-    summary = run(full)
+    summary = run(preprocessing)
     return Preprocessed(summary.index.folder, summary.videos, summary.kept, summary.reasons)
 
 
@@ -116,11 +113,12 @@ def pretrain(shards: str | Path, size: Size | None = None, **settings: Any) -> P
     """
     from gdt.train.pretrain import pretrain as train
 
-    given, networks = _apart({"shards": shards} | settings, one=True)
-    checkpoint = train(_with(defaults(size or "", settings.get("device") == "cpu"), given), networks)
-    path = checkpoint.parent / METRICS
-    row = json.loads(path.read_bytes().splitlines()[-1])
-    return Pretrained(checkpoint, row["step"] + 1, row["loss"], row["top1"])
+    changes, networks = separate_networks({"shards": shards} | settings, one_model=True)
+    on_cpu = settings.get("device") == "cpu"
+    checkpoint = train(with_changes(defaults(size or "", on_cpu), changes), networks)
+    lines = (checkpoint.parent / METRICS).read_bytes().splitlines()
+    last = json.loads(lines[-1])
+    return Pretrained(checkpoint, last["step"] + 1, last["loss"], last["top1"])
 
 
 @dataclass(frozen=True)
@@ -146,57 +144,16 @@ def evaluate(checkpoints: Paths, shards: str | Path | None = None, **settings: A
     from gdt.eval.results import rows
     from gdt.eval.settings import Downstream
 
-    if not (paths := _paths(checkpoints)):
+    paths = paths_of(checkpoints)
+    if not paths:
         raise UserError("checkpoints is empty; give one or more")
-    dataset = settings.get("dataset") or (place(shards).name if shards else "")
-    given, networks = _apart(settings)
-    found = downstream.evaluate(_with(Downstream(paths, dataset, place(shards) if shards else None), given), networks)
-    asked = [each for each in found.results if (each.model, each.weights) in found.models]
-    return Evaluated(tuple(rows(asked)), found.text)
-
-
-def _paths(given: Paths) -> tuple[Path, ...]:
-    return tuple(expand_home(Path(path), "ckpt") for path in ([given] if isinstance(given, str | Path) else given))
-
-
-def _with(base: T, given: Mapping[str, Any]) -> T:
-    """Settings with changes, and ~ expanded. Raises UserError for an unknown name or a value of the wrong type."""
-
-    def plain(value: Any) -> Any:
-        return asdict(value) if is_dataclass(value) and not isinstance(value, type) else str(value)
-
-    for name in given:
-        if name not in (known := vars(base)):
-            raise unknown(
-                "setting", name, known, f"they are the fields of {type(base).__module__}.{type(base).__name__}"
-            )
-    values = _merge(json.loads(serialization.to_json(base)), json.loads(json.dumps(dict(given), default=plain)))
-    try:
-        return cast(T, expand_home(serialization.from_dict(type(base), values)))
-    except ValueError as error:
-        raise UserError(f"settings of {type(base).__name__}: {error}") from error
-
-
-def _apart(settings: Mapping[str, Any], one: bool = False) -> tuple[dict[str, Any], dict[str, Sequence[Given]]]:
-    """Settings, with texts that name networks of the user's own, and the networks given as objects, by modality."""
-    values = dict(settings)
-    texts: dict[str, Any] = {}
-    objects: dict[str, Sequence[Given]] = {}
-    for modality in ("video", "audio"):
-        network = values.pop(f"{modality}_network", None)
-        several = network if isinstance(network, list | tuple) else [network]
-        if all(isinstance(each, str) for each in several):
-            texts[f"{modality}_network"] = network if one else several
-        elif network is not None:
-            objects[modality] = several
-    return values | ({"networks": texts} if texts else {}), objects
-
-
-def _merge(base: Any, given: Any) -> Any:
-    """JSON values with changes; a mapping changes only the keys that it has."""
-    if not (isinstance(base, dict) and isinstance(given, dict)):
-        return given
-    return base | {name: _merge(base.get(name), value) for name, value in given.items()}
+    folder = place(shards) if shards else None
+    dataset = settings.get("dataset") or (folder.name if folder else "")
+    changes, networks = separate_networks(settings)
+    evaluated = downstream.evaluate(with_changes(Downstream(paths, dataset, folder), changes), networks)
+    # the folder of the evaluation may also hold results of models of earlier calls
+    results = [result for result in evaluated.results if (result.model, result.weights) in evaluated.models]
+    return Evaluated(tuple(rows(results)), evaluated.text)
 
 
 def load(path: str | Path, *, video_network: Given | None = None, audio_network: Given | None = None) -> Model:
@@ -208,7 +165,7 @@ def load(path: str | Path, *, video_network: Given | None = None, audio_network:
     If the checkpoint was trained with networks of your own, give them again (see `pretrain`). Raises UserError for any
     other file. No code in a file is run.
     """
-    (path,) = _paths(path)
+    (path,) = paths_of(path)
     networks = {"video": video_network, "audio": audio_network}
     given = {modality: (network,) for modality, network in networks.items() if network is not None}
     return Model(path, load_trained(path, makers(given)))
@@ -218,10 +175,12 @@ class Model:
     """A trained model."""
 
     def __init__(self, path: Path, trained: Trained) -> None:
-        self._path, self._trained = path, trained
+        self._path = path
+        self._trained = trained
 
     def __repr__(self) -> str:
-        modalities, clip = ", ".join(self._trained.model.modalities), self._trained.settings.clip
+        modalities = ", ".join(self._trained.model.modalities)
+        clip = self._trained.settings.clip
         return f"<gdt.Model {place(self._path)}: {self._trained.name}; {modalities}; clips of {clip}>"
 
     @property
@@ -235,9 +194,15 @@ class Model:
         return self._trained.settings
 
     def embed(
-        self, videos: Paths, *, modalities: Modality | Sequence[Modality] = (), kind: Kind = "embeddings",
-        clips: int = 10, rows: Rows = "video", workers: int = 0,
-    ) -> Features:  # fmt: skip
+        self,
+        videos: Paths,
+        *,
+        modalities: Modality | Sequence[Modality] = (),
+        kind: Kind = "embeddings",
+        clips: int = 10,
+        rows: Rows = "video",
+        workers: int = 0,
+    ) -> Features:
         """Features of video files and folders of videos, or of one folder of shards.
 
         `modalities`: "video", "audio" or both; by default all that the model has networks for. `kind`: "embeddings" of
@@ -252,9 +217,9 @@ class Model:
         if not paths:
             raise UserError("videos is empty; give one or more")
         shards = paths[0] if len(paths) == 1 and folder_at(paths[0]).exists(INDEX) else None
-        asked = (modalities,) if isinstance(modalities, str) else tuple(modalities)
-        given = {"modalities": asked, "kind": kind, "clips": clips, "rows": rows, "workers": workers}
-        settings = _with(Embed(self._path, () if shards else paths, shards=shards), given)
+        names = (modalities,) if isinstance(modalities, str) else tuple(modalities)
+        changes = {"modalities": names, "kind": kind, "clips": clips, "rows": rows, "workers": workers}
+        settings = with_changes(Embed(self._path, () if shards else paths, shards=shards), changes)
         return features(settings, self._trained)
 
 
@@ -274,17 +239,22 @@ def nearest(
     """
     if not isinstance(features, Features):
         features = read_features(features)
-    asked = query if isinstance(query, Features) else str(query)
-    if isinstance(asked, str) and asked not in features.id:
-        raise UserError(f"video '{asked}' is not among these features; their ids are in gdt.read_features(path).id")
-    found, cosines = most_similar(features, asked, by, among or by)
-    return list(zip(features.id[found][:k].tolist(), cosines[:k].tolist(), strict=True))
+    if not isinstance(query, Features):
+        query = str(query)
+        if query not in features.id:
+            raise UserError(f"video '{query}' is not among these features; their ids are in gdt.read_features(path).id")
+    order, cosines = most_similar(features, query, by, among or by)
+    return list(zip(features.id[order][:k].tolist(), cosines[:k].tolist(), strict=True))
 
 
 def mteb(
-    checkpoint: str | Path, *, kind: Kind = "embeddings", clips: int = 10, video_network: Given | None = None,
+    checkpoint: str | Path,
+    *,
+    kind: Kind = "embeddings",
+    clips: int = 10,
+    video_network: Given | None = None,
     audio_network: Given | None = None,
-) -> Any:  # fmt: skip
+) -> Any:
     """A model for MTEB's tasks on video and sound: `mteb.evaluate(gdt.mteb(checkpoint), tasks)`.
 
     `checkpoint` and networks as in `load`; `kind` and `clips` as in `Model.embed`. Of tasks with both modalities,
@@ -294,26 +264,33 @@ def mteb(
         raise UserError("gdt.mteb needs the package mteb; run pip install mteb")
     from gdt.eval.mteb import Encoder
 
-    (path,) = _paths(checkpoint)
-    return Encoder(path, load(path, video_network=video_network, audio_network=audio_network)._trained, kind, clips)
+    (path,) = paths_of(checkpoint)
+    model = load(path, video_network=video_network, audio_network=audio_network)
+    return Encoder(path, model._trained, kind, clips)
 
 
 def batches(
-    shards: str | Path, preset: str = "l", *, factors: str = "", batch_size: int = 16, epochs: int = 1,
-    size: Size | None = None, split: str = "train", seed: int = 0, word2vec: str | Path | None = None,
+    shards: str | Path,
+    preset: str = "l",
+    *,
+    factors: str = "",
+    batch_size: int = 16,
+    epochs: int = 1,
+    size: Size | None = None,
+    split: str = "train",
+    seed: int = 0,
+    word2vec: str | Path | None = None,
     device: str | torch.device | None = None,
-) -> Batches:  # fmt: skip
+) -> Batches:
     """Batches of a composition for your own training loop, the same in every run.
 
     `preset` or `factors` name the composition, as in pretraining; `size` is the size of clips: paper
     (30 frames of 112x112; default with a GPU) or tiny (8 of 32x32). Raises UserError if shards, composition and split
     do not match.
     """
-    given = {
-        "shards": shards, "preset": preset, "factors": factors, "batch_size": batch_size, "split": split,
-        "seed": seed, "epochs": epochs, "word2vec": word2vec, "group_size": 0,
-    }  # fmt: skip
-    settings = _with(defaults(size or ""), given)
+    changes: dict[str, Any] = {"shards": shards, "split": split, "preset": preset, "factors": factors}
+    changes |= {"word2vec": word2vec, "batch_size": batch_size, "group_size": 0, "epochs": epochs, "seed": seed}
+    settings = with_changes(defaults(size or ""), changes)
     index = Index.open(settings.shard_folder)
     device = any_device() if device is None else torch.device(device)
     require_gpus(1, "cuda" if device.type == "cuda" else "cpu")
@@ -340,9 +317,11 @@ class Batches:
 
     def __iter__(self) -> Iterator[Batch]:
         """Yield batches; on a CPU, `batch.tensors()` reuses the memory of the last batch, so clone what you keep."""
-        run, s = self._experiment, self.settings
-        plans = run.tree.plans(0, len(self))
-        with Loader(self.index, plans, s.clip, self.device, run.data.statistics, s.loading, run.words) as loader:
+        experiment = self._experiment
+        s = self.settings
+        plans = experiment.tree.plans(0, len(self))
+        statistics = experiment.data.statistics
+        with Loader(self.index, plans, s.clip, self.device, statistics, s.loading, experiment.words) as loader:
             yield from loader
 
     def loss(self, embeddings: Tensor | Mapping[str, Tensor], batch: Batch, temperature: float = 0.07) -> Tensor:

@@ -42,7 +42,8 @@ COMMANDS = {
         "train.settings:Pretrain", "train.pretrain:command", "train a model on shards", "train.run:parse_arguments"
     ),
     "evaluate": Command(
-        "eval.settings:Downstream", "eval.downstream:downstream",
+        "eval.settings:Downstream",
+        "eval.downstream:downstream",
         "retrieval, few-shot, linear probes, finetuning, cross-modal recall",
     ),
     "ablation": Command(
@@ -57,12 +58,16 @@ COMMANDS = {
     "report": Command("eval.page.settings:Report", "eval.page.page:report", "write one page of all runs"),
     "show-batch": Command("eval.show:ShowBatch", "eval.show:show_batch", "draw the clips of one video"),
     "show-tree": Command("eval.show:ShowTree", "eval.show:show_tree", "draw a composition and its pairs"),
-}  # fmt: skip
-_HELP = "\n".join([
-    "usage: gdt <command> [options]", "", "Pretrain video and audio networks on compositions of transformations.", "",
-    "commands:", *(f"  {name:12} {command.help}" for name, command in COMMANDS.items()), "",
-    "'gdt <command> --help' lists the options of a command; 'gdt --version' prints the version.",
-])  # fmt: skip
+}
+_LIST = "\n".join(f"  {name:12} {command.help}" for name, command in COMMANDS.items())
+_HELP = f"""usage: gdt <command> [options]
+
+Pretrain video and audio networks on compositions of transformations.
+
+commands:
+{_LIST}
+
+'gdt <command> --help' lists the options of a command; 'gdt --version' prints the version."""
 
 
 def console() -> None:
@@ -77,7 +82,8 @@ def _open_standard_streams() -> None:
     while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(number, True)
     os.close(number)
-    sys.stdin, sys.stdout = sys.stdin or os.fdopen(0), sys.stdout or os.fdopen(1, "w")
+    sys.stdin = sys.stdin or os.fdopen(0)
+    sys.stdout = sys.stdout or os.fdopen(1, "w")
     sys.stderr = sys.stderr or os.fdopen(2, "w")
 
 
@@ -105,7 +111,8 @@ def run(name: str, arguments: list[str]) -> None:
     with contextlib.nullcontext() if first else contextlib.redirect_stderr(io.StringIO()):
         settings = settings_of(name, arguments)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # ends with the clean-up of an exception
-    if text := below_gdt(COMMANDS[name].run)(settings):
+    text = below_gdt(COMMANDS[name].run)(settings)
+    if text:
         print(text)
 
 
@@ -121,10 +128,12 @@ def settings_of(name: str, arguments: list[str]) -> Any:
     try:
         return below_gdt(command.parse)(arguments) if command.parse else parse(kind, f"gdt {name}", arguments)
     except SystemExit as error:
-        for option in [word.partition("=")[0].replace("_", "-") for word in arguments if error.code]:
-            having = [each for each, other in COMMANDS.items() if option in options(below_gdt(other.settings))]
-            if having and name not in having:
-                print(f"{option} is an option of {', '.join(having)}", file=sys.stderr)
+        if error.code:
+            for word in arguments:
+                option = word.partition("=")[0].replace("_", "-")
+                having = [key for key, each in COMMANDS.items() if option in options(below_gdt(each.settings))]
+                if having and name not in having:
+                    print(f"{option} is an option of {', '.join(having)}", file=sys.stderr)
         raise
 
 

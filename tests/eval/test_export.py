@@ -22,7 +22,7 @@ from gdt.pipeline.leaves import Clip
 from gdt.pipeline.shards.statistics import Statistics
 from gdt.pipeline.transformations.augmentation import Augmentation
 from gdt.train import checkpoint, tensors
-from gdt.train.checkpoint import Data, Trained, load_model
+from gdt.train.checkpoint import RunData, Trained, load_model
 from gdt.train.models.gdt import GDT
 from gdt.train.models.network import Network
 from gdt.train.pretrain import pretrain
@@ -46,7 +46,7 @@ def checkpoint_of(folder: Path, settings: Pretrain, modalities: tuple[str, ...] 
     model = drawn(GDT(settings.network, modalities))
     path = folder / CHECKPOINT
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    state = checkpoint.make_state(model, optimizer, 7, to_json(settings), Data("data", STATISTICS))
+    state = checkpoint.make_state(model, optimizer, 7, to_json(settings), RunData("data", STATISTICS))
     checkpoint.write(path, state)
     return path
 

@@ -23,7 +23,7 @@ from gdt.pipeline.shards.statistics import Statistics
 from gdt.pipeline.transformations.base import Source
 from gdt.pipeline.tree import Tree
 from gdt.train import checkpoint
-from gdt.train.experiment import Data, Experiment, compose, schedule_of
+from gdt.train.experiment import Experiment, RunData, compose, schedule_of
 from gdt.train.learner import Learner
 from gdt.train.pretrain import pretrain
 from gdt.train.run import CHECKPOINT
@@ -32,7 +32,7 @@ from gdt.train.step import Metrics
 from tests.tamper import flip
 from tests.train.own_networks import Breaking
 
-DATA = Data("data", Statistics(np.array([90.0, 100.0, 110.0]), np.array([50.0, 60.0, 70.0]), -3.0, 2.5))
+DATA = RunData("data", Statistics(np.array([90.0, 100.0, 110.0]), np.array([50.0, 60.0, 70.0]), -3.0, 2.5))
 
 
 def model_at(step: int) -> tuple[torch.nn.Module, torch.optim.Optimizer]:

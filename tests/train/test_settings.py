@@ -12,7 +12,7 @@ from gdt.common.errors import UserError
 from gdt.pipeline.leaves import Clip
 from gdt.pipeline.sources.loading import Loading
 from gdt.pipeline.transformations.augmentation import Augmentation
-from gdt.train.models.network import PAPERS, Made, Network, Own
+from gdt.train.models.network import PAPERS, Network, Own, OwnNetwork
 from gdt.train.run import differences, from_json, to_json
 from gdt.train.settings import SIZES, Pretrain
 
@@ -65,7 +65,7 @@ def test_differences_list_only_settings_that_affect_results() -> None:
         loading=Loading(9),
     )  # fmt: skip
     assert differences(to_json(tiny), to_json(tiny)) == []
-    made = [replace(tiny, network=replace(tiny.network, video=Made(name, 8, ()))) for name in ("a.py:A", "b:B()")]
+    made = [replace(tiny, network=replace(tiny.network, video=OwnNetwork(name, 8, ()))) for name in ("a.py:A", "b:B()")]
     assert differences(*map(to_json, made)) == []
     expected = ["composition was l, now video:d", "network.dropout was 0.0, now 0.5", "threads was 0, now 3"]
     assert differences(to_json(tiny), to_json(other)) == expected

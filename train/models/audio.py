@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from gdt.train.models.backbone import Backbone
 
 
-class Block(nn.Module):
+class BasicBlock(nn.Module):
     """Residual block of two 3x3 convolutions."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
@@ -40,6 +40,6 @@ class AudioResNet(Backbone):
         self.maxpool = nn.MaxPool2d(3, stride=2, padding=1)
         inputs = stem
         for number, outputs in enumerate(widths, 1):
-            self.add_module(f"layer{number}", nn.Sequential(Block(inputs, outputs, 1 if number == 1 else 2)))
+            self.add_module(f"layer{number}", nn.Sequential(BasicBlock(inputs, outputs, 1 if number == 1 else 2)))
             inputs = outputs
         self.dim = inputs

@@ -33,13 +33,18 @@ def load_weights(model: nn.Module, weights: Mapping[str, Tensor], source: str) -
     Raises UserError with the first parameter whose name, shape or values do not fit.
     """
     weights = {name.removeprefix("module."): value for name, value in weights.items()}
-    own = model.state_dict()
-    for name in (*own, *weights):
-        there, here = (list(each[name].shape) if name in each else "missing" for each in (weights, own))
+    expected = model.state_dict()
+
+    def shape(values: Mapping[str, Tensor], name: str) -> list[int] | str:
+        return list(values[name].shape) if name in values else "missing"
+
+    for name in (*expected, *weights):
+        there = shape(weights, name)
+        here = shape(expected, name)
         if there != here:
             raise UserError(
                 f"{source} holds another model: {name} is {there} there and {here} here; use weights of this network"
             )
-        if own[name].is_floating_point() and not weights[name].to(own[name].dtype).isfinite().all():
+        if expected[name].is_floating_point() and not weights[name].to(expected[name].dtype).isfinite().all():
             raise UserError(f"{source}: {name} contains NaN or infinity; use another file")
     model.load_state_dict(weights)

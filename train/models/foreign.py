@@ -20,14 +20,15 @@ from gdt.pipeline.leaves import Clip
 from gdt.pipeline.shards.layout import BANDS
 from gdt.train.models.backbone import Backbone, load_weights
 from gdt.train.models.given import Maker, Makers
-from gdt.train.models.network import Made, Network
+from gdt.train.models.network import OwnNetwork
+from gdt.train.settings import Pretrain
 
 _TOLERANCE = 1e-4
 """Largest difference of outputs that are the same, as a share of the largest output, in float32 on a CPU."""
-
-
 Builders = Mapping[str, Callable[[], Backbone]]
 """Make the trunks of a model that are the user's own, by modality."""
+Outputs = Sequence[Sequence[float]]
+"""What a checkpoint holds of `outputs_of`."""
 
 
 class Foreign(Backbone):
@@ -40,15 +41,16 @@ class Foreign(Backbone):
 
     def maps(self, x: Tensor) -> Tensor:
         """Its output as [n, dim, ...]; a network that is already pooled has one position."""
-        return positions(self.net(x.contiguous()), len(x))  # the loader's are channels-last, which .view() refuses
+        # the loader's clips are channels-last, which .view() refuses
+        return positions(self.net(x.contiguous()), len(x))
 
 
-def build(maker: Maker, made: Made) -> Foreign:
+def build(maker: Maker, recorded: OwnNetwork) -> Foreign:
     """A network of a checkpoint with new weights."""
     net = maker.make()
-    for name in made.removed:
+    for name in recorded.removed:
         net.set_submodule(name, nn.Identity())
-    return Foreign(net, made.dim)
+    return Foreign(net, recorded.dim)
 
 
 def input_shape(modality: str, clip: Clip) -> tuple[int, ...]:
@@ -67,7 +69,7 @@ def outputs_of(net: Backbone, modality: str, clip: Clip) -> Tensor:
     return features
 
 
-def same_outputs(now: Tensor, then: Sequence[Sequence[float]]) -> bool:
+def same_outputs(now: Tensor, then: Outputs) -> bool:
     """Whether outputs are those of a checkpoint."""
     expected = torch.tensor(then)
     largest = float(expected.nan_to_num().abs().max())
@@ -75,38 +77,36 @@ def same_outputs(now: Tensor, then: Sequence[Sequence[float]]) -> bool:
 
 
 def recognise(
-    network: Network, clip: Clip, weights: Mapping[str, Tensor], outputs: Mapping[str, Sequence[Sequence[float]]],
-    given: Makers, source: str,
-) -> Builders:  # fmt: skip
+    settings: Pretrain, weights: Mapping[str, Tensor], outputs: Mapping[str, Outputs], given: Makers, source: str
+) -> Builders:
     """Make the networks of the user's own of a checkpoint with these weights: of the given ones, the first that fits.
 
     `outputs` are those of the checkpoint by modality, which earlier versions did not record. Raises UserError if none
     fits.
     """
-    own: dict[str, Callable[[], Backbone]] = {}
-    for modality, made in network.own.items():
+    builders: dict[str, Callable[[], Backbone]] = {}
+    for modality, recorded in settings.network.own.items():
         prefix = f"{modality}_network.base."
         trunk = {name.removeprefix(prefix): value for name, value in weights.items() if name.startswith(prefix)}
         if not trunk:
             continue
         reasons = list[str]()
         for maker in given.get(modality, ()):
-            reason = _misfit(build(maker, made), trunk, outputs.get(modality), modality, clip)
+            net = build(maker, recorded)
+            reason = _misfit(net, trunk, outputs.get(modality), modality, settings.clip)
             if not reason:
-                own[modality] = partial(build, maker, made)
+                builders[modality] = partial(build, maker, recorded)
                 break
-            reasons.append(f"{maker.name} {reason}")
+            reasons.append(f"{maker.name} {reason}; ")
         else:
-            raise UserError("; ".join([
-                f"the {modality} network of {source} is {made.name}, which is not imported by itself", *reasons,
-                f"give the same with --{modality}-network (Python: {modality}_network=)",
-            ]))  # fmt: skip
-    return own
+            raise UserError(
+                f"the {modality} network of {source} is {recorded.name}, which is not imported by itself; "
+                f"{''.join(reasons)}give the same with --{modality}-network (Python: {modality}_network=)"
+            )
+    return builders
 
 
-def _misfit(
-    net: Foreign, weights: Mapping[str, Tensor], outputs: Sequence[Sequence[float]] | None, modality: str, clip: Clip
-) -> str:
+def _misfit(net: Foreign, weights: Mapping[str, Tensor], outputs: Outputs | None, modality: str, clip: Clip) -> str:
     """Why a network is not the one that had these weights and outputs; empty if it is."""
     try:
         load_weights(net, weights, "the checkpoint")
@@ -117,16 +117,18 @@ def _misfit(
     return "computes something else with its weights"
 
 
-def positions(out: Any, n: int, where: str = "the network") -> Tensor:
+def positions(output: Any, n: int, where: str = "the network") -> Tensor:
     """The output of a network on n inputs as [n, dim, ...]. Raises UserError if it has another form."""
     for name in ("last_hidden_state", "logits"):  # of transformers
-        if isinstance(getattr(out, name, None), Tensor):
-            out = getattr(out, name)
+        if isinstance(getattr(output, name, None), Tensor):
+            output = getattr(output, name)
             break
-    if not isinstance(out, Tensor) or not 2 <= out.dim() <= 5 or len(out) != n:
-        form = list(out.shape) if isinstance(out, Tensor) else type(out).__name__
+    if not isinstance(output, Tensor) or not 2 <= output.dim() <= 5 or len(output) != n:
+        form = list(output.shape) if isinstance(output, Tensor) else type(output).__name__
         raise UserError(
             f"{where} returns {form} instead of [n, features], [n, positions, features] or maps [n, features, ...]; "
             "give a callable whose network returns one of them"
         )
-    return out[..., None] if out.dim() == 2 else out.transpose(1, 2) if out.dim() == 3 else out
+    if output.dim() == 2:
+        return output[..., None]
+    return output.transpose(1, 2) if output.dim() == 3 else output

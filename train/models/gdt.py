@@ -20,7 +20,7 @@ from gdt.train.models.r2plus1d import R2Plus1D
 from gdt.train.models.text import TextNetwork
 
 
-class Head(nn.Module):
+class ProjectionHead(nn.Module):
     """Two fully connected layers: features [n, inputs] to embeddings [n, outputs] of length 1."""
 
     def __init__(self, inputs: int, hidden: int, outputs: int, dropout: float) -> None:
@@ -53,11 +53,11 @@ class Trunk(nn.Module):
 
     def forward(self, x: Pixels | Tensor) -> Tensor:
         """Clips of the loader, or floats as the network takes them, to features [n, dim]."""
-        own = next(self.parameters()).dtype
+        dtype = next(self.parameters()).dtype
         if isinstance(x, Pixels):
             device = x.crops.device.type
-            x = x.floats(torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else own)
-        features: Tensor = self.base(x.to(own) if own == torch.float64 else x)
+            x = x.floats(torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else dtype)
+        features: Tensor = self.base(x.to(dtype) if dtype == torch.float64 else x)
         return features
 
 
@@ -69,19 +69,20 @@ class GDT(nn.Module):
     ) -> None:
         """`own` makes the trunks that `network` says are the user's own."""
         super().__init__()
-        self.network = n = network
+        n = network
+        self.network = network
         self.modalities = tuple(name for name in MODALITIES if name in modalities)
         if "video" in modalities:
             video = own["video"]() if n.video else R2Plus1D(n)
             self.video_network = Trunk(video)
-            self.mlp_v = Head(video.dim, n.hidden, n.embedding, n.dropout)
+            self.mlp_v = ProjectionHead(video.dim, n.hidden, n.embedding, n.dropout)
         if "audio" in modalities:
             sound = own["audio"]() if n.audio else AudioResNet(n.audio_stem, n.audio_widths)
             self.audio_network = Trunk(sound)
-            self.mlp_a = Head(sound.dim, n.hidden, n.embedding, n.dropout)
+            self.mlp_a = ProjectionHead(sound.dim, n.hidden, n.embedding, n.dropout)
         if "text" in modalities:
             self.text_network = TextNetwork(n.word_dimensions or 300, n.text_width, n.text_padding)
-            self.mlp_t = Head(n.text_width, n.hidden, n.embedding, n.dropout)
+            self.mlp_t = ProjectionHead(n.text_width, n.hidden, n.embedding, n.dropout)
         for name, module in self.paper_modules():
             # not the audio stem: the release replaces it after this initialisation, so it has torch's default
             if isinstance(module, nn.Conv2d | nn.Conv3d) and name != "audio_network.base.conv1":

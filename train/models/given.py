@@ -79,7 +79,8 @@ def _from_text(text: str) -> tuple[str, Any]:
     try:
         kind = operator.attrgetter(name)(module)
     except AttributeError as error:
-        raise unknown(f"name in {place}", name, [other for other in vars(module) if other[0] != "_"]) from error
+        public = [key for key in vars(module) if key[0] != "_"]
+        raise unknown(f"name in {place}", name, public) from error
     return text.replace(place, Path(place).name, 1), partial(kind, **options) if options else kind
 
 

@@ -13,13 +13,13 @@ from gdt.common.errors import UserError
 from gdt.pipeline.leaves import Clip
 from gdt.train.models.foreign import input_shape, positions
 from gdt.train.models.given import Maker
-from gdt.train.models.network import Made
+from gdt.train.models.network import OwnNetwork
 
 _CLASSIFIERS = ("fc", "head", "classifier", "proj")
 """Names of classifiers in torchvision, timm, pytorchvideo and transformers."""
 
 
-def check(modality: str, maker: Maker, clip: Clip, device: torch.device = torch.device("cpu")) -> Made:
+def check(modality: str, maker: Maker, clip: Clip, device: torch.device = torch.device("cpu")) -> OwnNetwork:
     """Make a network, find its classifier and run it on two inputs.
 
     Raises UserError if its output is not [n, dim], [n, positions, dim] or [n, dim, ...], or if it breaks what a run
@@ -33,35 +33,37 @@ def check(modality: str, maker: Maker, clip: Clip, device: torch.device = torch.
             removed = _classifier(net.eval(), inputs)
             for name in removed:
                 net.set_submodule(name, nn.Identity())
-            dim = positions(net(inputs), 2, where).shape[1]
-        except UserError:
-            raise
+            output = net(inputs)
         except Exception as error:  # a network may raise anything
-            error.add_note(f"{where} fails; set --clip.frames, --clip.size or --clip.mel-frames to what it takes, or "
-                           "give a callable that rearranges the inputs")  # fmt: skip
+            error.add_note(
+                f"{where} fails; set --clip.frames, --clip.size or --clip.mel-frames to what it takes, or "
+                "give a callable that rearranges the inputs"
+            )
             raise
+        dim = positions(output, 2, where).shape[1]
         before = {name: value.clone() for name, value in net.named_buffers()}
-        outs = []
+        passes = []
         for _ in range(2):
             torch.manual_seed(0)
-            outs.append(positions(net.train()(inputs), 2, where))
-    _require_promises(maker.name, net, before, outs)
-    return Made(maker.name, dim, removed)
+            passes.append(positions(net.train()(inputs), 2, where))
+    _require_promises(maker.name, net, before, passes)
+    return OwnNetwork(maker.name, dim, removed)
 
 
-def _require_promises(name: str, net: nn.Module, before: Mapping[str, Tensor], outs: Sequence[Tensor]) -> None:
+def _require_promises(name: str, net: nn.Module, before: Mapping[str, Tensor], passes: Sequence[Tensor]) -> None:
     """Raise UserError unless only batch norms changed their buffers, and two passes from a seed are the same."""
-    norms = {
-        path for path, part in net.named_modules()
-        if isinstance(part, _BatchNorm) and not isinstance(part, nn.SyncBatchNorm) and part.momentum is not None
-    }  # fmt: skip
+    norms = set[str]()
+    for path, part in net.named_modules():
+        if isinstance(part, _BatchNorm) and not isinstance(part, nn.SyncBatchNorm) and part.momentum is not None:
+            norms.add(path)
     for path, value in net.named_buffers():
         if not torch.equal(value, before[path]) and path.rpartition(".")[0] not in norms:
             raise UserError(
                 f"{name} changes {path} in every pass, so a run would depend on ranks and groups; "
                 "batch norm (nn.BatchNorm1d to 3d, with a momentum) is supported, and norms without running statistics"
             )
-    if (outs[0] - outs[1]).norm() > 1e-2 * outs[0].norm():  # on a GPU, equal sums may round differently
+    first, second = passes
+    if (first - second).norm() > 1e-2 * first.norm():  # on a GPU, equal sums may round differently
         raise UserError(
             f"{name} draws random numbers elsewhere than from torch, so a run could not be repeated; "
             "use torch's for dropout and drop path"
@@ -80,7 +82,8 @@ def _classifier(net: nn.Module, inputs: Tensor) -> tuple[str, ...]:
     # a name that occurs again is that of a layer inside blocks, as attention's proj
     times = Counter(name.rpartition(".")[2] for name in names.values())
     removed = list[str]()
-    for part in reversed([part for part in ran if part in names and next(part.children(), None) is None]):
+    leaves = [part for part in ran if part in names and next(part.children(), None) is None]
+    for part in reversed(leaves):
         if isinstance(part, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d):
             named = any(word in _CLASSIFIERS and times[word] == 1 for word in names[part].split("."))
             return (names[part], *removed) if named else ()

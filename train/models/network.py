@@ -41,7 +41,7 @@ class Theirs:
     def given(self) -> dict[str, tuple[str, ...]]:
         """Those that are set, by modality."""
         texts = {"video": self.video_network, "audio": self.audio_network}
-        return {modality: several for modality, several in texts.items() if several}
+        return {modality: networks for modality, networks in texts.items() if networks}
 
 
 PAPERS = Own()
@@ -50,8 +50,8 @@ NONE = Theirs()
 
 
 @dataclass(frozen=True)
-class Made:
-    """How a network of the user's own was made."""
+class OwnNetwork:
+    """A network of the user's own, as settings and checkpoints record it."""
 
     name: str
     """As it was given, without folders; for messages."""
@@ -69,9 +69,9 @@ class Made:
 class Network:
     """Sizes of the networks (the paper's section A.3.4). Those that are not options are set by --size, or in Python."""
 
-    video: Annotated[Made | None, tyro.conf.Suppress] = None
+    video: Annotated[OwnNetwork | None, tyro.conf.Suppress] = None
     """The video network, if it is not the paper's; set by --video-network."""
-    audio: Annotated[Made | None, tyro.conf.Suppress] = None
+    audio: Annotated[OwnNetwork | None, tyro.conf.Suppress] = None
     """The audio network, if it is not the paper's; set by --audio-network."""
     stem: Annotated[int, tyro.conf.Suppress] = 64
     """Channels after the stem of the video trunk."""
@@ -102,9 +102,10 @@ class Network:
     """Dropout before each layer of the projection heads, as in the published release."""
 
     @property
-    def own(self) -> dict[str, Made]:
+    def own(self) -> dict[str, OwnNetwork]:
         """The networks that are the user's own, by modality."""
-        return {modality: made for modality, made in (("video", self.video), ("audio", self.audio)) if made}
+        networks = {"video": self.video, "audio": self.audio}
+        return {modality: network for modality, network in networks.items() if network}
 
     def __post_init__(self) -> None:
         sizes = ("stem", "stem_middle", "depth", "audio_stem", "text_width", "hidden", "embedding")

@@ -42,11 +42,13 @@ def _pad(values: Tensor, extra: int, axis: int) -> Tensor:
 
 def _padded_norm(norm: Any, x: Tensor, extra: int) -> Tensor:
     """Batch norm of n + extra channels by that of n."""
-    mean, var, weight, bias = (
-        _pad(values, extra, 0) for values in (norm.running_mean, norm.running_var, norm.weight, norm.bias)
-    )
+    mean = _pad(norm.running_mean, extra, 0)
+    var = _pad(norm.running_var, extra, 0)
+    weight = _pad(norm.weight, extra, 0)
+    bias = _pad(norm.bias, extra, 0)
     x = functional.batch_norm(x, mean, var, weight, bias, norm.training, norm.momentum, norm.eps)
     if norm.training:
+        # batch_norm has updated the padded copies
         norm.running_mean.copy_(mean[:-extra])
         norm.running_var.copy_(var[:-extra])
         norm.num_batches_tracked.add_(1)
@@ -68,7 +70,7 @@ def middle_channels(inputs: int, outputs: int) -> int:
     return inputs * outputs * 27 // (inputs * 9 + 3 * outputs)
 
 
-class Block(nn.Module):
+class FactorisedBlock(nn.Module):
     """Residual block of two factorised convolutions."""
 
     def __init__(self, inputs: int, outputs: int, stride: int, slim: bool) -> None:
@@ -95,7 +97,8 @@ class R2Plus1D(Backbone):
 
     def __init__(self, network: Network) -> None:
         super().__init__()
-        middle, inputs = network.stem_middle, network.stem
+        middle = network.stem_middle
+        inputs = network.stem
         self.stem = Factorised(
             nn.Conv3d(3, middle, (1, 7, 7), stride=(1, 2, 2), padding=(0, 3, 3), bias=False),
             nn.BatchNorm3d(middle),
@@ -105,8 +108,9 @@ class R2Plus1D(Backbone):
             nn.ReLU(inplace=True),
         )
         for number, outputs in enumerate(network.widths, 1):
-            blocks = [Block(inputs, outputs, 1 if number == 1 else 2, network.slim)]
-            blocks += [Block(outputs, outputs, 1, network.slim) for _ in range(network.depth - 1)]
+            stride = 1 if number == 1 else 2
+            blocks = [FactorisedBlock(inputs, outputs, stride, network.slim)]
+            blocks += [FactorisedBlock(outputs, outputs, 1, network.slim) for _ in range(network.depth - 1)]
             self.add_module(f"layer{number}", nn.Sequential(*blocks))
             inputs = outputs
         self.dim = inputs

@@ -20,7 +20,8 @@ class TextNetwork(nn.Module):
         self.fc1 = nn.Linear(dimensions, width)
 
     def forward(self, words: Words | Tensor) -> Tensor:
-        vectors, mask = (words.vectors, words.mask) if isinstance(words, Words) else (words, (words != 0).any(2))
+        vectors = words.vectors if isinstance(words, Words) else words
+        mask = words.mask if isinstance(words, Words) else (words != 0).any(2)
         x = functional.relu(self.fc1(vectors.to(self.fc1.weight.dtype)))
         if self.padding:
             return x.amax(1)
