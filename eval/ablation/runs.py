@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from gdt.eval.processes import job_limit, run_command, run_parallel
 from gdt.eval.results import RESULTS
 from gdt.eval.tables import pivot, row_label, write_tables
 from gdt.pipeline.notation import checksum_of
-from gdt.train.run import METRICS
+from gdt.train.run import METRICS, SETTINGS, differences
 
 
 def ablation(settings: Ablation) -> str:
@@ -44,13 +44,30 @@ def ablation(settings: Ablation) -> str:
         evaluated = [result for result in results.read(out / RESULTS) if result.conditions in asked]
         # of a run that was made anew, the last
         latest = {(result.conditions, result.model, result.seed, result.step): result for result in evaluated}
-        every = list(latest.values())
+        others = _trained_otherwise({result.model for result in evaluated}, runs[0], out)
+        every = [result for result in latest.values() if result.model not in others]
         tables = pivot(every, by_row=True)
         write_tables(out, tables, every)
         save(bars(tables), out / "table.png")
         firsts = [replace(result, metrics=dict([*result.metrics.items()][:1])) for result in every]
         short = "\n\n".join(map(str, pivot(firsts, by_row=True)))
-        return f"\n{short}\n\nall metrics: {out}/table.txt, table.tex, results.csv; picture: table.png"
+        left_out = "".join(f"\nleft out: {name}, whose {what}" for name, what in others.items())
+        return f"\n{short}\n{left_out}\nall metrics: {out}/table.txt, table.tex, results.csv; picture: table.png"
+
+
+def _trained_otherwise(names: Iterable[str], run: PlannedRun, out: Path) -> dict[str, str]:
+    """The runs in the folder, by name, whose rates or clips are not those of `run`, with the difference."""
+    asked = run.folder / SETTINGS
+    others: dict[str, str] = {}
+    for name in sorted(names):
+        path = out / name / SETTINGS
+        if not (path.is_file() and asked.is_file()):
+            continue
+        different = differences(path.read_text(), asked.read_text())
+        of_training = [text for text in different if text.startswith(("optimization.", "clip.", "size "))]
+        if of_training:
+            others[name] = "; ".join(of_training)
+    return others
 
 
 def _keep_factors(settings: Ablation, todo: Sequence[PlannedRun]) -> None:

@@ -83,6 +83,10 @@ def test_finished_rows_are_not_run_again(
     # a new row does not run the others again, and they stay in the table
     more = ablation(replace(first, rows=("e",)))
     assert all(f"row {row}" in more for row in "ael") and kinds(done) == ["pretrain", "evaluate"]
+    # a row at another rate is not compared with them
+    fast = ablation(replace(first, rows=("f",), lr=0.5))
+    assert "row f" in fast and "row a" not in fast
+    assert "\nleft out: a-1, whose optimization.lr was 0.001, now 0.5\n" in fast
     # another evaluation trains no step, and has a table of its own
     done.clear()
     text = ablation(replace(first, rows=("a",), clips=3))
