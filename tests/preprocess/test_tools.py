@@ -96,10 +96,11 @@ def test_a_video_that_kills_ffmpeg_is_rejected_and_can_be_retried(
     summary = run(four)
     assert summary.kept == 3 and [row["id"] for row in rejected(four)] == ["3.mp4"]
     assert "kill" in rejected(four)[0]["reason"] or number in rejected(four)[0]["reason"]
-    assert run(four).shards_made == 0
+    # a kill may be for the memory of another process, so the next run tries again
+    assert run(four).shards_made == (number == "KILL")
     fake(f'case "$*" in *3.mp4*) [ -e {tmp_path}/once ] || {{ touch {tmp_path}/once; kill -KILL $$; }};; esac; {REAL}')
-    assert run(four).shards_made == 0
-    assert run(replace(four, retry_rejected=True)).shards_made == 1  # killed once, which another process may cause
+    assert run(four).shards_made == (number == "KILL")  # killed once, it decodes
+    assert run(replace(four, retry_rejected=True)).shards_made == (number != "KILL")
     assert digests(four.shard_folder) == undisturbed
     assert run(replace(four, retry_rejected=True)).shards_made == 0
 
