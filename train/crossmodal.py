@@ -61,6 +61,7 @@ def embed(
     plans = uniform_plans(index, videos, clips, clip, centred(scale), modalities=order)
     model.eval()
     sums_by_batch: dict[str, list[torch.Tensor]] = {name: [] for name in order}
+    used_by_batch: dict[str, list[torch.Tensor]] = {name: [] for name in order}
     with (
         Loader(index, plans, clip, device, statistics, loading, words) as loader,
         torch.compiler.set_stance("force_eager"),  # compiling again takes longer than a probe while training
@@ -76,13 +77,15 @@ def embed(
                 done += len(embeddings)
                 by_video = (embeddings * weights[:, None]).unflatten(0, (-1, clips))
                 sums_by_batch[name].append(by_video.sum(1).cpu())
+                used_by_batch[name].append(weights.unflatten(0, (-1, clips)).sum(1).cpu())
     sums = {name: torch.cat(parts) for name, parts in sums_by_batch.items()}
     if not all(bool(value.isfinite().all()) for value in sums.values()):
         raise UserError(
             "embeddings contain NaN or infinity: the weights are damaged, or training has diverged; use another "
             "checkpoint, or train with a lower learning rate"
         )
-    valid = torch.stack([value.norm(dim=1) > 0 for value in sums.values()]).all(0)
+    # embeddings of 0, of a network that has died, count
+    valid = torch.stack([torch.cat(parts) > 0 for parts in used_by_batch.values()]).all(0)
     means = {name: functional.normalize(value[valid], dim=1) for name, value in sums.items()}
     return Embedded(videos[valid.numpy()], means)
 

@@ -25,6 +25,8 @@ def effective_rank(values: Tensor) -> float:
     exp of the entropy of the singular values, without centring (Roy & Vetterli 2007, as in RankMe).
     """
     shares = torch.linalg.svdvals(values.double())
+    if not shares.any():
+        return 1.0  # a network that has died
     shares = shares / shares.sum()
     return float(torch.special.entr(shares).sum().exp())
 

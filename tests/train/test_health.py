@@ -14,7 +14,7 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.nn import functional
 
-from gdt.train.health import measures, verdict
+from gdt.train.health import effective_rank, measures, verdict
 from gdt.train.pretrain import pretrain
 from gdt.train.settings import SIZES
 from tests.train.drawn import draw
@@ -49,6 +49,10 @@ def test_a_run_that_collapses_warns_once(tmp_path: Path, capsys: pytest.CaptureF
     assert len(rows) == 3 and rows[-1]["video effective rank"] < 2 and rows[-1]["video uniformity"] > -0.1
     board = EventAccumulator(str(tmp_path / "run")).Reload()
     assert board.Scalars("probe/video effective rank")[-1].value == pytest.approx(rows[-1]["video effective rank"])
+
+
+def test_embeddings_of_a_network_that_has_died_have_rank_1() -> None:
+    assert effective_rank(torch.zeros(5, 3)) == 1
 
 
 def rows(loss: float, rank: float, steps: int = 200) -> list[dict[str, float]]:
