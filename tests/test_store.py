@@ -343,7 +343,10 @@ def watched(folder: Path) -> Iterator[list[int]]:
     def look() -> None:
         while not stop.wait(0.002):
             with contextlib.suppress(OSError):
-                sizes.append(sum(path.stat().st_size for path in folder.glob("*.h5")))
+                before = {*folder.glob("*.h5")}
+                total = sum(path.stat().st_size for path in before)
+                if before == {*folder.glob("*.h5")}:  # else one that went and one that came would both count
+                    sizes.append(total)
 
     (thread := threading.Thread(target=look, daemon=True)).start()
     yield sizes
