@@ -235,7 +235,8 @@ def _run(job: Job) -> None:
     if outcome.queries is not None:
         seen = model.seen(evaluator.data, outcome.queries)
         facts = replace(facts, queries=len(outcome.queries), seen=seen)
-    warnings = [details["warning"] for details in (outcome.details, notes) if "warning" in details]
+    same = evaluator.sameness(model, job.protocol, fold)
+    warnings = [details["warning"] for details in (outcome.details, same, notes) if "warning" in details]
     details = {**facts.details, **outcome.details, **notes}
     if warnings:
         details["warning"] = "; ".join(warnings)

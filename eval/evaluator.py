@@ -72,15 +72,15 @@ class Evaluator:
     def run(self, model: Model, protocol: str, fold: Fold, folder: Path) -> Outcome:
         """Run a protocol with its own settings, others at their defaults; see `Protocol.run`."""
         own = replace(self, settings=only_decisive(self.settings, protocol))
-        outcome = PROTOCOLS[protocol].run(own, model, fold, folder)
+        return PROTOCOLS[protocol].run(own, model, fold, folder)
+
+    def sameness(self, model: Model, protocol: str, fold: Fold) -> dict[str, str]:
+        """What to say of a protocol on frozen features that are nearly the same for all videos."""
         frozen = PROTOCOLS[protocol].labels and not PROTOCOLS[protocol].trains
         if model.random or not frozen:
-            return outcome
-        said = sameness({name: own.features(model, fold.videos, name).average for name in self.settings.modalities})
-        warnings = [text for text in (outcome.details.get("warning"), said) if text]
-        if not warnings:
-            return outcome
-        return outcome._replace(details={**outcome.details, "warning": "; ".join(warnings)})
+            return {}
+        said = sameness({name: self.features(model, fold.videos, name).average for name in self.settings.modalities})
+        return {"warning": said} if said else {}
 
     def features(self, model: Model, videos: np.ndarray, modality: str) -> PooledFeatures:
         """Features of at least these videos, extracted once."""

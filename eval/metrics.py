@@ -9,8 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy import stats
 
-Z = 1.959963984540054
-"""97.5 % quantile of the normal distribution."""
+from gdt.common.intervals import wilson
 
 
 class Metric(NamedTuple):
@@ -34,7 +33,7 @@ class Metric(NamedTuple):
         """
         if self.bounds is not None:
             return self.bounds
-        low, high = _wilson(self.value / 100, self.answers)
+        low, high = wilson(self.value / 100, self.answers)
         return 100 * low, 100 * high
 
     @property
@@ -115,13 +114,3 @@ def over_seeds(metrics: Sequence[Metric]) -> Metric:
         low = max(0.0, low)
         high = min(100.0, high)
     return metrics[0]._replace(value=mean, spread=0.0, bounds=(low, high))
-
-
-def _wilson(share: float, answers: int) -> tuple[float, float]:
-    """95 % interval of a share (Wilson 1927), which need not be a whole number of answers."""
-    if not answers:
-        return 0.0, 1.0
-    z2 = Z**2 / answers
-    middle = (share + z2 / 2) / (1 + z2)
-    half = np.sqrt(z2 * (share * (1 - share) + z2 / 4)) / (1 + z2)
-    return float(max(0.0, middle - half)), float(min(1.0, middle + half))

@@ -9,6 +9,8 @@ from itertools import combinations
 import torch
 from torch import Tensor
 
+from gdt.common.intervals import wilson
+
 RANK = "effective rank"
 RANK_EVERY = 10
 """Steps between measurements of the rank while training."""
@@ -16,7 +18,6 @@ _LEFT_CHANCE = 0.05
 """Share of the way from the loss at chance to its lower bound; a run below it has learned nothing."""
 _WINDOW = 0.1
 """Share of the steps, the last ones, that are averaged."""
-_Z = 1.96
 
 
 def effective_rank(values: Tensor) -> float:
@@ -120,12 +121,6 @@ def recall(probe: Mapping[str, float]) -> tuple[int, float, float, bool] | None:
     right = sum(by_k[k]) / len(by_k[k])
     random = min(1.0, k / n)
     # Wilson's lower bound; the directions share their videos, so they count once
-    if _lower_bound(1.0, n) <= random:
+    if wilson(1.0, n)[0] <= random:
         return None  # so few that all right would not be significant
-    return k, 100 * right, 100 * random, _lower_bound(right, n) > random
-
-
-def _lower_bound(share: float, n: float) -> float:
-    """That of Wilson's interval."""
-    centre = share + _Z**2 / (2 * n)
-    return (centre - _Z * math.sqrt(share * (1 - share) / n + _Z**2 / (4 * n**2))) / (1 + _Z**2 / n)
+    return k, 100 * right, 100 * random, wilson(right, n)[0] > random

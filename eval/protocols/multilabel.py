@@ -12,9 +12,10 @@ from sklearn.metrics import average_precision_score
 from sklearn.preprocessing import StandardScaler
 
 from gdt.common.errors import UserError
+from gdt.common.intervals import Z
 from gdt.eval.classification import describe, fit
 from gdt.eval.evaluator import Evaluator, Outcome
-from gdt.eval.metrics import Measured, Metric, Z
+from gdt.eval.metrics import Measured, Metric
 from gdt.eval.subjects import Fold, Model
 from gdt.pipeline.shards.layout import LABEL_SEPARATOR, labels_in, names_in
 
