@@ -25,7 +25,8 @@ from benchmarks.shared import Measurements, machine
 from gdt.common.errors import exit_with_message
 from gdt.preprocess.datasets.listing import Video
 from gdt.preprocess.ffmpeg import Extraction, Target, command
-from gdt.preprocess.stage import Preprocess, run
+from gdt.preprocess.settings import Preprocess
+from gdt.preprocess.stage import run
 
 BARE, USUAL, STAGE = "bare ffmpeg", "usual way", "stage"
 

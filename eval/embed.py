@@ -215,7 +215,8 @@ def _decode(sources: Sequence[Place], scratch: Path, workers: int) -> tuple[Inde
     """
     from gdt.preprocess.cluster import one_per_core
     from gdt.preprocess.datasets.listing import MEDIA
-    from gdt.preprocess.stage import Preprocess, run
+    from gdt.preprocess.settings import Preprocess
+    from gdt.preprocess.stage import run
 
     links = scratch / "videos"
     shards = scratch / "shards"

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from pkgutil import resolve_name
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -70,9 +71,13 @@ class Evaluator:
         return _subsample(kept, settings.train_samples, settings.seed), notes
 
     def run(self, model: Model, protocol: str, fold: Fold, folder: Path) -> Outcome:
-        """Run a protocol with its own settings, others at their defaults; see `Protocol.run`."""
-        own = replace(self, settings=only_decisive(self.settings, protocol))
-        return PROTOCOLS[protocol].run(own, model, fold, folder)
+        """Evaluate a model on the videos of a fold; a protocol that trains writes to `folder`.
+
+        Raises UserError if the model or the videos do not fit the protocol.
+        """
+        function: ProtocolFunction = resolve_name(f"gdt.{PROTOCOLS[protocol].function}")
+        with_own_settings = replace(self, settings=only_decisive(self.settings, protocol))
+        return function(with_own_settings, model, fold, folder)
 
     def sameness(self, model: Model, protocol: str, fold: Fold) -> dict[str, str]:
         """What to say of a protocol on frozen features that are nearly the same for all videos."""
@@ -111,6 +116,10 @@ class Evaluator:
         query = np.concatenate(queries, axis=1)
         gallery = np.concatenate(galleries, axis=1)
         return query, fold.query_label, gallery, fold.gallery_label
+
+
+ProtocolFunction = Callable[[Evaluator, Model, Fold, Path], Outcome]
+"""The function of a protocol."""
 
 
 def _subsample(fold: Fold, samples: int, seed: int) -> Fold:

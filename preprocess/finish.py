@@ -7,7 +7,6 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from gdt.common.errors import Unusable, plural
 from gdt.common.files import dump_row, write_lines
@@ -15,11 +14,9 @@ from gdt.common.folders import Folder, LocalFolder
 from gdt.pipeline.shards.index import Annotations, Index, write_index
 from gdt.pipeline.shards.layout import INDEX, REJECTED
 from gdt.preprocess.datasets.listing import Missing
+from gdt.preprocess.job import PreprocessJob
 from gdt.preprocess.plan import shard_name
 from gdt.preprocess.summary import Summary, summarise
-
-if TYPE_CHECKING:
-    from gdt.preprocess.stage import PreprocessJob
 
 
 def finish(job: PreprocessJob, new_shards: Sequence[int]) -> Summary:

@@ -23,7 +23,8 @@ import pytest
 
 from gdt.pipeline.shards.index import Index
 from gdt.preprocess import cluster
-from gdt.preprocess.stage import Preprocess, run
+from gdt.preprocess.settings import Preprocess
+from gdt.preprocess.stage import run
 from gdt.preprocess.summary import Summary
 from gdt.preprocess.synthetic import Synthetic, generate
 

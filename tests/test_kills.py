@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from gdt.preprocess.stage import Preprocess
+from gdt.preprocess.settings import Preprocess
 from tests.conftest import ROOT, preprocess
 from tests.preprocess.test_stage import digests
 

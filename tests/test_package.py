@@ -17,7 +17,7 @@ import pytest
 from packaging.requirements import Requirement
 
 import gdt
-from gdt.preprocess.stage import Preprocess
+from gdt.preprocess.settings import Preprocess
 from tests.conftest import ROOT, preprocess
 
 BELOW = {

@@ -46,7 +46,8 @@ from gdt.pipeline.shards.index import Index
 from gdt.pipeline.shards.reader import ShardReader
 from gdt.pipeline.sources.loading import Loading
 from gdt.pipeline.tree import sampling_tree
-from gdt.preprocess.stage import Preprocess, dry_run
+from gdt.preprocess.settings import Preprocess
+from gdt.preprocess.stage import dry_run
 from gdt.preprocess.verify import Verify, verify
 from gdt.train.pretrain import pretrain
 from gdt.train.settings import SIZES

@@ -5,15 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
-from pkgutil import resolve_name
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from gdt.eval.evaluator import Evaluator, Outcome
-    from gdt.eval.subjects import Fold, Model
 
 
 @dataclass(frozen=True)
@@ -22,7 +14,7 @@ class Protocol:
 
     name: str
     function: str
-    """Its function, as module:attribute below `gdt`."""
+    """Its function, as module:attribute below `gdt`; see `Evaluator.run`."""
     settings: tuple[str, ...]
     """Fields of `Downstream` that decide its numbers, besides `clips`; it sees no others."""
     table: str
@@ -37,14 +29,6 @@ class Protocol:
     """Whether the model and the videos need two modalities."""
     trains: bool = False
     """Whether it trains a network, in its own process."""
-
-    def run(self, evaluator: Evaluator, model: Model, fold: Fold, folder: Path) -> Outcome:
-        """Evaluate a model on the videos of a fold; one that trains writes to `folder`.
-
-        Raises UserError if the model or the videos do not fit the protocol.
-        """
-        function: Callable[[Evaluator, Model, Fold, Path], Outcome] = resolve_name(f"gdt.{self.function}")
-        return function(evaluator, model, fold, folder)
 
 
 _FROZEN = ("label", "folds", "gallery_split", "modalities")

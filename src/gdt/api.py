@@ -72,10 +72,11 @@ def make_shards(
 ) -> Preprocessed:
     """Turn the videos below a folder into shards; call it again to resume.
 
-    `destination` defaults to `data/shards/<dataset>`. `settings` are fields of `gdt.preprocess.stage.Preprocess`.
+    `destination` defaults to `data/shards/<dataset>`. `settings` are fields of `gdt.preprocess.settings.Preprocess`.
     Raises UserError if there are no usable videos, or the settings do not fit.
     """
-    from gdt.preprocess.stage import Preprocess, run
+    from gdt.preprocess.settings import Preprocess
+    from gdt.preprocess.stage import run
 
     folder = None if destination is None else place(destination)
     preprocessing = with_changes(Preprocess(dataset, place(source), folder), settings)

@@ -33,7 +33,7 @@ class Command(NamedTuple):
 
 
 COMMANDS = {
-    "preprocess": Command("preprocess.stage:Preprocess", "preprocess.stage:command", "turn videos into shards"),
+    "preprocess": Command("preprocess.settings:Preprocess", "preprocess.stage:command", "turn videos into shards"),
     "verify": Command("preprocess.verify:Verify", "preprocess.verify:command", "check shards for damage"),
     "generate": Command(
         "preprocess.synthetic.files:Generate", "preprocess.synthetic.files:command", "make labelled videos to try it on"

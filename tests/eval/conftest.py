@@ -12,7 +12,7 @@ import pytest
 from gdt.eval.results import RESULTS, Result, read
 from gdt.eval.settings import Downstream
 from gdt.pipeline.shards.index import Index
-from gdt.preprocess.stage import Preprocess
+from gdt.preprocess.settings import Preprocess
 from tests.conftest import preprocess
 
 

@@ -13,7 +13,7 @@ from gdt.eval.downstream import downstream
 from gdt.eval.results import RESULTS, Result, read
 from gdt.eval.settings import Downstream
 from gdt.pipeline.shards.index import Index
-from gdt.preprocess.stage import Preprocess
+from gdt.preprocess.settings import Preprocess
 from gdt.preprocess.stage import run as preprocess
 from gdt.preprocess.synthetic import Synthetic, generate
 from gdt.train.pretrain import pretrain

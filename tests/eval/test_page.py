@@ -26,7 +26,7 @@ from gdt.eval.page.settings import Report
 from gdt.eval.results import RANDOM, RESULTS, append, read
 from gdt.eval.settings import Downstream
 from gdt.pipeline.shards.index import Index
-from gdt.preprocess.stage import Preprocess
+from gdt.preprocess.settings import Preprocess
 from gdt.train.checkpoint import load_model
 from gdt.train.pretrain import pretrain
 from gdt.train.settings import SIZES

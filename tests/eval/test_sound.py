@@ -17,7 +17,7 @@ from gdt.eval.nearest import most_similar
 from gdt.eval.protocols.multilabel import mean_average_precision
 from gdt.eval.results import RESULTS, read
 from gdt.eval.settings import Downstream
-from gdt.preprocess.stage import Preprocess
+from gdt.preprocess.settings import Preprocess
 from gdt.train.checkpoint import load_trained
 from tests.conftest import preprocess
 from tests.sounds import esc50

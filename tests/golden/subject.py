@@ -28,7 +28,7 @@ from gdt.pipeline.shards.index import Index
 from gdt.pipeline.shards.layout import read_rejected
 from gdt.pipeline.shards.reader import ShardReader
 from gdt.pipeline.sources.text import Words
-from gdt.preprocess.stage import Preprocess
+from gdt.preprocess.settings import Preprocess
 from gdt.preprocess.synthetic import Synthetic, generate
 from gdt.train.checkpoint import load_model
 from gdt.train.experiment import compose, tree_of

@@ -26,7 +26,7 @@ from gdt.pipeline.transformations.augmentation import Augmentation
 from gdt.pipeline.transformations.base import Source
 from gdt.pipeline.tree import BatchPlan, Tree, sampling_tree
 from gdt.pipeline.word2vec import WordVectors, load
-from gdt.preprocess.stage import Preprocess
+from gdt.preprocess.settings import Preprocess
 from gdt.train.checkpoint import load_model
 from gdt.train.loss import gdt_loss
 from gdt.train.models.text import TextNetwork

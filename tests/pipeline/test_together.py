@@ -14,7 +14,7 @@ from gdt.pipeline.shards.index import Index
 from gdt.pipeline.transformations.augmentation import Augmentation
 from gdt.pipeline.transformations.order import Order
 from gdt.pipeline.tree import sampling_tree
-from gdt.preprocess.stage import Preprocess
+from gdt.preprocess.settings import Preprocess
 from tests.conftest import preprocess
 from tests.preprocess.media import made
 

@@ -18,7 +18,8 @@ from gdt.pipeline.shards.layout import PIECES, table_checksum
 from gdt.pipeline.shards.reader import ShardReader
 from gdt.preprocess import checks, stage
 from gdt.preprocess.extract import extract_group
-from gdt.preprocess.stage import Preprocess, run
+from gdt.preprocess.settings import Preprocess
+from gdt.preprocess.stage import run
 from gdt.preprocess.summary import describe
 from tests.preprocess.test_stage import digests
 from tests.sounds import tone

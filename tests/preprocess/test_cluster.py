@@ -19,7 +19,7 @@ import pytest
 from gdt.common.errors import UserError
 from gdt.preprocess import cluster
 from gdt.preprocess import worker as worker_module
-from gdt.preprocess.stage import Preprocess
+from gdt.preprocess.settings import Preprocess
 from tests.conftest import ROOT, preprocess
 from tests.preprocess.test_stage import digests
 from tests.train.runs import wait_until

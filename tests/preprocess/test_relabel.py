@@ -14,7 +14,8 @@ from gdt.pipeline.shards.index import Index
 from gdt.pipeline.shards.layout import read_rejected
 from gdt.preprocess.datasets.labels import NO_VIDEO
 from gdt.preprocess.plan import Shares
-from gdt.preprocess.stage import Preprocess, dry_run, run
+from gdt.preprocess.settings import Preprocess
+from gdt.preprocess.stage import dry_run, run
 from gdt.preprocess.summary import Summary, describe
 from gdt.preprocess.verify import Verify, verify
 
@@ -149,7 +150,7 @@ def test_lost_or_damaged_index_is_rebuilt_with_current_labels(pets: Preprocess) 
 
 @pytest.mark.parametrize(
     "moment", ["pipeline.shards.container.writing", "common.files.os.fsync", "preprocess.finish.write_lines",
-               "preprocess.finish.summarise", "preprocess.stage.PreprocessJob.pending"],
+               "preprocess.finish.summarise", "preprocess.job.PreprocessJob.pending"],
 )  # fmt: skip
 def test_interrupted_relabelling_is_completed_by_the_next_run(
     pets: Preprocess, monkeypatch: pytest.MonkeyPatch, moment: str

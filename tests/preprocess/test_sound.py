@@ -15,7 +15,7 @@ from gdt.pipeline.shards.reader import ShardReader
 from gdt.preprocess.datasets import listing
 from gdt.preprocess.datasets.listing import Missing, Video, VideoSource
 from gdt.preprocess.logmel import logmel
-from gdt.preprocess.stage import Preprocess
+from gdt.preprocess.settings import Preprocess
 from tests.conftest import preprocess
 from tests.sounds import esc50, tone
 

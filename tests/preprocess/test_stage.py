@@ -31,7 +31,8 @@ from gdt.preprocess.extract import extract_group
 from gdt.preprocess.ffmpeg import Extraction
 from gdt.preprocess.plan import ShardTask
 from gdt.preprocess.process import Limits
-from gdt.preprocess.stage import Preprocess, run
+from gdt.preprocess.settings import Preprocess
+from gdt.preprocess.stage import run
 from gdt.preprocess.summary import describe
 from gdt.preprocess.worker import make_shard
 from tests.conftest import ROOT

@@ -16,7 +16,8 @@ from gdt.pipeline.shards.container import Head
 from gdt.preprocess import checks, cluster
 from gdt.preprocess.ffmpeg import Extraction
 from gdt.preprocess.process import Limits
-from gdt.preprocess.stage import Preprocess, dry_run, run
+from gdt.preprocess.settings import Preprocess
+from gdt.preprocess.stage import dry_run, run
 from gdt.preprocess.summary import describe
 from gdt.preprocess.tools import probe, require_tools
 from tests.conftest import ROOT

@@ -1,0 +1,81 @@
+"""Settings of preprocessing."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from gdt.common.errors import UserError, require_positive
+from gdt.common.location import Location
+from gdt.common.stores import Place, absolute
+from gdt.pipeline.shards.naming import DATASETS, shard_folder
+from gdt.preprocess import cluster
+from gdt.preprocess.ffmpeg import Extraction
+from gdt.preprocess.plan import Shares
+
+
+@dataclass(frozen=True)
+class Preprocess(cluster.Workers):
+    """Turn a data set of videos into shards. Run the same command again to resume."""
+
+    dataset: str = "kinetics"
+    """Name of the data set."""
+    source: Location | None = None
+    """Folder of the videos, or s3://…; default: data/videos/<dataset>."""
+    destination: Location | None = None
+    """Folder of the shards, or s3://…; default: data/shards/<dataset>."""
+    layout: str = ""
+    """Layout of --source; default: that of a known data set if --dataset names one, else folder, any tree of videos."""
+    extraction: Annotated[Extraction, tyro.conf.arg(name="")] = field(default_factory=Extraction)
+    word2vec: Path | None = None
+    """word2vec file, to store captions as words; default: no captions."""
+    videos_per_shard: int = 128
+    """Maximum number of videos per shard; 256 MB of them end it sooner."""
+    val: float | None = None
+    """Fraction of unsplit videos for val; default: last run's, or 0."""
+    test: float | None = None
+    """The same for test; the others become train."""
+    drop_missing: bool = False
+    """Rebuild shards without the videos no longer in --source."""
+    retry_rejected: bool = False
+    """Rebuild the shards with rejected videos, to try these again."""
+    allow_rejected: bool = False
+    """Go on where more than a third of the first hundred videos are rejected for one reason."""
+    dry_run: bool = False
+    """List and count the videos; decode none."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_positive(self, "", "videos_per_shard")
+        Shares(self.val or 0.0, self.test or 0.0)  # validates
+
+    @property
+    def known_layout(self) -> str:
+        """The layout. Raises UserError if the name of the data set looks like a known one misspelt."""
+        if self.layout or self.dataset in DATASETS:
+            return self.layout or self.dataset
+        similar = difflib.get_close_matches(self.dataset.casefold(), DATASETS, 1, 0.75)
+        if similar:
+            raise UserError(
+                f"--dataset is '{self.dataset}'; did you mean '{similar[0]}'? If not, set --layout to folder (any tree "
+                f"of videos) or {similar[0]}"
+            )
+        return "folder"
+
+    @property
+    def shard_folder(self) -> Place:
+        return shard_folder(self.dataset, self.destination)
+
+    @property
+    def absolute_shards(self) -> Place:
+        """Workers of a cluster may run in another folder."""
+        return absolute(self.shard_folder)
+
+    @property
+    def source_folder(self) -> Place:
+        """Absolute, as the shards are."""
+        return absolute(self.source or Path("data/videos") / self.dataset)
