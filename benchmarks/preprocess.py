@@ -23,7 +23,7 @@ from PIL import Image
 
 from benchmarks.shared import Measurements, machine
 from gdt.common.errors import exit_with_message
-from gdt.preprocess.datasets.listing import Video
+from gdt.preprocess.datasets.listing import ListedVideo
 from gdt.preprocess.ffmpeg import Extraction, Target, command
 from gdt.preprocess.settings import Preprocess
 from gdt.preprocess.stage import run
@@ -53,7 +53,9 @@ def bare(paths: Sequence[Path], workers: int, folder: Path) -> None:
     """`workers` ffmpeg processes in parallel, one video each."""
 
     def run_one(number: int) -> None:
-        target = Target(Video(paths[number].name, paths[number]), folder / f"{number}.mjpeg", folder / f"{number}.pcm")
+        target = Target(
+            ListedVideo(paths[number].name, paths[number]), folder / f"{number}.mjpeg", folder / f"{number}.pcm"
+        )
         arguments = command([target], Extraction())
         subprocess.run(arguments, check=False, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 

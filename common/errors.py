@@ -21,7 +21,7 @@ class UserError(Exception):
 
 
 class Damaged(Exception):
-    """A file differs from what was written; the message does not name the file."""
+    """A file does not hold what its format promises; the message does not name the file."""
 
 
 class Unusable(UserError):

@@ -28,7 +28,7 @@ from gdt.eval.protocols import PROTOCOLS
 from gdt.eval.protocols.finetune import METRICS, STATE, Finetuning
 from gdt.eval.results import RANDOM, RESULTS, Result
 from gdt.eval.settings import Downstream
-from gdt.eval.subjects import Data, Fold, Model, default_checkpoint, folds, gallery_split, models, several_labels
+from gdt.eval.subjects import Data, Fold, Subject, default_checkpoint, folds, gallery_split, models, several_labels
 from gdt.eval.tables import pivot, write_tables
 from gdt.pipeline.shards.layout import names_in
 from gdt.pipeline.word2vec import WordVectors
@@ -42,7 +42,7 @@ from gdt.train.run import CHECKPOINT
 
 
 @dataclass(frozen=True)
-class Evaluated:
+class Evaluation:
     """What an evaluation found."""
 
     results: list[Result]
@@ -59,7 +59,7 @@ class Job:
     """The evaluation of a model by a protocol on a fold, with the labels of a column."""
 
     evaluator: Evaluator
-    model: Model
+    model: Subject
     protocol: str
     fold: Fold
     conditions: str
@@ -93,7 +93,7 @@ def downstream(settings: Downstream) -> str:
     )
 
 
-def evaluate(settings: Downstream, networks: Mapping[str, Sequence[Given]] | None = None) -> Evaluated:
+def evaluate(settings: Downstream, networks: Mapping[str, Sequence[Given]] | None = None) -> Evaluation:
     """Run the missing evaluations.
 
     `networks`: the user's own by modality, besides those in the settings, which other processes do not have.
@@ -123,10 +123,10 @@ def evaluate(settings: Downstream, networks: Mapping[str, Sequence[Given]] | Non
         text = ""
         if settings.tables:
             text = write_tables(out, pivot(every, answers=answers.read_all(out, every)), every)
-    return Evaluated(every, [(model.name, model.digest) for model in compared], text, out)
+    return Evaluation(every, [(model.name, model.digest) for model in compared], text, out)
 
 
-def plan(settings: Downstream, data: Data, compared: Sequence[Model], out: Path) -> Iterator[Job]:
+def plan(settings: Downstream, data: Data, compared: Sequence[Subject], out: Path) -> Iterator[Job]:
     """The jobs of an evaluation. Raises UserError if models, data and settings do not fit."""
     device = any_device()
     words = None
@@ -160,7 +160,7 @@ def plan(settings: Downstream, data: Data, compared: Sequence[Model], out: Path)
                     yield Job(evaluator, model, protocol, fold, key)
 
 
-def choose_protocols(settings: Downstream, data: Data, compared: Sequence[Model]) -> list[str]:
+def choose_protocols(settings: Downstream, data: Data, compared: Sequence[Subject]) -> list[str]:
     """The protocols of --protocols, or the default ones that suit the models and the data.
 
     Raises UserError if none does.
@@ -191,12 +191,12 @@ def choose_protocols(settings: Downstream, data: Data, compared: Sequence[Model]
     return chosen
 
 
-def _has_pairs(model: Model, settings: Downstream, data: Data) -> bool:
+def _has_pairs(model: Subject, settings: Downstream, data: Data) -> bool:
     """Whether the model has two modalities that the videos have."""
     return len(model.embedded_modalities(data.index, settings)) > 1
 
 
-def _require_fit(model: Model, settings: Downstream, data: Data, parts: Sequence[Fold]) -> None:
+def _require_fit(model: Subject, settings: Downstream, data: Data, parts: Sequence[Fold]) -> None:
     """Raise UserError if a model lacks a network, or was finetuned on labels of query videos."""
     for name in settings.modalities:
         require_network(model.trained, name)
@@ -212,7 +212,7 @@ def _require_fit(model: Model, settings: Downstream, data: Data, parts: Sequence
         )
 
 
-def _require_same_words(model: Model, words: WordVectors, path: Path) -> None:
+def _require_same_words(model: Subject, words: WordVectors, path: Path) -> None:
     """Raise UserError if a text model was trained with other word vectors."""
     trained = model.trained
     if "text" not in trained.model.modalities:

@@ -21,7 +21,7 @@ from gdt.eval.metrics import Measured
 from gdt.eval.protocols import PROTOCOLS
 from gdt.eval.settings import Downstream
 from gdt.eval.similarity import unit
-from gdt.eval.subjects import Data, Fold, Model
+from gdt.eval.subjects import Data, Fold, Subject
 from gdt.pipeline.word2vec import WordVectors
 
 
@@ -48,7 +48,7 @@ class Evaluator:
     _latest: dict[Path, PooledFeatures] = field(default_factory=dict)
     """Features kept in memory, of one model, by file."""
 
-    def select(self, model: Model, protocol: str, fold: Fold) -> tuple[Fold, dict[str, str]]:
+    def select(self, model: Subject, protocol: str, fold: Fold) -> tuple[Fold, dict[str, str]]:
         """The videos of a fold that a protocol evaluates, and what to say of those that it does not.
 
         Raises UserError if none is left.
@@ -70,7 +70,7 @@ class Evaluator:
         settings = only_decisive(self.settings, protocol)
         return _subsample(kept, settings.train_samples, settings.seed), notes
 
-    def run(self, model: Model, protocol: str, fold: Fold, folder: Path) -> Outcome:
+    def run(self, model: Subject, protocol: str, fold: Fold, folder: Path) -> Outcome:
         """Evaluate a model on the videos of a fold; a protocol that trains writes to `folder`.
 
         Raises UserError if the model or the videos do not fit the protocol.
@@ -79,7 +79,7 @@ class Evaluator:
         with_own_settings = replace(self, settings=only_decisive(self.settings, protocol))
         return function(with_own_settings, model, fold, folder)
 
-    def sameness(self, model: Model, protocol: str, fold: Fold) -> dict[str, str]:
+    def sameness(self, model: Subject, protocol: str, fold: Fold) -> dict[str, str]:
         """What to say of a protocol on frozen features that are nearly the same for all videos."""
         frozen = PROTOCOLS[protocol].labels and not PROTOCOLS[protocol].trains
         if model.random or not frozen:
@@ -87,7 +87,7 @@ class Evaluator:
         said = sameness({name: self.features(model, fold.videos, name).average for name in self.settings.modalities})
         return {"warning": said} if said else {}
 
-    def features(self, model: Model, videos: np.ndarray, modality: str) -> PooledFeatures:
+    def features(self, model: Subject, videos: np.ndarray, modality: str) -> PooledFeatures:
         """Features of at least these videos, extracted once."""
         clips = self.settings.clips
         path = features_path(self.out / model.folder, self.data.fingerprint, clips, self.device.type, modality)
@@ -99,7 +99,7 @@ class Evaluator:
             self._latest[path] = pooled
         return pooled
 
-    def pooled(self, model: Model, fold: Fold, pooling: str) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    def pooled(self, model: Subject, fold: Fold, pooling: str) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """Features [n, dim] and labels of queries, then of the gallery, "average" or "maximum" pooled.
 
         Those of several --modalities are scaled to length 1 and joined.
@@ -118,7 +118,7 @@ class Evaluator:
         return query, fold.query_label, gallery, fold.gallery_label
 
 
-ProtocolFunction = Callable[[Evaluator, Model, Fold, Path], Outcome]
+ProtocolFunction = Callable[[Evaluator, Subject, Fold, Path], Outcome]
 """The function of a protocol."""
 
 

@@ -34,8 +34,8 @@ _LISTED = 10
 
 
 @dataclass(frozen=True)
-class Model:
-    """A row of the table."""
+class Subject:
+    """A model of an evaluation: a row of the table."""
 
     name: str
     path: Path
@@ -190,7 +190,7 @@ def _dataset_of(checkpoint: Path) -> str:
         return "an unknown data set"
 
 
-def models(settings: Downstream, first: Trained, given: Makers) -> Iterator[Model]:
+def models(settings: Downstream, first: Trained, given: Makers) -> Iterator[Subject]:
     """Random weights and the checkpoints, selected by --random-weights; `first` is the first checkpoint.
 
     `given` are networks of the user's own.
@@ -198,7 +198,7 @@ def models(settings: Downstream, first: Trained, given: Makers) -> Iterator[Mode
     if settings.random_weights != "exclude":
         # those of networks of the user's own may be pretrained
         name = "initial weights" if first.model.network.own else RANDOM
-        yield Model(name, settings.ckpt[0], first.untrained(), True)
+        yield Subject(name, settings.ckpt[0], first.untrained(), True)
     if settings.random_weights == "only":
         return
     for path in dict.fromkeys(settings.ckpt):
@@ -211,7 +211,7 @@ def models(settings: Downstream, first: Trained, given: Makers) -> Iterator[Mode
                 "tables leave out the videos and FLOPs of its training",
                 file=sys.stderr,
             )
-        yield Model(name_of(path), path, trained, False)
+        yield Subject(name_of(path), path, trained, False)
 
 
 def gallery_split(given: str, index: Index, query_split: str) -> str:

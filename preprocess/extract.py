@@ -18,7 +18,7 @@ from gdt.common.files import kind
 from gdt.common.folders import state_of
 from gdt.preprocess import ffmpeg
 from gdt.preprocess.clock import put_on_clock, rearrange
-from gdt.preprocess.datasets.listing import Video, hash_of
+from gdt.preprocess.datasets.listing import ListedVideo, hash_of
 from gdt.preprocess.ffmpeg import Extraction, Target
 from gdt.preprocess.logmel import SAMPLE_RATE, Waveform, peak_levels
 from gdt.preprocess.process import Failed, FfmpegLog, Rejected, run
@@ -60,9 +60,9 @@ class Extracted:
     """First error of the decoder; empty if none."""
 
 
-def groups(videos: Sequence[Video]) -> Iterator[list[Video]]:
+def groups(videos: Sequence[ListedVideo]) -> Iterator[list[ListedVideo]]:
     """Group consecutive small files for one ffmpeg process, whose start takes longer than decoding a small file."""
-    group: list[Video] = []
+    group: list[ListedVideo] = []
     total = 0
     for video in videos:
         size = max(0, state_of(video.path).size)
@@ -139,7 +139,7 @@ def _extract(target: Target, settings: Extraction) -> Extracted:
     return _collect(used, settings, errors)
 
 
-def _require_bytes(video: Video) -> None:
+def _require_bytes(video: ListedVideo) -> None:
     """Raise Rejected unless the file of a video has bytes."""
     size = state_of(video.path).size
     if size < 0:

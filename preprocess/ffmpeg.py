@@ -20,7 +20,7 @@ import tyro
 
 from gdt.common.folders import state_of
 from gdt.common.processes import killed_with_parent
-from gdt.preprocess.datasets.listing import SOUNDS, Video
+from gdt.preprocess.datasets.listing import SOUNDS, ListedVideo
 from gdt.preprocess.logmel import SAMPLE_RATE
 from gdt.preprocess.process import POSITIVE, Limits, require_in_range
 
@@ -84,7 +84,7 @@ class Extraction:
 class Target:
     """A video and the files for its frames and sound."""
 
-    video: Video
+    video: ListedVideo
     jpeg: Path
     pcm: Path
     pictures: bool = True
@@ -99,7 +99,7 @@ class Target:
     """What to say of its streams."""
 
     @staticmethod
-    def within(folder: Path, video: Video) -> Target:
+    def within(folder: Path, video: ListedVideo) -> Target:
         """Output files in a new folder."""
         folder.mkdir()
         return Target(video, folder / "frames.mjpeg", folder / "sound.pcm", video.path.suffix.lower() not in SOUNDS)
@@ -258,7 +258,7 @@ def _select(stretches: Sequence[tuple[float, float]], fps: int) -> list[str]:
     return [f"select='{kept}'", f"setpts='PTS{gaps}'"]
 
 
-def kept_stretches(video: Video, settings: Extraction) -> list[tuple[float, float]]:
+def kept_stretches(video: ListedVideo, settings: Extraction) -> list[tuple[float, float]]:
     """The stretches to keep, of frames and sound alike, within the length limit."""
     limit = max_seconds(video.path, settings)
     kept = [(begin, min(end, limit)) for begin, end in video.stretches if begin < limit]
@@ -271,7 +271,7 @@ def max_seconds(path: Path, settings: Extraction) -> float:
     return min(settings.max_hours * 3600, 60 + size // _MIN_BYTES)
 
 
-def end_seconds(video: Video, settings: Extraction) -> float:
+def end_seconds(video: ListedVideo, settings: Extraction) -> float:
     """Length limit of a video or its segment."""
     limit = max_seconds(video.path, settings)
     if video.segment is None:

@@ -15,7 +15,7 @@ from gdt.preprocess import checks, datasets
 from gdt.preprocess.captions import readers
 from gdt.preprocess.captions.attach import Spoken
 from gdt.preprocess.captions.words import Vocabulary
-from gdt.preprocess.datasets.listing import CAPTIONS, Video, VideoSource
+from gdt.preprocess.datasets.listing import CAPTIONS, ListedVideo, SourceFiles
 from gdt.preprocess.plan import Listed, Plan, ShardTask, assign, collect, shard_name
 from gdt.preprocess.settings import Preprocess
 
@@ -35,7 +35,7 @@ class PreprocessJob:
     spoken: Spoken | None
     details: dict[str, Any]
     """Settings that change shards."""
-    shards: dict[int, list[Video]]
+    shards: dict[int, list[ListedVideo]]
     """The videos of each shard by its number."""
     contents: dict[str, str]
     """What the finished shards were made of (ShardTask.content), by file name."""
@@ -86,7 +86,7 @@ def prepare(settings: Preprocess, ffmpeg: str) -> PreprocessJob:
     source = folder_at(settings.source_folder)
     destination = folder_at(settings.absolute_shards)
     index_tag = destination.tag(INDEX)
-    files = VideoSource(source)
+    files = SourceFiles(source)
     items = datasets.listing(settings.known_layout, files)
     spoken = _find_captions(settings, source)
     plan = Plan.read(destination)

@@ -17,7 +17,7 @@ from gdt.common.files import dump_row, write_lines
 from gdt.common.folders import Folder
 from gdt.pipeline.shards.container import SCHEMA
 from gdt.pipeline.shards.index import Annotations
-from gdt.preprocess.datasets.listing import Missing, Video
+from gdt.preprocess.datasets.listing import ListedVideo, Missing
 from gdt.preprocess.ffmpeg import Extraction
 
 PLAN = "plan.jsonl"
@@ -88,7 +88,7 @@ def _draw(video_id: str) -> float:
 class Listed:
     """The videos of a data set."""
 
-    videos: dict[str, Video]
+    videos: dict[str, ListedVideo]
     """By id, sorted, each with its split and the size of its file."""
     missing: list[Missing]
     """Those that cannot be used."""
@@ -122,12 +122,12 @@ class Listed:
         return values_by_name
 
 
-def collect(items: Iterable[Video | Missing], folder: Folder, shares: Shares = Shares()) -> Listed:
+def collect(items: Iterable[ListedVideo | Missing], folder: Folder, shares: Shares = Shares()) -> Listed:
     """The list of the videos of a folder: the first of each id. Those without a split get one by `shares`.
 
     A split may be empty until decoding shows which videos are kept, see `Listed.settled`.
     """
-    videos: dict[str, Video] = {}
+    videos: dict[str, ListedVideo] = {}
     missing: list[Missing] = []
     drawn: set[str] = set()
     for item in items:
@@ -154,7 +154,7 @@ class ShardTask:
     """Of the shard."""
     source: Folder
     """Of the videos."""
-    videos: Sequence[Video]
+    videos: Sequence[ListedVideo]
     extraction: Extraction
     details: Mapping[str, Any]
     """All settings that change shards, to be recorded in the shard."""
@@ -170,7 +170,7 @@ class ShardTask:
         return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _content(video: Video) -> list[object]:
+def _content(video: ListedVideo) -> list[object]:
     """What determines the stored data of a video; its file may move."""
     words = astuple(video.words) if video.words else None
     key: list[object] = [video.size, video.id, video.segment, video.stretches, words]
@@ -217,22 +217,22 @@ class Plan:
 
 
 def assign(
-    videos: Mapping[str, Video], planned: Mapping[int, Sequence[str]], videos_per_shard: int
-) -> dict[int, list[Video]]:
+    videos: Mapping[str, ListedVideo], planned: Mapping[int, Sequence[str]], videos_per_shard: int
+) -> dict[int, list[ListedVideo]]:
     """The videos of each shard by its number, given those of an earlier plan.
 
     Planned videos stay in their shards; the others are divided, in the order of the list, into new shards of at most
     `videos_per_shard` videos and about _SHARD_BYTES of files.
     """
     left = dict(videos)
-    shards: dict[int, list[Video]] = {}
+    shards: dict[int, list[ListedVideo]] = {}
     for number, names in planned.items():
         members = [left.pop(name) for name in names if name in left]
         if members:
             shards[number] = members
     number = max(shards, default=-1)
     room = 0.0
-    group: list[Video] = []
+    group: list[ListedVideo] = []
     for video in left.values():
         size = max(video.size, 0)
         room -= size

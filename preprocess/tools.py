@@ -18,7 +18,7 @@ import simplejpeg
 from PIL import Image
 
 from gdt.common.errors import UserError
-from gdt.preprocess.datasets.listing import Video
+from gdt.preprocess.datasets.listing import ListedVideo
 from gdt.preprocess.extract import Extracted, extract_group
 from gdt.preprocess.ffmpeg import Extraction, Target
 from gdt.preprocess.logmel import SAMPLE_RATE
@@ -50,7 +50,7 @@ def require_tools(limits: Limits, folder: Path) -> str:
 def probe(limits: Limits, folder: Path) -> None:
     """Decode the clip within a folder. Raises UserError if that fails, or gives other frames or another sound."""
     with tempfile.TemporaryDirectory(prefix=".shard-probe-", dir=folder) as scratch:
-        target = Target.within(Path(scratch) / "clip", Video(CLIP.name, CLIP, segment=(1.0, 2.0)))
+        target = Target.within(Path(scratch) / "clip", ListedVideo(CLIP.name, CLIP, segment=(1.0, 2.0)))
         fault = _fault(extract_group([target], Extraction(limits=limits))[0])
         if fault:
             raise UserError(

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from gdt.common.errors import UserError
+from gdt.common.errors import Damaged, UserError
 from gdt.common.files import writing
 from gdt.pipeline.shards.statistics import Statistics
 from gdt.train import portable, weights
@@ -23,7 +23,7 @@ from gdt.train.published import fetch
 from gdt.train.run import CHECKPOINT, LENGTH, differences, from_json, require_checkpoint, to_json
 from gdt.train.schedule import Schedule
 from gdt.train.settings import Pretrain
-from gdt.train.tensors import Damaged, load_checked
+from gdt.train.tensors import load_checked
 from gdt.train.trained import Trained
 
 FORMAT = "gdt-pretrain-2"

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from gdt.common import serialization
+from gdt.common.errors import Damaged
 from gdt.train import tensors
 from gdt.train.run import to_json
-from gdt.train.tensors import Damaged
 from gdt.train.trained import Origin, Trained
 
 FORMAT = "gdt-model-2"

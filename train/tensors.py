@@ -14,14 +14,11 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
+from gdt.common.errors import Damaged
 from gdt.common.files import require_readable, writing
 
 _MAX_STAND_INS = 100
 """Maximum number of classes that a file names."""
-
-
-class Damaged(Exception):
-    """A file holds no intact tensors; the message does not name the file."""
 
 
 def write(path: Path, tensors: Mapping[str, Tensor], texts: Mapping[str, str]) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from gdt.common.errors import Damaged
 from gdt.pipeline.leaves import Clip
 from gdt.pipeline.shards.statistics import Statistics
 from gdt.pipeline.transformations.augmentation import Augmentation
@@ -26,7 +27,6 @@ from gdt.train.models.given import Makers
 from gdt.train.models.network import Network
 from gdt.train.run import from_json, to_json
 from gdt.train.settings import Pretrain
-from gdt.train.tensors import Damaged
 from gdt.train.trained import Origin, Trained
 
 RELEASE = Statistics(np.full(3, 255 * 0.45), np.full(3, 255 * 0.225), 1.93, 17.89)

@@ -13,12 +13,12 @@ from gdt.eval.evaluator import Evaluator, Outcome
 from gdt.eval.metrics import Measured
 from gdt.eval.protocols.finetune import Finetuning, Recipe, train_and_test
 from gdt.eval.settings import Downstream
-from gdt.eval.subjects import Fold, Model
+from gdt.eval.subjects import Fold, Subject
 from gdt.train.models.backbone import Backbone
 from gdt.train.trained import Trained
 
 
-def attentive(evaluator: Evaluator, model: Model, fold: Fold, folder: Path) -> Outcome:
+def attentive(evaluator: Evaluator, model: Subject, fold: Fold, folder: Path) -> Outcome:
     """Top-1 and top-5 accuracy of the attentive probe."""
     return train_and_test(AttentiveProbe, evaluator, model, fold, folder)
 

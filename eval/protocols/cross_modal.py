@@ -8,12 +8,12 @@ from gdt.common.errors import UserError
 from gdt.eval.embed import sameness
 from gdt.eval.evaluator import Evaluator, Outcome
 from gdt.eval.metrics import measured
-from gdt.eval.subjects import Fold, Model
+from gdt.eval.subjects import Fold, Subject
 from gdt.pipeline.clips import usable
 from gdt.train import crossmodal
 
 
-def cross_modal(evaluator: Evaluator, model: Model, fold: Fold, _: Path) -> Outcome:
+def cross_modal(evaluator: Evaluator, model: Subject, fold: Fold, _: Path) -> Outcome:
     """R@k for every pair of modalities, among the queries that have all of them."""
     trained = model.trained
     settings = evaluator.settings

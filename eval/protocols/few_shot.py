@@ -10,7 +10,7 @@ from gdt.common.streams import Stream, generator
 from gdt.eval.evaluator import Evaluator, Outcome
 from gdt.eval.metrics import Measured, Metric
 from gdt.eval.similarity import nearest
-from gdt.eval.subjects import Fold, Model
+from gdt.eval.subjects import Fold, Subject
 
 SHOTS = (1, 5, 20)
 """Training videos per class."""
@@ -18,7 +18,7 @@ _DRAWS = 20
 """Random choices of shots that accuracies are averaged over."""
 
 
-def few_shot(evaluator: Evaluator, model: Model, fold: Fold, _: Path) -> Outcome:
+def few_shot(evaluator: Evaluator, model: Subject, fold: Fold, _: Path) -> Outcome:
     """Accuracies with the shots that the smallest class has."""
     features = evaluator.pooled(model, fold, "average")
     seed = evaluator.settings.seed

@@ -25,7 +25,7 @@ from gdt.eval.evaluator import Evaluator, Outcome
 from gdt.eval.extract import outputs, require_network
 from gdt.eval.metrics import Measured
 from gdt.eval.settings import Downstream
-from gdt.eval.subjects import FINETUNED, Fold, Model
+from gdt.eval.subjects import FINETUNED, Fold, Subject
 from gdt.pipeline.clips import ClipSampling, random_clips, uniform_plans
 from gdt.pipeline.leaves import Clip
 from gdt.pipeline.loader import Batch, Loader
@@ -44,12 +44,12 @@ METRICS = "finetune.jsonl"
 """Files of a run besides the finetuned weights: the state to resume from, and loss and accuracy per epoch."""
 
 
-def finetune(evaluator: Evaluator, model: Model, fold: Fold, folder: Path) -> Outcome:
+def finetune(evaluator: Evaluator, model: Subject, fold: Fold, folder: Path) -> Outcome:
     """Top-1 and top-5 accuracy of the finetuned network, of videos and of clips."""
     return train_and_test(Finetuning, evaluator, model, fold, folder)
 
 
-def train_and_test(kind: type[Finetuning], evaluator: Evaluator, model: Model, fold: Fold, folder: Path) -> Outcome:
+def train_and_test(kind: type[Finetuning], evaluator: Evaluator, model: Subject, fold: Fold, folder: Path) -> Outcome:
     """The metrics of a kind of finetuning, which writes to `folder`, with its recipe as details."""
     settings = evaluator.settings
     data = evaluator.data

@@ -11,14 +11,14 @@ from gdt.eval.classification import targets
 from gdt.eval.evaluator import Evaluator, Outcome
 from gdt.eval.metrics import Measured, measured
 from gdt.eval.similarity import nearest, unit
-from gdt.eval.subjects import Fold, Model
+from gdt.eval.subjects import Fold, Subject
 
 KS = (20, 200)
 """Neighbours that vote; 200 is the paper's."""
 TEMPERATURE = 0.07
 
 
-def knn(evaluator: Evaluator, model: Model, fold: Fold, _: Path) -> Outcome:
+def knn(evaluator: Evaluator, model: Subject, fold: Fold, _: Path) -> Outcome:
     """Top-1 accuracy with `KS` neighbours, or all training videos where there are fewer."""
     metrics = weighted_knn(*evaluator.pooled(model, fold, "average"), KS)
     details = {"pooling": "average", "temperature": str(TEMPERATURE)}

@@ -15,17 +15,17 @@ from sklearn.svm import LinearSVC
 from gdt.eval.classification import classes_of, describe, fit, targets, top_k
 from gdt.eval.evaluator import Evaluator, Outcome
 from gdt.eval.metrics import Measured
-from gdt.eval.subjects import Fold, Model
+from gdt.eval.subjects import Fold, Subject
 
 
-def linear(evaluator: Evaluator, model: Model, fold: Fold, _: Path) -> Outcome:
+def linear(evaluator: Evaluator, model: Subject, fold: Fold, _: Path) -> Outcome:
     """Top-1 and top-5 accuracy of a logistic regression."""
     probed = linear_probe(*evaluator.pooled(model, fold, "average"), evaluator.settings.linear_c, (1, 5))
     metrics = {f"linear top-{k}": measured for k, measured in probed.accuracy.items()}
     return Outcome(metrics, {"pooling": "average", **probed.warning})
 
 
-def svm(evaluator: Evaluator, model: Model, fold: Fold, _: Path) -> Outcome:
+def svm(evaluator: Evaluator, model: Subject, fold: Fold, _: Path) -> Outcome:
     """Top-1 accuracy of linear SVMs."""
     features = evaluator.pooled(model, fold, "average")
     probed = linear_probe(*features, evaluator.settings.linear_c, (1,), svm=True)

@@ -16,11 +16,11 @@ from gdt.common.intervals import Z
 from gdt.eval.classification import describe, fit
 from gdt.eval.evaluator import Evaluator, Outcome
 from gdt.eval.metrics import Measured, Metric
-from gdt.eval.subjects import Fold, Model
+from gdt.eval.subjects import Fold, Subject
 from gdt.pipeline.shards.layout import LABEL_SEPARATOR, labels_in, names_in
 
 
-def multilabel(evaluator: Evaluator, model: Model, fold: Fold, _: Path) -> Outcome:
+def multilabel(evaluator: Evaluator, model: Subject, fold: Fold, _: Path) -> Outcome:
     """Mean average precision, and over how many labels."""
     measured, warning = mean_average_precision(*evaluator.pooled(model, fold, "average"), evaluator.settings.linear_c)
     queries = fold.query_label

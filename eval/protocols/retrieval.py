@@ -10,13 +10,13 @@ import numpy as np
 from gdt.eval.evaluator import Evaluator, Outcome
 from gdt.eval.metrics import Measured, measured
 from gdt.eval.similarity import nearest
-from gdt.eval.subjects import Fold, Model
+from gdt.eval.subjects import Fold, Subject
 
 KS = (1, 5, 20)
 """k of R@k, as in the paper."""
 
 
-def retrieval(evaluator: Evaluator, model: Model, fold: Fold, _: Path) -> Outcome:
+def retrieval(evaluator: Evaluator, model: Subject, fold: Fold, _: Path) -> Outcome:
     """R@k of the queries among the gallery."""
     metrics = recall(*evaluator.pooled(model, fold, "maximum"), KS)
     return Outcome({f"R@{k}": metric for k, metric in metrics.items()}, {"pooling": "maximum"})

@@ -11,7 +11,7 @@ from gdt.common.folders import Folder
 from gdt.preprocess.captions.readers import Captions
 from gdt.preprocess.captions.stretches import retime, stretches
 from gdt.preprocess.captions.words import Vocabulary
-from gdt.preprocess.datasets.listing import Missing, Video, root_of
+from gdt.preprocess.datasets.listing import ListedVideo, Missing, root_of
 from gdt.preprocess.tables import composed
 
 _STRETCHES = 1000
@@ -35,17 +35,17 @@ class Spoken:
     used: set[str] = field(default_factory=set)
     """Names of the captions of the videos that `select` has yielded."""
 
-    def select(self, items: Iterable[Video | Missing]) -> Iterator[Video | Missing]:
+    def select(self, items: Iterable[ListedVideo | Missing]) -> Iterator[ListedVideo | Missing]:
         """The videos of the data set."""
         for item in items:
-            name = self._name(item) if isinstance(item, Video) else None
+            name = self._name(item) if isinstance(item, ListedVideo) else None
             self.used.add(name or "")
             if self.only_captioned and name == "":
                 yield Missing(item.id, "it has no captions", item.path)
             else:
                 yield item
 
-    def attach(self, video: Video) -> Video:
+    def attach(self, video: ListedVideo) -> ListedVideo:
         """The video with its words."""
         name = self._name(video)
         lines = self.captions.get(name)
@@ -61,7 +61,7 @@ class Spoken:
             kept = stretches(lines, gap)
         return replace(video, words=retime(words, kept), stretches=kept)
 
-    def _name(self, video: Video) -> str:
+    def _name(self, video: ListedVideo) -> str:
         """The name of its captions; empty without any."""
         path = composed(os.path.relpath(video.path, root_of(self.source)))
         suffix = video.path.suffix

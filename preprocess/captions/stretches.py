@@ -47,7 +47,7 @@ def retime(words: TimedWords, stretches: Sequence[tuple[float, float]]) -> Timed
     """The words with their times, in seconds, after the video is cut to `stretches`, joined end to end.
 
     Words are cut at the edges of stretches. Words outside all stretches, and words without duration at the end of one,
-    are dropped. Empty stretches mean the whole video, as in `Video`.
+    are dropped. Empty stretches mean the whole video, as in `ListedVideo`.
     """
     if not stretches or not words.token:
         return words

@@ -13,7 +13,7 @@ from pathlib import Path
 from gdt.common.errors import UserError, unknown
 from gdt.common.folders import Folder, LocalFolder
 from gdt.pipeline.shards import naming
-from gdt.preprocess.datasets.listing import DataSet, Missing, Video, VideoSource, ignored_in_words, incomplete
+from gdt.preprocess.datasets.listing import DataSet, ListedVideo, Missing, SourceFiles, ignored_in_words, incomplete
 
 DATASETS: dict[str, DataSet] = {name: importlib.import_module(f"{__name__}.{name}").DATA for name in naming.DATASETS}
 _NOT_UTF8 = re.compile("[\ud800-\udfff]")
@@ -30,7 +30,7 @@ def find(dataset: str, source: Folder) -> DataSet:
     return DATASETS[dataset]
 
 
-def listing(dataset: str, source: VideoSource) -> Iterator[Video | Missing]:
+def listing(dataset: str, source: SourceFiles) -> Iterator[ListedVideo | Missing]:
     """Yield the videos of a data set; Missing for those whose names are not valid UTF-8.
 
     Raises UserError if a file or folder that all videos need is missing and, at the end, if there was no video.

@@ -13,7 +13,7 @@ from operator import itemgetter
 from gdt.common.folders import File
 from gdt.pipeline.shards.layout import LABEL_SEPARATOR
 from gdt.preprocess.datasets import youtube
-from gdt.preprocess.datasets.listing import DataSet, Missing, Video, VideoSource, incomplete
+from gdt.preprocess.datasets.listing import DataSet, ListedVideo, Missing, SourceFiles, incomplete
 from gdt.preprocess.datasets.youtube import Segment
 from gdt.preprocess.tables import Row, read_csv
 
@@ -35,7 +35,7 @@ _SPLITS = {
 _COLUMNS = ("YTID", "start_seconds", "end_seconds", "positive_labels")
 
 
-def listing(source: VideoSource) -> Iterator[Video | Missing]:
+def listing(source: SourceFiles) -> Iterator[ListedVideo | Missing]:
     """Videos by the names of their files; files that are not in the official csv are left out."""
     lists = [file for file in map(source.file, _SPLITS) if file.exists]
     if not lists:

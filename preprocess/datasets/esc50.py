@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from gdt.preprocess.datasets.listing import NO_FILE, DataSet, Missing, Video, VideoSource, incomplete, unlisted
+from gdt.preprocess.datasets.listing import NO_FILE, DataSet, ListedVideo, Missing, SourceFiles, incomplete, unlisted
 from gdt.preprocess.tables import Row, read_csv
 
 TREE = """\
@@ -18,7 +18,7 @@ source/audio/1-100032-A-0.wav    the sounds, in any folders"""
 _FOLDS = 5
 
 
-def listing(source: VideoSource) -> Iterator[Video | Missing]:
+def listing(source: SourceFiles) -> Iterator[ListedVideo | Missing]:
     """Sounds by their file stems, each a test sound of one fold; those that are not in the csv are left out."""
     table = source.file("meta/esc50.csv")
     if not table.exists:
@@ -32,7 +32,7 @@ def listing(source: VideoSource) -> Iterator[Video | Missing]:
         present.add(name)
         label, fold = rows[name]
         folds = tuple("test" if fold == number else "train" for number in range(1, _FOLDS + 1))
-        yield Video(name, sound, label, folds[0], folds)
+        yield ListedVideo(name, sound, label, folds[0], folds)
     for name in rows:
         if name not in present:
             yield Missing(name, f"listed in meta/esc50.csv, {NO_FILE}")

@@ -9,7 +9,7 @@ from itertools import chain
 
 from gdt.common.errors import UserError
 from gdt.preprocess.datasets.labels import LABELS, NAMES, Labels
-from gdt.preprocess.datasets.listing import SOUNDS, SPLITS, SUFFIXES, DataSet, Missing, Video, VideoSource
+from gdt.preprocess.datasets.listing import SOUNDS, SPLITS, SUFFIXES, DataSet, ListedVideo, Missing, SourceFiles
 from gdt.preprocess.tables import composed
 
 TREE = f"""\
@@ -24,7 +24,7 @@ _SHOWN = 5
 """Folders to name in a message."""
 
 
-def listing(source: VideoSource, official: bool = False) -> Iterator[Video | Missing]:
+def listing(source: SourceFiles, official: bool = False) -> Iterator[ListedVideo | Missing]:
     """One video per file, with its row of labels.csv; then the rows without a file.
 
     The id is the path below a top folder that is named as a split, so that neither another split nor another reading of
@@ -34,10 +34,10 @@ def listing(source: VideoSource, official: bool = False) -> Iterator[Video | Mis
     names = {path: composed(path.relative_to(source.root)) for path in source.files()}
     shared = Counter(map(_below_split, names.values()))
     labels = Labels(source, chain(shared, names.values()))
-    videos: list[tuple[str, Video]] = []
+    videos: list[tuple[str, ListedVideo]] = []
     for path, name in names.items():
         id = _below_split(name)
-        videos.append((name, labels.apply(Video(id if shared[id] == 1 else name, path), name)))
+        videos.append((name, labels.apply(ListedVideo(id if shared[id] == 1 else name, path), name)))
     settled = all(video.split for name, video in videos if _below_split(name) != name)
     splits = official or has_splits(source, names.values(), settled)
     for name, video in videos:
@@ -45,7 +45,7 @@ def listing(source: VideoSource, official: bool = False) -> Iterator[Video | Mis
     yield from labels.unused()
 
 
-def has_splits(source: VideoSource, names: Iterable[str], settled: bool = False) -> bool:
+def has_splits(source: SourceFiles, names: Iterable[str], settled: bool = False) -> bool:
     """Whether top folders named as splits are splits: if train is there, and val or test. Otherwise they are classes.
 
     `names` are the paths of the videos; the source notes how they are read. Raises UserError if they can be read in
@@ -81,7 +81,7 @@ def _few(names: Sequence[str]) -> str:
     return f"{first}, …" if len(names) > _SHOWN else first
 
 
-def placed(video: Video, name: str, splits: bool) -> Video:
+def placed(video: ListedVideo, name: str, splits: bool) -> ListedVideo:
     """The video with the label and split of the folders in its path `name`, where it has none."""
     *folders, _ = name.split("/")
     split = SPLITS.get(folders[0].lower(), "") if splits and folders else ""

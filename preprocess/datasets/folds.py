@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from gdt.common.errors import UserError
 from gdt.common.folders import File, Folder, LocalFolder
-from gdt.preprocess.datasets.listing import NO_FILE, Missing, Video, VideoSource, incomplete, unlisted
+from gdt.preprocess.datasets.listing import NO_FILE, ListedVideo, Missing, SourceFiles, incomplete, unlisted
 from gdt.preprocess.tables import composed, open_text
 
 FOLDS = (1, 2, 3)
@@ -25,7 +25,7 @@ class Line(NamedTuple):
     """train, test or unused"""
 
 
-def find_lists(source: VideoSource, name: str, tree: str) -> Folder:
+def find_lists(source: SourceFiles, name: str, tree: str) -> Folder:
     """The folder of the official lists, in `source` or, on this machine, next to it. Raises UserError without one."""
     parents = [source.folder]
     if isinstance(source.folder, LocalFolder):
@@ -56,7 +56,7 @@ class _Entry:
     has_file: bool = False
 
 
-def listing(source: VideoSource, name: str, lines: Iterable[Line], tree: str) -> Iterator[Video | Missing]:
+def listing(source: SourceFiles, name: str, lines: Iterable[Line], tree: str) -> Iterator[ListedVideo | Missing]:
     """Yield the videos, labelled by their folder, then the listed ones without a file.
 
     Videos in no list are left out, as are those outside of the folder `name` if there is one. Case and suffix of names
@@ -77,7 +77,7 @@ def listing(source: VideoSource, name: str, lines: Iterable[Line], tree: str) ->
         label = composed(path.parent.name)
         if path.parent == root or label.lower() != entry.class_name.lower():
             raise incomplete(f"{source.folder.address(path)} is not in the folder of its class", tree)
-        yield Video(stem, path, label, entry.folds[0], tuple(entry.folds))
+        yield ListedVideo(stem, path, label, entry.folds[0], tuple(entry.folds))
     for entry in entries.values():
         if not entry.has_file:
             yield Missing(entry.stem, f"listed in the official splits, {NO_FILE}")

@@ -14,7 +14,7 @@ from gdt.common.errors import UserError
 from gdt.common.folders import File, Folder
 from gdt.preprocess.datasets import folds
 from gdt.preprocess.datasets.folds import Line
-from gdt.preprocess.datasets.listing import DataSet, Missing, Video, VideoSource, incomplete
+from gdt.preprocess.datasets.listing import DataSet, ListedVideo, Missing, SourceFiles, incomplete
 
 TREE = """\
 source/hmdb51_org/brush_hair/*.avi                                     class folders, here, in another folder or
@@ -24,7 +24,7 @@ source/testTrainMulti_7030_splits/brush_hair_test_split1.txt to 3      the offic
 _SPLITS = {"0": "unused", "1": "train", "2": "test"}
 
 
-def listing(source: VideoSource) -> Iterator[Video | Missing]:
+def listing(source: SourceFiles) -> Iterator[ListedVideo | Missing]:
     """Videos by the names of their files, in all folds; those in no list are left out."""
     lists = folds.find_lists(source, "testTrainMulti_7030_splits", TREE)
     return folds.listing(source, "hmdb51_org", _lines(lists), TREE)

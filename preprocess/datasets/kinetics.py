@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from gdt.common.folders import File
 from gdt.preprocess.datasets import folder, youtube
-from gdt.preprocess.datasets.listing import SPLITS, DataSet, Missing, Video, VideoSource
+from gdt.preprocess.datasets.listing import SPLITS, DataSet, ListedVideo, Missing, SourceFiles
 from gdt.preprocess.datasets.youtube import Segment
 from gdt.preprocess.tables import Row, composed, read_csv
 
@@ -29,18 +29,18 @@ _COLUMNS = ("youtube_id", "time_start", "time_end", "split")  # and a label, exc
 _TIMES = re.compile(r"(.{11})_(\d{6})_(\d{6})", re.ASCII)
 
 
-def listing(source: VideoSource) -> Iterator[Video | Missing]:
+def listing(source: SourceFiles) -> Iterator[ListedVideo | Missing]:
     """Videos by the names of their files; label and split are from the csv or, if there is none, from the folders."""
     paths = [*source.folder.glob("[!.]*.csv"), *source.folder.glob("annotations/[!.]*.csv")]
     if not paths:
         named = [(name, path, composed(path.relative_to(source.root))) for name, path in source.named()]
         splits = folder.has_splits(source, [below for _, _, below in named])
-        return (_named(folder.placed(Video(name, path), below, splits)) for name, path, below in named)
+        return (_named(folder.placed(ListedVideo(name, path), below, splits)) for name, path, below in named)
     rows = (row for path in paths for row in read_csv(File(source.folder, path), _COLUMNS, _segment))
     return youtube.listing(source, rows)
 
 
-def _named(video: Video) -> Video:
+def _named(video: ListedVideo) -> ListedVideo:
     times = _TIMES.fullmatch(video.id)
     part = (times[1], float(times[2]), float(times[3])) if times else None
     return replace(video, label=video.label.replace("_", " "), part=part)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from gdt.common.errors import UserError
 from gdt.pipeline.shards import index
-from gdt.preprocess.datasets.listing import SPLITS, SUFFIXES, Missing, Video, VideoSource
+from gdt.preprocess.datasets.listing import SPLITS, SUFFIXES, ListedVideo, Missing, SourceFiles
 from gdt.preprocess.tables import Row, composed, read_csv
 
 LABELS = "labels.csv"
@@ -33,7 +33,7 @@ class _Labelled(NamedTuple):
 class Labels:
     """The rows of labels.csv by the video they name."""
 
-    def __init__(self, source: VideoSource, names: Iterable[str]) -> None:
+    def __init__(self, source: SourceFiles, names: Iterable[str]) -> None:
         """Read the file if it is there; `names` are the ids and paths of all videos.
 
         Raises UserError, with the line, if it cannot be parsed.
@@ -75,7 +75,7 @@ class Labels:
         columns = tuple((name, values[name]) for name in further)
         return video, _Labelled(values.get(label, ""), SPLITS.get(word, ""), columns)
 
-    def apply(self, video: Video, path: str) -> Video:
+    def apply(self, video: ListedVideo, path: str) -> ListedVideo:
         """The video with the values of its row, found by its id or its path below the source, with or without suffix.
 
         A row that is the whole name of a file is not that of another (a.avi, with a.avi.mp4 beside it). Raises

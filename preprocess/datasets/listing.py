@@ -75,13 +75,13 @@ class TimedWords:
 
 
 @dataclass(frozen=True, slots=True)
-class Video:
+class ListedVideo:
     """One video file of a data set, or a part of one."""
 
     id: str
     """Unique in the data set."""
     path: Path
-    """Of its file, as of `VideoSource.files`; where it is decoded, on that machine."""
+    """Of its file, as of `SourceFiles.files`; where it is decoded, on that machine."""
     label: str = ""
     """Class name; empty if unknown."""
     split: str = ""
@@ -125,7 +125,7 @@ def unlisted(path: Path) -> Missing:
 class DataSet:
     """Where the videos, labels and splits of a data set are."""
 
-    listing: Callable[[VideoSource], Iterator[Video | Missing]]
+    listing: Callable[[SourceFiles], Iterator[ListedVideo | Missing]]
     """Yields the videos of a source in a fixed order."""
     tree: str
     """The expected files and folders, for messages."""
@@ -210,7 +210,7 @@ def is_shown(name: str) -> bool:
 
 
 @dataclass(frozen=True)
-class VideoSource:
+class SourceFiles:
     """A folder of videos."""
 
     folder: Folder

@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from gdt.preprocess.datasets import folder
-from gdt.preprocess.datasets.listing import DataSet, Missing, Video, VideoSource
+from gdt.preprocess.datasets.listing import DataSet, ListedVideo, Missing, SourceFiles
 
 
-def _listing(source: VideoSource) -> Iterator[Video | Missing]:
+def _listing(source: SourceFiles) -> Iterator[ListedVideo | Missing]:
     for item in folder.listing(source, official=True):
-        yield replace(item, id=item.path.stem) if isinstance(item, Video) else item
+        yield replace(item, id=item.path.stem) if isinstance(item, ListedVideo) else item
 
 
 DATA = DataSet(_listing, folder.TREE)

@@ -13,7 +13,7 @@ from gdt.common.errors import UserError
 from gdt.common.folders import File, Folder
 from gdt.preprocess.datasets import folds
 from gdt.preprocess.datasets.folds import Line
-from gdt.preprocess.datasets.listing import DataSet, Missing, Video, VideoSource
+from gdt.preprocess.datasets.listing import DataSet, ListedVideo, Missing, SourceFiles
 
 TREE = """\
 source/UCF-101/Archery/v_Archery_g01_c01.avi           class folders, here or in source itself; any video format
@@ -24,7 +24,7 @@ _LINE = re.compile(r"([^/<>\s]+)/([^/<>\s]+\.\w+)(?:\s+\d+)?\s*")
 """Class and file; in training lists, the class number follows."""
 
 
-def listing(source: VideoSource) -> Iterator[Video | Missing]:
+def listing(source: SourceFiles) -> Iterator[ListedVideo | Missing]:
     """Videos by the names of their files, in all folds; those in no list are left out."""
     lists = folds.find_lists(source, "ucfTrainTestlist", TREE)
     return folds.listing(source, "UCF-101", _lines(lists), TREE)

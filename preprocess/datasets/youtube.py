@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gdt.preprocess.datasets.listing import NO_FILE, Missing, Video, VideoSource, unlisted
+from gdt.preprocess.datasets.listing import NO_FILE, ListedVideo, Missing, SourceFiles, unlisted
 
 
 @dataclass(slots=True)
@@ -23,14 +23,14 @@ class Segment:
     split: str
     has_file: bool = False
     columns: tuple[tuple[str, str], ...] = ()
-    """As of a `Video`."""
+    """As of a `ListedVideo`."""
 
-    def video(self, name: str, path: Path, cut: bool) -> Video:
+    def video(self, name: str, path: Path, cut: bool) -> ListedVideo:
         """Its video, which is yet to be cut out of a file, or is the file."""
         self.has_file = True
         segment = (self.start, self.end) if cut else None
         part = (self.youtube_id, self.start, self.end)
-        return Video(name, path, self.label, self.split, segment=segment, part=part, columns=self.columns)
+        return ListedVideo(name, path, self.label, self.split, segment=segment, part=part, columns=self.columns)
 
     @property
     def name(self) -> str:
@@ -38,7 +38,7 @@ class Segment:
         return f"{self.youtube_id}_{int(self.start):06d}_{int(self.end):06d}"
 
 
-def listing(source: VideoSource, rows: Iterable[Segment]) -> Iterator[Video | Missing]:
+def listing(source: SourceFiles, rows: Iterable[Segment]) -> Iterator[ListedVideo | Missing]:
     """Yield the files of `source` with the label and split of their segments, then the segments without a file.
 
     A file named by the bare id may be the original video: it gets the times to cut out, and stands for every segment

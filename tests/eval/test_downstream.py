@@ -37,7 +37,7 @@ from gdt.eval.protocols import PROTOCOLS, Protocol
 from gdt.eval.results import RESULTS
 from gdt.eval.settings import Downstream
 from gdt.eval.similarity import unit
-from gdt.eval.subjects import Data, Fold, Model, held_out
+from gdt.eval.subjects import Data, Fold, Subject, held_out
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.word2vec import WordVectors
 from gdt.train.checkpoint import Trained, load_model, load_trained
@@ -221,7 +221,7 @@ def test_everything_that_changes_results_changes_their_folder(checkpoint: Path) 
         for changed in ({"augmentation": replace(trained.settings.augmentation, scale=(40, 40))},
                         {"clip": replace(trained.settings.clip, stride=3)})
     )]  # fmt: skip
-    assert len({Model("x", checkpoint, model, False).folder for model in models}) == 4
+    assert len({Subject("x", checkpoint, model, False).folder for model in models}) == 4
 
 
 def test_train_samples_limits_the_training_videos(on_ucf: Downstream, tmp_path: Path) -> None:
@@ -255,7 +255,7 @@ def test_wrong_settings_are_refused(checkpoint: Path, ucf: Path, tmp_path: Path,
 def test_a_protocol_is_a_function_and_a_line_of_the_table(
     on_ucf: Downstream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def count(evaluator: Evaluator, model: Model, fold: Fold, folder: Path) -> Outcome:
+    def count(evaluator: Evaluator, model: Subject, fold: Fold, folder: Path) -> Outcome:
         metric = Metric(100 * evaluator.settings.linear_c, 10.0, len(fold.queries))
         return Outcome({"count": Measured(metric, np.zeros(len(fold.queries)))})
 
@@ -290,7 +290,7 @@ def test_whatever_changes_a_number_changes_what_identifies_it(
 ) -> None:
     """The protocols' numbers are checksums of all that they are given, and every setting is changed in turn."""
 
-    def checksum(name: str, evaluator: Evaluator, model: Model, fold: Fold, _: Path) -> Outcome:
+    def checksum(name: str, evaluator: Evaluator, model: Subject, fold: Fold, _: Path) -> Outcome:
         given = vars(evaluator.settings) | {
             "folds": fold.digest, "data": evaluator.data.fingerprint, "split": evaluator.data.split,
             "model": model.digest, "word2vec": evaluator.settings.word2vec and evaluator.words.checksum,

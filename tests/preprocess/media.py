@@ -17,7 +17,7 @@ from PIL import Image
 
 from gdt.common.folders import LocalFolder
 from gdt.preprocess import ffmpeg
-from gdt.preprocess.datasets.listing import Video
+from gdt.preprocess.datasets.listing import ListedVideo
 from gdt.preprocess.extract import Extracted, extract_group
 from gdt.preprocess.ffmpeg import Extraction, Target
 from gdt.preprocess.plan import ShardTask
@@ -62,18 +62,18 @@ def grey(luma: int, pixels: str = "yuv420p", seconds: float = 1.2) -> str:
     return f"color=black:s=64x64:r=30:d={seconds},format={pixels},geq=lum={luma}:cb={middle}:cr={middle}"
 
 
-def extract(source: Path | Video, folder: Path, settings: Extraction = Extraction()) -> Extracted | Rejected:
-    video = source if isinstance(source, Video) else Video(source.name, source)
+def extract(source: Path | ListedVideo, folder: Path, settings: Extraction = Extraction()) -> Extracted | Rejected:
+    video = source if isinstance(source, ListedVideo) else ListedVideo(source.name, source)
     return extract_group([Target.within(Path(tempfile.mkdtemp(dir=folder)) / "out", video)], settings)[0]
 
 
-def kept(source: Path | Video, folder: Path, settings: Extraction = Extraction()) -> Extracted:
+def kept(source: Path | ListedVideo, folder: Path, settings: Extraction = Extraction()) -> Extracted:
     taken = extract(source, folder, settings)
     assert isinstance(taken, Extracted), taken
     return taken
 
 
-def reason(source: Path | Video, folder: Path, settings: Extraction = Extraction()) -> str:
+def reason(source: Path | ListedVideo, folder: Path, settings: Extraction = Extraction()) -> str:
     taken = extract(source, folder, settings)
     assert isinstance(taken, Rejected), taken
     return str(taken)
@@ -138,7 +138,7 @@ def hdr(path: Path, transfer: str, *tags: str) -> Path:
 BT2020 = ("-color_primaries", "bt2020", "-colorspace", "bt2020nc")
 
 
-def shard(folder: Path, videos: list[Video], settings: Extraction) -> h5py.File:
+def shard(folder: Path, videos: list[ListedVideo], settings: Extraction) -> h5py.File:
     path = folder / "shard-000000.h5"
     make_shard(ShardTask(LocalFolder(path.parent), path.name, LocalFolder(path.parent), videos, settings, {}))
     assert problems(path) == []
@@ -147,5 +147,5 @@ def shard(folder: Path, videos: list[Video], settings: Extraction) -> h5py.File:
 
 def pair(folder: Path, first: Path, second: Path) -> list[Extracted]:
     """The outputs of two files that are decoded as a group."""
-    targets = [Target.within(folder / path.stem, Video(path.name, path)) for path in (first, second)]
+    targets = [Target.within(folder / path.stem, ListedVideo(path.name, path)) for path in (first, second)]
     return [one for one in extract_group(targets, Extraction()) if isinstance(one, Extracted)]

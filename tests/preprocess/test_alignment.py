@@ -10,7 +10,7 @@ import pytest
 
 from gdt.preprocess import extract
 from gdt.preprocess.clock import Piece, cut, pieces, put_on_clock
-from gdt.preprocess.datasets.listing import Video
+from gdt.preprocess.datasets.listing import ListedVideo
 from gdt.preprocess.extract import Extracted, extract_group
 from gdt.preprocess.ffmpeg import Extraction, Target, command
 from gdt.preprocess.process import run
@@ -118,7 +118,7 @@ def test_mp4_without_gaps_is_aligned(tmp_path: Path, options: str) -> None:
 
 def test_gaps_are_filled_in_stretches(tmp_path: Path) -> None:
     path = made(tmp_path / "gaps.mp4", flashes(5.5), clicks(jumping((0.06,) * 5), 5.2))
-    taken = kept(Video("parts", path, stretches=((0.75, 1.75), (2.75, 3.75))), tmp_path)
+    taken = kept(ListedVideo("parts", path, stretches=((0.75, 1.75), (2.75, 3.75))), tmp_path)
     flash, click = events(taken)
     assert len(flash) == len(click) == 2
     assert np.abs(flash - [0.25, 1.25]).max() < FRAME and np.abs(click - flash).max() < FRAME
@@ -131,7 +131,7 @@ def test_gaps_are_filled_in_every_video_of_a_group(
     sounds = [clicks(jumping((size,) * 4), 4.5 - 4 * size) for size in sizes]
     paths = [muxed(tmp_path / f"{k}.mp4", picture, sound) for k, sound in enumerate(sounds)]
     monkeypatch.delattr(extract, "_extract")  # single files are not to be decoded
-    targets = [Target.within(tmp_path / path.stem, Video(path.name, path)) for path in paths]
+    targets = [Target.within(tmp_path / path.stem, ListedVideo(path.name, path)) for path in paths]
     for taken in extract_group(targets, Extraction()):
         assert isinstance(taken, Extracted)
         assert_aligned(taken, 4)
@@ -174,7 +174,7 @@ def test_video_stays_aligned_where_its_frames_change(tmp_path: Path, suffix: str
     flash, click = events(taken)
     assert len(taken.sizes) == 360 and np.round(30 * flash).tolist() == [30 * second for second in FLASHES]
     assert np.abs(click - flash).max() < FRAME
-    taken = kept(Video("parts", path, stretches=((0.5, 1.5), (2.8, 5.2), (7.5, 9.5))), tmp_path)
+    taken = kept(ListedVideo("parts", path, stretches=((0.5, 1.5), (2.8, 5.2), (7.5, 9.5))), tmp_path)
     flash, click = events(taken)
     assert len(taken.sizes) == 162 and np.round(30 * flash).tolist() == [15, 36, 96, 147]
     assert np.abs(click - flash).max() < FRAME
@@ -216,7 +216,7 @@ def test_single_wrong_stamp_changes_nothing(tmp_path: Path, tags: Path, wrong: f
 
 def test_single_wrong_stamp_changes_nothing_in_a_segment(tmp_path: Path, tags: Path) -> None:
     path = moved(tags, tmp_path / "wrong.flv", 50, 4.5, 4.5)
-    taken = [kept(Video("part", file, segment=(1.5, 6.5)), tmp_path) for file in (tags, path)]
+    taken = [kept(ListedVideo("part", file, segment=(1.5, 6.5)), tmp_path) for file in (tags, path)]
     assert taken[0].waveform[:].tolist() == taken[1].waveform[:].tolist()
     flash, click = events(taken[1])
     assert len(flash) == len(click) == 5 and np.abs(click - flash).max() < FRAME
@@ -287,7 +287,7 @@ def test_jitter_leaves_the_sound_unbroken(
 def test_constant_stamps_do_not_fill_the_disk(tmp_path: Path, picture: Path) -> None:
     sound = f"sine=440:d=20:r=48000,{stamped('0.001*floor({t})', 1024)}"
     path = muxed(tmp_path / "still.mkv", picture, sound, "-c:a", "libopus")
-    target = Target.within(tmp_path / "out", Video("still", path))
+    target = Target.within(tmp_path / "out", ListedVideo("still", path))
     settings = Extraction(max_hours=2 / 3600)
     run(command([target], settings), settings.limits, target.log)
     assert target.pcm.stat().st_size <= 2 * 2 * 2 * 24_000

@@ -16,7 +16,15 @@ import pytest
 from gdt.common.errors import UserError
 from gdt.common.folders import LocalFolder
 from gdt.preprocess.datasets import DATASETS, listing
-from gdt.preprocess.datasets.listing import SOUNDS, SUFFIXES, Missing, Video, VideoSource, ignored_in_words, unlisted
+from gdt.preprocess.datasets.listing import (
+    SOUNDS,
+    SUFFIXES,
+    ListedVideo,
+    Missing,
+    SourceFiles,
+    ignored_in_words,
+    unlisted,
+)
 from gdt.preprocess.ffmpeg import _FORMATS
 from gdt.preprocess.plan import collect
 
@@ -27,12 +35,12 @@ def touch(root: Path, *names: str) -> None:
         (root / name).touch()
 
 
-def videos(dataset: str, root: Path) -> list[Video]:
-    return [item for item in listing(dataset, VideoSource(LocalFolder(root))) if isinstance(item, Video)]
+def videos(dataset: str, root: Path) -> list[ListedVideo]:
+    return [item for item in listing(dataset, SourceFiles(LocalFolder(root))) if isinstance(item, ListedVideo)]
 
 
 def missing(dataset: str, root: Path) -> list[Missing]:
-    return [item for item in listing(dataset, VideoSource(LocalFolder(root))) if isinstance(item, Missing)]
+    return [item for item in listing(dataset, SourceFiles(LocalFolder(root))) if isinstance(item, Missing)]
 
 
 def table(dataset: str, root: Path) -> dict[str, tuple[str, str]]:
@@ -47,10 +55,10 @@ def segments(dataset: str, root: Path) -> dict[str, tuple[str, tuple[float, floa
 
 def refused(dataset: str, root: Path, message: str) -> None:
     with pytest.raises(UserError, match=message):
-        list(listing(dataset, VideoSource(LocalFolder(root))))
+        list(listing(dataset, SourceFiles(LocalFolder(root))))
 
 
-def counts(items: list[Video], fold: int) -> tuple[int, int]:
+def counts(items: list[ListedVideo], fold: int) -> tuple[int, int]:
     splits = [video.folds[fold] for video in items]
     return splits.count("train"), splits.count("test")
 
@@ -88,7 +96,7 @@ def test_linked_folders_are_followed_once(tmp_path: Path) -> None:
     (tmp_path / "videos" / "cats").symlink_to(tmp_path / "disk" / "cats")
     (tmp_path / "disk" / "cats" / "loop").symlink_to(tmp_path / "disk" / "cats")
     (tmp_path / "videos" / "a link").symlink_to("dogs")  # a folder is listed by its own name
-    source = VideoSource(LocalFolder(tmp_path / "videos"))
+    source = SourceFiles(LocalFolder(tmp_path / "videos"))
     assert {item.id for item in listing("folder", source)} == {"cats/a.mp4", "dogs/b.mp4"}
     assert source.ignored == {"listed": 2}
 
@@ -99,7 +107,7 @@ def test_every_entry_is_used_or_counted(tmp_path: Path) -> None:
     (tmp_path / "unmounted").symlink_to("/nowhere")
     (tmp_path / "train" / "dogs").mkdir()
     os.mkfifo(tmp_path / "train" / "pipe")
-    source = VideoSource(LocalFolder(tmp_path))
+    source = SourceFiles(LocalFolder(tmp_path))
     assert [item.id for item in listing("folder", source)] == ["cats/b.mp4", "cats/a.mp4"]
     assert source.ignored == {"listed": 1, "broken": 1, "empty": 1, "": 1}
     (said,) = ignored_in_words(source.ignored)
@@ -113,8 +121,8 @@ def test_a_folder_of_the_data_set_is_no_link_listed_already(tmp_path: Path) -> N
         (tmp_path / f"testTrainMulti_7030_splits/wave_test_split{fold}.txt").write_text(lists)
     touch(tmp_path, "disk/wave/a.avi", "disk/wave/b.avi")
     (tmp_path / "hmdb51_org").symlink_to("disk")
-    source = VideoSource(LocalFolder(tmp_path))
-    assert len([item for item in listing("hmdb51", source) if isinstance(item, Video)]) == 2
+    source = SourceFiles(LocalFolder(tmp_path))
+    assert len([item for item in listing("hmdb51", source) if isinstance(item, ListedVideo)]) == 2
     assert source.ignored == {".txt": 3, "listed": 1}  # the disk
 
 
@@ -133,7 +141,7 @@ LEFTOVERS = (
 def test_hidden_folders_trash_and_other_files_are_counted(tmp_path: Path) -> None:
     touch(tmp_path, "cats/a.mp4", *LEFTOVERS, "a.gif", "cats/b.GIF", "notes.txt", "README", "cats/c.mp4.part")
     (tmp_path / "lost+found").chmod(0)  # as root made it
-    source = VideoSource(LocalFolder(tmp_path))
+    source = SourceFiles(LocalFolder(tmp_path))
     assert [item.id for item in listing("folder", source)] == ["cats/a.mp4"]
     assert source.ignored == {"hidden": len(LEFTOVERS), ".gif": 2, ".txt": 1, "": 1, ".part": 1}
     (said,) = ignored_in_words(source.ignored)
@@ -204,8 +212,8 @@ def test_folders_named_as_splits_are_classes_without_their_counterparts(
     tmp_path: Path, dataset: str, names: list[str], labels: list[str]
 ) -> None:
     touch(tmp_path, *names)
-    source = VideoSource(LocalFolder(tmp_path))
-    found = [item for item in listing(dataset, source) if isinstance(item, Video)]
+    source = SourceFiles(LocalFolder(tmp_path))
+    found = [item for item in listing(dataset, source) if isinstance(item, ListedVideo)]
     by_name = {video.path.relative_to(tmp_path).as_posix(): (video.label, video.split) for video in found}
     assert by_name == {name: (label, "") for name, label in zip(names, labels, strict=True)}
     reserved = {part for name in names for part in Path(name).parts if part.lower() in ("train", "val", "test")}
@@ -275,7 +283,7 @@ def test_added_suffixes_and_encodings_of_lists(tmp_path: Path, dataset: str, enc
         (tmp_path / name).write_bytes(lines.replace("\n", "\r\n").encode(encoding))
     touch(tmp_path, *(f"A/{form.format(id)}" for form, id in zip(DOWNLOADED, ids, strict=True)))
     touch(tmp_path, f"A/{ids[1]}.mp4", f"A/{ids[1]}.f251.webm")  # the exact name wins, and sound alone is last
-    source = VideoSource(LocalFolder(tmp_path))
+    source = SourceFiles(LocalFolder(tmp_path))
     listed = collect(listing(dataset, source), source.folder)
     assert [(video.id, video.label) for video in listed.videos.values()] == [(id, "A") for id in ids]
     assert listed.videos[ids[1]].path.name == f"{ids[1]}.mp4"
@@ -412,10 +420,10 @@ def test_ucf101_class_folders_may_be_the_source(tmp_path: Path, real: Path) -> N
     shutil.copytree(real / "ucf101" / "ucfTrainTestlist", tmp_path / "ucfTrainTestlist")
     root = tmp_path / "UCF-101"
     touch(root, "HandstandPushups/v_HandstandPushups_g08_c01.MP4", "Archery/v_Archery_g99_c01.avi")
-    first, video, *absent = listing("ucf101", VideoSource(LocalFolder(root)))
+    first, video, *absent = listing("ucf101", SourceFiles(LocalFolder(root)))
     assert first == unlisted(root / "Archery/v_Archery_g99_c01.avi")
     path, folds = root / "HandstandPushups/v_HandstandPushups_g08_c01.MP4", ("train", "test", "train")
-    assert video == Video("v_HandstandPushups_g08_c01", path, "HandstandPushups", "train", folds)
+    assert video == ListedVideo("v_HandstandPushups_g08_c01", path, "HandstandPushups", "train", folds)
     reason = "listed in the official splits, but there is no file of this name with the suffix of a video"
     assert len(absent) == 13319 and absent[0] == Missing("v_ApplyEyeMakeup_g08_c01", reason)
     assert "v_HandStandPushups_g08_c01" not in {item.id for item in absent}
@@ -559,8 +567,8 @@ def test_every_kind_of_audioset_name(audioset: Path, youtube_id: str) -> None:
         path.touch()
         segment = None if times else (30, 40)
         columns = (("labels", "Male speech, man speaking;Speech"),)
-        expected = Video(path.stem, path, "Male speech, man speaking", "train", segment=segment, columns=columns)
-        assert list(listing("audioset", VideoSource(LocalFolder(audioset)))) == [expected], path
+        expected = ListedVideo(path.stem, path, "Male speech, man speaking", "train", segment=segment, columns=columns)
+        assert list(listing("audioset", SourceFiles(LocalFolder(audioset)))) == [expected], path
         path.unlink()
 
 

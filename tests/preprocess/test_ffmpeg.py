@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gdt.preprocess.datasets.listing import Video
+from gdt.preprocess.datasets.listing import ListedVideo
 from gdt.preprocess.extract import Extracted
 from gdt.preprocess.ffmpeg import Extraction
 from gdt.preprocess.process import Rejected
@@ -394,13 +394,13 @@ def test_sound_that_ends_early_does_not_cut_the_video(flash_and_click: Path, tmp
 
 @pytest.mark.parametrize("segment", [(100.0, 103.0), (0.0, 4.0)])
 def test_file_of_a_cut_segment_is_used_whole(ticking: Path, tmp_path: Path, segment: tuple[float, float]) -> None:
-    taken = kept(Video("part", ticking, segment=segment), tmp_path)
+    taken = kept(ListedVideo("part", ticking, segment=segment), tmp_path)
     assert len(taken.sizes) == 120
     assert np.abs(shown_times(taken) - np.arange(120) / 30).max() <= 1 / 30 + 0.03
 
 
 def test_a_file_that_ends_before_its_segment_and_is_longer_than_it_is_rejected(ticking: Path, tmp_path: Path) -> None:
-    said = reason(Video("part", ticking, segment=(100.0, 101.0)), tmp_path)
+    said = reason(ListedVideo("part", ticking, segment=(100.0, 101.0)), tmp_path)
     assert said.startswith("it lasts 4 s: too long for its segment of 1 s alone, too short for the video in which that")
 
 
@@ -419,7 +419,7 @@ def test_segments_are_what_the_whole_file_has_there(tmp_path: Path, suffix: str,
     path = made(tmp_path / f"long.{suffix}", numbered(13, 25), clicks, *options.split())
     whole = kept(path, tmp_path)
     for begin in (0.0, 2.0, 7.1, 9.9):
-        part = kept(Video("part", path, segment=(begin, begin + 2)), tmp_path)
+        part = kept(ListedVideo("part", path, segment=(begin, begin + 2)), tmp_path)
         expected = shown_numbers(whole)[round(30 * begin) :][:60]
         assert np.abs(shown_numbers(part) - expected).max() <= 1 and (shown_numbers(part) == expected).mean() > 0.6
         sounds = part.waveform[:], whole.waveform[:][round(24_000 * begin) :]
@@ -437,7 +437,7 @@ def test_segments_are_what_the_whole_file_has_there(tmp_path: Path, suffix: str,
 def test_flashes_and_clicks_stay_within_one_frame(
     flash_and_click: Path, tmp_path: Path, part: dict[str, Any], times: list[float], count: int
 ) -> None:
-    taken = kept(Video("part", flash_and_click, **part), tmp_path)
+    taken = kept(ListedVideo("part", flash_and_click, **part), tmp_path)
     assert_events(taken, times, times)
     assert abs(len(taken.sizes) - count) <= bool(part.get("segment"))
     assert "stretches" not in part or len(taken.waveform) == 24_000 * count // 30
@@ -445,12 +445,12 @@ def test_flashes_and_clicks_stay_within_one_frame(
 
 def test_stretches_of_a_late_video_are_on_the_clock(flash_and_click: Path, tmp_path: Path) -> None:
     late = shifted(flash_and_click, tmp_path / "late.mp4", 0.5, 0)
-    taken = kept(Video("parts", late, stretches=((0.8, 1.7), (2.3, 2.7))), tmp_path)
+    taken = kept(ListedVideo("parts", late, stretches=((0.8, 1.7), (2.3, 2.7))), tmp_path)
     assert_events(taken, [0.7, 1.1], [0.2])
 
 
 def test_stretches_beyond_the_end_add_nothing(ticking: Path, tmp_path: Path) -> None:
-    taken = kept(Video("parts", ticking, stretches=((2.5, 3.0), (3.5, 9.0), (20.0, 30.0))), tmp_path)
+    taken = kept(ListedVideo("parts", ticking, stretches=((2.5, 3.0), (3.5, 9.0), (20.0, 30.0))), tmp_path)
     assert len(taken.sizes) == 30 and abs(seconds(taken) - 1) < 0.05
 
 
@@ -472,11 +472,11 @@ def quiet(path: Path, peak: str) -> Path:
 )  # fmt: skip
 def test_sound_below_the_threshold_is_silence(tmp_path: Path, peak: str, silent: float, why: str) -> None:
     path = quiet(tmp_path / "quiet.mkv", peak) if peak else made(tmp_path / "quiet.mkv", clock(2))
-    with shard(tmp_path, [Video("quiet", path)], Extraction()) as file:
+    with shard(tmp_path, [ListedVideo("quiet", path)], Extraction()) as file:
         assert len(file["video/id"]) == 1 and file["video/frame"][1] == 60
         assert abs(file["video/silence"][0] - silent) < 0.015
         assert file["video/mel"][1] == (0 if why else 199)
         assert file["video/note"][0].decode() == (why if peak else "")
-    with shard(tmp_path, [Video("quiet", path)], Extraction(require_audio=True)) as file:
+    with shard(tmp_path, [ListedVideo("quiet", path)], Extraction(require_audio=True)) as file:
         assert len(file["video/id"]) == (not why)
     assert rejected_of(tmp_path / "shard-000000.h5") == ([{"id": "quiet", "reason": why}] if why else [])

@@ -21,7 +21,7 @@ import pytest
 from gdt.common.errors import UserError
 from gdt.preprocess import extract as module
 from gdt.preprocess import process
-from gdt.preprocess.datasets.listing import Video
+from gdt.preprocess.datasets.listing import ListedVideo
 from gdt.preprocess.extract import Extracted, Unread, extract_group, frame_sizes, groups, pixel_sums
 from gdt.preprocess.ffmpeg import Extraction, Target
 from gdt.preprocess.process import Failed, Limits, Rejected
@@ -87,7 +87,7 @@ def test_file_without_declared_length_is_decoded(tmp_path: Path, suffix: str) ->
         subprocess.run(pipe, stdout=file, check=True)
     assert abs(len(kept(path, tmp_path).sizes) - 60) <= 1
     if suffix == "mkv":  # it may be an original
-        taken = kept(Video("part", path, segment=(0.6, 1.6)), tmp_path)
+        taken = kept(ListedVideo("part", path, segment=(0.6, 1.6)), tmp_path)
         assert np.abs(shown_times(taken) - 0.6 - np.arange(30) / 30).max() < 0.07
 
 
@@ -151,7 +151,7 @@ def test_interrupted_ffmpeg_neither_shortens_nor_rejects_the_video(
     real: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
 ) -> None:
     start = subprocess.Popen
-    target = Target.within(tmp_path / "out", Video("nasa", real / "clips" / "nasa_13013.mp4"))
+    target = Target.within(tmp_path / "out", ListedVideo("nasa", real / "clips" / "nasa_13013.mp4"))
 
     def started(arguments: list[str], **options: object) -> subprocess.Popen[bytes]:
         process = start(arguments, **options)
@@ -267,7 +267,7 @@ def test_stalled_ffmpeg_is_killed_and_the_video_rejected(
     monkeypatch.setattr(process, "_GRACE", 0.4)
     fake(f"echo $$ > {tmp_path}/pid; {script}", program)
     began = time.monotonic()
-    video = Video("part", ticking, segment=segment)
+    video = ListedVideo("part", ticking, segment=segment)
     assert (
         reason(video, tmp_path, Extraction(limits=Limits(timeout_factor=1)))
         == "ffmpeg took more than 0 s to decode 0 s of the video"
@@ -309,7 +309,7 @@ def test_flood_of_errors_neither_hangs_nor_takes_memory(ticking: Path, tmp_path:
 
 
 def test_group_gives_the_same_bytes_as_single_files(synthetic: Path, tmp_path: Path) -> None:
-    videos = [Video(path.stem, path) for path in sorted((synthetic / "train").rglob("*.mp4"))[:5]]
+    videos = [ListedVideo(path.stem, path) for path in sorted((synthetic / "train").rglob("*.mp4"))[:5]]
     together = extract_group([Target.within(tmp_path / f"g{k}", v) for k, v in enumerate(videos)], Extraction())
     for video, one in zip(videos, together, strict=True):
         other = kept(video, tmp_path)
@@ -327,7 +327,9 @@ def test_broken_file_does_not_affect_its_group(synthetic: Path, tmp_path: Path, 
     crash = Path(shutil.copy(good[0], tmp_path / "crash.mp4"))
     for bad in ([crash], [broken, empty, tmp_path / "gone.mp4"]):
         paths = [good[0], *bad, good[1]]
-        targets = [Target.within(tmp_path / f"{len(bad)}{k}", Video(str(k), path)) for k, path in enumerate(paths)]
+        targets = [
+            Target.within(tmp_path / f"{len(bad)}{k}", ListedVideo(str(k), path)) for k, path in enumerate(paths)
+        ]
         first, *results, last = extract_group(targets, Extraction())
         assert all(isinstance(taken, Extracted) and len(taken.sizes) == 90 for taken in (first, last))
         assert all(isinstance(taken, Rejected) for taken in results)
@@ -380,7 +382,7 @@ def test_interrupted_error_line_is_recognised(ticking: Path, tmp_path: Path, fak
     ['it\'s a "name".mp4', "-rf.mp4", "ünï cödé 映画.mp4", "http:x.mp4", "a%03d[0].mp4", "a\nb\\.mp4", "$(x);`y`.mp4"],
 )
 def test_strange_file_names_are_accepted(ticking: Path, tmp_path: Path, name: str) -> None:
-    video = Video("strange", Path(shutil.copy(ticking, tmp_path / name)), segment=(0.5, 1.5))
+    video = ListedVideo("strange", Path(shutil.copy(ticking, tmp_path / name)), segment=(0.5, 1.5))
     assert len(kept(video, tmp_path).sizes) == 30
 
 
@@ -413,7 +415,7 @@ def test_frame_sizes_drop_a_truncated_last_frame(tmp_path: Path, monkeypatch: py
 def test_bytes_that_are_not_counted_are_not_stored(ticking: Path, tmp_path: Path, fake: Fake) -> None:
     cut = "for last; do case $last in *.mjpeg) printf '\\xff\\xd8cut' >> $last;; esac; done"
     fake(f'$real "$@"; status=$?; {cut}; exit $status')
-    videos = [Video(str(k), Path(shutil.copy(ticking, tmp_path / f"{k}.mp4"))) for k in range(2)]
+    videos = [ListedVideo(str(k), Path(shutil.copy(ticking, tmp_path / f"{k}.mp4"))) for k in range(2)]
     with shard(tmp_path, videos, Extraction()) as file:
         data, offset = file["frames/jpeg"][:], file["frames/offset"][:]
         assert len(data) == offset[-1] and file["video/frame"][:].tolist() == [0, 120, 240]
@@ -432,7 +434,7 @@ def test_groups_are_limited_in_number_and_bytes(tmp_path: Path) -> None:
     small, large = tmp_path / "small", tmp_path / "large"
     small.write_bytes(b"x" * 1000)
     large.write_bytes(b"x" * (5 << 20))
-    videos = [Video(str(k), path) for k, path in enumerate([small] * 20 + [large, large, small])]
+    videos = [ListedVideo(str(k), path) for k, path in enumerate([small] * 20 + [large, large, small])]
     divided = list(groups(videos))
     assert [len(group) for group in divided] == [16, 4, 1, 1, 1]
     assert [video for group in divided for video in group] == videos

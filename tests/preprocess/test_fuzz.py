@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from gdt.common.folders import LocalFolder
-from gdt.preprocess.datasets.listing import Video
+from gdt.preprocess.datasets.listing import ListedVideo
 from gdt.preprocess.ffmpeg import Extraction
 from gdt.preprocess.plan import ShardTask
 from gdt.preprocess.worker import make_shard
@@ -75,7 +75,7 @@ def damaged(data: bytes, random: np.random.Generator) -> bytes:
     return harmed.tobytes()
 
 
-def batches(originals: list[Path], folder: Path, size: int) -> Iterator[list[Video]]:
+def batches(originals: list[Path], folder: Path, size: int) -> Iterator[list[ListedVideo]]:
     random = np.random.default_rng(SEED)
     for first in range(0, COUNT, size):
         videos = []
@@ -84,7 +84,7 @@ def batches(originals: list[Path], folder: Path, size: int) -> Iterator[list[Vid
             path = folder / f"{number}-{original.name}"
             data = original.read_bytes()
             path.write_bytes(damaged(data, random) if number % INTACT else data)
-            videos.append(Video(path.name, path))
+            videos.append(ListedVideo(path.name, path))
         yield videos
 
 

@@ -6,22 +6,22 @@ from pathlib import Path
 
 from gdt.common.folders import LocalFolder
 from gdt.preprocess.datasets import DATASETS, howto100m
-from gdt.preprocess.datasets.listing import Missing, Video, VideoSource, unlisted
+from gdt.preprocess.datasets.listing import ListedVideo, Missing, SourceFiles, unlisted
 from tests.preprocess.test_datasets import touch
 
 
 def test_howto100m(tmp_path: Path) -> None:
     touch(tmp_path, "0wR5jVB-WPk.mp4", "part1/-caPS4FHFF8.webm", "part2/x/unlisted.mkv")
-    assert [(video.id, video.label) for video in howto100m.listing(VideoSource(LocalFolder(tmp_path)))] == [
+    assert [(video.id, video.label) for video in howto100m.listing(SourceFiles(LocalFolder(tmp_path)))] == [
         ("0wR5jVB-WPk", ""), ("-caPS4FHFF8", ""), ("unlisted", ""),
     ]  # fmt: skip
     (tmp_path / "HowTo100M_v1.csv").write_text(
         "video_id,category_1,category_2,rank,task_id\nmissing0001,Pets,Dogs,1,2\n"
         '0wR5jVB-WPk,Food and Entertaining,"Recipes, quick",12,105253\n-caPS4FHFF8,Home and Garden,,1,2\n'
     )
-    assert list(DATASETS["howto100m"].listing(VideoSource(LocalFolder(tmp_path)))) == [
-        Video("0wR5jVB-WPk", tmp_path / "0wR5jVB-WPk.mp4", "Food and Entertaining"),
-        Video("-caPS4FHFF8", tmp_path / "part1/-caPS4FHFF8.webm", "Home and Garden"),
+    assert list(DATASETS["howto100m"].listing(SourceFiles(LocalFolder(tmp_path)))) == [
+        ListedVideo("0wR5jVB-WPk", tmp_path / "0wR5jVB-WPk.mp4", "Food and Entertaining"),
+        ListedVideo("-caPS4FHFF8", tmp_path / "part1/-caPS4FHFF8.webm", "Home and Garden"),
         unlisted(tmp_path / "part2/x/unlisted.mkv"),
         Missing(
             "missing0001", "listed in HowTo100M_v1.csv, but there is no file of this name with the suffix of a video"

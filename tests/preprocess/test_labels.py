@@ -9,12 +9,12 @@ import pytest
 
 from gdt.common.errors import UserError
 from gdt.preprocess.datasets.labels import NO_VIDEO, NOT_LISTED
-from gdt.preprocess.datasets.listing import Missing, Video
+from gdt.preprocess.datasets.listing import ListedVideo, Missing
 from tests.preprocess.test_datasets import missing, table, touch
 from tests.preprocess.test_datasets import videos as listed_videos
 
 
-def videos(root: Path) -> dict[str, Video]:
+def videos(root: Path) -> dict[str, ListedVideo]:
     listed = listed_videos("folder", root)
     assert len({video.id for video in listed}) == len(listed)
     return {video.id: video for video in listed}
@@ -85,7 +85,7 @@ def test_names_of_the_first_column_and_formats_of_spreadsheets(
     touch(tmp_path, "a.mp4")
     rows = ((first, "label", "x"), ("a.mp4", "ü", "1"))
     write(tmp_path, "".join(delimiter.join(row) + end for row in rows).encode(encoding))
-    assert videos(tmp_path)["a.mp4"] == Video("a.mp4", tmp_path / "a.mp4", "ü", columns=(("x", "1"),))
+    assert videos(tmp_path)["a.mp4"] == ListedVideo("a.mp4", tmp_path / "a.mp4", "ü", columns=(("x", "1"),))
 
 
 def test_absolute_paths_names_without_suffix_and_a_column_class(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from gdt.common.folders import LocalFolder
 from gdt.preprocess import plan
-from gdt.preprocess.datasets.listing import Missing, TimedWords, Video
+from gdt.preprocess.datasets.listing import ListedVideo, Missing, TimedWords
 from gdt.preprocess.ffmpeg import Extraction
 from gdt.preprocess.plan import Listed, Plan, ShardTask, Shares, assign, collect
 
@@ -19,7 +19,7 @@ HERE = Path("/videos")
 
 def cut(root: Path, names: list[str]) -> dict[int, list[str]]:
     """Plan these videos, write the plan, and return the ids by shard number."""
-    videos = {name: Video(name, root / name, size=5000 if name == "e" else 1000) for name in names}
+    videos = {name: ListedVideo(name, root / name, size=5000 if name == "e" else 1000) for name in names}
     shards = assign(videos, Plan.read(LocalFolder(root)).shards, videos_per_shard=4)
     ids = {number: [video.id for video in members] for number, members in shards.items()}
     Plan(Shares(0.25, 1 / 3), ids).write(LocalFolder(root))
@@ -30,9 +30,10 @@ def cut(root: Path, names: list[str]) -> dict[int, list[str]]:
 def test_list_is_sorted_and_knows_sizes_splits_and_labels(tmp_path: Path) -> None:
     (tmp_path / "é.mp4").write_bytes(b"12345")
     items = [
-        Video("é", tmp_path / "é.mp4", "läbel", "unused", ("train", "test")), Missing("c", "not there"),
-        Video("b", HERE / "b.mp4", "dogs", columns=(("a/b", "1"), (".", "x"))), Video("b", HERE / "again.mp4"),
-        Video("d", HERE / "d.mp4", columns=(("a/b", ""), ("100%", "y"))),
+        ListedVideo("é", tmp_path / "é.mp4", "läbel", "unused", ("train", "test")), Missing("c", "not there"),
+        ListedVideo("b", HERE / "b.mp4", "dogs", columns=(("a/b", "1"), (".", "x"))),
+        ListedVideo("b", HERE / "again.mp4"),
+        ListedVideo("d", HERE / "d.mp4", columns=(("a/b", ""), ("100%", "y"))),
     ]  # fmt: skip
     listed = collect(items, LocalFolder(tmp_path))
     assert list(listed.videos) == ["b", "d", "é"] and listed.drawn
@@ -49,7 +50,7 @@ def test_list_is_sorted_and_knows_sizes_splits_and_labels(tmp_path: Path) -> Non
 
 def test_split_depends_on_the_id_only() -> None:
     def splits(count: int, val: float, test: float) -> dict[str, str]:
-        items = (Video(f"v{k}", HERE / f"{k}.mp4", split="val" if k % 10 == 0 else "") for k in range(count))
+        items = (ListedVideo(f"v{k}", HERE / f"{k}.mp4", split="val" if k % 10 == 0 else "") for k in range(count))
         return {id: video.split for id, video in collect(items, LocalFolder(HERE), Shares(val, test)).videos.items()}
 
     def moved(before: dict[str, str], after: dict[str, str]) -> set[tuple[str, str]]:
@@ -67,7 +68,7 @@ def test_split_depends_on_the_id_only() -> None:
 
 def test_a_split_that_was_asked_for_is_not_empty_and_keeps_its_video(tmp_path: Path) -> None:
     def listed(count: int, shares: Shares) -> Listed:
-        videos = [Video(f"v{k}", HERE / f"{k}.mp4") for k in range(count)]
+        videos = [ListedVideo(f"v{k}", HERE / f"{k}.mp4") for k in range(count)]
         return collect(videos, LocalFolder(HERE), shares).settled([video.id for video in videos])
 
     for count in range(2, 60):
@@ -115,10 +116,10 @@ def test_random_lists_keep_every_video_once_in_its_shard(tmp_path: Path) -> None
 def test_content_hash_depends_on_what_determines_the_bytes() -> None:
     here = LocalFolder(HERE)
 
-    def content(one: Video, **details: str) -> str:
+    def content(one: ListedVideo, **details: str) -> str:
         return ShardTask(here, "shard-000000.h5", here, [one], Extraction(), {"fps": 30} | details).content
 
-    base = Video("a", HERE / "a.mp4", "a class", "val", size=5)
+    base = ListedVideo("a", HERE / "a.mp4", "a class", "val", size=5)
     same = content(base)
     assert content(replace(base, path=HERE / "moved" / "a.mp4")) == same  # a folder may be rearranged
     for change in ({"label": "other"}, {"split": "test"}, {"columns": (("colour", "blue"),)}):
