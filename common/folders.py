@@ -65,8 +65,7 @@ class Folder(ABC):
         """Sorted paths of the files whose path has as many parts as the pattern and matches it."""
 
     @abstractmethod
-    def below(self, path: str) -> Folder:
-        """A folder in this one."""
+    def below(self, path: str) -> Folder: ...
 
     @abstractmethod
     def open(self, path: PurePath | str) -> BinaryIO:
@@ -96,8 +95,7 @@ class Folder(ABC):
         """What changes when an object is written anew; empty if there is none, and on this machine."""
 
     @abstractmethod
-    def remove(self, name: str) -> None:
-        """Remove a file that is there."""
+    def remove(self, name: str) -> None: ...
 
     @property
     @abstractmethod

@@ -22,6 +22,7 @@ import tyro
 from gdt.common.errors import Unusable, UserError, first_line, plural, require_positive
 from gdt.common.files import DAMAGE, require_new_file, require_readable, writing
 from gdt.common.location import Location
+from gdt.common.processes import cores
 from gdt.common.stores import Place, RemoteFolder, folder_at, local_path, place
 from gdt.eval import parquet
 from gdt.pipeline.clips import uniform_starts, usable
@@ -213,7 +214,6 @@ def _decode(sources: Sequence[Place], scratch: Path, workers: int) -> tuple[Inde
 
     Their shards in `scratch` are the loader's way of reading videos.
     """
-    from gdt.preprocess.cluster import one_per_core
     from gdt.preprocess.datasets.listing import MEDIA
     from gdt.preprocess.settings import Preprocess
     from gdt.preprocess.stage import run
@@ -252,7 +252,7 @@ def _decode(sources: Sequence[Place], scratch: Path, workers: int) -> tuple[Inde
 
     try:
         with contextlib.redirect_stdout(io.StringIO()):  # its summary names the temporary folder
-            preprocess = Preprocess("folder", links, shards, workers=workers or one_per_core(), allow_rejected=True)
+            preprocess = Preprocess("folder", links, shards, workers=workers or cores(), allow_rejected=True)
             index = run(preprocess).index
     except Unusable as error:
         skipped = rejected()

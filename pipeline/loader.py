@@ -67,7 +67,7 @@ class Batch:
         return [value for value in held if isinstance(value, torch.Tensor)]
 
     def __repr__(self) -> str:
-        first = {name: x[:1] if isinstance(x, torch.Tensor) else x.part(0) for name, x in self.inputs.items()}
+        first = {name: x[:1] for name, x in self.inputs.items()}
         leaf = replace(self, inputs=first).tensors()  # all leaves would take long to convert
         shapes = ", ".join(f"{name} {[len(x), *leaf[name].shape[1:]]}" for name, x in self.inputs.items())
         return f"<gdt.Batch: {shapes}; factors {', '.join(name for name in self.table if name != 'leaf')}>"

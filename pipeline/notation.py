@@ -28,7 +28,6 @@ Transformations = Mapping[str, type[Transformation]]
 
 
 def _defined_in(module: types.ModuleType) -> list[type[Transformation]]:
-    """The transformations that a module defines."""
     kinds = [kind for kind in vars(module).values() if isinstance(kind, type) and issubclass(kind, Transformation)]
     return [kind for kind in kinds if kind.__module__ == module.__name__ and not inspect.isabstract(kind)]
 

@@ -46,7 +46,6 @@ class Tree:
     source: Source
     clip: Clip
     bands: int
-    """Mel bands."""
     seed: int = 0
 
     def __post_init__(self) -> None:

@@ -7,7 +7,6 @@ same shard; the plan holds the time, so that only files of another time are read
 from __future__ import annotations
 
 import json
-import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +18,7 @@ from tqdm import tqdm
 
 from gdt.common.errors import UserError, plural
 from gdt.common.folders import Folder
+from gdt.common.processes import cores
 from gdt.common.stores import THREADS, RemoteFolder, place
 from gdt.pipeline.shards.container import Damaged, Head, OtherSchema, texts
 from gdt.pipeline.shards.index import read_table
@@ -96,7 +96,7 @@ def changed(source: Folder, doubtful: Sequence[tuple[int, Path, str]]) -> set[in
 
     if not doubtful:
         return set()
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
+    with ThreadPoolExecutor(cores()) as pool:
         numbers = pool.map(look, *zip(*doubtful, strict=True))
         return {*tqdm(numbers, "compare", len(doubtful), unit="video")} - {-1}
 

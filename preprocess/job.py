@@ -26,9 +26,7 @@ class PreprocessJob:
 
     settings: Preprocess
     source: Folder
-    """Of the videos."""
     destination: Folder
-    """Of the shards."""
     index_tag: str
     """Of the index in a store at the start; another one means that another run has written there."""
     listed: Listed
@@ -43,7 +41,6 @@ class PreprocessJob:
     """As in the plan of the last run."""
 
     def task(self, number: int) -> ShardTask:
-        """The task that makes a shard."""
         videos = self.shards[number]
         if self.spoken is not None:
             videos = [self.spoken.attach(video) for video in videos]

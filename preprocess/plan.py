@@ -151,9 +151,7 @@ class ShardTask:
 
     destination: Folder
     name: str
-    """Of the shard."""
     source: Folder
-    """Of the videos."""
     videos: Sequence[ListedVideo]
     extraction: Extraction
     details: Mapping[str, Any]

@@ -98,8 +98,6 @@ def require_in_range(settings: object, **ranges: tuple[float, float]) -> None:
 
 @dataclass(frozen=True)
 class FfmpegLog:
-    """What ffmpeg printed."""
-
     errors: list[str]
     streams: list[str]
     """Description of each stream of the input, but of cover art."""

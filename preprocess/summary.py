@@ -24,10 +24,7 @@ _SHOWN = 8
 
 @dataclass(frozen=True)
 class Summary:
-    """The results of a run."""
-
     index: Index
-    """Of all shards."""
     listed: Listed
     reasons: dict[str, int]
     """Number of rejected videos by reason."""

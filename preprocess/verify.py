@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
@@ -18,6 +17,7 @@ from gdt.common.errors import UserError, plural
 from gdt.common.files import locked
 from gdt.common.folders import Folder
 from gdt.common.location import Location
+from gdt.common.processes import cores
 from gdt.common.stores import Place, folder_at
 from gdt.pipeline.shards import container
 from gdt.pipeline.shards.container import Damaged, OtherSchema
@@ -69,7 +69,7 @@ def verify(settings: Verify) -> dict[str, Finding]:
         except (Damaged, OSError, UserError) as error:
             findings[INDEX] = error
         names = sorted(present | lines.keys())
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
+        with ThreadPoolExecutor(cores()) as pool:
             checked = tqdm(pool.map(partial(_check, folder, lines), names), "verify", len(names), unit="shard")
             findings |= {name: finding for name, finding in zip(names, checked, strict=True) if finding}
         for name, finding in findings.items():

@@ -89,13 +89,16 @@ class Cache:
         self.bound = bound or (shutil.disk_usage(self.root).free + kept) * 4 // 5
         self._plan: dict[int, list[int]] = {}  # shards of the batches to come
         self._wanted: deque[tuple[int, int]] = deque()  # batch and shard, to be fetched in this order
-        self._expected = self._done = 0  # batches
+        self._expected = 0  # batches
+        self._done = 0
         self._failed: set[int] = set()
         self._error: BaseException | None = None
         self._changed = threading.Condition()  # guards the plan, and tells waiting threads of any progress
         self._turn = threading.Lock()
         self._closed = False
-        self.bytes = self.fetched = self.used = 0  # shards fetched, and shards of the batches that are done
+        self.bytes = 0
+        self.fetched = 0  # shards
+        self.used = 0  # shards of the batches that are done
 
     def follow(self) -> None:
         """Fetch what `expect` tells, in the background."""
@@ -119,7 +122,6 @@ class Cache:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Stop fetching."""
         with self._changed:
             self._closed = True
             Cache._active.discard(self)
@@ -320,8 +322,7 @@ def _is_coming(partial: Path) -> bool:
 
 def forecast(index: Index, videos: Sequence[np.ndarray]) -> str:
     """What these batches of videos fetch. Raises UserError if the cache cannot hold the shards of one of them."""
-    if not isinstance(index.folder, RemoteFolder):
-        raise TypeError(f"{index.folder} needs no cache")
+    assert isinstance(index.folder, RemoteFolder)
     sizes = [head.size for head in index.heads]
     cache = Cache(index.folder, [], index.cache)
     fetched, least = simulate([index.shard[batch] for batch in videos], sizes, cache.bound)

@@ -46,7 +46,6 @@ class ArrayPlace(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Length in the file."""
         return prod(self.shape) * np.dtype(self.dtype).itemsize
 
     def array(self, data: bytes) -> np.ndarray:

@@ -220,10 +220,6 @@ class Index(VideoTable):
     def classes(self) -> list[str]:
         return names_in(self.label)
 
-    def shard_address(self, video: int) -> str:
-        """The full name of the shard of a video."""
-        return folder_at(self.folder).address(self.shard_names[self.shard[video]])
-
     def fold(self, number: int) -> Index:
         """The index with the splits of an official fold, from 1. Raises UserError if there is no such fold."""
         folds = [row.split(",") for row in self.folds]

@@ -211,8 +211,6 @@ def is_shown(name: str) -> bool:
 
 @dataclass(frozen=True)
 class SourceFiles:
-    """A folder of videos."""
-
     folder: Folder
     ignored: Counter[str] = field(default_factory=Counter)
     """How many were left out so far: files by suffix, by the names in _IGNORED, and captions of no video."""
@@ -225,7 +223,6 @@ class SourceFiles:
         return root_of(self.folder)
 
     def file(self, name: str) -> File:
-        """A file by its path below the source."""
         return File(self.folder, PurePath(name))
 
     def files(self, first: Path | None = None) -> Iterator[Path]:
