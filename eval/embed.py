@@ -29,8 +29,7 @@ from gdt.pipeline.clips import uniform_starts, usable
 from gdt.pipeline.leaves import MODALITIES
 from gdt.pipeline.shards import container
 from gdt.pipeline.shards.container import Damaged, text_array, texts
-from gdt.pipeline.shards.index import Index
-from gdt.pipeline.shards.layout import read_rejected
+from gdt.pipeline.shards.index import Index, read_rejected
 from gdt.pipeline.shards.naming import shard_folder
 from gdt.train.models.network import NONE, Theirs
 from gdt.train.run import latest_checkpoint

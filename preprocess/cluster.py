@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import logging
 import signal
 import sys
@@ -137,7 +138,7 @@ def map_unordered(
     try:
         while True:
             wanted = 2 * max(expected, len(client.scheduler_info(n_workers=-1)["workers"]))
-            while len(task_of) < wanted and (task := next(waiting, None)) is not None:
+            for task in itertools.islice(waiting, max(0, wanted - len(task_of))):
                 future = client.submit(function, task, pure=False)
                 task_of[future.key] = task
                 running.add(future)

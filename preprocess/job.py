@@ -11,12 +11,13 @@ from gdt.common.errors import UserError
 from gdt.common.folders import Folder
 from gdt.common.stores import folder_at
 from gdt.pipeline.shards.layout import BANDS, INDEX
+from gdt.pipeline.shards.naming import shard_name
 from gdt.preprocess import checks, datasets
 from gdt.preprocess.captions import readers
 from gdt.preprocess.captions.attach import Spoken
 from gdt.preprocess.captions.words import Vocabulary
 from gdt.preprocess.datasets.listing import CAPTIONS, ListedVideo, SourceFiles
-from gdt.preprocess.plan import Listed, Plan, ShardTask, assign, collect, shard_name
+from gdt.preprocess.plan import Listed, Plan, ShardTask, assign, collect
 from gdt.preprocess.settings import Preprocess
 
 
@@ -89,10 +90,9 @@ def prepare(settings: Preprocess, ffmpeg: str) -> PreprocessJob:
     plan = Plan.read(destination)
     shares = plan.shares.changed(settings.val, settings.test)
     listed = collect(items if spoken is None else spoken.select(items), source, shares)
-    listed = replace(listed, ignored=files.ignored, notes=files.notes)
     unused = spoken.captions.unused(spoken.used) if spoken else []
-    if unused:
-        files.ignored[f"{CAPTIONS} (first: '{unused[0]}')"] = len(unused)
+    without_video = {f"{CAPTIONS} (first: '{unused[0]}')": len(unused)} if unused else {}
+    listed = replace(listed, ignored={**files.ignored, **without_video}, notes=files.notes)
     if not listed.videos:
         why = next((f"{row.id}: {row.reason}" for row in listed.missing), "there are none")
         raise UserError(f"none of the videos in {source} can be used: {why}")

@@ -6,7 +6,6 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass
-from fnmatch import fnmatch
 from functools import partial
 from pathlib import Path
 
@@ -23,7 +22,7 @@ from gdt.pipeline.shards import container
 from gdt.pipeline.shards.container import Damaged, OtherSchema
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.shards.layout import INDEX
-from gdt.pipeline.shards.naming import shard_folder
+from gdt.pipeline.shards.naming import is_shard, shard_folder
 
 
 @dataclass(frozen=True)
@@ -56,7 +55,7 @@ def verify(settings: Verify) -> dict[str, Finding]:
     alone = settings.remove and isinstance(place, Path) and place.is_dir()
     with locked(Path(str(place)), "leave out --remove") if alone else nullcontext():
         listed = folder.files()
-        present = {name for name in listed if fnmatch(name, "shard-*.h5")}
+        present = {name for name in listed if is_shard(name)}
         findings: dict[str, Finding] = {}
         lines: dict[str, bytes] = {}
         if not present and INDEX not in listed:
@@ -64,8 +63,7 @@ def verify(settings: Verify) -> dict[str, Finding]:
         try:
             with folder.local(INDEX) as path:
                 index, _ = container.read(path)
-            shard_names = [name.decode() for name in index["shard/name"]]
-            lines = dict(zip(shard_names, index["shard/line"], strict=True))
+            lines = dict(zip(container.texts(index["shard/name"]), index["shard/line"], strict=True))
         except (Damaged, OSError, UserError) as error:
             findings[INDEX] = error
         names = sorted(present | lines.keys())

@@ -260,7 +260,7 @@ class SourceFiles:
 
 
 def ignored_in_words(ignored: Mapping[str, int]) -> list[str]:
-    """A line that says what VideoSource.ignored counts; none if there is nothing."""
+    """A line that says what SourceFiles.ignored counts; none if there is nothing."""
     suffixes = [name for name in ignored if name not in _IGNORED and not name.startswith(CAPTIONS)]
     suffixes.sort(key=lambda suffix: (-ignored[suffix], suffix))
     counts = [f"{suffix.removeprefix('.') or 'no suffix'} {ignored[suffix]}" for suffix in suffixes[:_SHOWN]]

@@ -24,8 +24,7 @@ from gdt.eval.results import RESULTS, read
 from gdt.eval.settings import Downstream
 from gdt.pipeline.leaves import Clip
 from gdt.pipeline.presets import PRESETS
-from gdt.pipeline.shards.index import Index
-from gdt.pipeline.shards.layout import read_rejected
+from gdt.pipeline.shards.index import Index, read_rejected
 from gdt.pipeline.shards.reader import ShardReader
 from gdt.pipeline.sources.text import Words
 from gdt.preprocess.settings import Preprocess
