@@ -108,8 +108,6 @@ class Folder(ABC):
 
 
 class LocalFolder(Folder):
-    """A folder on this machine."""
-
     def __init__(self, path: Path) -> None:
         self.path = path
         self.name = path.absolute().name
@@ -170,8 +168,6 @@ class LocalFolder(Folder):
 
 @dataclass(frozen=True)
 class File:
-    """A file of a folder, to read."""
-
     folder: Folder
     path: PurePath
 

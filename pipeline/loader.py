@@ -182,7 +182,6 @@ class Loader:
             yield Batch({name: part.inputs for name, part in parts.items()}, table, plan)
 
     def _sorted(self, plan: BatchPlan) -> BatchPlan:
-        """The plan with its leaves sorted by modality."""
         if plan.leaves.modalities != tuple(self._sources):
             raise ValueError(f"a plan has leaves of {plan.leaves.modalities}, but the first had {tuple(self._sources)}")
         return plan.take(np.argsort(plan.leaves.modality, kind="stable"))

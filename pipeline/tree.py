@@ -62,7 +62,6 @@ class Tree:
         return len(self.source.videos) // self.composition.batch_size
 
     def plan(self, epoch: int, batch: int) -> BatchPlan:
-        """The plan of batch `batch` of epoch `epoch`."""
         draw = Draw(self.seed, epoch, batch)
         rng = draw.generator()
         columns = sample(self.composition.factors, self.source, rng, draw)

@@ -23,8 +23,6 @@ from gdt.preprocess.settings import Preprocess
 
 @dataclass(frozen=True)
 class PreprocessJob:
-    """What a run has to do."""
-
     settings: Preprocess
     source: Folder
     destination: Folder

@@ -86,8 +86,6 @@ def _draw(video_id: str) -> float:
 
 @dataclass(frozen=True)
 class Listed:
-    """The videos of a data set."""
-
     videos: dict[str, ListedVideo]
     """By id, sorted, each with its split and the size of its file."""
     missing: list[Missing]

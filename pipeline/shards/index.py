@@ -86,7 +86,6 @@ def _gather(folder: Folder, shards: Sequence[str]) -> tuple[dict[str, np.ndarray
 
 
 def _tables(folder: Folder, shards: Sequence[str]) -> Iterator[tuple[Head, dict[str, np.ndarray]]]:
-    """The heads and tables of shards, in their order."""
     files = folder.files()
     sizes = [files[name].size if name in files else -1 for name in shards]
     with ThreadPoolExecutor(4 * THREADS if isinstance(folder, RemoteFolder) else 1) as pool:

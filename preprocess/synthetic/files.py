@@ -62,8 +62,6 @@ def command(settings: Generate) -> str:
 
 
 class VideoTask(NamedTuple):
-    """One video to generate."""
-
     path: Path
     split: str
     action: str
