@@ -25,8 +25,7 @@ def parse(kind: type[T], prog: str, arguments: Sequence[str], default: T | None 
     import tyro
 
     defaults: Any = {} if default is None else {"default": default}
-    parsed: T = expand_home(tyro.cli(kind, prog=prog, args=arguments, **defaults))
-    return parsed
+    return _expand_home(tyro.cli(kind, prog=prog, args=arguments, **defaults))
 
 
 def options(kind: Any, prefix: str = "") -> Iterator[str]:
@@ -65,15 +64,15 @@ def size_of(option: str, text: str) -> int:
     return int(float(number) * 1000 ** " kmgt".index(unit or " "))
 
 
-def expand_home(value: Any, setting: str = "") -> Any:
+def _expand_home(value: Any, setting: str = "") -> Any:
     """A path `local_path`, or all paths of a tuple or a dataclass; other values are returned as they are."""
     if isinstance(value, Path):
         return local_path(value, setting)
     if type(value) is tuple:
-        return tuple(expand_home(part, setting) for part in value)
+        return tuple(_expand_home(part, setting) for part in value)
     if is_dataclass(value) and not isinstance(value, type):
         old = {f.name: getattr(value, f.name) for f in fields(value) if f.init}
-        new = {name: expand_home(part, name) for name, part in old.items()}
+        new = {name: _expand_home(part, name) for name, part in old.items()}
         return value if new == old else replace(value, **new)
     return value
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import NoReturn
 
-COLUMNS = 100
+TERMINAL_WIDTH = 100
 """Maximum width of what a command prints."""
 
 

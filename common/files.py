@@ -105,7 +105,6 @@ def write_lines(path: Path, lines: Iterable[str]) -> None:
 
 
 def dump_row(row: Mapping[str, Any]) -> str:
-    """A row as a line of JSON."""
     return json.dumps(dict(row), ensure_ascii=False) + "\n"
 
 

@@ -65,8 +65,7 @@ class Folder(ABC):
         """Sorted paths of the files whose path has as many parts as the pattern and matches it."""
 
     @abstractmethod
-    def below(self, path: str) -> Folder:
-        """A folder in this one."""
+    def below(self, path: str) -> Folder: ...
 
     @abstractmethod
     def open(self, path: PurePath | str) -> BinaryIO:
@@ -96,8 +95,7 @@ class Folder(ABC):
         """What changes when an object is written anew; empty if there is none, and on this machine."""
 
     @abstractmethod
-    def remove(self, name: str) -> None:
-        """Remove a file that is there."""
+    def remove(self, name: str) -> None: ...
 
     @property
     @abstractmethod
@@ -110,8 +108,6 @@ class Folder(ABC):
 
 
 class LocalFolder(Folder):
-    """A folder on this machine."""
-
     def __init__(self, path: Path) -> None:
         self.path = path
         self.name = path.absolute().name
@@ -172,8 +168,6 @@ class LocalFolder(Folder):
 
 @dataclass(frozen=True)
 class File:
-    """A file of a folder, to read."""
-
     folder: Folder
     path: PurePath
 

@@ -1,9 +1,21 @@
-"""Child processes that do not outlive the process that starts them."""
+"""The cores of this machine, and child processes that do not outlive the process that starts them."""
 
 from __future__ import annotations
 
+import contextlib
+import os
 import subprocess
 from functools import cache
+from pathlib import Path
+
+
+def cores() -> int:
+    """CPU cores that this process may use, within the limit of its cgroup."""
+    here = len(os.sched_getaffinity(0))
+    with contextlib.suppress(OSError, ValueError):  # without a limit its first word is max
+        quota, period = map(int, Path("/sys/fs/cgroup/cpu.max").read_text().split())
+        here = min(here, quota // period)
+    return max(1, here)
 
 
 @cache

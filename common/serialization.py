@@ -27,8 +27,7 @@ def from_dict(kind: type[T], values: Any) -> T:
     Raises ValueError, naming the fields (`clip.size`), if one is missing, unknown or of another type, and whatever the
     dataclasses raise.
     """
-    instance: T = _build(kind, values, "")
-    return instance
+    return _build(kind, values, "")
 
 
 def _build(kind: Any, value: Any, name: str) -> Any:

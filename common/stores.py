@@ -44,9 +44,6 @@ class RemoteFolder(Folder):
     def __str__(self) -> str:
         return self.url
 
-    def __repr__(self) -> str:
-        return f"RemoteFolder({self.url!r})"
-
     def __reduce__(self) -> tuple[type[RemoteFolder], tuple[str]]:
         return RemoteFolder, (self.url,)  # workers list for themselves
 
@@ -105,8 +102,7 @@ class RemoteFolder(Folder):
     def read(self, name: str, begin: int, end: int) -> bytes:
         store, object_name = self.connect(name)
         what = f"cannot read {self.address(name)}"
-        data: bytes = persist(what, lambda: store.cat_file(object_name, start=begin, end=end))
-        return data
+        return persist(what, lambda: store.cat_file(object_name, start=begin, end=end))
 
     @contextmanager
     def local(self, path: PurePath | str) -> Iterator[Path]:

@@ -54,5 +54,4 @@ def seed_sequence(stream: Stream, *numbers: int) -> np.random.SeedSequence:
 
 
 def generator(stream: Stream, *numbers: int) -> np.random.Generator:
-    """The random generator of a stream."""
     return np.random.Generator(np.random.Philox(seed_sequence(stream, *numbers)))

@@ -30,7 +30,7 @@ from gdt.eval.results import RANDOM, RESULTS, Result
 from gdt.eval.settings import Downstream
 from gdt.eval.subjects import Data, Fold, Subject, default_checkpoint, folds, gallery_split, models, several_labels
 from gdt.eval.tables import pivot, write_tables
-from gdt.pipeline.shards.layout import names_in
+from gdt.pipeline.shards.index import names_in
 from gdt.pipeline.word2vec import WordVectors
 from gdt.train.checkpoint import load_trained
 from gdt.train.experiment import compose

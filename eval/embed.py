@@ -22,14 +22,14 @@ import tyro
 from gdt.common.errors import Unusable, UserError, first_line, plural, require_positive
 from gdt.common.files import DAMAGE, require_new_file, require_readable, writing
 from gdt.common.location import Location
+from gdt.common.processes import cores
 from gdt.common.stores import Place, RemoteFolder, folder_at, local_path, place
 from gdt.eval import parquet
 from gdt.pipeline.clips import uniform_starts, usable
 from gdt.pipeline.leaves import MODALITIES
 from gdt.pipeline.shards import container
 from gdt.pipeline.shards.container import Damaged, text_array, texts
-from gdt.pipeline.shards.index import Index
-from gdt.pipeline.shards.layout import read_rejected
+from gdt.pipeline.shards.index import Index, read_rejected
 from gdt.pipeline.shards.naming import shard_folder
 from gdt.train.models.network import NONE, Theirs
 from gdt.train.run import latest_checkpoint
@@ -213,7 +213,6 @@ def _decode(sources: Sequence[Place], scratch: Path, workers: int) -> tuple[Inde
 
     Their shards in `scratch` are the loader's way of reading videos.
     """
-    from gdt.preprocess.cluster import one_per_core
     from gdt.preprocess.datasets.listing import MEDIA
     from gdt.preprocess.settings import Preprocess
     from gdt.preprocess.stage import run
@@ -252,7 +251,7 @@ def _decode(sources: Sequence[Place], scratch: Path, workers: int) -> tuple[Inde
 
     try:
         with contextlib.redirect_stdout(io.StringIO()):  # its summary names the temporary folder
-            preprocess = Preprocess("folder", links, shards, workers=workers or one_per_core(), allow_rejected=True)
+            preprocess = Preprocess("folder", links, shards, workers=workers or cores(), allow_rejected=True)
             index = run(preprocess).index
     except Unusable as error:
         skipped = rejected()

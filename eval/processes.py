@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import torch
 
 from gdt.common.errors import UserError, plural
-from gdt.common.processes import killed_with_parent
+from gdt.common.processes import cores, killed_with_parent
 
 T = TypeVar("T")
 
@@ -52,7 +52,7 @@ def job_limit(jobs: int) -> int:
     gpus = len(visible_gpus())
     if gpus and jobs > gpus:
         raise UserError(f"--jobs is {jobs}, more than the {plural(gpus, 'visible GPU')}; set it to {gpus} or less")
-    return jobs or gpus or len(os.sched_getaffinity(0))
+    return jobs or gpus or cores()
 
 
 def run_parallel(

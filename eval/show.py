@@ -212,7 +212,7 @@ def _draw_leaf(axes: Axes, batch: Batch, leaf: int, index: Index, words: Sequenc
     if name == "video":
         seconds = (leaves.start[leaf] + leaves.frames[leaf]) / index.fps
         shown = np.linspace(0, len(seconds) - 1, min(_FRAMES, len(seconds))).round().astype(int)
-        pixels = inputs.part(row).floats()[0].permute(1, 2, 3, 0).cpu().numpy()[shown]
+        pixels = inputs[row : row + 1].floats()[0].permute(1, 2, 3, 0).cpu().numpy()[shown]
         coloured = pixels * index.statistics.pixel_std + index.statistics.pixel_mean
         strip = np.concatenate(list(np.pad(coloured, ((0, 0), (0, 0), (1, 1), (0, 0)), constant_values=255)), 1)
         axes.imshow(np.clip(strip, 0, 255).astype(np.uint8))

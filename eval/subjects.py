@@ -20,8 +20,8 @@ from gdt.eval.results import RANDOM
 from gdt.eval.settings import Downstream
 from gdt.pipeline.clips import usable
 from gdt.pipeline.leaves import Clip
-from gdt.pipeline.shards.index import Index, fingerprint
-from gdt.pipeline.shards.layout import INDEX, LABEL_SEPARATOR
+from gdt.pipeline.shards.index import LABEL_SEPARATOR, Index, fingerprint
+from gdt.pipeline.shards.layout import INDEX
 from gdt.pipeline.shards.naming import shard_folder
 from gdt.train.checkpoint import Trained, load_trained
 from gdt.train.models.given import Makers

@@ -13,7 +13,7 @@ from types import MappingProxyType
 import numpy as np
 from tabulate import tabulate
 
-from gdt.common.errors import COLUMNS
+from gdt.common.errors import TERMINAL_WIDTH
 from gdt.common.files import write_text
 from gdt.eval import comparison, results
 from gdt.eval.answers import Answers
@@ -202,10 +202,10 @@ def _notes(groups: Groups) -> list[str]:
 
 def wrap(note: str) -> str:
     """A note in lines of at most 100 columns; numbers, paths and words are kept whole."""
-    return textwrap.fill(note, COLUMNS, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+    return textwrap.fill(note, TERMINAL_WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
 
 
-def layout(lines: Sequence[Sequence[str]], width: int = COLUMNS) -> str:
+def layout(lines: Sequence[Sequence[str]], width: int = TERMINAL_WIDTH) -> str:
     """A table as text. If it is wider than `width`, it is split into tables that all begin with the first column."""
     count = max(1, len(lines[0]) - 1)
     text = ""

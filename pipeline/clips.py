@@ -113,8 +113,7 @@ def uniform_starts(index: Index, videos: np.ndarray, clips: int, clip: Clip, mod
     """First stored frames of `uniform_clips`: int64 [n, clips]."""
     position = np.arange(clips) / (clips - 1) if clips > 1 else np.array([0.5])
     starts = start_counts(index, clip, modalities)[videos]
-    first: np.ndarray = np.floor(position[None] * (starts[:, None] - 1) + 0.5).astype(np.int64)
-    return first
+    return np.floor(position[None] * (starts[:, None] - 1) + 0.5).astype(np.int64)
 
 
 def uniform_plans(

@@ -27,7 +27,8 @@ def affine(draws: Mapping[str, np.ndarray], mean: np.ndarray, std: np.ndarray) -
     angle = 2 * np.pi * draws["hue"].astype(np.float64)
     chroma = np.zeros((n, 3, 3))
     chroma[:, 0, 0] = 1
-    chroma[:, 1, 1] = chroma[:, 2, 2] = draws["saturation"] * np.cos(angle)
+    chroma[:, 1, 1] = draws["saturation"] * np.cos(angle)
+    chroma[:, 2, 2] = chroma[:, 1, 1]
     chroma[:, 1, 2] = draws["saturation"] * np.sin(angle)
     chroma[:, 2, 1] = -chroma[:, 1, 2]
     gain = (draws["brightness"].astype(np.float64) * draws["contrast"])[:, None, None]
@@ -53,9 +54,7 @@ class Pixels:
     def __len__(self) -> int:
         return len(self.crops)
 
-    def part(self, first: int, count: int = 1) -> Pixels:
-        """The pixels of some leaves."""
-        chosen = slice(first, first + count)
+    def __getitem__(self, chosen: slice) -> Pixels:
         return Pixels(self.crops[chosen], self.matrix[chosen], self.offset[chosen])
 
     def floats(self, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -74,7 +73,8 @@ class Pixels:
             return torch.empty(self.crops.shape, dtype=dtype, device=self.crops.device)
         memory = self.buffers.get(dtype)
         if memory is None or memory.shape != self.crops.shape:
-            memory = self.buffers[dtype] = torch.empty(self.crops.shape, dtype=dtype)
+            memory = torch.empty(self.crops.shape, dtype=dtype)
+            self.buffers[dtype] = memory
         return memory
 
 

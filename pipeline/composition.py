@@ -1,4 +1,4 @@
-"""A composition of factors and the paper's algebra: contrast, weight, conditions and counts (sections 3.1 and A.1).
+"""A composition of factors and the paper's algebra: contrast, weight and conditions (sections 3.1 and A.1).
 
 `contrast` and `weight` take factor tables (name -> one value per leaf) of NumPy arrays or torch tensors. The column
 `leaf` numbers the leaves of the batch: T = T' iff the numbers are equal.
@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any
 
 from gdt.common.errors import UserError
 from gdt.pipeline.leaves import MODALITIES
@@ -53,17 +53,6 @@ class Factor:
         return self.transformation.name
 
 
-class Counts(NamedTuple):
-    """Counts of a batch (lemmas of A.1.2)."""
-
-    leaves: int
-    """|T| = prod K_m."""
-    positives: int
-    """Pairs (T, T') with c = 1 and T != T'."""
-    negatives_per_leaf: int
-    """T'' with c(T, T'') = 0, for every T."""
-
-
 @dataclass(frozen=True)
 class Composition:
     """Factors in the order in which they are sampled.
@@ -86,7 +75,6 @@ class Composition:
 
     @property
     def modalities(self) -> tuple[str, ...]:
-        """The modalities of the leaves."""
         varied = {name for factor in self.factors for name in factor.transformation.modalities(factor.k)}
         return tuple(sorted(varied, key=MODALITIES.index)) or MODALITIES[:1]
 
@@ -123,13 +111,6 @@ def weight(factors: Sequence[Factor], rows: Table, columns: Table) -> Any:
         if factor.weight is Weight.DIFFERS:
             result = result & ~_outer(rows, columns, factor.name)
     return result
-
-
-def counts(factors: Sequence[Factor]) -> Counts:
-    """Counts of a batch from the K_m (lemmas of A.1.2)."""
-    leaves = prod(factor.k for factor in factors)
-    invariant = prod(factor.k for factor in factors if factor.contrast is Contrast.INVARIANT)
-    return Counts(leaves, leaves * (invariant - 1), leaves - invariant)
 
 
 def check(factors: Sequence[Factor]) -> None:

@@ -86,7 +86,6 @@ class CpuEngine:
                 crops = None
 
     def close(self) -> None:
-        """Stop the threads."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _regions(self, run: DecodingRun) -> list[np.ndarray]:
@@ -162,7 +161,6 @@ class DaliEngine:
                     crops = None
 
     def close(self) -> None:
-        """Release the graphs."""
         self._graphs.clear()
 
     def _graph(self, branches: int) -> Pipeline:

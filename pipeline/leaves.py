@@ -9,7 +9,6 @@ import numpy as np
 
 from gdt.common.errors import UserError, require_positive
 
-VIDEO, AUDIO, TEXT = range(3)
 MODALITIES = ("video", "audio", "text")
 """Names of the modalities; plans store their indices."""
 
@@ -65,7 +64,6 @@ class Leaves:
     """Side of the crop relative to the augmentation's: float64 [n]; below 1 zooms in; above 1 zooms out, at most to
     the whole frame."""
     bands: int
-    """Mel bands."""
     draws: dict[str, np.ndarray]
     """Parameters of crop, colour, loudness and masks: float32 [n] each, see Augmentation.draw. Empty until the
     augmentation is applied, which replaces all of them."""
@@ -101,11 +99,9 @@ class Leaves:
 
     @property
     def modalities(self) -> tuple[str, ...]:
-        """The modalities of the leaves."""
         return tuple(MODALITIES[number] for number in np.unique(self.modality))
 
     def of(self, modality: str) -> Leaves:
-        """The leaves of one modality, in order."""
         return self.take(self.modality == MODALITIES.index(modality))
 
     def take(self, chosen: np.ndarray | slice) -> Leaves:

@@ -67,7 +67,7 @@ class Batch:
         return [value for value in held if isinstance(value, torch.Tensor)]
 
     def __repr__(self) -> str:
-        first = {name: x[:1] if isinstance(x, torch.Tensor) else x.part(0) for name, x in self.inputs.items()}
+        first = {name: x[:1] for name, x in self.inputs.items()}
         leaf = replace(self, inputs=first).tensors()  # all leaves would take long to convert
         shapes = ", ".join(f"{name} {[len(x), *leaf[name].shape[1:]]}" for name, x in self.inputs.items())
         return f"<gdt.Batch: {shapes}; factors {', '.join(name for name in self.table if name != 'leaf')}>"
@@ -182,7 +182,6 @@ class Loader:
             yield Batch({name: part.inputs for name, part in parts.items()}, table, plan)
 
     def _sorted(self, plan: BatchPlan) -> BatchPlan:
-        """The plan with its leaves sorted by modality."""
         if plan.leaves.modalities != tuple(self._sources):
             raise ValueError(f"a plan has leaves of {plan.leaves.modalities}, but the first had {tuple(self._sources)}")
         return plan.take(np.argsort(plan.leaves.modality, kind="stable"))

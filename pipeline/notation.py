@@ -28,7 +28,6 @@ Transformations = Mapping[str, type[Transformation]]
 
 
 def _defined_in(module: types.ModuleType) -> list[type[Transformation]]:
-    """The transformations that a module defines."""
     kinds = [kind for kind in vars(module).values() if isinstance(kind, type) and issubclass(kind, Transformation)]
     return [kind for kind in kinds if kind.__module__ == module.__name__ and not inspect.isabstract(kind)]
 
@@ -125,7 +124,8 @@ def _value(text: str, kind: Any) -> Any:
         for member in sorted(inner, key=lambda member: member is str):  # any text is a str
             with suppress(ValueError):
                 return _value(text, member)
-    choices = inner if origin is Literal else {bool: (True, False), types.NoneType: (None,)}.get(kind, ())
+    written_out = {bool: (True, False), types.NoneType: (None,)}
+    choices = inner if origin is Literal else written_out.get(kind, ())
     for choice in choices:
         if text == str(choice):
             return choice

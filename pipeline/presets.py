@@ -8,8 +8,6 @@ from gdt.common.errors import unknown
 
 
 class Preset(NamedTuple):
-    """A named composition."""
-
     label: str
     """Label in tables and plots."""
     factors: str

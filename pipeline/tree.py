@@ -46,7 +46,6 @@ class Tree:
     source: Source
     clip: Clip
     bands: int
-    """Mel bands."""
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -63,7 +62,6 @@ class Tree:
         return len(self.source.videos) // self.composition.batch_size
 
     def plan(self, epoch: int, batch: int) -> BatchPlan:
-        """The plan of batch `batch` of epoch `epoch`."""
         draw = Draw(self.seed, epoch, batch)
         rng = draw.generator()
         columns = sample(self.composition.factors, self.source, rng, draw)

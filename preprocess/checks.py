@@ -7,11 +7,9 @@ same shard; the plan holds the time, so that only files of another time are read
 from __future__ import annotations
 
 import json
-import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +17,12 @@ from tqdm import tqdm
 
 from gdt.common.errors import UserError, plural
 from gdt.common.folders import Folder
+from gdt.common.processes import cores
 from gdt.common.stores import THREADS, RemoteFolder, place
 from gdt.pipeline.shards.container import Damaged, Head, OtherSchema, texts
-from gdt.pipeline.shards.index import read_table
-from gdt.pipeline.shards.layout import INDEX, read_rejected
+from gdt.pipeline.shards.index import read_rejected, read_table
+from gdt.pipeline.shards.layout import INDEX
+from gdt.pipeline.shards.naming import is_shard
 from gdt.preprocess.datasets.listing import hash_of
 from gdt.preprocess.plan import Listed, Plan
 from gdt.preprocess.summary import generalise
@@ -50,7 +50,7 @@ def contents(destination: Folder, details: dict[str, Any], ffmpeg: str, retry_re
 
     # shards that 'gdt verify --remove' has removed are still in the index
     sizes = {name: state.size for name, state in destination.files().items()}
-    names = [name for name in sizes if fnmatch(name, "shard-*.h5") or name == INDEX]
+    names = [name for name in sizes if is_shard(name) or name == INDEX]
     with ThreadPoolExecutor(4 * THREADS if isinstance(destination, RemoteFolder) else 1) as pool:
         heads = list(pool.map(look, names, map(sizes.get, names)))
     for name, head in zip(names, heads, strict=True):
@@ -96,7 +96,7 @@ def changed(source: Folder, doubtful: Sequence[tuple[int, Path, str]]) -> set[in
 
     if not doubtful:
         return set()
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
+    with ThreadPoolExecutor(cores()) as pool:
         numbers = pool.map(look, *zip(*doubtful, strict=True))
         return {*tqdm(numbers, "compare", len(doubtful), unit="video")} - {-1}
 

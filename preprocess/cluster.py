@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import logging
-import os
 import signal
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
 from multiprocessing import resource_tracker
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from gdt.common.errors import UserError, first_line, require_positive
+from gdt.common.errors import UserError, first_line
 
 if TYPE_CHECKING:  # takes half a second to import, and a run with nothing to do does not need it
     import distributed
@@ -39,28 +38,6 @@ _ADVICE: dict[int | None, str] = {
     errno.EMFILE: "allow more open files (ulimit -n)",
     errno.ENETUNREACH: "bring up the network interface lo",
 }
-_MOST = 10_000
-"""Maximum number of workers."""
-
-
-def one_per_core() -> int:
-    """The default number of workers."""
-    return len(os.sched_getaffinity(0))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Workers:
-    """Settings of the commands that start workers."""
-
-    workers: int = field(default_factory=one_per_core)
-    """Worker processes; one per core unless you set it."""
-    scheduler: str = ""
-    """Dask scheduler (tcp://host:8786); default: this machine."""
-
-    def __post_init__(self) -> None:
-        require_positive(self, "", "workers", most=_MOST)
-        if self.scheduler and ":" not in self.scheduler:
-            raise UserError(f"--scheduler is '{self.scheduler}'; it must be an address, such as tcp://host:8786")
 
 
 @contextlib.contextmanager
@@ -161,7 +138,7 @@ def map_unordered(
     try:
         while True:
             wanted = 2 * max(expected, len(client.scheduler_info(n_workers=-1)["workers"]))
-            while len(task_of) < wanted and (task := next(waiting, None)) is not None:
+            for task in itertools.islice(waiting, max(0, wanted - len(task_of))):
                 future = client.submit(function, task, pure=False)
                 task_of[future.key] = task
                 running.add(future)

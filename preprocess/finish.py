@@ -13,9 +13,9 @@ from gdt.common.files import dump_row, write_lines
 from gdt.common.folders import Folder, LocalFolder
 from gdt.pipeline.shards.index import Annotations, Index, write_index
 from gdt.pipeline.shards.layout import INDEX, REJECTED
+from gdt.pipeline.shards.naming import shard_name
 from gdt.preprocess.datasets.listing import Missing
 from gdt.preprocess.job import PreprocessJob
-from gdt.preprocess.plan import shard_name
 from gdt.preprocess.summary import Summary, summarise
 
 

@@ -11,24 +11,21 @@ from gdt.common.errors import UserError
 from gdt.common.folders import Folder
 from gdt.common.stores import folder_at
 from gdt.pipeline.shards.layout import BANDS, INDEX
+from gdt.pipeline.shards.naming import shard_name
 from gdt.preprocess import checks, datasets
 from gdt.preprocess.captions import readers
 from gdt.preprocess.captions.attach import Spoken
 from gdt.preprocess.captions.words import Vocabulary
 from gdt.preprocess.datasets.listing import CAPTIONS, ListedVideo, SourceFiles
-from gdt.preprocess.plan import Listed, Plan, ShardTask, assign, collect, shard_name
+from gdt.preprocess.plan import Listed, Plan, ShardTask, assign, collect
 from gdt.preprocess.settings import Preprocess
 
 
 @dataclass(frozen=True)
 class PreprocessJob:
-    """What a run has to do."""
-
     settings: Preprocess
     source: Folder
-    """Of the videos."""
     destination: Folder
-    """Of the shards."""
     index_tag: str
     """Of the index in a store at the start; another one means that another run has written there."""
     listed: Listed
@@ -43,7 +40,6 @@ class PreprocessJob:
     """As in the plan of the last run."""
 
     def task(self, number: int) -> ShardTask:
-        """The task that makes a shard."""
         videos = self.shards[number]
         if self.spoken is not None:
             videos = [self.spoken.attach(video) for video in videos]
@@ -92,10 +88,9 @@ def prepare(settings: Preprocess, ffmpeg: str) -> PreprocessJob:
     plan = Plan.read(destination)
     shares = plan.shares.changed(settings.val, settings.test)
     listed = collect(items if spoken is None else spoken.select(items), source, shares)
-    listed = replace(listed, ignored=files.ignored, notes=files.notes)
     unused = spoken.captions.unused(spoken.used) if spoken else []
-    if unused:
-        files.ignored[f"{CAPTIONS} (first: '{unused[0]}')"] = len(unused)
+    without_video = {f"{CAPTIONS} (first: '{unused[0]}')": len(unused)} if unused else {}
+    listed = replace(listed, ignored={**files.ignored, **without_video}, notes=files.notes)
     if not listed.videos:
         why = next((f"{row.id}: {row.reason}" for row in listed.missing), "there are none")
         raise UserError(f"none of the videos in {source} can be used: {why}")

@@ -95,16 +95,11 @@ def pre_emphasis() -> Callable[[torch.Tensor, float], torch.Tensor]:
     return preemphasis
 
 
-def logmel(waveform: np.ndarray | Waveform) -> np.ndarray:
-    """Log-mel bank of a mono waveform int16 [samples] at 24 kHz: float32 [frames(samples), 40].
-
-    Frame n covers samples 240 n to 240 n + 480; an incomplete last window is dropped, not padded.
-    """
-    return np.concatenate([np.zeros((0, BANDS), np.float32), *logmel_blocks(waveform)])
-
-
 def logmel_blocks(waveform: np.ndarray | Waveform) -> Iterator[np.ndarray]:
-    """The rows of `logmel` in blocks of a few seconds."""
+    """Log-mel bank of a mono waveform int16 [samples] at 24 kHz: float32 [frames(samples), 40], in blocks of rows.
+
+    Row n covers samples 240 n to 240 n + 480; an incomplete last window is dropped, not padded.
+    """
     import torch
 
     n = frames(len(waveform))

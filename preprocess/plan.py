@@ -86,8 +86,6 @@ def _draw(video_id: str) -> float:
 
 @dataclass(frozen=True)
 class Listed:
-    """The videos of a data set."""
-
     videos: dict[str, ListedVideo]
     """By id, sorted, each with its split and the size of its file."""
     missing: list[Missing]
@@ -97,9 +95,9 @@ class Listed:
     drawn: Collection[str]
     """The ids of those."""
     ignored: Mapping[str, int] = field(default_factory=dict)
-    """Numbers of files that are no videos, as in VideoSource."""
+    """Numbers of files that are no videos, as in SourceFiles."""
     notes: Sequence[str] = ()
-    """How the folders were read, as in VideoSource."""
+    """How the folders were read, as in SourceFiles."""
 
     def settled(self, kept: Collection[str]) -> Listed:
         """With a kept video, chosen from train, for each split that was asked for and would have no kept one."""
@@ -151,9 +149,7 @@ class ShardTask:
 
     destination: Folder
     name: str
-    """Of the shard."""
     source: Folder
-    """Of the videos."""
     videos: Sequence[ListedVideo]
     extraction: Extraction
     details: Mapping[str, Any]
@@ -243,8 +239,3 @@ def assign(
             shards[number] = group
         group.append(video)
     return shards
-
-
-def shard_name(number: int) -> str:
-    """The name of the file of a shard."""
-    return f"shard-{number:06d}.h5"

@@ -98,8 +98,6 @@ def require_in_range(settings: object, **ranges: tuple[float, float]) -> None:
 
 @dataclass(frozen=True)
 class FfmpegLog:
-    """What ffmpeg printed."""
-
     errors: list[str]
     streams: list[str]
     """Description of each stream of the input, but of cover art."""
@@ -142,8 +140,9 @@ def _run_once(arguments: list[str], limits: Limits, last: bool, log: Path, *outp
             process.kill()  # no effect after it has ended
     lines = _read_log(log, arguments)
     if process.returncode in _NOT_STARTED:
+        said = " ".join(["ffmpeg cannot be started:", *lines[-1:]])
         raise UserError(
-            f"{' '.join(['ffmpeg cannot be started:', *lines[-1:]])}; install it on every machine, and check that its "
+            f"{said}; install it on every machine, and check that its "
             f"memory limit, {memory / (1 << 30):.3g} GiB (the smaller of --ffmpeg-memory and ulimit -v), is enough"
         )
     if process.returncode == -signal.SIGKILL:  # perhaps by the kernel, for memory that another process took

@@ -11,17 +11,23 @@ import tyro
 
 from gdt.common.errors import UserError, require_positive
 from gdt.common.location import Location
+from gdt.common.processes import cores
 from gdt.common.stores import Place, absolute
 from gdt.pipeline.shards.naming import DATASETS, shard_folder
-from gdt.preprocess import cluster
 from gdt.preprocess.ffmpeg import Extraction
 from gdt.preprocess.plan import Shares
 
+_MOST_WORKERS = 10_000
+
 
 @dataclass(frozen=True)
-class Preprocess(cluster.Workers):
+class Preprocess:
     """Turn a data set of videos into shards. Run the same command again to resume."""
 
+    workers: int = field(default_factory=cores, kw_only=True)
+    """Worker processes; one per core unless you set it."""
+    scheduler: str = field(default="", kw_only=True)
+    """Dask scheduler (tcp://host:8786); default: this machine."""
     dataset: str = "kinetics"
     """Name of the data set."""
     source: Location | None = None
@@ -49,7 +55,9 @@ class Preprocess(cluster.Workers):
     """List and count the videos; decode none."""
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        require_positive(self, "", "workers", most=_MOST_WORKERS)
+        if self.scheduler and ":" not in self.scheduler:
+            raise UserError(f"--scheduler is '{self.scheduler}'; it must be an address, such as tcp://host:8786")
         require_positive(self, "", "videos_per_shard")
         Shares(self.val or 0.0, self.test or 0.0)  # validates
 

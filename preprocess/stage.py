@@ -15,12 +15,11 @@ from gdt.common.commandline import gdt_command
 from gdt.common.errors import plural
 from gdt.common.stores import folder_at
 from gdt.pipeline.shards.container import Damaged, Head, OtherSchema
-from gdt.pipeline.shards.layout import names_in
-from gdt.pipeline.shards.naming import shard_folder
+from gdt.pipeline.shards.index import names_in
+from gdt.pipeline.shards.naming import shard_folder, shard_name
 from gdt.preprocess import checks, cluster, datasets
 from gdt.preprocess.finish import finish, remove_scratch
 from gdt.preprocess.job import PreprocessJob, prepare
-from gdt.preprocess.plan import shard_name
 from gdt.preprocess.settings import Preprocess
 from gdt.preprocess.summary import Summary, describe, left_out
 from gdt.preprocess.tools import require_tools

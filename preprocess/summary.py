@@ -12,8 +12,8 @@ from typing import Any
 from gdt.common.errors import plural
 from gdt.common.files import write_text
 from gdt.common.stores import folder_at
-from gdt.pipeline.shards.index import Index
-from gdt.pipeline.shards.layout import INDEX, REJECTED, read_rejected
+from gdt.pipeline.shards.index import Index, read_rejected
+from gdt.pipeline.shards.layout import INDEX, REJECTED
 from gdt.preprocess.datasets.listing import ignored_in_words
 from gdt.preprocess.plan import Listed
 
@@ -24,10 +24,7 @@ _SHOWN = 8
 
 @dataclass(frozen=True)
 class Summary:
-    """The results of a run."""
-
     index: Index
-    """Of all shards."""
     listed: Listed
     reasons: dict[str, int]
     """Number of rejected videos by reason."""

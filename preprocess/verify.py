@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass
-from fnmatch import fnmatch
 from functools import partial
 from pathlib import Path
 
@@ -18,12 +16,13 @@ from gdt.common.errors import UserError, plural
 from gdt.common.files import locked
 from gdt.common.folders import Folder
 from gdt.common.location import Location
+from gdt.common.processes import cores
 from gdt.common.stores import Place, folder_at
 from gdt.pipeline.shards import container
 from gdt.pipeline.shards.container import Damaged, OtherSchema
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.shards.layout import INDEX
-from gdt.pipeline.shards.naming import shard_folder
+from gdt.pipeline.shards.naming import is_shard, shard_folder
 
 
 @dataclass(frozen=True)
@@ -56,7 +55,7 @@ def verify(settings: Verify) -> dict[str, Finding]:
     alone = settings.remove and isinstance(place, Path) and place.is_dir()
     with locked(Path(str(place)), "leave out --remove") if alone else nullcontext():
         listed = folder.files()
-        present = {name for name in listed if fnmatch(name, "shard-*.h5")}
+        present = {name for name in listed if is_shard(name)}
         findings: dict[str, Finding] = {}
         lines: dict[str, bytes] = {}
         if not present and INDEX not in listed:
@@ -64,12 +63,11 @@ def verify(settings: Verify) -> dict[str, Finding]:
         try:
             with folder.local(INDEX) as path:
                 index, _ = container.read(path)
-            shard_names = [name.decode() for name in index["shard/name"]]
-            lines = dict(zip(shard_names, index["shard/line"], strict=True))
+            lines = dict(zip(container.texts(index["shard/name"]), index["shard/line"], strict=True))
         except (Damaged, OSError, UserError) as error:
             findings[INDEX] = error
         names = sorted(present | lines.keys())
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
+        with ThreadPoolExecutor(cores()) as pool:
             checked = tqdm(pool.map(partial(_check, folder, lines), names), "verify", len(names), unit="shard")
             findings |= {name: finding for name, finding in zip(names, checked, strict=True) if finding}
         for name, finding in findings.items():

@@ -40,8 +40,6 @@ _AGAIN = "and run the same command again: finished shards are kept"
 
 
 class MadeShard(NamedTuple):
-    """A shard that was made."""
-
     videos: int
     rejected: list[dict[str, str]]
     """Id, reason and hash of each video that is not in it."""

@@ -1,8 +1,12 @@
-"""Compositions of presets."""
+"""Compositions of presets, and the counts of their batches."""
 
 from __future__ import annotations
 
-from gdt.pipeline.composition import Composition
+from collections.abc import Sequence
+from math import prod
+from typing import NamedTuple
+
+from gdt.pipeline.composition import Composition, Contrast, Factor
 from gdt.pipeline.notation import parse
 from gdt.pipeline.presets import preset
 from gdt.pipeline.transformations.augmentation import Augmentation
@@ -11,3 +15,21 @@ from gdt.pipeline.transformations.augmentation import Augmentation
 def composed(name: str, videos: int, augmentation: Augmentation = Augmentation()) -> Composition:
     """The composition of a preset."""
     return parse(preset(name).factors, videos, augmentation)
+
+
+class Counts(NamedTuple):
+    """Counts of a batch (lemmas of A.1.2)."""
+
+    leaves: int
+    """|T| = prod K_m."""
+    positives: int
+    """Pairs (T, T') with c = 1 and T != T'."""
+    negatives_per_leaf: int
+    """T'' with c(T, T'') = 0, for every T."""
+
+
+def counts(factors: Sequence[Factor]) -> Counts:
+    """Counts of a batch from the K_m (lemmas of A.1.2)."""
+    leaves = prod(factor.k for factor in factors)
+    invariant = prod(factor.k for factor in factors if factor.contrast is Contrast.INVARIANT)
+    return Counts(leaves, leaves * (invariant - 1), leaves - invariant)

@@ -26,7 +26,8 @@ from gdt.preprocess import cluster
 from gdt.preprocess.settings import Preprocess
 from gdt.preprocess.stage import run
 from gdt.preprocess.summary import Summary
-from gdt.preprocess.synthetic import Synthetic, generate
+from gdt.preprocess.synthetic.files import generate
+from gdt.preprocess.synthetic.moments import Synthetic
 
 for name in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL"):  # of `make test`, for make in tests
     os.environ.pop(name, None)
@@ -67,7 +68,7 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def synthetic(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Real MP4 files: 3 classes, 8 training, 2 validation and 4 test videos each."""
     folder = tmp_path_factory.mktemp("videos") / "synthetic"
-    generate(folder, Synthetic(train=8, val=2, test=4, classes=3, seconds=3.0), workers=2, progress=False)
+    generate(folder, Synthetic(train=8, val=2, test=4, classes=3, seconds=3.0), workers=2)
     return folder
 
 

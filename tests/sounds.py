@@ -7,7 +7,12 @@ from pathlib import Path
 
 import numpy as np
 
-from gdt.preprocess.logmel import SAMPLE_RATE
+from gdt.preprocess.logmel import SAMPLE_RATE, Waveform, logmel_blocks
+
+
+def logmel(waveform: np.ndarray | Waveform) -> np.ndarray:
+    """The whole log-mel bank of a waveform of one window or more."""
+    return np.concatenate([*logmel_blocks(waveform)])
 
 
 def tone(path: Path, hertz: float, seconds: float, volume: float = 0.3, seed: int = 0) -> None:

@@ -160,7 +160,7 @@ class Gradient:
             here = len(inputs) // size
             first = (number * self._world + self._rank) * here
             for k in range(here):
-                part = inputs if here == 1 else _slice(inputs, k * size, size)
+                part = inputs if here == 1 else inputs[k * size : (k + 1) * size]
                 yield Group(modality, part, first + k, slice(done, done + size))
                 done += size
 
@@ -170,10 +170,6 @@ class Gradient:
         device = next(self.model.parameters()).device.type
         with torch.autocast(device, torch.bfloat16, enabled=self._settings.precision == "bfloat16"):
             return self.model.embed(group.modality, group.inputs)
-
-
-def _slice(inputs: Any, first: int, count: int) -> Any:
-    return inputs[first : first + count] if isinstance(inputs, Tensor) else inputs.part(first, count)
 
 
 class ActivationMemory:

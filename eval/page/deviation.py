@@ -15,8 +15,7 @@ from gdt.eval.drawing import COLOURS, STYLE, mark, picture
 from gdt.eval.extract import require_network, uniform_outputs
 from gdt.eval.similarity import unit
 from gdt.pipeline.loader import Batch
-from gdt.pipeline.shards.index import Index
-from gdt.pipeline.shards.layout import labels_in, names_in
+from gdt.pipeline.shards.index import Index, labels_in, names_in
 from gdt.train.models.gdt import any_device
 from gdt.train.trained import Trained
 

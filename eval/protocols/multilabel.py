@@ -17,7 +17,7 @@ from gdt.eval.classification import describe, fit
 from gdt.eval.evaluator import Evaluator, Outcome
 from gdt.eval.metrics import Measured, Metric
 from gdt.eval.subjects import Fold, Subject
-from gdt.pipeline.shards.layout import LABEL_SEPARATOR, labels_in, names_in
+from gdt.pipeline.shards.index import LABEL_SEPARATOR, labels_in, names_in
 
 
 def multilabel(evaluator: Evaluator, model: Subject, fold: Fold, _: Path) -> Outcome:

@@ -89,13 +89,15 @@ class Cache:
         self.bound = bound or (shutil.disk_usage(self.root).free + kept) * 4 // 5
         self._plan: dict[int, list[int]] = {}  # shards of the batches to come
         self._wanted: deque[tuple[int, int]] = deque()  # batch and shard, to be fetched in this order
-        self._expected = self._done = 0  # batches
+        self._expected = 0  # batches
+        self._done = 0
         self._failed: set[int] = set()
-        self._error: BaseException | None = None
+        self._end: BaseException | None = None  # why it fetches no more
         self._changed = threading.Condition()  # guards the plan, and tells waiting threads of any progress
         self._turn = threading.Lock()
-        self._closed = False
-        self.bytes = self.fetched = self.used = 0  # shards fetched, and shards of the batches that are done
+        self.bytes = 0
+        self.fetched = 0  # shards
+        self.used = 0  # shards of the batches that are done
 
     def follow(self) -> None:
         """Fetch what `expect` tells, in the background."""
@@ -119,9 +121,8 @@ class Cache:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Stop fetching."""
         with self._changed:
-            self._closed = True
+            self._end = self._end or CancelledError()
             Cache._active.discard(self)
             self._changed.notify_all()
 
@@ -139,13 +140,13 @@ class Cache:
         self._paths[number].unlink(missing_ok=True)
 
     def _fetch_ahead(self) -> None:
-        while not self._closed:
+        while not self._end:
             with suppress(UserError, OSError, CancelledError):  # the reader of the shard tries again, and says it
                 # One fetcher at a time waits for room: else a later, smaller shard would take the room of an earlier
                 # one. Downloads overlap, as each begins after the turn.
                 with self._turn:
                     with self._changed:
-                        self._changed.wait_for(lambda: self._wanted or self._closed)
+                        self._changed.wait_for(lambda: self._wanted or self._end)
                         if not self._wanted:
                             return
                         batch, number = self._wanted.popleft()
@@ -164,8 +165,8 @@ class Cache:
             state = self._state(number)
             if state is ShardState.HERE:
                 return None
-            if self._closed:
-                raise self._error or CancelledError
+            if self._end:
+                raise self._end
             if batch is not None and (state is not ShardState.ABSENT or batch < self._done):
                 return None
             due = batch is not None or number in self._plan.get(self._done, [number])  # or no batch is told
@@ -228,7 +229,7 @@ class Cache:
         if state is ShardState.FAILED:
             self._failed.add(number)
         elif state is ShardState.REFUSED:
-            self._error = error
+            self._end = error
             self.close()
         else:
             self._failed.discard(number)
@@ -244,7 +245,7 @@ class Cache:
         with self._locked():
             files = self._files()  # first, as it removes what dead processes have begun
             uses = self._next_uses()
-            if self._state(number) is not state or self._closed:  # decided by another thread or process meanwhile
+            if self._state(number) is not state or self._end:  # decided by another thread or process meanwhile
                 return None
             shards = {file: (uses.get(file, math.inf), files[file]) for file in reversed(files) if file.suffix == ".h5"}
             idle = {file: shard for file, shard in shards.items() if shard[0] > when}
@@ -320,8 +321,7 @@ def _is_coming(partial: Path) -> bool:
 
 def forecast(index: Index, videos: Sequence[np.ndarray]) -> str:
     """What these batches of videos fetch. Raises UserError if the cache cannot hold the shards of one of them."""
-    if not isinstance(index.folder, RemoteFolder):
-        raise TypeError(f"{index.folder} needs no cache")
+    assert isinstance(index.folder, RemoteFolder)
     sizes = [head.size for head in index.heads]
     cache = Cache(index.folder, [], index.cache)
     fetched, least = simulate([index.shard[batch] for batch in videos], sizes, cache.bound)

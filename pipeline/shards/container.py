@@ -38,15 +38,12 @@ class OtherSchema(Damaged):
 
 
 class ArrayPlace(NamedTuple):
-    """Where an array lies in the file."""
-
     begin: int
     dtype: str
     shape: list[int]
 
     @property
     def nbytes(self) -> int:
-        """Length in the file."""
         return prod(self.shape) * np.dtype(self.dtype).itemsize
 
     def array(self, data: bytes) -> np.ndarray:
@@ -63,7 +60,6 @@ class Files:
     paths: Sequence[Path]
     dtype: type
     row: tuple[int, ...] = ()
-    """Shape of a row."""
 
     @property
     def shape(self) -> list[int]:
@@ -215,7 +211,6 @@ def _lay_out(
 
 
 def _blocks(values: np.ndarray | Files) -> Iterator[Any]:
-    """The bytes of an array."""
     if isinstance(values, Files):
         return values.blocks()
     return iter([np.ascontiguousarray(values).reshape(-1).view(np.uint8).data])

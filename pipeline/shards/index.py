@@ -5,10 +5,10 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote
@@ -21,15 +21,17 @@ from gdt.common.folders import Folder
 from gdt.common.stores import THREADS, Place, RemoteFolder, folder_at, place
 from gdt.pipeline.shards import container, layout
 from gdt.pipeline.shards.container import Damaged, Head, OtherSchema, text_array, texts
-from gdt.pipeline.shards.layout import INDEX, LABEL_SEPARATOR, VideoTable, labels_in, names_in, table_checksum
-from gdt.pipeline.shards.naming import DATASETS, preprocess_command, verify_hint
+from gdt.pipeline.shards.layout import INDEX, REJECTED, VideoTable, table_checksum
+from gdt.pipeline.shards.naming import DATASETS, is_shard, preprocess_command, verify_hint
 from gdt.pipeline.shards.statistics import Statistics
 
 _COLUMN = "column/"
-LABELS = ("label", "split", "folds")
+ANNOTATION_COLUMNS = ("label", "split", "folds")
+LABEL_SEPARATOR = ";"
+"""Between the labels of a video in a column that holds several."""
 
 Annotations = Mapping[str, Sequence[str]]
-"""LABELS, empty by default, and extra columns, by name: a string per video."""
+"""ANNOTATION_COLUMNS, empty by default, and extra columns, by name: a string per video."""
 
 
 def write_index(
@@ -41,11 +43,11 @@ def write_index(
     """
     arrays, rejected = _gather(folder, shards)
     ids = texts(arrays["video/id"]).tolist()
-    annotations: dict[str, Sequence[str]] = {name: [""] * len(ids) for name in LABELS}
+    annotations: dict[str, Sequence[str]] = {name: [""] * len(ids) for name in ANNOTATION_COLUMNS}
     annotations |= annotate(ids)
     for name, values in annotations.items():
         # / and . have a meaning in the names of HDF5
-        named = f"video/{name}" if name in LABELS else _COLUMN + quote(name, safe=" ").replace(".", "%2E")
+        named = f"video/{name}" if name in ANNOTATION_COLUMNS else _COLUMN + quote(name, safe=" ").replace(".", "%2E")
         arrays[named] = text_array(values)
     # sorted, so that equal content gives equal bytes
     container.write(path, dict(sorted(arrays.items())), {"settings": settings})
@@ -84,7 +86,6 @@ def _gather(folder: Folder, shards: Sequence[str]) -> tuple[dict[str, np.ndarray
 
 
 def _tables(folder: Folder, shards: Sequence[str]) -> Iterator[tuple[Head, dict[str, np.ndarray]]]:
-    """The heads and tables of shards, in their order."""
     files = folder.files()
     sizes = [files[name].size if name in files else -1 for name in shards]
     with ThreadPoolExecutor(4 * THREADS if isinstance(folder, RemoteFolder) else 1) as pool:
@@ -220,10 +221,6 @@ class Index(VideoTable):
     def classes(self) -> list[str]:
         return names_in(self.label)
 
-    def shard_address(self, video: int) -> str:
-        """The full name of the shard of a video."""
-        return folder_at(self.folder).address(self.shard_names[self.shard[video]])
-
     def fold(self, number: int) -> Index:
         """The index with the splits of an official fold, from 1. Raises UserError if there is no such fold."""
         folds = [row.split(",") for row in self.folds]
@@ -265,6 +262,17 @@ class Index(VideoTable):
         return (200 * np.asarray(start) + self.fps) // (2 * self.fps)
 
 
+@cache
+def labels_in(cell: str) -> list[str]:
+    """The labels in a cell, between LABEL_SEPARATOR: sorted, without blanks around them, each once."""
+    return sorted({name.strip() for name in cell.split(LABEL_SEPARATOR)} - {""})
+
+
+def names_in(cells: Iterable[str]) -> list[str]:
+    """The labels of some videos, sorted."""
+    return sorted({name for cell in set(cells) for name in labels_in(cell)})
+
+
 def _joined(cells: np.ndarray) -> np.ndarray:
     """Cells with the same labels are equal."""
     return np.array([LABEL_SEPARATOR.join(labels_in(cell)) for cell in cells.tolist()], object)
@@ -278,16 +286,26 @@ def fingerprint(index: Index) -> str:
     return digest.hexdigest()
 
 
+def read_rejected(place: Place) -> Iterator[dict[str, str]]:
+    """The rows of rejected.jsonl: id, path, reason."""
+    folder = folder_at(place)
+    if folder.exists(REJECTED):
+        with folder.open(REJECTED) as file:
+            yield from map(json.loads, file)
+
+
 def require_index(folder: Place) -> None:
     """Raise UserError unless a folder has finished shards."""
     if folder_at(folder).exists(INDEX):
         return
-    if any(name.startswith("shard-") for name in folder_at(folder).files()):
+    if any(map(is_shard, folder_at(folder).files())):
         raise UserError(
             f"{folder} has shards but no {INDEX}: preprocessing has not finished, or found no usable video; wait, or "
             "run the same preprocessing command again, which resumes it or says why"
         )
-    beside = [] if isinstance(folder, RemoteFolder) else [path.parent.name for path in folder.parent.glob(f"*/{INDEX}")]
+    beside: list[str] = []
+    if isinstance(folder, Path):
+        beside = [path.parent.name for path in folder.parent.glob(f"*/{INDEX}")]
     similar = difflib.get_close_matches(folder.name, [*beside, *DATASETS], 1)
     hint = f" did you mean '{similar[0]}'? Otherwise" if similar and similar[0] != folder.name else ""
     make = preprocess_command(folder)

@@ -11,16 +11,12 @@ raise SCHEMA (container.py), since existing shards lack it.
 
 from __future__ import annotations
 
-import json
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import MISSING, dataclass
-from functools import cache
 from typing import Annotated, Any, NamedTuple, get_type_hints
 
 import numpy as np
-
-from gdt.common.stores import Place, folder_at
 
 INDEX = "index.h5"
 REJECTED = "rejected.jsonl"
@@ -73,8 +69,6 @@ SHARD: dict[str, Stored] = {
     "sums/mels": Stored(np.int64, "[3]: log-mel values, sum and sum of squares in fixed point (statistics.py)"),
     "rejected": Stored(str, "[n_rejected]: JSON of id, reason and hash of the file of each rejected video"),
 }
-LABEL_SEPARATOR = ";"
-"""Between the labels of a video in a column that holds several."""
 PARTS = ("frame", "mel", "text")
 """A video has a contiguous range of frames, log-mel rows and words; video/<part> holds its bounds."""
 WORDS = {name: SHARD[f"text/{name}"].dtype for name in ("token", "start", "end")}
@@ -85,17 +79,6 @@ ROWS = 100
 """Rows of audio/logmel per checksum."""
 
 
-@cache
-def labels_in(cell: str) -> list[str]:
-    """The labels in a cell, between LABEL_SEPARATOR: sorted, without blanks around them, each once."""
-    return sorted({name.strip() for name in cell.split(LABEL_SEPARATOR)} - {""})
-
-
-def names_in(cells: Iterable[str]) -> list[str]:
-    """The labels of some videos, sorted."""
-    return sorted({name for cell in set(cells) for name in labels_in(cell)})
-
-
 def words_checksum(*columns: np.ndarray) -> int:
     """CRC-32 of the words of one video, given the columns WORDS."""
     return zlib.crc32(b"".join(column.tobytes() for column in columns))
@@ -104,11 +87,3 @@ def words_checksum(*columns: np.ndarray) -> int:
 def table_checksum(table: Mapping[str, np.ndarray]) -> str:
     """CRC-32 of the datasets that the index gathers, in hexadecimal."""
     return f"{zlib.crc32(b''.join(table[name].tobytes() for name in sorted(table))):08x}"
-
-
-def read_rejected(place: Place) -> Iterator[dict[str, str]]:
-    """The rows of rejected.jsonl: id, path, reason."""
-    folder = folder_at(place)
-    if folder.exists(REJECTED):
-        with folder.open(REJECTED) as file:
-            yield from map(json.loads, file)

@@ -21,6 +21,14 @@ def shard_folder(dataset: str, named: Place | None = None) -> Place:
     return named or Path("data/shards") / dataset
 
 
+def shard_name(number: int) -> str:
+    return f"shard-{number:06d}.h5"
+
+
+def is_shard(name: str) -> bool:
+    return name.startswith("shard-") and name.endswith(".h5")
+
+
 def preprocess_command(folder: Place) -> str:
     """The command that makes the shards of a folder, with a placeholder for the videos."""
     elsewhere = [] if folder == shard_folder(folder.name) else ["--destination", folder]

@@ -18,6 +18,8 @@ from gdt.pipeline.shards.index import Index
 from gdt.pipeline.shards.layout import ROWS, WORDS, words_checksum
 from gdt.pipeline.shards.naming import verify_hint
 
+_OPEN_FILES = 4096
+
 
 class ShardReader:
     """Random access to the frames, log-mel rows and words of an index, safe to share between threads.
@@ -26,14 +28,14 @@ class ShardReader:
     closed. Reading raises UserError for a checksum mismatch, and if a shard cannot be read.
     """
 
-    def __init__(self, index: Index, open_files: int = 4096) -> None:
+    def __init__(self, index: Index) -> None:
         self.index = index
         hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
         # pread shares no file position between threads or forks, and a reader keeps its file open after eviction
         shards = list(zip(index.shard_names, index.heads, strict=True))
         self.cache = Cache(index.folder, shards, index.cache) if isinstance(index.folder, RemoteFolder) else None
-        self._opened = lru_cache(min(open_files, hard // 2))(partial(_OpenShard, index, self.cache))
+        self._opened = lru_cache(min(_OPEN_FILES, hard // 2))(partial(_OpenShard, index, self.cache))
 
     def done(self) -> None:
         """A batch is consumed; close the shards in a cache, which may evict them."""
@@ -99,13 +101,12 @@ class ShardReader:
 
     def _damaged(self, video: int, what: str) -> UserError:
         hint = verify_hint(self.index.folder)
+        number = int(self.index.shard[video])
         if self.cache:  # which fetched it intact
-            self.cache.forget(int(self.index.shard[video]))
+            self.cache.forget(number)
             hint = "its copy in the cache is removed; check the disk, then run the same command again"
-        return UserError(
-            f"shard {self.index.shard_address(video)} is damaged: checksum mismatch in {what} of "
-            f"'{self.index.id[video]}'; {hint}"
-        )
+        shard = folder_at(self.index.folder).address(self.index.shard_names[number])
+        return UserError(f"shard {shard} is damaged: checksum mismatch in {what} of '{self.index.id[video]}'; {hint}")
 
 
 class _OpenShard:
@@ -127,11 +128,9 @@ class _OpenShard:
             )
 
     def length(self, name: str) -> int:
-        """Length of a dataset."""
         return self._head.arrays[name].shape[0]
 
     def read(self, name: str, first: int, count: int) -> np.ndarray:
-        """Rows first..first+count-1 of a dataset."""
         begin, dtype, (_, *shape) = self._head.arrays[name]
         row = np.dtype(dtype).itemsize * prod(shape)
         return np.frombuffer(self._pread(count * row, begin + first * row), dtype).reshape(count, *shape)

@@ -1,5 +1,3 @@
-"""Shard writer."""
-
 from __future__ import annotations
 
 import json
@@ -79,7 +77,6 @@ def _bounds(counts: Sequence[int] | np.ndarray) -> np.ndarray:
 
 
 def _frame_checksums(record: VideoRecord) -> Iterator[int]:
-    """The checksum of every frame."""
     with record.jpeg.open("rb") as file:
         for size in record.sizes.tolist():
             yield zlib.crc32(file.read(size))

@@ -46,8 +46,6 @@ def ahead(items: Iterable[T], clips: int, count: Callable[[T], int]) -> Iterator
 
 @dataclass(eq=False)
 class InputSource(ABC):
-    """Makes the leaves of one modality."""
-
     modality: ClassVar[str]
     reader: ShardReader
     clip: Clip

@@ -8,20 +8,10 @@ import os
 import sys
 from dataclasses import dataclass, replace
 from functools import cache
-from pathlib import Path
 from typing import Literal
 
 from gdt.common.errors import UserError, require_positive
-
-
-def cores() -> int:
-    """CPU cores for each process that torchrun started, within the limit of the cgroup."""
-    here = len(os.sched_getaffinity(0))
-    with contextlib.suppress(OSError, ValueError):  # without a limit its first word is max
-        quota, period = map(int, Path("/sys/fs/cgroup/cpu.max").read_text().split())
-        here = min(here, quota // period)
-    return max(1, here // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
-
+from gdt.common.processes import cores
 
 _BESIDE_GPU = 4
 """Decoding threads that feed a GPU. The thread that trains waits for their GIL: 378 clips/s with 4, 308 with 16 (row l
@@ -32,7 +22,6 @@ _GET_DALI = "run pip install 'gdt-video[gpu]'"
 
 
 def has_dali() -> bool:
-    """Whether DALI is installed."""
     with contextlib.suppress(ModuleNotFoundError):
         return importlib.util.find_spec("nvidia.dali") is not None
     return False
@@ -75,5 +64,6 @@ class Loading:
                 advise_dali()
         elif decoder == "gpu" and not has_dali():
             raise UserError(f"--loading.decoder gpu needs DALI; {_GET_DALI}, or leave the option out")
-        most = min(cores(), _BESIDE_GPU) if gpu and decoder == "cpu" else cores()
+        share = max(1, cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))  # of each process by torchrun
+        most = min(share, _BESIDE_GPU) if gpu and decoder == "cpu" else share
         return replace(self, decoder=decoder, threads=self.threads or most)

@@ -34,9 +34,7 @@ class Words:
         """The vectors in float32."""
         return self.vectors.float()
 
-    def part(self, first: int, count: int = 1) -> Words:
-        """The text clips of some leaves."""
-        chosen = slice(first, first + count)
+    def __getitem__(self, chosen: slice) -> Words:
         return Words(self.vectors[chosen], self.mask[chosen], self.tokens[chosen])
 
 

@@ -19,8 +19,6 @@ from gdt.pipeline.sources.base import InputSource, Part, ahead, chunks
 
 
 class VideoSource(InputSource):
-    """Pixels."""
-
     modality = "video"
 
     def prepare(self) -> None:

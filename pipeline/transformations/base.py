@@ -22,7 +22,6 @@ class Source:
     start_counts: np.ndarray
     """Number of start frames of each video of the index, from frame 0 on: int64 [n_index]."""
     fps: int
-    """Stored frames per second."""
     shards: np.ndarray | None = None
     """Shard of each video of the index: int64 [n_index]; needed if `window` > 0."""
     window: int = 0
@@ -38,7 +37,6 @@ class Draw:
     batch: int
 
     def generator(self) -> np.random.Generator:
-        """The random generator of the batch."""
         return generator(Stream.BATCH, self.seed, self.epoch, self.batch)
 
 
@@ -109,7 +107,6 @@ class Choice(Transformation):
     """
 
     values: tuple[str, ...]
-    """Labels of the values."""
 
     def sample(self, rng: np.random.Generator, k: int, branches: Branches) -> np.ndarray:
         n = branches.count

@@ -36,7 +36,6 @@ class Spoken:
     """Names of the captions of the videos that `select` has yielded."""
 
     def select(self, items: Iterable[ListedVideo | Missing]) -> Iterator[ListedVideo | Missing]:
-        """The videos of the data set."""
         for item in items:
             name = self._name(item) if isinstance(item, ListedVideo) else None
             self.used.add(name or "")
@@ -46,7 +45,6 @@ class Spoken:
                 yield item
 
     def attach(self, video: ListedVideo) -> ListedVideo:
-        """The video with its words."""
         name = self._name(video)
         lines = self.captions.get(name)
         words = self.vocabulary.words(lines)

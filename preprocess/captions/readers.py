@@ -24,7 +24,7 @@ JSON_NAMES = ("caption.json", "raw_caption.json", "captions.json", "raw_caption_
 """Files with the captions of all videos; the first one there is read. The official caption.json has no stop words."""
 FOLDERS = ("captions", "csv")
 """Folders with one file per video at any depth; the first that holds any is read."""
-COLUMNS = ("start", "end", "text")
+CAPTION_COLUMNS = ("start", "end", "text")
 EXPECTED = f"""\
 source/{JSON_NAMES[0]} or {", ".join(JSON_NAMES[1:])}     {{id: {{start: [...], end: [...], text: [...]}}}}
 source/{FOLDERS[0]}/<id>.csv, .json, .srt or .vtt  one file per video, or <id>.en.vtt; a csv has start,end,text
@@ -135,7 +135,7 @@ def _json_videos(path: File) -> Iterator[tuple[str, list[Caption]]]:
 
 def _csv_videos(path: File) -> Iterator[tuple[str, list[Caption]]]:
     """Each run of rows with the same video_id in a csv."""
-    rows = read_csv(path, ("video_id", *COLUMNS), dict)
+    rows = read_csv(path, ("video_id", *CAPTION_COLUMNS), dict)
     for id, group in itertools.groupby(rows, key=itemgetter("video_id")):
         yield id, _usable(map(_ROW, group), f"video '{id}' of {path}")
 
@@ -157,12 +157,12 @@ def _caption_files(folder: Folder) -> Iterator[Path]:
 def _is_table(path: File) -> bool:
     with open_text(path, errors="replace") as file:
         header = file.readline(1 << 16)
-    return {"video_id", *COLUMNS} <= set(next(csv.reader([header]), []))
+    return {"video_id", *CAPTION_COLUMNS} <= set(next(csv.reader([header]), []))
 
 
 _Rows = Iterable[tuple[Any, Any, Any]]
-"""COLUMNS of captions."""
-_ROW = itemgetter(*COLUMNS)
+"""CAPTION_COLUMNS of each caption."""
+_ROW = itemgetter(*CAPTION_COLUMNS)
 
 
 def _rows(columns: Any) -> _Rows:
@@ -209,7 +209,7 @@ def _read_subtitles(path: File) -> _Rows:
 
 
 _READERS: dict[str, Callable[[File], _Rows]] = {
-    ".csv": lambda path: map(_ROW, read_csv(path, COLUMNS, dict)),
+    ".csv": lambda path: map(_ROW, read_csv(path, CAPTION_COLUMNS, dict)),
     ".json": _read_json,
     ".srt": _read_subtitles,
     ".vtt": _read_subtitles,

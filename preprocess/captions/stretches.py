@@ -10,11 +10,14 @@ import numpy as np
 from gdt.preprocess.captions.readers import Caption
 from gdt.preprocess.datasets.listing import TimedWords
 
+_SHORTEST = 40
+"""Tenths of a second."""
 
-def stretches(captions: Iterable[Caption], gap: float = 2.0, least: float = 4.0) -> tuple[tuple[float, float], ...]:
+
+def stretches(captions: Iterable[Caption], gap: float = 2.0) -> tuple[tuple[float, float], ...]:
     """The parts of a video that captions cover: (start, end) in seconds, in order and disjoint.
 
-    Parts less than `gap` seconds apart are merged. Parts shorter than `least`, the longest text clip, are extended on
+    Parts less than `gap` seconds apart are merged. Parts shorter than _SHORTEST, the longest text clip, are extended on
     both sides, never before the start of the video but possibly past its end. Starts are rounded down and ends up to
     multiples of 0.1 s, which are whole numbers of log-mel frames (10) and of video frames (3 at 30 fps; fps must be a
     multiple of 10), so that cuts keep video and audio aligned.
@@ -24,11 +27,10 @@ def stretches(captions: Iterable[Caption], gap: float = 2.0, least: float = 4.0)
         (max(0, math.floor(round(start * 10, 6))), max(0, math.ceil(round(end * 10, 6)))) for start, end, _ in captions
     ]
     near = math.ceil(round(gap * 10, 6))
-    shortest = math.ceil(round(least * 10, 6))
     grown = []
     for start, end in _joined(covered, near):
-        start = max(0, start - max(0, shortest - (end - start)) // 2)
-        grown.append((start, max(end, start + shortest)))
+        start = max(0, start - max(0, _SHORTEST - (end - start)) // 2)
+        grown.append((start, max(end, start + _SHORTEST)))
     return tuple((start / 10, end / 10) for start, end in _joined(grown, near))
 
 

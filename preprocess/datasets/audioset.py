@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from operator import itemgetter
 
 from gdt.common.folders import File
-from gdt.pipeline.shards.layout import LABEL_SEPARATOR
+from gdt.pipeline.shards.index import LABEL_SEPARATOR
 from gdt.preprocess.datasets import youtube
 from gdt.preprocess.datasets.listing import DataSet, ListedVideo, Missing, SourceFiles, incomplete
 from gdt.preprocess.datasets.youtube import Segment

@@ -8,7 +8,7 @@ from dataclasses import replace
 from itertools import chain
 
 from gdt.common.errors import UserError
-from gdt.preprocess.datasets.labels import LABELS, NAMES, Labels
+from gdt.preprocess.datasets.labels import LABELS_FILE, NAMES, Labels
 from gdt.preprocess.datasets.listing import SOUNDS, SPLITS, SUFFIXES, DataSet, ListedVideo, Missing, SourceFiles
 from gdt.preprocess.tables import composed
 
@@ -17,7 +17,7 @@ source/a.mp4                      no class, split train, or as --val and --test 
 source/cats/a.mp4                 class cats, split train, or as --val and --test draw it
 source/train/cats/a.mp4           class cats, split train, if val or test is beside train; else class train/cats
 source/test/cats/indoor/a.mp4     class cats/indoor, split test, if train is beside test
-source/{LABELS}                 optional: {"|".join(NAMES)}[,label][,split][,any others]
+source/{LABELS_FILE}                 optional: {"|".join(NAMES)}[,label][,split][,any others]
 files ending in {", ".join(sorted(SUFFIXES))}; sounds: {", ".join(sorted(SOUNDS))}"""
 
 _SHOWN = 5
@@ -64,7 +64,7 @@ def has_splits(source: SourceFiles, names: Iterable[str], settled: bool = False)
         raise UserError(
             f"the folders {_few(named)} of {source.folder} can be splits or classes, since {_few(doubtful)} {why}; for "
             f"splits, move all videos into folders train, val or test; for classes, give each video in {_few(named)} a "
-            f"split in {LABELS} (path,split), which --layout folder reads"
+            f"split in {LABELS_FILE} (path,split), which --layout folder reads"
         )
     splits = complete and not others
     reserved = sorted({name for path in folders for name in path if name.lower() in SPLITS})

@@ -16,8 +16,6 @@ FOLDS = (1, 2, 3)
 
 
 class Line(NamedTuple):
-    """One line of an official list."""
-
     class_name: str
     file: str
     fold: int
@@ -47,8 +45,6 @@ def read_lines(list_file: File) -> list[str]:
 
 @dataclass
 class _Entry:
-    """Entry of one video in the official lists."""
-
     stem: str
     class_name: str
     folds: list[str] = field(default_factory=lambda: [""] * len(FOLDS))

@@ -13,10 +13,10 @@ from gdt.pipeline.shards import index
 from gdt.preprocess.datasets.listing import SPLITS, SUFFIXES, ListedVideo, Missing, SourceFiles
 from gdt.preprocess.tables import Row, composed, read_csv
 
-LABELS = "labels.csv"
-NO_VIDEO = f"named in {LABELS}, but no video has this path or id"
+LABELS_FILE = "labels.csv"
+NO_VIDEO = f"named in {LABELS_FILE}, but no video has this path or id"
 NOT_LISTED = (
-    f"named in {LABELS}, but hidden, outside of the source, listed by another path, or not a video by its suffix"
+    f"named in {LABELS_FILE}, but hidden, outside of the source, listed by another path, or not a video by its suffix"
 )
 NAMES = ("path", "id", "file", "filename", "video", "name")
 """Accepted names of the first column, which identifies the videos."""
@@ -39,7 +39,7 @@ class Labels:
         Raises UserError, with the line, if it cannot be parsed.
         """
         self._source = source
-        self._table = source.file(LABELS)
+        self._table = source.file(LABELS_FILE)
         self._rows: dict[str, _Labelled] = {}
         self._used: set[str] = set()
         self._file_names: set[str] = set()
@@ -69,7 +69,7 @@ class Labels:
         if word and word not in SPLITS:
             raise ValueError(f"unknown split '{word}'; available: {', '.join(SPLITS)}, or nothing")
         further = [name for name in others if name not in (label, split)]
-        taken = [name for name in further if name in index.LABELS]
+        taken = [name for name in further if name in index.ANNOTATION_COLUMNS]
         if taken:
             raise ValueError(f"a further column has the name {taken[0]}, which the index uses itself; rename it")
         columns = tuple((name, values[name]) for name in further)

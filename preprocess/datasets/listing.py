@@ -211,8 +211,6 @@ def is_shown(name: str) -> bool:
 
 @dataclass(frozen=True)
 class SourceFiles:
-    """A folder of videos."""
-
     folder: Folder
     ignored: Counter[str] = field(default_factory=Counter)
     """How many were left out so far: files by suffix, by the names in _IGNORED, and captions of no video."""
@@ -225,7 +223,6 @@ class SourceFiles:
         return root_of(self.folder)
 
     def file(self, name: str) -> File:
-        """A file by its path below the source."""
         return File(self.folder, PurePath(name))
 
     def files(self, first: Path | None = None) -> Iterator[Path]:
@@ -263,7 +260,7 @@ class SourceFiles:
 
 
 def ignored_in_words(ignored: Mapping[str, int]) -> list[str]:
-    """A line that says what VideoSource.ignored counts; none if there is nothing."""
+    """A line that says what SourceFiles.ignored counts; none if there is nothing."""
     suffixes = [name for name in ignored if name not in _IGNORED and not name.startswith(CAPTIONS)]
     suffixes.sort(key=lambda suffix: (-ignored[suffix], suffix))
     counts = [f"{suffix.removeprefix('.') or 'no suffix'} {ignored[suffix]}" for suffix in suffixes[:_SHOWN]]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import multiprocessing
-import os
 import shutil
 import subprocess
 import tempfile
@@ -22,6 +21,7 @@ from tqdm import tqdm
 from gdt.common.commandline import gdt_command
 from gdt.common.errors import UserError
 from gdt.common.files import LOCK, locked, write_lines, write_text
+from gdt.common.processes import cores
 from gdt.preprocess.process import Limits
 from gdt.preprocess.synthetic.drawing import SAMPLE_RATE
 from gdt.preprocess.synthetic.moments import FPS, SIZE, SPLITS, Scene, Synthetic
@@ -62,8 +62,6 @@ def command(settings: Generate) -> str:
 
 
 class VideoTask(NamedTuple):
-    """One video to generate."""
-
     path: Path
     split: str
     action: str
@@ -81,7 +79,7 @@ def tasks(destination: Path, settings: Synthetic) -> list[VideoTask]:
     return videos
 
 
-def generate(destination: Path, settings: Synthetic, workers: int = 0, progress: bool = True) -> None:
+def generate(destination: Path, settings: Synthetic, workers: int = 0) -> None:
     """Write a data set, whole or not at all: settings, `<split>/<class>/<id>.mp4`, labels.csv and captions.json.
 
     Leaves one with the same settings alone. `workers` processes render and encode; 0: one per core. Raises UserError if
@@ -100,20 +98,20 @@ def generate(destination: Path, settings: Synthetic, workers: int = 0, progress:
                 shutil.rmtree(path)
             elif path.name != LOCK:
                 path.unlink()
-        _make(partial, settings, workers, progress)
+        _make(partial, settings, workers)
         write_text(partial / MARKER, json.dumps(asked, indent=2) + "\n")
         (partial / LOCK).unlink()
         partial.rename(destination)
 
 
-def _make(partial: Path, settings: Synthetic, workers: int, progress: bool) -> None:
+def _make(partial: Path, settings: Synthetic, workers: int) -> None:
     """Write the videos, their labels and captions."""
     videos = tasks(partial, settings)
     groups = [videos[k : k + GROUP] for k in range(0, len(videos), GROUP)]
     with (
         # spawned, not forked: the caller may have started threads
-        ProcessPoolExecutor(workers or len(os.sched_getaffinity(0)), multiprocessing.get_context("spawn")) as pool,
-        tqdm(total=len(videos), desc="synthetic videos", unit="video", disable=not progress) as bar,
+        ProcessPoolExecutor(workers or cores(), multiprocessing.get_context("spawn")) as pool,
+        tqdm(total=len(videos), desc="synthetic videos", unit="video") as bar,
     ):
         for done in pool.map(_make_group, itertools.repeat(settings), groups):
             bar.update(done)

@@ -6,11 +6,11 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, is_dataclass
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from gdt.common import serialization
-from gdt.common.commandline import expand_home
 from gdt.common.errors import UserError, unknown
+from gdt.common.stores import local_path
 from gdt.train.models.given import Given
 
 Paths = str | Path | Sequence[str | Path]
@@ -20,7 +20,7 @@ T = TypeVar("T")
 def paths_of(paths: Paths) -> tuple[Path, ...]:
     """One or several paths, with ~ expanded."""
     several = [paths] if isinstance(paths, str | Path) else paths
-    return tuple(expand_home(Path(path), "ckpt") for path in several)
+    return tuple(local_path(path, "ckpt") for path in several)
 
 
 def with_changes(base: T, changes: Mapping[str, Any]) -> T:
@@ -37,7 +37,7 @@ def with_changes(base: T, changes: Mapping[str, Any]) -> T:
     # by way of JSON, which checks types, and in which a group of settings is a mapping
     values = _merge(json.loads(serialization.to_json(base)), json.loads(json.dumps(dict(changes), default=plain)))
     try:
-        return cast(T, expand_home(serialization.from_dict(kind, values)))
+        return serialization.from_dict(kind, values)
     except ValueError as error:
         raise UserError(f"settings of {kind.__name__}: {error}") from error
 

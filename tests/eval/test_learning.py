@@ -15,7 +15,8 @@ from gdt.eval.settings import Downstream
 from gdt.pipeline.shards.index import Index
 from gdt.preprocess.settings import Preprocess
 from gdt.preprocess.stage import run as preprocess
-from gdt.preprocess.synthetic import Synthetic, generate
+from gdt.preprocess.synthetic.files import generate
+from gdt.preprocess.synthetic.moments import Synthetic
 from gdt.train.pretrain import pretrain
 from gdt.train.settings import SIZES
 from tests.eval.conftest import official
@@ -27,7 +28,7 @@ CLASSES = 6
 @pytest.fixture(scope="module")
 def videos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("videos") / "generated"
-    generate(folder, Synthetic(train=30, val=1, test=15, classes=CLASSES, seconds=4.0), workers=2, progress=False)
+    generate(folder, Synthetic(train=30, val=1, test=15, classes=CLASSES, seconds=4.0), workers=2)
     return folder
 
 
@@ -36,7 +37,7 @@ def checkpoint(videos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Row e, pretrained without labels on videos of the same kind."""
     folder = tmp_path_factory.mktemp("pretraining")
     others = Synthetic(seed=1, train=120, val=1, test=1, classes=CLASSES, seconds=4.0)
-    generate(folder / "others", others, workers=2, progress=False)
+    generate(folder / "others", others, workers=2)
     preprocess(Preprocess("folder", folder / "others", folder / "shards", workers=2))
     fast = replace(SIZES["tiny"].optimization, lr=3e-3)  # which drawn shapes bear
     settings = replace(SIZES["tiny"], shards=folder / "shards", out=folder / "e", preset="e", optimization=fast)

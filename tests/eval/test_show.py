@@ -12,14 +12,13 @@ from gdt.common.errors import UserError
 from gdt.eval.drawing import picture, save
 from gdt.eval.show import IGNORED, ShowBatch, ShowTree, draw_batch, labels, relations, show_tree, toy
 from gdt.pipeline import presets
-from gdt.pipeline.composition import counts
-from gdt.pipeline.leaves import VIDEO
+from gdt.pipeline.leaves import MODALITIES
 from gdt.pipeline.loader import Loader
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.shards.reader import ShardReader
 from gdt.pipeline.tree import sampling_tree
 from gdt.pipeline.word2vec import WordVectors
-from tests.composed import composed
+from tests.composed import composed, counts
 from tests.conftest import Run
 from tests.pipeline.test_loader import CLIP, CPU, audio_oracle, leaf_oracle, tree
 from tests.pipeline.test_notation import FREEZE
@@ -79,7 +78,7 @@ def test_a_batch_is_drawn_as_the_inputs_of_the_network(index: Index, preset: str
         axes = titles[f"leaf {columns['leaf'][leaf]}"]
         shown = np.asarray(axes.images[0].get_array())
         seconds = [float(label.get_text().removesuffix(" s")) for label in axes.get_xticklabels()]
-        if video := columns["modality"][leaf] == VIDEO:
+        if video := columns["modality"][leaf] == MODALITIES.index("video"):
             clip = leaf_oracle(index, reader, batch.plan, leaf)
             clip = np.clip(clip * index.statistics.pixel_std + index.statistics.pixel_mean, 0, 255)
             strip = shown.reshape(CLIP.size, 6, CLIP.size + 2, 3)[:, :, 1:-1]

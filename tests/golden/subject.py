@@ -24,12 +24,12 @@ from gdt.eval.results import RESULTS, read
 from gdt.eval.settings import Downstream
 from gdt.pipeline.leaves import Clip
 from gdt.pipeline.presets import PRESETS
-from gdt.pipeline.shards.index import Index
-from gdt.pipeline.shards.layout import read_rejected
+from gdt.pipeline.shards.index import Index, read_rejected
 from gdt.pipeline.shards.reader import ShardReader
 from gdt.pipeline.sources.text import Words
 from gdt.preprocess.settings import Preprocess
-from gdt.preprocess.synthetic import Synthetic, generate
+from gdt.preprocess.synthetic.files import generate
+from gdt.preprocess.synthetic.moments import Synthetic
 from gdt.train.checkpoint import load_model
 from gdt.train.experiment import compose, tree_of
 from gdt.train.models.given import Makers
@@ -144,7 +144,7 @@ def planned(name: str, shards: Path) -> list[str]:
 def generated(folder: Path, **settings: Any) -> Path:
     """Shards of a generated set."""
     made = Synthetic(train=1, val=0, test=1, seconds=2.0, **settings)
-    generate(folder / "videos", made, workers=1, progress=False)
+    generate(folder / "videos", made, workers=1)
     preprocess(Preprocess("synthetic", folder / "videos", folder / "shards"))
     return folder / "shards"
 

@@ -10,11 +10,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gdt.preprocess.logmel import frames, logmel
+from gdt.preprocess.logmel import frames
 from gdt.train.models import foreign
 from gdt.train.models.gdt import GDT
 from gdt.train.models.network import Network
 from tests.oracles import library
+from tests.sounds import logmel
 from tests.train import own_networks
 
 pytestmark = pytest.mark.oracles

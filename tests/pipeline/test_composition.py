@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from gdt.pipeline import presets
-from gdt.pipeline.composition import Contrast, Factor, Weight, contrast, counts, weight
+from gdt.pipeline.composition import Contrast, Factor, Weight, contrast, weight
 from gdt.pipeline.transformations.augmentation import Augment
 from gdt.pipeline.transformations.base import Draw, Source
 from gdt.pipeline.transformations.video import Video
 from gdt.pipeline.tree import sample
-from tests.composed import composed
+from tests.composed import composed, counts
 
 D, I = Contrast.DISTINCTIVE, Contrast.INVARIANT  # noqa: E741  the paper's letters
 

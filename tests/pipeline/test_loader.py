@@ -28,7 +28,7 @@ from gdt.pipeline.clips import uniform_clips
 from gdt.pipeline.colour import Pixels, affine
 from gdt.pipeline.engines import DaliEngine, DecodingRun, Filled
 from gdt.pipeline.groups import take_rank
-from gdt.pipeline.leaves import AUDIO, VIDEO, Clip
+from gdt.pipeline.leaves import MODALITIES, Clip
 from gdt.pipeline.loader import Batch, Loader
 from gdt.pipeline.notation import parse
 from gdt.pipeline.shards.container import Head
@@ -190,7 +190,8 @@ def test_leaves_equal_the_oracle_within_one_grey_level_and_audio_exactly(index: 
     (batch,) = load(index, [sampling_tree(index, composition, CLIP, "train", 0).plan(0, 1)])
     n = len(batch.inputs["video"])
     assert len(batch.plan) == composition.clips_per_video * 3 * len(composition.modalities)
-    assert (batch.plan.leaves.modality == np.where(np.arange(len(batch.plan)) < n, VIDEO, AUDIO)).all()
+    video, audio = map(MODALITIES.index, ("video", "audio"))
+    assert (batch.plan.leaves.modality == np.where(np.arange(len(batch.plan)) < n, video, audio)).all()
     for leaf in range(n):
         levels = difference(index, batch, leaf)
         assert levels.max() < 1 + 1e-3
@@ -209,7 +210,7 @@ def test_colour_equals_the_oracle_within_rounding(index: Index) -> None:
 
 
 def test_volume_jitter_equals_a_louder_waveform() -> None:
-    from gdt.preprocess.logmel import logmel
+    from tests.sounds import logmel
 
     waveform = (3000 * np.sin(np.arange(24_000) / 7) + np.arange(24_000) % 97).astype(np.int16)
     waveform[:6000] = 0  # silence stays silent

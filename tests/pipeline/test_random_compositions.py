@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from gdt.common.errors import UserError
-from gdt.pipeline.composition import Composition, Contrast, Factor, Weight, contrast, counts, weight
+from gdt.pipeline.composition import Composition, Contrast, Factor, Weight, contrast, weight
 from gdt.pipeline.groups import take_rank
 from gdt.pipeline.leaves import MODALITIES, Clip
 from gdt.pipeline.notation import parse
@@ -25,6 +25,7 @@ from gdt.pipeline.transformations.time_shift import TimeShift
 from gdt.pipeline.transformations.video import Video
 from gdt.pipeline.tree import BatchPlan, Tree
 from gdt.train.loss import gdt_loss
+from tests.composed import counts
 from tests.pipeline.test_tree import same_leaves
 from tests.train.test_loss import RHO, embed, tensors
 

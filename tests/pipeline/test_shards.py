@@ -51,8 +51,9 @@ def test_a_shard_is_contiguous_and_readable_with_h5py(shards: Path) -> None:
     assert line.startswith(b"gdt ") and json.loads(line[13:])["arrays"].keys() == set(SHARD)
 
 
-def test_the_reader_returns_the_slices_of_the_shard(index: Index) -> None:
-    reader = ShardReader(index, open_files=1)
+def test_the_reader_returns_the_slices_of_the_shard(monkeypatch: pytest.MonkeyPatch, index: Index) -> None:
+    monkeypatch.setattr("gdt.pipeline.shards.reader._OPEN_FILES", 1)
+    reader = ShardReader(index)
     for video in (0, len(index) - 1, 5):
         path = index.folder / index.shard_names[index.shard[video]]
         with h5py.File(path) as file:

@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from gdt.common.errors import UserError
 from gdt.pipeline.composition import contrast, weight
-from gdt.pipeline.leaves import MODALITIES, TEXT, Clip, Leaves
+from gdt.pipeline.leaves import MODALITIES, Clip, Leaves
 from gdt.pipeline.loader import Batch, Loader
 from gdt.pipeline.notation import parse
 from gdt.pipeline.shards.index import Index
@@ -37,6 +37,7 @@ from tests.tamper import changed
 from tests.train.test_loss import RHO, embed, tensors, triple_loop
 
 CPU = torch.device("cpu")
+TEXT = MODALITIES.index("text")
 CLIP = Clip(frames=4, stride=3, size=32, words=5, words_seconds=2.0)
 AUGMENTATION = Augmentation(scale=(36, 40))
 

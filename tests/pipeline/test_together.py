@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from gdt.common.errors import UserError
-from gdt.pipeline.leaves import AUDIO, VIDEO, Clip, Leaves
+from gdt.pipeline.leaves import MODALITIES, Clip, Leaves
 from gdt.pipeline.loader import Loader
 from gdt.pipeline.notation import parse
 from gdt.pipeline.shards.index import Index
@@ -78,9 +78,10 @@ def test_flashes_and_clicks_coincide(flashing: Index, factors: str) -> None:
             clips = batch.inputs["video"].floats().mean((1, 3, 4)).numpy()
             banks = batch.inputs["audio"][:, 0].mean(1).numpy()
             # modality is the last factor but one: leaf 2 k + 1 is the sound of leaf 2 k
-            sound_of = {leaf - 1: bank for leaf, bank in zip(leaves_of(columns, AUDIO), banks, strict=True)}
+            sounds = leaves_of(columns, MODALITIES.index("audio"))
+            sound_of = {leaf - 1: bank for leaf, bank in zip(sounds, banks, strict=True)}
             both = 0
-            for leaf, clip in zip(leaves_of(columns, VIDEO), clips, strict=True):
+            for leaf, clip in zip(leaves_of(columns, MODALITIES.index("video")), clips, strict=True):
                 white, loud = clip > clips.mean(), sound_of[leaf] > (banks.max() + banks.min()) / 2
                 stored = batch.plan.leaves.frames[batch.plan.columns["leaf"] == leaf][0]
                 steps = np.abs(np.diff(stored))

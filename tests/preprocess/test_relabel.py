@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from gdt.common.errors import UserError
-from gdt.pipeline.shards.index import Index
-from gdt.pipeline.shards.layout import read_rejected
+from gdt.pipeline.shards.index import Index, read_rejected
 from gdt.preprocess.datasets.labels import NO_VIDEO
 from gdt.preprocess.plan import Shares
 from gdt.preprocess.settings import Preprocess

@@ -14,10 +14,9 @@ from gdt.pipeline.shards.index import Index
 from gdt.pipeline.shards.reader import ShardReader
 from gdt.preprocess.datasets import listing
 from gdt.preprocess.datasets.listing import ListedVideo, Missing, SourceFiles
-from gdt.preprocess.logmel import logmel
 from gdt.preprocess.settings import Preprocess
 from tests.conftest import preprocess
-from tests.sounds import esc50, tone
+from tests.sounds import esc50, logmel, tone
 
 
 def encode(source: Path, *options: str, to: Path) -> None:

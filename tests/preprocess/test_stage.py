@@ -23,8 +23,7 @@ import pytest
 
 from gdt.common.errors import UserError
 from gdt.pipeline.shards import container
-from gdt.pipeline.shards.index import Index
-from gdt.pipeline.shards.layout import read_rejected
+from gdt.pipeline.shards.index import Index, read_rejected
 from gdt.pipeline.shards.reader import ShardReader
 from gdt.preprocess import stage
 from gdt.preprocess.extract import extract_group

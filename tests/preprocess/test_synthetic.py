@@ -15,11 +15,10 @@ import pytest
 
 from gdt.common.errors import UserError
 from gdt.common.files import locked
-from gdt.preprocess.synthetic import Synthetic, generate
 from gdt.preprocess.synthetic.actions import ACTIONS
 from gdt.preprocess.synthetic.drawing import SAMPLE_RATE
-from gdt.preprocess.synthetic.files import GROUP, MARKER, Generate, command
-from gdt.preprocess.synthetic.moments import FPS, SIZE, SPLITS, RenderedVideo, Scene
+from gdt.preprocess.synthetic.files import GROUP, MARKER, Generate, command, generate
+from gdt.preprocess.synthetic.moments import FPS, SIZE, SPLITS, RenderedVideo, Scene, Synthetic
 
 # More videos than one ffmpeg process takes, so that two workers share them.
 SMALL = Synthetic(train=8, val=1, test=1, classes=3, seconds=1.0)
@@ -32,7 +31,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("synthetic") / "set"
-    generate(folder, SMALL, workers=1, progress=False)
+    generate(folder, SMALL, workers=1)
     return folder
 
 
@@ -63,7 +62,7 @@ def test_a_set_appears_whole_or_not_at_all_and_is_then_left_alone(
     made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = {path: path.stat().st_mtime_ns for path in made.rglob("*")}
-    generate(made, SMALL, progress=False)
+    generate(made, SMALL)
     assert {path: path.stat().st_mtime_ns for path in made.rglob("*")} == before
 
     def stopped(*arguments: object) -> None:
@@ -71,9 +70,9 @@ def test_a_set_appears_whole_or_not_at_all_and_is_then_left_alone(
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr("gdt.preprocess.synthetic.files._describe", stopped)
-        generate(tmp_path / "set", replace(SMALL, train=1), workers=1, progress=False)
+        generate(tmp_path / "set", replace(SMALL, train=1), workers=1)
     assert not (tmp_path / "set").exists()
-    generate(tmp_path / "set", replace(SMALL, train=1), workers=1, progress=False)
+    generate(tmp_path / "set", replace(SMALL, train=1), workers=1)
     assert [path.name for path in tmp_path.iterdir()] == ["set"]
     found, whole = contents(tmp_path / "set"), contents(made)
     videos = [name for name in found if name.endswith(".mp4")]
@@ -82,15 +81,15 @@ def test_a_set_appears_whole_or_not_at_all_and_is_then_left_alone(
 
 def test_two_sets_are_not_made_in_one_folder(tmp_path: Path) -> None:
     with locked(tmp_path / "set.partial"), pytest.raises(UserError, match="another run is writing to .*set.partial"):
-        generate(tmp_path / "set", SMALL, workers=1, progress=False)
+        generate(tmp_path / "set", SMALL, workers=1)
 
 
 def test_other_settings_are_refused(made: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="seed was 0, now 1"):
-        generate(made, replace(SMALL, seed=1), progress=False)
+        generate(made, replace(SMALL, seed=1))
     (tmp_path / "train").mkdir()
     with pytest.raises(UserError, match=r"holds files, but no synthetic\.json, so it is not synthetic; set"):
-        generate(tmp_path, SMALL, progress=False)
+        generate(tmp_path, SMALL)
     with pytest.raises(UserError, match="--identity 1.5; they must be above 0, and from 0 to 1"):
         Synthetic(identity=1.5)
 
@@ -112,7 +111,7 @@ def test_encoding_shifts_neither_picture_nor_sound(action: str, made: Path) -> N
 
 def test_flash_and_click_fall_together(tmp_path: Path) -> None:
     settings = Synthetic(train=3, val=0, test=0, classes=tuple(ACTIONS).index("flash") + 1, seconds=4)
-    generate(tmp_path, settings, workers=1, progress=False)
+    generate(tmp_path, settings, workers=1)
     step = SAMPLE_RATE // 200
     for path in sorted((tmp_path / "train" / "flash").glob("*.mp4")):
         frames, samples = decode(path)
@@ -138,7 +137,7 @@ def shown_and_heard(video: RenderedVideo) -> tuple[float, float]:
 
 def test_files_show_the_identity_and_have_its_label(tmp_path: Path) -> None:
     settings = Synthetic(train=1, val=0, test=1, seconds=2.0, identity=1.0, actions_per_video=3)
-    generate(tmp_path, settings, workers=1, progress=False)
+    generate(tmp_path, settings, workers=1)
     with (tmp_path / "labels.csv").open() as file:
         rows = {row["path"]: row for row in csv.DictReader(file)}
     for action in ("bounce", "flash", "jump"):  # whose sound fades

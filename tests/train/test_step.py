@@ -70,8 +70,7 @@ def test_a_step_is_that_of_a_plain_loop_over_groups(drawn: tuple[Path, Path], na
     stem.momentum = 1.0
     for modality, inputs in batch.inputs.items():
         for first in range(0, len(inputs), 4):
-            whole = isinstance(inputs, torch.Tensor)
-            parts.append(plain.embed(modality, inputs[first : first + 4] if whole else inputs.part(first, 4)))
+            parts.append(plain.embed(modality, inputs[first : first + 4]))
             if modality == "video":
                 means.append(stem.running_mean.clone())
     loss = gdt_loss(torch.cat(parts), batch.table, compose(run).factors, run.temperature)

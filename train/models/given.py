@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from gdt.common.commandline import expand_home
 from gdt.common.errors import UserError, first_line, unknown
+from gdt.common.stores import local_path
 
 Given = str | nn.Module | Callable[[], nn.Module]
 """A network: text as in `network.Own`, a module, of which copies are used, or a callable that makes one."""
@@ -93,7 +93,7 @@ def _import(place: str) -> Any:
             if not f"{place}.".startswith(f"{error.name}."):
                 raise  # of what the module imports
             raise UserError(f"cannot import {place}: {first_line(error)}; install it, or name a file.py") from error
-    path = expand_home(Path(place)).absolute()
+    path = local_path(place).absolute()
     if not path.is_file():
         raise UserError(f"there is no file {place}")
     spec: Any = importlib.util.spec_from_file_location(f"gdt_network_{path.stem}", path)
