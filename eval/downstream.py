@@ -33,8 +33,6 @@ from gdt.eval.tables import pivot, write_tables
 from gdt.pipeline.shards.layout import names_in
 from gdt.pipeline.word2vec import WordVectors
 from gdt.train.checkpoint import load_trained
-from gdt.train.experiment import compose
-from gdt.train.flops import step_flops
 from gdt.train.models.gdt import any_device
 from gdt.train.models.given import Given, makers
 from gdt.train.provenance import provenance_of
@@ -258,10 +256,6 @@ def _facts(job: Job, fold: Fold) -> Result:
     data = evaluator.data
     pretraining = trained.settings
     videos, flops = trained.per_step or (0, 0.0)
-    if trained.step and not (trained.per_step or trained.factors):  # of an earlier version
-        composition = compose(pretraining)
-        videos = composition.batch_size
-        flops = step_flops(trained.model, composition, pretraining.clip, data.index.bands)
     precision = "bfloat16" if evaluator.device.type == "cuda" else "float32"
     return Result(
         conditions=job.conditions,

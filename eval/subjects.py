@@ -205,10 +205,10 @@ def models(settings: Downstream, first: Trained, given: Makers) -> Iterator[Subj
         trained = first if path == settings.ckpt[0] else load_trained(path, given)
         if trained.foreign is not None:
             print(f"{path} holds {trained.foreign}; clips of {trained.settings.clip}")
-        if trained.step and trained.factors and not trained.per_step:
+        if trained.step and not trained.per_step:
             print(
-                f"warning: {path} is of an earlier version, which did not record what factors of a Python file mean; "
-                "tables leave out the videos and FLOPs of its training",
+                f"warning: {path} is of an earlier version, which did not record the videos and FLOPs of a step; "
+                "tables leave out those of its training",
                 file=sys.stderr,
             )
         yield Subject(name_of(path), path, trained, False)

@@ -12,6 +12,7 @@ import torch
 
 from gdt.common.errors import Damaged, UserError
 from gdt.common.files import writing
+from gdt.common.serialization import to_json
 from gdt.pipeline.shards.statistics import Statistics
 from gdt.train import portable, weights
 from gdt.train.experiment import Experiment, RunData, schedule_of
@@ -20,7 +21,7 @@ from gdt.train.models.foreign import recognise
 from gdt.train.models.gdt import GDT, modalities_of
 from gdt.train.models.given import Makers
 from gdt.train.published import fetch
-from gdt.train.run import CHECKPOINT, LENGTH, differences, from_json, require_checkpoint, to_json
+from gdt.train.run import CHECKPOINT, LENGTH, differences, from_json, require_checkpoint
 from gdt.train.schedule import Schedule
 from gdt.train.settings import Pretrain
 from gdt.train.tensors import load_checked

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from gdt.common.errors import UserError
+from gdt.common.serialization import to_json
 from gdt.pipeline.loader import Batch
 from gdt.train import checkpoint
 from gdt.train.checkpoint import require_same_run
@@ -19,7 +20,7 @@ from gdt.train.models.backbone import load_weights
 from gdt.train.models.foreign import outputs_of, same_outputs
 from gdt.train.models.gdt import GDT
 from gdt.train.models.r2plus1d import Factorised
-from gdt.train.run import CHECKPOINT, to_json
+from gdt.train.run import CHECKPOINT
 from gdt.train.schedule import Optimization
 from gdt.train.settings import Pretrain
 from gdt.train.step import Gradient, Metrics, require_finite

@@ -16,11 +16,12 @@ from tqdm import tqdm
 
 from gdt.common.errors import plural
 from gdt.common.files import write_text
+from gdt.common.serialization import to_json
 from gdt.pipeline.shards.cache import Cache
 from gdt.train.experiment import Experiment
 from gdt.train.flops import peak_flops
 from gdt.train.health import RANK, verdict, warning
-from gdt.train.run import METRICS, PROBES, SETTINGS, WANDB, to_json
+from gdt.train.run import METRICS, PROBES, SETTINGS, WANDB
 from gdt.train.settings import Pretrain
 from gdt.train.step import Metrics
 

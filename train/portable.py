@@ -17,7 +17,6 @@ from typing import Any
 from gdt.common import serialization
 from gdt.common.errors import Damaged
 from gdt.train import tensors
-from gdt.train.run import to_json
 from gdt.train.trained import Origin, Trained
 
 FORMAT = "gdt-model-2"
@@ -25,7 +24,7 @@ FORMAT = "gdt-model-2"
 
 def write(path: Path, trained: Trained) -> None:
     """Write a model atomically. Raises OSError."""
-    texts = {"format": FORMAT, "settings": to_json(trained.settings), "step": str(trained.step)}
+    texts = {"format": FORMAT, "settings": serialization.to_json(trained.settings), "step": str(trained.step)}
     texts |= {"data": trained.data, "words": trained.words, "factors": trained.factors}
     texts["statistics"] = json.dumps(trained.statistics.to_numbers())
     texts["outputs"] = json.dumps(trained.outputs)

@@ -33,37 +33,19 @@ LENGTH = ("epochs", "steps")
 """The length of a run, which affects results only through the learning rate."""
 
 
-def to_json(settings: Pretrain, indent: int | None = None) -> str:
-    """Settings as text, for checkpoints and the file SETTINGS."""
-    return serialization.to_json(settings, indent)
-
-
 def from_json(text: str, source: str = "this text") -> Pretrain:
-    """The settings that `to_json` wrote, without the Python files that they name: what a file names is never run.
+    """The settings in JSON, without the Python files that they name: what a file names is never run.
 
     Needs neither a GPU nor the other files. Raises UserError with `source` and the settings that are missing, unknown
     or out of range.
     """
     try:
         values = json.loads(text)
-        _drop_earlier(values)
         return replace(serialization.from_dict(Pretrain, values), factors_from=None, networks=PAPERS)
     except (ValueError, UserError) as error:
         raise UserError(
             f"{source} holds no settings of this version ({error}); use the version that wrote it"
         ) from error
-
-
-def _drop_earlier(values: Any) -> None:
-    """Remove what settings of earlier versions hold of Python files."""
-    if not isinstance(values, dict):
-        return
-    values.pop("factors_digest", None)
-    network = values.get("network")
-    if isinstance(network, dict):
-        for size in network.values():
-            if isinstance(size, dict):  # a network of the user's own
-                size.pop("digest", None)
 
 
 def from_file(path: Path) -> Pretrain:
@@ -75,7 +57,7 @@ def from_file(path: Path) -> Pretrain:
 
 
 def differences(before: str, now: str, ignored: Collection[str] = ()) -> list[str]:
-    """Descriptions of the differences that affect results, between two outputs of `to_json`."""
+    """Descriptions of the differences that affect results, between two texts of settings."""
     old = decisive(json.loads(before))
     new = decisive(json.loads(now))
     return [

@@ -17,6 +17,7 @@ import numpy as np
 from torch import Tensor
 
 from gdt.common.errors import Damaged
+from gdt.common.serialization import to_json
 from gdt.pipeline.leaves import Clip
 from gdt.pipeline.shards.statistics import Statistics
 from gdt.pipeline.transformations.augmentation import Augmentation
@@ -25,7 +26,7 @@ from gdt.train.models.foreign import recognise
 from gdt.train.models.gdt import GDT, modalities_of
 from gdt.train.models.given import Makers
 from gdt.train.models.network import Network
-from gdt.train.run import from_json, to_json
+from gdt.train.run import from_json
 from gdt.train.settings import Pretrain
 from gdt.train.trained import Origin, Trained
 
@@ -40,7 +41,7 @@ HOWTO100M = Statistics(np.zeros(3), np.full(3, 255.0), RELEASE.mel_mean, RELEASE
 STATISTICS = "statistics"
 """Key of the normalisation in exported files and finetuned weights: `Statistics.to_numbers`."""
 SETTINGS = "settings"
-"""Key of the pretraining settings in such files, with the sizes of networks and clips: `train.run.to_json`."""
+"""Key of the pretraining settings in such files, with the sizes of networks and clips, as JSON."""
 _WRAPPERS = re.compile(r"^(?:(?:module|model|_orig_mod)\.)+|\b_orig_mod\.")
 """Prefixes of names by data-parallel training, torch.compile and Lightning; compiled parts have one in the middle."""
 OUTPUTS = "outputs"

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gdt.common.errors import UserError
+from gdt.common.serialization import to_json
 from gdt.common.stores import Place
 from gdt.eval.ablation.settings import Ablation
 from gdt.eval.conditions import conditions
@@ -28,7 +29,6 @@ from gdt.train.gpu import default_size
 from gdt.train.models.gdt import GDT, any_device
 from gdt.train.models.given import makers
 from gdt.train.models.network import Own, Theirs
-from gdt.train.run import to_json
 from gdt.train.settings import SIZES, Pretrain
 
 REFERENCE = "l"

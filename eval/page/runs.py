@@ -69,8 +69,7 @@ def smooth(values: np.ndarray, width: int = _SMOOTHING) -> np.ndarray:
     sums = np.concatenate([[0.0], np.cumsum(values)])
     low = np.maximum(np.arange(n) - half, 0)
     high = np.minimum(np.arange(n) + half + 1, n)
-    mean: np.ndarray = (sums[high] - sums[low]) / (high - low)
-    return mean
+    return (sums[high] - sums[low]) / (high - low)
 
 
 def table(runs: Sequence[LoggedRun]) -> list[list[str]]:

@@ -117,8 +117,7 @@ class Classifier(nn.Module):
         nn.init.zeros_(self.classifier.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        scores: Tensor = self.classifier(self.base(x))
-        return scores
+        return self.classifier(self.base(x))
 
 
 class Finetuning:
@@ -274,8 +273,7 @@ class Finetuning:
         dtype = torch.bfloat16 if self.device.type == "cuda" else torch.float32
         with autocast(self.device):
             clips = inputs[self.modality]
-            scores: Tensor = self.model(clips.floats(dtype) if self.modality == "video" else clips).float()
-        return scores
+            return self.model(clips.floats(dtype) if self.modality == "video" else clips).float()
 
     def _save_epoch(self, epoch: int, loss: float, right: int) -> None:
         """Log an epoch and save the state to resume from."""

@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 
 from gdt.common.errors import UserError
+from gdt.common.serialization import to_json
 from gdt.pipeline.leaves import Clip
 from gdt.pipeline.sources.loading import Loading
 from gdt.pipeline.transformations.augmentation import Augmentation
 from gdt.train.models.network import PAPERS, Network, Own, OwnNetwork
-from gdt.train.run import differences, from_json, to_json
+from gdt.train.run import differences, from_json
 from gdt.train.settings import SIZES, Pretrain
 
 TEXT = json.loads(to_json(SIZES["tiny"]))

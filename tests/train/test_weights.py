@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from gdt.common.errors import UserError
+from gdt.common.serialization import to_json
 from gdt.eval.downstream import downstream
 from gdt.eval.embed import Embed, features
 from gdt.eval.results import RESULTS, read
@@ -30,7 +31,7 @@ from gdt.train.models.gdt import GDT
 from gdt.train.models.network import Network
 from gdt.train.models.text import TextNetwork
 from gdt.train.pretrain import pretrain
-from gdt.train.run import CHECKPOINT, to_json
+from gdt.train.run import CHECKPOINT
 from gdt.train.settings import SIZES, Optimization, Pretrain
 from gdt.train.trained import Trained
 from gdt.train.weights import KINETICS, RELEASE
