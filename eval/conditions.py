@@ -50,5 +50,4 @@ def features_path(folder: Path, data: str, clips: int, device: str, modality: st
 
 
 def _digest(values: object) -> str:
-    """Digest of JSON values: sixteen hex digits."""
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]

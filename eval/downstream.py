@@ -48,7 +48,6 @@ class Evaluation:
     models: list[tuple[str, str]]
     """Name and digest of the weights of this call's models."""
     text: str
-    """The tables."""
     out: Path
 
 

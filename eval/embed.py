@@ -5,8 +5,6 @@ torch and DALI are imported inside the functions: the command line reads the set
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
 import tempfile
 import unicodedata
@@ -251,9 +249,8 @@ def _decode(sources: Sequence[Place], scratch: Path, workers: int) -> tuple[Inde
         return tuple((path_of(row["id"]), row["reason"]) for row in read_rejected(shards))
 
     try:
-        with contextlib.redirect_stdout(io.StringIO()):  # its summary names the temporary folder
-            preprocess = Preprocess("folder", links, shards, workers=workers or one_per_core(), allow_rejected=True)
-            index = run(preprocess).index
+        preprocess = Preprocess("folder", links, shards, workers=workers or one_per_core(), allow_rejected=True)
+        index = run(preprocess).index
     except Unusable as error:
         skipped = rejected()
         raise Unusable(f"no video can be used; the first, {': '.join(skipped[0])}", skipped) from error

@@ -43,7 +43,6 @@ class Evaluator:
     data: Data
     device: torch.device
     out: Path
-    """Folder of results and features."""
     words: WordVectors | None
     _latest: dict[Path, PooledFeatures] = field(default_factory=dict)
     """Features kept in memory, of one model, by file."""

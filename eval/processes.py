@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
-import signal
 import subprocess
 import sys
 import threading
@@ -64,8 +63,6 @@ def run_parallel(
     when the running ones have ended. Any other error and an interrupt set `stop`, which jobs must obey soon.
     """
     stop = threading.Event()
-    if threading.current_thread() is threading.main_thread():  # only it can set signal handlers
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # else the jobs would go on
     gpus: queue.Queue[str] = queue.Queue()
     for gpu in visible_gpus() or [""] * limit:
         gpus.put(gpu)

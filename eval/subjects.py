@@ -84,7 +84,6 @@ class Data:
     index: Index
     fingerprint: str
     split: str
-    """Split of the queries."""
 
     @classmethod
     def open(cls, path: Path, first: Trained, dataset: str, shards: Place | None, split: str, cache: str = "") -> Data:

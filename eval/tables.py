@@ -39,8 +39,6 @@ _FEW_QUERIES = 50
 
 @dataclass(frozen=True)
 class Table:
-    """A table of results."""
-
     title: str
     lines: Lines
     notes: list[str] = field(default_factory=list)
@@ -227,7 +225,6 @@ def _render(lines: Sequence[Sequence[str]], style: str = "simple") -> str:
 
 
 def to_latex(lines: Sequence[Sequence[str]]) -> str:
-    """A table as LaTeX for the package booktabs."""
     plain = [[cell.replace("→", " to ") for cell in line] for line in lines]
     return _render(plain, "latex_booktabs").replace("†", r"$\dagger$")
 

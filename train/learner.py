@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from gdt.train.run import CHECKPOINT
 from gdt.train.schedule import Optimization
 from gdt.train.settings import Pretrain
 from gdt.train.step import Gradient, Metrics, require_finite
+from gdt.train.trained import Trained
 
 
 class Learner:
@@ -115,14 +117,18 @@ def _optimizer(o: Optimization, model: GDT, device: torch.device) -> torch.optim
     return torch.optim.AdamW(model.parameters(), betas=(o.momentum, 0.999), **common)
 
 
-def start_from(model: GDT, start: GDT, source: str, fresh: Collection[str] = ()) -> str:
-    """Copy the parts that both models have, except those in `fresh`; returns a description.
+def start_from(model: GDT, start: Trained | None, source: Path | None) -> str:
+    """Keep random weights, or copy the parts that both models have, if they are not random; returns a description.
 
     Raises UserError if the weights do not fit.
     """
-    parts = {name: part for name, part in start.named_children() if name not in fresh}
+    if start is None:
+        return "random weights"
+    fresh = start.foreign.fresh if start.foreign else ()
+    parts = {name: part for name, part in start.model.named_children() if name not in fresh}
     taken = [name for name, _ in model.named_children() if name in parts]
     for name in taken:
         load_weights(model.get_submodule(name), parts[name].state_dict(), f"{source} ({name})")
     left = [name for name, _ in model.named_children() if name not in parts]
-    return f"loaded {', '.join(taken) or 'nothing'}" + (f"; random {', '.join(left)}" if left else "")
+    random = f"; random {', '.join(left)}" if left else ""
+    return f"starting from {source}: loaded {', '.join(taken) or 'nothing'}{random}"

@@ -48,6 +48,12 @@ def from_json(text: str, source: str = "this text") -> Pretrain:
         ) from error
 
 
+def logged(path: Path) -> list[dict[str, float]]:
+    """The lines of METRICS or PROBES, without one that is not complete; none without the file."""
+    lines = path.read_text(errors="replace").split("\n")[:-1] if path.is_file() else []
+    return [json.loads(line) for line in lines]
+
+
 def from_file(path: Path) -> Pretrain:
     """The settings in the file SETTINGS of a run. Raises UserError if it is missing or of another version."""
     try:

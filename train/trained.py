@@ -20,7 +20,6 @@ class Origin:
     """Origin of weights that are not from a run."""
 
     kind: str
-    """Kind of file."""
     dropped: tuple[str, ...]
     """Parts of the file that the model does not have."""
     fresh: tuple[str, ...]
@@ -46,7 +45,6 @@ class Trained:
     step: int
     """Training steps; 0 if unknown."""
     statistics: Statistics
-    """Normalisation of its inputs."""
     foreign: Origin | None = None
     """Origin of weights that are not from a checkpoint of this program."""
     data: str = ""

@@ -194,7 +194,6 @@ def _pretraining(settings: Ablation, shards: Place, row: str, known: Transformat
 
 
 def _flops(run: Pretrain, composition: Composition, index: Index) -> float:
-    """FLOPs of a step."""
     given = makers(run.networks.given)
     network, builders = with_own_networks(run.network, given, composition, run.clip, any_device())
     return step_flops(GDT(network, composition.modalities, builders), composition, run.clip, index.bands)

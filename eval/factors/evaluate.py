@@ -143,7 +143,6 @@ def extract(
 
 
 def _table(rows: Sequence[Row]) -> str:
-    """The rows as text."""
     lines = []
     for row in rows:
         digits = 2 if row["measure"] == "distance" else 1

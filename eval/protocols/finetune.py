@@ -128,7 +128,6 @@ class Finetuning:
 
     @classmethod
     def recipe_of(cls, settings: Downstream, trained: Trained) -> Recipe:
-        """The recipe that a model is trained with."""
         recipe = tiny(trained) if trained.settings.size == "tiny" else Recipe()
         # a network of the user's own may take no other clips than those of pretraining
         if getattr(trained.model.network, settings.modalities[0]):
@@ -243,7 +242,6 @@ class Finetuning:
             yield from random_clips(self.index, self.fold.gallery, target, clip, self._training, seeds, self.modality)
 
     def test_plans(self) -> Iterator[BatchPlan]:
-        """Test clips."""
         recipe = self.recipe
         videos = self.fold.queries
         crop = centred(recipe.augmentation.scale[0])

@@ -112,5 +112,4 @@ def autocast(device: torch.device) -> torch.autocast:
 
 
 def modalities_of(weights: Mapping[str, Tensor]) -> list[str]:
-    """Modalities of a model with these weights."""
     return [name for name in MODALITIES if any(key.startswith(f"{name}_network.") for key in weights)]
