@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from gdt.common.commandline import gdt_command
+from gdt.common.commandline import arguments_of, gdt_command
 from gdt.common.errors import UserError, explain_out_of_memory
 from gdt.common.files import locked
 from gdt.eval import answers, results
@@ -23,7 +23,7 @@ from gdt.eval.answers import Answers
 from gdt.eval.conditions import conditions, decisive, only_decisive, words_of
 from gdt.eval.evaluator import Evaluator
 from gdt.eval.extract import require_network
-from gdt.eval.processes import arguments_of, job_limit, run_command, run_parallel
+from gdt.eval.processes import job_limit, run_command, run_parallel
 from gdt.eval.protocols import PROTOCOLS
 from gdt.eval.protocols.finetune import METRICS, STATE, Finetuning
 from gdt.eval.results import RANDOM, RESULTS, Result
@@ -330,4 +330,4 @@ def _command(job: Job) -> list[str]:
         networks=settings.networks,
         cache=settings.cache,
     )
-    return ["evaluate", *arguments_of(alone)]
+    return ["evaluate", *arguments_of(alone, Downstream())]

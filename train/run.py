@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gdt.common import serialization
-from gdt.common.commandline import parse, value_of
+from gdt.common.commandline import arguments_of, parse, value_of
 from gdt.common.errors import UserError, first_line, unknown
 from gdt.train.gpu import default_size
 from gdt.train.hub import EXPORTED
@@ -112,6 +112,11 @@ def parse_arguments(arguments: Sequence[str]) -> Pretrain:
     """The settings of a command line. Exits like `common.commandline.parse`."""
     on_cpu = value_of("--device", arguments) == "cpu"
     return parse(Pretrain, "gdt pretrain", arguments, defaults(value_of("--size", arguments), on_cpu))
+
+
+def command_of(settings: Pretrain) -> list[str]:
+    """The command line of settings, after `gdt`; the reverse of `parse_arguments`."""
+    return ["pretrain", f"--size={settings.size}", *arguments_of(settings, SIZES[settings.size])]
 
 
 def defaults(size: str = "", on_cpu: bool = False) -> Pretrain:

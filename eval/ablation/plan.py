@@ -8,12 +8,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from gdt.common.commandline import arguments_of
 from gdt.common.errors import UserError
 from gdt.common.serialization import to_json
 from gdt.common.stores import Place
 from gdt.eval.ablation.settings import Ablation
 from gdt.eval.conditions import conditions
-from gdt.eval.processes import arguments_of
 from gdt.eval.protocols import PROTOCOLS
 from gdt.eval.results import RANDOM, Result
 from gdt.eval.settings import Downstream
@@ -29,6 +29,7 @@ from gdt.train.gpu import default_size
 from gdt.train.models.gdt import GDT, any_device
 from gdt.train.models.given import makers
 from gdt.train.models.network import Own, Theirs
+from gdt.train.run import command_of
 from gdt.train.settings import SIZES, Pretrain
 
 REFERENCE = "l"
@@ -57,8 +58,8 @@ class PlannedRun:
     @property
     def commands(self) -> list[list[str]]:
         """Arguments of `gdt`. A row without the modalities of any protocol is not evaluated."""
-        evaluate = [["evaluate", *arguments_of(self.evaluation)]] if self.evaluation.protocols else []
-        return [["pretrain", to_json(self.pretraining)], *evaluate]
+        evaluate = ["evaluate", *arguments_of(self.evaluation, Downstream())]
+        return [command_of(self.pretraining), *([evaluate] if self.evaluation.protocols else [])]
 
     @property
     def marker(self) -> Path:

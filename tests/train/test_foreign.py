@@ -16,7 +16,6 @@ from torch import nn
 
 import gdt
 from gdt.common.errors import UserError
-from gdt.common.serialization import to_json
 from gdt.eval.export import Export, export
 from gdt.train.checkpoint import load_model
 from gdt.train.models.given import makers
@@ -118,10 +117,11 @@ def test_two_ranks_have_the_numbers_of_one(drawn: Path, tmp_path: Path, server: 
         augmentation=SIZES["tiny"].augmentation,
         networks=replace(SIZES["tiny"].networks, video_network=f"{FILE}:Net", audio_network=f"{FILE}:Unseeded"),
     )  # fmt: skip
-    for world in (1, 2):
-        subject.on_ranks(server, ["pretrain", to_json(replace(run, out=tmp_path / f"{world}"))], tmp_path, world)
     given = makers(run.networks.given)
-    alone, together = (subject.trained(tmp_path / f"{world}" / CHECKPOINT, given) for world in (1, 2))
+    (alone,), (together,) = (
+        subject.train_on_ranks(server, [replace(run, out=tmp_path / f"{world}")], tmp_path, world, given)
+        for world in (1, 2)
+    )
     assert together["losses"] == pytest.approx(alone["losses"], rel=1e-10)
     assert together["moved"] == pytest.approx(alone["moved"], rel=1e-10)
 
