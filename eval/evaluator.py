@@ -15,8 +15,8 @@ import torch
 from gdt.common.errors import UserError, plural
 from gdt.common.streams import Stream, generator
 from gdt.eval.conditions import features_path, only_decisive
-from gdt.eval.embed import sameness
 from gdt.eval.extract import PooledFeatures, cached
+from gdt.eval.features import sameness
 from gdt.eval.metrics import Measured
 from gdt.eval.protocols import PROTOCOLS
 from gdt.eval.settings import Downstream

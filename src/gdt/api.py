@@ -30,8 +30,9 @@ from torch import Tensor
 from gdt.arguments import Paths, paths_of, separate_networks, with_changes
 from gdt.common.errors import UserError
 from gdt.common.stores import Place, folder_at, place
-from gdt.eval.embed import Embed, Features, Kind, Modality, Rows, features
-from gdt.eval.embed import read as read_features
+from gdt.eval.embed import Embed, Kind, Modality, Rows, features
+from gdt.eval.features import Features
+from gdt.eval.features import read as read_features
 from gdt.eval.nearest import most_similar
 from gdt.pipeline.composition import Composition
 from gdt.pipeline.loader import Batch, Loader
