@@ -25,7 +25,7 @@ from gdt.eval.evaluator import Evaluator
 from gdt.eval.extract import require_network
 from gdt.eval.processes import job_limit, run_command, run_parallel
 from gdt.eval.protocols import PROTOCOLS
-from gdt.eval.protocols.finetune import METRICS, STATE, Finetuning
+from gdt.eval.protocols.finetune import EPOCHS, STATE, Finetuning
 from gdt.eval.results import RANDOM, RESULTS, Result
 from gdt.eval.settings import Downstream
 from gdt.eval.subjects import Data, Fold, Subject, default_checkpoint, folds, gallery_split, models, several_labels
@@ -214,7 +214,9 @@ def _require_same_words(model: Subject, words: WordVectors, path: Path) -> None:
     trained = model.trained
     if "text" not in trained.model.modalities:
         return
-    if (trained.words and words.checksum != trained.words) or trained.model.network.word_dimensions != words.dimensions:
+    if (
+        trained.words_checksum and words.checksum != trained.words_checksum
+    ) or trained.model.network.word_dimensions != words.dimensions:
         raise UserError(
             f"{model.path} was trained with other word vectors than those of {path}; set --word2vec to the file of its "
             "training"
@@ -300,7 +302,7 @@ def _finetune_all(jobs: Sequence[Job], limit: int) -> None:
         run_command(_command(job), job.folder / "log.txt", gpu, f"finetuning {job.name}", stop)
 
     def finished_epochs() -> int:
-        logs = (job.folder / METRICS for job in jobs)
+        logs = (job.folder / EPOCHS for job in jobs)
         return sum(len(log.read_bytes().splitlines()) for log in logs if log.is_file())
 
     logs = f"{jobs[0].evaluator.out}/*/{jobs[0].protocol}-*/log.txt"

@@ -21,7 +21,7 @@ from gdt.common.files import require_new_file
 from gdt.common.location import Location
 from gdt.common.stores import Place, RemoteFolder, folder_at, place
 from gdt.eval import parquet
-from gdt.eval.features import FORMAT, Features, sameness, write
+from gdt.eval.features import VERSION, Features, sameness, write
 from gdt.pipeline.clips import uniform_starts, usable
 from gdt.pipeline.leaves import MODALITIES
 from gdt.pipeline.shards.index import Index
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from gdt.pipeline.loader import Batch
-    from gdt.train.checkpoint import Trained
+    from gdt.train.trained import Trained
 
 Modality = Literal["video", "audio"]
 Kind = Literal["embeddings", "features"]
@@ -234,5 +234,5 @@ def features_of(
         if rows == "clip":
             start[name] = np.full(len(index) * per_video, np.nan)
             start[name][present] = uniform_starts(index, videos, clips, clip, [name]).reshape(-1) / index.fps
-    metadata = {"format": FORMAT, "kind": kind, "clips": str(clips), "clip": str(clip), "weights": trained.digest()}
+    metadata = {"format": VERSION, "kind": kind, "clips": str(clips), "clip": str(clip), "weights": trained.digest()}
     return Features(np.repeat(index.id, per_video), by_modality, metadata, start=start)

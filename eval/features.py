@@ -18,7 +18,7 @@ from gdt.pipeline.leaves import MODALITIES
 from gdt.pipeline.shards import container
 from gdt.pipeline.shards.container import Damaged, text_array, texts
 
-FORMAT = "gdt-features-3"
+VERSION = "gdt-features-3"
 _SAME = 0.99
 """Median cosine of different videos above which features say little; 0.997 to 1 in collapsed runs."""
 _FEW = 5
@@ -109,8 +109,8 @@ def read(path: str | Path) -> Features:
             arrays, notes = container.read(path)
             ids = texts(arrays["id"])
             metadata = dict(notes)
-        if metadata["format"] != FORMAT:
-            raise ValueError(f"its format is {metadata['format']}, not {FORMAT}")
+        if metadata["format"] != VERSION:
+            raise ValueError(f"its format is {metadata['format']}, not {VERSION}")
         by_modality = {name: arrays[name] for name in MODALITIES if name in arrays}
         start = {name: arrays[f"start_{name}"] for name in by_modality if f"start_{name}" in arrays}
         return Features(ids, by_modality, metadata, start=start)

@@ -23,9 +23,10 @@ from gdt.pipeline.leaves import Clip
 from gdt.pipeline.shards.index import Index, fingerprint
 from gdt.pipeline.shards.layout import INDEX, LABEL_SEPARATOR
 from gdt.pipeline.shards.naming import shard_folder
-from gdt.train.checkpoint import Trained, load_trained
+from gdt.train.checkpoint import load_trained
 from gdt.train.models.given import Makers
 from gdt.train.run import CHECKPOINT, SETTINGS, from_file, latest_checkpoint
+from gdt.train.trained import Trained
 
 FINETUNED = "finetuned.pt"
 """The weights in the folder of a finetuning."""
@@ -69,7 +70,7 @@ class Subject:
         settings = self.trained.settings
         if self.random:
             return 0
-        if self.trained.data != data.fingerprint:
+        if self.trained.fingerprint != data.fingerprint:
             return -1 if data.dataset == settings.dataset else 0
         # the fingerprint covers the splits, so this index has those of the pretraining
         count = int((data.index.split[videos] == settings.split).sum())

@@ -39,9 +39,9 @@ class RunData:
     fingerprint: str
     statistics: Statistics
     """Normalisation of the inputs, that of the shards or of --init; whoever uses the model needs it."""
-    words: str = ""
+    words_checksum: str = ""
     """Checksum of the word vectors; empty without text."""
-    factors: str = ""
+    factors_checksum: str = ""
     """Checksum of the Python file with custom transformations; empty without."""
     start: str = ""
     """Digest of the weights of --init; empty without."""
@@ -58,7 +58,7 @@ class Experiment:
     """Word vectors of the shards; None without text."""
     schedule: Schedule
     data: RunData
-    own: Builders = field(default_factory=dict)
+    builders: Builders = field(default_factory=dict)
     """Make the networks of the user's own, by modality."""
 
     @property

@@ -35,7 +35,7 @@ class Learner:
         settings = experiment.settings
         self.experiment = experiment
         torch.manual_seed(settings.seed)
-        model: Any = GDT(settings.network, experiment.composition.modalities, experiment.own)
+        model: Any = GDT(settings.network, experiment.composition.modalities, experiment.builders)
         self.flops = step_flops(model, experiment.composition, settings.clip, experiment.tree.bands)
         """Of a step over all ranks."""
         model = model.to(device)

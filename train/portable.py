@@ -25,7 +25,7 @@ FORMAT = "gdt-model-2"
 def write(path: Path, trained: Trained) -> None:
     """Write a model atomically. Raises OSError."""
     texts = {"format": FORMAT, "settings": serialization.to_json(trained.settings), "step": str(trained.step)}
-    texts |= {"data": trained.data, "words": trained.words, "factors": trained.factors}
+    texts |= {"data": trained.fingerprint, "words": trained.words_checksum, "factors": trained.factors_checksum}
     texts["statistics"] = json.dumps(trained.statistics.to_numbers())
     texts["outputs"] = json.dumps(trained.outputs)
     texts["per_step"] = json.dumps(trained.per_step)

@@ -99,8 +99,8 @@ class Trainer:
         data = self.experiment.data
         facts = decisive(asdict(self.settings)) | {
             "set of shards": data.fingerprint[:12],
-            "set of words": data.words,
-            "file of factors": data.factors,
+            "set of words": data.words_checksum,
+            "file of factors": data.factors_checksum,
             "normalisation of the inputs": data.statistics.to_numbers(),
             "version of torch": torch.__version__,
             "file of --init": data.start,

@@ -48,7 +48,7 @@ class PlannedRun:
     """Conditions of the results of its evaluation."""
     equal: str
     """What all rows share, as text."""
-    factors: str
+    factors_checksum: str
     """Checksum of the Python file of its factors; empty without."""
 
     @property
@@ -69,7 +69,7 @@ class PlannedRun:
     @property
     def marked(self) -> str:
         """What decides its pretraining: the settings, and the text of their Python file."""
-        return to_json(self.pretraining) + self.factors
+        return to_json(self.pretraining) + self.factors_checksum
 
     def is_done(self, results: Sequence[Result]) -> bool:
         """Whether it was trained with the same settings, and evaluated after its last step."""

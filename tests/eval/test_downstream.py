@@ -40,11 +40,12 @@ from gdt.eval.similarity import unit
 from gdt.eval.subjects import Data, Fold, Subject, held_out
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.word2vec import WordVectors
-from gdt.train.checkpoint import Trained, load_model, load_trained
+from gdt.train.checkpoint import load_model, load_trained
 from gdt.train.models.gdt import GDT
 from gdt.train.models.network import Theirs
 from gdt.train.pretrain import pretrain
 from gdt.train.settings import SIZES
+from gdt.train.trained import Trained
 from tests.conftest import Run
 from tests.eval.conftest import results
 from tests.train import own_networks

@@ -23,12 +23,14 @@ from gdt.pipeline.leaves import Clip
 from gdt.pipeline.shards.statistics import Statistics
 from gdt.pipeline.transformations.augmentation import Augmentation
 from gdt.train import checkpoint, tensors
-from gdt.train.checkpoint import RunData, Trained, load_model
+from gdt.train.checkpoint import load_model
+from gdt.train.experiment import RunData
 from gdt.train.models.gdt import GDT
 from gdt.train.models.network import Network
 from gdt.train.pretrain import pretrain
 from gdt.train.run import CHECKPOINT
 from gdt.train.settings import SIZES, Optimization, Pretrain
+from gdt.train.trained import Trained
 from gdt.train.weights import KINETICS
 from tests.conftest import Run
 from tests.train.test_weights import CLIPS, Video

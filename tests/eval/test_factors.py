@@ -22,9 +22,10 @@ from gdt.eval.metrics import clustered
 from gdt.pipeline.loader import Loader
 from gdt.pipeline.notation import TRANSFORMATIONS, read_transformations
 from gdt.pipeline.shards.index import Index
-from gdt.train.checkpoint import Trained, load_model
+from gdt.train.checkpoint import load_model
 from gdt.train.models.gdt import GDT
 from gdt.train.settings import SIZES
+from gdt.train.trained import Trained
 from tests.pipeline.test_notation import FREEZE
 
 TINY = SIZES["tiny"]
