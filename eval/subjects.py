@@ -266,11 +266,11 @@ def _no_labels(index: Index, number: int, column: str, split: str) -> str:
     """The message about a split without labels in a column."""
     where = f"fold {number} of {index.folder}" if number else str(index.folder)
     others = ", ".join(sorted({*index.split[index.label != ""]})) or "none"
-    names = ", ".join(sorted(index.columns))
+    columns = f" ({', '.join(sorted(index.columns))})" if index.columns else ""
     return (
         f"{where} has no labelled videos in the split '{split}' (labels of '{column or 'label'}' are in: {others}); "
-        "choose another fold, split or label column"
-        f"{f' ({names})' if names else ''}, or add labels.csv and repeat 'gdt preprocess' (nothing is decoded again)"
+        f"choose another fold, split or label column{columns}, or add labels.csv and repeat 'gdt preprocess' (nothing "
+        "is decoded again)"
     )
 
 

@@ -260,9 +260,8 @@ def test_a_protocol_is_a_function_and_a_line_of_the_table(
         metric = Metric(100 * evaluator.settings.linear_c, 10.0, len(fold.queries))
         return Outcome({"count": Measured(metric, np.zeros(len(fold.queries)))})
 
-    function = "eval.protocols.count:count"
     monkeypatch.setitem(sys.modules, "gdt.eval.protocols.count", SimpleNamespace(count=count))
-    monkeypatch.setitem(PROTOCOLS, "count", Protocol("count", function, ("folds", "linear_c"), "counts"))
+    monkeypatch.setitem(PROTOCOLS, "count", Protocol("count", ("folds", "linear_c"), "counts"))
     settings: dict[str, Any] = {"protocols": ("count",), "linear_c": 0.5}
     text = downstream(replace(on_ucf, **settings))
     (record,) = results(tmp_path)
