@@ -87,7 +87,7 @@ INIT = ("pretrain", "--steps", 1, "--batch-size", 4, "--out", "again", "--init")
     ("words", "name", "error"),
     [
         (EVALUATE, "run", ""),
-        (EVALUATE, "older", "unknown factor 'evil'"),
+        (EVALUATE, "older", ""),
         (EVALUATE, "evil.safetensors", ""),
         (EMBED, "run", ""),
         (EMBED, "older", ""),
