@@ -6,8 +6,9 @@ import re
 import shlex
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import fields, is_dataclass, replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
@@ -28,10 +29,11 @@ def parse(kind: type[T], prog: str, arguments: Sequence[str], default: T | None 
     return _expand_home(tyro.cli(kind, prog=prog, args=arguments, **defaults))
 
 
-def options(kind: Any, prefix: str = "") -> Iterator[str]:
-    """The options of a settings dataclass, without hidden ones."""
+def options(kind: Any, prefix: str = "", group: str = "") -> dict[str, str]:
+    """The options of a settings dataclass, without hidden ones, with the dotted names of their fields."""
     import tyro
 
+    found: dict[str, str] = {}
     for name, hint in get_type_hints(kind, include_extras=True).items():
         inner = getattr(hint, "__origin__", hint)
         notes = getattr(hint, "__metadata__", ())
@@ -40,9 +42,27 @@ def options(kind: Any, prefix: str = "") -> Iterator[str]:
         unnamed = any(getattr(note, "name", None) == "" for note in notes)
         option = prefix if unnamed else f"{prefix or '--'}{name.replace('_', '-')}"
         if is_dataclass(inner):
-            yield from options(inner, option if unnamed else f"{option}.")
+            found |= options(inner, option if unnamed else f"{option}.", f"{group}{name}.")
         else:
-            yield option
+            found[option] = f"{group}{name}"
+    return found
+
+
+def arguments_of(settings: Any, default: Any) -> list[str]:
+    """The options by which settings differ from `default`, of the same class; hidden ones must not."""
+    arguments: list[str] = []
+    for option, name in options(type(settings)).items():
+        value = attrgetter(name)(settings)
+        if value == attrgetter(name)(default):
+            continue
+        if isinstance(value, bool):
+            arguments.append(option if value else option.replace("--", "--no-", 1))
+        elif isinstance(value, tuple) and len(value) > 1:
+            arguments += [option, *map(str, value)]
+        else:  # with =, since a value may begin with a dash
+            (single,) = value if isinstance(value, tuple) else (value,)
+            arguments.append(f"{option}={single}")
+    return arguments
 
 
 def value_of(option: str, arguments: Sequence[str]) -> str:

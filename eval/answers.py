@@ -68,6 +68,5 @@ def read_all(out: Path, results: Iterable[Result]) -> dict[Key, Answers]:
 
 
 def _path(out: Path, identity: Key) -> Path:
-    """The file of a result."""
     digest = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:16]
     return out / FOLDER / f"{digest}.npz"

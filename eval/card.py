@@ -75,8 +75,9 @@ def _card(name: str, trained: Trained, inputs: str) -> str:
         facts = {"weights": str(trained.foreign)}
     else:
         batch_size = settings.batch_size or settings.default_batch_size
+        shards = trained.fingerprint[:12] or "unknown"
         facts = {
-            "data": f"{settings.dataset or 'unknown'}, split {settings.split}, shards {trained.data[:12] or 'unknown'}",
+            "data": f"{settings.dataset or 'unknown'}, split {settings.split}, shards {shards}",
             "composition": row_label(trained.name),
             "training": f"{trained.step:,} steps of {batch_size} videos, seed {settings.seed}",
         }

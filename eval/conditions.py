@@ -13,7 +13,7 @@ from gdt.eval.settings import Downstream
 from gdt.eval.subjects import Data, Fold
 from gdt.pipeline.word2vec import WordVectors
 
-FORMAT = 6
+_VERSION = 6
 """Increase it when the same settings give different numbers."""
 _RESOLVED = ("folds", "word2vec")
 """Settings that the digests of the fold and of the words stand for."""
@@ -36,7 +36,7 @@ def conditions(
 ) -> str:
     """Digest of all that decides a protocol's numbers on a fold, besides the model."""
     videos = data.fingerprint, data.split, fold.digest, words_of(protocol, words)
-    return _digest([FORMAT, protocol, decisive(settings, protocol), videos, device])
+    return _digest([_VERSION, protocol, decisive(settings, protocol), videos, device])
 
 
 def words_of(protocol: str, words: WordVectors | None) -> str:
@@ -46,9 +46,8 @@ def words_of(protocol: str, words: WordVectors | None) -> str:
 
 def features_path(folder: Path, data: str, clips: int, device: str, modality: str = "video") -> Path:
     """The file of a model's features in its folder, by shards, clips, type of device (cpu or cuda) and modality."""
-    return folder / f"features-{modality}-{_digest([FORMAT, data, clips, device])}.npz"
+    return folder / f"features-{modality}-{_digest([_VERSION, data, clips, device])}.npz"
 
 
 def _digest(values: object) -> str:
-    """Digest of JSON values: sixteen hex digits."""
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]

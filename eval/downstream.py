@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from gdt.common.commandline import gdt_command
+from gdt.common.commandline import arguments_of, gdt_command
 from gdt.common.errors import UserError, explain_out_of_memory
 from gdt.common.files import locked
 from gdt.eval import answers, results
@@ -23,9 +23,9 @@ from gdt.eval.answers import Answers
 from gdt.eval.conditions import conditions, decisive, only_decisive, words_of
 from gdt.eval.evaluator import Evaluator
 from gdt.eval.extract import require_network
-from gdt.eval.processes import arguments_of, job_limit, run_command, run_parallel
+from gdt.eval.processes import job_limit, run_command, run_parallel
 from gdt.eval.protocols import PROTOCOLS
-from gdt.eval.protocols.finetune import METRICS, STATE, Finetuning
+from gdt.eval.protocols.finetune import EPOCHS, STATE, Finetuning
 from gdt.eval.results import RANDOM, RESULTS, Result
 from gdt.eval.settings import Downstream
 from gdt.eval.subjects import Data, Fold, Subject, default_checkpoint, folds, gallery_split, models, several_labels
@@ -33,8 +33,6 @@ from gdt.eval.tables import pivot, write_tables
 from gdt.pipeline.shards.index import names_in
 from gdt.pipeline.word2vec import WordVectors
 from gdt.train.checkpoint import load_trained
-from gdt.train.experiment import compose
-from gdt.train.flops import step_flops
 from gdt.train.models.gdt import any_device
 from gdt.train.models.given import Given, makers
 from gdt.train.provenance import provenance_of
@@ -50,7 +48,6 @@ class Evaluation:
     models: list[tuple[str, str]]
     """Name and digest of the weights of this call's models."""
     text: str
-    """The tables."""
     out: Path
 
 
@@ -217,7 +214,8 @@ def _require_same_words(model: Subject, words: WordVectors, path: Path) -> None:
     trained = model.trained
     if "text" not in trained.model.modalities:
         return
-    if (trained.words and words.checksum != trained.words) or trained.model.network.word_dimensions != words.dimensions:
+    same = trained.words_checksum in ("", words.checksum)
+    if not same or trained.model.network.word_dimensions != words.dimensions:
         raise UserError(
             f"{model.path} was trained with other word vectors than those of {path}; set --word2vec to the file of its "
             "training"
@@ -258,10 +256,6 @@ def _facts(job: Job, fold: Fold) -> Result:
     data = evaluator.data
     pretraining = trained.settings
     videos, flops = trained.per_step or (0, 0.0)
-    if trained.step and not (trained.per_step or trained.factors):  # of an earlier version
-        composition = compose(pretraining)
-        videos = composition.batch_size
-        flops = step_flops(trained.model, composition, pretraining.clip, data.index.bands)
     precision = "bfloat16" if evaluator.device.type == "cuda" else "float32"
     return Result(
         conditions=job.conditions,
@@ -307,7 +301,7 @@ def _finetune_all(jobs: Sequence[Job], limit: int) -> None:
         run_command(_command(job), job.folder / "log.txt", gpu, f"finetuning {job.name}", stop)
 
     def finished_epochs() -> int:
-        logs = (job.folder / METRICS for job in jobs)
+        logs = (job.folder / EPOCHS for job in jobs)
         return sum(len(log.read_bytes().splitlines()) for log in logs if log.is_file())
 
     logs = f"{jobs[0].evaluator.out}/*/{jobs[0].protocol}-*/log.txt"
@@ -337,4 +331,4 @@ def _command(job: Job) -> list[str]:
         networks=settings.networks,
         cache=settings.cache,
     )
-    return ["evaluate", *arguments_of(alone)]
+    return ["evaluate", *arguments_of(alone, Downstream())]

@@ -1,34 +1,30 @@
-"""Features of videos, from files, folders or shards, written to a file.
+"""`gdt embed`: features of videos, from files, folders or shards.
 
 torch and DALI are imported inside the functions: the command line reads the settings below.
 """
 
 from __future__ import annotations
 
-import contextlib
-import io
-import json
 import tempfile
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
 import numpy as np
 import tyro
 
-from gdt.common.errors import Unusable, UserError, first_line, plural, require_positive
-from gdt.common.files import DAMAGE, require_new_file, require_readable, writing
+from gdt.common.errors import Unusable, UserError, require_positive
+from gdt.common.files import require_new_file
 from gdt.common.location import Location
 from gdt.common.processes import cores
-from gdt.common.stores import Place, RemoteFolder, folder_at, local_path, place
+from gdt.common.stores import Place, RemoteFolder, folder_at, place
 from gdt.eval import parquet
+from gdt.eval.features import VERSION, Features, sameness, write
 from gdt.pipeline.clips import uniform_starts, usable
 from gdt.pipeline.leaves import MODALITIES
-from gdt.pipeline.shards import container
-from gdt.pipeline.shards.container import Damaged, text_array, texts
 from gdt.pipeline.shards.index import Index, read_rejected
 from gdt.pipeline.shards.naming import shard_folder
 from gdt.train.models.network import NONE, Theirs
@@ -38,17 +34,11 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from gdt.pipeline.loader import Batch
-    from gdt.train.checkpoint import Trained
+    from gdt.train.trained import Trained
 
 Modality = Literal["video", "audio"]
 Kind = Literal["embeddings", "features"]
 Rows = Literal["video", "clip"]
-FORMAT = "gdt-features-3"
-_SAME = 0.99
-"""Median cosine of different videos above which features say little; 0.997 to 1 in collapsed runs."""
-_FEW = 5
-_MANY = 256
-"""The least number of videos of which that is said, and the most that are compared."""
 
 
 @dataclass(frozen=True)
@@ -94,37 +84,6 @@ class Embed:
             parquet.require_pyarrow(self.out)
 
 
-@dataclass(frozen=True, repr=False)
-class Features:
-    """Features of n videos, or clips of videos."""
-
-    id: np.ndarray
-    """Path of the video file, or its id in the shards: str [n]."""
-    features: dict[str, np.ndarray]
-    """By modality, float32 [n, d]; NaN for videos where it is missing or shorter than a clip (see
-    `pipeline.clips.usable`)."""
-    metadata: dict[str, str]
-    """Checkpoint, digest of its weights, kind, number and size of clips."""
-    skipped: tuple[tuple[str, str], ...] = ()
-    """Skipped files with reasons; not stored."""
-    start: dict[str, np.ndarray] = field(default_factory=dict)
-    """With a row per clip, where it starts, by modality, seconds: float64 [n], NaN where it is missing."""
-
-    def __repr__(self) -> str:
-        shapes = ", ".join(f"{name} {list(values.shape)}" for name, values in self.features.items())
-        return f"<gdt.Features of {self.count}: {shapes}; {len(self.skipped)} skipped>"
-
-    @property
-    def count(self) -> str:
-        """The number of videos or clips, in words."""
-        return plural(len(self.id), "clip" if self.start else "video")
-
-    @property
-    def columns(self) -> dict[str, np.ndarray]:
-        """The arrays that files hold besides ids."""
-        return {f"start_{name}": values for name, values in self.start.items()} | self.features
-
-
 def embed(settings: Embed) -> str:
     """Write the file; returns a summary of its contents and of the skipped videos.
 
@@ -132,7 +91,7 @@ def embed(settings: Embed) -> str:
     """
     require_new_file(settings.out, settings.overwrite)
     rows = features(settings)
-    _write(settings.out, rows)
+    write(settings.out, rows)
     sizes = ", ".join(f"{name} [{len(values)}, {values.shape[1]}]" for name, values in rows.features.items())
     lines = [
         f"{settings.out}: {settings.kind} of {rows.count}: {sizes}; from {settings.clips} clips per "
@@ -147,29 +106,6 @@ def embed(settings: Embed) -> str:
     if warning:
         lines.append(f"warning: {warning}")
     return "\n".join(lines)
-
-
-def sameness(features: Mapping[str, np.ndarray]) -> str:
-    """What to say if features of different videos are nearly the same; empty if they are not.
-
-    `features` are [n, d] by modality; rows of NaN do not count.
-    """
-    same = []
-    for name, values in features.items():
-        rows = values[~np.isnan(values[:, 0])]
-        rows = rows[:: -(-len(rows) // _MANY) or 1]
-        if len(rows) < _FEW:
-            continue
-        units = rows / np.linalg.norm(rows, axis=1, keepdims=True).clip(1e-12)
-        median = np.median((units @ units.T)[np.triu_indices(len(rows), 1)])
-        if median > _SAME:
-            same.append(f"{name} (median cosine {median:.4f})")
-    if not same:
-        return ""
-    return (
-        f"the {' and '.join(same)} features of different videos are nearly the same, so neighbours and "
-        "accuracies mean little: training has collapsed or not begun to learn; see how it ended, or use other weights"
-    )
 
 
 def features(settings: Embed, trained: Trained | None = None) -> Features:
@@ -250,9 +186,8 @@ def _decode(sources: Sequence[Place], scratch: Path, workers: int) -> tuple[Inde
         return tuple((path_of(row["id"]), row["reason"]) for row in read_rejected(shards))
 
     try:
-        with contextlib.redirect_stdout(io.StringIO()):  # its summary names the temporary folder
-            preprocess = Preprocess("folder", links, shards, workers=workers or cores(), allow_rejected=True)
-            index = run(preprocess).index
+        preprocess = Preprocess("folder", links, shards, workers=workers or cores(), allow_rejected=True)
+        index = run(preprocess).index
     except Unusable as error:
         skipped = rejected()
         raise Unusable(f"no video can be used; the first, {': '.join(skipped[0])}", skipped) from error
@@ -298,46 +233,5 @@ def features_of(
         if rows == "clip":
             start[name] = np.full(len(index) * per_video, np.nan)
             start[name][present] = uniform_starts(index, videos, clips, clip, [name]).reshape(-1) / index.fps
-    metadata = {"format": FORMAT, "kind": kind, "clips": str(clips), "clip": str(clip), "weights": trained.digest()}
+    metadata = {"format": VERSION, "kind": kind, "clips": str(clips), "clip": str(clip), "weights": trained.digest()}
     return Features(np.repeat(index.id, per_video), by_modality, metadata, start=start)
-
-
-def _write(path: Path, rows: Features) -> None:
-    if path.suffix == ".npz":
-        arrays: dict[str, Any] = {"id": rows.id.astype(str)} | rows.columns
-        with writing(path) as file:
-            np.savez(file, **arrays, made=np.asarray(json.dumps(rows.metadata)))
-    elif path.suffix == ".parquet":
-        parquet.write(path, rows.id, rows.columns, rows.metadata)
-    else:
-        container.write(path, {"id": text_array(rows.id.tolist())} | rows.columns, rows.metadata)
-
-
-def read(path: str | Path) -> Features:
-    """Read features from .h5, .npz or .parquet; ~ is expanded. Raises UserError for any other or a damaged file."""
-    path = local_path(path)
-    if not path.is_file():
-        raise UserError(f"no features file {path}; write one with 'gdt embed'")
-    try:
-        if path.suffix == ".npz":
-            with np.load(path) as file:  # whose members have checksums
-                arrays = dict(file)
-            ids = arrays["id"].astype(object)
-            metadata = json.loads(str(arrays["made"]))
-        elif path.suffix == ".parquet":
-            ids, arrays, metadata = parquet.read(path)
-        else:
-            arrays, notes = container.read(path)
-            ids = texts(arrays["id"])
-            metadata = dict(notes)
-        if metadata["format"] != FORMAT:
-            raise ValueError(f"its format is {metadata['format']}, not {FORMAT}")
-        by_modality = {name: arrays[name] for name in MODALITIES if name in arrays}
-        start = {name: arrays[f"start_{name}"] for name in by_modality if f"start_{name}" in arrays}
-        return Features(ids, by_modality, metadata, start=start)
-    except (Damaged, OSError, *DAMAGE) as error:
-        require_readable(path, error)
-        raise UserError(
-            f"{path} is damaged, or not a features file of this version ({first_line(error)}); write one with 'gdt "
-            "embed'"
-        ) from error

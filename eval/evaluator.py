@@ -15,8 +15,8 @@ import torch
 from gdt.common.errors import UserError, plural
 from gdt.common.streams import Stream, generator
 from gdt.eval.conditions import features_path, only_decisive
-from gdt.eval.embed import sameness
 from gdt.eval.extract import PooledFeatures, cached
+from gdt.eval.features import sameness
 from gdt.eval.metrics import Measured
 from gdt.eval.protocols import PROTOCOLS
 from gdt.eval.settings import Downstream
@@ -43,7 +43,6 @@ class Evaluator:
     data: Data
     device: torch.device
     out: Path
-    """Folder of results and features."""
     words: WordVectors | None
     _latest: dict[Path, PooledFeatures] = field(default_factory=dict)
     """Features kept in memory, of one model, by file."""

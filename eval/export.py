@@ -16,7 +16,7 @@ from gdt.train.models.network import NONE, Theirs
 from gdt.train.run import latest_checkpoint
 
 if TYPE_CHECKING:  # slow to import, and --help needs only the settings
-    from gdt.train.checkpoint import Trained
+    from gdt.train.trained import Trained
 
 
 @dataclass(frozen=True)

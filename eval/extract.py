@@ -21,8 +21,8 @@ from gdt.pipeline.shards.index import Index
 from gdt.pipeline.shards.statistics import Statistics
 from gdt.pipeline.transformations.augmentation import centred
 from gdt.pipeline.tree import BatchPlan
-from gdt.train.checkpoint import Trained
 from gdt.train.models.gdt import autocast
+from gdt.train.trained import Trained
 
 
 def outputs(

@@ -49,11 +49,6 @@ class Metric(NamedTuple):
         return f"{self.value:.1f} ({self.low:.1f}-{self.high:.1f})"
 
 
-def share(correct: np.ndarray, chance: float) -> Metric:
-    """Share of True in a bool array with one entry per answer; `chance` in percent."""
-    return Metric(float(100 * np.mean(correct)), chance, len(correct))
-
-
 @dataclass(frozen=True)
 class Measured:
     """A metric with the answers that it is the mean of, by which models are compared."""
@@ -64,8 +59,8 @@ class Measured:
 
 
 def measured(correct: np.ndarray, chance: float) -> Measured:
-    """As `share`, with the answers."""
-    return Measured(share(correct, chance), correct)
+    """The share of True among answers, bool [n], with them; `chance` in percent."""
+    return Measured(Metric(float(100 * np.mean(correct)), chance, len(correct)), correct)
 
 
 def clustered(right: np.ndarray, chance: float) -> Metric:

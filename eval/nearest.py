@@ -11,7 +11,8 @@ import tyro
 from tabulate import tabulate
 
 from gdt.common.errors import UserError, plural, require_positive, unknown
-from gdt.eval.embed import Embed, Features, Kind, Modality, features, read, sameness
+from gdt.eval.embed import Embed, Kind, Modality, features
+from gdt.eval.features import Features, read, sameness
 from gdt.train.models.network import NONE, Theirs
 
 

@@ -5,15 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
-import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
-from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 
@@ -21,26 +19,6 @@ from gdt.common.errors import UserError, plural
 from gdt.common.processes import cores, killed_with_parent
 
 T = TypeVar("T")
-
-
-def arguments_of(settings: Any) -> list[str]:
-    """The options of a settings dataclass that are not at their defaults; groups of options have no name."""
-    arguments: list[str] = []
-    for field in fields(settings):
-        value = getattr(settings, field.name)
-        option = f"--{field.name.replace('_', '-')}"
-        if value == field.default:
-            continue
-        if is_dataclass(value):
-            arguments += arguments_of(value)
-        elif isinstance(value, bool):
-            arguments.append(option if value else option.replace("--", "--no-", 1))
-        elif isinstance(value, tuple) and len(value) > 1:
-            arguments += [option, *map(str, value)]
-        else:  # with =, since a value may begin with a dash
-            (single,) = value if isinstance(value, tuple) else (value,)
-            arguments.append(f"{option}={single}")
-    return arguments
 
 
 class StoppedError(Exception):
@@ -64,8 +42,6 @@ def run_parallel(
     when the running ones have ended. Any other error and an interrupt set `stop`, which jobs must obey soon.
     """
     stop = threading.Event()
-    if threading.current_thread() is threading.main_thread():  # only it can set signal handlers
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # else the jobs would go on
     gpus: queue.Queue[str] = queue.Queue()
     for gpu in visible_gpus() or [""] * limit:
         gpus.put(gpu)

@@ -41,9 +41,7 @@ class Result:
     seed: int
     """Seed of pretraining and of random weights."""
     step: int
-    """Steps of pretraining."""
     steps: int
-    """Steps of its whole run."""
     videos: int
     """Videos drawn in pretraining: steps x videos per step."""
     tflop: float
@@ -52,7 +50,6 @@ class Result:
     """Queries that pretraining used, without labels; -1 if the data has changed since, so that it is unknown."""
     dataset: str
     shards: Place
-    """Folder of shards."""
     data: str
     """Fingerprint of the shards, without regard to folds."""
     query_split: str
@@ -71,7 +68,6 @@ class Result:
     metrics: dict[str, Metric] = field(default_factory=dict)
     """By name, which is also the heading of its column in tables."""
     settings: dict[str, Any]
-    """Settings of the protocol."""
     details: dict[str, str] = field(default_factory=dict)
     """Clip, precision, pooling or recipe, as text."""
     provenance: dict[str, Any] = field(default_factory=dict)
@@ -119,7 +115,6 @@ def rows(results: Iterable[Result]) -> Iterator[dict[str, Any]]:
 
 
 def _text(values: dict[str, Any]) -> str:
-    """Names and values in one line."""
     parts = []
     for name, value in values.items():
         text = " ".join(map(str, value)) if isinstance(value, list | tuple) else value

@@ -170,7 +170,7 @@ def show_batch(settings: ShowBatch) -> str:
     tree = experiment.tree
     words = experiment.words
     plans = [tree.plan(0, 0)]
-    with Loader(index, plans, train.clip, device, experiment.data.statistics, train.loading, words) as loader:
+    with Loader(index, plans, train.clip, device, index.statistics, train.loading, words) as loader:
         picture = draw_batch(next(iter(loader)), tree, index, settings.title, words.words if words else ())
     path = settings.out or Path("runs") / f"batch-{train.dataset_name}-{train.short_name}.png"
     save(picture, path)
@@ -214,12 +214,14 @@ def _draw_leaf(axes: Axes, batch: Batch, leaf: int, index: Index, words: Sequenc
         shown = np.linspace(0, len(seconds) - 1, min(_FRAMES, len(seconds))).round().astype(int)
         pixels = inputs[row : row + 1].floats()[0].permute(1, 2, 3, 0).cpu().numpy()[shown]
         coloured = pixels * index.statistics.pixel_std + index.statistics.pixel_mean
-        strip = np.concatenate(list(np.pad(coloured, ((0, 0), (0, 0), (1, 1), (0, 0)), constant_values=255)), 1)
+        framed = np.pad(coloured, ((0, 0), (0, 0), (1, 1), (0, 0)), constant_values=255)
+        strip = np.concatenate([*framed], 1)
         axes.imshow(np.clip(strip, 0, 255).astype(np.uint8))
         places = (np.arange(len(shown)) + 0.5) * strip.shape[1] / len(shown) - 0.5
     else:
         seconds = (index.mel_position(leaves.start[leaf]) + leaves.mel_frames[leaf]) * HOP / SAMPLE_RATE
-        places = shown = np.linspace(0, len(seconds) - 1, 9).round().astype(int)
+        shown = np.linspace(0, len(seconds) - 1, 9).round().astype(int)
+        places = shown
         axes.imshow(inputs[row, 0].cpu().numpy(), origin="lower", aspect="auto", cmap="magma", vmin=-3, vmax=3)
     axes.set_xticks(places, [f"{second:.2f} s" for second in seconds[shown]])
     axes.set_yticks([])

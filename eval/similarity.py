@@ -15,8 +15,7 @@ def nearest(query: np.ndarray, gallery: np.ndarray, k: int) -> np.ndarray:
     """
     # distances of unit vectors have the order of their cosines, and scikit-learn is faster with distances
     neighbours = NearestNeighbors(n_neighbors=min(k, len(gallery)), algorithm="brute").fit(unit(gallery))
-    indices: np.ndarray = neighbours.kneighbors(unit(query), return_distance=False)
-    return indices
+    return neighbours.kneighbors(unit(query), return_distance=False)
 
 
 def unit(features: np.ndarray) -> np.ndarray:
@@ -26,5 +25,4 @@ def unit(features: np.ndarray) -> np.ndarray:
             "the features contain NaN or infinity: the weights are damaged, or training diverged; use another "
             "checkpoint"
         )
-    scaled: np.ndarray = features / np.maximum(np.linalg.norm(features, axis=1, keepdims=True), 1e-12)
-    return scaled
+    return features / np.maximum(np.linalg.norm(features, axis=1, keepdims=True), 1e-12)

@@ -23,9 +23,10 @@ from gdt.pipeline.leaves import Clip
 from gdt.pipeline.shards.index import LABEL_SEPARATOR, Index, fingerprint
 from gdt.pipeline.shards.layout import INDEX
 from gdt.pipeline.shards.naming import shard_folder
-from gdt.train.checkpoint import Trained, load_trained
+from gdt.train.checkpoint import load_trained
 from gdt.train.models.given import Makers
 from gdt.train.run import CHECKPOINT, SETTINGS, from_file, latest_checkpoint
+from gdt.train.trained import Trained
 
 FINETUNED = "finetuned.pt"
 """The weights in the folder of a finetuning."""
@@ -69,7 +70,7 @@ class Subject:
         settings = self.trained.settings
         if self.random:
             return 0
-        if self.trained.data != data.fingerprint:
+        if self.trained.fingerprint != data.fingerprint:
             return -1 if data.dataset == settings.dataset else 0
         # the fingerprint covers the splits, so this index has those of the pretraining
         count = int((data.index.split[videos] == settings.split).sum())
@@ -84,7 +85,6 @@ class Data:
     index: Index
     fingerprint: str
     split: str
-    """Split of the queries."""
 
     @classmethod
     def open(cls, path: Path, first: Trained, dataset: str, shards: Place | None, split: str, cache: str = "") -> Data:
@@ -205,10 +205,10 @@ def models(settings: Downstream, first: Trained, given: Makers) -> Iterator[Subj
         trained = first if path == settings.ckpt[0] else load_trained(path, given)
         if trained.foreign is not None:
             print(f"{path} holds {trained.foreign}; clips of {trained.settings.clip}")
-        if trained.step and trained.factors and not trained.per_step:
+        if trained.step and not trained.per_step:
             print(
-                f"warning: {path} is of an earlier version, which did not record what factors of a Python file mean; "
-                "tables leave out the videos and FLOPs of its training",
+                f"warning: {path} is of an earlier version, which did not record the videos and FLOPs of a step; "
+                "tables leave out those of its training",
                 file=sys.stderr,
             )
         yield Subject(name_of(path), path, trained, False)
@@ -266,11 +266,11 @@ def _no_labels(index: Index, number: int, column: str, split: str) -> str:
     """The message about a split without labels in a column."""
     where = f"fold {number} of {index.folder}" if number else str(index.folder)
     others = ", ".join(sorted({*index.split[index.label != ""]})) or "none"
-    names = ", ".join(sorted(index.columns))
+    columns = f" ({', '.join(sorted(index.columns))})" if index.columns else ""
     return (
         f"{where} has no labelled videos in the split '{split}' (labels of '{column or 'label'}' are in: {others}); "
-        "choose another fold, split or label column"
-        f"{f' ({names})' if names else ''}, or add labels.csv and repeat 'gdt preprocess' (nothing is decoded again)"
+        f"choose another fold, split or label column{columns}, or add labels.csv and repeat 'gdt preprocess' (nothing "
+        "is decoded again)"
     )
 
 

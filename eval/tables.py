@@ -39,8 +39,6 @@ _FEW_QUERIES = 50
 
 @dataclass(frozen=True)
 class Table:
-    """A table of results."""
-
     title: str
     lines: Lines
     notes: list[str] = field(default_factory=list)
@@ -86,8 +84,9 @@ def _table(part: Sequence[Result], by_row: bool, answers: Mapping[Key, Answers])
     lines = table_lines(groups, f"% on {part[0].query_split}", published, comparisons)
     if by_row:
         least = min((result.tflop for result in part if result.tflop), default=1.0)
-        spent = [("videos seen", "compute"), *(_spent(groups.get(line[0], ()), least) for line in lines[1:])]
-        lines = [[line[0], *cells, *line[1:]] for line, cells in zip(lines, spent, strict=True)]
+        lines[0][1:1] = ["videos seen", "compute"]
+        for line in lines[1:]:
+            line[1:1] = _spent(groups.get(line[0], ()), least)
     notes = _notes(groups) + comparison.notes(groups, comparisons)
     if any(line[0] in published for line in lines):
         notes.append(_PUBLISHED)
@@ -227,7 +226,6 @@ def _render(lines: Sequence[Sequence[str]], style: str = "simple") -> str:
 
 
 def to_latex(lines: Sequence[Sequence[str]]) -> str:
-    """A table as LaTeX for the package booktabs."""
     plain = [[cell.replace("→", " to ") for cell in line] for line in lines]
     return _render(plain, "latex_booktabs").replace("†", r"$\dagger$")
 

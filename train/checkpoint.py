@@ -12,6 +12,7 @@ import torch
 
 from gdt.common.errors import Damaged, UserError
 from gdt.common.files import writing
+from gdt.common.serialization import to_json
 from gdt.pipeline.shards.statistics import Statistics
 from gdt.train import portable, weights
 from gdt.train.experiment import Experiment, RunData, schedule_of
@@ -20,13 +21,13 @@ from gdt.train.models.foreign import recognise
 from gdt.train.models.gdt import GDT, modalities_of
 from gdt.train.models.given import Makers
 from gdt.train.published import fetch
-from gdt.train.run import CHECKPOINT, LENGTH, differences, from_json, require_checkpoint, to_json
+from gdt.train.run import CHECKPOINT, LENGTH, differences, from_json, require_checkpoint
 from gdt.train.schedule import Schedule
 from gdt.train.settings import Pretrain
 from gdt.train.tensors import load_checked
 from gdt.train.trained import Trained
 
-FORMAT = "gdt-pretrain-2"
+_FORMAT = "gdt-pretrain-2"
 _USE = "use the checkpoint.pt of a run, or external weights (.pt, .pth, .safetensors)"
 
 
@@ -41,9 +42,9 @@ def make_state(
     outputs: Mapping[str, list[list[float]]] = {},
 ) -> dict[str, Any]:
     """Content of a checkpoint after `step` of `steps` steps: all that the next step, or `Trained`, depends on."""
-    state: dict[str, Any] = {"format": FORMAT, "settings": settings}
-    state |= {"data": data.fingerprint, "words": data.words, "factors": data.factors, "start": data.start}
-    state |= {"step": step, "steps": steps, "per_step": per_step, "outputs": dict(outputs)}
+    state: dict[str, Any] = {"format": _FORMAT, "settings": settings}
+    state |= {"data": data.fingerprint, "words": data.words_checksum, "factors": data.factors_checksum}
+    state |= {"start": data.start, "step": step, "steps": steps, "per_step": per_step, "outputs": dict(outputs)}
     state["statistics"] = data.statistics.to_numbers()
     return state | {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
 
@@ -86,8 +87,8 @@ def settings_of(state: Mapping[str, Any], run: Path) -> Pretrain:
 def read(path: Path) -> dict[str, Any]:
     """The state in a checkpoint, as from `make_state`. Raises Damaged."""
     state = load_checked(path)
-    if not isinstance(state, dict) or state.get("format") != FORMAT:
-        raise Damaged(f"it is not a checkpoint of this version ({FORMAT})")
+    if not isinstance(state, dict) or state.get("format") != _FORMAT:
+        raise Damaged(f"it is not a checkpoint of this version ({_FORMAT})")
     return state
 
 
@@ -112,15 +113,15 @@ def _model_of(state: Mapping[str, Any], path: Path, given: Makers) -> Trained:
         return weights.model_of(state, path, given)
     if form == portable.FORMAT:
         state = portable.state_of(state)
-    elif form != FORMAT:
-        raise Damaged(f"it is not one of this version ({FORMAT})")
+    elif form != _FORMAT:
+        raise Damaged(f"it is not one of this version ({_FORMAT})")
     missing = {"settings", "model", "statistics", "step", "data", "steps", "words"} - state.keys()
     if missing:
         raise Damaged(f"it has no {', '.join(sorted(missing))}")
     settings = from_json(state["settings"], str(path))
     outputs = state.get("outputs", {})
-    own = recognise(settings, state["model"], outputs, given, str(path))
-    model = GDT(settings.network, modalities_of(state["model"]), own)
+    builders = recognise(settings, state["model"], outputs, given, str(path))
+    model = GDT(settings.network, modalities_of(state["model"]), builders)
     load_weights(model, state["model"], str(path))
     statistics = Statistics.from_numbers(state["statistics"], str(path))
     per_step = state.get("per_step")
@@ -130,12 +131,12 @@ def _model_of(state: Mapping[str, Any], path: Path, given: Makers) -> Trained:
         state["step"],
         statistics,
         state.get("foreign"),
-        data=state["data"],
+        fingerprint=state["data"],
         steps=state["steps"],
-        words=state["words"],
-        factors=state.get("factors", ""),
+        words_checksum=state["words"],
+        factors_checksum=state.get("factors", ""),
         outputs=outputs,
-        own=own,
+        builders=builders,
         per_step=tuple(per_step) if per_step else None,
     )
 
@@ -168,9 +169,9 @@ def require_same_run(state: Mapping[str, Any], experiment: Experiment, path: Pat
     """
     data = experiment.data
     different = differences(state["settings"], to_json(experiment.settings), ignored=LENGTH)
-    if state["words"] != data.words:
+    if state["words"] != data.words_checksum:
         different.append("the word vectors")
-    if state.get("factors", "") != data.factors:
+    if state.get("factors", "") != data.factors_checksum:
         different.append("the file of --factors-from")
     if state.get("start", data.start) != data.start:
         different.append("the weights of --init")

@@ -70,7 +70,6 @@ def require_equal(facts: Mapping[str, str], advice: str) -> None:
 
 
 def barrier() -> None:
-    """Wait for all ranks."""
     if dist.is_initialized():
         dist.barrier()
 

@@ -36,15 +36,12 @@ _SMALLEST_GROUP = 8
 
 @dataclass(frozen=True)
 class RunData:
-    """Data of a run."""
-
     fingerprint: str
-    """Fingerprint of the shards."""
     statistics: Statistics
     """Normalisation of the inputs, that of the shards or of --init; whoever uses the model needs it."""
-    words: str = ""
+    words_checksum: str = ""
     """Checksum of the word vectors; empty without text."""
-    factors: str = ""
+    factors_checksum: str = ""
     """Checksum of the Python file with custom transformations; empty without."""
     start: str = ""
     """Digest of the weights of --init; empty without."""
@@ -61,7 +58,7 @@ class Experiment:
     """Word vectors of the shards; None without text."""
     schedule: Schedule
     data: RunData
-    own: Builders = field(default_factory=dict)
+    builders: Builders = field(default_factory=dict)
     """Make the networks of the user's own, by modality."""
 
     @property
@@ -144,7 +141,6 @@ def tree_of(
 
 
 def schedule_of(settings: Pretrain, batches_per_epoch: int) -> Schedule:
-    """Steps and learning rates of a run."""
     steps = settings.steps or settings.planned_epochs * batches_per_epoch or 600
     batch_size = settings.batch_size or settings.default_batch_size
     return Schedule(settings.optimization, batch_size, batches_per_epoch, steps)

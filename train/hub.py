@@ -20,7 +20,6 @@ _DEFAULT_SITE = "https://huggingface.co"
 
 
 def is_on_hub(path: Path) -> bool:
-    """Whether a path names a model in a hub."""
     return str(place(path)).startswith("hf://")
 
 

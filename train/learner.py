@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from gdt.common.errors import UserError
+from gdt.common.serialization import to_json
 from gdt.pipeline.loader import Batch
 from gdt.train import checkpoint
 from gdt.train.checkpoint import require_same_run
@@ -19,10 +21,11 @@ from gdt.train.models.backbone import load_weights
 from gdt.train.models.foreign import outputs_of, same_outputs
 from gdt.train.models.gdt import GDT
 from gdt.train.models.r2plus1d import Factorised
-from gdt.train.run import CHECKPOINT, to_json
+from gdt.train.run import CHECKPOINT
 from gdt.train.schedule import Optimization
 from gdt.train.settings import Pretrain
 from gdt.train.step import Gradient, Metrics, require_finite
+from gdt.train.trained import Trained
 
 
 class Learner:
@@ -32,7 +35,7 @@ class Learner:
         settings = experiment.settings
         self.experiment = experiment
         torch.manual_seed(settings.seed)
-        model: Any = GDT(settings.network, experiment.composition.modalities, experiment.own)
+        model: Any = GDT(settings.network, experiment.composition.modalities, experiment.builders)
         self.flops = step_flops(model, experiment.composition, settings.clip, experiment.tree.bands)
         """Of a step over all ranks."""
         model = model.to(device)
@@ -114,14 +117,18 @@ def _optimizer(o: Optimization, model: GDT, device: torch.device) -> torch.optim
     return torch.optim.AdamW(model.parameters(), betas=(o.momentum, 0.999), **common)
 
 
-def start_from(model: GDT, start: GDT, source: str, fresh: Collection[str] = ()) -> str:
-    """Copy the parts that both models have, except those in `fresh`; returns a description.
+def start_from(model: GDT, start: Trained | None, source: Path | None) -> str:
+    """Keep random weights, or copy the parts that both models have, if they are not random; returns a description.
 
     Raises UserError if the weights do not fit.
     """
-    parts = {name: part for name, part in start.named_children() if name not in fresh}
+    if start is None:
+        return "random weights"
+    fresh = start.foreign.fresh if start.foreign else ()
+    parts = {name: part for name, part in start.model.named_children() if name not in fresh}
     taken = [name for name, _ in model.named_children() if name in parts]
     for name in taken:
         load_weights(model.get_submodule(name), parts[name].state_dict(), f"{source} ({name})")
     left = [name for name, _ in model.named_children() if name not in parts]
-    return f"loaded {', '.join(taken) or 'nothing'}" + (f"; random {', '.join(left)}" if left else "")
+    random = f"; random {', '.join(left)}" if left else ""
+    return f"starting from {source}: loaded {', '.join(taken) or 'nothing'}{random}"

@@ -16,11 +16,12 @@ from tqdm import tqdm
 
 from gdt.common.errors import plural
 from gdt.common.files import write_text
+from gdt.common.serialization import to_json
 from gdt.pipeline.shards.cache import Cache
 from gdt.train.experiment import Experiment
 from gdt.train.flops import peak_flops
 from gdt.train.health import RANK, verdict, warning
-from gdt.train.run import METRICS, PROBES, SETTINGS, WANDB, to_json
+from gdt.train.run import METRICS, PROBES, SETTINGS, WANDB, logged
 from gdt.train.settings import Pretrain
 from gdt.train.step import Metrics
 
@@ -100,8 +101,8 @@ class Log:
     def summary(self) -> str:
         """Last metrics, median clips/s and peak memory of a finished run, and whether it has learned."""
         of = "tensors" if self._device.type == "cuda" else "the process"
-        rows = _rows(Path(self._file.name))
-        probes = _rows(self._probes)
+        rows = logged(Path(self._file.name))
+        probes = logged(self._probes)
         return (
             f"{plural(self._bar.n, 'step')}: {self._last}{self._probed}; median {np.median(self._rates):.0f} clips/s, "
             f"peak memory of {of} {peak_memory(self._device):.1f} GiB\n"
@@ -150,17 +151,4 @@ def _start_wandb(settings: Pretrain, first: int) -> Any:
 
 def _keep_until(path: Path, last: int) -> None:
     """Remove the lines after step `last`, which a resumed run repeats."""
-    lines = path.read_text(errors="replace").splitlines() if path.is_file() else []
-    write_text(path, "".join(line + "\n" for line in lines if _step_of(line) <= last))
-
-
-def _rows(path: Path) -> list[dict[str, float]]:
-    """The lines of METRICS or PROBES; empty without the file."""
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
-
-
-def _step_of(line: str) -> float:
-    try:
-        return float(json.loads(line)["step"])
-    except (ValueError, TypeError, KeyError):  # a line that was being written when the run was killed
-        return np.inf
+    write_text(path, "".join(json.dumps(row) + "\n" for row in logged(path) if row["step"] <= last))

@@ -17,7 +17,6 @@ from typing import Any
 from gdt.common import serialization
 from gdt.common.errors import Damaged
 from gdt.train import tensors
-from gdt.train.run import to_json
 from gdt.train.trained import Origin, Trained
 
 FORMAT = "gdt-model-2"
@@ -25,8 +24,8 @@ FORMAT = "gdt-model-2"
 
 def write(path: Path, trained: Trained) -> None:
     """Write a model atomically. Raises OSError."""
-    texts = {"format": FORMAT, "settings": to_json(trained.settings), "step": str(trained.step)}
-    texts |= {"data": trained.data, "words": trained.words, "factors": trained.factors}
+    texts = {"format": FORMAT, "settings": serialization.to_json(trained.settings), "step": str(trained.step)}
+    texts |= {"data": trained.fingerprint, "words": trained.words_checksum, "factors": trained.factors_checksum}
     texts["statistics"] = json.dumps(trained.statistics.to_numbers())
     texts["outputs"] = json.dumps(trained.outputs)
     texts["per_step"] = json.dumps(trained.per_step)

@@ -21,7 +21,6 @@ from gdt.train.trainer import Trainer
 
 
 def command(settings: Pretrain) -> None:
-    """Pretrain. Raises UserError on bad input."""
     threading.excepthook = _show
     if "RANK" not in os.environ:
         pretrain(settings)

@@ -21,8 +21,6 @@ _TIMEOUT = 60.0
 
 @dataclass(frozen=True)
 class Published:
-    """A file of weights."""
-
     address: str
     algorithm: str
     digest: str

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gdt.common import serialization
-from gdt.common.commandline import parse, value_of
+from gdt.common.commandline import arguments_of, parse, value_of
 from gdt.common.errors import UserError, first_line, unknown
 from gdt.train.gpu import default_size
 from gdt.train.hub import EXPORTED
@@ -33,20 +33,14 @@ LENGTH = ("epochs", "steps")
 """The length of a run, which affects results only through the learning rate."""
 
 
-def to_json(settings: Pretrain, indent: int | None = None) -> str:
-    """Settings as text, for checkpoints and the file SETTINGS."""
-    return serialization.to_json(settings, indent)
-
-
 def from_json(text: str, source: str = "this text") -> Pretrain:
-    """The settings that `to_json` wrote, without the Python files that they name: what a file names is never run.
+    """The settings in JSON, without the Python files that they name: what a file names is never run.
 
     Needs neither a GPU nor the other files. Raises UserError with `source` and the settings that are missing, unknown
     or out of range.
     """
     try:
         values = json.loads(text)
-        _drop_earlier(values)
         return replace(serialization.from_dict(Pretrain, values), factors_from=None, networks=PAPERS)
     except (ValueError, UserError) as error:
         raise UserError(
@@ -54,16 +48,10 @@ def from_json(text: str, source: str = "this text") -> Pretrain:
         ) from error
 
 
-def _drop_earlier(values: Any) -> None:
-    """Remove what settings of earlier versions hold of Python files."""
-    if not isinstance(values, dict):
-        return
-    values.pop("factors_digest", None)
-    network = values.get("network")
-    if isinstance(network, dict):
-        for size in network.values():
-            if isinstance(size, dict):  # a network of the user's own
-                size.pop("digest", None)
+def logged(path: Path) -> list[dict[str, float]]:
+    """The lines of METRICS or PROBES, without one that is not complete; none without the file."""
+    lines = path.read_text(errors="replace").split("\n")[:-1] if path.is_file() else []
+    return [json.loads(line) for line in lines]
 
 
 def from_file(path: Path) -> Pretrain:
@@ -75,7 +63,7 @@ def from_file(path: Path) -> Pretrain:
 
 
 def differences(before: str, now: str, ignored: Collection[str] = ()) -> list[str]:
-    """Descriptions of the differences that affect results, between two outputs of `to_json`."""
+    """Descriptions of the differences that affect results, between two texts of settings."""
     old = decisive(json.loads(before))
     new = decisive(json.loads(now))
     return [
@@ -124,6 +112,11 @@ def parse_arguments(arguments: Sequence[str]) -> Pretrain:
     """The settings of a command line. Exits like `common.commandline.parse`."""
     on_cpu = value_of("--device", arguments) == "cpu"
     return parse(Pretrain, "gdt pretrain", arguments, defaults(value_of("--size", arguments), on_cpu))
+
+
+def command_of(settings: Pretrain) -> list[str]:
+    """The command line of settings, after `gdt`; the reverse of `parse_arguments`."""
+    return ["pretrain", f"--size={settings.size}", *arguments_of(settings, SIZES[settings.size])]
 
 
 def defaults(size: str = "", on_cpu: bool = False) -> Pretrain:

@@ -20,7 +20,6 @@ class Origin:
     """Origin of weights that are not from a run."""
 
     kind: str
-    """Kind of file."""
     dropped: tuple[str, ...]
     """Parts of the file that the model does not have."""
     fresh: tuple[str, ...]
@@ -38,7 +37,7 @@ class Origin:
 
 @dataclass(frozen=True)
 class Trained:
-    """A model on the CPU in evaluation mode, with the settings of its run."""
+    """A model in evaluation mode, with the settings of its run; who uses it on a GPU moves it there in place."""
 
     model: GDT
     settings: Pretrain
@@ -46,20 +45,19 @@ class Trained:
     step: int
     """Training steps; 0 if unknown."""
     statistics: Statistics
-    """Normalisation of its inputs."""
     foreign: Origin | None = None
     """Origin of weights that are not from a checkpoint of this program."""
-    data: str = ""
+    fingerprint: str = ""
     """Fingerprint of the training shards; empty if unknown."""
     steps: int = 0
     """Steps of the whole run; 0 if unknown."""
-    words: str = ""
+    words_checksum: str = ""
     """Checksum of the word vectors that it was trained with; empty if unknown or without text."""
-    factors: str = ""
+    factors_checksum: str = ""
     """Checksum of the Python file with its custom transformations; empty without."""
     outputs: Mapping[str, list[list[float]]] = field(default_factory=dict)
     """What its networks of the user's own compute, by modality: `models.foreign.outputs_of`."""
-    own: Builders = field(default_factory=dict)
+    builders: Builders = field(default_factory=dict)
     """Make these networks anew."""
     per_step: tuple[int, float] | None = None
     """Videos and FLOPs of a step, which do not need the user's own factors; None if its version did not record them."""
@@ -91,5 +89,5 @@ class Trained:
     def untrained(self) -> Trained:
         """The same model with the initial weights of its run."""
         torch.manual_seed(0 if self.foreign else self.settings.seed)
-        model = GDT(self.model.network, self.model.modalities, self.own).eval()
-        return replace(self, model=model, step=0, data="", steps=0)
+        model = GDT(self.model.network, self.model.modalities, self.builders).eval()
+        return replace(self, model=model, step=0, fingerprint="", steps=0)

@@ -31,7 +31,6 @@ from gdt.train.models.given import Makers
 from gdt.train.provenance import device_name, record
 from gdt.train.run import CHECKPOINT, decisive
 from gdt.train.settings import Pretrain
-from gdt.train.trained import Trained
 
 _SAVE_SECONDS = 300.0
 """Seconds between checkpoints."""
@@ -40,8 +39,6 @@ _PROBE_SHARE = 0.03
 
 
 class Trainer:
-    """One run, on one of its ranks."""
-
     def __init__(
         self, settings: Pretrain, rank: int, world: int, device: torch.device, given: Makers = MappingProxyType({})
     ) -> None:
@@ -70,7 +67,7 @@ class Trainer:
         self.require_equal_starts()
         self.learner = Learner(self.experiment, device, world)
         self.require_addressable()
-        self.weights = self.resume(state) if state else self.initialise(start)
+        self.weights = self.resume(state) if state else start_from(self.learner.model, start, self.settings.init)
         self.log: Log | None = None
         self.failure: Exception | None = None
         self.began = time.monotonic()
@@ -102,8 +99,8 @@ class Trainer:
         data = self.experiment.data
         facts = decisive(asdict(self.settings)) | {
             "set of shards": data.fingerprint[:12],
-            "set of words": data.words,
-            "file of factors": data.factors,
+            "set of words": data.words_checksum,
+            "file of factors": data.factors_checksum,
             "normalisation of the inputs": data.statistics.to_numbers(),
             "version of torch": torch.__version__,
             "file of --init": data.start,
@@ -111,14 +108,6 @@ class Trainer:
         }
         advice = f"start all ranks with the same command, software and shards, and with {self.path.parent} on a disk "
         require_equal({name: str(value) for name, value in facts.items()}, f"{advice}that they share")
-
-    def initialise(self, start: Trained | None) -> str:
-        """Keep random weights, or copy those of --init; returns a description."""
-        if start is None:
-            return "random weights"
-        fresh = start.foreign.fresh if start.foreign else ()
-        copied = start_from(self.learner.model, start.model, str(self.settings.init), fresh)
-        return f"starting from {self.settings.init}: {copied}"
 
     def resume(self, state: Mapping[str, Any]) -> str:
         """Load the state of a checkpoint; returns the step that it resumes from, and the length if that was another."""
@@ -183,7 +172,6 @@ class Trainer:
         return Loader(self.index, shares, s.clip, self.device, statistics, s.loading, self.experiment.words, coming)
 
     def open_log(self) -> Log | None:
-        """The log, on rank 0."""
         return None if self.rank else Log(self.experiment, self.step, self.world, self.learner.flops)
 
     def load(self, batches: Iterator[Batch]) -> tuple[Batch | Any, Exception | None]:
@@ -247,7 +235,6 @@ class Trainer:
             self.saved_at = time.monotonic()
 
     def describe_run(self) -> None:
-        """Print the settings of the run."""
         s = self.settings
         composition = self.experiment.composition
         schedule = self.experiment.schedule
@@ -271,10 +258,8 @@ class Trainer:
             self.describe("store", forecast(self.index, coming))
 
     def describe(self, name: str, text: str) -> None:
-        """Print a line of the settings."""
         self.say(f"{name:13}{text}")
 
     def say(self, text: str) -> None:
-        """Print from rank 0."""
         if self.rank == 0:
             print(text)

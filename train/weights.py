@@ -17,6 +17,7 @@ import numpy as np
 from torch import Tensor
 
 from gdt.common.errors import Damaged
+from gdt.common.serialization import to_json
 from gdt.pipeline.leaves import Clip
 from gdt.pipeline.shards.statistics import Statistics
 from gdt.pipeline.transformations.augmentation import Augmentation
@@ -25,7 +26,7 @@ from gdt.train.models.foreign import recognise
 from gdt.train.models.gdt import GDT, modalities_of
 from gdt.train.models.given import Makers
 from gdt.train.models.network import Network
-from gdt.train.run import from_json, to_json
+from gdt.train.run import from_json
 from gdt.train.settings import Pretrain
 from gdt.train.trained import Origin, Trained
 
@@ -37,10 +38,10 @@ KINETICS = Statistics(
 """Normalisation of torchvision's video networks, which have no audio."""
 HOWTO100M = Statistics(np.zeros(3), np.full(3, 255.0), RELEASE.mel_mean, RELEASE.mel_std)
 """Pixels from 0 to 1, as the release's script for HowTo100M feeds them."""
-STATISTICS = "statistics"
+_STATISTICS = "statistics"
 """Key of the normalisation in exported files and finetuned weights: `Statistics.to_numbers`."""
-SETTINGS = "settings"
-"""Key of the pretraining settings in such files, with the sizes of networks and clips: `train.run.to_json`."""
+_SETTINGS = "settings"
+"""Key of the pretraining settings in such files, with the sizes of networks and clips, as JSON."""
 _WRAPPERS = re.compile(r"^(?:(?:module|model|_orig_mod)\.)+|\b_orig_mod\.")
 """Prefixes of names by data-parallel training, torch.compile and Lightning; compiled parts have one in the middle."""
 OUTPUTS = "outputs"
@@ -51,7 +52,7 @@ FINETUNED_ON = "learned"
 
 def inputs_of(trained: Trained) -> dict[str, Any]:
     """Metadata that tells `model_of` the inputs of a model."""
-    return {STATISTICS: trained.statistics.to_numbers(), SETTINGS: to_json(trained.settings)}
+    return {_STATISTICS: trained.statistics.to_numbers(), _SETTINGS: to_json(trained.settings)}
 
 
 def model_of(content: Mapping[Any, Any], path: Path, given: Makers) -> Trained:
@@ -78,22 +79,22 @@ def model_of(content: Mapping[Any, Any], path: Path, given: Makers) -> Trained:
     trunk = {name.removeprefix(prefix): value for name, value in kept.items()}
     named = {f"{modality}_network.base.{name}": value for name, value in trunk.items()}
     outputs = content.get(OUTPUTS, {})
-    own = recognise(settings, named, outputs, given, str(path))
-    model = GDT(settings.network, [modality], own).eval()
+    builders = recognise(settings, named, outputs, given, str(path))
+    model = GDT(settings.network, [modality], builders).eval()
     load_weights(model.get_submodule(f"{modality}_network.base"), trunk, str(path))
     data = content.get(FINETUNED_ON)
     finetuned_on = tuple(data) if isinstance(data, list) and len(data) == 2 else None
     origin = Origin(kind, dropped, (f"mlp_{modality[0]}",), finetuned_on)
     normalisation = statistics or (RELEASE if prefix else KINETICS)
-    return Trained(model, settings, 0, normalisation, origin, outputs=outputs, own=own)
+    return Trained(model, settings, 0, normalisation, origin, outputs=outputs, builders=builders)
 
 
 def _metadata(content: Mapping[Any, Any], path: Path) -> tuple[Statistics | None, Pretrain | None]:
     """Normalisation and settings in a file, next to its weights or in the metadata of a state_dict; None if missing."""
     root = getattr(content, "_metadata", {}).get("", {})
-    stated = root if STATISTICS in root else content
-    numbers = stated.get(STATISTICS)
-    text = stated.get(SETTINGS)
+    stated = root if _STATISTICS in root else content
+    numbers = stated.get(_STATISTICS)
+    text = stated.get(_SETTINGS)
     statistics = Statistics.from_numbers(numbers, str(path)) if isinstance(numbers, list) else None
     settings = from_json(text, str(path)) if isinstance(text, str) else None
     return statistics, settings

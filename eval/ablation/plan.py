@@ -8,11 +8,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from gdt.common.commandline import arguments_of
 from gdt.common.errors import UserError
+from gdt.common.serialization import to_json
 from gdt.common.stores import Place
 from gdt.eval.ablation.settings import Ablation
 from gdt.eval.conditions import conditions
-from gdt.eval.processes import arguments_of
 from gdt.eval.protocols import PROTOCOLS
 from gdt.eval.results import RANDOM, Result
 from gdt.eval.settings import Downstream
@@ -28,7 +29,7 @@ from gdt.train.gpu import default_size
 from gdt.train.models.gdt import GDT, any_device
 from gdt.train.models.given import makers
 from gdt.train.models.network import Own, Theirs
-from gdt.train.run import to_json
+from gdt.train.run import command_of
 from gdt.train.settings import SIZES, Pretrain
 
 REFERENCE = "l"
@@ -47,7 +48,7 @@ class PlannedRun:
     """Conditions of the results of its evaluation."""
     equal: str
     """What all rows share, as text."""
-    factors: str
+    factors_checksum: str
     """Checksum of the Python file of its factors; empty without."""
 
     @property
@@ -57,8 +58,8 @@ class PlannedRun:
     @property
     def commands(self) -> list[list[str]]:
         """Arguments of `gdt`. A row without the modalities of any protocol is not evaluated."""
-        evaluate = [["evaluate", *arguments_of(self.evaluation)]] if self.evaluation.protocols else []
-        return [["pretrain", to_json(self.pretraining)], *evaluate]
+        evaluate = ["evaluate", *arguments_of(self.evaluation, Downstream())]
+        return [command_of(self.pretraining), *([evaluate] if self.evaluation.protocols else [])]
 
     @property
     def marker(self) -> Path:
@@ -68,7 +69,7 @@ class PlannedRun:
     @property
     def marked(self) -> str:
         """What decides its pretraining: the settings, and the text of their Python file."""
-        return to_json(self.pretraining) + self.factors
+        return to_json(self.pretraining) + self.factors_checksum
 
     def is_done(self, results: Sequence[Result]) -> bool:
         """Whether it was trained with the same settings, and evaluated after its last step."""
@@ -194,7 +195,6 @@ def _pretraining(settings: Ablation, shards: Place, row: str, known: Transformat
 
 
 def _flops(run: Pretrain, composition: Composition, index: Index) -> float:
-    """FLOPs of a step."""
     given = makers(run.networks.given)
     network, builders = with_own_networks(run.network, given, composition, run.clip, any_device())
     return step_flops(GDT(network, composition.modalities, builders), composition, run.clip, index.bands)

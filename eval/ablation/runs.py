@@ -75,7 +75,7 @@ def _keep_factors(settings: Ablation, todo: Sequence[PlannedRun]) -> None:
 
     Raises UserError if it has changed since they were planned.
     """
-    planned = next((run.factors for run in todo if run.factors), "")
+    planned = next((run.factors_checksum for run in todo if run.factors_checksum), "")
     if settings.factors_from is None or settings.kept_factors is None or not planned:
         return
     code = settings.factors_from.read_bytes()

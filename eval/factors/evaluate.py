@@ -25,16 +25,17 @@ from gdt.pipeline.loader import Batch
 from gdt.pipeline.notation import TRANSFORMATIONS, Transformations, read_transformations
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.transformations.base import Transformation
-from gdt.train.checkpoint import Trained, load_trained
+from gdt.train.checkpoint import load_trained
 from gdt.train.experiment import compose
 from gdt.train.models.gdt import GDT, any_device
 from gdt.train.models.given import makers
+from gdt.train.trained import Trained
 
 _NOTES = f"""\
 distance: between features of a clip at two values of the factor, divided by that between videos
 accuracy: of a linear probe for its value on other videos, %, {FOLDS} folds; of time_shift: which third
 random weights: the same networks untrained; in brackets 95 % intervals over videos"""
-Row = dict[str, Any]
+_Row = dict[str, Any]
 
 
 def factors(settings: Factors) -> str:
@@ -48,7 +49,7 @@ def factors(settings: Factors) -> str:
     for trained in models.values():
         _require_same_file(trained, checksum)
     data = Data.open(paths[0], models[paths[0]], settings.dataset, settings.shards, settings.split)
-    rows: list[Row] = []
+    rows: list[_Row] = []
     notes = [_NOTES, f"{data.split} videos of {data.dataset}, up to {settings.videos}"]
     for path, trained in models.items():
         same = {"model": name_of(path), "weights": trained.digest(), "step": trained.step, "dataset": data.dataset}
@@ -65,7 +66,7 @@ def factors(settings: Factors) -> str:
 
 def measure(
     trained: Trained, index: Index, split: str, videos: int, measured: Transformations = TRANSFORMATIONS
-) -> list[Row]:
+) -> list[_Row]:
     """Factors in the features of a model, a row per measure, with the numbers of its weights and of random ones.
 
     Raises UserError if none can be measured on these videos.
@@ -73,7 +74,7 @@ def measure(
     order = generator(Stream.FACTOR_VIDEOS, 0).permutation(held_out(index, split).queries)
     planner = Planner(index, order, trained.settings, videos)
     models = [trained.model, trained.untrained().model]
-    rows: list[Row] = []
+    rows: list[_Row] = []
     for factor in known(trained, measured):
         for network in (name for name in trained.model.modalities if name != "text"):
             trial = planner.trial(factor, network)
@@ -94,7 +95,7 @@ def measure(
     return rows
 
 
-def _numbers(pretrained: Metric, random: Metric) -> Row:
+def _numbers(pretrained: Metric, random: Metric) -> _Row:
     values = {"value": pretrained.value, "low": pretrained.low, "high": pretrained.high}
     values |= {"random_value": random.value, "random_low": random.low, "random_high": random.high}
     return values | {"chance": pretrained.chance or ""}
@@ -102,12 +103,12 @@ def _numbers(pretrained: Metric, random: Metric) -> Row:
 
 def _require_same_file(trained: Trained, checksum: str) -> None:
     """Raise UserError unless the factors of a model are those of the given file, by its checksum."""
-    if trained.factors in ("", checksum):
+    if trained.factors_checksum in ("", checksum):
         return
     others = "; the file given is another or has changed" if checksum else ""
     raise UserError(
-        f"the composition has factors of a Python file with checksum {trained.factors}, which is not run by itself"
-        f"{others}; give the same file with --factors-from"
+        f"the composition has factors of a Python file with checksum {trained.factors_checksum}, which is not run by "
+        f"itself{others}; give the same file with --factors-from"
     )
 
 
@@ -142,8 +143,7 @@ def extract(
     return [values.reshape(*trial.shape, -1) for values in by_model]
 
 
-def _table(rows: Sequence[Row]) -> str:
-    """The rows as text."""
+def _table(rows: Sequence[_Row]) -> str:
     lines = []
     for row in rows:
         digits = 2 if row["measure"] == "distance" else 1

@@ -65,20 +65,19 @@ def report(settings: Report) -> str:
     environment = jinja2.Environment(
         loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
     )
+    tables = {}
+    for folder, rows in evaluated.items():
+        ablation = folder in bars
+        tables[folder] = pivot(rows, by_row=ablation, answers={} if ablation else answers.read_all(folder, rows))
+    datasets = sorted({run.settings.dataset for run in logged})
     text = environment.get_template("page.html.j2").render(
         root=root,
-        results={
-            folder: pivot(rows, by_row=True) if folder in bars else pivot(rows, answers=answers.read_all(folder, rows))
-            for folder, rows in evaluated.items()
-        },
+        results=tables,
         bars={folder: data_uri(path.read_bytes(), "png") for folder, path in bars.items()},
         models=[examples(model, root, given) for model in tqdm(ranked[: settings.models], "report", unit="model")],
         others=len(ranked[settings.models :]),
         pretraining=runs.table(logged),
-        curves={
-            name: curves([run for run in logged if run.settings.dataset == name][:CURVES])
-            for name in sorted({run.settings.dataset for run in logged})
-        },
+        curves={name: curves([run for run in logged if run.settings.dataset == name][:CURVES]) for name in datasets},
         most=CURVES,
         unread=unread,
     )

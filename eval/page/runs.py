@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from gdt.common.errors import UserError
 from gdt.eval.drawing import STYLE, mark, picture
 from gdt.train import provenance
-from gdt.train.run import METRICS, PROBES, SETTINGS, from_file
+from gdt.train.run import METRICS, PROBES, SETTINGS, from_file, logged
 from gdt.train.settings import Pretrain
 
 CURVES = 20
@@ -31,14 +31,11 @@ _TITLES = {
 
 @dataclass(frozen=True)
 class LoggedRun:
-    """A pretraining run."""
-
     folder: Path
     name: str
     """Its folder, relative to the folder of all runs."""
     settings: Pretrain
     started: str
-    """Date and time."""
     metrics: dict[str, np.ndarray]
     """Per step, float64 [steps] by name: step, loss, clips_per_second, data_wait."""
     probes: dict[str, np.ndarray]
@@ -56,9 +53,7 @@ def read(folder: Path, root: Path) -> LoggedRun:
 
 
 def _columns(path: Path) -> dict[str, np.ndarray]:
-    """The columns of a log by name; the last line may still be being written."""
-    lines = path.read_text().split("\n")[:-1] if path.is_file() else []
-    rows = [json.loads(line) for line in lines]
+    rows = logged(path)
     return {name: np.array([row.get(name, np.nan) for row in rows], float) for name in (rows or [{}])[0]}
 
 
@@ -69,8 +64,7 @@ def smooth(values: np.ndarray, width: int = _SMOOTHING) -> np.ndarray:
     sums = np.concatenate([[0.0], np.cumsum(values)])
     low = np.maximum(np.arange(n) - half, 0)
     high = np.minimum(np.arange(n) + half + 1, n)
-    mean: np.ndarray = (sums[high] - sums[low]) / (high - low)
-    return mean
+    return (sums[high] - sums[low]) / (high - low)
 
 
 def table(runs: Sequence[LoggedRun]) -> list[list[str]]:

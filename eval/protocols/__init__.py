@@ -13,8 +13,6 @@ class Protocol:
     """A line of PROTOCOLS."""
 
     name: str
-    function: str
-    """Its function, as module:attribute below `gdt`; see `Evaluator.run`."""
     settings: tuple[str, ...]
     """Fields of `Downstream` that decide its numbers, besides `clips`; it sees no others."""
     table: str
@@ -29,6 +27,14 @@ class Protocol:
     """Whether the model and the videos need two modalities."""
     trains: bool = False
     """Whether it trains a network, in its own process."""
+    module: str = ""
+    """The module of its function, if it is not named after the protocol."""
+
+    @property
+    def function(self) -> str:
+        """Its function, as module:attribute below `gdt`; see `Evaluator.run`."""
+        name = self.name.replace("-", "_")
+        return f"eval.protocols.{self.module or name}:{name}"
 
 
 _FROZEN = ("label", "folds", "gallery_split", "modalities")
@@ -38,23 +44,15 @@ _TRAINED = (*_SAMPLED, "epochs", "lr", "clips_per_epoch")
 PROTOCOLS = {
     protocol.name: protocol
     for protocol in (
-        Protocol(
-            "cross-modal",
-            "eval.protocols.cross_modal:cross_modal",
-            ("word2vec",),
-            "cross-modal",
-            default=True,
-            labels=False,
-            pairs=True,
-        ),
-        Protocol("retrieval", "eval.protocols.retrieval:retrieval", _FROZEN, "neighbours", default=True),
-        Protocol("few-shot", "eval.protocols.few_shot:few_shot", (*_FROZEN, "seed"), "neighbours", default=True),
-        Protocol("knn", "eval.protocols.knn:knn", _FROZEN, "neighbours", default=True),
-        Protocol("linear", "eval.protocols.linear:linear", _PROBED, "classifiers"),
-        Protocol("svm", "eval.protocols.linear:svm", _PROBED, "classifiers"),
-        Protocol("multilabel", "eval.protocols.multilabel:multilabel", (*_FROZEN, "linear_c"), "labels", several=True),
-        Protocol("attentive", "eval.protocols.attentive:attentive", _TRAINED, "classifiers", trains=True),
-        Protocol("finetune", "eval.protocols.finetune:finetune", _TRAINED, "classifiers", trains=True),
+        Protocol("cross-modal", ("word2vec",), "cross-modal", default=True, labels=False, pairs=True),
+        Protocol("retrieval", _FROZEN, "neighbours", default=True),
+        Protocol("few-shot", (*_FROZEN, "seed"), "neighbours", default=True),
+        Protocol("knn", _FROZEN, "neighbours", default=True),
+        Protocol("linear", _PROBED, "classifiers"),
+        Protocol("svm", _PROBED, "classifiers", module="linear"),
+        Protocol("multilabel", (*_FROZEN, "linear_c"), "labels", several=True),
+        Protocol("attentive", _TRAINED, "classifiers", trains=True),
+        Protocol("finetune", _TRAINED, "classifiers", trains=True),
     )
 }
 """All protocols, in the order of the tables' columns."""

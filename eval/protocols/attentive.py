@@ -48,8 +48,7 @@ class Attentive(nn.Module):
         positions = self.positions(maps.flatten(2).transpose(1, 2))
         query = self.query.expand(len(x), -1, -1)
         query = query + self.attention(query, positions, positions, need_weights=False)[0]
-        scores: Tensor = self.classifier((query + self.mlp(self.pooled(query)))[:, 0])
-        return scores
+        return self.classifier((query + self.mlp(self.pooled(query)))[:, 0])
 
 
 class AttentiveProbe(Finetuning):

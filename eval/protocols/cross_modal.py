@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from gdt.common.errors import UserError
-from gdt.eval.embed import sameness
 from gdt.eval.evaluator import Evaluator, Outcome
+from gdt.eval.features import sameness
 from gdt.eval.metrics import measured
 from gdt.eval.subjects import Fold, Subject
 from gdt.pipeline.clips import usable

@@ -17,7 +17,7 @@ from torch.nn import functional
 from tqdm import tqdm
 
 from gdt.common import serialization
-from gdt.common.errors import UserError
+from gdt.common.errors import Damaged, UserError
 from gdt.common.files import write_lines, writing
 from gdt.common.streams import Stream, seed_sequence
 from gdt.eval.classification import classes_of, targets, top_k
@@ -32,15 +32,16 @@ from gdt.pipeline.loader import Batch, Loader
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.transformations.augmentation import Augmentation, centred
 from gdt.pipeline.tree import BatchPlan
-from gdt.train.checkpoint import Damaged, Trained, load_checked
 from gdt.train.models.foreign import Foreign as ForeignNetwork
 from gdt.train.models.foreign import outputs_of
 from gdt.train.models.gdt import autocast
 from gdt.train.step import require_finite, seed_torch
+from gdt.train.tensors import load_checked
+from gdt.train.trained import Trained
 from gdt.train.weights import FINETUNED_ON, OUTPUTS, inputs_of
 
 STATE = "finetune.pt"
-METRICS = "finetune.jsonl"
+EPOCHS = "finetune.jsonl"
 """Files of a run besides the finetuned weights: the state to resume from, and loss and accuracy per epoch."""
 
 
@@ -117,8 +118,7 @@ class Classifier(nn.Module):
         nn.init.zeros_(self.classifier.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        scores: Tensor = self.classifier(self.base(x))
-        return scores
+        return self.classifier(self.base(x))
 
 
 class Finetuning:
@@ -129,7 +129,6 @@ class Finetuning:
 
     @classmethod
     def recipe_of(cls, settings: Downstream, trained: Trained) -> Recipe:
-        """The recipe that a model is trained with."""
         recipe = tiny(trained) if trained.settings.size == "tiny" else Recipe()
         # a network of the user's own may take no other clips than those of pretraining
         if getattr(trained.model.network, settings.modalities[0]):
@@ -244,7 +243,6 @@ class Finetuning:
             yield from random_clips(self.index, self.fold.gallery, target, clip, self._training, seeds, self.modality)
 
     def test_plans(self) -> Iterator[BatchPlan]:
-        """Test clips."""
         recipe = self.recipe
         videos = self.fold.queries
         crop = centred(recipe.augmentation.scale[0])
@@ -274,13 +272,12 @@ class Finetuning:
         dtype = torch.bfloat16 if self.device.type == "cuda" else torch.float32
         with autocast(self.device):
             clips = inputs[self.modality]
-            scores: Tensor = self.model(clips.floats(dtype) if self.modality == "video" else clips).float()
-        return scores
+            return self.model(clips.floats(dtype) if self.modality == "video" else clips).float()
 
     def _save_epoch(self, epoch: int, loss: float, right: int) -> None:
         """Log an epoch and save the state to resume from."""
         row = {"epoch": epoch, "loss": loss, "top-1": 100 * right / (self.batches * self.recipe.batch)}
-        path = self.folder / METRICS
+        path = self.folder / EPOCHS
         before = path.read_text(errors="replace").splitlines(keepends=True)[:epoch] if path.is_file() else []
         write_lines(path, [*before, json.dumps(row) + "\n"])
         state = {

@@ -13,17 +13,17 @@ from gdt.eval.metrics import Measured, measured
 from gdt.eval.similarity import nearest, unit
 from gdt.eval.subjects import Fold, Subject
 
-KS = (20, 200)
+_KS = (20, 200)
 """Neighbours that vote; 200 is the paper's."""
 TEMPERATURE = 0.07
 
 
 def knn(evaluator: Evaluator, model: Subject, fold: Fold, _: Path) -> Outcome:
-    """Top-1 accuracy with `KS` neighbours, or all training videos where there are fewer."""
-    metrics = weighted_knn(*evaluator.pooled(model, fold, "average"), KS)
+    """Top-1 accuracy with `_KS` neighbours, or all training videos where there are fewer."""
+    metrics = weighted_knn(*evaluator.pooled(model, fold, "average"), _KS)
     details = {"pooling": "average", "temperature": str(TEMPERATURE)}
     videos = len(fold.gallery)
-    cut = [f"{k}-NN" for k in KS if k > videos]
+    cut = [f"{k}-NN" for k in _KS if k > videos]
     if cut:
         details["neighbours"] = f"{' and '.join(cut)} of all {videos} training videos, which are fewer"
     return Outcome({f"{k}-NN top-1": measured for k, measured in metrics.items()}, details)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 from sklearn.linear_model import LogisticRegression
@@ -20,25 +19,17 @@ from gdt.eval.subjects import Fold, Subject
 
 def linear(evaluator: Evaluator, model: Subject, fold: Fold, _: Path) -> Outcome:
     """Top-1 and top-5 accuracy of a logistic regression."""
-    probed = linear_probe(*evaluator.pooled(model, fold, "average"), evaluator.settings.linear_c, (1, 5))
-    metrics = {f"linear top-{k}": measured for k, measured in probed.accuracy.items()}
-    return Outcome(metrics, {"pooling": "average", **probed.warning})
+    features = evaluator.pooled(model, fold, "average")
+    accuracy, warning = linear_probe(*features, evaluator.settings.linear_c, (1, 5))
+    metrics = {f"linear top-{k}": measured for k, measured in accuracy.items()}
+    return Outcome(metrics, {"pooling": "average", **warning})
 
 
 def svm(evaluator: Evaluator, model: Subject, fold: Fold, _: Path) -> Outcome:
     """Top-1 accuracy of linear SVMs."""
     features = evaluator.pooled(model, fold, "average")
-    probed = linear_probe(*features, evaluator.settings.linear_c, (1,), svm=True)
-    return Outcome({"SVM top-1": probed.accuracy[1]}, {"pooling": "average", **probed.warning})
-
-
-class Probed(NamedTuple):
-    """What a linear classifier found."""
-
-    accuracy: dict[int, Measured]
-    """Top-k accuracy, by k."""
-    warning: dict[str, str]
-    """What scikit-learn warned of, as the detail `warning`."""
+    accuracy, warning = linear_probe(*features, evaluator.settings.linear_c, (1,), svm=True)
+    return Outcome({"SVM top-1": accuracy[1]}, {"pooling": "average", **warning})
 
 
 def linear_probe(
@@ -49,9 +40,9 @@ def linear_probe(
     c: float,
     ks: Sequence[int],
     svm: bool = False,
-) -> Probed:
-    """Top-k accuracy, for k below the number of classes, of a logistic regression on standardised features, or of
-    one-versus-rest linear SVMs.
+) -> tuple[dict[int, Measured], dict[str, str]]:
+    """Top-k accuracy by k, for k below the number of classes, of a logistic regression on standardised features, or of
+    one-versus-rest linear SVMs; and what scikit-learn warned of, as the detail `warning`.
 
     `c` is the inverse strength of L2 regularisation. Raises UserError if there is only one class.
     """
@@ -62,4 +53,4 @@ def linear_probe(
     scores = probe.decision_function(query)
     if len(classes) == 2:
         scores = np.stack([-scores, scores], 1)
-    return Probed(top_k(scores, targets(query_label, classes), ks), describe(caught, 1))
+    return top_k(scores, targets(query_label, classes), ks), describe(caught, 1)

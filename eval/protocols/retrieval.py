@@ -12,13 +12,13 @@ from gdt.eval.metrics import Measured, measured
 from gdt.eval.similarity import nearest
 from gdt.eval.subjects import Fold, Subject
 
-KS = (1, 5, 20)
+_KS = (1, 5, 20)
 """k of R@k, as in the paper."""
 
 
 def retrieval(evaluator: Evaluator, model: Subject, fold: Fold, _: Path) -> Outcome:
     """R@k of the queries among the gallery."""
-    metrics = recall(*evaluator.pooled(model, fold, "maximum"), KS)
+    metrics = recall(*evaluator.pooled(model, fold, "maximum"), _KS)
     return Outcome({f"R@{k}": metric for k, metric in metrics.items()}, {"pooling": "maximum"})
 
 

@@ -30,14 +30,15 @@ from torch import Tensor
 from gdt.arguments import Paths, paths_of, separate_networks, with_changes
 from gdt.common.errors import UserError
 from gdt.common.stores import Place, folder_at, place
-from gdt.eval.embed import Embed, Features, Kind, Modality, Rows, features
-from gdt.eval.embed import read as read_features
+from gdt.eval.embed import Embed, Kind, Modality, Rows, features
+from gdt.eval.features import Features
+from gdt.eval.features import read as read_features
 from gdt.eval.nearest import most_similar
 from gdt.pipeline.composition import Composition
 from gdt.pipeline.loader import Batch, Loader
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.shards.layout import INDEX
-from gdt.train.checkpoint import Trained, load_trained
+from gdt.train.checkpoint import load_trained
 from gdt.train.distributed import require_gpus
 from gdt.train.experiment import Experiment, resolve
 from gdt.train.loss import gdt_loss
@@ -45,6 +46,7 @@ from gdt.train.models.gdt import GDT, any_device
 from gdt.train.models.given import Given, makers
 from gdt.train.run import METRICS, defaults
 from gdt.train.settings import Pretrain
+from gdt.train.trained import Trained
 
 __all__ = ["GDT", "Batch", "Batches", "Evaluated", "Features", "Index", "Model", "Preprocessed", "Pretrained"]
 __all__ += ["UserError", "batches", "evaluate", "gdt_loss", "load", "make_shards", "mteb", "nearest", "pretrain"]

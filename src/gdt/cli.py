@@ -9,7 +9,6 @@ import contextlib
 import faulthandler
 import importlib.metadata
 import io
-import json
 import os
 import signal
 import sys
@@ -119,12 +118,9 @@ def run(name: str, arguments: list[str]) -> None:
 def settings_of(name: str, arguments: list[str]) -> Any:
     """The settings of a command. Exits like `common.commandline.parse`."""
     from gdt.common.commandline import options, parse
-    from gdt.common.serialization import from_dict
 
     command = COMMANDS[name]
     kind = below_gdt(command.settings)
-    if arguments[:1] and arguments[0].startswith("{"):  # as other commands start it
-        return from_dict(kind, json.loads(arguments[0]))
     try:
         return below_gdt(command.parse)(arguments) if command.parse else parse(kind, f"gdt {name}", arguments)
     except SystemExit as error:

@@ -40,11 +40,12 @@ from gdt.eval.similarity import unit
 from gdt.eval.subjects import Data, Fold, Subject, held_out
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.word2vec import WordVectors
-from gdt.train.checkpoint import Trained, load_model, load_trained
+from gdt.train.checkpoint import load_model, load_trained
 from gdt.train.models.gdt import GDT
 from gdt.train.models.network import Theirs
 from gdt.train.pretrain import pretrain
 from gdt.train.settings import SIZES
+from gdt.train.trained import Trained
 from tests.conftest import Run
 from tests.eval.conftest import results
 from tests.train import own_networks
@@ -259,9 +260,8 @@ def test_a_protocol_is_a_function_and_a_line_of_the_table(
         metric = Metric(100 * evaluator.settings.linear_c, 10.0, len(fold.queries))
         return Outcome({"count": Measured(metric, np.zeros(len(fold.queries)))})
 
-    function = "eval.protocols.count:count"
     monkeypatch.setitem(sys.modules, "gdt.eval.protocols.count", SimpleNamespace(count=count))
-    monkeypatch.setitem(PROTOCOLS, "count", Protocol("count", function, ("folds", "linear_c"), "counts"))
+    monkeypatch.setitem(PROTOCOLS, "count", Protocol("count", ("folds", "linear_c"), "counts"))
     settings: dict[str, Any] = {"protocols": ("count",), "linear_c": 0.5}
     text = downstream(replace(on_ucf, **settings))
     (record,) = results(tmp_path)

@@ -17,7 +17,8 @@ import pytest
 import torch
 
 from gdt.common.errors import Unusable, UserError
-from gdt.eval.embed import Embed, Features, _decode, embed, features, features_of, read, sameness
+from gdt.eval.embed import Embed, _decode, embed, features, features_of
+from gdt.eval.features import Features, read, sameness
 from gdt.eval.nearest import Nearest, most_similar, nearest
 from gdt.pipeline.clips import uniform_clips
 from gdt.pipeline.loader import Loader

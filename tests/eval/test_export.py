@@ -15,6 +15,7 @@ import torch
 
 import gdt
 from gdt.common.errors import UserError
+from gdt.common.serialization import to_json
 from gdt.eval.export import Export, export
 from gdt.eval.settings import Downstream
 from gdt.eval.subjects import models
@@ -22,12 +23,14 @@ from gdt.pipeline.leaves import Clip
 from gdt.pipeline.shards.statistics import Statistics
 from gdt.pipeline.transformations.augmentation import Augmentation
 from gdt.train import checkpoint, tensors
-from gdt.train.checkpoint import RunData, Trained, load_model
+from gdt.train.checkpoint import load_model
+from gdt.train.experiment import RunData
 from gdt.train.models.gdt import GDT
 from gdt.train.models.network import Network
 from gdt.train.pretrain import pretrain
-from gdt.train.run import CHECKPOINT, to_json
+from gdt.train.run import CHECKPOINT
 from gdt.train.settings import SIZES, Optimization, Pretrain
+from gdt.train.trained import Trained
 from gdt.train.weights import KINETICS
 from tests.conftest import Run
 from tests.train.test_weights import CLIPS, Video

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from gdt.common.errors import UserError
+from gdt.common.serialization import to_json
 from gdt.eval.factors.evaluate import factors, known, measure
 from gdt.eval.factors.probing import probe_accuracy, relative_distance
 from gdt.eval.factors.settings import Factors
@@ -21,10 +22,10 @@ from gdt.eval.metrics import clustered
 from gdt.pipeline.loader import Loader
 from gdt.pipeline.notation import TRANSFORMATIONS, read_transformations
 from gdt.pipeline.shards.index import Index
-from gdt.train.checkpoint import Trained, load_model
+from gdt.train.checkpoint import load_model
 from gdt.train.models.gdt import GDT
-from gdt.train.run import to_json
 from gdt.train.settings import SIZES
+from gdt.train.trained import Trained
 from tests.pipeline.test_notation import FREEZE
 
 TINY = SIZES["tiny"]

@@ -18,17 +18,18 @@ from torch.nn import functional
 from gdt.common.errors import UserError
 from gdt.eval.export import Export, export
 from gdt.eval.protocols.attentive import AttentiveProbe
-from gdt.eval.protocols.finetune import METRICS, STATE, Classifier, Finetuning, Recipe, tiny
+from gdt.eval.protocols.finetune import EPOCHS, STATE, Classifier, Finetuning, Recipe, tiny
 from gdt.eval.subjects import FINETUNED, Fold
 from gdt.pipeline.clips import uniform_clips
 from gdt.pipeline.loader import Loader
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.transformations.augmentation import EVALUATION
-from gdt.train.checkpoint import Trained, load_model
+from gdt.train.checkpoint import load_model
 from gdt.train.experiment import compose, with_own_networks
 from gdt.train.models.gdt import GDT
 from gdt.train.models.given import makers
 from gdt.train.settings import SIZES, Pretrain
+from gdt.train.trained import Trained
 from gdt.train.weights import KINETICS
 from tests.pipeline.test_loader import CPU
 from tests.train import own_networks
@@ -152,8 +153,8 @@ def test_a_stopped_run_resumes_with_the_same_numbers(
     assert again.run("x") == whole and len(steps) == again.batches  # one epoch of three
     one, other = (torch.load(tmp_path / name / FINETUNED, weights_only=True) for name in ("whole", "cut"))
     assert all(torch.equal(one["model"][name], other["model"][name]) for name in one["model"])
-    assert (tmp_path / "whole" / METRICS).read_text() == (tmp_path / "cut" / METRICS).read_text()
-    assert [json.loads(line)["epoch"] for line in (tmp_path / "cut" / METRICS).read_text().splitlines()] == [0, 1, 2]
+    assert (tmp_path / "whole" / EPOCHS).read_text() == (tmp_path / "cut" / EPOCHS).read_text()
+    assert [json.loads(line)["epoch"] for line in (tmp_path / "cut" / EPOCHS).read_text().splitlines()] == [0, 1, 2]
     assert one["learned"] == ["", 2] and one["classes"] == sorted(set(task[0].label))
     # the pretrained weights are not changed
     assert all(torch.equal(value, before[name]) for name, value in trained.model.state_dict().items())

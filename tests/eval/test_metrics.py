@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import binomtest
 
-from gdt.eval.metrics import Metric, over_seeds, share
+from gdt.eval.metrics import Metric, measured, over_seeds
 
 
 @pytest.mark.parametrize(("right", "answers"), [(0, 20), (7, 28), (28, 28), (1200, 3783)])
@@ -17,7 +17,7 @@ def test_interval_is_wilsons(right: int, answers: int) -> None:
 
 
 def test_share() -> None:
-    assert share(np.array([True, False, True, True]), 25.0) == Metric(75.0, 25.0, 4)
+    assert measured(np.array([True, False, True, True]), 25.0).metric == Metric(75.0, 25.0, 4)
     assert Metric(0.0, 0.0, 0).interval == (0.0, 100.0)  # no answers
 
 

@@ -153,16 +153,16 @@ def test_linear_probe_separates_separable_classes(classes: int) -> None:
     label = np.repeat(list("abcd")[:classes], 50)
     centre = 100 * rng.normal(size=(classes, 6))[np.repeat(np.arange(classes), 50)] + 1000
     train, query = centre + rng.normal(size=centre.shape), centre + rng.normal(size=centre.shape)
-    found = linear_probe(query, label, train, label, 1.0, (1, 5)).accuracy
+    found, _ = linear_probe(query, label, train, label, 1.0, (1, 5))
     assert list(found) == [1] and found[1].metric.value == 100.0 and found[1].metric.chance == 100 / classes
     shuffled = rng.permutation(label)
-    assert linear_probe(query, label, train, shuffled, 1.0, (1,)).accuracy[1].metric.value < 100 / classes + 30
+    assert linear_probe(query, label, train, shuffled, 1.0, (1,))[0][1].metric.value < 100 / classes + 30
 
 
 def test_unknown_classes_are_never_right() -> None:
     assert targets(np.array(["b", "x", "a", "d"]), np.array(["a", "b", "c"])).tolist() == [1, -1, 0, -1]
     query, query_label, train, train_label = features()
     kept = train_label != "d"
-    found = linear_probe(query, query_label, train[kept], train_label[kept], 1.0, (1,)).accuracy[1].metric
+    found = linear_probe(query, query_label, train[kept], train_label[kept], 1.0, (1,))[0][1].metric
     assert found.value <= 75 and found.chance == pytest.approx(25.0)
     assert accuracy(query, query_label, train[kept], train_label[kept], 2, 3).metric.chance == pytest.approx(25.0)

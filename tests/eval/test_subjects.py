@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from gdt.common.errors import UserError
+from gdt.common.serialization import to_json
 from gdt.eval import extract
 from gdt.eval.downstream import downstream
 from gdt.eval.embed import Embed, features
@@ -28,7 +29,6 @@ from gdt.preprocess.settings import Preprocess
 from gdt.train.checkpoint import load_trained
 from gdt.train.experiment import compose, tree_of
 from gdt.train.pretrain import pretrain
-from gdt.train.run import to_json
 from gdt.train.settings import SIZES
 from tests.conftest import Run, preprocess
 from tests.eval.conftest import results

@@ -104,13 +104,14 @@ for run in pickle.loads(pathlib.Path("runs").read_bytes()):
 
 
 def train_on_ranks(
-    server: subprocess.Popen[str], runs: Sequence[Pretrain], folder: Path, world: int
-) -> list[dict[str, Any]]:
-    """As `train`, on several ranks, with the environment that torchrun gives them."""
+    server: subprocess.Popen[str], runs: Sequence[Pretrain], folder: Path, world: int,
+    given: Makers = MappingProxyType({}),
+) -> list[dict[str, Any]]:  # fmt: skip
+    """As `train`, on several ranks, with the environment that torchrun gives them; maybe with the given networks."""
     (folder / "runs").write_bytes(pickle.dumps(runs))
     (folder / "ranks.py").write_text(_RANK)
     on_ranks(server, ["ranks.py"], folder, world)
-    return [trained(run.run_folder / "checkpoint.pt") for run in runs]
+    return [trained(run.run_folder / "checkpoint.pt", given) for run in runs]
 
 
 def on_ranks(server: subprocess.Popen[str], command: Sequence[str], folder: Path, world: int) -> None:

@@ -10,7 +10,7 @@ from sklearn.metrics import average_precision_score, top_k_accuracy_score
 from sklearn.neighbors import KNeighborsClassifier
 
 from gdt.eval.classification import targets, top_k
-from gdt.eval.metrics import share
+from gdt.eval.metrics import measured
 from gdt.eval.protocols import multilabel
 from gdt.eval.protocols.multilabel import mean_average_precision
 from gdt.eval.protocols.retrieval import recall
@@ -76,6 +76,6 @@ def test_mean_average_precision_equals_torchmetrics(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("right", [0, 1, 41, 82, 83])
 def test_intervals_equal_scipys(right: int) -> None:
-    found = share(np.arange(83) < right, 0.0)
+    found = measured(np.arange(83) < right, 0.0).metric
     expected = binomtest(right, 83).proportion_ci(0.95, method="wilson")
     assert found.interval == pytest.approx((100 * expected.low, 100 * expected.high), abs=1e-9)

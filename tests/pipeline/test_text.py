@@ -14,6 +14,7 @@ import torch
 from torch.nn import functional
 
 from gdt.common.errors import UserError
+from gdt.common.serialization import to_json
 from gdt.pipeline.composition import contrast, weight
 from gdt.pipeline.leaves import MODALITIES, Clip, Leaves
 from gdt.pipeline.loader import Batch, Loader
@@ -30,7 +31,7 @@ from gdt.preprocess.settings import Preprocess
 from gdt.train.checkpoint import load_model
 from gdt.train.loss import gdt_loss
 from gdt.train.models.text import TextNetwork
-from gdt.train.run import from_json, to_json
+from gdt.train.run import from_json
 from tests.composed import composed
 from tests.conftest import Run, preprocess, write_word2vec
 from tests.tamper import changed

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import subprocess
 from dataclasses import replace
@@ -22,7 +21,7 @@ from gdt.train.checkpoint import load_model
 from gdt.train.models.given import makers
 from gdt.train.models.inspection import check
 from gdt.train.models.network import Theirs
-from gdt.train.run import CHECKPOINT, to_json
+from gdt.train.run import CHECKPOINT
 from gdt.train.settings import SIZES
 from gdt.train.step import Gradient
 from tests.conftest import ROOT, Run
@@ -118,10 +117,11 @@ def test_two_ranks_have_the_numbers_of_one(drawn: Path, tmp_path: Path, server: 
         augmentation=SIZES["tiny"].augmentation,
         networks=replace(SIZES["tiny"].networks, video_network=f"{FILE}:Net", audio_network=f"{FILE}:Unseeded"),
     )  # fmt: skip
-    for world in (1, 2):
-        subject.on_ranks(server, ["pretrain", to_json(replace(run, out=tmp_path / f"{world}"))], tmp_path, world)
     given = makers(run.networks.given)
-    alone, together = (subject.trained(tmp_path / f"{world}" / CHECKPOINT, given) for world in (1, 2))
+    (alone,), (together,) = (
+        subject.train_on_ranks(server, [replace(run, out=tmp_path / f"{world}")], tmp_path, world, given)
+        for world in (1, 2)
+    )
     assert together["losses"] == pytest.approx(alone["losses"], rel=1e-10)
     assert together["moved"] == pytest.approx(alone["moved"], rel=1e-10)
 
@@ -159,9 +159,7 @@ def test_a_checkpoint_imports_nothing_and_knows_its_network_by_what_it_computes(
     resumed = command("pretrain", *options, *own, "--steps", 3, "--device", "cpu")
     assert resumed.returncode == 2 and "computes something else" in resumed.stderr and "--overwrite" in resumed.stderr
     state = torch.load(tmp_path / "run" / CHECKPOINT, weights_only=True)
-    settings = json.loads(state["settings"])
-    settings["network"]["video"]["digest"] = "0123"  # as in earlier versions
-    older = {name: value for name, value in state.items() if name != "outputs"} | {"settings": json.dumps(settings)}
+    older = {name: value for name, value in state.items() if name != "outputs"}
     torch.save(older, tmp_path / "older.pt")
     assert command(*embed[:-2], "older.pt", *embed[-1:], *own).returncode == 0  # by the names and shapes of its weights
 

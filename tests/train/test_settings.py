@@ -9,11 +9,13 @@ from pathlib import Path
 import pytest
 
 from gdt.common.errors import UserError
+from gdt.common.serialization import to_json
 from gdt.pipeline.leaves import Clip
 from gdt.pipeline.sources.loading import Loading
 from gdt.pipeline.transformations.augmentation import Augmentation
 from gdt.train.models.network import PAPERS, Network, Own, OwnNetwork
-from gdt.train.run import differences, from_json, to_json
+from gdt.train.run import command_of, differences, from_json, parse_arguments
+from gdt.train.schedule import Optimization
 from gdt.train.settings import SIZES, Pretrain
 
 TEXT = json.loads(to_json(SIZES["tiny"]))
@@ -40,6 +42,13 @@ def test_settings_survive_the_round_trip_but_the_python_files_that_they_name(set
     expected = replace(settings, factors_from=None, networks=PAPERS)
     assert again == expected
     assert hash(again) == hash(expected)  # fails for lists in place of tuples
+
+
+@pytest.mark.parametrize("settings", [*SIZES.values(), OTHER], ids=[*SIZES, "other"])
+def test_settings_survive_the_way_over_the_command_line(settings: Pretrain) -> None:
+    changed = replace(settings, seed=3, split="-x", overwrite=True, optimization=Optimization("adamw", 0.1 + 0.2))
+    assert command_of(changed)[0] == "pretrain"
+    assert parse_arguments(command_of(changed)[1:]) == changed
 
 
 @pytest.mark.parametrize(

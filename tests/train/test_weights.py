@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from gdt.common.errors import UserError
+from gdt.common.serialization import to_json
 from gdt.eval.downstream import downstream
 from gdt.eval.embed import Embed, features
 from gdt.eval.results import RESULTS, read
@@ -30,9 +31,9 @@ from gdt.train.models.gdt import GDT
 from gdt.train.models.network import Network
 from gdt.train.models.text import TextNetwork
 from gdt.train.pretrain import pretrain
-from gdt.train.run import CHECKPOINT, to_json
+from gdt.train.run import CHECKPOINT
 from gdt.train.settings import SIZES, Optimization, Pretrain
-from gdt.train.trained import Trained
+from gdt.train.trained import Origin, Trained
 from gdt.train.weights import KINETICS, RELEASE
 
 
@@ -391,8 +392,9 @@ def test_random_parts_of_foreign_weights_are_not_copied() -> None:
     small = SIZES["tiny"].network
     model, start = GDT(small), random(GDT(small, ["video"]))
     head = {name: value.clone() for name, value in model.mlp_v.state_dict().items()}
-    said = start_from(model, start, "r2plus1d_18.pth", ("mlp_v",))
-    assert said == "loaded video_network; random mlp_v, audio_network, mlp_a"
+    origin = Origin("torchvision's", (), ("mlp_v",))
+    said = start_from(model, Trained(start, SIZES["tiny"], 0, KINETICS, origin), Path("r2plus1d_18.pth"))
+    assert said == "starting from r2plus1d_18.pth: loaded video_network; random mlp_v, audio_network, mlp_a"
     assert all(torch.equal(value, head[name]) for name, value in model.mlp_v.state_dict().items())
     weights = model.video_network.state_dict()
     assert all(torch.equal(value, weights[name]) for name, value in start.video_network.state_dict().items())

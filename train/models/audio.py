@@ -8,8 +8,6 @@ from gdt.train.models.backbone import Backbone
 
 
 class BasicBlock(nn.Module):
-    """Residual block of two 3x3 convolutions."""
-
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(inputs, outputs, 3, stride=stride, padding=1, bias=False)

@@ -65,8 +65,7 @@ def outputs_of(net: Backbone, modality: str, clip: Clip) -> Tensor:
     net = copy.deepcopy(net).cpu().float().eval()
     with torch.random.fork_rng(()), torch.no_grad():
         torch.manual_seed(0)
-        features: Tensor = net(fixed).float()
-    return features
+        return net(fixed).float()
 
 
 def same_outputs(now: Tensor, then: Outputs) -> bool:

@@ -57,8 +57,7 @@ class Trunk(nn.Module):
         if isinstance(x, Pixels):
             device = x.crops.device.type
             x = x.floats(torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else dtype)
-        features: Tensor = self.base(x.to(dtype) if dtype == torch.float64 else x)
-        return features
+        return self.base(x.to(dtype) if dtype == torch.float64 else x)
 
 
 class GDT(nn.Module):
@@ -95,8 +94,7 @@ class GDT(nn.Module):
     def embed(self, modality: str, inputs: Any) -> Tensor:
         """Leaves of one modality to embeddings: float32 [n, d]."""
         head = self.get_submodule(f"mlp_{modality[0]}")
-        embeddings: Tensor = head(self.get_submodule(f"{modality}_network")(inputs))
-        return embeddings
+        return head(self.get_submodule(f"{modality}_network")(inputs))
 
     def forward(self, inputs: Mapping[str, Any]) -> Tensor:
         """Leaves by modality, as in `Batch.inputs`, to embeddings in that order: float32 [n, d]."""
@@ -114,5 +112,4 @@ def autocast(device: torch.device) -> torch.autocast:
 
 
 def modalities_of(weights: Mapping[str, Tensor]) -> list[str]:
-    """Modalities of a model with these weights."""
     return [name for name in MODALITIES if any(key.startswith(f"{name}_network.") for key in weights)]

@@ -23,8 +23,6 @@ Given = str | nn.Module | Callable[[], nn.Module]
 
 
 class Maker(NamedTuple):
-    """Makes a network that the user has given."""
-
     name: str
     """As the user wrote it, without folders."""
     call: Callable[[], Any]
@@ -85,7 +83,6 @@ def _from_text(text: str) -> tuple[str, Any]:
 
 
 def _import(place: str) -> Any:
-    """A file or a module, imported."""
     if not place.endswith(".py"):
         try:
             return importlib.import_module(place)

@@ -1,0 +1,122 @@
+"""Features of videos, and the files that hold them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gdt.common.errors import UserError, first_line, plural
+from gdt.common.files import DAMAGE, require_readable, writing
+from gdt.common.stores import local_path
+from gdt.eval import parquet
+from gdt.pipeline.leaves import MODALITIES
+from gdt.pipeline.shards import container
+from gdt.pipeline.shards.container import Damaged, text_array, texts
+
+VERSION = "gdt-features-3"
+_SAME = 0.99
+"""Median cosine of different videos above which features say little; 0.997 to 1 in collapsed runs."""
+_FEW = 5
+_MANY = 256
+"""The least number of videos of which that is said, and the most that are compared."""
+
+
+@dataclass(frozen=True, repr=False)
+class Features:
+    """Features of n videos, or clips of videos."""
+
+    id: np.ndarray
+    """Path of the video file, or its id in the shards: str [n]."""
+    features: dict[str, np.ndarray]
+    """By modality, float32 [n, d]; NaN for videos where it is missing or shorter than a clip (see
+    `pipeline.clips.usable`)."""
+    metadata: dict[str, str]
+    """Checkpoint, digest of its weights, kind, number and size of clips."""
+    skipped: tuple[tuple[str, str], ...] = ()
+    """Skipped files with reasons; not stored."""
+    start: dict[str, np.ndarray] = field(default_factory=dict)
+    """With a row per clip, where it starts, by modality, seconds: float64 [n], NaN where it is missing."""
+
+    def __repr__(self) -> str:
+        shapes = ", ".join(f"{name} {list(values.shape)}" for name, values in self.features.items())
+        return f"<gdt.Features of {self.count}: {shapes}; {len(self.skipped)} skipped>"
+
+    @property
+    def count(self) -> str:
+        """The number of videos or clips, in words."""
+        return plural(len(self.id), "clip" if self.start else "video")
+
+    @property
+    def columns(self) -> dict[str, np.ndarray]:
+        """The arrays that files hold besides ids."""
+        return {f"start_{name}": values for name, values in self.start.items()} | self.features
+
+
+def sameness(features: Mapping[str, np.ndarray]) -> str:
+    """What to say if features of different videos are nearly the same; empty if they are not.
+
+    `features` are [n, d] by modality; rows of NaN do not count.
+    """
+    same = []
+    for name, values in features.items():
+        rows = values[~np.isnan(values[:, 0])]
+        rows = rows[:: -(-len(rows) // _MANY) or 1]
+        if len(rows) < _FEW:
+            continue
+        units = rows / np.linalg.norm(rows, axis=1, keepdims=True).clip(1e-12)
+        median = np.median((units @ units.T)[np.triu_indices(len(rows), 1)])
+        if median > _SAME:
+            same.append(f"{name} (median cosine {median:.4f})")
+    if not same:
+        return ""
+    return (
+        f"the {' and '.join(same)} features of different videos are nearly the same, so neighbours and "
+        "accuracies mean little: training has collapsed or not begun to learn; see how it ended, or use other weights"
+    )
+
+
+def write(path: Path, rows: Features) -> None:
+    """Write features as .npz, .parquet or .h5. Raises OSError."""
+    if path.suffix == ".npz":
+        arrays: dict[str, Any] = {"id": rows.id.astype(str)} | rows.columns
+        with writing(path) as file:
+            np.savez(file, **arrays, made=np.asarray(json.dumps(rows.metadata)))
+    elif path.suffix == ".parquet":
+        parquet.write(path, rows.id, rows.columns, rows.metadata)
+    else:
+        container.write(path, {"id": text_array(rows.id.tolist())} | rows.columns, rows.metadata)
+
+
+def read(path: str | Path) -> Features:
+    """Read features from .h5, .npz or .parquet; ~ is expanded. Raises UserError for any other or a damaged file."""
+    path = local_path(path)
+    if not path.is_file():
+        raise UserError(f"no features file {path}; write one with 'gdt embed'")
+    try:
+        if path.suffix == ".npz":
+            with np.load(path) as file:  # whose members have checksums
+                arrays = dict(file)
+            ids = arrays["id"].astype(object)
+            metadata = json.loads(str(arrays["made"]))
+        elif path.suffix == ".parquet":
+            ids, arrays, metadata = parquet.read(path)
+        else:
+            arrays, notes = container.read(path)
+            ids = texts(arrays["id"])
+            metadata = dict(notes)
+        if metadata["format"] != VERSION:
+            raise ValueError(f"its format is {metadata['format']}, not {VERSION}")
+        by_modality = {name: arrays[name] for name in MODALITIES if name in arrays}
+        start = {name: arrays[f"start_{name}"] for name in by_modality if f"start_{name}" in arrays}
+        return Features(ids, by_modality, metadata, start=start)
+    except (Damaged, OSError, *DAMAGE) as error:
+        require_readable(path, error)
+        raise UserError(
+            f"{path} is damaged, or not a features file of this version ({first_line(error)}); write one with 'gdt "
+            "embed'"
+        ) from error
