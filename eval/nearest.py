@@ -71,9 +71,10 @@ def nearest(settings: Nearest) -> str:
     # cosines across modalities are low even for the best match
     median = f"median cosine of {plural(len(cosines), 'candidate')}: {np.median(cosines):.3f}"
     lines_of_text = [tabulate(lines, ["cosine", "video"], disable_numparse=True), "", median]
-    warning = sameness({among: rows.features[among]})
-    if warning:
-        lines_of_text.append(f"warning: {warning}")
+    warnings = [sameness({among: rows.features[among]})]
+    if same and Path(same).is_file() and Path(same).stat().st_mtime > settings.features.stat().st_mtime:
+        warnings.append(f"{same} is newer than {settings.features}, whose features are those of its former content")
+    lines_of_text += [f"warning: {warning}" for warning in warnings if warning]
     return "\n".join(lines_of_text)
 
 

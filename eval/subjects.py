@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from gdt.common.errors import UserError, plural
-from gdt.common.stores import Place, folder_at, resolved
+from gdt.common.stores import Place, RemoteFolder, folder_at, resolved
 from gdt.eval.paper import PAPER
 from gdt.eval.protocols import PROTOCOLS
 from gdt.eval.results import RANDOM
@@ -22,7 +22,7 @@ from gdt.pipeline.clips import usable
 from gdt.pipeline.leaves import Clip
 from gdt.pipeline.shards.index import LABEL_SEPARATOR, Index, fingerprint
 from gdt.pipeline.shards.layout import INDEX
-from gdt.pipeline.shards.naming import shard_folder
+from gdt.pipeline.shards.naming import dataset_name, shard_folder
 from gdt.train.checkpoint import load_trained
 from gdt.train.models.given import Makers
 from gdt.train.run import CHECKPOINT, SETTINGS, from_file, latest_checkpoint
@@ -96,15 +96,26 @@ class Data:
         """
         if first.foreign is not None and not (dataset or shards):
             raise UserError(f"{path} does not name its data set; set --dataset to the one to evaluate on")
-        pretrained = first.settings.shards
-        name = dataset or first.settings.dataset
-        elsewhere = pretrained and name == first.settings.dataset and folder_at(pretrained).exists(INDEX)
-        if not shards and (not dataset or (elsewhere and not folder_at(shard_folder(name)).exists(INDEX))):
-            shards = pretrained
+        name = dataset_name(dataset, shards) if dataset or shards else first.settings.dataset
+        if not shards and name == first.settings.dataset:
+            usual = folder_at(shard_folder(name)).exists(INDEX)
+            if not dataset or not usual:
+                shards = pretraining_shards(first, path)
         index = open_index(name, shard_folder(name, shards), cache)
         only_val = "val" in index.split and "test" not in index.split and not official_folds(index)
         split = split or ("val" if only_val else "test")
         return cls(name, index, fingerprint(index), split)
+
+
+def pretraining_shards(trained: Trained, path: Path) -> Path | None:
+    """The folder of shards that a checkpoint was pretrained on; None if it does not name one.
+
+    Raises UserError if it names a store: a downloaded file must not decide which host is asked.
+    """
+    shards = trained.settings.shards
+    if isinstance(shards, RemoteFolder):
+        raise UserError(f"{path} was trained on {shards}; pass it as --shards to use it")
+    return shards
 
 
 @dataclass(frozen=True)

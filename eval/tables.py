@@ -185,7 +185,9 @@ def _notes(groups: Groups) -> list[str]:
         notes.append(f"warning: only {format_range(result.queries for result in part)} queries: the intervals are wide")
     full = {name for result in part for name, metric in result.metrics.items() if metric.chance >= 100}
     if full:
-        notes.append(f"warning: {', '.join(sorted(full))}: 100 % for any model, since the gallery is small")
+        notes.append(
+            f"warning: {', '.join(sorted(full))}: 100 % for any model, since the gallery is small or has one class"
+        )
     for name, group in groups.items():
         unfinished = next((result for result in group if result.step < result.steps), None)
         seen = max(result.seen for result in group)

@@ -66,6 +66,8 @@ def choose(target: Target, settings: Extraction) -> Target:
         begin, end = video.segment
         duration = float(contents["format"].get("duration", "inf"))
         if duration <= end - begin + 2:
+            if video.shared:
+                raise Rejected("it was cut out of its video, and may be any of several segments; name it <id>_<start>")
             video = replace(video, segment=None)  # it was cut out
         elif duration <= begin + 1:
             raise Rejected(

@@ -18,6 +18,8 @@ _LEFT_CHANCE = 0.05
 """Share of the way from the loss at chance to its lower bound; a run below it has learned nothing."""
 _WINDOW = 0.1
 """Share of the steps, the last ones, that are averaged."""
+_FEWEST = 5
+"""Steps at the start that are averaged, and fewest at the end; half of the run, if it is shorter than twice as many."""
 
 
 def effective_rank(values: Tensor) -> float:
@@ -71,26 +73,35 @@ def warning(ranks: Mapping[str, float], videos: int) -> str:
 def verdict(rows: Sequence[Mapping[str, float]], probe: Mapping[str, float], clips: int) -> str:
     """One sentence on whether a run has learned, and what to do if it has not.
 
-    `rows` are the lines of METRICS, `probe` is the last line of PROBES, empty without, and `clips` the clips of a
-    modality in a batch.
+    `rows` are the lines of METRICS, `probe` is that of PROBES after the last step, empty without, and `clips` the clips
+    of a modality in a batch.
     """
-    last = rows[-max(1, math.ceil(len(rows) * _WINDOW)) :]
-    loss = sum(row["loss"] for row in last) / len(last)
-    chance = sum(row["chance"] for row in last) / len(last)
-    least = sum(row["least"] for row in last) / len(last)
-    ranks = [row["rank"] for row in rows if "rank" in row][-max(1, len(last) // RANK_EVERY) :]
-    rank = sum(ranks) / len(ranks)
+    paired = [row for row in rows if row["chance"] > 0]
+    if len(paired) < len(rows) / 2:
+        return (
+            f"the run has hardly learned: {len(rows) - len(paired)} of {len(rows)} batches had no positive pair, since "
+            "their clips have no words; take larger batches, or videos with more captions"
+        )
+    half = max(1, len(paired) // 2)
+    first = paired[: min(_FEWEST, half)]
+    last = paired[-min(max(_FEWEST, math.ceil(len(paired) * _WINDOW)), half) :]
+    loss = _mean(last, "loss")
+    chance = _mean(last, "chance")
+    least = _mean(last, "least")
     said = f"the loss is {loss:.2f} of {chance:.2f} at chance"
+    ranks = [row["rank"] for row in rows if "rank" in row][-max(1, len(last) // RANK_EVERY) :]
+    rank = sum(ranks) / len(ranks) if ranks else math.inf
     if rank < least_rank(clips):
         return (
             f"the run has collapsed: the effective rank of the embeddings is {rank:.1f}, so all clips look alike, and "
             f"{said}; start again with --overwrite and a third of the --lr, or from weights with --init"
         )
+    advice = "train longer (--epochs or --steps), with more videos or another --lr, or start from weights with --init"
     if chance - loss < _LEFT_CHANCE * (chance - least):
-        return (
-            f"the run has not left chance: {said}; train longer (--epochs or --steps), with more videos or another "
-            "--lr, or start from weights with --init"
-        )
+        return f"the run has not left chance: {said}; {advice}"
+    before = _mean(first, "loss")  # below chance from the start with weights of --init, and in some compositions
+    if len(paired) > 1 and before - loss < _LEFT_CHANCE * (before - least):
+        return f"the run has not learned: the loss is {loss:.2f}, as at its start ({chance:.2f} at chance); {advice}"
     recalled = recall(probe)
     if recalled is None:
         return f"the run has learned: {said}"
@@ -102,6 +113,10 @@ def verdict(rows: Sequence[Mapping[str, float]], probe: Mapping[str, float], cli
             f"{random:.0f} %; train on more videos, or start from weights with --init"
         )
     return f"the run has learned: {said}, and {shown} (chance {random:.0f} %)"
+
+
+def _mean(rows: Sequence[Mapping[str, float]], name: str) -> float:
+    return sum(row[name] for row in rows) / len(rows)
 
 
 def recall(probe: Mapping[str, float]) -> tuple[int, float, float, bool] | None:

@@ -17,7 +17,9 @@ from tqdm import tqdm
 from gdt.common.errors import plural
 from gdt.common.files import write_text
 from gdt.common.serialization import to_json
+from gdt.pipeline.composition import Contrast
 from gdt.pipeline.shards.cache import Cache
+from gdt.pipeline.transformations.modality import Modality
 from gdt.train.experiment import Experiment
 from gdt.train.flops import peak_flops
 from gdt.train.health import RANK, verdict, warning
@@ -53,6 +55,9 @@ class Log:
         seconds = 0.5 if sys.stderr.isatty() else 30.0
         self._bar = tqdm(total=schedule.steps, initial=first, bar_format=form, mininterval=seconds)
         self._schedule = schedule
+        self._modalities_differ = any(
+            factor.name == Modality.name and factor.contrast is Contrast.DISTINCTIVE for factor in composition.factors
+        )
         self._clips = composition.batch_size * composition.clips_per_video
         peak = peak_flops(self._device)
         self._seconds_at_peak = flops / world / peak if peak else 0.0
@@ -102,12 +107,18 @@ class Log:
         """Last metrics, median clips/s and peak memory of a finished run, and whether it has learned."""
         of = "tensors" if self._device.type == "cuda" else "the process"
         rows = logged(Path(self._file.name))
-        probes = logged(self._probes)
         return (
             f"{plural(self._bar.n, 'step')}: {self._last}{self._probed}; median {np.median(self._rates):.0f} clips/s, "
             f"peak memory of {of} {peak_memory(self._device):.1f} GiB\n"
-            + verdict(rows, probes[-1] if probes else {}, self._clips)
+            + verdict(rows, self._last_probe(), self._clips)
         )
+
+    def _last_probe(self) -> dict[str, float]:
+        """The probe after the last step; empty without, or if the modalities of a video are negatives."""
+        probes = logged(self._probes)
+        if self._modalities_differ or not probes or probes[-1]["step"] != self._schedule.steps:
+            return {}
+        return probes[-1]
 
     def add_probe(self, done: int, metrics: dict[str, float]) -> None:
         """Log a probe after `done` steps; the first time that embeddings have collapsed, print a warning."""

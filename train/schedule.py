@@ -53,6 +53,13 @@ class Schedule:
         o = self.optimization
         return o.lr * (self.batch_size / o.base_batch_size if o.base_batch_size else 1.0)
 
+    @property
+    def highest(self) -> float:
+        """The highest learning rate of the run, which may end before the warm-up does."""
+        o = self.optimization
+        turns = (o.warmup_epochs * self.batches_per_epoch, self.steps * (1 - o.lr_decay))
+        return max(self.lr(min(int(step), self.steps - 1)) for step in (0, *turns))
+
     def lr(self, step: int) -> float:
         """Learning rate of a step: linear warm-up, constant, linear decay."""
         o = self.optimization

@@ -121,6 +121,7 @@ class Pretrain:
             f"--batch-size is {self.batch_size}, the K of factor 'video'; it must be 2 or more, "
             "so that there are negatives (condition iii of section 3.1)",
         )
+        dataset_name(self.dataset, None)  # validates
         require_positive(self, "", "epochs", "steps", "shuffle_shards", "seed", least=0)
         _require((self.probe_every or 0) >= 0, f"--probe-every is {self.probe_every}; it must be 0 or more")
         _require(not (self.epochs and self.steps), "--epochs and --steps both set the length; leave one of them out")

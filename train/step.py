@@ -30,6 +30,9 @@ from gdt.train.loss import outcome
 from gdt.train.models.gdt import GDT
 from gdt.train.settings import Pretrain
 
+_FEWEST = 8
+"""Clips with words, of larger batches, from which the rank of text is measured."""
+
 
 class Metrics(NamedTuple):
     """Metrics of a step, the same on every rank but for the rank of the embeddings; every field is logged."""
@@ -120,10 +123,17 @@ class Gradient:
         return Metrics(loss, top1, chance, least, size, self._rank_of(step, batch, embeddings.detach()))
 
     def _rank_of(self, step: int, batch: Batch, embeddings: Tensor) -> float | None:
-        if step % RANK_EVERY:
+        """The least rank of a modality; of text, of the clips with words, if there are enough."""
+        if step % RANK_EVERY or not embeddings.isfinite().all():
             return None
-        parts = embeddings.split([len(inputs) for inputs in batch.inputs.values()])
-        return min(map(effective_rank, parts))
+        sizes = [len(inputs) for inputs in batch.inputs.values()]
+        usable = batch.table.get("usable", torch.ones(len(embeddings), device=embeddings.device)).bool()
+        ranks = [
+            effective_rank(part[kept])
+            for part, kept in zip(embeddings.split(sizes), usable.split(sizes), strict=True)
+            if kept.sum() >= min(len(kept), _FEWEST)
+        ]
+        return min(ranks, default=None)
 
     def _kept(self, groups: Sequence[Group]) -> list[bool]:
         """Whether to keep the activations of each group for the backward pass."""

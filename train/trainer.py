@@ -248,7 +248,7 @@ class Trainer:
         self.describe("network", f"{s.size}, {s.clip}; {parameters / 1e6:.1f} M parameters, {self.weights}")
         self.describe("batch", f"{composition.batch_size} videos, {clips} clips per modality, {groups}")
         self.describe("device", f"{device_name(self.device)}, {s.precision}{compiled}{ranks}")
-        rates = f"{s.optimization.optimizer}, lr {schedule.peak:.3g}"
+        rates = f"{s.optimization.optimizer}, lr {schedule.highest:.3g}"
         seconds = step_seconds(self.learner.model, s, composition, self.index.bands, self.world)
         left = duration((self.steps - self.step) * seconds)
         self.describe("schedule", f"{plural(self.steps, 'step')} ({epochs}), {rates}; {left}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +12,7 @@ from tqdm import tqdm
 
 from gdt.common.errors import UserError, plural
 from gdt.common.files import locked, write_text, writing
+from gdt.common.serialization import to_json
 from gdt.eval import results
 from gdt.eval.ablation.plan import PlannedRun, plan
 from gdt.eval.ablation.settings import Ablation
@@ -21,7 +22,12 @@ from gdt.eval.processes import job_limit, run_command, run_parallel
 from gdt.eval.results import RESULTS
 from gdt.eval.tables import pivot, row_label, write_tables
 from gdt.pipeline.notation import checksum_of
-from gdt.train.run import METRICS, SETTINGS, differences
+from gdt.train.run import LENGTH, METRICS, differences
+
+_TRAINING = "training.json"
+"""How the runs of a folder are trained: the settings of one, and the networks of the user's own."""
+_OF_A_RUN = ("composition", "seed", *LENGTH, "network.own")
+"""Settings in which the runs of a folder differ."""
 
 
 def ablation(settings: Ablation) -> str:
@@ -33,6 +39,7 @@ def ablation(settings: Ablation) -> str:
     out = settings.folder
     with locked(out, "set --out to another folder"):
         known = results.read(out / RESULTS)
+        _require_same_training(settings, runs[0], trained=bool(known))
         todo = [run for run in runs if not run.is_done(known)]
         jobs = job_limit(settings.jobs)
         print(f"{len(todo)} of {plural(len(runs), 'run')} left, {jobs} in parallel; equal {runs[0].equal}")
@@ -44,30 +51,34 @@ def ablation(settings: Ablation) -> str:
         evaluated = [result for result in results.read(out / RESULTS) if result.conditions in asked]
         # of a run that was made anew, the last
         latest = {(result.conditions, result.model, result.seed, result.step): result for result in evaluated}
-        others = _trained_otherwise({result.model for result in evaluated}, runs[0], out)
-        every = [result for result in latest.values() if result.model not in others]
+        every = list(latest.values())
         tables = pivot(every, by_row=True)
         write_tables(out, tables, every)
         save(bars(tables), out / "table.png")
         firsts = [replace(result, metrics=dict([*result.metrics.items()][:1])) for result in every]
         short = "\n\n".join(map(str, pivot(firsts, by_row=True)))
-        left_out = "".join(f"\nleft out: {name}, whose {what}" for name, what in others.items())
-        return f"\n{short}\n{left_out}\nall metrics: {out}/table.txt, table.tex, results.csv; picture: table.png"
+        return f"\n{short}\n\nall metrics: {out}/table.txt, table.tex, results.csv; picture: table.png"
 
 
-def _trained_otherwise(names: Iterable[str], run: PlannedRun, out: Path) -> dict[str, str]:
-    """The runs in the folder, by name, whose rates or clips are not those of `run`, with the difference."""
-    asked = run.folder / SETTINGS
-    others: dict[str, str] = {}
-    for name in sorted(names):
-        path = out / name / SETTINGS
-        if not (path.is_file() and asked.is_file()):
-            continue
-        different = differences(path.read_text(), asked.read_text())
-        of_training = [text for text in different if text.startswith(("optimization.", "clip.", "size "))]
-        if of_training:
-            others[name] = "; ".join(of_training)
-    return others
+def _require_same_training(settings: Ablation, run: PlannedRun, trained: bool) -> None:
+    """Keep how the runs of the folder are trained, but for what differs between rows and seeds.
+
+    Raises UserError if runs in the folder are `trained` otherwise: one table could not compare them.
+    """
+    path = settings.folder / _TRAINING
+    networks = [f"{name} {network}" for name, given in settings.networks.given.items() for network in given]
+    now = [to_json(run.pretraining), ", ".join(networks) or "the paper's"]
+    if trained and path.is_file():
+        before = json.loads(path.read_text())
+        different = differences(before[0], now[0], _OF_A_RUN)
+        if before[1] != now[1]:
+            different.append(f"networks were {before[1]}, now {now[1]}")
+        if different:
+            raise UserError(
+                f"the runs in {settings.folder} were trained with other settings ({'; '.join(different)}); "
+                "set --out to another folder"
+            )
+    write_text(path, json.dumps(now))
 
 
 def _keep_factors(settings: Ablation, todo: Sequence[PlannedRun]) -> None:

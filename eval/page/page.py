@@ -20,6 +20,7 @@ from gdt.eval.page.neighbours import by_features, by_sound
 from gdt.eval.page.runs import CURVES, LoggedRun, curves
 from gdt.eval.page.settings import Report
 from gdt.eval.results import RANDOM, RESULTS, Result
+from gdt.eval.subjects import pretraining_shards
 from gdt.eval.tables import pivot
 from gdt.pipeline.shards.index import Index
 from gdt.train.checkpoint import load_model
@@ -129,7 +130,8 @@ def examples(model: EvaluatedRun, root: Path, given: Makers) -> dict[str, Any]:
     row = next((row for row in asked if row.settings["modalities"] == ["video"]), None)
     with noting("examples", missing):
         trained = load_model(model.checkpoint, given)
-        index = Index.open(row.shards if row else trained.settings.shard_folder)
+        trained_on = pretraining_shards(trained, model.checkpoint) or trained.settings.shard_folder
+        index = Index.open(row.shards if row else trained_on)
         held_out = "test" if "test" in index.split else "val"
         split = row.query_split if row else held_out
         with noting("nearest neighbours", missing):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from gdt.common.commandline import gdt_command
+from gdt.common.errors import UserError
 from gdt.common.stores import Place, absolute
 
 DATASETS = ("audioset", "esc50", "folder", "hmdb51", "howto100m", "kinetics", "synthetic", "ucf101", "vggsound")
@@ -12,8 +13,14 @@ DATASETS = ("audioset", "esc50", "folder", "hmdb51", "howto100m", "kinetics", "s
 
 
 def dataset_name(dataset: str, shards: Place | None) -> str:
-    """The name of a data set: by default that of the folder of its shards, else kinetics."""
-    return dataset or (absolute(shards).name if shards else "kinetics")
+    """The name of a data set: by default that of the folder of its shards, else kinetics.
+
+    Raises UserError if it is not that of one folder: it becomes part of paths, and may come from a downloaded file.
+    """
+    name = dataset or (absolute(shards).name if shards else "kinetics")
+    if Path(name).name != name or name == ".." or not name.isprintable():
+        raise UserError(f"--dataset is {name!r}; give a name without slashes and control characters")
+    return name
 
 
 def shard_folder(dataset: str, named: Place | None = None) -> Place:

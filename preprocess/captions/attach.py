@@ -11,7 +11,7 @@ from gdt.common.folders import Folder
 from gdt.preprocess.captions.readers import Captions
 from gdt.preprocess.captions.stretches import retime, stretches
 from gdt.preprocess.captions.words import Vocabulary
-from gdt.preprocess.datasets.listing import ListedVideo, Missing, root_of
+from gdt.preprocess.datasets.listing import MEDIA, ListedVideo, Missing, root_of
 from gdt.preprocess.tables import composed
 
 _STRETCHES = 1000
@@ -71,7 +71,7 @@ class Spoken:
         name = next((name for name in names if name in self.captions), "")
         with_language = PurePath(self.captions.named(name)).name
         if with_language != PurePath(name).name:
-            beside = [video.path.with_name(with_language + end) for end in ("", suffix)]
+            beside = [video.path.with_name(with_language + end) for end in ("", *MEDIA)]
             if not all(map(self.source.kind, beside)):
                 return ""  # a.en.mp4, beside a.mp4, has its own
         return name

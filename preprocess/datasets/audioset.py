@@ -53,8 +53,7 @@ def _segments(file: File, names: dict[str, str]) -> Iterator[Segment]:
         labels = [names.get(id, id) for id in ids]
         start = float(row["start_seconds"])
         end = float(row["end_seconds"])
-        columns = (("labels", LABEL_SEPARATOR.join(labels)),)
-        return Segment(row["YTID"], start, end, labels[0], _SPLITS[file.path.name], columns=columns)
+        return Segment(row["YTID"], start, end, LABEL_SEPARATOR.join(labels), _SPLITS[file.path.name])
 
     return read_csv(file, _COLUMNS, segment, header=False)
 

@@ -92,6 +92,8 @@ class ListedVideo:
     """Start and end, in seconds of the file, of the part to cut out; None for the whole file."""
     part: tuple[str, float, float] | None = field(default=None, compare=False)
     """Id of the longer video that this is a part of, and start and end in seconds of that one; None for a whole one."""
+    shared: bool = field(default=False, compare=False)
+    """Whether other segments come from the same file."""
     stretches: tuple[tuple[float, float], ...] = ()
     """Start and end, in seconds, of the parts to keep, in order and disjoint; empty for the whole video."""
     words: TimedWords | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gdt.preprocess.datasets.listing import NO_FILE, ListedVideo, Missing, SourceFiles, unlisted
@@ -22,15 +22,13 @@ class Segment:
     label: str
     split: str
     has_file: bool = False
-    columns: tuple[tuple[str, str], ...] = ()
-    """As of a `ListedVideo`."""
 
     def video(self, name: str, path: Path, cut: bool) -> ListedVideo:
         """Its video, which is yet to be cut out of a file, or is the file."""
         self.has_file = True
         segment = (self.start, self.end) if cut else None
         part = (self.youtube_id, self.start, self.end)
-        return ListedVideo(name, path, self.label, self.split, segment=segment, part=part, columns=self.columns)
+        return ListedVideo(name, path, self.label, self.split, segment=segment, part=part)
 
     @property
     def name(self) -> str:
@@ -65,7 +63,7 @@ def listing(source: SourceFiles, rows: Iterable[Segment]) -> Iterator[ListedVide
         if not without_file:
             yield Missing(path.stem, "its segments have files of their own", path)
         for segment in without_file:
-            yield segment.video(segment.name, path, cut=True)
+            yield replace(segment.video(segment.name, path, cut=True), shared=len(candidates) > 1)
     for segment in itertools.chain.from_iterable(segments.values()):
         if not segment.has_file:
             yield Missing(segment.name, f"listed in the official annotations, {NO_FILE}")

@@ -18,7 +18,7 @@ from gdt.common.errors import UserError
 from gdt.eval.ablation import plan as planning
 from gdt.eval.ablation import runs
 from gdt.eval.ablation.plan import plan
-from gdt.eval.ablation.runs import ablation, logged_steps
+from gdt.eval.ablation.runs import _require_same_training, ablation, logged_steps
 from gdt.eval.ablation.settings import Ablation
 from gdt.eval.downstream import downstream
 from gdt.eval.metrics import Metric, over_seeds
@@ -27,6 +27,7 @@ from gdt.eval.settings import Downstream
 from gdt.pipeline.shards.index import Index
 from gdt.train.flops import training_flops
 from gdt.train.models.gdt import GDT
+from gdt.train.models.network import Own
 from gdt.train.pretrain import pretrain
 from gdt.train.run import METRICS
 from tests.tamper import annotate
@@ -83,10 +84,15 @@ def test_finished_rows_are_not_run_again(
     # a new row does not run the others again, and they stay in the table
     more = ablation(replace(first, rows=("e",)))
     assert all(f"row {row}" in more for row in "ael") and kinds(done) == ["pretrain", "evaluate"]
-    # a row at another rate is not compared with them
-    fast = ablation(replace(first, rows=("f",), lr=0.5))
-    assert "row f" in fast and "row a" not in fast
-    assert "\nleft out: a-1, whose optimization.lr was 0.001, now 0.5\n" in fast
+    # rows that are trained otherwise cannot be compared with them
+    own = replace(first, networks=Own(video_network="mine.py:Net"))
+    for other, run, difference in (
+        (first, plan(replace(first, lr=0.5))[0], "optimization.lr was 0.001, now 0.5"),
+        (first, plan(replace(first, batch_size=3))[0], "batch_size was 2, now 3"),
+        (own, plan(first)[0], "networks were the paper's, now video mine.py:Net"),
+    ):
+        with pytest.raises(UserError, match=rf"trained with other settings \({re.escape(difference)}\); set --out"):
+            _require_same_training(other, run, trained=True)
     # another evaluation trains no step, and has a table of its own
     done.clear()
     text = ablation(replace(first, rows=("a",), clips=3))

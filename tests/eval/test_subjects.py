@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -16,6 +17,7 @@ import torch
 
 from gdt.common.errors import UserError
 from gdt.common.serialization import to_json
+from gdt.common.stores import RemoteFolder
 from gdt.eval import extract
 from gdt.eval.downstream import downstream
 from gdt.eval.embed import Embed, features
@@ -29,6 +31,7 @@ from gdt.preprocess.settings import Preprocess
 from gdt.train.checkpoint import load_trained
 from gdt.train.experiment import compose, tree_of
 from gdt.train.pretrain import pretrain
+from gdt.train.run import from_json
 from gdt.train.settings import SIZES
 from tests.conftest import Run, preprocess
 from tests.eval.conftest import results
@@ -164,6 +167,21 @@ def test_a_data_set_outside_the_usual_folder_is_found_by_the_name_it_was_trained
     usual = Path("data/shards") / first.settings.dataset
     shutil.copytree(shards, usual)
     assert Data.open(checkpoint, first, first.settings.dataset, None, "", "").index.folder == usual
+
+
+def test_results_are_named_after_the_shards_and_no_name_from_a_file_becomes_a_path(
+    checkpoint: Path, shards: Path, tmp_path: Path
+) -> None:
+    first = load_trained(checkpoint)
+    copy = shutil.copytree(shards, tmp_path / "copied")
+    assert Data.open(checkpoint, first, "", copy, "", "").dataset == "copied"
+    for name in ("../x", "/tmp/x", "a/b", "..", "a\nb"):
+        settings = json.loads(to_json(first.settings)) | {"dataset": name}
+        with pytest.raises(UserError, match="--dataset is .*; give a name without slashes and control characters"):
+            from_json(json.dumps(settings))
+    remote = replace(first, settings=replace(first.settings, shards=RemoteFolder("http://127.0.0.1:1/shards")))
+    with pytest.raises(UserError, match="was trained on http://127.0.0.1:1/shards; pass it as --shards to use it"):
+        Data.open(checkpoint, remote, "", None, "", "")
 
 
 def test_protocols_skipped_for_lack_of_labels_are_named(

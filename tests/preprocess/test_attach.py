@@ -90,6 +90,9 @@ def test_captions_in_a_language_are_not_those_of_another_video(tmp_path: Path) -
     write_subtitles(tmp_path, {f"{name}.en": [(0, 1, said)] for name, said in (("a", "moo"), ("b", "bark"))})
     expected = {"a.mp4": [], "a.en.mp4": [2], "b.webm": [0], "c.avi.mp4": [], "c.mkv": [], "c.avi": []}
     assert tokens(tmp_path) == expected
+    (tmp_path / "b.en.mkv").touch()
+    assert tokens(tmp_path) == expected | {"b.webm": [], "b.en.mkv": [0]}
+    (tmp_path / "b.en.mkv").unlink()
     write_subtitles(tmp_path, {"c.avi": [(0, 1, "moo")]})
     assert tokens(tmp_path) == expected | {"c.avi": [2]}
 

@@ -285,7 +285,8 @@ def test_added_suffixes_and_encodings_of_lists(tmp_path: Path, dataset: str, enc
     touch(tmp_path, f"A/{ids[1]}.mp4", f"A/{ids[1]}.f251.webm")  # the exact name wins, and sound alone is last
     source = SourceFiles(LocalFolder(tmp_path))
     listed = collect(listing(dataset, source), source.folder)
-    assert [(video.id, video.label) for video in listed.videos.values()] == [(id, "A") for id in ids]
+    label = "A;B" if dataset == "audioset" else "A"
+    assert [(video.id, video.label) for video in listed.videos.values()] == [(id, label) for id in ids]
     assert listed.videos[ids[1]].path.name == f"{ids[1]}.mp4"
     second = [row.path.name for row in listed.missing if row.path]
     assert second == [f"{ids[1]}.f399.mp4", f"{ids[1]}.f251.webm"]
@@ -566,8 +567,7 @@ def test_every_kind_of_audioset_name(audioset: Path, youtube_id: str) -> None:
         path = audioset / f"{prefix}{youtube_id}{times}.mp4"
         path.touch()
         segment = None if times else (30, 40)
-        columns = (("labels", "Male speech, man speaking;Speech"),)
-        expected = ListedVideo(path.stem, path, "Male speech, man speaking", "train", segment=segment, columns=columns)
+        expected = ListedVideo(path.stem, path, "Male speech, man speaking;Speech", "train", segment=segment)
         assert list(listing("audioset", SourceFiles(LocalFolder(audioset)))) == [expected], path
         path.unlink()
 
@@ -577,8 +577,8 @@ def test_audioset_splits_and_labels(audioset: Path) -> None:
     (audioset / "eval_segments.csv").write_text(SEGMENTS + '--4gqARaEJE, 0.000, 10.000, "/m/068hy,/m/09x0r"\n')
     touch(audioset, "eval/--4gqARaEJE.mp4", "train/---1_cCGK4M_500.mp4", "train/AAAAAAAAAAA_0.mp4")
     assert table("audioset", audioset) == {
-        "--4gqARaEJE": ("/m/068hy", "test"),  # without a display name
-        "---1_cCGK4M_500": ("Speech", "train"),
+        "--4gqARaEJE": ("/m/068hy;Speech", "test"),  # one without a display name
+        "---1_cCGK4M_500": ("Speech;/m/x", "train"),
     }
     assert missing("audioset", audioset) == [
         unlisted(audioset / "train/AAAAAAAAAAA_0.mp4"),

@@ -399,6 +399,11 @@ def test_file_of_a_cut_segment_is_used_whole(ticking: Path, tmp_path: Path, segm
     assert np.abs(shown_times(taken) - np.arange(120) / 30).max() <= 1 / 30 + 0.03
 
 
+def test_a_cut_file_that_may_be_any_of_several_segments_is_rejected(ticking: Path, tmp_path: Path) -> None:
+    said = reason(ListedVideo("part", ticking, segment=(100.0, 103.0), shared=True), tmp_path)
+    assert said == "it was cut out of its video, and may be any of several segments; name it <id>_<start>"
+
+
 def test_a_file_that_ends_before_its_segment_and_is_longer_than_it_is_rejected(ticking: Path, tmp_path: Path) -> None:
     said = reason(ListedVideo("part", ticking, segment=(100.0, 101.0)), tmp_path)
     assert said.startswith("it lasts 4 s: too long for its segment of 1 s alone, too short for the video in which that")

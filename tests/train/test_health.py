@@ -14,6 +14,7 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.nn import functional
 
+from gdt.train import log
 from gdt.train.health import effective_rank, measures, verdict
 from gdt.train.pretrain import pretrain
 from gdt.train.settings import SIZES
@@ -55,9 +56,9 @@ def test_embeddings_of_a_network_that_has_died_have_rank_1() -> None:
     assert effective_rank(torch.zeros(5, 3)) == 1
 
 
-def rows(loss: float, rank: float, steps: int = 200) -> list[dict[str, float]]:
-    """A run of row e with 16 videos, whose loss falls to `loss` in its first half."""
-    losses = np.interp(np.arange(steps), [0, steps / 2], [2.9, loss])
+def rows(loss: float, rank: float, steps: int = 200, first: float = 2.9) -> list[dict[str, float]]:
+    """A run of row e with 16 videos, whose loss falls from `first` to `loss` in its first half."""
+    losses = np.interp(np.arange(steps), [0, steps / 2], [first, loss])
     return [
         {"loss": value, "chance": math.log(16), "least": 0.0} | ({} if step % 10 else {"rank": rank})
         for step, value in enumerate(losses)
@@ -89,3 +90,34 @@ def test_the_last_line_says_whether_a_run_has_learned(loss: float, rank: float, 
 
 def test_a_short_run_has_a_verdict() -> None:
     assert "not left chance" in verdict(rows(2.8, 5.0, steps=1), {}, 16)
+
+
+@pytest.mark.parametrize("steps", [2, 12, 200])
+def test_a_loss_below_chance_from_the_start_is_not_learned(steps: int) -> None:
+    said = verdict(rows(1.4, 9.0, steps, first=1.41), {}, 16)
+    assert said.startswith("the run has not learned: the loss is 1.40, as at its start (2.77 at chance); train longer")
+    assert verdict(rows(0.7, 9.0, steps, first=1.41), {}, 16).startswith("the run has learned")
+
+
+def test_batches_without_words_are_named() -> None:
+    empty = {"loss": 0.0, "chance": 0.0, "least": 0.0}
+    said = verdict([empty, *rows(1.4, 9.0, steps=2), empty, empty], {}, 16)
+    assert said.startswith("the run has hardly learned: 3 of 5 batches had no positive pair, since their clips have no")
+    assert verdict([empty, *rows(0.5, 9.0, steps=9)], {}, 16).startswith("the run has learned")
+
+
+def test_a_run_is_judged_by_its_last_probe_and_only_if_modalities_match(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shards, _ = draw(tmp_path, videos=48, splits=("train", "val"))
+    invariant = "video:d time_shift:i:1 modality:i:2:differs augmentation:i:1"
+    first = replace(SIZES["tiny"], factors=invariant, shards=shards, batch_size=4, steps=4, probe_every=2, device="cpu")
+    first = replace(first, out=tmp_path / "run")
+    judged: list[bool] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(log, "verdict", lambda rows, probe, clips: judged.append(bool(probe)) or "")
+        pretrain(first)
+        pretrain(replace(first, steps=5, probe_every=0))
+        distinctive = "video:d time_shift:i:1 modality:d:2 augmentation:i:2"
+        pretrain(replace(first, factors=distinctive, out=tmp_path / "distinctive"))
+    assert judged == [True, False, False]

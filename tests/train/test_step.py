@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn import functional
 
 from gdt.common.errors import UserError
 from gdt.pipeline.groups import take_rank
@@ -81,6 +83,24 @@ def test_a_step_is_that_of_a_plain_loop_over_groups(drawn: tuple[Path, Path], na
     moved = model.video_network.base.stem[1]
     assert torch.allclose(moved.running_mean, 0.1 * torch.stack(means).mean(0), rtol=1e-9)
     assert moved.num_batches_tracked == 1 and moved.momentum == 0.1
+
+
+def test_the_rank_is_of_leaves_with_words_and_of_finite_embeddings(drawn: tuple[Path, Path]) -> None:
+    run = subject.in_float64("three", *drawn, group_size=4)
+    batch = first_batch(run)
+    step = Gradient(model_of(run), run, compose(run).factors)
+    sizes = [len(inputs) for inputs in batch.inputs.values()]
+    embeddings = functional.normalize(torch.randn(sum(sizes), 32, generator=torch.Generator().manual_seed(0)), dim=1)
+    rank = step._rank_of(0, batch, embeddings)
+    assert rank is not None and rank > 2
+    embeddings[-sizes[-1] + 8 :] = embeddings[-1]  # leaves without words have the same input
+    same = step._rank_of(0, batch, embeddings)
+    batch.table["usable"][-sizes[-1] + 8 :] = 0
+    of_words = step._rank_of(0, batch, embeddings)
+    assert same is not None and of_words is not None and same < of_words
+    batch.table["usable"][-sizes[-1] :] = 0
+    assert step._rank_of(0, batch, embeddings) is not None  # of the other modalities
+    assert step._rank_of(1, batch, embeddings) is None and step._rank_of(0, batch, embeddings * math.nan) is None
 
 
 @pytest.mark.parametrize("ways", [("on", 0), ("auto", 0), ("auto", 3), ("auto", 99)])
