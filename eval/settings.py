@@ -16,8 +16,10 @@ from gdt.train.models.network import NONE, Theirs
 
 if TYPE_CHECKING:
     ProtocolName = str
+    FrozenName = str
 else:
     ProtocolName = Literal[tuple(PROTOCOLS)]
+    FrozenName = Literal[tuple(name for name, protocol in PROTOCOLS.items() if not protocol.trains)]
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ import tyro
 
 from gdt.common.errors import require_positive
 from gdt.common.location import Location
+from gdt.eval.settings import FrozenName
 from gdt.pipeline.shards.naming import dataset_name
 from gdt.train.models.network import PAPERS, Own
 
@@ -44,7 +45,7 @@ class Ablation:
     """Learning rate of all rows, as for gdt pretrain; 0: that of --size."""
     label: str = ""
     """Label columns, such as label,weather; default: the classes."""
-    protocols: tuple[Literal["cross-modal", "retrieval", "few-shot", "knn", "linear", "multilabel"], ...] = ()
+    protocols: tuple[FrozenName, ...] = ()
     """Protocols of 'gdt evaluate'; default: retrieval few-shot, or cross-modal without labels."""
     query_split: str = "test"
     """Split of the queries; val while you tune, test for the final number."""

@@ -66,7 +66,7 @@ def _gather(folder: Folder, shards: Sequence[str]) -> tuple[dict[str, np.ndarray
     for number, (head, tables) in enumerate(_tables(folder, shards)):
         lines.append(head.line)
         rejected |= {row["id"]: row["reason"] for row in map(json.loads, tables["rejected"].tolist())}
-        table = {name: tables[f"video/{name}"] for name in layout.COLUMNS}
+        table = layout.video_table(tables)
         n = len(table["id"])
         for part in layout.PARTS:
             bounds = tables[f"video/{part}"]
@@ -191,6 +191,7 @@ class Index(VideoTable):
     def read(path: Path, where: Place) -> Index:
         """The index of the shards at a place, from its file. Raises Damaged or OtherSchema."""
         arrays, notes = container.read(path)
+        arrays |= {f"video/{name}": values for name, values in layout.video_table(arrays).items()}
 
         def group(prefix: str) -> dict[str, np.ndarray]:
             return {name.removeprefix(prefix): column(name) for name in arrays if name.startswith(prefix)}

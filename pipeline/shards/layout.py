@@ -5,8 +5,8 @@ such a file is checked and read. The same folder holds `index.h5` (one row per v
 and folds, which stand there alone; the only file opened at start) and `rejected.jsonl` (every rejected video with the
 reason).
 
-To add a column of the video table, add a line to `VideoTable`, fill it in the VideoRecord (preprocess/worker.py) and
-raise SCHEMA (container.py), since existing shards lack it.
+To add a column of the video table, add a line with a default to `VideoTable`, and fill it in the VideoRecord
+(preprocess/worker.py). Existing shards and indexes get the default.
 """
 
 from __future__ import annotations
@@ -34,6 +34,12 @@ class Stored(NamedTuple):
     description: str
     default: Any = MISSING
     """Default value of a column of the video table."""
+
+    def filled(self, n: int) -> np.ndarray:
+        """The column of n videos in a file that lacks it, as it would be stored."""
+        if self.dtype is str:
+            return np.full(n, self.default.encode(), "S")
+        return np.full(n, self.default, self.dtype)
 
 
 @dataclass(kw_only=True)
@@ -87,3 +93,12 @@ def words_checksum(*columns: np.ndarray) -> int:
 def table_checksum(table: Mapping[str, np.ndarray]) -> str:
     """CRC-32 of the datasets that the index gathers, in hexadecimal."""
     return f"{zlib.crc32(b''.join(table[name].tobytes() for name in sorted(table))):08x}"
+
+
+def video_table(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The columns of a shard or an index; those that it was written without have their defaults."""
+    table = {}
+    for name, column in COLUMNS.items():
+        stored = arrays.get(f"video/{name}")
+        table[name] = column.filled(len(arrays["video/id"])) if stored is None else stored
+    return table

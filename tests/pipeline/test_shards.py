@@ -18,7 +18,7 @@ import pytest
 from gdt.common.errors import UserError
 from gdt.common.folders import LocalFolder
 from gdt.pipeline.shards import container
-from gdt.pipeline.shards.index import Index, write_index
+from gdt.pipeline.shards.index import Index, _gather, write_index
 from gdt.pipeline.shards.layout import COLUMNS, SHARD, Stored
 from gdt.pipeline.shards.reader import ShardReader
 from gdt.pipeline.shards.statistics import Statistics, mel_sums
@@ -161,6 +161,12 @@ def test_tokens_are_consecutive_words_within_the_clip(tmp_path: Path) -> None:
 
 
 def test_a_new_column_takes_one_line_of_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    old = tmp_path / "old"
+    old.mkdir()
+    for name in ("c.jpeg", "c.rows"):
+        (old / name).write_bytes(b"\xff\xd8\xff\xd9" if name == "c.jpeg" else b"")
+    columns = {"id": "c", "height": 2, "width": 2}
+    written(old, [VideoRecord(columns, old / "c.jpeg", np.full(1, 4), old / "c.rows")])
     rate = Stored(np.float32, "frames per second of the file", 25.0)  # like a line of VideoTable
     monkeypatch.setitem(COLUMNS, "rate", rate)
     monkeypatch.setitem(SHARD, "video/rate", rate)
@@ -173,6 +179,8 @@ def test_a_new_column_takes_one_line_of_the_table(tmp_path: Path, monkeypatch: p
         files = tmp_path / f"{name}.jpeg", np.full(1, 4), tmp_path / f"{name}.rows"
         records.append(VideoRecord({"id": name, "height": 2, "width": 2, **filled}, *files))
     assert written(tmp_path, records).rate.tolist() == [25.0, 24.0]
+    assert table.open(old).rate.tolist() == [25.0]  # an index and a shard of before
+    assert _gather(LocalFolder(old), ["shard-000000.h5"])[0]["video/rate"].tolist() == [25.0]
 
 
 def test_folds_replace_the_split(tmp_path: Path, index: Index) -> None:

@@ -98,6 +98,12 @@ def test_settings_of_another_version_give_one_message(change: dict, message: str
         from_json(json.dumps(TEXT | change))
 
 
+def test_settings_of_earlier_checkpoints_are_read() -> None:
+    """If a new field makes this fail, give `from_json` the value that earlier versions had."""
+    for text in (Path(__file__).parents[1] / "golden/settings.jsonl").read_text().splitlines():
+        from_json(text)
+
+
 @pytest.mark.parametrize("text", ["", "{", "[]", "3"])
 def test_a_text_without_settings_gives_one_message(text: str) -> None:
     with pytest.raises(UserError, match="this text holds no settings of this version"):
