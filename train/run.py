@@ -48,7 +48,7 @@ def from_json(text: str, source: str = "this text") -> Pretrain:
         ) from error
 
 
-def logged(path: Path) -> list[dict[str, float]]:
+def logged(path: Path) -> list[dict[str, Any]]:
     """The lines of METRICS or PROBES, without one that is not complete; none without the file."""
     lines = path.read_text(errors="replace").split("\n")[:-1] if path.is_file() else []
     return [json.loads(line) for line in lines]

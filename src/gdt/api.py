@@ -18,7 +18,6 @@ strings, and ~ is expanded. Errors in files and settings raise `gdt.UserError`, 
 from __future__ import annotations
 
 import importlib.util
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,7 +43,7 @@ from gdt.train.experiment import Experiment, resolve
 from gdt.train.loss import gdt_loss
 from gdt.train.models.gdt import GDT, any_device
 from gdt.train.models.given import Given, makers
-from gdt.train.run import METRICS, defaults
+from gdt.train.run import METRICS, defaults, logged
 from gdt.train.settings import Pretrain
 from gdt.train.trained import Trained
 
@@ -119,8 +118,7 @@ def pretrain(shards: str | Path, size: Size | None = None, **settings: Any) -> P
     changes, networks = separate_networks({"shards": shards} | settings, one_model=True)
     on_cpu = settings.get("device") == "cpu"
     checkpoint = train(with_changes(defaults(size or "", on_cpu), changes), networks)
-    lines = (checkpoint.parent / METRICS).read_bytes().splitlines()
-    last = json.loads(lines[-1])
+    last = logged(checkpoint.parent / METRICS)[-1]
     return Pretrained(checkpoint, last["step"] + 1, last["loss"], last["top1"])
 
 
