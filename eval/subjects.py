@@ -90,9 +90,9 @@ class Data:
     def open(cls, path: Path, first: Trained, dataset: str, shards: Place | None, split: str, cache: str = "") -> Data:
         """Open shards.
 
-        `dataset` and `shards` default to those that the first checkpoint, at `path`, was pretrained on (its shards also
-        if `dataset` names them and they are not in the usual folder), and `split` to test, or val without a test split
-        or official folds. Raises UserError if neither is known or the shards cannot be used.
+        Without both `dataset` and `shards`, those that the first checkpoint, at `path`, was pretrained on (its shards
+        also if `dataset` names them and they are not in the usual folder). `split` is by default test, or val without
+        a test split or official folds. Raises UserError if the shards are not known or cannot be used.
         """
         if first.foreign is not None and not (dataset or shards):
             raise UserError(f"{path} does not name its data set; set --dataset to the one to evaluate on")
