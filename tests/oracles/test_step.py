@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from gdt.common.streams import Stream
+from gdt.train.experiment import compose
 from gdt.train.models.gdt import GDT
 from gdt.train.step import Gradient, seed_torch
 from tests.golden import subject
@@ -39,7 +40,7 @@ def test_cached_gradients_equal_plain_autograd(tmp_path: Path, dropout: float) -
         models.append(GDT(network, ("video",)).double().train())
     cached, plain = models
 
-    metrics = Gradient(cached, replace(run, gradient_cache="on"))(STEP, batch)
+    metrics = Gradient(cached, replace(run, gradient_cache="on"), compose(run).factors)(STEP, batch)
 
     clips = batch.inputs["video"]
     parts = []
