@@ -57,7 +57,9 @@ def checkpoint_of(folder: Path, settings: Pretrain, modalities: tuple[str, ...] 
 def same(one: Trained, other: Trained) -> bool:
     """Whether two models are equal, bit for bit."""
     ours, theirs = one.model.state_dict(), other.model.state_dict()
-    facts = [(t.settings, t.step, t.name, t.fingerprint, t.model.network, t.statistics.to_numbers()) for t in (one, other)]
+    facts = [
+        (t.settings, t.step, t.name, t.fingerprint, t.model.network, t.statistics.to_numbers()) for t in (one, other)
+    ]
     return (
         facts[0] == facts[1]
         and ours.keys() == theirs.keys()
