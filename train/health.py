@@ -91,10 +91,11 @@ def verdict(rows: Sequence[Mapping[str, float]], probe: Mapping[str, float], cli
     said = f"the loss is {loss:.2f} of {chance:.2f} at chance"
     ranks = [row["rank"] for row in rows if "rank" in row][-max(1, len(last) // RANK_EVERY) :]
     rank = sum(ranks) / len(ranks) if ranks else math.inf
-    if rank < least_rank(clips):
+    held_out = min((value for name, value in probe.items() if name.endswith(RANK)), default=math.inf)
+    if rank < least_rank(clips) or (probe and held_out < least_rank(int(probe["videos"]))):
         return (
-            f"the run has collapsed: the effective rank of the embeddings is {rank:.1f}, so all clips look alike, and "
-            f"{said}; start again with --overwrite and a third of the --lr, or from weights with --init"
+            f"the run has collapsed: the effective rank of the embeddings is {min(rank, held_out):.1f}, so all clips "
+            f"look alike, and {said}; start again with --overwrite and a third of the --lr, or from weights with --init"
         )
     advice = "train longer (--epochs or --steps), with more videos or another --lr, or start from weights with --init"
     if chance - loss < _LEFT_CHANCE * (chance - least):

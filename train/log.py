@@ -114,11 +114,11 @@ class Log:
         )
 
     def _last_probe(self) -> dict[str, float]:
-        """The probe after the last step; empty without, or if the modalities of a video are negatives."""
+        """The probe after the last step, without recall if the modalities of a video are negatives; empty without."""
         probes = logged(self._probes)
-        if self._modalities_differ or not probes or probes[-1]["step"] != self._schedule.steps:
+        if not probes or probes[-1]["step"] != self._schedule.steps:
             return {}
-        return probes[-1]
+        return {name: value for name, value in probes[-1].items() if not (self._modalities_differ and " R@" in name)}
 
     def add_probe(self, done: int, metrics: dict[str, float]) -> None:
         """Log a probe after `done` steps; the first time that embeddings have collapsed, print a warning."""

@@ -76,6 +76,8 @@ def probed(recall: float, videos: int = 200) -> dict[str, float]:
     [
         (2.77, 1.6, {}, r"collapsed: the effective rank of the embeddings is 1.6.*lower|third of the --lr"),
         (1.0, 1.6, {}, "collapsed"),
+        (2.77, 2.5, probed(0.05) | {"a effective rank": 1.7}, "collapsed: the effective rank of the embeddings is 1.7"),
+        (2.75, 9.0, probed(0.05, 4) | {"a effective rank": 1.7}, "not left chance"),
         (2.75, 9.0, {}, r"not left chance: the loss is 2.75 of 2.77 at chance; train longer"),
         (2.82, 9.0, probed(0.06), "not left chance"),
         (1.4, 9.0, {}, "^the run has learned: the loss is 1.40 of 2.77 at chance$"),
@@ -115,7 +117,9 @@ def test_a_run_is_judged_by_its_last_probe_and_only_if_modalities_match(
     first = replace(first, out=tmp_path / "run")
     judged: list[bool] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(log, "verdict", lambda rows, probe, clips: judged.append(bool(probe)) or "")
+        patch.setattr(
+            log, "verdict", lambda rows, probe, clips: judged.append(any("R@" in name for name in probe)) or ""
+        )
         pretrain(first)
         pretrain(replace(first, steps=5, probe_every=0))
         distinctive = "video:d time_shift:i:1 modality:d:2 augmentation:i:2"
