@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, get_args
 import numpy as np
 import tyro
 
+from gdt.common.commandline import gdt_command
 from gdt.common.errors import Unusable, UserError, require_positive
 from gdt.common.files import require_new_file
 from gdt.common.location import Location
@@ -105,6 +106,8 @@ def embed(settings: Embed) -> str:
     warning = sameness(rows.features)
     if warning:
         lines.append(f"warning: {warning}")
+    elsewhere = ["--features", settings.out] if settings.out != Embed.out else []
+    lines.append(f"next: {gdt_command('nearest', *elsewhere, '--query', rows.id[0])}")
     return "\n".join(lines)
 
 

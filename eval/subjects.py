@@ -20,7 +20,7 @@ from gdt.eval.results import RANDOM
 from gdt.eval.settings import Downstream
 from gdt.pipeline.clips import usable
 from gdt.pipeline.leaves import Clip
-from gdt.pipeline.shards.index import LABEL_SEPARATOR, Index, fingerprint
+from gdt.pipeline.shards.index import LABEL_SEPARATOR, Index, fingerprint, require_index
 from gdt.pipeline.shards.layout import INDEX
 from gdt.pipeline.shards.naming import dataset_name, shard_folder
 from gdt.train.checkpoint import load_trained
@@ -174,6 +174,7 @@ def default_checkpoint(dataset: str, shards: Place | None) -> Path:
     # benchmarks with published results are evaluated after pretraining on other videos
     if not paths or not asked or dataset in PAPER or _was_trained_on(paths[0], dataset, shards):
         return latest_checkpoint()
+    require_index(shard_folder(dataset, shards))
     suitable = [path for path in paths if _was_trained_on(path, dataset, shards)]
     example = [*suitable, *paths][0].parent
     runs = ", ".join(f"{path.parent} ({_dataset_of(path)})" for path in paths[:_LISTED])

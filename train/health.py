@@ -18,6 +18,9 @@ _LEFT_CHANCE = 0.05
 """Share of the way from the loss at chance to its lower bound; a run below it has learned nothing."""
 _WINDOW = 0.1
 """Share of the steps, the last ones, that are averaged."""
+_PUBLISHED = "use published weights: gdt embed --ckpt gdt-k400"
+_FEWEST_VIDEOS = 20
+"""Fewest held-out videos whose recall says anything."""
 _FEWEST = 5
 """Steps at the start that are averaged, and fewest at the end; half of the run, if it is shorter than twice as many."""
 
@@ -95,7 +98,7 @@ def verdict(rows: Sequence[Mapping[str, float]], probe: Mapping[str, float], cli
     if rank < least_rank(clips) or (probe and held_out < least_rank(int(probe["videos"]))):
         return (
             f"the run has collapsed: the effective rank of the embeddings is {min(rank, held_out):.1f}, so all clips "
-            f"look alike, and {said}; start again with --overwrite and a third of the --lr, or from weights with --init"
+            f"look alike, and {said}; start again with --overwrite and a third of the --lr, or {_PUBLISHED}"
         )
     advice = "train longer (--epochs or --steps), with more videos or another --lr, or start from weights with --init"
     if chance - loss < _LEFT_CHANCE * (chance - least):
@@ -103,15 +106,17 @@ def verdict(rows: Sequence[Mapping[str, float]], probe: Mapping[str, float], cli
     before = _mean(first, "loss")  # below chance from the start with weights of --init, and in some compositions
     if len(paired) > 1 and before - loss < _LEFT_CHANCE * (before - least):
         return f"the run has not learned: the loss is {loss:.2f}, as at its start ({chance:.2f} at chance); {advice}"
+    learned = f"the loss is {loss:.2f}, of {chance:.2f} at chance and {least:.2f} at best"
     recalled = recall(probe)
     if recalled is None:
-        return f"the run has learned: {said}"
+        few = f"{int(probe['videos'])} held-out videos are too few" if probe else "there are no held-out videos"
+        return f"the run has learned its training videos: {learned}; {few} to tell whether that carries over (--test)"
     k, right, random, above = recalled
     shown = f"{right:.0f} % of {int(probe['videos'])} held-out videos find their own among the first {k}"
     if not above:
         return (
-            f"the run has learned its training videos ({said}) but not what carries over: {shown}, at chance "
-            f"{random:.0f} %; train on more videos, or start from weights with --init"
+            f"the run has learned its training videos ({learned}) but not what carries over: {shown}, at chance "
+            f"{random:.0f} %; train on more videos, or {_PUBLISHED}"
         )
     return f"the run has learned: {said}, and {shown} (chance {random:.0f} %)"
 
@@ -130,13 +135,11 @@ def recall(probe: Mapping[str, float]) -> tuple[int, float, float, bool] | None:
         _, separator, number = name.partition(" R@")
         if separator:
             by_k.setdefault(int(number), []).append(value / 100)
-    if not by_k:
+    n = probe.get("videos", 0)
+    if not by_k or n < _FEWEST_VIDEOS:
         return None
-    n = probe["videos"]
     k = max((k for k in by_k if k <= n / 10), default=min(by_k))
     right = sum(by_k[k]) / len(by_k[k])
     random = min(1.0, k / n)
     # Wilson's lower bound; the directions share their videos, so they count once
-    if wilson(1.0, n)[0] <= random:
-        return None  # so few that all right would not be significant
     return k, 100 * right, 100 * random, wilson(right, n)[0] > random

@@ -127,7 +127,9 @@ class Log:
         # at the previous step, or `purge_step` would remove it if the run resumes here
         self._plot({f"probe/{name}": value for name, value in metrics.items()}, max(done - 1, 0))
         name, value = next(iter(metrics.items()))
-        self._probed = f", {name.split()[-1]} {value:.1f}{' %' if 'R@' in name else ''}"
+        self._probed = f", {name.split()[-1]} {value:.1f}"
+        if name.endswith("R@1"):
+            self._probed += f" % (chance {100 / metrics['videos']:.1f})"
         ranks = {name.removesuffix(f" {RANK}"): value for name, value in metrics.items() if name.endswith(RANK)}
         said = warning(ranks, int(metrics["videos"])) if done else ""
         if said and not self._warned:
