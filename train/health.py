@@ -100,7 +100,7 @@ def verdict(rows: Sequence[Mapping[str, float]], probe: Mapping[str, float], cli
             f"the run has collapsed: the effective rank of the embeddings is {min(rank, held_out):.1f}, so all clips "
             f"look alike, and {said}; start again with --overwrite and a third of the --lr, or {_PUBLISHED}"
         )
-    advice = "train longer (--epochs or --steps), with more videos or another --lr, or start from weights with --init"
+    advice = f"train longer (--epochs or --steps), with more videos or another --lr, or {_PUBLISHED}"
     if chance - loss < _LEFT_CHANCE * (chance - least):
         return f"the run has not left chance: {said}; {advice}"
     before = _mean(first, "loss")  # below chance from the start with weights of --init, and in some compositions
@@ -109,8 +109,7 @@ def verdict(rows: Sequence[Mapping[str, float]], probe: Mapping[str, float], cli
     learned = f"the loss is {loss:.2f}, of {chance:.2f} at chance and {least:.2f} at best"
     recalled = recall(probe)
     if recalled is None:
-        few = f"{int(probe['videos'])} held-out videos are too few" if probe else "there are no held-out videos"
-        return f"the run has learned its training videos: {learned}; {few} to tell whether that carries over (--test)"
+        return f"the run has learned its training videos: {learned}; {_unknown(probe)}"
     k, right, random, above = recalled
     shown = f"{right:.0f} % of {int(probe['videos'])} held-out videos find their own among the first {k}"
     if not above:
@@ -119,6 +118,15 @@ def verdict(rows: Sequence[Mapping[str, float]], probe: Mapping[str, float], cli
             f"{random:.0f} %; train on more videos, or {_PUBLISHED}"
         )
     return f"the run has learned: {said}, and {shown} (chance {random:.0f} %)"
+
+
+def _unknown(probe: Mapping[str, float]) -> str:
+    """Why it is not known whether what a run has learned carries over."""
+    if not probe:
+        return "there are no held-out videos to tell whether that carries over (--test)"
+    if any(" R@" in name for name in probe):
+        return f"{int(probe['videos'])} held-out videos are too few to tell whether that carries over (--test)"
+    return "whether that carries over, labels will tell (gdt evaluate)"
 
 
 def _mean(rows: Sequence[Mapping[str, float]], name: str) -> float:

@@ -92,6 +92,12 @@ def probed(recall: float, videos: int = 200) -> dict[str, float]:
             r"training videos: the loss is 1.40, of 2.77 .* 0.00 at best; there are no held-out videos to tell",
         ),
         (1.4, 9.0, probed(0.15), r"has learned: .* and 15 % of 200 held-out videos .* the first 10 \(chance 5 %\)"),
+        (
+            1.4,
+            9.0,
+            {"videos": 200, "a effective rank": 9.0},
+            "training videos: .*; whether that carries over, labels will",
+        ),
         (1.4, 9.0, probed(1.0, videos=19), "training videos: .*; 19 held-out videos are too few to tell whether"),
         (1.4, 9.0, probed(0.06), r"its training videos .* not what carries over: 6 % of 200 .*at chance 5 %"),
     ],
