@@ -14,11 +14,11 @@ from gdt.common.commandline import options
 from tests.conftest import ROOT
 
 PRODUCT = ("common", "pipeline", "preprocess", "train", "eval", "src")
-LINES = 20_300
+LINES = 20_200
 """Lines of Python of the product."""
 FILE, FUNCTION, TEST_FILE = 350, 60, 600
 """Lines of a file and of a function of the product, and of a file of tests or benchmarks."""
-WORDS, OPTIONS = 16_900, 120
+WORDS, OPTIONS = 16_700, 120
 
 
 def tracked(*patterns: str) -> list[Path]:
