@@ -30,6 +30,8 @@ from gdt.train.trained import Trained
 
 FINETUNED = "finetuned.pt"
 """The weights in the folder of a finetuning."""
+_SUFFIXES = (".bin", ".ckpt", ".pt", ".pth", ".pyth", ".safetensors", ".tar")
+"""Of files of weights."""
 _LISTED = 10
 """Most runs that a message names."""
 
@@ -174,8 +176,9 @@ def default_checkpoint(dataset: str, shards: Place | None) -> Path:
     # benchmarks with published results are evaluated after pretraining on other videos
     if not paths or not asked or dataset in PAPER or _was_trained_on(paths[0], dataset, shards):
         return latest_checkpoint()
-    require_index(shard_folder(dataset, shards))
     suitable = [path for path in paths if _was_trained_on(path, dataset, shards)]
+    if not suitable:
+        require_index(shard_folder(dataset, shards))
     example = [*suitable, *paths][0].parent
     runs = ", ".join(f"{path.parent} ({_dataset_of(path)})" for path in paths[:_LISTED])
     raise UserError(
@@ -336,4 +339,6 @@ def name_of(path: Path) -> str:
     if path.name == FINETUNED:
         run = path.resolve().parent
         return f"{run.parent.name}-{run.name.rpartition('-')[0]}"
-    return path.resolve().parent.name if path.name == CHECKPOINT else path.stem
+    if path.name == CHECKPOINT:
+        return path.resolve().parent.name
+    return path.stem if path.suffix in _SUFFIXES else path.name  # hf://owner/model-v1.2 has none

@@ -175,7 +175,9 @@ def with_own_networks(
 
     checked: dict[str, OwnNetwork] = {}
     builders: dict[str, Callable[[], Backbone]] = {}
-    for modality, (maker,) in given.items():
+    for modality, (maker, *others) in given.items():
+        if others:
+            raise UserError(f"a run has one network per modality; {modality} has {1 + len(others)}")
         if modality not in composition.modalities:
             raise UserError(f"--{modality}-network has no effect: '{composition}' has no {modality}")
         checked[modality] = check(modality, maker, clip, device)

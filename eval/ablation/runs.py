@@ -26,7 +26,7 @@ from gdt.train.run import LENGTH, METRICS, differences
 
 _TRAINING = "training.json"
 """How the runs of a folder are trained: the settings of one, and the networks of the user's own."""
-_OF_A_RUN = ("composition", "seed", *LENGTH, "network.own")
+_OF_A_RUN = ("composition", "seed", *LENGTH)
 """Settings in which the runs of a folder differ."""
 
 

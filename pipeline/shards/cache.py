@@ -219,7 +219,8 @@ class Cache:
         """End COMING, which only `_claim` begins. No other place changes a state, but for removing a file."""
         partial = self._partial(number)
         if state is ShardState.HERE:
-            partial.rename(self._paths[number])
+            with self._locked():  # else whoever lists the folder at this moment may see neither name
+                partial.rename(self._paths[number])
             with self._changed:
                 self._failed.discard(number)
                 self.fetched += 1

@@ -1,8 +1,7 @@
 """AudioSet: segments of up to 10 s, in any folders, and the official csv files of segments.
 
 The csv files are at https://research.google.com/audioset/download.html; the downloaded ones choose the videos. A
-segment has several labels: display names from class_labels_indices.csv, or else machine ids (/m/09x0r). Its class is
-the first; the column `labels` has all.
+segment has several labels: display names from class_labels_indices.csv, or else machine ids (/m/09x0r).
 """
 
 from __future__ import annotations

@@ -291,9 +291,9 @@ def batches(
     """
     changes: dict[str, Any] = {"shards": shards, "split": split, "preset": preset, "factors": factors}
     changes |= {"word2vec": word2vec, "batch_size": batch_size, "group_size": 0, "epochs": epochs, "seed": seed}
-    settings = with_changes(defaults(size or ""), changes)
-    index = Index.open(settings.shard_folder)
     device = any_device() if device is None else torch.device(device)
+    settings = with_changes(defaults(size or "", on_cpu=device.type == "cpu"), changes)
+    index = Index.open(settings.shard_folder)
     require_gpus(1, "cuda" if device.type == "cuda" else "cpu")
     return Batches(resolve(settings, index, device), index, device)
 

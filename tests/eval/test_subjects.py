@@ -323,4 +323,6 @@ def test_without_ckpt_the_latest_run_is_taken_only_on_the_data_set_of_its_traini
         downstream(Downstream(shards=ucf))
     Path("runs/mine-l/settings.json").unlink()  # as of weights that were put there
     with pytest.raises(UserError, match="runs/mine-l, was trained on an unknown data set, not on mine"):
-        default_checkpoint("mine", None)
+        default_checkpoint("mine", shards)
+    with pytest.raises(UserError, match="there are no shards in data/shards/mime"):
+        default_checkpoint("mime", None)
