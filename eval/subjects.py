@@ -99,22 +99,21 @@ class Data:
         if first.foreign is not None and not (dataset or shards):
             raise UserError(f"{path} does not name its data set; set --dataset to the one to evaluate on")
         name = dataset_name(dataset, shards) if dataset or shards else first.settings.dataset
-        if not shards and name == first.settings.dataset:
-            usual = folder_at(shard_folder(name)).exists(INDEX)
-            if not dataset or not usual:
-                shards = pretraining_shards(first, path)
+        same = not shards and name == first.settings.dataset
+        if same and (not dataset or not folder_at(shard_folder(name)).exists(INDEX)):
+            shards = pretraining_shards(first, path)
         index = open_index(name, shard_folder(name, shards), cache)
         only_val = "val" in index.split and "test" not in index.split and not official_folds(index)
         split = split or ("val" if only_val else "test")
         return cls(name, index, fingerprint(index), split)
 
 
-def pretraining_shards(trained: Trained, path: Path) -> Path | None:
-    """The folder of shards that a checkpoint was pretrained on; None if it does not name one.
+def pretraining_shards(trained: Trained, path: Path) -> Path:
+    """The folder of shards that a checkpoint was pretrained on.
 
     Raises UserError if it names a store: a downloaded file must not decide which host is asked.
     """
-    shards = trained.settings.shards
+    shards = trained.settings.shard_folder
     if isinstance(shards, RemoteFolder):
         raise UserError(f"{path} was trained on {shards}; pass it as --shards to use it")
     return shards

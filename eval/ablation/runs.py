@@ -67,12 +67,12 @@ def _require_same_training(settings: Ablation, run: PlannedRun, trained: bool) -
     """
     path = settings.folder / _TRAINING
     networks = [f"{name} {network}" for name, given in settings.networks.given.items() for network in given]
-    now = [to_json(run.pretraining), ", ".join(networks) or "the paper's"]
+    now = {"settings": to_json(run.pretraining), "networks": ", ".join(networks) or "the paper's"}
     if trained and path.is_file():
         before = json.loads(path.read_text())
-        different = differences(before[0], now[0], _OF_A_RUN)
-        if before[1] != now[1]:
-            different.append(f"networks were {before[1]}, now {now[1]}")
+        different = differences(before["settings"], now["settings"], _OF_A_RUN)
+        if before["networks"] != now["networks"]:
+            different.append(f"networks were {before['networks']}, now {now['networks']}")
         if different:
             raise UserError(
                 f"the runs in {settings.folder} were trained with other settings ({'; '.join(different)}); "

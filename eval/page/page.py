@@ -130,8 +130,7 @@ def examples(model: EvaluatedRun, root: Path, given: Makers) -> dict[str, Any]:
     row = next((row for row in asked if row.settings["modalities"] == ["video"]), None)
     with noting("examples", missing):
         trained = load_model(model.checkpoint, given)
-        trained_on = pretraining_shards(trained, model.checkpoint) or trained.settings.shard_folder
-        index = Index.open(row.shards if row else trained_on)
+        index = Index.open(row.shards if row else pretraining_shards(trained, model.checkpoint))
         held_out = "test" if "test" in index.split else "val"
         split = row.query_split if row else held_out
         with noting("nearest neighbours", missing):

@@ -63,7 +63,7 @@ def listing(source: SourceFiles, rows: Iterable[Segment]) -> Iterator[ListedVide
         if not without_file:
             yield Missing(path.stem, "its segments have files of their own", path)
         for segment in without_file:
-            yield replace(segment.video(segment.name, path, cut=True), shared=len(candidates) > 1)
+            yield replace(segment.video(segment.name, path, cut=True), shared=True)
     for segment in itertools.chain.from_iterable(segments.values()):
         if not segment.has_file:
             yield Missing(segment.name, f"listed in the official annotations, {NO_FILE}")
