@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -30,6 +31,12 @@ class Folder(ABC):
 
     name: str
     """The last part of its path."""
+    root: Path
+    """What the paths from `glob` begin with: nothing in a store."""
+    remote: bool
+    """Whether it is in a store, where there are no locks and no temporary folders, and reading is slow."""
+    reads_at_once: int
+    """Threads that read small parts of many files."""
 
     @abstractmethod
     def __str__(self) -> str: ...
@@ -39,6 +46,18 @@ class Folder(ABC):
 
     def __hash__(self) -> int:
         return hash(str(self))
+
+    @abstractmethod
+    def anew(self) -> Folder:
+        """The same folder; of one in a store, nothing is listed yet."""
+
+    @abstractmethod
+    def absolute(self) -> Folder:
+        """The folder for processes that run in another one."""
+
+    @abstractmethod
+    def resolve(self) -> Folder:
+        """The folder without links, to compare it with others."""
 
     def address(self, path: PurePath | str) -> str:
         """The full name of a file."""
@@ -51,6 +70,15 @@ class Folder(ABC):
     @abstractmethod
     def exists(self, name: str) -> bool:
         """Whether there is a file now."""
+
+    @property
+    @abstractmethod
+    def parent(self) -> Folder | None:
+        """The folder around it; None in a store, of which only what is named is looked at."""
+
+    @abstractmethod
+    def has(self, path: PurePath | str) -> bool:
+        """Whether anything is at a path, be it a broken link."""
 
     @abstractmethod
     def kind(self, path: PurePath | str) -> str:
@@ -103,17 +131,40 @@ class Folder(ABC):
         """A folder on this machine for temporary folders of what is written here."""
 
     @abstractmethod
-    def locked(self) -> AbstractContextManager[None]:
-        """Hold off other runs that write here; a store has no locks, and `write` tells them apart."""
+    def remove_scratch(self, pattern: str) -> None:
+        """Remove the temporary folders that killed processes left here."""
+
+    @abstractmethod
+    def locked(self, alternative: str = "set --destination to another folder") -> AbstractContextManager[None]:
+        """Hold off other runs that write here; a store has no locks, and `write` tells them apart.
+
+        Raises UserError, ending in `alternative`, if another run does.
+        """
 
 
 class LocalFolder(Folder):
+    remote = False
+    reads_at_once = 1
+
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.root = path
         self.name = path.absolute().name
 
     def __str__(self) -> str:
         return str(self.path)
+
+    def __fspath__(self) -> str:
+        return str(self.path)
+
+    def anew(self) -> Folder:
+        return self
+
+    def absolute(self) -> Folder:
+        return LocalFolder(self.path.absolute())
+
+    def resolve(self) -> Folder:
+        return LocalFolder(self.path.resolve())
 
     def address(self, path: PurePath | str) -> str:
         return str(self.path / path)
@@ -123,6 +174,13 @@ class LocalFolder(Folder):
 
     def exists(self, name: str) -> bool:
         return (self.path / name).is_file()
+
+    @property
+    def parent(self) -> Folder | None:
+        return LocalFolder(self.path.absolute().parent)
+
+    def has(self, path: PurePath | str) -> bool:
+        return os.path.lexists(self.path / path)
 
     def kind(self, path: PurePath | str) -> str:
         return files.kind(self.path / path)
@@ -162,8 +220,12 @@ class LocalFolder(Folder):
     def scratch(self) -> Path:
         return self.path
 
-    def locked(self) -> AbstractContextManager[None]:
-        return files.locked(self.path)
+    def remove_scratch(self, pattern: str) -> None:
+        for left in self.path.glob(pattern):
+            shutil.rmtree(left, ignore_errors=True)
+
+    def locked(self, alternative: str = "set --destination to another folder") -> AbstractContextManager[None]:
+        return files.locked(self.path, alternative)
 
 
 @dataclass(frozen=True)
@@ -177,9 +239,7 @@ class File:
     @property
     def exists(self) -> bool:
         """Whether anything is there; what is no file, as a broken link, is refused when it is opened."""
-        if isinstance(self.folder, LocalFolder):
-            return os.path.lexists(str(self))
-        return self.folder.kind(self.path) != "missing"
+        return self.folder.has(self.path)
 
     def open(self) -> BinaryIO:
         """Raises UserError if that fails."""

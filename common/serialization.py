@@ -8,7 +8,8 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from gdt.common.stores import RemoteFolder, local_path, place
+from gdt.common.folders import Folder
+from gdt.common.stores import local_path, place
 
 T = TypeVar("T")
 _SCALARS: dict[Any, tuple[type, ...]] = {bool: (bool,), int: (int,), float: (int, float), str: (str,), Path: (str,)}
@@ -51,7 +52,7 @@ def _build(kind: Any, value: Any, name: str) -> Any:
     if origin in (Union, UnionType):  # X | None
         if value is None and NoneType in types:
             return None
-        if RemoteFolder in types:  # or a path
+        if Folder in types:  # or a path
             _require(isinstance(value, str), name, value, "a path or a URL")
             return place(value)
         (inner,) = (option for option in types if option is not NoneType)

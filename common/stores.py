@@ -21,8 +21,8 @@ from gdt.common.folders import Folder, LocalFolder, State
 from gdt.common.retries import persist
 
 T = TypeVar("T")
-THREADS = 16
-"""Small objects that are copied at once."""
+_THREADS = 16
+"""Objects that are copied at once."""
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]+:/")
 _SECRET = re.compile(r":/+[^/]*:[^/]*@|\?")
 _TAGS = ("ETag", "etag", "LastModified", "last_modified", "mtime")
@@ -35,6 +35,10 @@ class RemoteFolder(Folder):
     What `kind`, `state` and `glob` say is from one listing, of the time of the first of these calls.
     """
 
+    remote = True
+    root = Path()
+    reads_at_once = 4 * _THREADS
+
     def __init__(self, url: str) -> None:
         scheme, _, path = url.partition(":")
         root = "///" if scheme == "file" else "//"
@@ -46,6 +50,15 @@ class RemoteFolder(Folder):
 
     def __reduce__(self) -> tuple[type[RemoteFolder], tuple[str]]:
         return RemoteFolder, (self.url,)  # workers list for themselves
+
+    def anew(self) -> Folder:
+        return RemoteFolder(self.url)
+
+    def absolute(self) -> Folder:
+        return self
+
+    def resolve(self) -> Folder:
+        return self
 
     def connect(self, name: PurePath | str = "") -> tuple[Any, str]:
         """The file system, for one use, since forks must not share it, and the name of an object or the folder."""
@@ -79,6 +92,13 @@ class RemoteFolder(Folder):
 
     def exists(self, name: str) -> bool:
         return bool(self.tag(name))
+
+    @property
+    def parent(self) -> Folder | None:
+        return None
+
+    def has(self, path: PurePath | str) -> bool:
+        return self.kind(path) != "missing"
 
     def kind(self, path: PurePath | str) -> str:
         if str(path) in self._listed:
@@ -121,7 +141,7 @@ class RemoteFolder(Folder):
                 if self.exists(str(path)):
                     raise
 
-        with ThreadPoolExecutor(THREADS) as pool:
+        with ThreadPoolExecutor(_THREADS) as pool:
             list(pool.map(fetch, copies))
         return [copies[path] for path in paths]
 
@@ -152,7 +172,7 @@ class RemoteFolder(Folder):
             (to / name).parent.mkdir(parents=True, exist_ok=True)
             self.fetch(name, to / name)
 
-        with ThreadPoolExecutor(THREADS) as pool:
+        with ThreadPoolExecutor(_THREADS) as pool:
             list(pool.map(get, [name for name in self.files() if PurePath(name).suffix.lower() in suffixes]))
 
     def write(self, name: str, write: Callable[[Path], T], before: str | None = None) -> T:
@@ -200,7 +220,10 @@ class RemoteFolder(Folder):
     def scratch(self) -> Path:
         return Path(tempfile.gettempdir())
 
-    def locked(self) -> AbstractContextManager[None]:
+    def remove_scratch(self, pattern: str) -> None:
+        pass
+
+    def locked(self, alternative: str = "") -> AbstractContextManager[None]:
         return nullcontext()
 
 
@@ -209,8 +232,8 @@ def _tag_in(entry: Mapping[str, Any]) -> str:
     return next((str(entry[name]) for name in _TAGS if entry.get(name)), "")
 
 
-Place = Path | RemoteFolder
-"""A folder as settings hold it: a path on this machine, or a folder in a store."""
+Place = Path | Folder
+"""A folder as settings hold it: a path on this machine, or a folder of either kind."""
 
 
 def place(name: str | Place) -> Place:
@@ -218,7 +241,7 @@ def place(name: str | Place) -> Place:
 
     Raises UserError, without repeating it, for a URL with a password or a query.
     """
-    if isinstance(name, RemoteFolder):
+    if isinstance(name, Folder):
         return name
     if not _SCHEME.match(str(name)):
         return Path(os.path.expanduser(name))  # noqa: PTH111 - pathlib's raises for an unknown user
@@ -237,24 +260,14 @@ WEIGHTS = ("ckpt", "init", "checkpoint")
 def local_path(name: str | Path, setting: str = "") -> Path:
     """The path of this name, with ~ expanded. Raises UserError for a URL, but that of a hub if the setting takes it."""
     where = place(name)
-    if isinstance(where, RemoteFolder):
-        if where.url.startswith("hf://") and setting in WEIGHTS:
-            return Path(name)
-        raise UserError(f"{where} is in a store, which can hold only videos and shards; name a path on this machine")
-    return where
+    if isinstance(where, Path):
+        return where
+    if str(where).startswith("hf://") and setting in WEIGHTS:
+        return Path(name)
+    raise UserError(f"{where} is in a store, which can hold only videos and shards; name a path on this machine")
 
 
 def folder_at(where: str | Place) -> Folder:
     """The folder at a place; of one in a store, nothing is listed yet."""
     where = place(where)
-    return RemoteFolder(where.url) if isinstance(where, RemoteFolder) else LocalFolder(where)
-
-
-def resolved(where: Place) -> Place:
-    """The place without links, to compare it with others."""
-    return where if isinstance(where, RemoteFolder) else where.resolve()
-
-
-def absolute(where: Place) -> Place:
-    """The place for processes that run in another folder."""
-    return where if isinstance(where, RemoteFolder) else where.absolute()
+    return where.anew() if isinstance(where, Folder) else LocalFolder(where)

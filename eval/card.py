@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from gdt.common.files import write_text
-from gdt.common.stores import Place
+from gdt.common.folders import Folder
 from gdt.eval import answers, results
 from gdt.eval.answers import Answers
 from gdt.eval.results import RANDOM, RESULTS, Key, Result
@@ -53,7 +53,7 @@ def write(folder: Path, trained: Trained, inputs: str) -> None:
     """Write the folder; `inputs` says what the model expects. Raises OSError."""
     settings = trained.settings
     # without paths of this machine
-    paths: dict[str, Any] = {name: None for name, value in vars(settings).items() if isinstance(value, Place)}
+    paths: dict[str, Any] = {name: None for name, value in vars(settings).items() if isinstance(value, Path | Folder)}
     portable.write(folder / EXPORTED, replace(trained, settings=replace(settings, **paths)))
     config = {
         "model_type": "gdt",

@@ -271,7 +271,7 @@ def _facts(job: Job, fold: Fold) -> Result:
         tflop=trained.step * flops / 1e12,
         seen=model.seen(data, fold.queries),
         dataset=data.dataset,
-        shards=data.index.folder,
+        shards=str(data.index.folder),
         data=data.fingerprint,
         query_split=data.split,
         label=evaluator.settings.label if PROTOCOLS[job.protocol].labels else "",

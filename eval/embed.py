@@ -161,21 +161,23 @@ def _decode(sources: Sequence[Place], scratch: Path, workers: int) -> tuple[Inde
     links.mkdir()
     folders: set[Path] = set()
     for number, source in enumerate(sources):
-        if isinstance(source, RemoteFolder):
-            source.download(links / f"{number:08d}", MEDIA)
+        folder = folder_at(source)
+        if isinstance(folder, RemoteFolder):
+            folder.download(links / f"{number:08d}", MEDIA)
             continue
-        if source.is_dir():
-            folder = source.resolve()
-            if folders & {folder, *folder.parents}:
+        path = folder.root
+        if path.is_dir():
+            resolved = path.resolve()
+            if folders & {resolved, *resolved.parents}:
                 raise UserError(f"the videos of {source} are already those of a folder before it; name each once")
-            folders.add(folder)
-        if not source.exists():
+            folders.add(resolved)
+        if not path.exists():
             raise UserError(f"{source} does not exist")
-        if not source.is_dir() and not (source.is_file() and source.suffix.lower() in MEDIA):
+        if not path.is_dir() and not (path.is_file() and path.suffix.lower() in MEDIA):
             raise UserError(
                 f"{source} is neither a folder nor a video or sound file, which ends in {', '.join(sorted(MEDIA))}"
             )
-        (links / f"{number:08d}{source.suffix if source.is_file() else ''}").symlink_to(source.absolute())
+        (links / f"{number:08d}{path.suffix if path.is_file() else ''}").symlink_to(path.absolute())
 
     def path_of(name: str) -> str:
         """The path of an id, which is a path below `links` in composed Unicode."""
@@ -186,7 +188,7 @@ def _decode(sources: Sequence[Place], scratch: Path, workers: int) -> tuple[Inde
         return folder_at(source).address(Path(*parts)) if parts else str(source)
 
     def rejected() -> tuple[tuple[str, str], ...]:
-        return tuple((path_of(row["id"]), row["reason"]) for row in read_rejected(shards))
+        return tuple((path_of(row["id"]), row["reason"]) for row in read_rejected(folder_at(shards)))
 
     try:
         preprocess = Preprocess("folder", links, shards, workers=workers or cores(), allow_rejected=True)

@@ -12,7 +12,6 @@ from typing import Any
 from gdt.common import serialization
 from gdt.common.errors import UserError, first_line
 from gdt.common.files import lock
-from gdt.common.stores import Place
 from gdt.eval.metrics import Metric
 
 Key = tuple[str, str, str]
@@ -49,7 +48,7 @@ class Result:
     seen: int
     """Queries that pretraining used, without labels; -1 if the data has changed since, so that it is unknown."""
     dataset: str
-    shards: Place
+    shards: str
     data: str
     """Fingerprint of the shards, without regard to folds."""
     query_split: str
@@ -106,7 +105,7 @@ def read(path: Path) -> list[Result]:
 def rows(results: Iterable[Result]) -> Iterator[dict[str, Any]]:
     """A dict per metric, for CSV files and data frames."""
     for result in results:
-        plain = {name: value for name, value in vars(result).items() if isinstance(value, str | int | float | Place)}
+        plain = {name: value for name, value in vars(result).items() if isinstance(value, str | int | float)}
         for name, metric in result.metrics.items():
             row = plain | {"metric": name, "value": metric.value, "low": metric.low, "high": metric.high}
             row |= {"chance": metric.chance, "spread": metric.spread, "n": metric.answers}

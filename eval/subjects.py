@@ -13,7 +13,8 @@ from pathlib import Path
 import numpy as np
 
 from gdt.common.errors import UserError, plural
-from gdt.common.stores import Place, RemoteFolder, folder_at, resolved
+from gdt.common.folders import Folder
+from gdt.common.stores import Place, folder_at
 from gdt.eval.paper import PAPER
 from gdt.eval.protocols import PROTOCOLS
 from gdt.eval.results import RANDOM
@@ -108,13 +109,13 @@ class Data:
         return cls(name, index, fingerprint(index), split)
 
 
-def pretraining_shards(trained: Trained, path: Path) -> Path:
+def pretraining_shards(trained: Trained, path: Path) -> Folder:
     """The folder of shards that a checkpoint was pretrained on.
 
     Raises UserError if it names a store: a downloaded file must not decide which host is asked.
     """
-    shards = trained.settings.shard_folder
-    if isinstance(shards, RemoteFolder):
+    shards = folder_at(trained.settings.shard_folder)
+    if shards.remote:
         raise UserError(f"{path} was trained on {shards}; pass it as --shards to use it")
     return shards
 
@@ -177,7 +178,7 @@ def default_checkpoint(dataset: str, shards: Place | None) -> Path:
         return latest_checkpoint()
     suitable = [path for path in paths if _was_trained_on(path, dataset, shards)]
     if not suitable:
-        require_index(shard_folder(dataset, shards))
+        require_index(folder_at(shard_folder(dataset, shards)))
     example = [*suitable, *paths][0].parent
     runs = ", ".join(f"{path.parent} ({_dataset_of(path)})" for path in paths[:_LISTED])
     raise UserError(
@@ -191,7 +192,8 @@ def _was_trained_on(checkpoint: Path, dataset: str, shards: Place | None) -> boo
     if not shards:
         return _dataset_of(checkpoint) == dataset
     try:
-        return resolved(from_file(checkpoint.with_name(SETTINGS)).shard_folder) == resolved(shards)
+        trained_on = folder_at(from_file(checkpoint.with_name(SETTINGS)).shard_folder)
+        return trained_on.resolve() == folder_at(shards).resolve()
     except UserError:
         return False
 

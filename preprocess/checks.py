@@ -18,7 +18,6 @@ from tqdm import tqdm
 from gdt.common.errors import UserError, plural
 from gdt.common.folders import Folder
 from gdt.common.processes import cores
-from gdt.common.stores import THREADS, RemoteFolder, place
 from gdt.pipeline.shards.container import Damaged, Head, OtherSchema, texts
 from gdt.pipeline.shards.index import read_rejected, read_table
 from gdt.pipeline.shards.layout import INDEX
@@ -51,7 +50,7 @@ def contents(destination: Folder, details: dict[str, Any], ffmpeg: str, retry_re
     # shards that 'gdt verify --remove' has removed are still in the index
     sizes = {name: state.size for name, state in destination.files().items()}
     names = [name for name in sizes if is_shard(name) or name == INDEX]
-    with ThreadPoolExecutor(4 * THREADS if isinstance(destination, RemoteFolder) else 1) as pool:
+    with ThreadPoolExecutor(destination.reads_at_once) as pool:
         heads = list(pool.map(look, names, map(sizes.get, names)))
     for name, head in zip(names, heads, strict=True):
         if head is None:
@@ -103,7 +102,7 @@ def changed(source: Folder, doubtful: Sequence[tuple[int, Path, str]]) -> set[in
 
 def require_planned(plan: Plan, listed: Listed, source: Folder, destination: Folder) -> None:
     """Refuse to drop videos of finished shards after a wrong SOURCE or an unmounted disk."""
-    known = listed.videos.keys() | {row["id"] for row in read_rejected(place(str(destination)))}
+    known = listed.videos.keys() | {row["id"] for row in read_rejected(destination)}
     gone = [name for names in plan.shards.values() for name in names if name not in known]
     if gone:
         raise UserError(

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from gdt.common.errors import Unusable, plural
 from gdt.common.files import dump_row, write_lines
-from gdt.common.folders import Folder, LocalFolder
 from gdt.pipeline.shards.index import Annotations, Index, write_index
 from gdt.pipeline.shards.layout import INDEX, REJECTED
 from gdt.pipeline.shards.naming import shard_name
 from gdt.preprocess.datasets.listing import Missing
 from gdt.preprocess.job import PreprocessJob
 from gdt.preprocess.summary import Summary, summarise
+from gdt.preprocess.worker import SCRATCH
 
 
 def finish(job: PreprocessJob, new_shards: Sequence[int]) -> Summary:
@@ -26,7 +25,7 @@ def finish(job: PreprocessJob, new_shards: Sequence[int]) -> Summary:
     videos, so that readers find both. Raises UserError if another run has written it meanwhile, and Unusable if no
     video can be used.
     """
-    remove_scratch(job.destination)
+    job.destination.remove_scratch(SCRATCH)
     names = [shard_name(number) for number in job.shards]
 
     def annotate(kept: Sequence[str]) -> Annotations:
@@ -39,7 +38,7 @@ def finish(job: PreprocessJob, new_shards: Sequence[int]) -> Summary:
         reasons = write_index(path, job.destination, names, json.dumps(job.details), annotate)
         rows = _rejected(job, reasons)
         job.destination.write(REJECTED, lambda path: write_lines(path, map(dump_row, rows)))
-        index = Index.read(path, job.settings.absolute_shards)
+        index = Index.read(path, job.destination)
         if not len(index):
             raise Unusable(
                 f"0 of {plural(len(job.listed.videos), 'video')} can be used; {rows[0]['path'] or rows[0]['id']}: "
@@ -68,10 +67,3 @@ def _rejected(job: PreprocessJob, reasons: Mapping[str, str]) -> list[dict[str, 
         path = job.source.address(video.path) if video.path else ""
         rows.append({"id": video.id, "path": path, "reason": video.reason})
     return rows
-
-
-def remove_scratch(destination: Folder) -> None:
-    """Remove temporary folders of killed workers; in a store, these have none there."""
-    if isinstance(destination, LocalFolder):
-        for scratch in destination.path.glob(".shard-*"):
-            shutil.rmtree(scratch, ignore_errors=True)

@@ -12,7 +12,7 @@ import tyro
 from gdt.common.errors import UserError, require_positive
 from gdt.common.location import Location
 from gdt.common.processes import cores
-from gdt.common.stores import Place, absolute
+from gdt.common.stores import Place
 from gdt.pipeline.shards.naming import DATASETS, shard_folder
 from gdt.preprocess.ffmpeg import Extraction
 from gdt.preprocess.plan import Shares
@@ -81,9 +81,9 @@ class Preprocess:
     @property
     def absolute_shards(self) -> Place:
         """Workers of a cluster may run in another folder."""
-        return absolute(self.shard_folder)
+        return self.shard_folder.absolute()
 
     @property
     def source_folder(self) -> Place:
         """Absolute, as the shards are."""
-        return absolute(self.source or Path("data/videos") / self.dataset)
+        return (self.source or Path("data/videos") / self.dataset).absolute()

@@ -18,12 +18,12 @@ from gdt.pipeline.shards.container import Damaged, Head, OtherSchema
 from gdt.pipeline.shards.index import names_in
 from gdt.pipeline.shards.naming import shard_folder, shard_name
 from gdt.preprocess import checks, cluster, datasets
-from gdt.preprocess.finish import finish, remove_scratch
+from gdt.preprocess.finish import finish
 from gdt.preprocess.job import PreprocessJob, prepare
 from gdt.preprocess.settings import Preprocess
 from gdt.preprocess.summary import Summary, describe, left_out
 from gdt.preprocess.tools import require_tools
-from gdt.preprocess.worker import PROGRESS, make_shard
+from gdt.preprocess.worker import PROGRESS, SCRATCH, make_shard
 
 
 def command(settings: Preprocess) -> str:
@@ -75,7 +75,7 @@ def run(settings: Preprocess) -> Summary:
     with destination.locked():
         job = prepare(settings, require_tools(settings.extraction.limits, destination.scratch))
         if not settings.scheduler:  # workers of a cluster may still be busy with tasks of a killed run
-            remove_scratch(destination)
+            destination.remove_scratch(SCRATCH)
         job.plan(number for number in job.shards if shard_name(number) not in job.contents).write(destination)
         pending = job.pending()
         pending = sorted({*pending, *checks.changed(job.source, job.doubtful(pending))})

@@ -11,7 +11,6 @@ from typing import Any
 
 from gdt.common.errors import plural
 from gdt.common.files import write_text
-from gdt.common.stores import folder_at
 from gdt.pipeline.shards.index import Index, read_rejected
 from gdt.pipeline.shards.layout import INDEX, REJECTED
 from gdt.preprocess.datasets.listing import ignored_in_words
@@ -76,11 +75,10 @@ class Summary:
 
 def summarise(index: Index, listed: Listed, new_shards: int, decoded: int) -> Summary:
     """Count the contents of the shards and write `summary.json` next to them."""
-    folder = folder_at(index.folder)
     reasons = _count(row["reason"] for row in read_rejected(index.folder))
     summary = Summary(index, listed, reasons, _count(filter(None, index.note)), new_shards, decoded)
     text = json.dumps(summary.numbers, indent=1, ensure_ascii=False) + "\n"
-    folder.write(SUMMARY, lambda path: write_text(path, text))
+    index.folder.write(SUMMARY, lambda path: write_text(path, text))
     return summary
 
 
@@ -102,7 +100,6 @@ def describe(summary: Summary) -> str:
     """The table printed at the end of a run."""
     index = summary.index
     numbers = summary.numbers
-    folder = folder_at(index.folder)
     splits = ", ".join(f"{n} {split}" for split, n in numbers["splits"].items())
     lines = [
         f"{summary.kept} of {plural(summary.videos, 'video')} kept "
@@ -126,8 +123,8 @@ def describe(summary: Summary) -> str:
     if summary.without_sound:
         lines.append(f"{summary.without_sound} without sound: usable only with presets without audio")
     for title, counts in (
-        (f"rejected (see {folder.address(REJECTED)})", summary.reasons),
-        (f"kept with a note (see video/note in {folder.address(INDEX)})", summary.notes),
+        (f"rejected (see {index.folder.address(REJECTED)})", summary.reasons),
+        (f"kept with a note (see video/note in {index.folder.address(INDEX)})", summary.notes),
     ):
         if counts:
             lines += [f"{sum(counts.values())} {title}:", *_rows(counts)]

@@ -7,20 +7,18 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 from tqdm import tqdm
 
 from gdt.common.commandline import gdt_command
 from gdt.common.errors import UserError, plural
-from gdt.common.files import locked
 from gdt.common.folders import Folder
 from gdt.common.location import Location
 from gdt.common.processes import cores
 from gdt.common.stores import Place, folder_at
 from gdt.pipeline.shards import container
 from gdt.pipeline.shards.container import Damaged, OtherSchema
-from gdt.pipeline.shards.index import Index
+from gdt.pipeline.shards.index import require_index
 from gdt.pipeline.shards.layout import INDEX
 from gdt.pipeline.shards.naming import is_shard, shard_folder
 
@@ -50,16 +48,13 @@ def verify(settings: Verify) -> dict[str, Finding]:
 
     With --remove, no run can start during the check. Raises UserError if there are no shards.
     """
-    place = settings.shard_folder
-    folder = folder_at(place)
-    alone = settings.remove and isinstance(place, Path) and place.is_dir()
-    with locked(Path(str(place)), "leave out --remove") if alone else nullcontext():
-        listed = folder.files()
-        present = {name for name in listed if is_shard(name)}
+    folder = folder_at(settings.shard_folder)
+    if not any(is_shard(name) or name == INDEX for name in folder.files()):
+        require_index(folder)
+    with folder.locked("leave out --remove") if settings.remove else nullcontext():
+        present = {name for name in folder.files() if is_shard(name)}
         findings: dict[str, Finding] = {}
         lines: dict[str, bytes] = {}
-        if not present and INDEX not in listed:
-            Index.open(place)  # raises a UserError that says what to do
         try:
             with folder.local(INDEX) as path:
                 index, _ = container.read(path)
@@ -95,10 +90,10 @@ def _check(folder: Folder, lines: dict[str, bytes], name: str) -> Finding | None
 def command(settings: Verify) -> str:
     """Verify, and print what is wrong. Raises UserError, with what to do, if anything is."""
     findings = verify(settings)
-    folder = settings.shard_folder
+    folder = folder_at(settings.shard_folder)
     for name, finding in sorted(findings.items()):
         what = finding.strerror if isinstance(finding, OSError) else finding
-        print(f"{folder_at(folder).address(name)}: {what}", file=sys.stderr)
+        print(f"{folder.address(name)}: {what}", file=sys.stderr)
     if not findings:
         return f"every shard in {folder} is intact"
     removal = ""

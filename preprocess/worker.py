@@ -31,6 +31,8 @@ from gdt.preprocess.tools import probe, require_tools
 
 PROGRESS = "gdt-preprocess"
 """Dask topic of the number of videos just done."""
+SCRATCH = ".shard-*"
+"""Names of the temporary folders of `make_shard`."""
 _OF_BUILD = re.compile(
     "[Dd]ecoder .*(not found|is experimental)|no decoder found|this ffmpeg has no|ffmpeg crashes|is not implemented|"
     "hardware accelerated|Function not implemented"

@@ -14,7 +14,6 @@ import torch
 from tqdm import tqdm
 
 from gdt.common.errors import UserError, duration, plural
-from gdt.common.stores import RemoteFolder
 from gdt.pipeline.groups import check_groups, take_rank
 from gdt.pipeline.loader import Batch, Loader
 from gdt.pipeline.shards.cache import forecast
@@ -153,7 +152,7 @@ class Trainer:
     def open_probe(self) -> Probe | None:
         """The probe of held-out videos, on rank 0, if it is set."""
         every = self.settings.probe_every
-        remote = isinstance(self.index.folder, RemoteFolder)  # random videos would fetch many whole shards
+        remote = self.index.store is not None  # random videos would fetch many whole shards
         if self.rank or every == 0 or (every is None and remote):
             return None
         probe = Probe(self.experiment, self.index, self.device)
@@ -253,7 +252,7 @@ class Trainer:
         left = duration((self.steps - self.step) * seconds)
         self.describe("schedule", f"{plural(self.steps, 'step')} ({epochs}), {rates}; {left}")
         self.describe("folder", str(s.run_folder))
-        if isinstance(self.index.folder, RemoteFolder):
+        if self.index.store:
             coming = [*self.experiment.tree.videos(self.step, min(self.steps, self.step + 500))]
             self.describe("store", forecast(self.index, coming))
 

@@ -322,9 +322,9 @@ def _is_coming(partial: Path) -> bool:
 
 def forecast(index: Index, videos: Sequence[np.ndarray]) -> str:
     """What these batches of videos fetch. Raises UserError if the cache cannot hold the shards of one of them."""
-    assert isinstance(index.folder, RemoteFolder)
+    assert index.store
     sizes = [head.size for head in index.heads]
-    cache = Cache(index.folder, [], index.cache)
+    cache = Cache(index.store, [], index.cache)
     fetched, least = simulate([index.shard[batch] for batch in videos], sizes, cache.bound)
     if least > cache.bound:
         raise too_small(cache.bound, least)

@@ -18,7 +18,7 @@ import numpy as np
 from gdt.common.commandline import size_of
 from gdt.common.errors import UserError, unknown
 from gdt.common.folders import Folder
-from gdt.common.stores import THREADS, Place, RemoteFolder, folder_at, place
+from gdt.common.stores import Place, RemoteFolder, folder_at
 from gdt.pipeline.shards import container, layout
 from gdt.pipeline.shards.container import Damaged, Head, OtherSchema, text_array, texts
 from gdt.pipeline.shards.layout import INDEX, REJECTED, VideoTable, table_checksum
@@ -88,7 +88,7 @@ def _gather(folder: Folder, shards: Sequence[str]) -> tuple[dict[str, np.ndarray
 def _tables(folder: Folder, shards: Sequence[str]) -> Iterator[tuple[Head, dict[str, np.ndarray]]]:
     files = folder.files()
     sizes = [files[name].size if name in files else -1 for name in shards]
-    with ThreadPoolExecutor(4 * THREADS if isinstance(folder, RemoteFolder) else 1) as pool:
+    with ThreadPoolExecutor(folder.reads_at_once) as pool:
         yield from pool.map(partial(read_table, folder), shards, sizes)
 
 
@@ -110,7 +110,7 @@ def read_table(folder: Folder, name: str, size: int) -> tuple[Head, dict[str, np
         if table_checksum(arrays) != head.notes.get("table"):
             raise Damaged("checksum mismatch in its table of videos")
     except Damaged as error:
-        hint = verify_hint(place(str(folder)))
+        hint = verify_hint(folder)
         raise UserError(f"shard {folder.address(name)} is damaged: {error}; {hint}") from error
     return head, arrays
 
@@ -119,7 +119,7 @@ def read_table(folder: Folder, name: str, size: int) -> tuple[Head, dict[str, np
 class Index(VideoTable):
     """The video table of a preprocessed data set in memory; every column is an array [n_videos]."""
 
-    folder: Place
+    folder: Folder
     label: np.ndarray
     """Name of the class, or empty; several names are sorted and joined by LABEL_SEPARATOR."""
     split: np.ndarray
@@ -162,34 +162,32 @@ class Index(VideoTable):
         Shards in a store are checked as they come into the local cache of size `cache`, such as 500GB. Raises UserError
         if the folder, the index or a shard is missing, truncated or of another schema.
         """
-        where = place(where)
         folder = folder_at(where)
         path = folder.address(INDEX)
         again = "run the same preprocessing command again, which rebuilds only what is damaged"
         bound = size_of("--cache", cache)
-        require_index(where)
+        require_index(folder)
         try:
             with folder.local(INDEX) as local:
-                index = Index.read(local, where)
+                index = Index.read(local, folder)
         except OtherSchema as error:
             raise UserError(f"{path} cannot be used: {error}; rebuild the shards in another folder") from error
         except Damaged as error:
             raise UserError(f"{path} is damaged: {error}; {again}") from error
-        if isinstance(where, RemoteFolder):
+        if folder.remote:
             return replace(index, cache=bound)
         if bound:
             raise UserError(f"--cache has no effect on {folder}, which is not in a store; leave it out")
         for name, head in zip(index.shard_names, index.heads, strict=True):
-            shard = where / name
-            size = shard.stat().st_size if shard.is_file() else None
+            size = folder.state(name).size
             if size != head.size:
-                state = "is missing" if size is None else f"has {size} bytes instead of {head.size}"
-                raise UserError(f"shard {shard} {state}; {again}")
+                state = "is missing" if size < 0 else f"has {size} bytes instead of {head.size}"
+                raise UserError(f"shard {folder.address(name)} {state}; {again}")
         return index
 
     @staticmethod
-    def read(path: Path, where: Place) -> Index:
-        """The index of the shards at a place, from its file. Raises Damaged or OtherSchema."""
+    def read(path: Path, folder: Folder) -> Index:
+        """The index of the shards in a folder, from its file. Raises Damaged or OtherSchema."""
         arrays, notes = container.read(path)
         arrays |= {f"video/{name}": values for name, values in layout.video_table(arrays).items()}
 
@@ -207,7 +205,7 @@ class Index(VideoTable):
         videos: dict[str, Any] = group("video/")
         videos["label"] = _joined(videos["label"])
         return Index(
-            folder=where,
+            folder=folder,
             **videos,
             shard_names=list(column("shard/name")),
             heads=[Head.parse(line) for line in arrays["shard/line"].tolist()],
@@ -217,6 +215,11 @@ class Index(VideoTable):
             settings=settings,
             columns={unquote(name): values for name, values in group(_COLUMN).items()},
         )
+
+    @property
+    def store(self) -> RemoteFolder | None:
+        """The folder, if it is in a store."""
+        return self.folder if isinstance(self.folder, RemoteFolder) else None
 
     @property
     def classes(self) -> list[str]:
@@ -287,25 +290,24 @@ def fingerprint(index: Index) -> str:
     return digest.hexdigest()
 
 
-def read_rejected(place: Place) -> Iterator[dict[str, str]]:
+def read_rejected(folder: Folder) -> Iterator[dict[str, str]]:
     """The rows of rejected.jsonl: id, path, reason."""
-    folder = folder_at(place)
     if folder.exists(REJECTED):
         with folder.open(REJECTED) as file:
             yield from map(json.loads, file)
 
 
-def require_index(folder: Place) -> None:
+def require_index(folder: Folder) -> None:
     """Raise UserError unless a folder has finished shards."""
-    if folder_at(folder).exists(INDEX):
+    if folder.exists(INDEX):
         return
-    if any(map(is_shard, folder_at(folder).files())):
+    if any(map(is_shard, folder.files())):
         raise UserError(
             f"{folder} has shards but no {INDEX}: preprocessing has not finished, or found no usable video; wait, or "
             "run the same preprocessing command again, which resumes it or says why"
         )
     beside: list[str] = []
-    if isinstance(folder, Path):
+    if folder.parent:
         beside = [path.parent.name for path in folder.parent.glob(f"*/{INDEX}")]
     similar = difflib.get_close_matches(folder.name, [*beside, *DATASETS], 1)
     hint = f" did you mean '{similar[0]}'? Otherwise" if similar and similar[0] != folder.name else ""

@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 
 from gdt.common.errors import UserError
-from gdt.common.stores import RemoteFolder, folder_at
 from gdt.pipeline.shards.cache import Cache
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.shards.layout import ROWS, WORDS, words_checksum
@@ -34,7 +33,7 @@ class ShardReader:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
         # pread shares no file position between threads or forks, and a reader keeps its file open after eviction
         shards = list(zip(index.shard_names, index.heads, strict=True))
-        self.cache = Cache(index.folder, shards, index.cache) if isinstance(index.folder, RemoteFolder) else None
+        self.cache = Cache(index.store, shards, index.cache) if index.store else None
         self._opened = lru_cache(min(_OPEN_FILES, hard // 2))(partial(_OpenShard, index, self.cache))
 
     def done(self) -> None:
@@ -105,7 +104,7 @@ class ShardReader:
         if self.cache:  # which fetched it intact
             self.cache.forget(number)
             hint = "its copy in the cache is removed; check the disk, then run the same command again"
-        shard = folder_at(self.index.folder).address(self.index.shard_names[number])
+        shard = self.index.folder.address(self.index.shard_names[number])
         return UserError(f"shard {shard} is damaged: checksum mismatch in {what} of '{self.index.id[video]}'; {hint}")
 
 
@@ -114,7 +113,7 @@ class _OpenShard:
 
     def __init__(self, index: Index, cache: Cache | None, number: int) -> None:
         name = index.shard_names[number]
-        self.path = folder_at(index.folder).address(name)
+        self.path = index.folder.address(name)
         self._folder = index.folder
         self._head = index.heads[number]
         try:

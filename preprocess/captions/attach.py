@@ -11,7 +11,7 @@ from gdt.common.folders import Folder
 from gdt.preprocess.captions.readers import Captions
 from gdt.preprocess.captions.stretches import retime, stretches
 from gdt.preprocess.captions.words import Vocabulary
-from gdt.preprocess.datasets.listing import MEDIA, ListedVideo, Missing, root_of
+from gdt.preprocess.datasets.listing import MEDIA, ListedVideo, Missing
 from gdt.preprocess.tables import composed
 
 _STRETCHES = 1000
@@ -61,7 +61,7 @@ class Spoken:
 
     def _name(self, video: ListedVideo) -> str:
         """The name of its captions; empty without any."""
-        path = composed(os.path.relpath(video.path, root_of(self.source)))
+        path = composed(os.path.relpath(video.path, self.source.root))
         suffix = video.path.suffix
         names = [video.id, path.removesuffix(suffix), path, video.id.removesuffix(suffix)]
         if "." in video.path.stem and not self.source.kind(video.path.with_suffix("")):

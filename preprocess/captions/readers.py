@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from gdt.common.errors import UserError, first_line
 from gdt.common.folders import File, Folder
 from gdt.pipeline.word2vec import NEEDS_TEXT
-from gdt.preprocess.datasets.listing import root_of, walk
+from gdt.preprocess.datasets.listing import walk
 from gdt.preprocess.tables import composed, open_text, read_csv
 
 JSON_NAMES = ("caption.json", "raw_caption.json", "captions.json", "raw_caption_superclean.json")
@@ -144,7 +144,7 @@ def _folder_videos(folder: Folder) -> Iterator[tuple[str, list[Caption]]]:
     """The video of each file; of several formats the last counts, as .vtt may hold the times of words."""
     for path in {path.with_suffix(""): path for path in _caption_files(folder)}.values():
         file = File(folder, path)
-        name = path.relative_to(root_of(folder)).with_suffix("")
+        name = path.relative_to(folder.root).with_suffix("")
         yield str(name), _usable(_READERS[path.suffix.lower()](file), str(file))
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from gdt.common.errors import UserError, unknown
-from gdt.common.folders import Folder, LocalFolder
+from gdt.common.folders import Folder
 from gdt.pipeline.shards import naming
 from gdt.preprocess.datasets.listing import DataSet, ListedVideo, Missing, SourceFiles, ignored_in_words, incomplete
 
@@ -24,8 +24,9 @@ def find(dataset: str, source: Folder) -> DataSet:
     """The data set of this name. Raises UserError for an unknown name or a missing source."""
     if dataset not in DATASETS:
         raise unknown("layout", dataset, DATASETS)
-    if isinstance(source, LocalFolder) and not source.path.is_dir():
-        state = "is not a folder" if source.path.exists() else "does not exist"
+    kind = "a folder" if source.remote else source.kind("")
+    if kind != "a folder":
+        state = "does not exist" if kind == "missing" else "is not a folder"
         raise UserError(f"the source folder {source} {state}; set --source to the folder of your videos")
     return DATASETS[dataset]
 

@@ -8,7 +8,7 @@ from pathlib import PurePosixPath
 from typing import NamedTuple
 
 from gdt.common.errors import UserError
-from gdt.common.folders import File, Folder, LocalFolder
+from gdt.common.folders import File, Folder
 from gdt.preprocess.datasets.listing import NO_FILE, ListedVideo, Missing, SourceFiles, incomplete, unlisted
 from gdt.preprocess.tables import composed, open_text
 
@@ -25,11 +25,8 @@ class Line(NamedTuple):
 
 def find_lists(source: SourceFiles, name: str, tree: str) -> Folder:
     """The folder of the official lists, in `source` or, on this machine, next to it. Raises UserError without one."""
-    parents = [source.folder]
-    if isinstance(source.folder, LocalFolder):
-        parents.append(LocalFolder(source.root.absolute().parent))
-    for parent in parents:
-        if parent.kind(name) == "a folder":
+    for parent in (source.folder, source.folder.parent):
+        if parent and parent.kind(name) == "a folder":
             return parent.below(name)
     raise incomplete(f"the folder {name} of the official splits is missing, in {source.folder} or next to it", tree)
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 
 from gdt.common.errors import UserError
-from gdt.common.folders import File, Folder, LocalFolder, state_of
+from gdt.common.folders import File, Folder, state_of
 from gdt.preprocess.tables import composed
 
 SUFFIXES = (
@@ -149,20 +149,15 @@ def hash_of(path: Path) -> str:
     return ""
 
 
-def root_of(folder: Folder) -> Path:
-    """What the paths of the files of a folder begin with: nothing in a store."""
-    return folder.path if isinstance(folder, LocalFolder) else Path()
-
-
 def walk(folder: Folder, first: Path | None = None) -> Iterator[tuple[str, list[str], Counter[str]]]:
     """A folder and those below in a fixed order: path, sorted names of the files, and how much is left out.
 
     Begins with the folder `first` if it is given. Hidden files and folders, trash and the like are left out. Raises
     UserError for a folder that cannot be read.
     """
-    if isinstance(folder, LocalFolder):
-        return _walk_links([first, folder.path] if first else [folder.path])
-    return _walk_names(folder, () if first is None else first.parts)
+    if folder.remote:
+        return _walk_names(folder, () if first is None else first.parts)
+    return _walk_links([first, folder.root] if first else [folder.root])
 
 
 def _walk_names(folder: Folder, first: tuple[str, ...]) -> Iterator[tuple[str, list[str], Counter[str]]]:
@@ -222,7 +217,7 @@ class SourceFiles:
     @property
     def root(self) -> Path:
         """What the paths of its files begin with."""
-        return root_of(self.folder)
+        return self.folder.root
 
     def file(self, name: str) -> File:
         return File(self.folder, PurePath(name))

@@ -17,7 +17,7 @@ import torch
 
 from gdt.common.errors import UserError
 from gdt.common.serialization import to_json
-from gdt.common.stores import RemoteFolder
+from gdt.common.stores import RemoteFolder, folder_at
 from gdt.eval import extract
 from gdt.eval.downstream import downstream
 from gdt.eval.embed import Embed, features
@@ -161,12 +161,12 @@ def test_a_data_set_outside_the_usual_folder_is_found_by_the_name_it_was_trained
 ) -> None:
     monkeypatch.chdir(tmp_path)
     first = load_trained(checkpoint)
-    assert Data.open(checkpoint, first, first.settings.dataset, None, "", "").index.folder == shards
+    assert Data.open(checkpoint, first, first.settings.dataset, None, "", "").index.folder == folder_at(shards)
     with pytest.raises(UserError, match=r"there are no shards in data/shards/another"):
         Data.open(checkpoint, first, "another", None, "", "")
     usual = Path("data/shards") / first.settings.dataset
     shutil.copytree(shards, usual)
-    assert Data.open(checkpoint, first, first.settings.dataset, None, "", "").index.folder == usual
+    assert Data.open(checkpoint, first, first.settings.dataset, None, "", "").index.folder == folder_at(usual)
 
 
 def test_results_are_named_after_the_shards_and_no_name_from_a_file_becomes_a_path(

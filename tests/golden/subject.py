@@ -18,6 +18,7 @@ import numpy as np
 import simplejpeg
 import torch
 
+from gdt.common.stores import folder_at
 from gdt.eval.downstream import downstream
 from gdt.eval.embed import Embed, features
 from gdt.eval.results import RESULTS, read
@@ -175,7 +176,7 @@ def stored(shards: Path) -> dict[str, Any]:
             "words": [reader.tokens(video, start / 2).tolist() for start in starts],
             "hash": digest({"frames": frames, "logmel": bank}),
         }  # fmt: skip
-    return found | {"rejected": sorted(row["id"] for row in read_rejected(shards))}
+    return found | {"rejected": sorted(row["id"] for row in read_rejected(folder_at(shards)))}
 
 
 def released(path: Path, text: bool) -> dict[str, Any]:

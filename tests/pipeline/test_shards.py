@@ -55,7 +55,7 @@ def test_the_reader_returns_the_slices_of_the_shard(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("gdt.pipeline.shards.reader._OPEN_FILES", 1)
     reader = ShardReader(index)
     for video in (0, len(index) - 1, 5):
-        path = index.folder / index.shard_names[index.shard[video]]
+        path = index.folder.root / index.shard_names[index.shard[video]]
         with h5py.File(path) as file:
             offset = file["frames/offset"][:]
             for k, jpeg in enumerate(reader.frames(video, 7 + 3 * np.arange(4))):
@@ -93,7 +93,7 @@ def test_start_counts(index: Index) -> None:
 def test_statistics_of_the_stored_data(index: Index) -> None:
     mels = []
     for name in index.shard_names:
-        with h5py.File(index.folder / name) as file:
+        with h5py.File(index.folder.root / name) as file:
             mels.append(file["audio/logmel"][:].astype(np.float64))
     everything = np.concatenate(mels)
     assert abs(index.statistics.mel_mean - everything.mean()) < 1e-5

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from gdt.common.errors import UserError
+from gdt.common.stores import folder_at
 from gdt.pipeline.shards.index import Index, read_rejected
 from gdt.preprocess.datasets.labels import NO_VIDEO
 from gdt.preprocess.plan import Shares
@@ -71,7 +72,7 @@ def table(settings: Preprocess) -> dict[str, tuple[str, str]]:
 
 
 def decoded(summary: Summary) -> int:
-    saved = json.loads((summary.index.folder / "summary.json").read_text())
+    saved = json.loads((summary.index.folder.root / "summary.json").read_text())
     assert saved["decoded"] == summary.decoded and f"{summary.decoded} decoded; " in describe(summary)
     return summary.decoded
 
@@ -120,7 +121,7 @@ def test_labels_csv_relabels_and_adds_columns(pets: Preprocess) -> None:
         "fur/colour": ["", "red", "", "", "", ""]
     }
     assert summary.index.labelled("fur/colour").classes == ["red"]
-    (row,) = read_rejected(pets.shard_folder)
+    (row,) = read_rejected(folder_at(pets.shard_folder))
     assert row == {"id": "none.mp4", "path": "", "reason": NO_VIDEO}
     again(pets)
     path.write_text("id,label,split,fur/colour,new\ncats/1.mp4,tiger,,red,\ndogs/0.mp4,,val,,\n")
@@ -176,7 +177,7 @@ def test_rejected_video_has_its_current_path(pets: Preprocess) -> None:
     before = shards(pets)
     move(pets, "cats/broken.mp4", to="test")
     run(pets)
-    (row,) = read_rejected(pets.shard_folder)
+    (row,) = read_rejected(folder_at(pets.shard_folder))
     assert (row["id"], row["path"]) == ("cats/broken.mp4", str(pets.source_folder / "test/cats/broken.mp4"))
     assert shards(pets) == before
 
