@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from gdt.common.commandline import arguments_of
 from gdt.common.errors import UserError
@@ -18,12 +18,11 @@ from gdt.eval.protocols import PROTOCOLS
 from gdt.eval.results import RANDOM, Result
 from gdt.eval.settings import Downstream
 from gdt.eval.subjects import Data, folds, gallery_split, held_out, official_folds
-from gdt.pipeline.composition import Composition
 from gdt.pipeline.notation import Transformations, read_transformations
 from gdt.pipeline.shards.index import Index, fingerprint
 from gdt.pipeline.shards.naming import shard_folder
 from gdt.pipeline.word2vec import WordVectors
-from gdt.train.experiment import compose, schedule_of, tree_of, with_batch_size, with_own_networks
+from gdt.train.experiment import Experiment, compose, resolve
 from gdt.train.flops import step_flops
 from gdt.train.gpu import default_size
 from gdt.train.models.gdt import GDT, any_device
@@ -85,18 +84,25 @@ class PlannedRun:
         return done >= self.conditions
 
 
+class _Row(NamedTuple):
+    """A row of the table: its training without a seed, resolved, and the settings that its command gets."""
+
+    name: str
+    settings: Pretrain
+    experiment: Experiment
+
+
 def plan(settings: Ablation) -> list[PlannedRun]:
     """The runs of an ablation, seed by seed. Raises UserError if the videos do not fit the rows or protocols."""
-    shards = shard_folder(settings.dataset, settings.shards)
+    shards = shard_folder(settings.dataset_name, settings.shards)
     index = Index.open(shards)
     held_out(index, settings.query_split)  # raises UserError if there are none
-    known, checksum = read_transformations(settings.factors_from)
-    rows = {row: _pretraining(settings, shards, row, known) for row in settings.rows}
-    trained, equal = equalise(settings, rows, index, known)
+    known, _ = read_transformations(settings.factors_from)
+    named = {name: _pretraining(settings, shards, name, known) for name in settings.rows}
+    rows, equal = equalise(settings, named, index)
     evaluation = _evaluation(settings, shards, index)
-    modalities = {row: compose(run, known).modalities for row, run in rows.items()}
-    baseline = max(rows, key=lambda row: len(modalities[row]))  # whose untrained networks are evaluated, too
-    first = next(run for row, run in trained if row == baseline)
+    # whose untrained networks are evaluated, too
+    baseline = max(rows, key=lambda row: len(row.experiment.composition.modalities))
 
     @cache
     def evaluated(protocols: tuple[Any, ...], word2vec: Path | None) -> tuple[Downstream, frozenset[str]]:
@@ -106,18 +112,22 @@ def plan(settings: Ablation) -> list[PlannedRun]:
 
     runs = []
     for seed in dict.fromkeys(settings.seeds):
-        for row, run in trained:
-            steps = _steps(run, index, known)
-            adjusted = f"-{steps}steps" if run.steps != rows[row].steps else ""
-            seeded = replace(run, seed=seed, out=settings.folder / f"{run.short_name}{adjusted}-{seed}")
-            paired = len(modalities[row]) > 1
+        for row in rows:
+            steps = row.experiment.schedule.steps
+            adjusted = f"-{steps}steps" if row.settings.steps != named[row.name].steps else ""
+            folder = settings.folder / f"{row.settings.short_name}{adjusted}-{seed}"
+            kept = settings.kept_factors if row.settings.factors_from else None
+            seeded = replace(row.settings, seed=seed, out=folder, factors_from=kept)
+            paired = len(row.experiment.composition.modalities) > 1
             protocols = tuple(name for name in evaluation.protocols if paired or not PROTOCOLS[name].pairs)
-            shared, keys = evaluated(protocols, run.word2vec if "cross-modal" in protocols else None)
-            of_row = replace(shared, ckpt=(seeded.run_folder,), random_weights="include" if run == first else "exclude")
-            runs.append(PlannedRun(row, seeded, steps, of_row, keys, equal, checksum if seeded.factors_from else ""))
+            shared, keys = evaluated(protocols, seeded.word2vec if "cross-modal" in protocols else None)
+            random_weights: Any = "include" if row is baseline else "exclude"
+            of_row = replace(shared, ckpt=(folder,), random_weights=random_weights)
+            checksum = row.experiment.data.factors_checksum
+            runs.append(PlannedRun(row.name, seeded, steps, of_row, keys, equal, checksum))
     if not any(run.evaluation.protocols for run in runs):
         raise UserError(
-            f"nothing can compare the rows {' '.join(rows)}: recall between modalities needs a row of two; add one, "
+            f"nothing can compare the rows {' '.join(named)}: recall between modalities needs a row of two; add one, "
             "or labels (labels.csv)"
         )
     return runs
@@ -138,40 +148,45 @@ def _conditions(evaluation: Downstream, index: Index) -> frozenset[str]:
     return frozenset(keys)
 
 
-def equalise(
-    settings: Ablation, rows: Mapping[str, Pretrain], index: Index, known: Transformations
-) -> tuple[list[tuple[str, Pretrain]], str]:
+def equalise(settings: Ablation, named: Mapping[str, Pretrain], index: Index) -> tuple[list[_Row], str]:
     """Give every row the same videos per step, and the same steps, the same FLOPs, or first one and then the other.
 
-    Returns rows with their runs, each once, and what they share. Raises UserError if a row has too few videos.
+    Returns the rows, each once, and what they share. Raises UserError if a row has too few videos.
     """
-    videos = settings.batch_size or min(with_batch_size(run, index, known).batch_size or 0 for run in rows.values())
-    sized = {row: replace(run, batch_size=videos) for row, run in rows.items()}
-    first = next(iter(sized.values()))
-    steps = _steps(first, index, known)
-    trained: list[tuple[str, Pretrain]] = []
+
+    def row(name: str, run: Pretrain) -> _Row:
+        return _Row(name, run, resolve(run, index, any_device(), given=makers(run.networks.given)))
+
+    videos = settings.batch_size
+    if not videos:
+        videos = min(row(name, run).experiment.composition.batch_size for name, run in named.items())
+    sized = [row(name, replace(run, batch_size=videos)) for name, run in named.items()]
+    first = sized[0].settings
+    steps = sized[0].experiment.schedule.steps
+    rows: list[_Row] = []
     shared: list[str] = []
     if "videos" in settings.equal:
-        trained += sized.items()
+        rows += sized
         shared.append(f"{first.planned_epochs} epochs" if first.planned_epochs else f"{steps} steps")
     if "compute" in settings.equal:
-        reference = replace(
-            first, preset=REFERENCE, factors="", factors_from=None, word2vec=None, networks=settings.networks
-        )
-        spent = steps * _flops(reference, compose(reference), index)
-        for row, run in sized.items():
-            as_costly = max(1, round(spent / _flops(run, compose(run, known), index)))
-            same = as_costly == _steps(run, index, known)
-            longer = run if same else replace(run, steps=as_costly, epochs=0)
-            if (row, longer) not in trained:
-                trained.append((row, longer))
+        best = replace(first, preset=REFERENCE, factors="", factors_from=None, word2vec=None)
+        best = replace(best, networks=settings.networks)
+        spent = steps * _flops(row(REFERENCE, best).experiment)
+        for each in sized:
+            as_costly = max(1, round(spent / _flops(each.experiment)))
+            if as_costly != each.experiment.schedule.steps:
+                rows.append(row(each.name, replace(each.settings, steps=as_costly, epochs=0)))
+            elif "videos" not in settings.equal:
+                rows.append(each)
         shared.append(f"the FLOPs of {steps} steps of row {REFERENCE}")
-    return trained, f"{' and '.join(settings.equal)}: {videos} videos per step, {' or '.join(shared)}"
+    return rows, f"{' and '.join(settings.equal)}: {videos} videos per step, {' or '.join(shared)}"
 
 
-def _steps(run: Pretrain, index: Index, known: Transformations) -> int:
-    """Steps of a run. Raises UserError if it has too few videos."""
-    return schedule_of(run, tree_of(run, compose(run, known), index).batches_per_epoch).steps
+def _flops(experiment: Experiment) -> float:
+    """FLOPs of a step."""
+    settings = experiment.settings
+    model = GDT(settings.network, experiment.composition.modalities, experiment.builders)
+    return step_flops(model, experiment.composition, settings.clip, experiment.tree.bands)
 
 
 def _pretraining(settings: Ablation, shards: Place, row: str, known: Transformations) -> Pretrain:
@@ -179,25 +194,19 @@ def _pretraining(settings: Ablation, shards: Place, row: str, known: Transformat
     options: dict[str, Any] = {"steps": settings.steps, "epochs": 0} if settings.steps else {}
     options["networks"] = settings.networks
     if ":" in row:
-        options |= {"factors": row, "factors_from": settings.kept_factors}
+        options |= {"factors": row, "factors_from": settings.factors_from}
     else:
         options["preset"] = row
     sized = SIZES[settings.size or default_size()]
     if settings.lr:
         options["optimization"] = replace(sized.optimization, lr=settings.lr)
-    run = replace(sized, dataset=settings.dataset, shards=shards, group_size=settings.group_size, **options)
+    run = replace(sized, dataset=settings.dataset_name, shards=shards, group_size=settings.group_size, **options)
     modalities = compose(run, known).modalities
     networks = Own(
         run.networks.video_network if "video" in modalities else "",
         run.networks.audio_network if "audio" in modalities else "",
     )
     return replace(run, word2vec=settings.word2vec if "text" in modalities else None, networks=networks)
-
-
-def _flops(run: Pretrain, composition: Composition, index: Index) -> float:
-    given = makers(run.networks.given)
-    network, builders = with_own_networks(run.network, given, composition, run.clip, any_device())
-    return step_flops(GDT(network, composition.modalities, builders), composition, run.clip, index.bands)
 
 
 def _evaluation(settings: Ablation, shards: Place, index: Index) -> Downstream:
@@ -216,7 +225,7 @@ def _evaluation(settings: Ablation, shards: Place, index: Index) -> Downstream:
         of_labels["gallery_split"] = gallery_split("", index, settings.query_split)
         of_labels["folds"] = (1,) if official_folds(index) else ()
     return Downstream(
-        dataset=settings.dataset,
+        dataset=settings.dataset_name,
         shards=shards,
         protocols=protocols,
         label=settings.label,

@@ -59,12 +59,16 @@ class Ablation:
     """Folder of results; default: runs/ablation-<dataset>."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "dataset", dataset_name(self.dataset, self.shards))
+        dataset_name(self.dataset, self.shards)  # validates
         require_positive(self, "", "jobs", "batch_size", "steps", "lr", least=0)
 
     @property
+    def dataset_name(self) -> str:
+        return dataset_name(self.dataset, self.shards)
+
+    @property
     def folder(self) -> Path:
-        return self.out or Path("runs") / f"ablation-{self.dataset}"
+        return self.out or Path("runs") / f"ablation-{self.dataset_name}"
 
     @property
     def kept_factors(self) -> Path | None:
