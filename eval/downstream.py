@@ -98,6 +98,8 @@ def evaluate(settings: Downstream, networks: Mapping[str, Sequence[Given]] | Non
     """
     if not settings.ckpt:
         settings = replace(settings, ckpt=(default_checkpoint(settings.dataset, settings.shards),))
+    video_first = tuple(sorted(settings.modalities, reverse=True))  # in whatever order they are given
+    settings = replace(settings, modalities=video_first)
     given = makers({**settings.networks.given, **(networks or {})})
     first = load_trained(settings.ckpt[0], given)
     compared = list(models(settings, first, given))

@@ -81,8 +81,6 @@ class Embed:
         require_positive(self, "", "clips", most=1000)
         if self.out.suffix not in (".h5", ".npz", ".parquet"):
             raise UserError(f"--out is {self.out}; its name must end in .h5, .npz or .parquet")
-        if self.out.suffix == ".parquet":
-            parquet.require_pyarrow(self.out)
 
 
 def embed(settings: Embed) -> str:
@@ -91,6 +89,8 @@ def embed(settings: Embed) -> str:
     Raises UserError if the checkpoint, the videos or the file cannot be used.
     """
     require_new_file(settings.out, settings.overwrite)
+    if settings.out.suffix == ".parquet":
+        parquet.require_pyarrow(settings.out)
     rows = features(settings)
     write(settings.out, rows)
     sizes = ", ".join(f"{name} [{len(values)}, {values.shape[1]}]" for name, values in rows.features.items())

@@ -85,7 +85,6 @@ class Downstream:
             raise UserError(f"--folds is {' '.join(map(str, self.folds))}; official folds are numbered from 1")
         if len(set(self.modalities)) != max(1, len(self.modalities)):
             raise UserError(f"--modalities is '{' '.join(self.modalities)}'; set it to video, audio, or video audio")
-        object.__setattr__(self, "modalities", tuple(sorted(self.modalities, reverse=True)))  # video first
         trained = [name for name in self.protocols if PROTOCOLS[name].trains]
         if len(self.modalities) > 1 and trained:
             raise UserError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -18,7 +18,7 @@ from gdt.common.location import Location
 from gdt.eval.drawing import STYLE, save
 from gdt.pipeline.composition import Composition, Factor, Table, Weight, contrast, weight
 from gdt.pipeline.leaves import MODALITIES, Clip
-from gdt.pipeline.notation import read_transformations
+from gdt.pipeline.notation import Transformations, read_transformations
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.transformations.augmentation import Augment
 from gdt.pipeline.transformations.base import Source
@@ -55,10 +55,6 @@ class _Show:
     def title(self) -> str:
         return "your factors" if self.factors else f"preset {self.preset}"
 
-    @property
-    def pretraining(self) -> Pretrain:
-        return Pretrain(preset=self.preset, factors=self.factors, factors_from=self.factors_from)
-
 
 @dataclass(frozen=True, kw_only=True)
 class ShowTree(_Show):
@@ -93,9 +89,9 @@ class ShowBatch(_Show):
 def show_tree(settings: ShowTree) -> str:
     """The composition, the leaves of two videos with all their pairs, and counts of pairs in a batch, as text."""
     known, _ = read_transformations(settings.factors_from)
-    composition = compose(replace(settings.pretraining, batch_size=settings.batch_size), known)
+    composition = _compose(settings, settings.batch_size, known)
     factors = composition.factors
-    two = toy(compose(replace(settings.pretraining, batch_size=2), known))
+    two = toy(_compose(settings, 2, known))
     columns = two.plan(0, 0).columns
     pairs = map("".join, relations(factors, columns, columns))
     cells = [", ".join(filter(None, row)) for row in labels(two, columns)]
@@ -110,6 +106,10 @@ def show_tree(settings: ShowTree) -> str:
         f"a batch of {composition.batch_size} videos holds {len(partners)} leaves; each has {partners.count(POSITIVE)} "
         f"positive and {partners.count(NEGATIVE)} negative leaves"
     )
+
+
+def _compose(settings: _Show, batch_size: int, known: Transformations) -> Composition:
+    return compose(Pretrain(preset=settings.preset, factors=settings.factors, batch_size=batch_size), known)
 
 
 def toy(composition: Composition) -> Tree:
@@ -152,8 +152,10 @@ def show_batch(settings: ShowBatch) -> str:
     from gdt.pipeline.loader import Loader
 
     base = SIZES[settings.size or default_size()]
-    train = replace(
-        settings.pretraining,
+    train = Pretrain(
+        preset=settings.preset,
+        factors=settings.factors,
+        factors_from=settings.factors_from,
         dataset=settings.dataset,
         shards=settings.shards,
         seed=settings.seed,

@@ -15,7 +15,7 @@ import numpy as np
 from gdt.common.streams import Stream, generator
 from gdt.pipeline.leaves import MODALITIES, Clip, Leaves
 from gdt.pipeline.shards.index import Index
-from gdt.pipeline.transformations.augmentation import Augmentation
+from gdt.pipeline.transformations.augmentation import Augmentation, draw_augmentations
 from gdt.pipeline.tree import BatchPlan
 
 
@@ -76,7 +76,7 @@ def random_clips(
         leaves.video = videos[chosen].astype(np.int64)
         leaves.modality[:] = MODALITIES.index(modality)
         leaves.start = rng.integers(0, starts[leaves.video])
-        leaves.draws = sampling.augmentation.draw(rng, len(chosen), (mel_frames or 1, bands))
+        leaves.draws = draw_augmentations(sampling.augmentation, rng, len(chosen), (mel_frames or 1, bands))
         rng.random(len(chosen))  # unused: it keeps the numbers of earlier runs
         yield _plan(index, leaves, {"target": targets[chosen].astype(np.int64)})
 
@@ -105,7 +105,7 @@ def uniform_clips(
     leaves.modality = spread(np.array([MODALITIES.index(name) for name in modalities])[None, :, None])
     leaves.start = spread(first[:, None])
     rng = np.random.Generator(np.random.Philox(0))  # unused: the evaluation augmentation draws nothing at random
-    leaves.draws = augmentation.draw(rng, len(leaves), (1, 1))
+    leaves.draws = draw_augmentations(augmentation, rng, len(leaves), (1, 1))
     return _plan(index, leaves, {})
 
 

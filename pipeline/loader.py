@@ -26,7 +26,7 @@ from gdt.pipeline.shards.reader import ShardReader
 from gdt.pipeline.shards.statistics import Statistics
 from gdt.pipeline.sources.audio import AudioSource
 from gdt.pipeline.sources.base import InputSource
-from gdt.pipeline.sources.loading import Loading
+from gdt.pipeline.sources.loading import Loading, loading_on
 from gdt.pipeline.sources.text import TextSource
 from gdt.pipeline.sources.video import VideoSource
 from gdt.pipeline.tree import BatchPlan
@@ -103,7 +103,7 @@ class Loader:
         stream = iter(plans)
         first = list(itertools.islice(stream, 1))  # it tells the modalities; without plans, there are no batches
         modalities = first[0].leaves.modalities if first else ()
-        loading = loading.on(device.type)
+        loading = loading_on(device.type, loading)
         # a stream of its own, whose short kernels run before those of training
         self._stream = torch.cuda.Stream(device, priority=-1) if device.type == "cuda" else None
         self._dali = loading.decoder == "gpu"

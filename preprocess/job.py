@@ -82,9 +82,10 @@ def prepare(settings: Preprocess, ffmpeg: str) -> PreprocessJob:
     source = folder_at(settings.source_folder)
     destination = folder_at(settings.absolute_shards)
     index_tag = destination.tag(INDEX)
+    layout = datasets.layout_of(settings.dataset, settings.layout)
     files = SourceFiles(source)
-    items = datasets.listing(settings.known_layout, files)
-    spoken = _find_captions(settings, source)
+    items = datasets.listing(layout, files)
+    spoken = _find_captions(settings, layout, source)
     plan = Plan.read(destination)
     shares = plan.shares.changed(settings.val, settings.test)
     listed = collect(items if spoken is None else spoken.select(items), source, shares)
@@ -100,11 +101,11 @@ def prepare(settings: Preprocess, ffmpeg: str) -> PreprocessJob:
             "videos without one, so leave them out; with --dataset folder, labels.csv can move videos to other splits"
         )
     if not settings.allow_rejected:
-        checks.require_names(listed, settings.known_layout, bool(settings.layout))
+        checks.require_names(listed, layout, bool(settings.layout))
     details = {
         **settings.extraction.identity,
         "bands": BANDS,
-        "dataset": settings.known_layout,
+        "dataset": layout,
         "vocabulary": spoken.vocabulary.digest if spoken else "",
     }
     contents = checks.contents(destination, details, ffmpeg, settings.retry_rejected)
@@ -116,13 +117,13 @@ def prepare(settings: Preprocess, ffmpeg: str) -> PreprocessJob:
     )
 
 
-def _find_captions(settings: Preprocess, source: Folder) -> Spoken | None:
+def _find_captions(settings: Preprocess, layout: str, source: Folder) -> Spoken | None:
     """The captions of the data set, None without word vectors."""
-    entry = datasets.find(settings.known_layout, source)
+    entry = datasets.find(layout, source)
     if settings.word2vec is None:
         if entry.needs_captions:
             raise UserError(
-                f"{settings.known_layout} needs word vectors for its captions; set --word2vec to a file in word2vec's "
+                f"{layout} needs word vectors for its captions; set --word2vec to a file in word2vec's "
                 "format, or use --dataset folder to do without captions"
             )
         return None

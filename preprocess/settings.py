@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
@@ -13,7 +12,7 @@ from gdt.common.errors import UserError, require_positive
 from gdt.common.location import Location
 from gdt.common.processes import cores
 from gdt.common.stores import Place
-from gdt.pipeline.shards.naming import DATASETS, shard_folder
+from gdt.pipeline.shards.naming import shard_folder
 from gdt.preprocess.ffmpeg import Extraction
 from gdt.preprocess.plan import Shares
 
@@ -60,19 +59,6 @@ class Preprocess:
             raise UserError(f"--scheduler is '{self.scheduler}'; it must be an address, such as tcp://host:8786")
         require_positive(self, "", "videos_per_shard")
         Shares(self.val or 0.0, self.test or 0.0)  # validates
-
-    @property
-    def known_layout(self) -> str:
-        """The layout. Raises UserError if the name of the data set looks like a known one misspelt."""
-        if self.layout or self.dataset in DATASETS:
-            return self.layout or self.dataset
-        similar = difflib.get_close_matches(self.dataset.casefold(), DATASETS, 1, 0.75)
-        if similar:
-            raise UserError(
-                f"--dataset is '{self.dataset}'; did you mean '{similar[0]}'? If not, set --layout to folder (any tree "
-                f"of videos) or {similar[0]}"
-            )
-        return "folder"
 
     @property
     def shard_folder(self) -> Place:

@@ -71,7 +71,8 @@ def dry_run(settings: Preprocess) -> str:
 def run(settings: Preprocess) -> Summary:
     """Make the missing shards, then the index. Raises UserError on bad input, before any work if possible."""
     destination = folder_at(settings.absolute_shards)
-    datasets.find(settings.known_layout, folder_at(settings.source_folder))
+    layout = datasets.layout_of(settings.dataset, settings.layout)
+    datasets.find(layout, folder_at(settings.source_folder))
     with destination.locked():
         job = prepare(settings, require_tools(settings.extraction.limits, destination.scratch))
         if not settings.scheduler:  # workers of a cluster may still be busy with tasks of a killed run

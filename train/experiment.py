@@ -57,6 +57,9 @@ class Experiment:
     words: WordVectors | None
     """Word vectors of the shards; None without text."""
     schedule: Schedule
+    """It holds the number of steps, too."""
+    group_size: int
+    """Clips of a group; 0: all of a modality in one pass."""
     data: RunData
     builders: Builders = field(default_factory=dict)
     """Make the networks of the user's own, by modality."""
@@ -84,15 +87,16 @@ def resolve(
     """
     transformations, checksum = notation.read_transformations(settings.factors_from)
     settings = replace(_on_device(settings, device), dataset=settings.dataset_name, factors_from=None)
-    if earlier is not None:
-        batch_size = earlier.batch_size if settings.batch_size is None else settings.batch_size
-        group_size = earlier.group_size if settings.group_size is None else settings.group_size
-        settings = replace(settings, batch_size=batch_size, group_size=group_size)
+    if earlier is not None and settings.batch_size is None:
+        settings = replace(settings, batch_size=earlier.batch_size)
+    if earlier is not None and settings.group_size is None:
+        settings = replace(settings, group_size=earlier.group_size)
     settings = with_batch_size(settings, index, transformations)
     composition = compose(settings, transformations)
-    if settings.group_size is None:
+    group_size = settings.group_size
+    if group_size is None:
         group_size = default_group_size(settings.size, composition.batch_size, _memory(device))
-        settings = replace(settings, group_size=group_size)
+    settings = replace(settings, group_size=group_size)
     words = _words_of(settings, composition, index)
     network = _with_words(settings.network, words, start)
     network, own = with_own_networks(network, given, composition, settings.clip, device)
@@ -109,7 +113,7 @@ def resolve(
         start.digest() if start else "",
     )
     schedule = schedule_of(settings, tree.batches_per_epoch)
-    return Experiment(settings, tree, words, schedule, data, own)
+    return Experiment(settings, tree, words, schedule, group_size, data, own)
 
 
 def compose(settings: Pretrain, known: Transformations = TRANSFORMATIONS) -> Composition:

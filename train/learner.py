@@ -42,7 +42,7 @@ class Learner:
         if world > 1 and settings.network.own:  # which may draw its weights from other than torch's seed
             for value in (*model.parameters(), *model.buffers()):
                 dist.broadcast(value.detach(), 0)
-        if world > 1 and not settings.group_size:
+        if world > 1 and not experiment.group_size:
             model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
         self.model: GDT = model
         _prepare(model, settings)

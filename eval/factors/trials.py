@@ -15,7 +15,7 @@ from gdt.common.streams import Stream, generator
 from gdt.eval.factors.settings import FOLDS
 from gdt.pipeline.leaves import MODALITIES, Leaves
 from gdt.pipeline.shards.index import Index
-from gdt.pipeline.transformations.augmentation import Augment, centred
+from gdt.pipeline.transformations.augmentation import Augment, centred, draw_augmentations
 from gdt.pipeline.transformations.base import Choice, Transformation
 from gdt.pipeline.transformations.modality import Modality
 from gdt.pipeline.transformations.time_shift import TimeShift
@@ -90,7 +90,9 @@ class Planner:
         values = np.arange(starts.size, dtype=np.int64) % starts.shape[2]
         rng = generator(Stream.FACTOR_DRAWS, 0)  # the same draws for every network
         crop = centred(self.run.augmentation.scale[0])
-        leaves.draws = {name: np.repeat(draw, starts.size) for name, draw in crop.draw(rng, 1, (1, 1)).items()}
+        leaves.draws = {
+            name: np.repeat(draw, starts.size) for name, draw in draw_augmentations(crop, rng, 1, (1, 1)).items()
+        }
         if isinstance(factor, Augment):
             Augment(self.run.augmentation).act(leaves, values, rng)
         elif not isinstance(factor, TimeShift):  # which the starts hold

@@ -54,16 +54,17 @@ class Loading:
         require_positive(self, "loading", "readers", "read_ahead", "decode_batch_size", "prefetch")
         require_positive(self, "loading", "threads", least=0)
 
-    def on(self, device: str) -> Loading:
-        """With decoder and threads chosen for a type of device. Raises UserError for DALI where it is missing."""
-        gpu = device == "cuda"
-        decoder = self.decoder
-        if decoder == "auto":
-            decoder = "gpu" if gpu and has_dali() else "cpu"
-            if gpu and decoder == "cpu":
-                advise_dali()
-        elif decoder == "gpu" and not has_dali():
-            raise UserError(f"--loading.decoder gpu needs DALI; {_GET_DALI}, or leave the option out")
-        share = max(1, cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))  # of each process by torchrun
-        most = min(share, _BESIDE_GPU) if gpu and decoder == "cpu" else share
-        return replace(self, decoder=decoder, threads=self.threads or most)
+
+def loading_on(device: str, loading: Loading) -> Loading:
+    """Settings with decoder and threads chosen for a type of device. Raises UserError for DALI where it is missing."""
+    gpu = device == "cuda"
+    decoder = loading.decoder
+    if decoder == "auto":
+        decoder = "gpu" if gpu and has_dali() else "cpu"
+        if gpu and decoder == "cpu":
+            advise_dali()
+    elif decoder == "gpu" and not has_dali():
+        raise UserError(f"--loading.decoder gpu needs DALI; {_GET_DALI}, or leave the option out")
+    share = max(1, cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))  # of each process by torchrun
+    most = min(share, _BESIDE_GPU) if gpu and decoder == "cpu" else share
+    return replace(loading, decoder=decoder, threads=loading.threads or most)

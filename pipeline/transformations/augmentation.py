@@ -45,37 +45,6 @@ class Augmentation:
         shares = "flip", "brightness", "contrast", "saturation", "hue", "volume"
         require_positive(self, "augmentation", *shares, least=0, most=1)
 
-    def draw(self, rng: np.random.Generator, n: int, mel: tuple[int, int]) -> dict[str, np.ndarray]:
-        """Draw the parameters of n leaves, float32 [n] each; `mel` is (frames, bands) of the log-mel clip.
-
-        scale [px], top and left (share of the free margin, 0 to 1), flip (0/1), brightness, contrast, saturation
-        (factors), hue [turns], volume (factor), and the two masks as (start, width) in bands and frames.
-        """
-        frames, bands = mel
-        margin = rng.random((2, n))
-        if self.center_crop:
-            margin[:] = 0.5
-
-        def jitter(width: float) -> np.ndarray:
-            return rng.uniform(1 - width, 1 + width, n)
-
-        draws = {
-            "scale": rng.integers(self.scale[0], self.scale[1], n, endpoint=True),
-            "top": margin[0],
-            "left": margin[1],
-            "flip": rng.random(n) < self.flip,
-            "brightness": jitter(self.brightness),
-            "contrast": jitter(self.contrast),
-            "saturation": jitter(self.saturation),
-            "hue": rng.uniform(-self.hue, self.hue, n),
-            "volume": jitter(self.volume),
-        }
-        for name, largest, size in (("frequency", self.frequency_mask, bands), ("time", self.time_mask, frames)):
-            width = rng.integers(0, min(largest, size), n, endpoint=True)
-            draws[f"{name}_width"] = width
-            draws[f"{name}_start"] = rng.integers(0, size - width, endpoint=True)
-        return {name: np.asarray(values, np.float32) for name, values in draws.items()}
-
 
 EVALUATION = Augmentation(
     scale=(128, 128),
@@ -97,6 +66,40 @@ def centred(scale: int) -> Augmentation:
     return replace(EVALUATION, scale=(scale, scale))
 
 
+def draw_augmentations(
+    ranges: Augmentation, rng: np.random.Generator, n: int, mel: tuple[int, int]
+) -> dict[str, np.ndarray]:
+    """Draw the parameters of n leaves, float32 [n] each; `mel` is (frames, bands) of the log-mel clip.
+
+    scale [px], top and left (share of the free margin, 0 to 1), flip (0/1), brightness, contrast, saturation
+    (factors), hue [turns], volume (factor), and the two masks as (start, width) in bands and frames.
+    """
+    frames, bands = mel
+    margin = rng.random((2, n))
+    if ranges.center_crop:
+        margin[:] = 0.5
+
+    def jitter(width: float) -> np.ndarray:
+        return rng.uniform(1 - width, 1 + width, n)
+
+    draws = {
+        "scale": rng.integers(ranges.scale[0], ranges.scale[1], n, endpoint=True),
+        "top": margin[0],
+        "left": margin[1],
+        "flip": rng.random(n) < ranges.flip,
+        "brightness": jitter(ranges.brightness),
+        "contrast": jitter(ranges.contrast),
+        "saturation": jitter(ranges.saturation),
+        "hue": rng.uniform(-ranges.hue, ranges.hue, n),
+        "volume": jitter(ranges.volume),
+    }
+    for name, largest, size in (("frequency", ranges.frequency_mask, bands), ("time", ranges.time_mask, frames)):
+        width = rng.integers(0, min(largest, size), n, endpoint=True)
+        draws[f"{name}_width"] = width
+        draws[f"{name}_start"] = rng.integers(0, size - width, endpoint=True)
+    return {name: np.asarray(values, np.float32) for name, values in draws.items()}
+
+
 @dataclass(frozen=True)
 class Augment(Transformation):
     """Crop, flip, colour, loudness and masks, drawn separately for every leaf."""
@@ -111,5 +114,5 @@ class Augment(Transformation):
         return np.arange(branches.count * k, dtype=np.int64).reshape(branches.count, k)
 
     def act(self, leaves: Leaves, values: np.ndarray, rng: np.random.Generator) -> None:
-        drawn = self.ranges.draw(rng, int(values.max()) + 1, (leaves.mel_frames.shape[1], leaves.bands))
+        drawn = draw_augmentations(self.ranges, rng, int(values.max()) + 1, (leaves.mel_frames.shape[1], leaves.bands))
         leaves.draws = {name: column[values] for name, column in drawn.items()}

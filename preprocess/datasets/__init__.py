@@ -5,6 +5,7 @@ Each is a module here that defines DATA, and a name in pipeline/shards/naming.py
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import re
 from collections.abc import Iterator
@@ -18,6 +19,22 @@ from gdt.preprocess.datasets.listing import DataSet, ListedVideo, Missing, Sourc
 DATASETS: dict[str, DataSet] = {name: importlib.import_module(f"{__name__}.{name}").DATA for name in naming.DATASETS}
 _NOT_UTF8 = re.compile("[\ud800-\udfff]")
 """What Python makes of the bytes of a name that are not UTF-8."""
+
+
+def layout_of(dataset: str, layout: str) -> str:
+    """The layout `layout`, by default that of a data set of this name, else folder.
+
+    Raises UserError if the name looks like a known one misspelt.
+    """
+    if layout or dataset in DATASETS:
+        return layout or dataset
+    similar = difflib.get_close_matches(dataset.casefold(), DATASETS, 1, 0.75)
+    if similar:
+        raise UserError(
+            f"--dataset is '{dataset}'; did you mean '{similar[0]}'? If not, set --layout to folder (any tree of "
+            f"videos) or {similar[0]}"
+        )
+    return "folder"
 
 
 def find(dataset: str, source: Folder) -> DataSet:

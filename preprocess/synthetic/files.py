@@ -24,7 +24,7 @@ from gdt.common.files import LOCK, locked, write_lines, write_text
 from gdt.common.processes import cores
 from gdt.preprocess.process import Limits
 from gdt.preprocess.synthetic.drawing import SAMPLE_RATE
-from gdt.preprocess.synthetic.moments import FPS, SIZE, SPLITS, Scene, Synthetic
+from gdt.preprocess.synthetic.moments import FPS, SIZE, SPLITS, Scene, Synthetic, render
 from gdt.preprocess.tools import require_tools
 
 GROUP = 25  # videos per ffmpeg process, whose start costs more than encoding one video
@@ -142,7 +142,7 @@ def _make_group(settings: Synthetic, group: Sequence[VideoTask]) -> int:
         inputs: list[object] = []
         outputs: list[object] = []
         for k, task in enumerate(group):
-            video = settings.render(task.split, task.action, task.n)
+            video = render(settings, task.split, task.action, task.n)
             frames = Path(folder, f"{k}.rgb")
             samples = Path(folder, f"{k}.pcm")
             video.frames.tofile(frames)

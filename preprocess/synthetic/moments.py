@@ -78,10 +78,11 @@ class Synthetic:
         """Actions of each video of a split."""
         return self.actions_per_video if split == "train" else 1
 
-    def render(self, split: str, action: str, n: int) -> RenderedVideo:
-        """The n-th video of a split that begins with an action."""
-        scene = Scene(self, split, action, n)
-        return RenderedVideo(scene.picture(), scene.sound())
+
+def render(settings: Synthetic, split: str, action: str, n: int) -> RenderedVideo:
+    """The n-th video of a split that begins with an action."""
+    scene = Scene(settings, split, action, n)
+    return RenderedVideo(scene.picture(), scene.sound())
 
 
 def _radius(size: float) -> float:

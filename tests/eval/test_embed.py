@@ -184,7 +184,7 @@ def test_all_formats_hold_the_same(checkpoint: Path, shards: Path, tmp_path: Pat
 def test_parquet_is_refused_without_its_package(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(UserError, match="a.parquet needs pyarrow; run pip install"):
-        Embed(checkpoint, dataset="x", out=Path("a.parquet"))
+        embed(Embed(checkpoint, dataset="x", out=Path("a.parquet")))
 
 
 def test_rows_of_clips_average_to_the_row_of_their_video(checkpoint: Path, index: Index) -> None:

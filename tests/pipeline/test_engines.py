@@ -22,7 +22,7 @@ from gdt.pipeline.shards.layout import MEL_FLOOR
 from gdt.pipeline.shards.reader import ShardReader
 from gdt.pipeline.sources import audio
 from gdt.pipeline.sources.loading import Loading
-from gdt.pipeline.transformations.augmentation import Augmentation
+from gdt.pipeline.transformations.augmentation import Augmentation, draw_augmentations
 from gdt.pipeline.tree import BatchPlan, sampling_tree
 from tests.composed import composed
 from tests.pipeline.test_loader import AUGMENTATION, CLIP, CPU, NO_COLOUR, tree
@@ -108,7 +108,7 @@ def test_reading_ahead_spans_batches_up_to_its_limit(index: Index, monkeypatch: 
 def test_sound_on_the_cores_has_the_bits_of_dalis() -> None:
     rng, (mean, scale), n = np.random.default_rng(0), (-6.1234567, 1 / 3.9876543), 64
     rows = rng.normal(-12, 8, (n, 9, 11)).clip(MEL_FLOOR).astype(np.float32)
-    draws = Augmentation(frequency_mask=11, time_mask=9).draw(rng, n, (9, 11))
+    draws = draw_augmentations(Augmentation(frequency_mask=11, time_mask=9), rng, n, (9, 11))
     graph = graphs.Pipeline(CPU, 1, graphs.audio_graph, n, False, mean, scale)
     inputs = {"rows": list(rows), **audio.dali_inputs(draws)}
     ((expected,),) = ((bank.clone() for bank in banks) for banks in graph.run([inputs]))

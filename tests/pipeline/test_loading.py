@@ -6,7 +6,7 @@ import pytest
 
 from gdt.common.errors import UserError
 from gdt.pipeline.sources import loading
-from gdt.pipeline.sources.loading import Loading
+from gdt.pipeline.sources.loading import Loading, loading_on
 
 
 def test_dali_decodes_beside_a_gpu_and_the_cores_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -18,7 +18,7 @@ def test_dali_decodes_beside_a_gpu_and_the_cores_elsewhere(monkeypatch: pytest.M
         ("cpu", "auto", 0, ("cpu", 16)),
         ("cpu", "gpu", 3, ("gpu", 3)),
     ):
-        found = Loading(threads=threads, decoder=asked).on(device)  # type: ignore[arg-type]
+        found = loading_on(device, Loading(threads=threads, decoder=asked))  # type: ignore[arg-type]
         assert (found.decoder, found.threads) == expected
 
 
@@ -27,8 +27,8 @@ def test_without_dali_the_cores_decode_for_a_gpu_and_say_so_once(
 ) -> None:
     monkeypatch.setattr(loading, "has_dali", lambda: False)
     loading.advise_dali.cache_clear()
-    assert [Loading().on("cuda").decoder for _ in range(2)] == ["cpu", "cpu"]
+    assert [loading_on("cuda", Loading()).decoder for _ in range(2)] == ["cpu", "cpu"]
     assert capsys.readouterr().err.count("pip install 'gdt-video[gpu]'") == 1
     with pytest.raises(UserError, match=r"--loading.decoder gpu needs DALI; run pip install 'gdt-video\[gpu\]'"):
-        Loading(decoder="gpu").on("cpu")
-    assert Loading().on("cpu").decoder == "cpu" and not capsys.readouterr().err
+        loading_on("cpu", Loading(decoder="gpu"))
+    assert loading_on("cpu", Loading()).decoder == "cpu" and not capsys.readouterr().err

@@ -12,7 +12,7 @@ from gdt.pipeline import presets
 from gdt.pipeline.groups import take_rank
 from gdt.pipeline.leaves import Clip
 from gdt.pipeline.notation import parse
-from gdt.pipeline.transformations.augmentation import EVALUATION, Augmentation
+from gdt.pipeline.transformations.augmentation import EVALUATION, Augmentation, draw_augmentations
 from gdt.pipeline.transformations.base import Source, distinct
 from gdt.pipeline.tree import BatchPlan, Tree
 from tests.composed import composed
@@ -156,7 +156,7 @@ def test_distinct_draws_are_uniform_over_ordered_tuples(k: int) -> None:
 
 def test_draws_stay_in_their_ranges() -> None:
     a = Augmentation(hue=0.1)
-    draws = a.draw(np.random.default_rng(0), 20_000, (99, 40))
+    draws = draw_augmentations(a, np.random.default_rng(0), 20_000, (99, 40))
     assert set(np.unique(draws["scale"])) == set(range(128, 161))
     for name, low, high in [("brightness", 0.6, 1.4), ("hue", -0.1, 0.1), ("volume", 0.9, 1.1), ("top", 0, 1)]:
         assert low <= draws[name].min() < low + 0.01 and high - 0.01 < draws[name].max() <= high
@@ -165,7 +165,7 @@ def test_draws_stay_in_their_ranges() -> None:
     assert set(np.unique(draws["time_width"])) == set(range(7))
     assert (draws["frequency_start"] + draws["frequency_width"]).max() == 40
     assert (draws["time_start"] + draws["time_width"]).max() == 99
-    fixed = EVALUATION.draw(np.random.default_rng(0), 5, (99, 40))
+    fixed = draw_augmentations(EVALUATION, np.random.default_rng(0), 5, (99, 40))
     assert all(len(np.unique(values)) == 1 for name, values in fixed.items() if not name.endswith("start"))
     assert fixed["time_width"].max() == fixed["frequency_width"].max() == 0
     with pytest.raises(UserError, match="hue is 1.5"):

@@ -18,7 +18,7 @@ from gdt.common.files import locked
 from gdt.preprocess.synthetic.actions import ACTIONS
 from gdt.preprocess.synthetic.drawing import SAMPLE_RATE
 from gdt.preprocess.synthetic.files import GROUP, MARKER, Generate, command, generate
-from gdt.preprocess.synthetic.moments import FPS, SIZE, SPLITS, RenderedVideo, Scene, Synthetic
+from gdt.preprocess.synthetic.moments import FPS, SIZE, SPLITS, RenderedVideo, Scene, Synthetic, render
 
 # More videos than one ffmpeg process takes, so that two workers share them.
 SMALL = Synthetic(train=8, val=1, test=1, classes=3, seconds=1.0)
@@ -97,7 +97,7 @@ def test_other_settings_are_refused(made: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("action", ["bounce", "spin"])
 def test_encoding_shifts_neither_picture_nor_sound(action: str, made: Path) -> None:
     frames, samples = decode(made / "train" / action / f"train_{action}_0003.mp4")
-    video = SMALL.render("train", action, 3)
+    video = render(SMALL, "train", action, 3)
     assert frames.shape == video.frames.shape
     shifts = range(-2, 3)
     differences = [
