@@ -40,7 +40,7 @@ goals := $(or $(MAKECMDGOALS),help)
 takes := $(if $(filter help setup demo test oracles lint clean bench,$(goals)),,$(variables) ARGS)
 refused := $(if $(filter pretrain,$(goals)),,GPUS) $(if $(filter eval-%,$(goals)),DATASET)
 takes := $(filter-out $(refused),$(takes))
-typed := $(foreach name,$(.VARIABLES),$(if $(filter command,$(firstword $(origin $(name)))),$(name)))
+typed := $(foreach word,$(subst \ ,,$(MAKEOVERRIDES)),$(firstword $(subst =, ,$(word))))
 $(foreach name,$(filter-out $(takes) PYTHON SETUP MAKE%,$(typed)),$(error 'make $(goals)' has no variable $(name); it has $(or $(strip $(takes)),none)))
 
 gdt := $(PYTHON) -m gdt

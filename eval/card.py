@@ -71,8 +71,8 @@ def write(folder: Path, trained: Trained, inputs: str) -> None:
 def _card(name: str, trained: Trained, inputs: str) -> str:
     settings = trained.settings
     modalities = trained.model.modalities
-    if trained.foreign:
-        facts = {"weights": str(trained.foreign)}
+    if trained.origin:
+        facts = {"weights": str(trained.origin)}
     else:
         batch_size = settings.batch_size or settings.default_batch_size
         shards = trained.fingerprint[:12] or "unknown"

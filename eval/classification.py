@@ -33,7 +33,7 @@ def targets(labels: np.ndarray, classes: np.ndarray) -> np.ndarray:
 
 
 def fit(classifier: Any, features: np.ndarray, target: np.ndarray) -> list[Warning]:
-    """Fit a classifier of scikit-learn to features [n, dim]; returns its warnings, for `describe`."""
+    """Fit a classifier of scikit-learn to features [n, dim]; returns its warnings, for `fit_warnings`."""
     # on busy cores, threads wait for each other after each of many small products
     with threadpool_limits(1), warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -41,7 +41,7 @@ def fit(classifier: Any, features: np.ndarray, target: np.ndarray) -> list[Warni
     return [record.message for record in caught if isinstance(record.message, Warning)]
 
 
-def describe(caught: Sequence[Warning], fits: int) -> dict[str, str]:
+def fit_warnings(caught: Sequence[Warning], fits: int) -> dict[str, str]:
     """The warnings of several fits as the detail `warning` of a result; empty without."""
     texts: Counter[str] = Counter()
     for warning in caught:

@@ -26,7 +26,7 @@ def only_decisive(settings: Downstream, protocol: str) -> Downstream:
     return replace(settings, **defaults)
 
 
-def decisive(settings: Downstream, protocol: str) -> dict[str, Any]:
+def decisive_settings(settings: Downstream, protocol: str) -> dict[str, Any]:
     """The settings that decide a protocol's numbers, besides model, videos and words."""
     return {name: getattr(settings, name) for name in ("clips", *PROTOCOLS[protocol].settings) if name not in _RESOLVED}
 
@@ -36,7 +36,7 @@ def conditions(
 ) -> str:
     """Digest of all that decides a protocol's numbers on a fold, besides the model."""
     videos = data.fingerprint, data.split, fold.digest, words_of(protocol, words)
-    return _digest([_VERSION, protocol, decisive(settings, protocol), videos, device])
+    return _digest([_VERSION, protocol, decisive_settings(settings, protocol), videos, device])
 
 
 def words_of(protocol: str, words: WordVectors | None) -> str:

@@ -20,7 +20,7 @@ from gdt.common.errors import UserError, explain_out_of_memory
 from gdt.common.files import locked
 from gdt.eval import answers, results
 from gdt.eval.answers import Answers
-from gdt.eval.conditions import conditions, decisive, only_decisive, words_of
+from gdt.eval.conditions import conditions, decisive_settings, only_decisive, words_of
 from gdt.eval.evaluator import Evaluator
 from gdt.eval.extract import require_network
 from gdt.eval.processes import job_limit, run_command, run_parallel
@@ -108,7 +108,7 @@ def evaluate(settings: Downstream, networks: Mapping[str, Sequence[Given]] | Non
     # in a subprocess, the parent holds the lock
     lock = locked(out, "set --out to another folder") if settings.tables else contextlib.nullcontext()
     with lock, explain_out_of_memory("lower --jobs; finished results are kept"):
-        jobs = sorted(plan(settings, data, compared, out), key=lambda job: compared.index(job.model))
+        jobs = sorted(plan_jobs(settings, data, compared, out), key=lambda job: compared.index(job.model))
         done = {result.identity for result in results.read(out / RESULTS)}
         todo = list({job.identity: job for job in jobs if job.identity not in done}.values())
         for job in todo:
@@ -125,7 +125,7 @@ def evaluate(settings: Downstream, networks: Mapping[str, Sequence[Given]] | Non
     return Evaluation(every, [(model.name, model.digest) for model in compared], text, out)
 
 
-def plan(settings: Downstream, data: Data, compared: Sequence[Subject], out: Path) -> Iterator[Job]:
+def plan_jobs(settings: Downstream, data: Data, compared: Sequence[Subject], out: Path) -> Iterator[Job]:
     """The jobs of an evaluation. Raises UserError if models, data and settings do not fit."""
     device = any_device()
     words = None
@@ -199,10 +199,10 @@ def _require_fit(model: Subject, settings: Downstream, data: Data, parts: Sequen
     """Raise UserError if a model lacks a network, or was finetuned on labels of query videos."""
     for name in settings.modalities:
         require_network(model.trained, name)
-    foreign = model.trained.foreign
-    if not foreign or not foreign.finetuned_on or model.random:
+    origin = model.trained.origin
+    if not origin or not origin.finetuned_on or model.random:
         return
-    fingerprint, number = foreign.finetuned_on
+    fingerprint, number = origin.finetuned_on
     others = [fold.number for fold in parts if fold.number != number]
     if others and fingerprint == data.fingerprint:
         raise UserError(
@@ -282,7 +282,7 @@ def _facts(job: Job, fold: Fold) -> Result:
         gallery=len(fold.gallery),
         queries=len(fold.queries),
         classes=len(names_in(fold.gallery_label)),
-        settings=decisive(evaluator.settings, job.protocol),
+        settings=decisive_settings(evaluator.settings, job.protocol),
         details={"clip": str(pretraining.clip), "precision": precision},
         provenance=provenance_of(evaluator.device),
     )

@@ -34,7 +34,7 @@ _GLYPH = re.compile(r"Glyph \d+ ")
 """Start of matplotlib's warning of a character that the font lacks, one for each."""
 
 
-def mark(k: int) -> dict[str, Any]:
+def marker(k: int) -> dict[str, Any]:
     """Colour and marker of the k-th entry of a legend; from the eleventh on, colours repeat with other markers."""
     n = len(COLOURS)
     return {"color": COLOURS[k % n], "marker": _MARKERS[(k + k // n) % n]}
@@ -54,7 +54,7 @@ def save(figure: Figure, path: Path) -> None:
 
 def picture(figure: Figure, names: Sequence[str], columns: int = 5) -> str:
     """A figure as SVG for the `src` of an image, with a legend of the marks of these names."""
-    handles = [Line2D([], [], linestyle="", **mark(k)) for k in range(len(names))]
+    handles = [Line2D([], [], linestyle="", **marker(k)) for k in range(len(names))]
     figure.legend(handles, list(names), loc="outside lower left", ncols=columns)
     image = io.BytesIO()
     with warnings.catch_warnings():  # browsers draw the text, with fonts of their own

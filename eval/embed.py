@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from gdt.pipeline.loader import Batch
     from gdt.train.trained import Trained
 
-Modality = Literal["video", "audio"]
+FeatureModality = Literal["video", "audio"]
 Kind = Literal["embeddings", "features"]
 Rows = Literal["video", "clip"]
 
@@ -56,7 +56,7 @@ class Embed:
     """Folder of shards, or s3://…; default: data/shards/<dataset>."""
     out: Path = Path("features.h5")
     """File: .h5, .npz or .parquet (needs pyarrow)."""
-    modalities: tuple[Modality, ...] = ()
+    modalities: tuple[FeatureModality, ...] = ()
     """Modalities; default: all of the model."""
     kind: Kind = "embeddings"
     """embeddings (head; comparable across modalities) or features (trunk)."""
@@ -137,7 +137,7 @@ def features(settings: Embed, trained: Trained | None = None) -> Features:
 
 
 def _modalities(settings: Embed, trained: Trained, checkpoint: Path) -> list[str]:
-    available = [name for name in trained.model.modalities if name in get_args(Modality)]
+    available = [name for name in trained.model.modalities if name in get_args(FeatureModality)]
     for name in settings.modalities:
         if name not in available:
             raise UserError(f"{checkpoint} has no network for {name}; available: {', '.join(available)}")

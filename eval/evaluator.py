@@ -15,7 +15,7 @@ import torch
 from gdt.common.errors import UserError, plural
 from gdt.common.streams import Stream, generator
 from gdt.eval.conditions import features_path, only_decisive
-from gdt.eval.extract import PooledFeatures, cached
+from gdt.eval.extract import PooledFeatures, cached_features
 from gdt.eval.features import sameness
 from gdt.eval.metrics import Measured
 from gdt.eval.protocols import PROTOCOLS
@@ -94,7 +94,7 @@ class Evaluator:
         if pooled is None or not np.isin(videos, pooled.videos).all():
             if any(kept.parent != path.parent for kept in self._latest):
                 self._latest.clear()
-            pooled = cached(path, model.trained, self.data.index, videos, clips, self.device, modality)
+            pooled = cached_features(path, model.trained, self.data.index, videos, clips, self.device, modality)
             self._latest[path] = pooled
         return pooled
 

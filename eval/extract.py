@@ -116,7 +116,7 @@ def require_network(trained: Trained, modality: str) -> None:
         )
 
 
-def cached(
+def cached_features(
     path: Path,
     trained: Trained,
     index: Index,

@@ -15,14 +15,17 @@ from mteb.models.model_meta import ModelMeta, ScoringFunction
 
 from gdt.common.errors import Unusable, UserError
 from gdt.common.files import open_regular
-from gdt.eval.embed import Embed, Kind, Modality, features
+from gdt.eval.embed import Embed, FeatureModality, Kind, features
 from gdt.eval.subjects import name_of
 from gdt.preprocess.extract import NEXT_RUN
 from gdt.train.trained import Trained
 
 _AT_ONCE = 256
 """Files whose frames are on the disk at the same time."""
-_COLUMNS: dict[Modality, tuple[Any, str]] = {"video": (datasets.Video, ".mp4"), "audio": (datasets.Audio, ".wav")}
+_COLUMNS: dict[FeatureModality, tuple[Any, str]] = {
+    "video": (datasets.Video, ".mp4"),
+    "audio": (datasets.Audio, ".wav"),
+}
 """Type of the columns, and suffix of files; ffmpeg recognises the content."""
 
 
@@ -57,7 +60,7 @@ class Encoder(AbsEncoder):
         parts = [self._column(inputs.dataset, name, task_metadata.name) for name in _COLUMNS if name in columns]
         return np.sum(parts, 0) if self._kind == "embeddings" else np.concatenate(parts, 1)
 
-    def _column(self, dataset: datasets.Dataset, name: Modality, task: str) -> np.ndarray:
+    def _column(self, dataset: datasets.Dataset, name: FeatureModality, task: str) -> np.ndarray:
         kind, suffix = _COLUMNS[name]
         undecoded = dataset.select_columns([name]).cast_column(name, kind(decode=False))
         model: Any = self._trained.model

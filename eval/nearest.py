@@ -11,7 +11,7 @@ import tyro
 from tabulate import tabulate
 
 from gdt.common.errors import UserError, plural, require_positive, unknown
-from gdt.eval.embed import Embed, Kind, Modality, features
+from gdt.eval.embed import Embed, FeatureModality, Kind, features
 from gdt.eval.features import Features, read, sameness
 from gdt.train.models.network import NONE, Theirs
 
@@ -24,9 +24,9 @@ class Nearest:
     """Id of a video in the features file, or a video file."""
     features: Path = Path("features.h5")
     """File written by `gdt embed`, .h5, .npz or .parquet."""
-    by: Modality = "video"
+    by: FeatureModality = "video"
     """Modality of the query."""
-    among: Annotated[Modality | None, tyro.conf.arg(metavar="{video,audio}")] = None
+    among: Annotated[FeatureModality | None, tyro.conf.arg(metavar="{video,audio}")] = None
     """Modality to search (other than --by: needs embeddings); default: --by."""
     k: int = 5
     """Number of neighbours."""
@@ -55,7 +55,7 @@ def nearest(settings: Nearest) -> str:
         embed = Embed(
             Path(rows.metadata["checkpoint"]),
             (Path(settings.query),),
-            modalities=cast(tuple[Modality, ...], tuple(rows.features)),
+            modalities=cast(tuple[FeatureModality, ...], tuple(rows.features)),
             kind=cast(Kind, rows.metadata["kind"]),
             clips=int(rows.metadata["clips"]),
             workers=1,

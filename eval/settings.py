@@ -10,7 +10,7 @@ import tyro
 
 from gdt.common.errors import UserError, require_positive
 from gdt.common.location import Location
-from gdt.eval.embed import Modality
+from gdt.eval.embed import FeatureModality
 from gdt.eval.protocols import PROTOCOLS
 from gdt.train.models.network import NONE, Theirs
 
@@ -48,7 +48,7 @@ class Downstream:
     """Uniformly spaced clips per video, which are averaged."""
     random_weights: Literal["include", "only", "exclude"] = "include"
     """Random weights as a baseline: include, only these rows, or exclude."""
-    modalities: tuple[Modality, ...] = ("video",)
+    modalities: tuple[FeatureModality, ...] = ("video",)
     """Networks to take features from; both: L2-normalised and concatenated."""
     epochs: int = 0
     """Epochs of finetune and attentive; the schedule is scaled to them; 0: 12."""

@@ -16,7 +16,7 @@ from tabulate import tabulate
 from gdt.common.errors import UserError
 from gdt.common.location import Location
 from gdt.eval.drawing import STYLE, save
-from gdt.pipeline.composition import Composition, Factor, Table, Weight, contrast, weight
+from gdt.pipeline.composition import Columns, Composition, Factor, Weight, contrast, weight
 from gdt.pipeline.leaves import MODALITIES, Clip
 from gdt.pipeline.notation import Transformations, read_transformations
 from gdt.pipeline.shards.index import Index
@@ -120,13 +120,13 @@ def toy(composition: Composition) -> Tree:
     return Tree(composition, Source(np.arange(n), np.full(n, starts), _FPS), clip, bands=1)
 
 
-def relations(factors: Sequence[Factor], rows: Table, columns: Table) -> np.ndarray:
+def relations(factors: Sequence[Factor], rows: Columns, columns: Columns) -> np.ndarray:
     """Relations of the leaves of `rows` [n] to those of `columns` [m]: POSITIVE, NEGATIVE or IGNORED, str [n, m]."""
     attract = contrast(factors, rows, columns)
     return np.where(weight(factors, rows, columns), np.where(attract, POSITIVE, NEGATIVE), IGNORED)
 
 
-def labels(tree: Tree, columns: Table) -> list[list[str]]:
+def labels(tree: Tree, columns: Columns) -> list[list[str]]:
     """The values of all factors, for each leaf; those without a label are numbered, or empty if K is 1."""
     by_factor = []
     for factor in tree.composition.factors:

@@ -8,7 +8,7 @@ from sklearn.neighbors import NearestNeighbors
 from gdt.common.errors import UserError
 
 
-def nearest(query: np.ndarray, gallery: np.ndarray, k: int) -> np.ndarray:
+def nearest_rows(query: np.ndarray, gallery: np.ndarray, k: int) -> np.ndarray:
     """Indices of the k rows of the gallery [g, dim] nearest by cosine, nearest first: int64 [q, min(k, g)].
 
     In bounded memory.

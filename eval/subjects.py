@@ -97,7 +97,7 @@ class Data:
         also if `dataset` names them and they are not in the usual folder). `split` is by default test, or val without
         a test split or official folds. Raises UserError if the shards are not known or cannot be used.
         """
-        if first.foreign is not None and not (dataset or shards):
+        if first.origin is not None and not (dataset or shards):
             raise UserError(f"{path} does not name its data set; set --dataset to the one to evaluate on")
         name = dataset_name(dataset, shards) if dataset or shards else first.settings.dataset
         same = not shards and name == first.settings.dataset
@@ -219,8 +219,8 @@ def models(settings: Downstream, first: Trained, given: Makers) -> Iterator[Subj
         return
     for path in dict.fromkeys(settings.ckpt):
         trained = first if path == settings.ckpt[0] else load_trained(path, given)
-        if trained.foreign is not None:
-            print(f"{path} holds {trained.foreign}; clips of {trained.settings.clip}")
+        if trained.origin is not None:
+            print(f"{path} holds {trained.origin}; clips of {trained.settings.clip}")
         if trained.step and not trained.per_step:
             print(
                 f"warning: {path} is of an earlier version, which did not record the videos and FLOPs of a step; "

@@ -16,7 +16,7 @@ from gdt.common.errors import UserError
 from gdt.pipeline.leaves import MODALITIES
 from gdt.pipeline.transformations.base import Transformation
 
-Table = Mapping[str, Any]
+Columns = Mapping[str, Any]
 
 
 class Contrast(Enum):
@@ -94,7 +94,7 @@ class Composition:
         return max(factor.transformation.starts_needed(factor.k) for factor in self.factors)
 
 
-def contrast(factors: Sequence[Factor], rows: Table, columns: Table) -> Any:
+def contrast(factors: Sequence[Factor], rows: Columns, columns: Columns) -> Any:
     """c(T, T') = prod_m c(t_m, t'_m) for T in `rows` [n] and T' in `columns` [n']: bool [n, n']."""
     equal = _outer(rows, columns, "leaf")
     result = equal | ~equal  # one everywhere, in the caller's array library
@@ -104,7 +104,7 @@ def contrast(factors: Sequence[Factor], rows: Table, columns: Table) -> Any:
     return result
 
 
-def weight(factors: Sequence[Factor], rows: Table, columns: Table) -> Any:
+def weight(factors: Sequence[Factor], rows: Columns, columns: Columns) -> Any:
     """w(T, T') = [T != T'] prod_m w(t_m, t'_m): bool [n, n']; cross-modal learning needs m != m'."""
     result = ~_outer(rows, columns, "leaf")
     for factor in factors:
@@ -163,5 +163,5 @@ def _check_variation(factors: Sequence[Factor], kind: Contrast, consequence: str
         )
 
 
-def _outer(rows: Table, columns: Table, name: str) -> Any:
+def _outer(rows: Columns, columns: Columns, name: str) -> Any:
     return rows[name][:, None] == columns[name][None, :]

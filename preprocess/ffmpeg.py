@@ -22,7 +22,7 @@ from gdt.common.folders import state_of
 from gdt.common.processes import killed_with_parent
 from gdt.preprocess.datasets.listing import SOUNDS, ListedVideo
 from gdt.preprocess.logmel import SAMPLE_RATE
-from gdt.preprocess.process import POSITIVE, Limits, require_in_range
+from gdt.preprocess.process import POSITIVE_RANGE, Limits, require_in_range
 
 _FORMATS = (
     "asf,avi,flac,flv,h264,hevc,ivf,m4v,matroska,mjpeg,mov,mp3,mpeg,mpegts,mpegvideo,mxf,nut,ogg,rm,wav,"
@@ -67,7 +67,7 @@ class Extraction:
 
     def __post_init__(self) -> None:
         require_in_range(self, fps=(1, 100), short_side=(16, 10_000), quality=(2, 31))
-        require_in_range(self, min_seconds=POSITIVE, max_hours=POSITIVE, silence_db=(-200, 0))
+        require_in_range(self, min_seconds=POSITIVE_RANGE, max_hours=POSITIVE_RANGE, silence_db=(-200, 0))
 
     @property
     def identity(self) -> dict[str, Any]:

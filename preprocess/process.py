@@ -80,10 +80,10 @@ class Limits:
     """Address space of each ffmpeg process, GiB; a smaller `ulimit -v` wins."""
 
     def __post_init__(self) -> None:
-        require_in_range(self, timeout_factor=POSITIVE, ffmpeg_memory=POSITIVE)
+        require_in_range(self, timeout_factor=POSITIVE_RANGE, ffmpeg_memory=POSITIVE_RANGE)
 
 
-POSITIVE = (1e-6, 1_000_000)
+POSITIVE_RANGE = (1e-6, 1_000_000)
 """Range of settings that are above 0."""
 
 

@@ -42,12 +42,12 @@ def require_tools(limits: Limits, folder: Path) -> str:
         for name, path in zip(("ffmpeg", "ffprobe"), key, strict=False):
             if path is None:
                 raise UserError(f"{name} is not installed; install ffmpeg {VERSIONS} with {_INSTALL}")
-        probe(limits, folder)
+        decode_known_clip(limits, folder)
         _working[key] = _version()
     return _working[key]
 
 
-def probe(limits: Limits, folder: Path) -> None:
+def decode_known_clip(limits: Limits, folder: Path) -> None:
     """Decode the clip within a folder. Raises UserError if that fails, or gives other frames or another sound."""
     with tempfile.TemporaryDirectory(prefix=".shard-probe-", dir=folder) as scratch:
         target = Target.within(Path(scratch) / "clip", ListedVideo(CLIP.name, CLIP, segment=(1.0, 2.0)))

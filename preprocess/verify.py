@@ -80,7 +80,7 @@ def _check(folder: Folder, lines: dict[str, bytes], name: str) -> Finding | None
     """What is wrong with a shard, given the first lines of those in the index."""
     try:
         with folder.local(name) as path:
-            head = container.check(path)
+            head = container.check_shard(path)
     except (Damaged, OSError, UserError) as error:
         return error
     known = lines.get(name, head.line) == head.line

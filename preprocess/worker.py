@@ -27,7 +27,7 @@ from gdt.preprocess.ffmpeg import Extraction, Target
 from gdt.preprocess.logmel import HOP, SAMPLE_RATE, Waveform, logmel_blocks, peak_levels
 from gdt.preprocess.plan import ShardTask
 from gdt.preprocess.process import Failed, Killed, Rejected
-from gdt.preprocess.tools import probe, require_tools
+from gdt.preprocess.tools import decode_known_clip, require_tools
 
 PROGRESS = "gdt-preprocess"
 """Dask topic of the number of videos just done."""
@@ -85,7 +85,7 @@ def _make_shard(task: ShardTask, folder: Path) -> list[dict[str, str]]:
             _, hash = files[target.video.path]
             of_build |= bool(_OF_BUILD.search(note))
             if isinstance(output, Failed) or NO_SOUND in note or os.strerror(errno.ENOMEM) in note:
-                probe(task.extraction.limits, folder)  # is it the video's fault, or the machine's?
+                decode_known_clip(task.extraction.limits, folder)  # is it the video's fault, or the machine's?
             try:
                 record, mel = _record(target, output, task.extraction)
             except Rejected as error:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from gdt.cli import COMMANDS, settings_of
+from gdt.cli import COMMANDS, parse_command
 from gdt.pipeline import presets
 from tests.conftest import ROOT, Run, commands_in
 from tests.test_cli import make
@@ -128,7 +128,7 @@ def test_commands_are_parsed(page: str, tmp_path: Path, monkeypatch: pytest.Monk
     for line in shell_lines(page):
         for name, *options in gdt_commands(line):
             if "--help" not in options:
-                settings_of(name, options)
+                parse_command(name, options)
 
 
 @pytest.fixture(scope="module")
@@ -137,7 +137,7 @@ def options() -> set[str]:
     out = io.StringIO()
     for name in COMMANDS:
         with contextlib.redirect_stdout(out), contextlib.suppress(SystemExit):
-            settings_of(name, ["--help"])
+            parse_command(name, ["--help"])
     return {"--protocol", "--version", *re.findall(r"--[a-z][\w.-]*", out.getvalue())}
 
 

@@ -29,7 +29,7 @@ import numpy as np
 import pytest
 import torch
 
-from gdt.cli import settings_of
+from gdt.cli import parse_command
 from gdt.common.errors import UserError
 from gdt.common.stores import RemoteFolder, place
 from gdt.eval.downstream import evaluate
@@ -128,7 +128,7 @@ def test_training_from_a_store_gives_the_losses_of_a_folder(
 )  # fmt: skip
 def test_commands_take_urls(command: str, option: str) -> None:
     more = ["--size", "tiny"] if command == "pretrain" else []
-    value = getattr(settings_of(command, [*more, f"--{option}", "s3://bucket/set"]), option)
+    value = getattr(parse_command(command, [*more, f"--{option}", "s3://bucket/set"]), option)
     (url,) = value if isinstance(value, tuple) else (value,)
     assert isinstance(url, RemoteFolder) and str(url) == "s3://bucket/set" and url != Path("s3://bucket/set")
 
@@ -572,5 +572,5 @@ def test_of_two_runs_that_differ_one_publishes(s3: Store, videos: Path, monkeypa
 @pytest.mark.parametrize("url", ["s3://me:my-password@bucket/set", "s3://bucket/set?X-Amz-Signature=my-password"])
 def test_secrets_in_urls_are_refused_and_not_repeated(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(UserError, match="password") as refused:
-        settings_of("pretrain", ["--size", "tiny", "--shards", url])
+        parse_command("pretrain", ["--size", "tiny", "--shards", url])
     assert "my-" not in str(refused.value) + capsys.readouterr().err

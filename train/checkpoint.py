@@ -112,7 +112,7 @@ def _model_of(state: Mapping[str, Any], path: Path, given: Makers) -> Trained:
     if not form.startswith("gdt-"):
         return weights.model_of(state, path, given)
     if form == portable.FORMAT:
-        state = portable.state_of(state)
+        state = portable.state_in(state)
     elif form != _FORMAT:
         raise Damaged(f"it is not one of this version ({_FORMAT})")
     missing = {"settings", "model", "statistics", "step", "data", "steps", "words"} - state.keys()

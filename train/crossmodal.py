@@ -40,7 +40,7 @@ class Embedded(NamedTuple):
     """By modality, the mean over the clips, of length 1: float32 [n, d]."""
 
 
-def embed(
+def embed_videos(
     model: GDT,
     index: Index,
     videos: np.ndarray,
@@ -131,7 +131,7 @@ class Probe:
     def __call__(self, model: GDT) -> dict[str, float]:
         """R@k in percent by query modality, gallery modality and k, measures of collapse, and the number of videos."""
         settings = self._experiment.settings
-        embedded = embed(
+        embedded = embed_videos(
             model,
             self._index,
             self.videos,

@@ -175,7 +175,7 @@ def with_own_networks(
 ) -> tuple[Network, Builders]:
     """With networks of the user's own, checked, and what makes them. Raises UserError for one that has no effect."""
     from gdt.train.models.foreign import build
-    from gdt.train.models.inspection import check
+    from gdt.train.models.inspection import check_network
 
     checked: dict[str, OwnNetwork] = {}
     builders: dict[str, Callable[[], Backbone]] = {}
@@ -184,7 +184,7 @@ def with_own_networks(
             raise UserError(f"a run has one network per modality; {modality} has {1 + len(others)}")
         if modality not in composition.modalities:
             raise UserError(f"--{modality}-network has no effect: '{composition}' has no {modality}")
-        checked[modality] = check(modality, maker, clip, device)
+        checked[modality] = check_network(modality, maker, clip, device)
         builders[modality] = partial(build, maker, checked[modality])
     return replace(network, video=checked.get("video"), audio=checked.get("audio")), builders
 

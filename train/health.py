@@ -107,7 +107,7 @@ def verdict(rows: Sequence[Mapping[str, float]], probe: Mapping[str, float], cli
     if len(paired) > 1 and before - loss < _LEFT_CHANCE * (before - least):
         return f"the run has not learned: the loss is {loss:.2f}, as at its start ({chance:.2f} at chance); {advice}"
     learned = f"the loss is {loss:.2f}, of {chance:.2f} at chance and {least:.2f} at best"
-    recalled = recall(probe)
+    recalled = probed_recall(probe)
     if recalled is None:
         return f"the run has learned its training videos: {learned}; {_unknown(probe)}"
     k, right, random, above = recalled
@@ -133,7 +133,7 @@ def _mean(rows: Sequence[Mapping[str, float]], name: str) -> float:
     return sum(row[name] for row in rows) / len(rows)
 
 
-def recall(probe: Mapping[str, float]) -> tuple[int, float, float, bool] | None:
+def probed_recall(probe: Mapping[str, float]) -> tuple[int, float, float, bool] | None:
     """k, recall at k in percent over all pairs of modalities, that of chance, and whether it is significantly above.
 
     k is the largest for which chance is at most 10 %. None without pairs, or with too few videos to tell.

@@ -23,7 +23,7 @@ def is_on_hub(path: Path) -> bool:
     return str(place(path)).startswith("hf://")
 
 
-def cached(path: Path) -> Path | None:
+def in_cache(path: Path) -> Path | None:
     """The weights of a model in the cache of the hub; None if they are not there."""
     try:
         import huggingface_hub

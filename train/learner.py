@@ -124,7 +124,7 @@ def start_from(model: GDT, start: Trained | None, source: Path | None) -> str:
     """
     if start is None:
         return "random weights"
-    fresh = start.foreign.fresh if start.foreign else ()
+    fresh = start.origin.fresh if start.origin else ()
     parts = {name: part for name, part in start.model.named_children() if name not in fresh}
     taken = [name for name, _ in model.named_children() if name in parts]
     for name in taken:

@@ -29,12 +29,12 @@ def write(path: Path, trained: Trained) -> None:
     texts["statistics"] = json.dumps(trained.statistics.to_numbers())
     texts["outputs"] = json.dumps(trained.outputs)
     texts["per_step"] = json.dumps(trained.per_step)
-    if trained.foreign is not None:
-        texts["foreign"] = serialization.to_json(trained.foreign)
+    if trained.origin is not None:
+        texts["foreign"] = serialization.to_json(trained.origin)
     tensors.write(path, trained.model.state_dict(), texts)
 
 
-def state_of(content: Mapping[str, Any]) -> dict[str, Any]:
+def state_in(content: Mapping[str, Any]) -> dict[str, Any]:
     """The content of a file of `write` as the state of a run. Raises Damaged if its metadata does not fit."""
     try:
         state = {**content, "step": int(content["step"]), "steps": 0}

@@ -51,7 +51,7 @@ def located(path: Path) -> Path | None:
 
     Any other path, and one that exists, is returned as it is.
     """
-    return hub.cached(path) if hub.is_on_hub(path) else _in_torch_cache(path)
+    return hub.in_cache(path) if hub.is_on_hub(path) else _in_torch_cache(path)
 
 
 def _in_torch_cache(path: Path) -> Path:

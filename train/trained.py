@@ -45,7 +45,7 @@ class Trained:
     step: int
     """Training steps; 0 if unknown."""
     statistics: Statistics
-    foreign: Origin | None = None
+    origin: Origin | None = None
     """Origin of weights that are not from a checkpoint of this program."""
     fingerprint: str = ""
     """Fingerprint of the training shards; empty if unknown."""
@@ -65,14 +65,14 @@ class Trained:
     @property
     def name(self) -> str:
         """Composition, or kind of external weights."""
-        if self.foreign:
-            return self.foreign.kind
+        if self.origin:
+            return self.origin.kind
         return self.settings.factors or self.settings.preset
 
     @property
     def without_head(self) -> tuple[str, ...]:
         """Modalities whose heads are random, since the external weights have none."""
-        fresh = self.foreign.fresh if self.foreign else ()
+        fresh = self.origin.fresh if self.origin else ()
         return tuple(name for name in self.model.modalities if f"mlp_{name[0]}" in fresh)
 
     def digest(self) -> str:
@@ -88,6 +88,6 @@ class Trained:
 
     def untrained(self) -> Trained:
         """The same model with the initial weights of its run."""
-        torch.manual_seed(0 if self.foreign else self.settings.seed)
+        torch.manual_seed(0 if self.origin else self.settings.seed)
         model = GDT(self.model.network, self.model.modalities, self.builders).eval()
         return replace(self, model=model, step=0, fingerprint="", steps=0)

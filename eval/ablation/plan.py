@@ -92,7 +92,7 @@ class _Row(NamedTuple):
     experiment: Experiment
 
 
-def plan(settings: Ablation) -> list[PlannedRun]:
+def plan_runs(settings: Ablation) -> list[PlannedRun]:
     """The runs of an ablation, seed by seed. Raises UserError if the videos do not fit the rows or protocols."""
     shards = shard_folder(settings.dataset_name, settings.shards)
     index = Index.open(shards)

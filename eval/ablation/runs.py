@@ -14,7 +14,7 @@ from gdt.common.errors import UserError, plural
 from gdt.common.files import locked, write_text, writing
 from gdt.common.serialization import to_json
 from gdt.eval import results
-from gdt.eval.ablation.plan import PlannedRun, plan
+from gdt.eval.ablation.plan import PlannedRun, plan_runs
 from gdt.eval.ablation.settings import Ablation
 from gdt.eval.drawing import save
 from gdt.eval.plots import bars
@@ -35,7 +35,7 @@ def ablation(settings: Ablation) -> str:
 
     The tables have all rows in the folder that were evaluated under the same conditions, also by earlier calls.
     """
-    runs = plan(settings)
+    runs = plan_runs(settings)
     out = settings.folder
     with locked(out, "set --out to another folder"):
         known = results.read(out / RESULTS)

@@ -16,7 +16,7 @@ from gdt.common.files import write_text
 from gdt.common.streams import Stream, generator
 from gdt.eval.extract import outputs
 from gdt.eval.factors.probing import probe_accuracy, relative_distance
-from gdt.eval.factors.settings import FOLDS, Factors
+from gdt.eval.factors.settings import PROBE_FOLDS, Factors
 from gdt.eval.factors.trials import Planner, Trial
 from gdt.eval.metrics import Metric
 from gdt.eval.subjects import Data, default_checkpoint, held_out, name_of
@@ -33,7 +33,7 @@ from gdt.train.trained import Trained
 
 _NOTES = f"""\
 distance: between features of a clip at two values of the factor, divided by that between videos
-accuracy: of a linear probe for its value on other videos, %, {FOLDS} folds; of time_shift: which third
+accuracy: of a linear probe for its value on other videos, %, {PROBE_FOLDS} folds; of time_shift: which third
 random weights: the same networks untrained; in brackets 95 % intervals over videos"""
 _Row = dict[str, Any]
 
@@ -81,7 +81,7 @@ def measure(
             if trial is None:
                 continue
             head = network not in trained.without_head
-            trained_features, random_features = extract(models, index, trial, trained, network, head)
+            trained_features, random_features = _features_of_trial(models, index, trial, trained, network, head)
             layer = f"{network} {'embeddings' if head else 'trunk'}"
             row = {"split": split, "factor": factor.name, "features": layer, "videos": len(trained_features)}
             for name, statistic in (("distance", relative_distance), ("accuracy", probe_accuracy)):
@@ -89,8 +89,8 @@ def measure(
                 rows.append(row | {"measure": name} | numbers)
     if not rows:
         raise UserError(
-            f"no factor can be measured on {index.folder}: fewer than {FOLDS} videos of the split '{split}' are long "
-            "enough; set --split to a split with more videos, such as train"
+            f"no factor can be measured on {index.folder}: fewer than {PROBE_FOLDS} videos of the split '{split}' are "
+            "long enough; set --split to a split with more videos, such as train"
         )
     return rows
 
@@ -117,12 +117,12 @@ def known(trained: Trained, measured: Transformations = TRANSFORMATIONS) -> list
 
     Raises UserError if the composition has factors that are not among `measured`.
     """
-    factors = () if trained.foreign is not None else compose(trained.settings, measured).factors
+    factors = () if trained.origin is not None else compose(trained.settings, measured).factors
     varied = {factor.name: factor.transformation for factor in factors}
     return [varied.get(name) or kind() for name, kind in measured.items()]
 
 
-def extract(
+def _features_of_trial(
     models: Sequence[GDT], index: Index, trial: Trial, trained: Trained, network: str, head: bool
 ) -> list[np.ndarray]:
     """Embeddings of a trial from each of the models, or pooled outputs of their trunks: float32 [n, s, k, d].

@@ -14,7 +14,7 @@ from threadpoolctl import threadpool_limits
 
 from gdt.common.errors import UserError
 from gdt.common.streams import Stream, generator
-from gdt.eval.factors.settings import FOLDS
+from gdt.eval.factors.settings import PROBE_FOLDS
 from gdt.eval.metrics import Metric, clustered, jackknife
 from gdt.eval.similarity import unit
 
@@ -62,7 +62,7 @@ def probe_accuracy(features: np.ndarray) -> Metric:
     n, s, k, d = features.shape
     x = features.reshape(-1, d)
     values = np.tile(np.arange(k), n * s)
-    fold = np.repeat(generator(Stream.FACTOR_FOLDS, 0).permutation(n) % FOLDS, s * k)
+    fold = np.repeat(generator(Stream.FACTOR_FOLDS, 0).permutation(n) % PROBE_FOLDS, s * k)
     probe = make_pipeline(StandardScaler(), LogisticRegression(C=_C, max_iter=300, tol=1e-3))
     with threadpool_limits(1):  # as in `linear_probe`
         answers = cross_val_predict(probe, x, values, cv=PredefinedSplit(fold))

@@ -12,7 +12,7 @@ from gdt.common.errors import require_positive
 from gdt.common.location import Location
 from gdt.train.models.network import NONE, Theirs
 
-FOLDS = 5
+PROBE_FOLDS = 5
 """Of the probe's cross-validation over videos."""
 
 
@@ -38,4 +38,6 @@ class Factors:
     """Those that the checkpoint was trained with."""
 
     def __post_init__(self) -> None:
-        require_positive(self, "", "videos", least=FOLDS, why="at least one per fold of the probe's cross-validation")
+        require_positive(
+            self, "", "videos", least=PROBE_FOLDS, why="at least one per fold of the probe's cross-validation"
+        )

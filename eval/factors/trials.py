@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gdt.common.streams import Stream, generator
-from gdt.eval.factors.settings import FOLDS
+from gdt.eval.factors.settings import PROBE_FOLDS
 from gdt.pipeline.leaves import MODALITIES, Leaves
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.transformations.augmentation import Augment, centred, draw_augmentations
@@ -75,7 +75,7 @@ class Planner:
         counts = self.index.start_counts(frames, 1, rows)
         least = _THIRDS if isinstance(factor, TimeShift) else 1
         usable = self.candidates[counts[self.candidates] >= least]
-        if len(usable) < FOLDS:
+        if len(usable) < PROBE_FOLDS:
             return None
         videos = np.sort(usable[: self.videos])
         starts = _starts(factor, counts[videos], k)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gdt.common.errors import UserError
 from gdt.common.streams import Stream, generator
-from gdt.eval.drawing import COLOURS, STYLE, mark, picture
+from gdt.eval.drawing import COLOURS, STYLE, marker, picture
 from gdt.eval.extract import require_network, uniform_outputs
 from gdt.eval.similarity import unit
 from gdt.pipeline.loader import Batch
@@ -35,8 +35,8 @@ def deviation(trained: Trained, index: Index, split: str) -> str:
     require_network(trained, "video")
     videos = _choose(trained, index, split)
     features, random_features = _features(trained, index, videos)
-    deviations = groups(features, index.label[videos])
-    random = groups(random_features, index.label[videos])
+    deviations = group_deviations(features, index.label[videos])
+    random = group_deviations(random_features, index.label[videos])
     largest = max(float(values.max()) for values in deviations.values())
     edges = np.linspace(0, 1.02 * largest or 1.0, 31)
     figure = Figure(figsize=(6, 4), layout="constrained")
@@ -45,7 +45,7 @@ def deviation(trained: Trained, index: Index, split: str) -> str:
     for k, (name, values) in enumerate(deviations.items()):
         share = np.histogram(values, edges)[0] * (100 / len(values))
         axes.stairs(share, edges, color=COLOURS[k], linewidth=1.3)
-        axes.plot((edges[share.argmax()] + edges[share.argmax() + 1]) / 2, share.max(), **mark(k))
+        axes.plot((edges[share.argmax()] + edges[share.argmax() + 1]) / 2, share.max(), **marker(k))
         medians = f"{np.median(values):.4f} (random weights {np.median(random[name]):.4f})"
         names.append(f"clips of {name}: median {medians}")
     axes.set(xlabel="standard deviation of features, mean over dimensions", ylabel="share, %", ylim=(0, None))
@@ -77,7 +77,7 @@ def _features(trained: Trained, index: Index, videos: np.ndarray) -> list[np.nda
     return [unit(values).reshape(len(videos), _CLIPS, -1) for values in by_network]
 
 
-def groups(features: np.ndarray, labels: np.ndarray) -> dict[str, np.ndarray]:
+def group_deviations(features: np.ndarray, labels: np.ndarray) -> dict[str, np.ndarray]:
     """Deviations [n] over clips of "a video", of "a class" where some videos share one, and of "any videos"."""
     shuffled = features[generator(Stream.FIGURES).permutation(len(features))]
     classes = [features[[name in labels_in(cell) for cell in labels]] for name in names_in(labels)]

@@ -18,10 +18,10 @@ from gdt.common.errors import UserError
 from gdt.common.streams import Stream, generator
 from gdt.eval import extract
 from gdt.eval.conditions import conditions, features_path
-from gdt.eval.drawing import COLOURS, STYLE, data_uri, mark, picture
+from gdt.eval.drawing import COLOURS, STYLE, data_uri, marker, picture
 from gdt.eval.results import Result
 from gdt.eval.settings import Downstream
-from gdt.eval.similarity import nearest
+from gdt.eval.similarity import nearest_rows
 from gdt.eval.subjects import Data, folder_name, folds
 from gdt.pipeline.clips import usable
 from gdt.pipeline.shards.index import Index, fingerprint
@@ -76,7 +76,7 @@ def by_features(row: Result, root: Path, trained: Trained) -> Neighbours:
         raise UserError(f"there are no features of {row.model} below {root}; evaluate again")
     queries = features.maximum[features.positions(fold.queries)]
     gallery = features.maximum[features.positions(fold.gallery)]
-    neighbours = nearest(queries, gallery, _NEIGHBOURS)
+    neighbours = nearest_rows(queries, gallery, _NEIGHBOURS)
     answers = fold.gallery_label[neighbours]
     right = answers == fold.query_label[:, None]
     order = generator(Stream.FIGURES).permutation(len(queries))
@@ -102,10 +102,12 @@ def by_sound(trained: Trained, index: Index, split: str) -> Neighbours:
     device = any_device()
     scale = trained.settings.augmentation.scale[0]
     model = trained.model.to(device)
-    embedded = crossmodal.embed(model, index, np.sort(order), clip, scale, _CLIPS, device, trained.statistics, both)
+    embedded = crossmodal.embed_videos(
+        model, index, np.sort(order), clip, scale, _CLIPS, device, trained.statistics, both
+    )
     videos = embedded.videos
     video, audio = (embedded.embeddings[name].numpy() for name in both)
-    neighbours = nearest(audio, video, _NEIGHBOURS)
+    neighbours = nearest_rows(audio, video, _NEIGHBOURS)
     right = neighbours == np.arange(len(videos))[:, None]
     shown = np.flatnonzero(np.isin(videos, order[:_QUERIES]))
     how = f"by sound among {len(videos)} videos; correct: the video itself; R@1 {_percent(right)}"
@@ -173,7 +175,7 @@ def maps(features: np.ndarray, labels: np.ndarray) -> str:
     figure = Figure(figsize=(9, 4.5), layout="constrained")
     for axes, (title, positions) in zip(figure.subplots(1, 2), planes.items(), strict=True):
         for k, name in enumerate(common):
-            axes.plot(*positions[label == name].T, linestyle="", markersize=5, alpha=0.8, **mark(k))
+            axes.plot(*positions[label == name].T, linestyle="", markersize=5, alpha=0.8, **marker(k))
         axes.plot(*positions[~np.isin(label, common)].T, ".", markersize=3, color="#7f7f7f")
         axes.set_title(title)
         axes.set_axis_off()

@@ -12,7 +12,7 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from gdt.common.errors import UserError
-from gdt.eval.drawing import STYLE, mark, picture
+from gdt.eval.drawing import STYLE, marker, picture
 from gdt.train import provenance
 from gdt.train.run import METRICS, PROBES, SETTINGS, from_file, logged
 from gdt.train.settings import Pretrain
@@ -99,5 +99,5 @@ def curves(runs: Sequence[LoggedRun]) -> str:
                 every = -(-len(values) // _POINTS)
                 steps = logged["step"][::every]
                 marked = max(1, len(steps) // 6)
-                axes.plot(steps, values[::every], **mark(k), markersize=4, markevery=marked, linewidth=1.4)
+                axes.plot(steps, values[::every], **marker(k), markersize=4, markevery=marked, linewidth=1.4)
     return picture(figure, [run.name for run in runs])

@@ -41,7 +41,7 @@ def cross_modal(evaluator: Evaluator, model: Subject, fold: Fold, _: Path) -> Ou
     network = trained.model.to(device)
     scale = trained.settings.augmentation.scale[0]
     words = evaluator.words if "text" in modalities else None
-    embedded = crossmodal.embed(
+    embedded = crossmodal.embed_videos(
         network, index, videos, clip, scale, settings.clips, device, trained.statistics, modalities, words
     )
     n = len(embedded.videos)

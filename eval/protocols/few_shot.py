@@ -9,7 +9,7 @@ import numpy as np
 from gdt.common.streams import Stream, generator
 from gdt.eval.evaluator import Evaluator, Outcome
 from gdt.eval.metrics import Measured, Metric
-from gdt.eval.similarity import nearest
+from gdt.eval.similarity import nearest_rows
 from gdt.eval.subjects import Fold, Subject
 
 SHOTS = (1, 5, 20)
@@ -47,7 +47,7 @@ def accuracy(
     right = np.zeros(len(query))
     for _ in range(draws):
         chosen = np.concatenate([rng.choice(rows, shots, replace=False) for rows in members.values()])
-        neighbours = chosen[nearest(query, train[chosen], 1)[:, 0]]
+        neighbours = chosen[nearest_rows(query, train[chosen], 1)[:, 0]]
         answers = train_label[neighbours] == query_label
         right += answers / draws
         accuracies.append(100 * answers.mean())

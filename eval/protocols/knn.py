@@ -10,7 +10,7 @@ import numpy as np
 from gdt.eval.classification import targets
 from gdt.eval.evaluator import Evaluator, Outcome
 from gdt.eval.metrics import Measured, measured
-from gdt.eval.similarity import nearest, unit
+from gdt.eval.similarity import nearest_rows, unit
 from gdt.eval.subjects import Fold, Subject
 
 _KS = (20, 200)
@@ -39,7 +39,7 @@ def weighted_knn(
     classes = np.unique(train_label)
     train_target = targets(train_label, classes)
     known = float(np.isin(query_label, classes).mean())
-    neighbours = nearest(query, train, max(ks))
+    neighbours = nearest_rows(query, train, max(ks))
     query = unit(query)
     train = unit(train)
     rows = np.arange(len(query))

@@ -11,7 +11,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.svm import LinearSVC
 
-from gdt.eval.classification import classes_of, describe, fit, targets, top_k
+from gdt.eval.classification import classes_of, fit, fit_warnings, targets, top_k
 from gdt.eval.evaluator import Evaluator, Outcome
 from gdt.eval.metrics import Measured
 from gdt.eval.subjects import Fold, Subject
@@ -53,4 +53,4 @@ def linear_probe(
     scores = probe.decision_function(query)
     if len(classes) == 2:
         scores = np.stack([-scores, scores], 1)
-    return top_k(scores, targets(query_label, classes), ks), describe(caught, 1)
+    return top_k(scores, targets(query_label, classes), ks), fit_warnings(caught, 1)

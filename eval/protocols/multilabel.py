@@ -13,7 +13,7 @@ from sklearn.preprocessing import StandardScaler
 
 from gdt.common.errors import UserError
 from gdt.common.intervals import Z
-from gdt.eval.classification import describe, fit
+from gdt.eval.classification import fit, fit_warnings
 from gdt.eval.evaluator import Evaluator, Outcome
 from gdt.eval.metrics import Measured, Metric
 from gdt.eval.subjects import Fold, Subject
@@ -62,7 +62,7 @@ def mean_average_precision(
     low = 100 * min(1.0, max(0.0, value - Z * error))
     high = 100 * min(1.0, max(0.0, value + Z * error))
     metric = Metric(100 * value, 100 * float(np.mean(prevalences)), len(query), bounds=(low, high))
-    return Measured(metric, np.array(precisions)), describe(caught, len(precisions))
+    return Measured(metric, np.array(precisions)), fit_warnings(caught, len(precisions))
 
 
 def counted(query_label: np.ndarray, train_label: np.ndarray) -> list[str]:

@@ -9,7 +9,7 @@ import numpy as np
 
 from gdt.eval.evaluator import Evaluator, Outcome
 from gdt.eval.metrics import Measured, measured
-from gdt.eval.similarity import nearest
+from gdt.eval.similarity import nearest_rows
 from gdt.eval.subjects import Fold, Subject
 
 _KS = (1, 5, 20)
@@ -29,7 +29,7 @@ def recall(
 
     Labels are arrays [q] and [g].
     """
-    hits = gallery_label[nearest(query, gallery, max(ks))] == query_label[:, None]
+    hits = gallery_label[nearest_rows(query, gallery, max(ks))] == query_label[:, None]
     random = chance(query_label, gallery_label, ks)
     return {k: measured(hits[:, :k].any(1), random[k]) for k in ks}
 

@@ -182,7 +182,7 @@ class Cache:
         name, head = self._shards[number]
 
         def check(path: Path) -> None:
-            if container.check(path).line != head.line:
+            if container.check_shard(path).line != head.line:
                 advice = "is not the shard of the index; restore it, or run the same preprocessing command again"
                 raise UserError(f"{self._source.address(name)} {advice}")
 

@@ -117,7 +117,7 @@ class Head:
         return head
 
 
-def check(path: Path) -> Head:
+def check_shard(path: Path) -> Head:
     """The head of a file, all of whose bytes are as they were written. Raises Damaged, OtherSchema or OSError."""
     head = Head.read(path)
     checksum = 0

@@ -22,7 +22,7 @@ from gdt.common.stores import Place, RemoteFolder, folder_at
 from gdt.pipeline.shards import container, layout
 from gdt.pipeline.shards.container import Damaged, Head, OtherSchema, text_array, texts
 from gdt.pipeline.shards.layout import INDEX, REJECTED, VideoTable, table_checksum
-from gdt.pipeline.shards.naming import DATASETS, is_shard, preprocess_command, verify_hint
+from gdt.pipeline.shards.naming import DATASET_NAMES, is_shard, preprocess_command, verify_hint
 from gdt.pipeline.shards.statistics import Statistics
 
 _COLUMN = "column/"
@@ -309,7 +309,7 @@ def require_index(folder: Folder) -> None:
     beside: list[str] = []
     if folder.parent:
         beside = [path.parent.name for path in folder.parent.glob(f"*/{INDEX}")]
-    similar = difflib.get_close_matches(folder.name, [*beside, *DATASETS], 1)
+    similar = difflib.get_close_matches(folder.name, [*beside, *DATASET_NAMES], 1)
     hint = f" did you mean '{similar[0]}'? Otherwise" if similar and similar[0] != folder.name else ""
     make = preprocess_command(folder)
     raise UserError(f"there are no shards in {folder} (no {INDEX});{hint} make them with '{make}'")

@@ -8,7 +8,7 @@ from gdt.common.commandline import gdt_command
 from gdt.common.errors import UserError
 from gdt.common.stores import Place
 
-DATASETS = ("audioset", "esc50", "folder", "hmdb51", "howto100m", "kinetics", "synthetic", "ucf101", "vggsound")
+DATASET_NAMES = ("audioset", "esc50", "folder", "hmdb51", "howto100m", "kinetics", "synthetic", "ucf101", "vggsound")
 """Data sets of preprocess/datasets."""
 
 

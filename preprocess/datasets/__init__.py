@@ -16,7 +16,9 @@ from gdt.common.folders import Folder
 from gdt.pipeline.shards import naming
 from gdt.preprocess.datasets.listing import DataSet, ListedVideo, Missing, SourceFiles, ignored_in_words, incomplete
 
-DATASETS: dict[str, DataSet] = {name: importlib.import_module(f"{__name__}.{name}").DATA for name in naming.DATASETS}
+DATASETS: dict[str, DataSet] = {
+    name: importlib.import_module(f"{__name__}.{name}").DATA for name in naming.DATASET_NAMES
+}
 _NOT_UTF8 = re.compile("[\ud800-\udfff]")
 """What Python makes of the bytes of a name that are not UTF-8."""
 

@@ -8,8 +8,8 @@ from dataclasses import replace
 from itertools import chain
 
 from gdt.common.errors import UserError
-from gdt.preprocess.datasets.labels import LABELS_FILE, NAMES, Labels
-from gdt.preprocess.datasets.listing import SOUNDS, SPLITS, SUFFIXES, DataSet, ListedVideo, Missing, SourceFiles
+from gdt.preprocess.datasets.labels import LABELS_FILE, PATH_COLUMNS, Labels
+from gdt.preprocess.datasets.listing import SOUNDS, SPLIT_NAMES, SUFFIXES, DataSet, ListedVideo, Missing, SourceFiles
 from gdt.preprocess.tables import composed
 
 TREE = f"""\
@@ -17,7 +17,7 @@ source/a.mp4                      no class, split train, or as --val and --test 
 source/cats/a.mp4                 class cats, split train, or as --val and --test draw it
 source/train/cats/a.mp4           class cats, split train, if val or test is beside train; else class train/cats
 source/test/cats/indoor/a.mp4     class cats/indoor, split test, if train is beside test
-source/{LABELS_FILE}                 optional: {"|".join(NAMES)}[,label][,split][,any others]
+source/{LABELS_FILE}                 optional: {"|".join(PATH_COLUMNS)}[,label][,split][,any others]
 files ending in {", ".join(sorted(SUFFIXES))}; sounds: {", ".join(sorted(SOUNDS))}"""
 
 _SHOWN = 5
@@ -52,9 +52,9 @@ def has_splits(source: SourceFiles, names: Iterable[str], settled: bool = False)
     both ways, unless the videos in those folders have `settled` splits.
     """
     folders = {tuple(name.split("/")[:-1]) for name in names} - {()}
-    named = sorted({path[0] for path in folders if path[0].lower() in SPLITS})
+    named = sorted({path[0] for path in folders if path[0].lower() in SPLIT_NAMES})
     others = sorted({path[0] for path in folders} - set(named))
-    meant = {SPLITS[name.lower()] for name in named}
+    meant = {SPLIT_NAMES[name.lower()] for name in named}
     complete = "train" in meant and len(meant) > 1
     inner = {path[:2] for path in folders if path[0] in named and len(path) > 1}
     classes = Counter([*others, *(name for _, name in inner)])
@@ -67,7 +67,7 @@ def has_splits(source: SourceFiles, names: Iterable[str], settled: bool = False)
             f"split in {LABELS_FILE} (path,split), which --layout folder reads"
         )
     splits = complete and not others
-    reserved = sorted({name for path in folders for name in path if name.lower() in SPLITS})
+    reserved = sorted({name for path in folders for name in path if name.lower() in SPLIT_NAMES})
     rule = "splits are train with val or test at the top, and nothing else beside them"
     classes_too = f", also {_few(reserved)} ({rule})" if reserved else ""
     if folders:
@@ -84,7 +84,7 @@ def _few(names: Sequence[str]) -> str:
 def placed(video: ListedVideo, name: str, splits: bool) -> ListedVideo:
     """The video with the label and split of the folders in its path `name`, where it has none."""
     *folders, _ = name.split("/")
-    split = SPLITS.get(folders[0].lower(), "") if splits and folders else ""
+    split = SPLIT_NAMES.get(folders[0].lower(), "") if splits and folders else ""
     label = "/".join(folders[1:] if split else folders)
     return replace(video, label=video.label or label, split=video.split or split)
 
@@ -92,7 +92,7 @@ def placed(video: ListedVideo, name: str, splits: bool) -> ListedVideo:
 def _below_split(path: str) -> str:
     """A path without its top folder, if that is named as a split."""
     first, _, rest = path.partition("/")
-    return rest if rest and first.lower() in SPLITS else path
+    return rest if rest and first.lower() in SPLIT_NAMES else path
 
 
 DATA = DataSet(listing, TREE)

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from gdt.common.folders import File
 from gdt.preprocess.datasets import folder, youtube
-from gdt.preprocess.datasets.listing import SPLITS, DataSet, ListedVideo, Missing, SourceFiles
+from gdt.preprocess.datasets.listing import SPLIT_NAMES, DataSet, ListedVideo, Missing, SourceFiles
 from gdt.preprocess.datasets.youtube import Segment
 from gdt.preprocess.tables import Row, composed, read_csv
 
@@ -49,7 +49,9 @@ def _named(video: ListedVideo) -> ListedVideo:
 def _segment(row: Row) -> Segment:
     start = float(row["time_start"])
     end = float(row["time_end"])
-    return Segment(row["youtube_id"], start, end, row.get("label", "").strip(), SPLITS[row["split"].strip().lower()])
+    return Segment(
+        row["youtube_id"], start, end, row.get("label", "").strip(), SPLIT_NAMES[row["split"].strip().lower()]
+    )
 
 
 DATA = DataSet(listing, TREE)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from gdt.common.errors import UserError
 from gdt.pipeline.shards import index
-from gdt.preprocess.datasets.listing import SPLITS, SUFFIXES, ListedVideo, Missing, SourceFiles
+from gdt.preprocess.datasets.listing import SPLIT_NAMES, SUFFIXES, ListedVideo, Missing, SourceFiles
 from gdt.preprocess.tables import Row, composed, read_csv
 
 LABELS_FILE = "labels.csv"
@@ -18,7 +18,7 @@ NO_VIDEO = f"named in {LABELS_FILE}, but no video has this path or id"
 NOT_LISTED = (
     f"named in {LABELS_FILE}, but hidden, outside of the source, listed by another path, or not a video by its suffix"
 )
-NAMES = ("path", "id", "file", "filename", "video", "name")
+PATH_COLUMNS = ("path", "id", "file", "filename", "video", "name")
 """Accepted names of the first column, which identifies the videos."""
 _CLASS = ("label", "class", "labels", "classes")
 """Accepted names of the column of labels; the first of them that is there counts."""
@@ -57,8 +57,10 @@ class Labels:
     def _parse(self, row: Row) -> tuple[str, _Labelled]:
         values = {name.strip(): value.strip() for name, value in row.items()}
         first, *others = values
-        if first.lower() not in NAMES:
-            raise ValueError(f"the first column is '{first}'; expected one of {', '.join(NAMES)}, as in path,label")
+        if first.lower() not in PATH_COLUMNS:
+            raise ValueError(
+                f"the first column is '{first}'; expected one of {', '.join(PATH_COLUMNS)}, as in path,label"
+            )
         if not values[first]:
             raise ValueError("the name of the video is empty")
         video = os.path.normpath(values[first].removeprefix(f"{composed(str(self._source.folder))}/"))
@@ -66,14 +68,14 @@ class Labels:
         label = next((lowered[name] for name in _CLASS if name in lowered), "")
         split = lowered.get("split", "")
         word = values.get(split, "").lower()
-        if word and word not in SPLITS:
-            raise ValueError(f"unknown split '{word}'; available: {', '.join(SPLITS)}, or nothing")
+        if word and word not in SPLIT_NAMES:
+            raise ValueError(f"unknown split '{word}'; available: {', '.join(SPLIT_NAMES)}, or nothing")
         further = [name for name in others if name not in (label, split)]
         taken = [name for name in further if name in index.ANNOTATION_COLUMNS]
         if taken:
             raise ValueError(f"a further column has the name {taken[0]}, which the index uses itself; rename it")
         columns = tuple((name, values[name]) for name in further)
-        return video, _Labelled(values.get(label, ""), SPLITS.get(word, ""), columns)
+        return video, _Labelled(values.get(label, ""), SPLIT_NAMES.get(word, ""), columns)
 
     def apply(self, video: ListedVideo, path: str) -> ListedVideo:
         """The video with the values of its row, found by its id or its path below the source, with or without suffix.

@@ -57,9 +57,9 @@ _IGNORED = {
 """What is left out besides files with other suffixes, in words."""
 CAPTIONS = "captions of no video"
 NO_FILE = "but there is no file of this name with the suffix of a video"
-SPLITS = {"train": "train", "training": "train"}
-SPLITS |= dict.fromkeys(("val", "valid", "validation", "validate"), "val")
-SPLITS |= {"test": "test", "testing": "test"}
+SPLIT_NAMES = {"train": "train", "training": "train"}
+SPLIT_NAMES |= dict.fromkeys(("val", "valid", "validation", "validate"), "val")
+SPLIT_NAMES |= {"test": "test", "testing": "test"}
 """The split that a folder name or a word in an official list stands for."""
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gdt.preprocess.datasets import youtube
-from gdt.preprocess.datasets.listing import SPLITS, DataSet, ListedVideo, Missing, SourceFiles, incomplete
+from gdt.preprocess.datasets.listing import SPLIT_NAMES, DataSet, ListedVideo, Missing, SourceFiles, incomplete
 from gdt.preprocess.datasets.youtube import Segment
 from gdt.preprocess.tables import Row, read_csv
 
@@ -31,7 +31,7 @@ def listing(source: SourceFiles) -> Iterator[ListedVideo | Missing]:
 
 def _segment(row: Row) -> Segment:
     start = float(row["start_seconds"])
-    return Segment(row["youtube_id"], start, start + _SECONDS, row["label"].strip(), SPLITS[row["split"].strip()])
+    return Segment(row["youtube_id"], start, start + _SECONDS, row["label"].strip(), SPLIT_NAMES[row["split"].strip()])
 
 
 DATA = DataSet(listing, TREE)

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from gdt.preprocess.synthetic.actions import Array, Motion, Sound
 
-SAMPLE_RATE = 24_000  # Hz, mono
+SOUND_RATE = 24_000  # Hz, mono
 SUPERSAMPLING = 2  # of the background, to pan in steps of half a pixel
 WAVETABLE = 2048  # samples of one period of the tone
 PITCH = 250.0  # Hz, of a tone with pitch 0
@@ -144,7 +144,7 @@ def tone(sound: Sound, pitch: float, table: Array, times: Times, until: float, r
     Breath noise is drawn for every millisecond up to `until`.
     """
     frequency = PITCH * 2**pitch * np.exp2(np.broadcast_to(sound.octave, times.shape))
-    turns = np.cumsum(frequency / SAMPLE_RATE, dtype=np.float64)
+    turns = np.cumsum(frequency / SOUND_RATE, dtype=np.float64)
     wave = table[(turns * WAVETABLE).astype(np.int64) % WAVETABLE]
     if sound.breath:
         knots = np.arange(0, until, 0.001)

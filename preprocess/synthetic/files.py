@@ -23,14 +23,14 @@ from gdt.common.errors import UserError
 from gdt.common.files import LOCK, locked, write_lines, write_text
 from gdt.common.processes import cores
 from gdt.preprocess.process import Limits
-from gdt.preprocess.synthetic.drawing import SAMPLE_RATE
+from gdt.preprocess.synthetic.drawing import SOUND_RATE
 from gdt.preprocess.synthetic.moments import FPS, SIZE, SPLITS, Scene, Synthetic, render
 from gdt.preprocess.tools import require_tools
 
 GROUP = 25  # videos per ffmpeg process, whose start costs more than encoding one video
 MARKER = "synthetic.json"
 """File of the settings."""
-FORMAT = 2
+SET_FORMAT = 2
 """Version of the files; increase it when the same settings produce different files."""
 ENCODER = (
     *("-threads", "1", "-fflags", "+bitexact", "-flags:v", "+bitexact", "-flags:a", "+bitexact"),
@@ -87,7 +87,7 @@ def generate(destination: Path, settings: Synthetic, workers: int = 0) -> None:
     """
     require_tools(Limits(), Path(tempfile.gettempdir()))
     destination = destination.resolve()
-    asked = {"format": FORMAT, **asdict(settings)}
+    asked = {"format": SET_FORMAT, **asdict(settings)}
     if destination.is_dir() and any(destination.iterdir()):
         _require_same(destination, asked)
         return
@@ -148,7 +148,7 @@ def _make_group(settings: Synthetic, group: Sequence[VideoTask]) -> int:
             video.frames.tofile(frames)
             np.round(video.waveform * 32767).astype("<i2").tofile(samples)
             inputs += ["-f", "rawvideo", "-pix_fmt", "rgb24", "-s", f"{SIZE}x{SIZE}", "-r", FPS, "-i", frames]
-            inputs += ["-f", "s16le", "-ar", SAMPLE_RATE, "-ac", 1, "-i", samples]
+            inputs += ["-f", "s16le", "-ar", SOUND_RATE, "-ac", 1, "-i", samples]
             task.path.parent.mkdir(parents=True, exist_ok=True)
             outputs += ["-map", f"{2 * k}:v", "-map", f"{2 * k + 1}:a", *ENCODER, task.path]
         command = ["ffmpeg", "-nostdin", "-y", "-v", "error", *map(str, inputs + outputs)]

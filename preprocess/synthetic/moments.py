@@ -27,7 +27,7 @@ OCTAVES = 3.5
 """Range of the drone above it."""
 HUES = 0.85
 """Range of the background's hue: not the whole circle, whose ends look alike but would sound different."""
-NAMES = ("red", "orange", "lime", "green", "cyan", "blue", "purple", "pink")
+HUE_NAMES = ("red", "orange", "lime", "green", "cyan", "blue", "purple", "pink")
 """Of the actor's hue."""
 
 
@@ -164,9 +164,9 @@ class Scene:
         return frames
 
     def sound(self) -> Array:
-        """The waveform, float32 [samples] within [-1, 1] at `SAMPLE_RATE`."""
+        """The waveform, float32 [samples] within [-1, 1] at `SOUND_RATE`."""
         rng = np.random.default_rng(self.seeds[1])
-        times = np.arange(round(self.seconds * drawing.SAMPLE_RATE)) / drawing.SAMPLE_RATE
+        times = np.arange(round(self.seconds * drawing.SOUND_RATE)) / drawing.SOUND_RATE
         sounds = [ACTIONS[action].sound(tempo.beat(times)) for action, tempo in self.actions]
         table = drawing.wavetable(self.timbre, rng)
         waves = [drawing.tone(sound, self.pitch, table, times, self.seconds + 0.001, rng) for sound in sounds]
@@ -200,7 +200,7 @@ class Scene:
             turns = [t for t in tempo.events(0.5, self.seconds).tolist() if first + 0.5 <= t <= last - 0.5]
             for start, end in zip([first, *turns], [*turns, last], strict=True):
                 (rate,) = tempo.beat(np.array([(start + end) / 2])).rate
-                words = (NAMES[round(self.hue * 8) % 8], self.actor.shape, ACTIONS[action].verb)
+                words = (HUE_NAMES[round(self.hue * 8) % 8], self.actor.shape, ACTIONS[action].verb)
                 texts.append(str(rng.choice(phrases)).format(*words, "slowly" if rate < 1 else "quickly"))
                 bounds.append(round(end, 2))
         return {"start": bounds[:-1], "end": bounds[1:], "text": texts}

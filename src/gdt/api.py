@@ -29,7 +29,7 @@ from torch import Tensor
 from gdt.arguments import Paths, paths_of, separate_networks, with_changes
 from gdt.common.errors import UserError
 from gdt.common.stores import Place, folder_at, place
-from gdt.eval.embed import Embed, Kind, Modality, Rows, features
+from gdt.eval.embed import Embed, FeatureModality, Kind, Rows, features
 from gdt.eval.features import Features
 from gdt.eval.features import read as read_features
 from gdt.eval.nearest import most_similar
@@ -198,7 +198,7 @@ class Model:
         self,
         videos: Paths,
         *,
-        modalities: Modality | Sequence[Modality] = (),
+        modalities: FeatureModality | Sequence[FeatureModality] = (),
         kind: Kind = "embeddings",
         clips: int = 10,
         rows: Rows = "video",
@@ -228,8 +228,8 @@ def nearest(
     features: Features | str | Path,
     query: str | Path | Features,
     *,
-    by: Modality = "video",
-    among: Modality | None = None,
+    by: FeatureModality = "video",
+    among: FeatureModality | None = None,
     k: int = 5,
 ) -> list[tuple[str, float]]:
     """The k videos most similar to a query: ids and cosines, nearest first.

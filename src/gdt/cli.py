@@ -108,14 +108,14 @@ def run(name: str, arguments: list[str]) -> None:
     sys.orig_argv[:] = ["gdt", name, *arguments]  # recorded as the command of the run
     # of several processes, the first says what is wrong with the options
     with contextlib.nullcontext() if first else contextlib.redirect_stderr(io.StringIO()):
-        settings = settings_of(name, arguments)
+        settings = parse_command(name, arguments)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # ends with the clean-up of an exception
     text = below_gdt(COMMANDS[name].run)(settings)
     if text:
         print(text)
 
 
-def settings_of(name: str, arguments: list[str]) -> Any:
+def parse_command(name: str, arguments: list[str]) -> Any:
     """The settings of a command. Exits like `common.commandline.parse`."""
     from gdt.common.commandline import options, parse
 

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from gdt.cli import settings_of
+from gdt.cli import parse_command
 from gdt.common.errors import UserError
 from gdt.eval.ablation import plan as planning
 from gdt.eval.ablation import runs
-from gdt.eval.ablation.plan import plan
+from gdt.eval.ablation.plan import plan_runs
 from gdt.eval.ablation.runs import _require_same_training, ablation, logged_steps
 from gdt.eval.ablation.settings import Ablation
 from gdt.eval.downstream import downstream
@@ -44,7 +44,7 @@ def done(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
         commands.append(list(arguments))
         log.touch()
         name, *options = arguments
-        {"pretrain": pretrain, "evaluate": downstream}[name](settings_of(name, options))
+        {"pretrain": pretrain, "evaluate": downstream}[name](parse_command(name, options))
 
     monkeypatch.setattr(runs, "run_command", run)
     return commands
@@ -61,7 +61,7 @@ def kinds(commands: Sequence[Sequence[str]]) -> list[str]:
 
 def sent(commands: Sequence[Sequence[str]], kind: str, name: str) -> list[object]:
     """The values of a setting in the commands of a kind."""
-    return [getattr(settings_of(kind, options), name) for each, *options in commands if each == kind]
+    return [getattr(parse_command(kind, options), name) for each, *options in commands if each == kind]
 
 
 def test_finished_rows_are_not_run_again(
@@ -87,9 +87,9 @@ def test_finished_rows_are_not_run_again(
     # rows that are trained otherwise cannot be compared with them
     own = replace(first, networks=Own(video_network="mine.py:Net"))
     for other, run, difference in (
-        (first, plan(replace(first, lr=0.5))[0], "optimization.lr was 0.001, now 0.5"),
-        (first, plan(replace(first, batch_size=3))[0], "batch_size was 2, now 3"),
-        (own, plan(first)[0], "networks were the paper's, now video mine.py:Net"),
+        (first, plan_runs(replace(first, lr=0.5))[0], "optimization.lr was 0.001, now 0.5"),
+        (first, plan_runs(replace(first, batch_size=3))[0], "batch_size was 2, now 3"),
+        (own, plan_runs(first)[0], "networks were the paper's, now video mine.py:Net"),
     ):
         with pytest.raises(UserError, match=rf"trained with other settings \({re.escape(difference)}\); set --out"):
             _require_same_training(other, run, trained=True)
@@ -140,11 +140,11 @@ def test_videos_without_labels_or_without_sound(
     assert kinds(done) == ["pretrain", "pretrain", "evaluate"] and "V→A R@1" in summary and "row a" not in summary
     assert "random weights" in summary
     with pytest.raises(UserError, match="nothing can compare the rows a: recall between modalities needs a row of two"):
-        plan(settings(shards, tmp_path, rows=("a",)))
+        plan_runs(settings(shards, tmp_path, rows=("a",)))
     silent = replace(plain, mel_count=np.zeros_like(plain.mel_count))
     monkeypatch.setattr(planning.Index, "open", lambda *_: silent)
     with pytest.raises(UserError, match="0 of 24 train videos of .*; not used: 24 without sound"):
-        plan(settings(shards, tmp_path, rows=("a", "e")))
+        plan_runs(settings(shards, tmp_path, rows=("a", "e")))
 
 
 def test_fold_1_is_evaluated_and_changed_labels_again(done: list[list[str]], shards: Path, tmp_path: Path) -> None:
@@ -183,11 +183,11 @@ def test_bad_settings(tmp_path: Path, shards: Path) -> None:
         ({"label": "label", "protocols": ("cross-modal",)}, "--label has no effect on cross-modal"),
     ):
         with pytest.raises(UserError, match=message):
-            plan(settings(shards, tmp_path, **wrong))
+            plan_runs(settings(shards, tmp_path, **wrong))
 
 
 def test_a_repeated_seed_or_row_is_one_run(shards: Path, tmp_path: Path) -> None:
-    assert len(plan(settings(shards, tmp_path, rows=("a", "l", "a"), seeds=(1, 0, 1)))) == 4
+    assert len(plan_runs(settings(shards, tmp_path, rows=("a", "l", "a"), seeds=(1, 0, 1)))) == 4
 
 
 def test_a_split_without_videos_is_refused_before_training(
@@ -201,11 +201,11 @@ def test_a_split_without_videos_is_refused_before_training(
         every = {"split": np.full(len(index), split, object), "folds": np.full(len(index), folds, object)}
         monkeypatch.setattr(Index, "open", lambda _, every=every: replace(index, **every))
         with pytest.raises(UserError, match=message):
-            plan(settings(shards, tmp_path))
+            plan_runs(settings(shards, tmp_path))
 
 
 def test_steps_are_adjusted_to_the_flops_of_row_l(shards: Path, tmp_path: Path) -> None:
-    planned = plan(settings(shards, tmp_path, rows=("a", "e", "g", "l"), equal=("compute",), steps=300))
+    planned = plan_runs(settings(shards, tmp_path, rows=("a", "e", "g", "l"), equal=("compute",), steps=300))
     assert planned[0].equal == "compute: 2 videos per step, the FLOPs of 300 steps of row l"
     # leaves of both modalities: 1 per video in row e, 2 in g, 4 in l; row a has 2 of the video only
     run = planned[0]
@@ -214,7 +214,7 @@ def test_steps_are_adjusted_to_the_flops_of_row_l(shards: Path, tmp_path: Path) 
     names = [run.folder.name for run in planned]
     assert 600 < of_a < 1200 and names == [f"a-{of_a}steps-1", "e-1200steps-1", "g-600steps-1", "l-1"]
     assert [run.steps for run in planned] == [of_a, 1200, 600, 300]
-    default = plan(settings(shards, tmp_path, steps=0, batch_size=0))
+    default = plan_runs(settings(shards, tmp_path, steps=0, batch_size=0))
     assert default[0].equal == "videos: 16 videos per step, 600 steps" and default[0].folder.name == "a-1"
 
 
@@ -225,7 +225,7 @@ def test_a_default_is_lowered_to_the_videos_for_all_rows(
     order = np.cumsum(index.split == "train")
     few = replace(index, split=np.where((index.split == "train") & (order > 14), "val", index.split).astype(object))
     monkeypatch.setattr(planning.Index, "open", lambda *_: few)
-    planned = plan(settings(shards, tmp_path, rows=("e", "l"), batch_size=0))
+    planned = plan_runs(settings(shards, tmp_path, rows=("e", "l"), batch_size=0))
     assert [run.pretraining.batch_size for run in planned] == [14, 14] and "14 videos per step" in planned[0].equal
 
 

@@ -18,7 +18,7 @@ import torch
 
 from gdt.common.errors import INTERRUPTED, UserError
 from gdt.eval.downstream import downstream
-from gdt.eval.extract import cached, extract
+from gdt.eval.extract import cached_features, extract
 from gdt.eval.results import RESULTS
 from gdt.eval.settings import Downstream
 from gdt.pipeline.shards.index import Index, fingerprint
@@ -64,15 +64,15 @@ def test_features_do_not_depend_on_the_batch(index: Index, checkpoint: Path) -> 
 
 def test_features_are_computed_once(index: Index, checkpoint: Path, tmp_path: Path) -> None:
     trained, path = load_model(checkpoint), tmp_path / "m" / "features.npz"
-    first = cached(path, trained, index, np.array([0, 30]), 2, CPU)
+    first = cached_features(path, trained, index, np.array([0, 30]), 2, CPU)
     whole = extract(trained, index, np.array([0, 7, 30]), 2, CPU)
-    more = cached(path, trained, index, np.array([7, 0]), 2, CPU)  # the missing video is added
+    more = cached_features(path, trained, index, np.array([7, 0]), 2, CPU)  # the missing video is added
     assert more.videos.tolist() == [0, 7, 30] and np.allclose(more.average, whole.average, atol=1e-5)
     assert np.array_equal(more.average[[0, 2]], first.average)
     trained.model.video_network.base.stem[0].weight.data.zero_()  # extracting again would give other features
-    assert np.array_equal(cached(path, trained, index, np.array([30, 7]), 2, CPU).maximum, more.maximum)
+    assert np.array_equal(cached_features(path, trained, index, np.array([30, 7]), 2, CPU).maximum, more.maximum)
     path.write_bytes(path.read_bytes()[:-100])
-    again = cached(path, trained, index, np.array([7]), 2, CPU)
+    again = cached_features(path, trained, index, np.array([7]), 2, CPU)
     assert again.videos.tolist() == [7] and not np.allclose(again.average, more.average[1:2])
 
 

@@ -138,12 +138,12 @@ def test_torchvision_files_load_into_torchvisions_network_and_here(
         video = paper.model.video_network(FEW)
         assert torch.allclose(network(FEW), video, rtol=1e-5, atol=1e-5 * video.abs().max())
     read["back"] = back = load_model(out)
-    assert str(back.foreign) == "weights exported as r2plus1d_18; random mlp_v"
+    assert str(back.origin) == "weights exported as r2plus1d_18; random mlp_v"
     assert back.statistics.to_numbers() == STATISTICS.to_numbers() != KINETICS.to_numbers()
     assert back.settings == paper.settings != Pretrain()
     # metadata of foreign weights is kept
     export(Export(again, ckpt=Path("back")))
-    assert same(load_model(again), back) and str(load_model(again).foreign) == str(back.foreign)
+    assert same(load_model(again), back) and str(load_model(again).origin) == str(back.origin)
     # torchvision's names without our metadata
     safetensors.torch.save_file(state, hub)
     assert load_model(hub).statistics is KINETICS and load_model(hub).settings == Pretrain()

@@ -253,7 +253,7 @@ def test_finetuned_weights_keep_their_metadata_when_read_and_exported(
     for path in (tmp_path / FINETUNED, tmp_path / "x.safetensors"):
         again = load_model(path)
         assert again.settings == TINY and again.statistics.to_numbers() == KINETICS.to_numbers()
-        assert again.foreign.finetuned_on == ("0a1b", 2) and again.foreign.kind == "finetuned weights"
+        assert again.origin.finetuned_on == ("0a1b", 2) and again.origin.kind == "finetuned weights"
         weights = run.model.base.state_dict()
         found = again.model.video_network.base.state_dict()
         assert all(torch.equal(value, weights[name]) for name, value in found.items())

@@ -15,7 +15,7 @@ import torch
 
 import gdt
 from gdt.common.errors import UserError
-from gdt.eval.ablation.plan import plan
+from gdt.eval.ablation.plan import plan_runs
 from gdt.eval.ablation.runs import _keep_factors
 from gdt.eval.ablation.settings import Ablation
 from gdt.eval.card import _portable
@@ -184,11 +184,11 @@ def test_the_runs_of_an_ablation_read_the_file_as_it_was_planned(shards: Path, t
     path = tmp_path / "mine.py"
     path.write_text(FREEZE)
     asked = Ablation(shards=shards, rows=(OWN,), factors_from=path, out=tmp_path / "out", size="tiny", batch_size=4)
-    runs = plan(asked)
+    runs = plan_runs(asked)
     path.write_text(FREEZE.replace("// 2", "// 3"))
     with pytest.raises(UserError, match=r"mine\.py has changed since the runs were planned; give the command again"):
         _keep_factors(asked, runs)
-    assert plan(asked)[0].marked != runs[0].marked
+    assert plan_runs(asked)[0].marked != runs[0].marked
     path.write_text(FREEZE)
     asked.folder.mkdir()
     _keep_factors(asked, runs)

@@ -18,7 +18,7 @@ from playwright.sync_api import Browser, sync_playwright
 from gdt.common.errors import UserError
 from gdt.eval.downstream import downstream
 from gdt.eval.extract import PooledFeatures
-from gdt.eval.page.deviation import groups, mixed, spread
+from gdt.eval.page.deviation import group_deviations, mixed, spread
 from gdt.eval.page.neighbours import by_features, maps
 from gdt.eval.page.page import report
 from gdt.eval.page.runs import smooth
@@ -177,7 +177,7 @@ def test_a_video_without_features_is_an_error() -> None:
 
 def test_a_video_is_in_the_class_of_each_of_its_labels() -> None:
     features = np.random.default_rng(0).normal(size=(5, 3, 4))
-    found = groups(features, np.array(["a", "a;b", "b", "", "c"]))
+    found = group_deviations(features, np.array(["a", "a;b", "b", "", "c"]))
     expected = [spread(mixed(features[members])) for members in ([0, 1], [1, 2])]
     assert np.array_equal(found["a class"], np.concatenate(expected)) and len(found["a video"]) == 5
 

@@ -16,12 +16,12 @@ from sklearn.neighbors import KNeighborsClassifier
 from gdt.common.errors import UserError
 from gdt.common.streams import Stream, generator
 from gdt.eval import extract
-from gdt.eval.classification import describe, fit, targets, top_k
+from gdt.eval.classification import fit, fit_warnings, targets, top_k
 from gdt.eval.protocols.few_shot import accuracy
 from gdt.eval.protocols.knn import weighted_knn
 from gdt.eval.protocols.linear import linear_probe
 from gdt.eval.protocols.retrieval import chance, recall
-from gdt.eval.similarity import nearest
+from gdt.eval.similarity import nearest_rows
 from gdt.train.settings import SIZES
 
 TINY = SIZES["tiny"]
@@ -117,19 +117,19 @@ def test_warnings_of_scikit_learn_are_one_sentence() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         caught = fit(LogisticRegression(max_iter=1), values, label)
-    assert describe(caught, 1) == {"warning": "the classifier did not converge (a lower --linear-c helps)"}
+    assert fit_warnings(caught, 1) == {"warning": "the classifier did not converge (a lower --linear-c helps)"}
     caught = [ConvergenceWarning("lbfgs failed\nto converge"), UserWarning("one\n  two"), ConvergenceWarning("")]
-    assert describe(caught, 9) == {
+    assert fit_warnings(caught, 9) == {
         "warning": "2 of 9 classifiers did not converge (a lower --linear-c helps); 1 of 9 classifiers warned: one two"
     }
-    assert describe([], 9) == {}
+    assert fit_warnings([], 9) == {}
 
 
 def test_nearest_is_ordered_by_cosine() -> None:
     query, _, gallery, _ = features()
     cosine = (query / np.linalg.norm(query, axis=1)[:, None]) @ (gallery / np.linalg.norm(gallery, axis=1)[:, None]).T
-    assert np.array_equal(nearest(query, 3 * gallery, 24), np.argsort(-cosine, axis=1))
-    assert nearest(query, gallery[:5], 20).shape == (24, 5)
+    assert np.array_equal(nearest_rows(query, 3 * gallery, 24), np.argsort(-cosine, axis=1))
+    assert nearest_rows(query, gallery[:5], 20).shape == (24, 5)
 
 
 def test_top_k_equals_counting() -> None:

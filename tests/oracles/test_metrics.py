@@ -14,7 +14,7 @@ from gdt.eval.metrics import measured
 from gdt.eval.protocols import multilabel
 from gdt.eval.protocols.multilabel import mean_average_precision
 from gdt.eval.protocols.retrieval import recall
-from gdt.eval.similarity import nearest
+from gdt.eval.similarity import nearest_rows
 from tests.oracles import library
 
 pytestmark = pytest.mark.oracles
@@ -45,7 +45,7 @@ def test_recall_equals_the_hit_rate_of_torchmetrics(k: int) -> None:
 
 def test_the_nearest_neighbour_equals_scikit_learns() -> None:
     neighbour = KNeighborsClassifier(1, metric="cosine", algorithm="brute").fit(GALLERY, GALLERY_LABEL)
-    first = GALLERY_LABEL[nearest(QUERY, GALLERY, 1)[:, 0]]
+    first = GALLERY_LABEL[nearest_rows(QUERY, GALLERY, 1)[:, 0]]
     assert (first == neighbour.predict(QUERY)).all()
 
 

@@ -25,7 +25,7 @@ from gdt.preprocess.datasets.listing import ListedVideo
 from gdt.preprocess.extract import Extracted, Unread, extract_group, frame_sizes, groups, pixel_sums
 from gdt.preprocess.ffmpeg import Extraction, Target
 from gdt.preprocess.process import Failed, Limits, Rejected
-from gdt.preprocess.tools import probe
+from gdt.preprocess.tools import decode_known_clip
 from tests.preprocess.media import (
     BT2020,
     ENCODER,
@@ -119,7 +119,7 @@ def test_frames_too_large_for_the_memory_are_rejected(tmp_path: Path) -> None:
 
 def test_too_little_memory_for_ffmpeg_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="ffmpeg cannot be started|test clip"):
-        probe(Limits(ffmpeg_memory=0.02), tmp_path)
+        decode_known_clip(Limits(ffmpeg_memory=0.02), tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ import pytest
 from gdt.common.errors import UserError
 from gdt.common.files import locked
 from gdt.preprocess.synthetic.actions import ACTIONS
-from gdt.preprocess.synthetic.drawing import SAMPLE_RATE
+from gdt.preprocess.synthetic.drawing import SOUND_RATE
 from gdt.preprocess.synthetic.files import GROUP, MARKER, Generate, command, generate
 from gdt.preprocess.synthetic.moments import FPS, SIZE, SPLITS, RenderedVideo, Scene, Synthetic, render
 
@@ -106,13 +106,13 @@ def test_encoding_shifts_neither_picture_nor_sound(action: str, made: Path) -> N
     assert shifts[int(np.argmin(differences))] == 0
     spectrum = np.fft.rfft(samples[: len(video.waveform)]) * np.conj(np.fft.rfft(video.waveform))
     lag = int(np.fft.irfft(spectrum, len(video.waveform)).argmax())
-    assert min(lag, len(video.waveform) - lag) <= SAMPLE_RATE // 1000
+    assert min(lag, len(video.waveform) - lag) <= SOUND_RATE // 1000
 
 
 def test_flash_and_click_fall_together(tmp_path: Path) -> None:
     settings = Synthetic(train=3, val=0, test=0, classes=tuple(ACTIONS).index("flash") + 1, seconds=4)
     generate(tmp_path, settings, workers=1)
-    step = SAMPLE_RATE // 200
+    step = SOUND_RATE // 200
     for path in sorted((tmp_path / "train" / "flash").glob("*.mp4")):
         frames, samples = decode(path)
         # White is bright in every channel, a click is much faster than hum and noise.
@@ -120,7 +120,7 @@ def test_flash_and_click_fall_together(tmp_path: Path) -> None:
         flashes = (np.flatnonzero(brighter > 0.5 * brighter.max()) + 1) / FPS
         power = np.square(np.diff(samples))[: len(samples) // step * step - step].reshape(-1, step).mean(axis=1)
         louder = np.diff(np.log(power))
-        clicks = (np.flatnonzero(louder > 0.5 * louder.max()) + 1) * step / SAMPLE_RATE
+        clicks = (np.flatnonzero(louder > 0.5 * louder.max()) + 1) * step / SOUND_RATE
         assert len(clicks) >= 5
         delays = flashes - clicks[np.abs(flashes[:, None] - clicks).argmin(axis=1)]
         assert len(flashes) >= 5 and delays.min() >= -0.005 and delays.max() <= 1 / FPS + 0.005
@@ -131,8 +131,8 @@ def shown_and_heard(video: RenderedVideo) -> tuple[float, float]:
     hue = colorsys.rgb_to_hsv(*np.median(video.frames.reshape(-1, 3), axis=0) / 255)[0]
     windows = np.lib.stride_tricks.sliding_window_view(video.waveform, 8192)[::1024] * np.hanning(8192)
     spectrum = np.quantile(np.abs(np.fft.rfft(windows)), 0.2, axis=0)
-    low, high = (round(hz * 8192 / SAMPLE_RATE) for hz in (100, 1300))
-    return hue, (low + int(spectrum[low:high].argmax())) * SAMPLE_RATE / 8192
+    low, high = (round(hz * 8192 / SOUND_RATE) for hz in (100, 1300))
+    return hue, (low + int(spectrum[low:high].argmax())) * SOUND_RATE / 8192
 
 
 def test_files_show_the_identity_and_have_its_label(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from gdt.preprocess.process import Limits
 from gdt.preprocess.settings import Preprocess
 from gdt.preprocess.stage import dry_run, run
 from gdt.preprocess.summary import describe
-from gdt.preprocess.tools import probe, require_tools
+from gdt.preprocess.tools import decode_known_clip, require_tools
 from tests.conftest import ROOT
 from tests.preprocess.intact import rejected_of
 from tests.preprocess.media import Fake
@@ -174,7 +174,7 @@ def test_other_versions_are_refused_or_pass_the_tests_of_frames_sound_alignment_
         version = subprocess.run(["ffmpeg", "-version"], capture_output=True, text=True, check=True).stdout.split()[2]
         if version.lstrip("n").startswith(("3.", "4.", "5.0")):
             with pytest.raises(UserError, match="5.1"):
-                probe(Limits(), tmp_path)
+                decode_known_clip(Limits(), tmp_path)
             return
         assert version in require_tools(Limits(), tmp_path)
     encoder = subprocess.run(["which", "ffmpeg"], capture_output=True, text=True, check=True).stdout.strip()

@@ -44,7 +44,7 @@ def test_every_flipped_bit_is_found(copy: Path, name: str) -> None:
     for place in places:
         flip(path, place, bit := draw.randrange(8))
         with pytest.raises(container.Damaged):
-            container.check(path)
+            container.check_shard(path)
         flip(path, place, bit)
     flip(path, places[0])
     assert [(name, module.is_damaged(found)) for name, found in verify(Verify(shards=copy)).items()] == [(name, True)]

@@ -19,7 +19,7 @@ from gdt.common.errors import UserError
 from gdt.eval.export import Export, export
 from gdt.train.checkpoint import load_model
 from gdt.train.models.given import makers
-from gdt.train.models.inspection import check
+from gdt.train.models.inspection import check_network
 from gdt.train.models.network import Theirs
 from gdt.train.run import CHECKPOINT
 from gdt.train.settings import SIZES
@@ -237,12 +237,12 @@ def test_modules_and_callables_of_python_are_networks(drawn: Path, tmp_path: Pat
 )  # fmt: skip
 def test_what_breaks_a_promise_is_refused(network: Any, modality: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
-        check(modality, makers({modality: [network]})[modality][0], CLIP)
+        check_network(modality, makers({modality: [network]})[modality][0], CLIP)
 
 
 def test_errors_of_a_network_are_pythons_own_with_what_to_set(command: Run, drawn: Path, tmp_path: Path) -> None:
     with pytest.raises(RuntimeError) as error:
-        check("video", makers({"video": [own_networks.Sound]})["video"][0], CLIP)
+        check_network("video", makers({"video": [own_networks.Sound]})["video"][0], CLIP)
     assert "set --clip.frames" in error.value.__notes__[0]
     (tmp_path / "mine.py").write_text("import torch\n\nnet = torch.nn.Linear(3, 4) + 1\n")
     done = command("pretrain", "--shards", drawn, "--size", "tiny", "--video-network", "mine.py:net", "--out", "run")

@@ -180,7 +180,7 @@ BANKS = torch.randn(2, 1, 40, 99, generator=torch.Generator().manual_seed(2))
 @pytest.mark.parametrize(("prefix", "legacy"), [("", False), ("module.", False), ("module.", True)])
 def test_published_weights_reproduce_the_outputs(release: Release, tmp_path: Path, prefix: str, legacy: bool) -> None:
     trained = load_model(saved(release, tmp_path / "gdt_K400.pth", prefix, legacy))
-    assert str(trained.foreign) == "published GDT weights; dropped audio_network.base.fc"
+    assert str(trained.origin) == "published GDT weights; dropped audio_network.base.fc"
     with torch.no_grad():
         video, sound = release.video_network.base(CLIPS), release.audio_network.base(BANKS)
         assert torch.allclose(trained.model.video_network(CLIPS), video, rtol=1e-6, atol=1e-6 * video.abs().max())
@@ -196,7 +196,7 @@ def test_published_weights_reproduce_the_outputs(release: Release, tmp_path: Pat
 def test_published_text_and_finetuned_models_load(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     release = random(Release(text=True))
     trained = load_model(saved(release, tmp_path / "gdt_HT100M.pth"))
-    assert trained.foreign.dropped == ("text_network.word_embd",) and trained.foreign.fresh == ()
+    assert trained.origin.dropped == ("text_network.word_embd",) and trained.origin.fresh == ()
     with torch.no_grad():
         video = release.video_network.base(CLIPS)
         assert torch.allclose(trained.model.video_network(CLIPS), video, rtol=1e-6, atol=1e-6 * video.abs().max())
@@ -222,7 +222,7 @@ def test_published_text_and_finetuned_models_load(tmp_path: Path, capsys: pytest
     tuned = nn.Module()
     tuned.base, tuned.classifier = release.video_network.base, nn.Linear(512, 101)
     trained = load_model(saved(tuned, tmp_path / "tuned.pth", "module."))
-    assert (trained.foreign.dropped, trained.foreign.fresh) == (("classifier",), ("mlp_v",))
+    assert (trained.origin.dropped, trained.origin.fresh) == (("classifier",), ("mlp_v",))
     with torch.no_grad():
         assert torch.allclose(trained.model.video_network(CLIPS), video, rtol=1e-6, atol=1e-6 * video.abs().max())
 
@@ -248,7 +248,7 @@ def test_torchvisions_weights_load_without_the_classifier(tmp_path: Path) -> Non
     network = random(Video())
     torch.save({f"_orig_mod.{k}": v for k, v in network.state_dict().items()}, tmp_path / "r2plus1d_18-91a641e6.pth")
     trained = load_model(tmp_path / "r2plus1d_18-91a641e6.pth")
-    assert str(trained.foreign) == "torchvision's r2plus1d_18; dropped fc; random mlp_v"
+    assert str(trained.origin) == "torchvision's r2plus1d_18; dropped fc; random mlp_v"
     with torch.no_grad():
         video = network(CLIPS)
         assert torch.allclose(trained.model.video_network(CLIPS), video, rtol=1e-6, atol=1e-6 * video.abs().max())
@@ -305,7 +305,7 @@ def test_trunks_without_the_heads_of_the_release_load(
     for name, state, random in (("trunks", trunks, ("mlp_v", "mlp_a")), ("sound", sound, ())):
         torch.save({"model": state}, tmp_path / name)
         trained = load_model(tmp_path / name)
-        assert (trained.foreign.dropped, trained.foreign.fresh) == (("audio_network.base.fc",), random)
+        assert (trained.origin.dropped, trained.origin.fresh) == (("audio_network.base.fc",), random)
         taken = trained.model.state_dict()
         assert all(torch.equal(state[key], taken[key]) for key in taken.keys() & state.keys())
         with torch.no_grad():
@@ -329,7 +329,7 @@ def test_weights_that_are_not_finite_are_refused_by_name(tmp_path: Path) -> None
         torch.save({"model": named, **texts, **others}, path)
         return load_model(path)
 
-    assert load({weight: base[weight].half(), variance: base[variance] * 0}).foreign.fresh == ("mlp_v",)
+    assert load({weight: base[weight].half(), variance: base[variance] * 0}).origin.fresh == ("mlp_v",)
     for value in (base[weight] / 0, base[weight].double() * 1e300):
         with pytest.raises(UserError, match=f"^{path}: {weight} contains NaN or infinity; use another file$"):
             load({weight: value})

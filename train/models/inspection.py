@@ -19,7 +19,7 @@ _CLASSIFIERS = ("fc", "head", "classifier", "proj")
 """Names of classifiers in torchvision, timm, pytorchvideo and transformers."""
 
 
-def check(modality: str, maker: Maker, clip: Clip, device: torch.device = torch.device("cpu")) -> OwnNetwork:
+def check_network(modality: str, maker: Maker, clip: Clip, device: torch.device = torch.device("cpu")) -> OwnNetwork:
     """Make a network, find its classifier and run it on two inputs.
 
     Raises UserError if its output is not [n, dim], [n, positions, dim] or [n, dim, ...], or if it breaks what a run
