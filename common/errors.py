@@ -80,6 +80,19 @@ def require_positive(
             raise UserError(f"--{option} is {getattr(settings, name)}; it must be {least} or more{because}")
 
 
+POSITIVE_RANGE = (1e-6, 1_000_000)
+"""Range of settings that are above 0."""
+
+
+def require_in_range(settings: object, **ranges: tuple[float, float]) -> None:
+    """Raise UserError, naming the option, unless the settings are within these bounds."""
+    for name, (least, most) in ranges.items():
+        value = getattr(settings, name)
+        if not least <= value <= most:
+            option = name.replace("_", "-")
+            raise UserError(f"--{option} is {value:g}; it must be from {least:g} to {most:,.15g}")
+
+
 _OUT_OF_MEMORY = re.compile(
     "out of memory|can't allocate memory|cannot allocate memory|bad_alloc|memory allocation|"
     "cudnn_status_alloc_failed|cublas_status_alloc_failed"

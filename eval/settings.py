@@ -69,7 +69,7 @@ class Downstream:
     networks: Annotated[Theirs, tyro.conf.arg(name="")] = NONE
     """Those that the checkpoint was trained with."""
     tables: bool = True
-    """Write the tables; off in subprocesses."""
+    """Write the tables, alone in the folder; off in processes that a command starts."""
     cache: str = ""
     """Size of this machine's cache of shards in a store, such as 500GB; default: most of the free disk."""
 

@@ -18,11 +18,12 @@ from typing import Annotated, Any
 import ffmpeg
 import tyro
 
+from gdt.common.errors import POSITIVE_RANGE, require_in_range
 from gdt.common.folders import state_of
 from gdt.common.processes import killed_with_parent
 from gdt.preprocess.datasets.listing import SOUNDS, ListedVideo
 from gdt.preprocess.logmel import SAMPLE_RATE
-from gdt.preprocess.process import POSITIVE_RANGE, Limits, require_in_range
+from gdt.preprocess.process import Limits
 
 _FORMATS = (
     "asf,avi,flac,flv,h264,hevc,ivf,m4v,matroska,mjpeg,mov,mp3,mpeg,mpegts,mpegvideo,mxf,nut,ogg,rm,wav,"

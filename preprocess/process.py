@@ -17,7 +17,7 @@ from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import BinaryIO
 
-from gdt.common.errors import UserError
+from gdt.common.errors import POSITIVE_RANGE, UserError, require_in_range
 from gdt.common.files import is_disk_full
 
 _NOT_STARTED = {126, 127}
@@ -81,19 +81,6 @@ class Limits:
 
     def __post_init__(self) -> None:
         require_in_range(self, timeout_factor=POSITIVE_RANGE, ffmpeg_memory=POSITIVE_RANGE)
-
-
-POSITIVE_RANGE = (1e-6, 1_000_000)
-"""Range of settings that are above 0."""
-
-
-def require_in_range(settings: object, **ranges: tuple[float, float]) -> None:
-    """Raise UserError, naming the option, unless the settings are within these bounds."""
-    for name, (least, most) in ranges.items():
-        value = getattr(settings, name)
-        if not least <= value <= most:
-            option = name.replace("_", "-")
-            raise UserError(f"--{option} is {value:g}; it must be from {least:g} to {most:,.15g}")
 
 
 @dataclass(frozen=True)
