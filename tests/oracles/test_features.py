@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
+from gdt.pipeline.leaves import Clip
 from gdt.preprocess.logmel import frames
-from gdt.train.models import foreign
+from gdt.train.models.foreign import build
 from gdt.train.models.gdt import GDT
+from gdt.train.models.given import makers
+from gdt.train.models.inspection import check_network
 from gdt.train.models.network import Network
 from tests.oracles import library
 from tests.sounds import logmel
@@ -32,17 +37,21 @@ def test_logmel_equals_python_speech_features(level: int) -> None:
     assert np.abs(logmel(wave) - bank[: frames(len(wave))]).max() < 1e-3
 
 
-def taken(modality: str, make: object, shape: tuple[int, ...]) -> GDT:
+CLIP = Clip(frames=own_networks.CLIP[1], size=own_networks.CLIP[2], mel_frames=own_networks.BANK[2])
+
+
+def taken(modality: str, make: Callable[[], nn.Module]) -> GDT:
     """A model with a network that is given as users do."""
-    text = foreign.use(modality, make)
-    made = foreign.check(modality, text, shape)
+    (maker,) = makers({modality: [make]})[modality]
+    recorded = check_network(modality, maker, CLIP)
+    network = Network(video=recorded) if modality == "video" else Network(audio=recorded)
     torch.manual_seed(1)
-    return GDT(Network(**{modality: made}), (modality,)).eval()
+    return GDT(network, (modality,), {modality: partial(build, maker, recorded)}).eval()
 
 
 def copied(model: GDT, modality: str, net: nn.Module) -> nn.Module:
     """The library's network with the weights of the model's."""
-    state = model.get_submodule(f"{modality}_network.base").net.state_dict()
+    state = model.get_submodule(f"{modality}_network.base.net").state_dict()
     missing, unexpected = net.load_state_dict(state, strict=False)
     assert not unexpected and len(missing) <= 2  # its classifier
     return net.eval()
@@ -55,7 +64,7 @@ def close(ours: Tensor, theirs: Tensor) -> bool:
 @torch.no_grad()
 def test_a_network_of_transformers_gives_the_features_of_its_forward() -> None:
     library("transformers.models.videomae.modeling_videomae")
-    model = taken("video", own_networks.videomae, own_networks.CLIP)
+    model = taken("video", own_networks.videomae)
     net = copied(model, "video", own_networks.videomae())
     clips = torch.randn(2, *own_networks.CLIP)
     assert close(model.video_network(clips), net(clips).last_hidden_state.mean(1))
@@ -64,8 +73,8 @@ def test_a_network_of_transformers_gives_the_features_of_its_forward() -> None:
 @torch.no_grad()
 def test_a_network_of_timm_gives_the_features_of_its_forward() -> None:
     make = partial(library("timm").create_model, "resnet10t", in_chans=1)
-    model = taken("audio", make, own_networks.BANK)
-    net = copied(model, "audio", make())
+    model = taken("audio", make)
+    net: Any = copied(model, "audio", make())
     banks = torch.randn(2, *own_networks.BANK)
     assert close(model.audio_network(banks), net.forward_head(net.forward_features(banks), pre_logits=True))
 
