@@ -28,7 +28,7 @@ from gdt.pipeline.clips import uniform_starts, usable
 from gdt.pipeline.leaves import MODALITIES
 from gdt.pipeline.shards.index import Index, read_rejected
 from gdt.pipeline.shards.naming import shard_folder
-from gdt.train.models.network import NONE, Theirs
+from gdt.train.models.network import NO_NETWORKS, CheckpointNetworks
 from gdt.train.run import latest_checkpoint
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ class Embed:
     """Replace an existing file."""
     cache: str = ""
     """Size of this machine's cache of shards in a store, such as 500GB; default: most of the free disk."""
-    networks: Annotated[Theirs, tyro.conf.arg(name="")] = NONE
+    networks: Annotated[CheckpointNetworks, tyro.conf.arg(name="")] = NO_NETWORKS
     """Those that the checkpoint was trained with."""
 
     def __post_init__(self) -> None:

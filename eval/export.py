@@ -12,7 +12,7 @@ import tyro
 from gdt.common.errors import UserError
 from gdt.common.files import require_new_file, writing
 from gdt.train.hub import EXPORTED
-from gdt.train.models.network import NONE, Theirs
+from gdt.train.models.network import NO_NETWORKS, CheckpointNetworks
 from gdt.train.run import latest_checkpoint
 
 if TYPE_CHECKING:  # slow to import, and --help needs only the settings
@@ -34,7 +34,7 @@ class Export:
     """Replace an existing file or folder."""
     to: Path | None = None
     """Folder to write instead of a file, for a hub: model.safetensors, config.json and a model card."""
-    networks: Annotated[Theirs, tyro.conf.arg(name="")] = NONE
+    networks: Annotated[CheckpointNetworks, tyro.conf.arg(name="")] = NO_NETWORKS
     """Those that the checkpoint was trained with."""
 
     def __post_init__(self) -> None:

@@ -13,7 +13,7 @@ from tabulate import tabulate
 from gdt.common.errors import UserError, plural, require_positive, unknown
 from gdt.eval.embed import Embed, FeatureModality, Kind, features
 from gdt.eval.features import Features, read, sameness
-from gdt.train.models.network import NONE, Theirs
+from gdt.train.models.network import NO_NETWORKS, CheckpointNetworks
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Nearest:
     """Modality to search (other than --by: needs embeddings); default: --by."""
     k: int = 5
     """Number of neighbours."""
-    networks: Annotated[Theirs, tyro.conf.arg(name="")] = NONE
+    networks: Annotated[CheckpointNetworks, tyro.conf.arg(name="")] = NO_NETWORKS
     """Those that the checkpoint was trained with."""
 
     def __post_init__(self) -> None:

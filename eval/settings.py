@@ -12,7 +12,7 @@ from gdt.common.errors import UserError, require_positive
 from gdt.common.location import Location
 from gdt.eval.embed import FeatureModality
 from gdt.eval.protocols import PROTOCOLS
-from gdt.train.models.network import NONE, Theirs
+from gdt.train.models.network import NO_NETWORKS, CheckpointNetworks
 
 if TYPE_CHECKING:
     ProtocolName = str
@@ -66,7 +66,7 @@ class Downstream:
     """Finetuning runs in parallel; 0: one per GPU, else per core."""
     out: Path | None = None
     """Folder of results; default: runs/eval-<dataset>."""
-    networks: Annotated[Theirs, tyro.conf.arg(name="")] = NONE
+    networks: Annotated[CheckpointNetworks, tyro.conf.arg(name="")] = NO_NETWORKS
     """Those that the checkpoint was trained with."""
     tables: bool = True
     """Write the tables, alone in the folder; off in processes that a command starts."""

@@ -13,7 +13,7 @@ from gdt.common.commandline import arguments_of, parse, value_of
 from gdt.common.errors import UserError, first_line, unknown
 from gdt.train.gpu import default_size
 from gdt.train.hub import EXPORTED
-from gdt.train.models.network import PAPERS
+from gdt.train.models.network import PAPER_NETWORKS
 from gdt.train.published import PUBLISHED
 from gdt.train.settings import SIZES, Pretrain
 
@@ -41,7 +41,7 @@ def from_json(text: str, source: str = "this text") -> Pretrain:
     """
     try:
         values = json.loads(text)
-        return replace(serialization.from_dict(Pretrain, values), factors_from=None, networks=PAPERS)
+        return replace(serialization.from_dict(Pretrain, values), factors_from=None, networks=PAPER_NETWORKS)
     except (ValueError, UserError) as error:
         raise UserError(
             f"{source} holds no settings of this version ({error}); use the version that wrote it"

@@ -18,7 +18,7 @@ from gdt.pipeline.leaves import Clip
 from gdt.pipeline.shards.naming import dataset_name, shard_folder
 from gdt.pipeline.sources.loading import Loading
 from gdt.pipeline.transformations.augmentation import Augmentation
-from gdt.train.models.network import PAPERS, Network, Own
+from gdt.train.models.network import PAPER_NETWORKS, Network, OwnNetworks
 from gdt.train.schedule import Optimization
 
 Precision = Literal["auto", "float32", "bfloat16", "float64"]
@@ -82,7 +82,7 @@ class Pretrain:
     """Ranges of the augmentations."""
     network: Network = field(default_factory=Network)
     """Sizes of the networks."""
-    networks: Annotated[Own, tyro.conf.arg(name="")] = PAPERS
+    networks: Annotated[OwnNetworks, tyro.conf.arg(name="")] = PAPER_NETWORKS
     """Networks of your own."""
     optimization: Annotated[Optimization, tyro.conf.arg(name="")] = field(default_factory=Optimization)
     """Optimizer and schedule."""

@@ -27,7 +27,7 @@ from gdt.train.flops import step_flops
 from gdt.train.gpu import default_size
 from gdt.train.models.gdt import GDT, any_device
 from gdt.train.models.given import makers
-from gdt.train.models.network import Own, Theirs
+from gdt.train.models.network import CheckpointNetworks, OwnNetworks
 from gdt.train.run import command_of
 from gdt.train.settings import SIZES, Pretrain
 
@@ -202,7 +202,7 @@ def _pretraining(settings: Ablation, shards: Place, row: str, known: Transformat
         options["optimization"] = replace(sized.optimization, lr=settings.lr)
     run = replace(sized, dataset=settings.dataset_name, shards=shards, group_size=settings.group_size, **options)
     modalities = compose(run, known).modalities
-    networks = Own(
+    networks = OwnNetworks(
         run.networks.video_network if "video" in modalities else "",
         run.networks.audio_network if "audio" in modalities else "",
     )
@@ -220,7 +220,7 @@ def _evaluation(settings: Ablation, shards: Place, index: Index) -> Downstream:
     protocols: tuple[str, ...] = settings.protocols or default
     of_labels: dict[str, Any] = {}
     given = settings.networks.given
-    theirs = Theirs(given.get("video", ()), given.get("audio", ()))
+    theirs = CheckpointNetworks(given.get("video", ()), given.get("audio", ()))
     if any(PROTOCOLS[name].labels for name in protocols):
         of_labels["gallery_split"] = gallery_split("", index, settings.query_split)
         of_labels["folds"] = (1,) if official_folds(index) else ()

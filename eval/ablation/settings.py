@@ -12,7 +12,7 @@ from gdt.common.errors import require_positive
 from gdt.common.location import Location
 from gdt.eval.settings import FrozenName
 from gdt.pipeline.shards.naming import dataset_name
-from gdt.train.models.network import PAPERS, Own
+from gdt.train.models.network import PAPER_NETWORKS, OwnNetworks
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Ablation:
     """Split of the queries; val while you tune, test for the final number."""
     clips: int = 10
     """Clips per evaluated video."""
-    networks: Annotated[Own, tyro.conf.arg(name="")] = PAPERS
+    networks: Annotated[OwnNetworks, tyro.conf.arg(name="")] = PAPER_NETWORKS
     """Networks of your own, for the rows that have their modality."""
     jobs: int = 0
     """Runs in parallel; 0: one per GPU, else per core."""

@@ -10,7 +10,7 @@ import tyro
 
 from gdt.common.errors import require_positive
 from gdt.common.location import Location
-from gdt.train.models.network import NONE, Theirs
+from gdt.train.models.network import NO_NETWORKS, CheckpointNetworks
 
 PROBE_FOLDS = 5
 """Of the probe's cross-validation over videos."""
@@ -34,7 +34,7 @@ class Factors:
     """Python file with custom transformations, to measure them, too."""
     out: Path | None = None
     """Folder of results; default: runs/factors-<dataset>."""
-    networks: Annotated[Theirs, tyro.conf.arg(name="")] = NONE
+    networks: Annotated[CheckpointNetworks, tyro.conf.arg(name="")] = NO_NETWORKS
     """Those that the checkpoint was trained with."""
 
     def __post_init__(self) -> None:

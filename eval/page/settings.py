@@ -8,7 +8,7 @@ from typing import Annotated
 
 import tyro
 
-from gdt.train.models.network import NONE, Theirs
+from gdt.train.models.network import NO_NETWORKS, CheckpointNetworks
 
 
 @dataclass(frozen=True)
@@ -19,5 +19,5 @@ class Report:
     """Folder of runs and evaluations, with its subfolders."""
     models: int = 4
     """Maximum number of models with examples: the best."""
-    networks: Annotated[Theirs, tyro.conf.arg(name="")] = NONE
+    networks: Annotated[CheckpointNetworks, tyro.conf.arg(name="")] = NO_NETWORKS
     """Those that the checkpoints were trained with."""

@@ -27,7 +27,7 @@ from gdt.eval.settings import Downstream
 from gdt.pipeline.shards.index import Index
 from gdt.train.flops import training_flops
 from gdt.train.models.gdt import GDT
-from gdt.train.models.network import Own
+from gdt.train.models.network import OwnNetworks
 from gdt.train.pretrain import pretrain
 from gdt.train.run import METRICS
 from tests.tamper import annotate
@@ -85,7 +85,7 @@ def test_finished_rows_are_not_run_again(
     more = ablation(replace(first, rows=("e",)))
     assert all(f"row {row}" in more for row in "ael") and kinds(done) == ["pretrain", "evaluate"]
     # rows that are trained otherwise cannot be compared with them
-    own = replace(first, networks=Own(video_network="mine.py:Net"))
+    own = replace(first, networks=OwnNetworks(video_network="mine.py:Net"))
     for other, run, difference in (
         (first, plan_runs(replace(first, lr=0.5))[0], "optimization.lr was 0.001, now 0.5"),
         (first, plan_runs(replace(first, batch_size=3))[0], "batch_size was 2, now 3"),

@@ -42,7 +42,7 @@ from gdt.pipeline.shards.index import Index
 from gdt.pipeline.word2vec import WordVectors
 from gdt.train.checkpoint import load_model, load_trained
 from gdt.train.models.gdt import GDT
-from gdt.train.models.network import Theirs
+from gdt.train.models.network import CheckpointNetworks
 from gdt.train.pretrain import pretrain
 from gdt.train.settings import SIZES
 from gdt.train.trained import Trained
@@ -326,7 +326,7 @@ def test_whatever_changes_a_number_changes_what_identifies_it(
         "ckpt": (tmp_path / "other",), "dataset": "y", "shards": tmp_path, "protocols": ("linear",), "folds": (2,),
         "word2vec": word2vec, "label": "parity",
         "modalities": ("video",), "gallery_split": "test", "query_split": "val",
-        "random_weights": "only", "out": tmp_path, "networks": Theirs((own_networks.__name__ + ":Net",)),
+        "random_weights": "only", "out": tmp_path, "networks": CheckpointNetworks((own_networks.__name__ + ":Net",)),
         "cache": "1GB",
     })  # fmt: skip
     everything["modalities"] = replace(
@@ -372,7 +372,7 @@ def test_a_finetuning_process_gets_every_setting(
         "ckpt": (checkpoint,), "dataset": "x", "shards": shards, "protocols": ("finetune",), "folds": (2,),
         "label": "-x", "gallery_split": "val", "query_split": "test", "random_weights": "only", "out": tmp_path,
         "jobs": 2, "tables": False, "word2vec": None, "linear_c": 1.0, "modalities": ("video",),
-        "networks": Theirs((own_networks.__name__ + ":Net",)), "cache": "1GB",
+        "networks": CheckpointNetworks((own_networks.__name__ + ":Net",)), "cache": "1GB",
     }  # fmt: skip
     changes(Downstream((checkpoint,)), values)  # fills in the others
     settings = Downstream(**values)

@@ -20,7 +20,7 @@ from gdt.eval.export import Export, export
 from gdt.train.checkpoint import load_model
 from gdt.train.models.given import makers
 from gdt.train.models.inspection import check_network
-from gdt.train.models.network import Theirs
+from gdt.train.models.network import CheckpointNetworks
 from gdt.train.run import CHECKPOINT
 from gdt.train.settings import SIZES
 from gdt.train.step import Gradient
@@ -81,7 +81,7 @@ def test_a_network_is_trained_resumed_used_and_exported(drawn: Path, tmp_path: P
             random_weights="exclude", out=tmp_path / "eval", video_network=text,
         )  # fmt: skip
         assert any(row["metric"] == "finetune top-1" for row in found.rows)
-    networks = Theirs(**{option: (text,)})
+    networks = CheckpointNetworks(**{option: (text,)})
     export(Export(tmp_path / "x.pt", modality, run.checkpoint, networks=networks))  # type: ignore[arg-type]
     theirs, state = given[modality][0].make(), torch.load(tmp_path / "x.pt", weights_only=True)
     missing, unexpected = theirs.load_state_dict(state, strict=False)

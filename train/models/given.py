@@ -19,7 +19,7 @@ from gdt.common.errors import UserError, first_line, unknown
 from gdt.common.stores import local_path
 
 Given = str | nn.Module | Callable[[], nn.Module]
-"""A network: text as in `network.Own`, a module, of which copies are used, or a callable that makes one."""
+"""A network: text as in `network.OwnNetworks`, a module, of which copies are used, or a callable that makes one."""
 
 
 class Maker(NamedTuple):

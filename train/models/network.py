@@ -11,7 +11,7 @@ from gdt.common.errors import UserError, require_positive
 
 
 @dataclass(frozen=True)
-class Own:
+class OwnNetworks:
     """Networks of your own, in place of the paper's."""
 
     video_network: str = ""
@@ -28,7 +28,7 @@ class Own:
 
 
 @dataclass(frozen=True)
-class Theirs:
+class CheckpointNetworks:
     """Networks of your own that checkpoints were trained with."""
 
     video_network: tuple[str, ...] = ()
@@ -44,8 +44,8 @@ class Theirs:
         return {modality: networks for modality, networks in texts.items() if networks}
 
 
-PAPERS = Own()
-NONE = Theirs()
+PAPER_NETWORKS = OwnNetworks()
+NO_NETWORKS = CheckpointNetworks()
 """No networks of the user's own."""
 
 
