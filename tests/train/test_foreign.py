@@ -240,6 +240,15 @@ def test_what_breaks_a_promise_is_refused(network: Any, modality: str, message: 
         check(modality, makers({modality: [network]})[modality][0], CLIP)
 
 
+@pytest.mark.parametrize("folder", ["my (old)", "a:b", "x.py"])
+def test_any_folder_may_hold_the_file_of_a_network(tmp_path: Path, folder: str) -> None:
+    (tmp_path / folder).mkdir()
+    (tmp_path / folder / "mine.py").write_text("from torch.nn import Linear\n")
+    text = "mine.py:Linear(in_features=2, out_features=3)"
+    (maker,) = makers({"video": [f"{tmp_path / folder}/{text}"]})["video"]
+    assert maker.name == text and maker.make().out_features == 3
+
+
 def test_errors_of_a_network_are_pythons_own_with_what_to_set(command: Run, drawn: Path, tmp_path: Path) -> None:
     with pytest.raises(RuntimeError) as error:
         check("video", makers({"video": [own_networks.Sound]})["video"][0], CLIP)

@@ -7,6 +7,7 @@ import copy
 import importlib
 import importlib.util
 import operator
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -61,11 +62,12 @@ def _maker(network: Given) -> Maker:
 
 def _from_text(text: str) -> tuple[str, Any]:
     """The name without folders, and the object that a text names, with its arguments."""
-    target, _, arguments = text.partition("(")
-    place, _, name = target.rpartition(":")
+    # the folders of a file may have brackets and colons in their names
+    parts = re.fullmatch(r"(.+?\.py|[^:(]+):([\w.]+)(\(.*)?", text, re.DOTALL)
+    place, name, arguments = parts.groups("()") if parts else ("", "", "")
     try:
-        call = ast.parse(f"f({arguments or ')'}", mode="eval").body
-        if not (place and name and isinstance(call, ast.Call) and isinstance(call.func, ast.Name)) or call.args:
+        call = ast.parse(f"f{arguments}", mode="eval").body
+        if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Name)) or call.args:
             raise ValueError(text)
         options = {str(word.arg): ast.literal_eval(word.value) for word in call.keywords}
     except (SyntaxError, ValueError) as error:
