@@ -56,8 +56,9 @@ def arguments_of(settings: Any, default: Any) -> list[str]:
         if value == attrgetter(name)(default):
             continue
         if isinstance(value, bool):
-            arguments.append(option if value else option.replace("--", "--no-", 1))
-        elif isinstance(value, tuple) and len(value) > 1:
+            group, dot, last = option.removeprefix("--").rpartition(".")
+            arguments.append(option if value else f"--{group}{dot}no-{last}")
+        elif isinstance(value, tuple) and len(value) != 1:
             arguments += [option, *map(str, value)]
         else:  # with =, since a value may begin with a dash
             (single,) = value if isinstance(value, tuple) else (value,)

@@ -98,7 +98,6 @@ class Loader:
         self._reader = ShardReader(index)
         self.cache = self._reader.cache
         if self.cache:
-            self.cache.follow()
             plans = _announced(plans, coming, index, self.cache)
         stream = iter(plans)
         first = list(itertools.islice(stream, 1))  # it tells the modalities; without plans, there are no batches
@@ -114,6 +113,8 @@ class Loader:
         self._ahead = loading.prefetch + 1  # the waiting batches and the one in preparation
         self._batches = self._execute(itertools.chain(first, stream))
         self._background = ThreadPoolExecutor(1, thread_name_prefix="loader")
+        if self.cache:  # last: if anything above fails, nobody could end its threads
+            self.cache.follow()
 
     def __iter__(self) -> Iterator[Batch]:
         waiting = deque(self._background.submit(self._load_batch) for _ in range(self._ahead))

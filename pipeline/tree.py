@@ -111,19 +111,23 @@ def sampling_tree(
 
     With `shuffle_shards` > 0, videos are shuffled only within groups of that many shards.
     """
-    frames = _stretch((clip.frames - 1) * clip.stride, composition.reach)
-    rows = _stretch(clip.mel_frames - 1, composition.reach) if "audio" in composition.modalities else 0
+    reach, modalities = composition.reach, composition.modalities
+    rows = _stretch(clip.mel_frames - 1, reach) if "audio" in modalities else 0
+    sound_decides = rows and "video" not in modalities
+    frames = 0 if sound_decides else _stretch((clip.frames - 1) * clip.stride, reach)
     starts = index.start_counts(frames, 1, rows)
     inside = index.split == split
     if not inside.any():
         splits = " or ".join(sorted({*index.split.tolist()} - {"unused"}))
         raise UserError(f"no video of {index.folder} is in the split '{split}'; set --split to {splits}")
     needed = composition.starts_needed
+    several = f"{needed} different starts of " if needed > 1 else ""
+    seconds = max(frames / index.fps, (rows + 1) / 100)  # the window of the last row ends one row later
     checks = {
-        "without pictures": (index.frame_count == 0) & ("video" in composition.modalities),
+        "without pictures": (index.frame_count == 0) & ("video" in modalities),
         "without sound": (index.mel_count == 0) & (rows > 0),
-        "without captions": (index.text_count == 0) & ("text" in composition.modalities),
-        f"shorter than {plural(needed, 'clip')} of {frames / index.fps:.2f} s": starts < needed,
+        "without captions": (index.text_count == 0) & ("text" in modalities),
+        f"too short for {several}a clip of {seconds:.2f} s": starts < needed,
     }
     usable = inside
     skipped = []
@@ -151,7 +155,7 @@ def _instead(index: Index, videos: np.ndarray) -> str:
         return 'for sounds alone, set --factors "video:d time_shift:i:2 modality(audio):i:1 augmentation:i:2"'
     if not index.mel_count[videos].any():
         return "for videos without sound, set --preset d"
-    return "use another composition, shorter clips (--clip.frames, --clip.stride), or other videos"
+    return "use another composition, shorter clips (--clip.frames, --clip.stride, --clip.mel-frames), or other videos"
 
 
 def _stretch(last: int, reach: float) -> int:

@@ -173,12 +173,14 @@ def require_same_run(state: Mapping[str, Any], experiment: Experiment, path: Pat
         different.append("the word vectors")
     if state.get("factors", "") != data.factors_checksum:
         different.append("the file of --factors-from")
-    if state.get("start", data.start) != data.start:
+    then = settings_of(state, path.parent)
+    same_path = then.init == experiment.settings.init  # which counts only where an earlier version kept no digest
+    if state.get("start", data.start if same_path else None) != data.start:
         different.append("the weights of --init")
     elif state["statistics"] != data.statistics.to_numbers():
         different.append("the normalisation of --init")
-    then = schedule_of(settings_of(state, path.parent), experiment.tree.batches_per_epoch)
-    rates = _other_rates(then, experiment.schedule, int(state["step"]))
+    planned = schedule_of(then, experiment.tree.batches_per_epoch)
+    rates = _other_rates(planned, experiment.schedule, int(state["step"]))
     if rates:
         different.append(f"{rates}; --init {path} starts a new run from its weights")
     if different:

@@ -26,7 +26,7 @@ PROBES = "probe.jsonl"
 WANDB = "wandb.id"
 """The id of the run's curves in Weights & Biases."""
 _NO_EFFECT_ON_RESULTS = {"overwrite", "out", "shards", "cache", "loading", "compile", "gradient_cache", "wandb"}
-_NO_EFFECT_ON_RESULTS |= {"word2vec", "factors_from", "networks"}  # whose content is compared instead
+_NO_EFFECT_ON_RESULTS |= {"init", "word2vec", "factors_from", "networks"}  # whose content is compared instead
 _NO_EFFECT_ON_RESULTS |= {"checkpoint_steps", "probe_every"}
 _NO_EFFECT_ON_RESULTS |= {"factors", "preset"}  # which are the composition
 LENGTH = ("epochs", "steps")

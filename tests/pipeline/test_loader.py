@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import h5py
 import numpy as np
@@ -31,6 +31,7 @@ from gdt.pipeline.groups import take_rank
 from gdt.pipeline.leaves import MODALITIES, Clip
 from gdt.pipeline.loader import Batch, Loader
 from gdt.pipeline.notation import parse
+from gdt.pipeline.shards.cache import Cache
 from gdt.pipeline.shards.container import Head
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.shards.layout import MEL_FLOOR
@@ -295,6 +296,23 @@ def test_closing_early_stops_all_threads(index: Index) -> None:
         next(batches)
         assert len({*threading.enumerate()} - before) > 3
     wait_until(lambda: not {*threading.enumerate()} - before)
+
+
+@pytest.mark.parametrize("decoder", ["cpu", "gpu"])
+def test_a_loader_that_cannot_be_made_leaves_no_threads(
+    shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, decoder: Literal["cpu", "gpu"]
+) -> None:
+    """Of shards in a store: without DALI, and without the vectors of the words."""
+    monkeypatch.setenv("GDT_CACHE", str(tmp_path))
+    monkeypatch.setattr("gdt.pipeline.sources.loading.has_dali", lambda: False)
+    stored = Index.open(f"file://{shards}")
+    plan = tree(stored, "e").plan(0, 0)
+    if decoder == "cpu":
+        plan.leaves.modality[:] = MODALITIES.index("text")
+    before, following = set(threading.enumerate()), set(Cache._active)
+    with pytest.raises(UserError, match="DALI" if decoder == "gpu" else "have no words"):
+        Loader(stored, [plan], CLIP, CPU, stored.statistics, Loading(decoder=decoder))
+    assert set(threading.enumerate()) <= before and Cache._active == following
 
 
 @pytest.fixture

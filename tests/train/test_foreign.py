@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pickle
 import shlex
 import subprocess
+import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -238,6 +240,60 @@ def test_modules_and_callables_of_python_are_networks(drawn: Path, tmp_path: Pat
 def test_what_breaks_a_promise_is_refused(network: Any, modality: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
         check_network(modality, makers({modality: [network]})[modality][0], CLIP)
+
+
+@pytest.mark.parametrize("folder", ["my (old)", "a:b", "x.py"])
+def test_any_folder_may_hold_the_file_of_a_network(tmp_path: Path, folder: str) -> None:
+    (tmp_path / folder).mkdir()
+    (tmp_path / folder / "mine.py").write_text("from torch.nn import Linear\n")
+    text = "mine.py:Linear(in_features=2, out_features=3)"
+    (maker,) = makers({"video": [f"{tmp_path / folder}/{text}"]})["video"]
+    assert maker.name == text and maker.make().out_features == 3
+
+
+def written(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+def linear(file: Path) -> int:
+    """The outputs of the network `net` of a file."""
+    (maker,) = makers({"video": [f"{file}:net"]})["video"]
+    made: Any = maker.make()
+    return int(made.out_features)
+
+
+def test_files_of_one_name_in_two_folders_are_two_modules(tmp_path: Path) -> None:
+    text = "from torch.nn import Linear\nclass Net(Linear):\n    def __init__(self):\n        super().__init__(2, %d)\n"
+    files = [written(tmp_path / folder / "net.py", text % width) for folder, width in (("a", 3), ("b", 4))]
+    nets = [makers({"video": [f"{file}:Net"]})["video"][0].make() for file in files]
+    assert [net.out_features for net in map(pickle.loads, map(pickle.dumps, nets))] == [3, 4]
+
+
+@pytest.mark.parametrize("helper", ["helper.py", "helper/__init__.py", "helper/inner.py"])
+@pytest.mark.parametrize("within", [False, True])
+def test_two_files_never_share_a_helper_by_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, helper: str, within: bool
+) -> None:
+    """Also one that is imported by another, or only within a function."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    module = helper.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+    imported = f"from {module} import WIDTH"
+    net = "import middle\ndef net():\n    return middle.net()\n"
+    middle = f"def net():\n    {imported}\n" if within else f"{imported}\ndef net():\n"
+    middle += "    import torch\n    return torch.nn.Linear(2, WIDTH)\n"
+    files = list[Path]()
+    for number, folder in enumerate("ab"):
+        written(tmp_path / folder / helper, f"WIDTH = {number}")
+        written(tmp_path / folder / f"middle{number}.py", middle)
+        files.append(written(tmp_path / folder / "net.py", net.replace("middle", f"middle{number}")))
+    assert linear(files[1]) == 1 == linear(files[1])
+    with pytest.raises(UserError, match=f"middle0.py imports helper, but Python takes {tmp_path}/b/helper.*rename one"):
+        linear(files[0])
+    assert linear(files[1]) == 1
+    for name in ("helper", module, "middle1"):
+        sys.modules.pop(name, None)
 
 
 def test_errors_of_a_network_are_pythons_own_with_what_to_set(command: Run, drawn: Path, tmp_path: Path) -> None:

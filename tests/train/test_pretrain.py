@@ -122,8 +122,22 @@ def test_short_videos_are_counted(index: Index) -> None:
     run = replace(TINY, preset="e", batch_size=4)
     tree_of(run, compose(run), short, lines.append)
     number = int((short.frame_count[short.split == "train"] == 20).sum())
-    reason = f"not used: {number} shorter than 1 clip of 0.97 s"
+    reason = f"not used: {number} too short for a clip of 1.00 s"
     assert lines == [f"{24 - number} of 24 train videos of {index.folder}; {reason}"]
+
+
+def test_the_clips_of_pictures_do_not_limit_sounds(index: Index) -> None:
+    """Two starts of 50 rows, a frame apart, take 53 rows at 30 fps, also where pictures of that length are missing."""
+    lines: list[str] = []
+    rows = np.where(np.arange(len(index)) % 4 == 0, 52, 53)
+    sounds = replace(index, mel_count=rows, frame_count=np.zeros(len(index), np.int64))
+    factors = "video:d time_shift:i:2 modality(audio):i:1 augmentation:i:1"
+    run = replace(TINY, preset="l", factors=factors, batch_size=4, clip=replace(TINY.clip, mel_frames=50))
+    tree = tree_of(run, compose(run), sounds, lines.append)
+    number = int((rows[index.split == "train"] == 52).sum())
+    reason = f"not used: {number} too short for 2 different starts of a clip of 0.51 s"
+    assert lines == [f"{24 - number} of 24 train videos of {index.folder}; {reason}"]
+    assert {*tree.plan(0, 0).leaves.start.tolist()} == {0, 1}
 
 
 def test_pretraining_on_real_videos_lowers_the_loss(
@@ -144,7 +158,7 @@ def test_pretraining_on_real_videos_lowers_the_loss(
     ("more", "message"),
     [
         (("--batch-size", "1"), "the K of factor 'video'; it must be 2 or more"),
-        (("--clip.frames", "200"), "0 of 24 train videos of .*; not used: 24 shorter than 2 clips of"),
+        (("--clip.frames", "200"), "0 of 24 train videos of .*; not used: 24 too short for 2 different starts of"),
         (("--split", "holdout"), "no video of .* is in the split 'holdout'"),
         (("--augmentation.flip", "2"), "--augmentation.flip is 2.0"),
         (("--steps", "-5"), "--steps is -5; it must be 0 or more"),

@@ -6,6 +6,7 @@ import argparse
 import collections
 import contextlib
 import os
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -380,7 +381,17 @@ def test_init_starts_from_the_given_weights(
         assert torch.allclose(one, other, atol=1e-8), name
     assert now.statistics.to_numbers() == state["statistics"] != index.statistics.to_numbers()
     assert torch.load(tmp_path / "run" / CHECKPOINT, weights_only=True)["data"] == fingerprint(index)
-    pretrain(settings)  # resumes, and finds that it is done
+    moved = replace(settings, init=shutil.copy(tmp_path / "start.pt", tmp_path / "moved.pt"))
+    pretrain(moved)  # resumes, and finds that it is done
+    done = torch.load(tmp_path / "run" / CHECKPOINT, weights_only=True)
+    torch.save({name: value for name, value in done.items() if name != "start"}, tmp_path / "run" / CHECKPOINT)
+    pretrain(settings)
+    for other in (moved, replace(settings, init=None)):  # of earlier versions, which knew only the path
+        with pytest.raises(UserError, match="the weights of --init"):
+            pretrain(other)
+    torch.save(done, tmp_path / "run" / CHECKPOINT)
+    with pytest.raises(UserError, match="the weights of --init"):
+        pretrain(replace(settings, init=None))
     torch.save(state | {"statistics": [11.0, *state["statistics"][1:]]}, tmp_path / "start.pt")
     with pytest.raises(UserError, match="holds a run with different settings .the weights of --init"):
         pretrain(settings)

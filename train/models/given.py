@@ -7,9 +7,13 @@ import copy
 import importlib
 import importlib.util
 import operator
+import re
 import sys
+import zlib
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -61,11 +65,12 @@ def _maker(network: Given) -> Maker:
 
 def _from_text(text: str) -> tuple[str, Any]:
     """The name without folders, and the object that a text names, with its arguments."""
-    target, _, arguments = text.partition("(")
-    place, _, name = target.rpartition(":")
+    # the folders of a file may have brackets and colons in their names
+    parts = re.fullmatch(r"(.+?\.py|[^:(]+):([\w.]+)(\(.*)?", text, re.DOTALL)
+    place, name, arguments = parts.groups("()") if parts else ("", "", "")
     try:
-        call = ast.parse(f"f({arguments or ')'}", mode="eval").body
-        if not (place and name and isinstance(call, ast.Call) and isinstance(call.func, ast.Name)) or call.args:
+        call = ast.parse(f"f{arguments}", mode="eval").body
+        if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Name)) or call.args:
             raise ValueError(text)
         options = {str(word.arg): ast.literal_eval(word.value) for word in call.keywords}
     except (SyntaxError, ValueError) as error:
@@ -93,10 +98,40 @@ def _import(place: str) -> Any:
     path = local_path(place).absolute()
     if not path.is_file():
         raise UserError(f"there is no file {place}")
-    spec: Any = importlib.util.spec_from_file_location(f"gdt_network_{path.stem}", path)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses and inspect look there
     if str(path.parent) not in sys.path:
         sys.path.append(str(path.parent))  # for what the file imports from beside it
+    _require_own_helpers(path)
+    unique = f"gdt_network_{path.stem}_{zlib.crc32(bytes(path)):08x}"
+    spec: Any = importlib.util.spec_from_file_location(unique, path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses, inspect and torch.compile look there
     spec.loader.exec_module(module)
     return module
+
+
+def _require_own_helpers(path: Path) -> None:
+    """Raise UserError if Python, which has one module per name, would take another for one beside this file.
+
+    Follows imports, also those within functions. What is installed is meant, whatever lies beside.
+    """
+    waiting = [path]
+    for file in waiting:  # which grows
+        nodes: list[ast.AST] = []
+        with suppress(SyntaxError, ValueError):  # Python says it, if it comes to that
+            nodes += ast.walk(ast.parse(file.read_bytes()))
+        names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+        names |= {str(node.module) for node in nodes if isinstance(node, ast.ImportFrom) and not node.level}
+        for name in sorted({name.partition(".")[0] for name in names} - sys.stdlib_module_names):
+            own = _source(PathFinder.find_spec(name, [str(path.parent)]))
+            taken = _source(importlib.util.find_spec(name)) if own else None
+            if own is None or taken is None or own == file or "site-packages" in taken.parts:
+                continue
+            if own.resolve() != taken.resolve():
+                raise UserError(f"{file} imports {name}, but Python takes {taken}, not {own}; rename one of the two")
+            inside = own.rglob("*.py") if own.is_dir() else [own]
+            waiting += [each for each in inside if each not in waiting]
+
+
+def _source(spec: ModuleSpec | None) -> Path | None:
+    """The file of a module, or the folder of a package."""
+    return Path(next(iter(spec.submodule_search_locations or ()), spec.origin or "")) if spec else None
