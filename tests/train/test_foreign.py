@@ -271,29 +271,20 @@ def test_files_of_one_name_in_two_folders_are_two_modules(tmp_path: Path) -> Non
     assert [net.out_features for net in map(pickle.loads, map(pickle.dumps, nets))] == [3, 4]
 
 
-@pytest.mark.parametrize("helper", ["helper.py", "helper/__init__.py", "helper/inner.py"])
-@pytest.mark.parametrize("within", [False, True])
+@pytest.mark.parametrize("helper", ["helper.py", "helper/__init__.py"])
 def test_two_files_never_share_a_helper_by_its_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, helper: str, within: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, helper: str
 ) -> None:
-    """Also one that is imported by another, or only within a function."""
     monkeypatch.setattr(sys, "path", [*sys.path])
-    module = helper.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
-    imported = f"from {module} import WIDTH"
-    net = "import middle\ndef net():\n    return middle.net()\n"
-    middle = f"def net():\n    {imported}\n" if within else f"{imported}\ndef net():\n"
-    middle += "    import torch\n    return torch.nn.Linear(2, WIDTH)\n"
-    files = list[Path]()
-    for number, folder in enumerate("ab"):
-        written(tmp_path / folder / helper, f"WIDTH = {number}")
-        written(tmp_path / folder / f"middle{number}.py", middle)
-        files.append(written(tmp_path / folder / "net.py", net.replace("middle", f"middle{number}")))
-    assert linear(files[1]) == 1 == linear(files[1])
-    with pytest.raises(UserError, match=f"middle0.py imports helper, but Python takes {tmp_path}/b/helper.*rename one"):
-        linear(files[0])
-    assert linear(files[1]) == 1
-    for name in ("helper", module, "middle1"):
-        sys.modules.pop(name, None)
+    monkeypatch.delitem(sys.modules, "helper", raising=False)
+    net = "import torch\nfrom helper import WIDTH\ndef net():\n    return torch.nn.Linear(2, WIDTH)\n"
+    for folder, width in (("a", 3), ("same", 3), ("b", 4)):
+        written(tmp_path / folder / helper, f"WIDTH = {width}")
+        written(tmp_path / folder / "net.py", net)
+    assert linear(tmp_path / "a" / "net.py") == linear(tmp_path / "same" / "net.py") == 3
+    with pytest.raises(UserError, match=f"{tmp_path}/.* and {tmp_path}/b both hold a {helper}, and Python would take"):
+        linear(tmp_path / "b" / "net.py")
+    monkeypatch.delitem(sys.modules, "helper")
 
 
 def test_errors_of_a_network_are_pythons_own_with_what_to_set(command: Run, drawn: Path, tmp_path: Path) -> None:

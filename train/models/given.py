@@ -11,9 +11,7 @@ import re
 import sys
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from functools import partial
-from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,6 +19,9 @@ from torch import nn
 
 from gdt.common.errors import UserError, first_line, unknown
 from gdt.common.stores import local_path
+
+_FOLDERS = set[Path]()
+"""Of the files imported so far."""
 
 Given = str | nn.Module | Callable[[], nn.Module]
 """A network: text as in `network.OwnNetworks`, a module, of which copies are used, or a callable that makes one."""
@@ -110,28 +111,18 @@ def _import(place: str) -> Any:
 
 
 def _require_own_helpers(path: Path) -> None:
-    """Raise UserError if Python, which has one module per name, would take another for one beside this file.
-
-    Follows imports, also those within functions. What is installed is meant, whatever lies beside.
-    """
-    waiting = [path]
-    for file in waiting:  # which grows
-        nodes: list[ast.AST] = []
-        with suppress(SyntaxError, ValueError):  # Python says it, if it comes to that
-            nodes += ast.walk(ast.parse(file.read_bytes()))
-        names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
-        names |= {str(node.module) for node in nodes if isinstance(node, ast.ImportFrom) and not node.level}
-        for name in sorted({name.partition(".")[0] for name in names} - sys.stdlib_module_names):
-            own = _source(PathFinder.find_spec(name, [str(path.parent)]))
-            taken = _source(importlib.util.find_spec(name)) if own else None
-            if own is None or taken is None or own == file or "site-packages" in taken.parts:
-                continue
-            if own.resolve() != taken.resolve():
-                raise UserError(f"{file} imports {name}, but Python takes {taken}, not {own}; rename one of the two")
-            inside = own.rglob("*.py") if own.is_dir() else [own]
-            waiting += [each for each in inside if each not in waiting]
+    """Raise UserError if another module of one name lies beside this file and one before: Python would take one."""
+    folder = path.parent
+    for earlier in _FOLDERS - {folder}:
+        for name in sorted(_modules(earlier) & _modules(folder) - {path.name}):
+            if (earlier / name).read_bytes() != (folder / name).read_bytes():
+                raise UserError(
+                    f"{earlier} and {folder} both hold a {name}, and Python would take one of them for both networks; "
+                    "rename one, or copy what the networks need into one folder"
+                )
+    _FOLDERS.add(folder)
 
 
-def _source(spec: ModuleSpec | None) -> Path | None:
-    """The file of a module, or the folder of a package."""
-    return Path(next(iter(spec.submodule_search_locations or ()), spec.origin or "")) if spec else None
+def _modules(folder: Path) -> set[str]:
+    """What a file in a folder can import from beside it."""
+    return {str(path.relative_to(folder)) for path in (*folder.glob("*.py"), *folder.glob("*/__init__.py"))}
