@@ -48,10 +48,6 @@ class Folder(ABC):
         return hash(str(self))
 
     @abstractmethod
-    def anew(self) -> Folder:
-        """The same folder; of one in a store, nothing is listed yet."""
-
-    @abstractmethod
     def absolute(self) -> Folder:
         """The folder for processes that run in another one."""
 
@@ -156,9 +152,6 @@ class LocalFolder(Folder):
 
     def __fspath__(self) -> str:
         return str(self.path)
-
-    def anew(self) -> Folder:
-        return self
 
     def absolute(self) -> Folder:
         return LocalFolder(self.path.absolute())

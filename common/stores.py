@@ -51,9 +51,6 @@ class RemoteFolder(Folder):
     def __reduce__(self) -> tuple[type[RemoteFolder], tuple[str]]:
         return RemoteFolder, (self.url,)  # workers list for themselves
 
-    def anew(self) -> Folder:
-        return RemoteFolder(self.url)
-
     def absolute(self) -> Folder:
         return self
 
@@ -270,4 +267,6 @@ def local_path(name: str | Path, setting: str = "") -> Path:
 def folder_at(where: str | Place) -> Folder:
     """The folder at a place; of one in a store, nothing is listed yet."""
     where = place(where)
-    return where.anew() if isinstance(where, Folder) else LocalFolder(where)
+    if isinstance(where, RemoteFolder):
+        return RemoteFolder(where.url)
+    return where if isinstance(where, Folder) else LocalFolder(where)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from gdt.common.commandline import gdt_command
 from gdt.common.errors import UserError
-from gdt.common.stores import Place
+from gdt.common.stores import Place, folder_at
 
 DATASET_NAMES = ("audioset", "esc50", "folder", "hmdb51", "howto100m", "kinetics", "synthetic", "ucf101", "vggsound")
 """Data sets of preprocess/datasets."""
@@ -17,7 +17,7 @@ def dataset_name(dataset: str, shards: Place | None) -> str:
 
     Raises UserError if it is not that of one folder: it becomes part of paths, and may come from a downloaded file.
     """
-    name = dataset or (shards.absolute().name if shards else "kinetics")
+    name = dataset or (folder_at(shards).name if shards else "kinetics")
     if Path(name).name != name or name == ".." or not name.isprintable():
         raise UserError(f"--dataset is {name!r}; give a name without slashes and control characters")
     return name

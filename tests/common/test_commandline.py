@@ -29,7 +29,8 @@ TRAINED = Pretrain(
 )  # fmt: skip
 TESTED = Downstream(
     (HERE, HERE), "-d", HERE, ("finetune", "few-shot", "linear", "cross-modal"), (1, 2), HERE, "-l,m", "-g", "-q", 3,
-    "only", ("audio",), 4, 0.5, 5, 6, 0.25, 7, 8, HERE, CheckpointNetworks(("a.py:Net",), ("b.py:Net", "c:Net")), False, "5GB",
+    "only", ("audio",), 4, 0.5, 5, 6, 0.25, 7, 8, HERE, CheckpointNetworks(("a.py:Net",), ("b.py:Net", "c:Net")), False,
+    "5GB",
 )  # fmt: skip
 
 
