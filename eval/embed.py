@@ -29,7 +29,7 @@ from gdt.pipeline.leaves import MODALITIES
 from gdt.pipeline.shards.index import Index, read_rejected
 from gdt.pipeline.shards.naming import shard_folder
 from gdt.train.models.network import NO_NETWORKS, CheckpointNetworks
-from gdt.train.run import latest_checkpoint
+from gdt.train.run import VERDICT, latest_checkpoint
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -106,9 +106,17 @@ def embed(settings: Embed) -> str:
     warning = sameness(rows.features)
     if warning:
         lines.append(f"warning: {warning}")
+    lines += _verdict(Path(rows.metadata["checkpoint"]))
     elsewhere = ["--features", settings.out] if settings.out != Embed.out else []
     lines.append(f"next: {gdt_command('nearest', *elsewhere, '--query', rows.id[0])}")
     return "\n".join(lines)
+
+
+def _verdict(checkpoint: Path) -> list[str]:
+    """What a finished run has said of its model, if this is one."""
+    folder = checkpoint if checkpoint.is_dir() else checkpoint.parent
+    path = folder / VERDICT
+    return [f"of the model: {path.read_text().strip()}"] if path.is_file() else []
 
 
 def features(settings: Embed, trained: Trained | None = None) -> Features:

@@ -23,7 +23,7 @@ from gdt.pipeline.transformations.modality import Modality
 from gdt.train.experiment import Experiment
 from gdt.train.flops import peak_flops
 from gdt.train.health import RANK, verdict, warning
-from gdt.train.run import METRICS, PROBES, SETTINGS, WANDB, logged
+from gdt.train.run import METRICS, PROBES, SETTINGS, VERDICT, WANDB, logged
 from gdt.train.settings import Pretrain
 from gdt.train.step import Metrics
 
@@ -39,6 +39,7 @@ class Log:
         folder = settings.run_folder
         folder.mkdir(parents=True, exist_ok=True)
         write_text(folder / SETTINGS, to_json(settings, indent=2) + "\n")
+        (folder / VERDICT).unlink(missing_ok=True)
         _keep_until(folder / METRICS, first - 1)
         self._file = (folder / METRICS).open("a", buffering=1)
         self._probes = folder / PROBES
@@ -104,13 +105,14 @@ class Log:
         self._bar.update()
 
     def summary(self) -> str:
-        """Last metrics, median clips/s and peak memory of a finished run, and whether it has learned."""
+        """Last metrics, median clips/s and peak memory of a finished run, and whether it has learned, as in VERDICT."""
         of = "tensors" if self._device.type == "cuda" else "the process"
-        rows = logged(Path(self._file.name))
+        metrics = Path(self._file.name)
+        learned = verdict(logged(metrics), self._last_probe(), self._clips)
+        write_text(metrics.with_name(VERDICT), learned + "\n")
         return (
             f"{plural(self._bar.n, 'step')}: {self._last}{self._probed}; median {np.median(self._rates):.0f} clips/s, "
-            f"peak memory of {of} {peak_memory(self._device):.1f} GiB\n"
-            + verdict(rows, self._last_probe(), self._clips)
+            f"peak memory of {of} {peak_memory(self._device):.1f} GiB\n{learned}"
         )
 
     def _last_probe(self) -> dict[str, float]:

@@ -23,6 +23,8 @@ METRICS = "metrics.jsonl"
 """A line per step."""
 PROBES = "probe.jsonl"
 """A line per probe."""
+VERDICT = "verdict.txt"
+"""Whether the finished run has learned, in a sentence."""
 WANDB = "wandb.id"
 """The id of the run's curves in Weights & Biases."""
 _NO_EFFECT_ON_RESULTS = {"overwrite", "out", "shards", "cache", "loading", "compile", "gradient_cache", "wandb"}

@@ -52,6 +52,7 @@ def test_embed_a_folder_and_find_neighbours(command: Run, checkpoint: Path, vide
         "features.h5: embeddings of 5 videos: video [5, 128], audio [5, 128]; from 2 clips per video, each of 8 frames"
     )
     assert f"\nskipped {videos / 'broken.mp4'}: " in done.stdout
+    assert "\nof the model: the run has " in done.stdout
     assert {path.name for path in tmp_path.iterdir()} == {"features.h5"}  # no temporary files
     one = str(videos / "more" / "one.mp4")
     with h5py.File(tmp_path / "features.h5") as file:
