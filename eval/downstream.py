@@ -20,7 +20,7 @@ from gdt.common.errors import UserError, explain_out_of_memory
 from gdt.common.files import locked
 from gdt.eval import answers, results
 from gdt.eval.answers import Answers
-from gdt.eval.conditions import conditions, decisive_settings, only_decisive, words_of
+from gdt.eval.conditions import decisive_settings, only_decisive, parts, words_of
 from gdt.eval.evaluator import Evaluator
 from gdt.eval.extract import require_network
 from gdt.eval.processes import job_limit, run_command, run_parallel
@@ -28,7 +28,7 @@ from gdt.eval.protocols import PROTOCOLS
 from gdt.eval.protocols.finetune import EPOCHS, STATE, Finetuning
 from gdt.eval.results import RANDOM, RESULTS, Result
 from gdt.eval.settings import Downstream
-from gdt.eval.subjects import Data, Fold, Subject, default_checkpoint, folds, gallery_split, models, several_labels
+from gdt.eval.subjects import Data, Fold, Subject, default_checkpoint, folds, models, several_labels
 from gdt.eval.tables import pivot, write_tables
 from gdt.pipeline.shards.index import names_in
 from gdt.pipeline.word2vec import WordVectors
@@ -133,30 +133,28 @@ def plan_jobs(settings: Downstream, data: Data, compared: Sequence[Subject], out
         words = WordVectors.of(data.index, settings.word2vec)
         for model in compared:
             _require_same_words(model, words, settings.word2vec)
-    for number, label in enumerate(settings.labels):
-        of_label = replace(data, index=data.index.labelled(label))
-        of_column = replace(settings, label=label)
-        protocols = choose_protocols(of_column, of_label, compared)
-        written = any("text" in model.trained.model.modalities for model in compared)
-        if written and not (number or settings.protocols or settings.word2vec):
+    written = any("text" in model.trained.model.modalities for model in compared)
+
+    evaluator: Evaluator | None = None
+
+    def choose(of_column: Downstream, of_label: Data) -> list[str]:
+        return choose_protocols(of_column, of_label, compared)
+
+    for part in parts(settings, data, device.type, words, choose):
+        if written and not (settings.protocols or settings.word2vec):
             print("text is not evaluated; set --word2vec to the file that the shards were made with", flush=True)
-        if any("gallery_split" in PROTOCOLS[name].settings for name in protocols):  # others refuse it
-            gallery = gallery_split(settings.gallery_split, of_label.index, data.split)
-            of_column = replace(of_column, gallery_split=gallery)
-        evaluator = Evaluator(of_column, of_label, device, out, words)
-        for protocol in protocols:
-            if not PROTOCOLS[protocol].labels and number:
-                continue  # it is the same for every column of labels
-            parts = folds(of_column, protocol, of_label.index, data.split)
-            keys = [conditions(of_column, protocol, of_label, fold, device.type, words) for fold in parts]
-            for model in compared:
-                if PROTOCOLS[protocol].labels:
-                    _require_fit(model, of_column, of_label, parts)
-                if PROTOCOLS[protocol].pairs and not settings.protocols and not _has_pairs(model, settings, data):
-                    print(f"{model.name} is skipped in {protocol}: the videos have fewer than two of its modalities")
-                    continue
-                for fold, key in zip(parts, keys, strict=True):
-                    yield Job(evaluator, model, protocol, fold, key)
+            written = False  # said once
+        if evaluator is None or evaluator.data is not part.data:  # one for a column, which keeps features
+            evaluator = Evaluator(part.settings, part.data, device, out, words)
+        protocol = PROTOCOLS[part.protocol]
+        for model in compared:
+            if protocol.labels:
+                _require_fit(model, part.settings, part.data, part.folds)
+            if protocol.pairs and not settings.protocols and not _has_pairs(model, settings, data):
+                print(f"{model.name} is skipped in {part.protocol}: the videos have fewer than two of its modalities")
+                continue
+            for fold, key in zip(part.folds, part.conditions, strict=True):
+                yield Job(evaluator, model, part.protocol, fold, key)
 
 
 def choose_protocols(settings: Downstream, data: Data, compared: Sequence[Subject]) -> list[str]:

@@ -7,7 +7,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, NoReturn, TypeVar
+from typing import Any, Literal, NamedTuple, NoReturn, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -19,8 +19,17 @@ from gdt.train.gpu import require_no_gpu
 T = TypeVar("T")
 
 
-def join_ranks(requested: Literal["auto", "cpu", "cuda"], threads: int) -> tuple[int, int, torch.device]:
-    """Join the process group if torchrun started several ranks; returns rank, world size and device.
+class Process(NamedTuple):
+    """One of the processes of a run."""
+
+    rank: int
+    world: int
+    """How many there are."""
+    device: torch.device
+
+
+def join_ranks(requested: Literal["auto", "cpu", "cuda"], threads: int) -> Process:
+    """Join the process group if torchrun started several ranks.
 
     `threads`: CPU threads of this process; 0 for torch's default. Raises UserError if there are too few GPUs.
     """
@@ -37,7 +46,7 @@ def join_ranks(requested: Literal["auto", "cpu", "cuda"], threads: int) -> tuple
         torch.set_num_threads(threads)
     if world > 1 and not dist.is_initialized():
         dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo")
-    return rank, world, device
+    return Process(rank, world, device)
 
 
 def require_gpus(ranks: int, device: Literal["auto", "cpu", "cuda"]) -> None:

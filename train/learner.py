@@ -46,7 +46,7 @@ class Learner:
             model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
         self.model: GDT = model
         _prepare(model, settings)
-        self._gradient = Gradient(model, settings, experiment.composition.factors)
+        self._gradient = Gradient(model, settings, experiment.composition.factors, experiment.group_size)
         self.optimizer = _optimizer(settings.optimization, model, device)
 
     def step(self, step: int, batch: Batch) -> Metrics:

@@ -7,6 +7,7 @@ import importlib.util
 import os
 import threading
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -14,10 +15,13 @@ from typing import Any
 from gdt.common.commandline import gdt_command
 from gdt.common.errors import UserError, exit_with_message, explain_out_of_memory
 from gdt.common.files import locked
-from gdt.train.distributed import barrier, join_ranks, leave_without_teardown, together
-from gdt.train.models.given import Given, makers
+from gdt.pipeline.shards.index import Index, fingerprint
+from gdt.train import checkpoint
+from gdt.train.distributed import Process, barrier, join_ranks, leave_without_teardown, together
+from gdt.train.experiment import resolve
+from gdt.train.models.given import Given, Makers, makers
 from gdt.train.settings import Pretrain
-from gdt.train.trainer import Trainer
+from gdt.train.trainer import Trainer, describe
 
 
 def command(settings: Pretrain) -> None:
@@ -48,14 +52,15 @@ def pretrain(settings: Pretrain, networks: Mapping[str, Sequence[Given]] = Mappi
     """
     if settings.wandb and importlib.util.find_spec("wandb") is None:
         raise UserError("--wandb needs the package wandb; run 'pip install wandb', or leave the option out")
-    rank, world, device = join_ranks(settings.device, settings.threads)
+    process = join_ranks(settings.device, settings.threads)
     advice = "set --gradient-cache on, or a smaller --group-size"
     with contextlib.ExitStack() as lock, explain_out_of_memory(advice):
         folder = locked(settings.run_folder, "set --out to another folder")
-        together(lambda: lock.enter_context(folder) if rank == 0 else None)
-        trainer = Trainer(settings, rank, world, device, makers({**settings.networks.given, **networks}))
+        together(lambda: lock.enter_context(folder) if process.rank == 0 else None)
+        trainer = _trainer(settings, process, makers({**settings.networks.given, **networks}))
         if trainer.step == trainer.steps:
-            trainer.say(f"{trainer.path} is trained to its last step, {trainer.steps}; nothing to do")
+            if process.rank == 0:
+                print(f"{trainer.path} is trained to its last step, {trainer.steps}; nothing to do")
             return trainer.path
         trainer.train()
         barrier()  # no rank exits while another still communicates with it
@@ -68,3 +73,21 @@ def pretrain(settings: Pretrain, networks: Mapping[str, Sequence[Given]] = Mappi
                 evaluate = f'gdt.evaluate("{trainer.path}", …) with the same networks'
             print(f"{trainer.log.summary()}\nthe trained model is in {trainer.path}; evaluate it with:\n  {evaluate}")
         return trainer.path
+
+
+def _trainer(settings: Pretrain, process: Process, given: Makers) -> Trainer:
+    """A new run, or the one in its folder unless that is to be overwritten.
+
+    `given` are networks of the user's own. Raises UserError if the folder holds a run that this one cannot continue,
+    and on bad input.
+    """
+    index = Index.open(settings.shard_folder, settings.cache)
+    state = None if settings.overwrite else checkpoint.read_run(settings.run_folder)
+    earlier = None
+    if state:
+        checkpoint.require_same_shards(state, fingerprint(index), settings.run_folder)
+        earlier = checkpoint.settings_of(state, settings.run_folder)
+    start = checkpoint.load_model(settings.init, given) if settings.init else None
+    say = partial(describe, process.rank)
+    experiment = resolve(settings, index, process.device, earlier, start, given, say)
+    return Trainer(experiment, index, process, state, start)

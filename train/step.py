@@ -75,11 +75,12 @@ class Group(NamedTuple):
 class Gradient:
     """Computes the gradient of a batch, split over ranks, and stores it in the parameters of a model."""
 
-    def __init__(self, model: GDT, settings: Pretrain, factors: Sequence[Factor]) -> None:
-        """`settings` as in an `Experiment`: with group size and precision filled in."""
+    def __init__(self, model: GDT, settings: Pretrain, factors: Sequence[Factor], group_size: int = 0) -> None:
+        """`settings` and `group_size` as in an `Experiment`."""
         self.model = model
         self._settings = settings
         self._factors = factors
+        self._group_size = group_size
         self._rank = dist.get_rank() if dist.is_initialized() else 0
         self._world = dist.get_world_size() if dist.is_initialized() else 1
         self.memory = ActivationMemory(next(model.parameters()).device)
@@ -166,7 +167,7 @@ class Gradient:
         """This rank's groups; each modality has equally many, and a rank has a contiguous share of them."""
         done = 0
         for number, (modality, inputs) in enumerate(batch.inputs.items()):
-            size = self._settings.group_size or len(inputs)
+            size = self._group_size or len(inputs)
             here = len(inputs) // size
             first = (number * self._world + self._rank) * here
             for k in range(here):
@@ -254,11 +255,11 @@ class RunningStatistics:
         self._counts = [norm.num_batches_tracked for norm in self._every]
         self._sums: dict[str, list[Tensor]] = {}
         self._groups: dict[str, int] = {}
-
-    def __enter__(self) -> RunningStatistics:
         self._momenta = [norm.momentum for norm in self._every]
         self._before = {modality: _copies(self._running(modality)) for modality in self._norms}
         self._seen = torch._foreach_add(self._counts, 0)  # copies
+
+    def __enter__(self) -> RunningStatistics:
         for norm in self._every:
             norm.momentum = 1.0
         return self

@@ -7,7 +7,6 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import asdict
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -17,19 +16,17 @@ from gdt.common.errors import UserError, duration, plural
 from gdt.pipeline.groups import check_groups, take_rank
 from gdt.pipeline.loader import Batch, Loader
 from gdt.pipeline.shards.cache import forecast
-from gdt.pipeline.shards.index import Index, fingerprint
+from gdt.pipeline.shards.index import Index
 from gdt.train import checkpoint
-from gdt.train.checkpoint import load_model
 from gdt.train.crossmodal import Probe
-from gdt.train.distributed import StopSignal, agreed, barrier, require_equal, together
-from gdt.train.experiment import resolve
+from gdt.train.distributed import Process, StopSignal, agreed, barrier, require_equal, together
+from gdt.train.experiment import Experiment
 from gdt.train.flops import max_leaves, step_seconds
 from gdt.train.learner import Learner, start_from
 from gdt.train.log import Log
-from gdt.train.models.given import Makers
 from gdt.train.provenance import device_name, record
 from gdt.train.run import CHECKPOINT, decisive
-from gdt.train.settings import Pretrain
+from gdt.train.trained import Trained
 
 _SAVE_SECONDS = 300.0
 """Seconds between checkpoints."""
@@ -39,32 +36,28 @@ _PROBE_SHARE = 0.03
 
 class Trainer:
     def __init__(
-        self, settings: Pretrain, rank: int, world: int, device: torch.device, given: Makers = MappingProxyType({})
+        self,
+        experiment: Experiment,
+        index: Index,
+        process: Process,
+        state: Mapping[str, Any] | None = None,
+        start: Trained | None = None,
     ) -> None:
-        """Prepare a new run, or resume from its checkpoint unless that is to be overwritten.
+        """Prepare a new run, from the weights of `start` if it is given, or resume from the `state` of its checkpoint.
 
-        `given` are networks of the user's own. Raises UserError if the folder holds a run that this one cannot
-        continue, and on bad input.
+        Raises UserError if that is of a run that this one cannot continue.
         """
-        self.rank = rank
-        self.world = world
-        self.device = device
-        self.index = Index.open(settings.shard_folder, settings.cache)
-        state = None if settings.overwrite else checkpoint.read_run(settings.run_folder)
-        earlier = None
-        if state:
-            checkpoint.require_same_shards(state, fingerprint(self.index), settings.run_folder)
-            earlier = checkpoint.settings_of(state, settings.run_folder)
-        start = load_model(settings.init, given) if settings.init else None
-        self.experiment = resolve(settings, self.index, device, earlier, start, given, self.describe)
-        self.settings = self.experiment.settings
+        self.rank, self.world, self.device = process
+        self.index = index
+        self.experiment = experiment
+        self.settings = experiment.settings
         self.path = self.settings.run_folder / CHECKPOINT
         self.step = int(state["step"]) if state else 0
         self.saved = self.step
         self.steps = self.experiment.schedule.steps
         self.require_groups()
         self.require_equal_starts()
-        self.learner = Learner(self.experiment, device, world)
+        self.learner = Learner(experiment, self.device, self.world)
         self.require_addressable()
         self.weights = self.resume(state) if state else start_from(self.learner.model, start, self.settings.init)
         self.log: Log | None = None
@@ -258,8 +251,10 @@ class Trainer:
             self.describe("store", forecast(self.index, coming))
 
     def describe(self, name: str, text: str) -> None:
-        self.say(f"{name:13}{text}")
+        describe(self.rank, name, text)
 
-    def say(self, text: str) -> None:
-        if self.rank == 0:
-            print(text)
+
+def describe(rank: int, name: str, text: str) -> None:
+    """Print a line about the run, on rank 0."""
+    if rank == 0:
+        print(f"{name:13}{text}")

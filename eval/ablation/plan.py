@@ -13,21 +13,23 @@ from gdt.common.errors import UserError
 from gdt.common.serialization import to_json
 from gdt.common.stores import Place
 from gdt.eval.ablation.settings import Ablation
-from gdt.eval.conditions import conditions
+from gdt.eval.conditions import parts
 from gdt.eval.protocols import PROTOCOLS
 from gdt.eval.results import RANDOM, Result
 from gdt.eval.settings import Downstream
-from gdt.eval.subjects import Data, folds, gallery_split, held_out, official_folds
+from gdt.eval.subjects import Data, held_out, official_folds
+from gdt.pipeline.composition import Composition
 from gdt.pipeline.notation import Transformations, read_transformations
 from gdt.pipeline.shards.index import Index, fingerprint
 from gdt.pipeline.shards.naming import shard_folder
 from gdt.pipeline.word2vec import WordVectors
-from gdt.train.experiment import Experiment, compose, resolve
+from gdt.train.experiment import compose, resolve, with_batch_size, with_own_networks
 from gdt.train.flops import step_flops
 from gdt.train.gpu import default_size
+from gdt.train.models.foreign import Builders
 from gdt.train.models.gdt import GDT, any_device
 from gdt.train.models.given import makers
-from gdt.train.models.network import CheckpointNetworks, OwnNetworks
+from gdt.train.models.network import CheckpointNetworks, Network, OwnNetworks
 from gdt.train.run import command_of
 from gdt.train.settings import SIZES, Pretrain
 
@@ -85,11 +87,21 @@ class PlannedRun:
 
 
 class _Row(NamedTuple):
-    """A row of the table: its training without a seed, resolved, and the settings that its command gets."""
+    """A row of the table."""
 
     name: str
     settings: Pretrain
-    experiment: Experiment
+    """Of its runs, but for seed and folder."""
+    composition: Composition
+    network: Network
+    builders: Builders
+    steps: int
+    factors_checksum: str
+
+    def flops(self, bands: int) -> float:
+        """Of a step."""
+        model = GDT(self.network, self.composition.modalities, self.builders)
+        return step_flops(model, self.composition, self.settings.clip, bands)
 
 
 def plan_runs(settings: Ablation) -> list[PlannedRun]:
@@ -99,10 +111,10 @@ def plan_runs(settings: Ablation) -> list[PlannedRun]:
     held_out(index, settings.query_split)  # raises UserError if there are none
     known, _ = read_transformations(settings.factors_from)
     named = {name: _pretraining(settings, shards, name, known) for name in settings.rows}
-    rows, equal = equalise(settings, named, index)
+    rows, equal = equalise(settings, named, index, known)
     evaluation = _evaluation(settings, shards, index)
     # whose untrained networks are evaluated, too
-    baseline = max(rows, key=lambda row: len(row.experiment.composition.modalities))
+    baseline = max(rows, key=lambda row: len(row.composition.modalities))
 
     @cache
     def evaluated(protocols: tuple[Any, ...], word2vec: Path | None) -> tuple[Downstream, frozenset[str]]:
@@ -113,18 +125,16 @@ def plan_runs(settings: Ablation) -> list[PlannedRun]:
     runs = []
     for seed in dict.fromkeys(settings.seeds):
         for row in rows:
-            steps = row.experiment.schedule.steps
-            adjusted = f"-{steps}steps" if row.settings.steps != named[row.name].steps else ""
+            adjusted = f"-{row.steps}steps" if row.settings.steps != named[row.name].steps else ""
             folder = settings.folder / f"{row.settings.short_name}{adjusted}-{seed}"
             kept = settings.kept_factors if row.settings.factors_from else None
             seeded = replace(row.settings, seed=seed, out=folder, factors_from=kept)
-            paired = len(row.experiment.composition.modalities) > 1
+            paired = len(row.composition.modalities) > 1
             protocols = tuple(name for name in evaluation.protocols if paired or not PROTOCOLS[name].pairs)
             shared, keys = evaluated(protocols, seeded.word2vec if "cross-modal" in protocols else None)
             random_weights: Any = "include" if row is baseline else "exclude"
             of_row = replace(shared, ckpt=(folder,), random_weights=random_weights)
-            checksum = row.experiment.data.factors_checksum
-            runs.append(PlannedRun(row.name, seeded, steps, of_row, keys, equal, checksum))
+            runs.append(PlannedRun(row.name, seeded, row.steps, of_row, keys, equal, row.factors_checksum))
     if not any(run.evaluation.protocols for run in runs):
         raise UserError(
             f"nothing can compare the rows {' '.join(named)}: recall between modalities needs a row of two; add one, "
@@ -138,55 +148,49 @@ def _conditions(evaluation: Downstream, index: Index) -> frozenset[str]:
     device = any_device().type
     words = WordVectors.of(index, evaluation.word2vec) if evaluation.word2vec else None
     data = Data(evaluation.dataset, index, fingerprint(index), evaluation.query_split)
-    keys = set()
-    for label in evaluation.labels:
-        of_column = replace(evaluation, label=label)
-        of_label = replace(data, index=index.labelled(label))
-        for name in evaluation.protocols:
-            parts = folds(of_column, name, of_label.index, data.split)
-            keys |= {conditions(of_column, name, of_label, part, device, words) for part in parts}
-    return frozenset(keys)
+    chosen = parts(evaluation, data, device, words, lambda of_column, of_label: evaluation.protocols)
+    return frozenset(key for part in chosen for key in part.conditions)
 
 
-def equalise(settings: Ablation, named: Mapping[str, Pretrain], index: Index) -> tuple[list[_Row], str]:
+def equalise(
+    settings: Ablation, named: Mapping[str, Pretrain], index: Index, known: Transformations
+) -> tuple[list[_Row], str]:
     """Give every row the same videos per step, and the same steps, the same FLOPs, or first one and then the other.
 
     Returns the rows, each once, and what they share. Raises UserError if a row has too few videos.
     """
-
-    def row(name: str, run: Pretrain) -> _Row:
-        return _Row(name, run, resolve(run, index, any_device(), given=makers(run.networks.given)))
-
-    videos = settings.batch_size
-    if not videos:
-        videos = min(row(name, run).experiment.composition.batch_size for name, run in named.items())
-    sized = [row(name, replace(run, batch_size=videos)) for name, run in named.items()]
+    videos = settings.batch_size or min(with_batch_size(run, index, known).batch_size or 0 for run in named.values())
+    sized = [_row(name, replace(run, batch_size=videos), index) for name, run in named.items()]
     first = sized[0].settings
-    steps = sized[0].experiment.schedule.steps
+    steps = sized[0].steps
     rows: list[_Row] = []
     shared: list[str] = []
     if "videos" in settings.equal:
         rows += sized
         shared.append(f"{first.planned_epochs} epochs" if first.planned_epochs else f"{steps} steps")
     if "compute" in settings.equal:
-        best = replace(first, preset=REFERENCE, factors="", factors_from=None, word2vec=None)
-        best = replace(best, networks=settings.networks)
-        spent = steps * _flops(row(REFERENCE, best).experiment)
-        for each in sized:
-            as_costly = max(1, round(spent / _flops(each.experiment)))
-            if as_costly != each.experiment.schedule.steps:
-                rows.append(row(each.name, replace(each.settings, steps=as_costly, epochs=0)))
+        best = replace(first, preset=REFERENCE, factors="", factors_from=None, networks=settings.networks)
+        composition = compose(best)  # only its cost counts, whatever the videos have
+        given = makers(settings.networks.given)
+        network, builders = with_own_networks(best.network, given, composition, best.clip, any_device())
+        spent = steps * _Row(REFERENCE, best, composition, network, builders, steps, "").flops(index.bands)
+        for row in sized:
+            as_costly = max(1, round(spent / row.flops(index.bands)))
+            if as_costly != row.steps:
+                longer = replace(row.settings, steps=as_costly, epochs=0)
+                rows.append(row._replace(settings=longer, steps=as_costly))
             elif "videos" not in settings.equal:
-                rows.append(each)
+                rows.append(row)
         shared.append(f"the FLOPs of {steps} steps of row {REFERENCE}")
     return rows, f"{' and '.join(settings.equal)}: {videos} videos per step, {' or '.join(shared)}"
 
 
-def _flops(experiment: Experiment) -> float:
-    """FLOPs of a step."""
-    settings = experiment.settings
-    model = GDT(settings.network, experiment.composition.modalities, experiment.builders)
-    return step_flops(model, experiment.composition, settings.clip, experiment.tree.bands)
+def _row(name: str, run: Pretrain, index: Index) -> _Row:
+    """A row with this run. Raises UserError if it does not fit the videos."""
+    experiment = resolve(run, index, any_device(), given=makers(run.networks.given))
+    steps = experiment.schedule.steps
+    checksum = experiment.data.factors_checksum
+    return _Row(name, run, experiment.composition, experiment.settings.network, experiment.builders, steps, checksum)
 
 
 def _pretraining(settings: Ablation, shards: Place, row: str, known: Transformations) -> Pretrain:
@@ -222,7 +226,6 @@ def _evaluation(settings: Ablation, shards: Place, index: Index) -> Downstream:
     given = settings.networks.given
     theirs = CheckpointNetworks(given.get("video", ()), given.get("audio", ()))
     if any(PROTOCOLS[name].labels for name in protocols):
-        of_labels["gallery_split"] = gallery_split("", index, settings.query_split)
         of_labels["folds"] = (1,) if official_folds(index) else ()
     return Downstream(
         dataset=settings.dataset_name,
