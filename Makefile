@@ -36,7 +36,7 @@ options = $(if $(DATASET),--dataset "$$DATASET") $(if $(SOURCE),--source "$$SOUR
   $(if $(PRESET),--preset "$$PRESET") $(if $(FACTORS),--factors "$$FACTORS") $(if $(CKPT),--ckpt $$CKPT) \
   $(if $(SEED),--seed "$$SEED") $(if $(STEPS),--steps "$$STEPS") $(if $(SIZE),--size "$$SIZE") $(ARGS)
 
-goals := $(or $(MAKECMDGOALS),help)
+goals := $(or $(filter-out setup,$(MAKECMDGOALS)),help)
 takes := $(if $(filter help setup demo test oracles lint clean bench,$(goals)),,$(variables) ARGS)
 refused := $(if $(filter pretrain,$(goals)),,GPUS) $(if $(filter eval-%,$(goals)),DATASET)
 takes := $(filter-out $(refused),$(takes))

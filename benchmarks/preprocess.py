@@ -24,7 +24,7 @@ from PIL import Image
 from benchmarks.shared import Measurements, machine
 from gdt.common.errors import exit_with_message
 from gdt.preprocess.datasets.listing import ListedVideo
-from gdt.preprocess.ffmpeg import Extraction, Target, command
+from gdt.preprocess.ffmpeg import Extraction, Target, decode_command
 from gdt.preprocess.settings import Preprocess
 from gdt.preprocess.stage import run
 
@@ -56,7 +56,7 @@ def bare(paths: Sequence[Path], workers: int, folder: Path) -> None:
         target = Target(
             ListedVideo(paths[number].name, paths[number]), folder / f"{number}.mjpeg", folder / f"{number}.pcm"
         )
-        arguments = command([target], Extraction())
+        arguments = decode_command([target], Extraction())
         subprocess.run(arguments, check=False, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
     with ThreadPoolExecutor(workers) as pool:

@@ -28,7 +28,7 @@ from gdt.eval.protocols import PROTOCOLS
 from gdt.eval.protocols.finetune import EPOCHS, STATE, Finetuning
 from gdt.eval.results import RANDOM, RESULTS, Result
 from gdt.eval.settings import Downstream
-from gdt.eval.subjects import Data, Fold, Subject, default_checkpoint, folds, models, several_labels
+from gdt.eval.subjects import Data, Fold, Subject, default_checkpoint, folds, several_labels, subjects
 from gdt.eval.tables import pivot, write_tables
 from gdt.pipeline.shards.index import names_in
 from gdt.pipeline.word2vec import WordVectors
@@ -102,7 +102,7 @@ def evaluate(settings: Downstream, networks: Mapping[str, Sequence[Given]] | Non
     settings = replace(settings, modalities=video_first)
     given = makers({**settings.networks.given, **(networks or {})})
     first = load_trained(settings.ckpt[0], given)
-    compared = list(models(settings, first, given))
+    compared = list(subjects(settings, first, given))
     data = Data.open(settings.ckpt[0], first, settings.dataset, settings.shards, settings.query_split, settings.cache)
     out = settings.out or Path("runs") / f"eval-{data.dataset}"
     # in a subprocess, the parent holds the lock

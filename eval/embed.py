@@ -20,7 +20,6 @@ from gdt.common.commandline import gdt_command
 from gdt.common.errors import Unusable, UserError, require_positive
 from gdt.common.files import require_new_file
 from gdt.common.location import Location
-from gdt.common.processes import cores
 from gdt.common.stores import Place, RemoteFolder, folder_at, place
 from gdt.eval import parquet
 from gdt.eval.features import VERSION, Features, sameness, write
@@ -199,7 +198,7 @@ def _decode(sources: Sequence[Place], scratch: Path, workers: int) -> tuple[Inde
         return tuple((path_of(row["id"]), row["reason"]) for row in read_rejected(folder_at(shards)))
 
     try:
-        preprocess = Preprocess("folder", links, shards, workers=workers or cores(), allow_rejected=True)
+        preprocess = Preprocess("folder", links, shards, workers=workers, allow_rejected=True)
         index = run(preprocess).index
     except Unusable as error:
         skipped = rejected()
@@ -236,10 +235,11 @@ def features_of(
         if not len(videos):
             continue
         (values,) = uniform_outputs(trained, index, videos, clips, device, forward, name)
-        if not np.isfinite(values).all():
-            raise UserError(f"the {name} network gives NaN or infinity; use other weights")
         if kind == "embeddings":
-            values = values / np.linalg.norm(values, axis=1, keepdims=True)
+            with np.errstate(invalid="ignore"):  # a dead network gives zeros
+                values = values / np.linalg.norm(values, axis=1, keepdims=True)
+        if not np.isfinite(values).all():
+            raise UserError(f"the {name} network gives NaN, infinity or nothing but zeros; use other weights")
         present = (videos[:, None] * per_video + np.arange(per_video)).reshape(-1)
         by_modality[name] = np.full((len(index) * per_video, values.shape[1]), np.nan, np.float32)
         by_modality[name][present] = values

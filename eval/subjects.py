@@ -101,7 +101,7 @@ class Data:
             raise UserError(f"{path} does not name its data set; set --dataset to the one to evaluate on")
         name = dataset_name(dataset, shards) if dataset or shards else first.settings.dataset
         same = not shards and name == first.settings.dataset
-        if same and (not dataset or not folder_at(shard_folder(name)).exists(INDEX)):
+        if same and (not dataset or not shard_folder(name).exists(INDEX)):
             shards = pretraining_shards(first, path)
         index = open_index(name, shard_folder(name, shards), cache)
         only_val = "val" in index.split and "test" not in index.split and not official_folds(index)
@@ -114,7 +114,7 @@ def pretraining_shards(trained: Trained, path: Path) -> Folder:
 
     Raises UserError if it names a store: a downloaded file must not decide which host is asked.
     """
-    shards = folder_at(trained.settings.shard_folder)
+    shards = trained.settings.shard_folder
     if shards.remote:
         raise UserError(f"{path} was trained on {shards}; pass it as --shards to use it")
     return shards
@@ -178,7 +178,7 @@ def default_checkpoint(dataset: str, shards: Place | None) -> Path:
         return latest_checkpoint()
     suitable = [path for path in paths if _was_trained_on(path, dataset, shards)]
     if not suitable:
-        require_index(folder_at(shard_folder(dataset, shards)))
+        require_index(shard_folder(dataset, shards))
     example = [*suitable, *paths][0].parent
     runs = ", ".join(f"{path.parent} ({_dataset_of(path)})" for path in paths[:_LISTED])
     raise UserError(
@@ -192,7 +192,7 @@ def _was_trained_on(checkpoint: Path, dataset: str, shards: Place | None) -> boo
     if not shards:
         return _dataset_of(checkpoint) == dataset
     try:
-        trained_on = folder_at(from_file(checkpoint.with_name(SETTINGS)).shard_folder)
+        trained_on = from_file(checkpoint.with_name(SETTINGS)).shard_folder
         return trained_on.resolve() == folder_at(shards).resolve()
     except UserError:
         return False
@@ -206,7 +206,7 @@ def _dataset_of(checkpoint: Path) -> str:
         return "an unknown data set"
 
 
-def models(settings: Downstream, first: Trained, given: Makers) -> Iterator[Subject]:
+def subjects(settings: Downstream, first: Trained, given: Makers) -> Iterator[Subject]:
     """Random weights and the checkpoints, selected by --random-weights; `first` is the first checkpoint.
 
     `given` are networks of the user's own.
@@ -321,7 +321,7 @@ def held_out(index: Index, split: str) -> Fold:
     return Fold(0, none, videos, none.astype(str), np.full(len(videos), ""))
 
 
-def open_index(dataset: str, folder: Place, cache: str = "") -> Index:
+def open_index(dataset: str, folder: Folder, cache: str = "") -> Index:
     """Open shards. Raises UserError if results are published for `dataset` and the shards are of another."""
     index = Index.open(folder, cache)
     source = index.settings.get("dataset", dataset)

@@ -31,7 +31,7 @@ _FIRST = 100
 """Number of videos of which most must be usable."""
 
 
-def contents(destination: Folder, details: dict[str, Any], ffmpeg: str, retry_rejected: bool) -> dict[str, str]:
+def contents(destination: Folder, details: dict[str, Any], build: str, retry_rejected: bool) -> dict[str, str]:
     """What the finished shards were made of, by file name. Raises UserError for those of other settings or versions.
 
     Empty for shards to be made again, as another ffmpeg may decode more, or their rejected videos are to be retried.
@@ -63,7 +63,7 @@ def contents(destination: Folder, details: dict[str, Any], ffmpeg: str, retry_re
         ]
         if differing:
             raise UserError(f"{destination} holds shards made with other settings: {'; '.join(differing)}; {another}")
-        other_ffmpeg = head.notes.get("only", ffmpeg) != ffmpeg
+        other_ffmpeg = head.notes.get("only", build) != build
         retried = retry_rejected and name != INDEX and head.arrays["rejected"].shape[0] > 0
         contents[name] = "" if other_ffmpeg or retried else head.notes.get("content", "")
     return contents

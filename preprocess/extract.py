@@ -91,7 +91,7 @@ def _decode_together(targets: Sequence[Target], settings: Extraction) -> bool:
     """Decode several videos in one process; whether every one is plain and free of errors."""
     outputs = [path for target in targets for path in target.outputs]
     try:
-        log = run(ffmpeg.command(targets, settings), settings.limits, targets[0].log, *outputs)
+        log = run(ffmpeg.decode_command(targets, settings), settings.limits, targets[0].log, *outputs)
     except Rejected:
         return False
     plain = len(log.streams) == len(outputs) and not is_odd(log.streams, settings.fps)
@@ -152,7 +152,7 @@ def _require_bytes(video: ListedVideo) -> None:
 
 
 def _decode(target: Target, settings: Extraction) -> FfmpegLog:
-    return run(ffmpeg.command([target], settings), settings.limits, target.log, *target.outputs)
+    return run(ffmpeg.decode_command([target], settings), settings.limits, target.log, *target.outputs)
 
 
 def _collect(target: Target, settings: Extraction, errors: list[str]) -> Extracted:

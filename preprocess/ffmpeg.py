@@ -120,7 +120,7 @@ class Target:
         return self.jpeg.with_suffix(".log")
 
 
-def command(targets: Sequence[Target], settings: Extraction) -> list[str]:
+def decode_command(targets: Sequence[Target], settings: Extraction) -> list[str]:
     """The ffmpeg command line of one pass over each of the targets."""
     outputs = []
     for target, source in zip(targets, _inputs(targets), strict=True):

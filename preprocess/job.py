@@ -9,7 +9,6 @@ from typing import Any
 
 from gdt.common.errors import UserError
 from gdt.common.folders import Folder
-from gdt.common.stores import folder_at
 from gdt.pipeline.shards.layout import BANDS, INDEX
 from gdt.pipeline.shards.naming import shard_name
 from gdt.preprocess import checks, datasets
@@ -74,13 +73,13 @@ class PreprocessJob:
         return sum(len(self.shards[number]) for number in numbers)
 
 
-def prepare(settings: Preprocess, ffmpeg: str) -> PreprocessJob:
+def prepare(settings: Preprocess, build: str) -> PreprocessJob:
     """List the videos and assign them to shards. Raises UserError if finished shards would be lost.
 
-    `ffmpeg` is its version and build.
+    `build` is the version and build of ffmpeg.
     """
-    source = folder_at(settings.source_folder)
-    destination = folder_at(settings.absolute_shards)
+    source = settings.source_folder
+    destination = settings.absolute_shards
     index_tag = destination.tag(INDEX)
     layout = datasets.layout_of(settings.dataset, settings.layout)
     files = SourceFiles(source)
@@ -108,7 +107,7 @@ def prepare(settings: Preprocess, ffmpeg: str) -> PreprocessJob:
         "dataset": layout,
         "vocabulary": spoken.vocabulary.digest if spoken else "",
     }
-    contents = checks.contents(destination, details, ffmpeg, settings.retry_rejected)
+    contents = checks.contents(destination, details, build, settings.retry_rejected)
     if not settings.drop_missing:
         checks.require_planned(plan, listed, source, destination)
     shards = assign(listed.videos, plan.shards, settings.videos_per_shard)

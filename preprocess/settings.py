@@ -9,9 +9,9 @@ from typing import Annotated
 import tyro
 
 from gdt.common.errors import UserError, require_positive
+from gdt.common.folders import Folder
 from gdt.common.location import Location
-from gdt.common.processes import cores
-from gdt.common.stores import Place
+from gdt.common.stores import folder_at
 from gdt.pipeline.shards.naming import shard_folder
 from gdt.preprocess.ffmpeg import Extraction
 from gdt.preprocess.plan import Shares
@@ -23,8 +23,8 @@ _MOST_WORKERS = 10_000
 class Preprocess:
     """Turn a data set of videos into shards. Run the same command again to resume."""
 
-    workers: int = field(default_factory=cores, kw_only=True)
-    """Worker processes; one per core unless you set it."""
+    workers: int = field(default=0, kw_only=True)
+    """Worker processes; 0: one per core."""
     scheduler: str = field(default="", kw_only=True)
     """Dask scheduler (tcp://host:8786); default: this machine."""
     dataset: str = "kinetics"
@@ -54,22 +54,22 @@ class Preprocess:
     """List and count the videos; decode none."""
 
     def __post_init__(self) -> None:
-        require_positive(self, "", "workers", most=_MOST_WORKERS)
+        require_positive(self, "", "workers", least=0, most=_MOST_WORKERS)
         if self.scheduler and ":" not in self.scheduler:
             raise UserError(f"--scheduler is '{self.scheduler}'; it must be an address, such as tcp://host:8786")
         require_positive(self, "", "videos_per_shard")
         Shares(self.val or 0.0, self.test or 0.0)  # validates
 
     @property
-    def shard_folder(self) -> Place:
+    def shard_folder(self) -> Folder:
         return shard_folder(self.dataset, self.destination)
 
     @property
-    def absolute_shards(self) -> Place:
+    def absolute_shards(self) -> Folder:
         """Workers of a cluster may run in another folder."""
         return self.shard_folder.absolute()
 
     @property
-    def source_folder(self) -> Place:
+    def source_folder(self) -> Folder:
         """Absolute, as the shards are."""
-        return (self.source or Path("data/videos") / self.dataset).absolute()
+        return folder_at(self.source or Path("data/videos") / self.dataset).absolute()

@@ -13,7 +13,7 @@ from tqdm import tqdm
 
 from gdt.common.commandline import gdt_command
 from gdt.common.errors import plural
-from gdt.common.stores import folder_at
+from gdt.common.processes import cores
 from gdt.pipeline.shards.container import Damaged, Head, OtherSchema
 from gdt.pipeline.shards.index import names_in
 from gdt.pipeline.shards.naming import shard_folder, shard_name
@@ -48,8 +48,8 @@ def command(settings: Preprocess) -> str:
 
 def dry_run(settings: Preprocess) -> str:
     """List and count the videos; decode none and write nothing."""
-    ffmpeg = require_tools(settings.extraction.limits, Path(tempfile.gettempdir()))
-    job = prepare(settings, ffmpeg)
+    build = require_tools(settings.extraction.limits, Path(tempfile.gettempdir()))
+    job = prepare(settings, build)
     pending = job.pending()
     doubtful = job.doubtful(pending)
     videos = job.listed.settled(job.listed.videos).videos.values()  # as if decoding rejected none
@@ -70,9 +70,9 @@ def dry_run(settings: Preprocess) -> str:
 
 def run(settings: Preprocess) -> Summary:
     """Make the missing shards, then the index. Raises UserError on bad input, before any work if possible."""
-    destination = folder_at(settings.absolute_shards)
+    destination = settings.absolute_shards
     layout = datasets.layout_of(settings.dataset, settings.layout)
-    datasets.find(layout, folder_at(settings.source_folder))
+    datasets.find(layout, settings.source_folder)
     with destination.locked():
         job = prepare(settings, require_tools(settings.extraction.limits, destination.scratch))
         if not settings.scheduler:  # workers of a cluster may still be busy with tasks of a killed run
@@ -92,14 +92,15 @@ def run(settings: Preprocess) -> Summary:
 
 def _make_shards(job: PreprocessJob, pending: Sequence[int]) -> None:
     settings = job.settings
+    workers = settings.workers or cores()
     total = job.count(pending)
     interval = 0.5 if sys.stderr.isatty() else 20.0
     with (
-        cluster.connect(settings.scheduler, settings.workers) as client,
+        cluster.connect(settings.scheduler, workers) as client,
         tqdm(total=total, unit="video", desc="preprocess", smoothing=0.02, mininterval=interval) as bar,
     ):
         client.subscribe_topic(PROGRESS, lambda event: bar.update(event[1]))
-        results = cluster.map_unordered(client, make_shard, map(job.task, pending), settings.workers)
+        results = cluster.map_unordered(client, make_shard, map(job.task, pending), workers)
         if not settings.allow_rejected:
             checks.require_usable(results)
         for _ in results:

@@ -15,7 +15,6 @@ from gdt.common.errors import UserError, plural
 from gdt.common.folders import Folder
 from gdt.common.location import Location
 from gdt.common.processes import cores
-from gdt.common.stores import Place, folder_at
 from gdt.pipeline.shards import container
 from gdt.pipeline.shards.container import Damaged, OtherSchema
 from gdt.pipeline.shards.index import require_index
@@ -35,7 +34,7 @@ class Verify:
     """Remove damaged shards; preprocessing rebuilds them."""
 
     @property
-    def shard_folder(self) -> Place:
+    def shard_folder(self) -> Folder:
         return shard_folder(self.dataset, self.shards)
 
 
@@ -48,7 +47,7 @@ def verify(settings: Verify) -> dict[str, Finding]:
 
     With --remove, no run can start during the check. Raises UserError if there are no shards.
     """
-    folder = folder_at(settings.shard_folder)
+    folder = settings.shard_folder
     if not any(is_shard(name) or name == INDEX for name in folder.files()):
         require_index(folder)
     with folder.locked("leave out --remove") if settings.remove else nullcontext():
@@ -90,7 +89,7 @@ def _check(folder: Folder, lines: dict[str, bytes], name: str) -> Finding | None
 def command(settings: Verify) -> str:
     """Verify, and print what is wrong. Raises UserError, with what to do, if anything is."""
     findings = verify(settings)
-    folder = folder_at(settings.shard_folder)
+    folder = settings.shard_folder
     for name, finding in sorted(findings.items()):
         what = finding.strerror if isinstance(finding, OSError) else finding
         print(f"{folder.address(name)}: {what}", file=sys.stderr)

@@ -11,8 +11,8 @@ from typing import Annotated, Literal
 import tyro
 
 from gdt.common.errors import UserError, require_positive
+from gdt.common.folders import Folder
 from gdt.common.location import Location
-from gdt.common.stores import Place
 from gdt.pipeline import presets
 from gdt.pipeline.leaves import Clip
 from gdt.pipeline.shards.naming import dataset_name, shard_folder
@@ -134,7 +134,7 @@ class Pretrain:
         )
 
     @property
-    def shard_folder(self) -> Place:
+    def shard_folder(self) -> Folder:
         return shard_folder(self.dataset_name, self.shards)
 
     @property

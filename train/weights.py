@@ -1,4 +1,4 @@
-"""Foreign weights: the published GDT release, torchvision's r2plus1d_18, and safetensors files with their
+"""External weights: the published GDT release, torchvision's r2plus1d_18, and safetensors files with their
 parameter names.
 
 Each kind has its own normalisation, and the clips of the paper, unless the file states others, as files exported by
@@ -75,10 +75,11 @@ def model_of(content: Mapping[Any, Any], path: Path, given: Makers) -> Trained:
         kind = "weights exported as r2plus1d_18" if statistics else "torchvision's r2plus1d_18"
     settings = settings or Pretrain()
     kept, dropped = _drop_parts(weights, ("classifier.", "fc."))
-    modality = "audio" if "base.conv1.weight" in weights else "video"  # as `models.audio` names it
+    outputs = content.get(OUTPUTS, {})
+    # a network of the user's own says it; else, `models.audio` names its first layer so
+    modality = next(iter(outputs), "audio" if "base.conv1.weight" in weights else "video")
     trunk = {name.removeprefix(prefix): value for name, value in kept.items()}
     named = {f"{modality}_network.base.{name}": value for name, value in trunk.items()}
-    outputs = content.get(OUTPUTS, {})
     builders = recognise(settings, named, outputs, given, str(path))
     model = GDT(settings.network, [modality], builders).eval()
     load_weights(model.get_submodule(f"{modality}_network.base"), trunk, str(path))

@@ -60,7 +60,7 @@ def report(settings: Report) -> str:
             "pretrain'"
         )
     bars = {folder: folder / "table.png" for folder in evaluated if (folder / "table.png").is_file()}  # of ablations
-    ranked = models(logged, evaluated)
+    ranked = ranked_runs(logged, evaluated)
     given = makers(settings.networks.given)
     loader = jinja2.PackageLoader("gdt.eval.page", "")
     environment = jinja2.Environment(
@@ -108,7 +108,7 @@ def latest(rows: list[Result]) -> list[Result]:
     return [row for row in rows if last[kind(row)] == settings(row)]
 
 
-def models(logged: Sequence[LoggedRun], evaluated: Mapping[Path, Sequence[Result]]) -> list[EvaluatedRun]:
+def ranked_runs(logged: Sequence[LoggedRun], evaluated: Mapping[Path, Sequence[Result]]) -> list[EvaluatedRun]:
     """All models whose checkpoint is there, the best first."""
     by_home = {run.folder.resolve(): EvaluatedRun(run.name, run.folder / CHECKPOINT, []) for run in logged}
     for row in (row for rows in evaluated.values() for row in rows if row.preset != RANDOM):

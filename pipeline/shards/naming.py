@@ -6,6 +6,7 @@ from pathlib import Path
 
 from gdt.common.commandline import gdt_command
 from gdt.common.errors import UserError
+from gdt.common.folders import Folder
 from gdt.common.stores import Place, folder_at
 
 DATASET_NAMES = ("audioset", "esc50", "folder", "hmdb51", "howto100m", "kinetics", "synthetic", "ucf101", "vggsound")
@@ -23,9 +24,9 @@ def dataset_name(dataset: str, shards: Place | None) -> str:
     return name
 
 
-def shard_folder(dataset: str, named: Place | None = None) -> Place:
+def shard_folder(dataset: str, named: Place | None = None) -> Folder:
     """Folder of a data set's shards: `named` if given, else the default."""
-    return named or Path("data/shards") / dataset
+    return folder_at(named or Path("data/shards") / dataset)
 
 
 def shard_name(number: int) -> str:
@@ -36,13 +37,13 @@ def is_shard(name: str) -> bool:
     return name.startswith("shard-") and name.endswith(".h5")
 
 
-def preprocess_command(folder: Place) -> str:
+def preprocess_command(folder: Folder) -> str:
     """The command that makes the shards of a folder, with a placeholder for the videos."""
     elsewhere = [] if folder == shard_folder(folder.name) else ["--destination", folder]
     return gdt_command("preprocess", "--dataset", folder.name, "--source", "VIDEOS", *elsewhere)
 
 
-def verify_hint(folder: Place) -> str:
+def verify_hint(folder: Folder) -> str:
     """How to find and rebuild the damaged files of a folder."""
     command = gdt_command("verify", "--shards", folder, "--remove")
     return f"remove damaged shards with `{command}`, then run the same preprocessing command again to rebuild them"

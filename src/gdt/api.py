@@ -84,7 +84,7 @@ def make_shards(
     if preprocessing.dry_run:
         raise UserError("dry_run is for the command only; use 'gdt preprocess --dry-run' to count the videos")
     summary = run(preprocessing)
-    return Preprocessed(preprocessing.absolute_shards, summary.videos, summary.kept, summary.reasons)
+    return Preprocessed(place(str(preprocessing.absolute_shards)), summary.videos, summary.kept, summary.reasons)
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from gdt.common.errors import UserError
 from gdt.common.serialization import to_json
 from gdt.eval.export import Export, export
 from gdt.eval.settings import Downstream
-from gdt.eval.subjects import models
+from gdt.eval.subjects import subjects
 from gdt.pipeline.leaves import Clip
 from gdt.pipeline.shards.statistics import Statistics
 from gdt.pipeline.transformations.augmentation import Augmentation
@@ -148,7 +148,7 @@ def test_torchvision_files_load_into_torchvisions_network_and_here(
     safetensors.torch.save_file(state, hub)
     assert load_model(hub).statistics is KINETICS and load_model(hub).settings == Pretrain()
     # what was taken is printed
-    list(models(Downstream((out,), "x", random_weights="exclude"), back, {}))
+    list(subjects(Downstream((out,), "x", random_weights="exclude"), back, {}))
     assert "r2plus1d_18; random mlp_v; clips of 16 frames, stride 2, 128x128" in capsys.readouterr().out
 
 

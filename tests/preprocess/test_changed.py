@@ -43,7 +43,7 @@ def sounds(tmp_path: Path) -> Preprocess:
 
 def high(settings: Preprocess) -> set[str]:
     """The ids of the sounds that are high in the shards."""
-    index = Index.open(settings.shard_folder)
+    index = Index.open(settings.shard_folder.root)
     reader = ShardReader(index)
     levels = {str(index.id[row]): reader.logmel(row, 0, 100).mean(0) for row in range(len(index))}
     return {id for id, level in levels.items() if level[23] > level[4]}  # of about 3000 and 300 Hz
@@ -51,7 +51,7 @@ def high(settings: Preprocess) -> set[str]:
 
 def swap(settings: Preprocess) -> None:
     """Swap a sound of a with one of b; their sizes and times of modification are the same."""
-    first, second = (settings.source_folder / name for name in (NAMES[0], NAMES[2]))
+    first, second = (settings.source_folder.root / name for name in (NAMES[0], NAMES[2]))
     aside = first.with_suffix(".aside")
     first.rename(aside)
     second.rename(first)
@@ -73,14 +73,14 @@ def test_a_file_replaced_by_one_of_the_same_size_and_time_is_decoded_again(sound
                                           "their content will be compared")  # fmt: skip
     summary = run(sounds)
     assert (summary.shards_made, summary.decoded) == (2, 4) and high(sounds) == SWAPPED
-    other = replace(sounds, destination=sounds.shard_folder.with_name("other"))
+    other = replace(sounds, destination=sounds.shard_folder.root.with_name("other"))
     run(other)
-    assert digests(other.shard_folder) == digests(sounds.shard_folder)
+    assert digests(other.shard_folder.root) == digests(sounds.shard_folder.root)
 
 
 def test_a_rejected_file_that_is_completed_at_the_same_size_is_decoded(sounds: Preprocess) -> None:
     """As of a download that had its full size from the start."""
-    path = sounds.source_folder / NAMES[1]
+    path = sounds.source_folder.root / NAMES[1]
     whole = path.read_bytes()
     path.write_bytes(bytes(len(whole)))
     assert run(sounds).kept == 3
@@ -92,16 +92,16 @@ def test_a_touched_or_copied_tree_is_compared_once_and_not_decoded(
     sounds: Preprocess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run(sounds)
-    before = digests(sounds.shard_folder)
-    copy = shutil.copytree(sounds.source_folder, sounds.source_folder.with_name("copy"))
+    before = digests(sounds.shard_folder.root)
+    copy = shutil.copytree(sounds.source_folder, sounds.source_folder.root.with_name("copy"))
     for path in copy.rglob("*.wav"):
         os.utime(path)
     for settings in (replace(sounds, source=copy), replace(sounds, source=copy)):
-        assert run(settings).shards_made == 0 and digests(sounds.shard_folder) == before
+        assert run(settings).shards_made == 0 and digests(sounds.shard_folder.root) == before
         monkeypatch.setattr(checks, "hash_of", never)  # the second time
-    other = replace(sounds, source=copy, destination=sounds.shard_folder.with_name("other"))
+    other = replace(sounds, source=copy, destination=sounds.shard_folder.root.with_name("other"))
     run(other)
-    assert digests(other.shard_folder) == before
+    assert digests(other.shard_folder.root) == before
 
 
 @pytest.mark.parametrize("moment", ["_make_shards", "finish"])
@@ -125,7 +125,7 @@ def test_shards_of_an_interrupted_run_are_not_compared(sounds: Preprocess, monke
         patch.setattr(stage, "finish", interrupt)
         with pytest.raises(KeyboardInterrupt):
             run(sounds)
-    (sounds.shard_folder / "shard-000001.h5").unlink()
+    (sounds.shard_folder.root / "shard-000001.h5").unlink()
     monkeypatch.setattr(checks, "hash_of", never)
     assert run(sounds).shards_made == 1
 
@@ -151,24 +151,24 @@ def test_a_file_that_changes_while_it_is_decoded_is_decoded_again(
 
 def test_a_changed_file_that_cannot_be_read_stops_the_run(sounds: Preprocess, monkeypatch: pytest.MonkeyPatch) -> None:
     run(sounds)
-    before = digests(sounds.shard_folder)
-    os.utime(sounds.source_folder / NAMES[0])
+    before = digests(sounds.shard_folder.root)
+    os.utime(sounds.source_folder.root / NAMES[0])
     with monkeypatch.context() as patch:
         patch.setattr(checks, "hash_of", lambda path: "")
         with pytest.raises(UserError, match="cannot read .*a/0.wav, which may have changed; check its disk and perm"):
             run(sounds)
-    assert run(sounds).shards_made == 0 and digests(sounds.shard_folder) == before
+    assert run(sounds).shards_made == 0 and digests(sounds.shard_folder.root) == before
 
 
 def test_shards_of_an_earlier_version_keep_the_rule_of_size(sounds: Preprocess) -> None:
     run(sounds)
-    make_older(sounds.shard_folder)
-    before = digests(sounds.shard_folder)
+    make_older(sounds.shard_folder.root)
+    before = digests(sounds.shard_folder.root)
     swap(sounds)
     summary = run(sounds)
-    assert summary.shards_made == 0 and digests(sounds.shard_folder).keys() == before.keys()
+    assert summary.shards_made == 0 and digests(sounds.shard_folder.root).keys() == before.keys()
     assert "2 shards of an earlier version: a change of a file that keeps its size goes unseen\n" in describe(summary)
-    with (sounds.source_folder / NAMES[0]).open("ab") as file:
+    with (sounds.source_folder.root / NAMES[0]).open("ab") as file:
         file.write(bytes(10))
     summary = run(sounds)
     assert summary.shards_made == 1 and "1 shard of an earlier version: " in describe(summary)

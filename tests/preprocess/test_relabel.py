@@ -53,12 +53,14 @@ def pets(made: Path, tmp_path: Path) -> Preprocess:
 
 def shards(settings: Preprocess) -> dict[str, tuple[bytes, int]]:
     """Bytes and modification time of every shard."""
-    return {path.name: (path.read_bytes(), path.stat().st_mtime_ns) for path in settings.shard_folder.glob("shard-*")}
+    return {
+        path.name: (path.read_bytes(), path.stat().st_mtime_ns) for path in settings.shard_folder.root.glob("shard-*")
+    }
 
 
 def move(settings: Preprocess, *names: str, to: str) -> None:
     """Move videos to a split, and those that are in none to train; or out of their splits, to "."."""
-    root = settings.source_folder
+    root = settings.source_folder.root
     rest = [path.relative_to(root) for kind in ("cats", "dogs") for path in (root / kind).glob("*.mp4") if to != "."]
     for path, split in {**dict.fromkeys(rest, "train"), **{Path(name): to for name in names}}.items():
         target = root / split / str(path).removeprefix("train/").removeprefix("test/")
@@ -67,7 +69,7 @@ def move(settings: Preprocess, *names: str, to: str) -> None:
 
 
 def table(settings: Preprocess) -> dict[str, tuple[str, str]]:
-    index = Index.open(settings.shard_folder)
+    index = Index.open(settings.shard_folder.root)
     return dict(zip(index.id.tolist(), zip(index.label.tolist(), index.split.tolist(), strict=True), strict=True))
 
 
@@ -79,7 +81,7 @@ def decoded(summary: Summary) -> int:
 
 def again(settings: Preprocess) -> Summary:
     """Run again and check that shards and index do not change."""
-    index, before = settings.shard_folder / "index.h5", shards(settings)
+    index, before = settings.shard_folder.root / "index.h5", shards(settings)
     whole = index.read_bytes()
     summary = run(settings)
     assert decoded(summary) == 0 and shards(settings) == before and index.read_bytes() == whole
@@ -91,26 +93,28 @@ EVERY = {name: (name.partition("/")[0], "train") for name in NAMES}
 
 def test_moving_videos_to_test_decodes_nothing(pets: Preprocess, monkeypatch: pytest.MonkeyPatch) -> None:
     again(pets)
-    before, index = shards(pets), (pets.shard_folder / "index.h5").read_bytes()
+    before, index = shards(pets), (pets.shard_folder.root / "index.h5").read_bytes()
     move(pets, "cats/0.mp4", "dogs/2.mp4", to="test")
     assert decoded(run(pets)) == 0
-    assert shards(pets) == before and (pets.shard_folder / "index.h5").read_bytes() != index
+    assert shards(pets) == before and (pets.shard_folder.root / "index.h5").read_bytes() != index
     assert table(pets) == EVERY | {"cats/0.mp4": ("cats", "test"), "dogs/2.mp4": ("dogs", "test")}
-    assert verify(Verify(shards=pets.shard_folder)) == {}
+    assert verify(Verify(shards=pets.shard_folder.root)) == {}
     again(pets)
     move(pets, "test/dogs/2.mp4", to="train")
-    (pets.source_folder / "test/cats").rename(pets.source_folder / "test/tigers")  # another class means another id
+    (pets.source_folder.root / "test/cats").rename(
+        pets.source_folder.root / "test/tigers"
+    )  # another class means another id
     with pytest.raises(UserError, match=r"hold 1 video no longer in .* \(first: 'cats/0.mp4'\)"):
         run(pets)
-    (pets.source_folder / "test/tigers").rename(pets.source_folder / "test/cats")
+    (pets.source_folder.root / "test/tigers").rename(pets.source_folder.root / "test/cats")
     move(pets, "test/cats/0.mp4", *(f"train/{name}" for name in NAMES[1:]), to=".")
     assert decoded(run(pets)) == 0
-    assert shards(pets) == before and (pets.shard_folder / "index.h5").read_bytes() == index
+    assert shards(pets) == before and (pets.shard_folder.root / "index.h5").read_bytes() == index
 
 
 def test_labels_csv_relabels_and_adds_columns(pets: Preprocess) -> None:
-    before, index = shards(pets), (pets.shard_folder / "index.h5").read_bytes()
-    path = pets.source_folder / "labels.csv"
+    before, index = shards(pets), (pets.shard_folder.root / "index.h5").read_bytes()
+    path = pets.source_folder.root / "labels.csv"
     path.write_text("id,label,split,fur/colour\ncats/1.mp4,tiger,,red\ndogs/0.mp4,,val,\nnone.mp4,,,\n")
     summary = run(pets)
     assert "\nlabels: label, fur/colour\n" in describe(summary)
@@ -121,31 +125,31 @@ def test_labels_csv_relabels_and_adds_columns(pets: Preprocess) -> None:
         "fur/colour": ["", "red", "", "", "", ""]
     }
     assert summary.index.labelled("fur/colour").classes == ["red"]
-    (row,) = read_rejected(folder_at(pets.shard_folder))
+    (row,) = read_rejected(folder_at(pets.shard_folder.root))
     assert row == {"id": "none.mp4", "path": "", "reason": NO_VIDEO}
     again(pets)
     path.write_text("id,label,split,fur/colour,new\ncats/1.mp4,tiger,,red,\ndogs/0.mp4,,val,,\n")
     assert decoded(run(pets)) == 0  # an empty column
-    assert list(Index.open(pets.shard_folder).columns) == ["fur/colour", "new"]
+    assert list(Index.open(pets.shard_folder.root).columns) == ["fur/colour", "new"]
     path.write_text("id,label,split,fur/colour,new\ncats/1.mp4,tiger,,blue,\ndogs/0.mp4,,val,,y\n")
     assert decoded(run(pets)) == 0
     path.unlink()
     assert decoded(run(pets)) == 0
-    assert shards(pets) == before and (pets.shard_folder / "index.h5").read_bytes() == index
+    assert shards(pets) == before and (pets.shard_folder.root / "index.h5").read_bytes() == index
 
 
 def test_lost_or_damaged_index_is_rebuilt_with_current_labels(pets: Preprocess) -> None:
     move(pets, "cats/0.mp4", to="test")
-    (pets.source_folder / "labels.csv").write_text("file,label,x\ncats/1.mp4,tiger,1\n")
+    (pets.source_folder.root / "labels.csv").write_text("file,label,x\ncats/1.mp4,tiger,1\n")
     run(pets)
-    before, index = shards(pets), (pets.shard_folder / "index.h5").read_bytes()
+    before, index = shards(pets), (pets.shard_folder.root / "index.h5").read_bytes()
     for damage in (b"", b"nonsense", index[:-1]):
-        (pets.shard_folder / "index.h5").write_bytes(damage)
+        (pets.shard_folder.root / "index.h5").write_bytes(damage)
         assert decoded(run(pets)) == 0
-        assert (pets.shard_folder / "index.h5").read_bytes() == index and shards(pets) == before
-    (pets.shard_folder / "index.h5").unlink()
+        assert (pets.shard_folder.root / "index.h5").read_bytes() == index and shards(pets) == before
+    (pets.shard_folder.root / "index.h5").unlink()
     run(pets)
-    assert (pets.shard_folder / "index.h5").read_bytes() == index and shards(pets) == before
+    assert (pets.shard_folder.root / "index.h5").read_bytes() == index and shards(pets) == before
 
 
 @pytest.mark.parametrize(
@@ -165,20 +169,20 @@ def test_interrupted_relabelling_is_completed_by_the_next_run(
         patch.setattr(f"gdt.{moment}", stopped)
         with pytest.raises(KeyboardInterrupt):
             run(pets)
-    assert len(Index.open(pets.shard_folder)) == 6  # the old or the new one
+    assert len(Index.open(pets.shard_folder.root)) == 6  # the old or the new one
     assert decoded(run(pets)) == 0
     assert shards(pets) == before and table(pets) == EVERY | {"cats/0.mp4": ("cats", "test")}
-    assert not list(pets.shard_folder.glob("*.partial"))
+    assert not list(pets.shard_folder.root.glob("*.partial"))
 
 
 def test_rejected_video_has_its_current_path(pets: Preprocess) -> None:
-    (pets.source_folder / "cats/broken.mp4").write_bytes(b"nonsense")
+    (pets.source_folder.root / "cats/broken.mp4").write_bytes(b"nonsense")
     run(pets)
     before = shards(pets)
     move(pets, "cats/broken.mp4", to="test")
     run(pets)
-    (row,) = read_rejected(folder_at(pets.shard_folder))
-    assert (row["id"], row["path"]) == ("cats/broken.mp4", str(pets.source_folder / "test/cats/broken.mp4"))
+    (row,) = read_rejected(folder_at(pets.shard_folder.root))
+    assert (row["id"], row["path"]) == ("cats/broken.mp4", str(pets.source_folder.root / "test/cats/broken.mp4"))
     assert shards(pets) == before
 
 
@@ -187,12 +191,12 @@ def test_a_split_is_not_left_empty_by_a_broken_file(pets: Preprocess) -> None:
         return {name: split for name, (_, split) in table(few).items()}
 
     (broken,) = Shares(test=1e-9).without_empty(NAMES).chosen
-    path = pets.source_folder / broken
+    path = pets.source_folder.root / broken
     intact = path.read_bytes()
     path.write_bytes(b"nonsense")
-    few = replace(pets, destination=pets.shard_folder.with_name("few"), test=1e-9)
+    few = replace(pets, destination=pets.shard_folder.root.with_name("few"), test=1e-9)
     assert run(few).kept == 5
-    (chosen,) = json.loads((few.shard_folder / "plan.jsonl").read_text().splitlines()[0])["shares"]["chosen"]
+    (chosen,) = json.loads((few.shard_folder.root / "plan.jsonl").read_text().splitlines()[0])["shares"]["chosen"]
     before = splits()
     assert before == dict.fromkeys(sorted({*NAMES} - {broken}), "train") | {chosen: "test"}
     path.write_bytes(intact)
@@ -210,13 +214,13 @@ def test_shares_become_splits_are_remembered_and_apply_to_added_videos(pets: Pre
         assert decoded(run(replace(pets, **given))) == 0 and shards(pets) == before
         assert {name: split for name, (_, split) in table(pets).items()} == by_shares(val, test)
     for k in range(8):
-        shutil.copy(clips[6 + k], pets.source_folder / f"cats/new {k}.mp4")
+        shutil.copy(clips[6 + k], pets.source_folder.root / f"cats/new {k}.mp4")
     assert decoded(run(pets)) == 8  # without --test
     assert {name: split for name, (_, split) in table(pets).items()} == by_shares(val, test) and len(table(pets)) == 14
     assert {name: shards(pets)[name] for name in before} == before
     again(pets)
     given = {name: "train" for name in table(pets) if "new" not in name}
-    labels = pets.source_folder / "labels.csv"
+    labels = pets.source_folder.root / "labels.csv"
     labels.write_text("id,split\n" + "".join(f"{name},{split}\n" for name, split in given.items()))
     assert decoded(run(replace(pets, test=0.89))) == 0
     assert {table(pets)[name][1] for name in NAMES} == {"train"}  # a split of the source stays

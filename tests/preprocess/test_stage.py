@@ -280,22 +280,22 @@ def four(synthetic: Path, tmp_path: Path) -> Preprocess:
 
 
 def test_dry_run_counts_and_writes_nothing(alone: None, four: Preprocess) -> None:
-    gigabytes = sum(path.stat().st_size for path in four.source_folder.iterdir()) / 1e9
+    gigabytes = sum(path.stat().st_size for path in four.source_folder.root.iterdir()) / 1e9
     said = stage.command(replace(four, dry_run=True, test=0.5))
     assert re.match(rf"4 videos \(\d test, \d train; 0 classes\), {gigabytes:.2f} GB; 0 left out", said)
     assert said.endswith("2 shards, of which 2 with 4 videos are not made yet")
-    assert not four.shard_folder.exists()
+    assert not four.shard_folder.root.exists()
     run(four)
-    before = digests(four.shard_folder)
-    (four.source_folder / "new.mp4").touch()
+    before = digests(four.shard_folder.root)
+    (four.source_folder.root / "new.mp4").touch()
     assert stage.dry_run(four).endswith("3 shards, of which 1 with 1 video are not made yet")
-    assert digests(four.shard_folder) == before
+    assert digests(four.shard_folder.root) == before
 
 
 def test_captions_of_no_video_are_counted(alone: None, four: Preprocess, word2vec: Path) -> None:
-    (four.source_folder / "captions").mkdir()
+    (four.source_folder.root / "captions").mkdir()
     for name in ("0.en", "0.de", "1", "9", "b.en"):
-        (four.source_folder / f"captions/{name}.vtt").write_text("WEBVTT\n\n00:00.000 --> 00:01.000\nred\n")
+        (four.source_folder.root / f"captions/{name}.vtt").write_text("WEBVTT\n\n00:00.000 --> 00:01.000\nred\n")
     settings = replace(four, word2vec=word2vec)
     said = "ignored: 5 not a video by its suffix (vtt 5); 2 captions of no video (first: '9')"
     assert said in stage.dry_run(settings).splitlines()
@@ -305,7 +305,7 @@ def test_captions_of_no_video_are_counted(alone: None, four: Preprocess, word2ve
 
 
 def test_a_changed_file_makes_its_shard_again(alone: None, four: Preprocess, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = four.source_folder / "2.mp4"
+    path = four.source_folder.root / "2.mp4"
 
     def grow(*arguments: Any) -> Any:
         with path.open("ab") as file:
@@ -313,14 +313,14 @@ def test_a_changed_file_makes_its_shard_again(alone: None, four: Preprocess, mon
         return extract_group(*arguments)
 
     run(four)
-    before = digests(four.shard_folder)
+    before = digests(four.shard_folder.root)
     grow([], Extraction())
     assert run(four).shards_made == 1
-    after = digests(four.shard_folder)
+    after = digests(four.shard_folder.root)
     assert [name for name in before if name.startswith("shard") and before[name] != after[name]] == ["shard-000001.h5"]
     with monkeypatch.context() as patch:
         patch.setattr("gdt.preprocess.worker.extract_group", grow)
-        (four.shard_folder / "shard-000001.h5").unlink()
+        (four.shard_folder.root / "shard-000001.h5").unlink()
         assert run(four).shards_made == 1  # of a file that changed meanwhile
     assert run(four).shards_made == 1 and run(four).shards_made == 0
 
@@ -336,13 +336,17 @@ def test_a_file_that_cannot_be_read_is_tried_again(
             aside.rename(path)
 
     run(four)
-    expected, path, aside = digests(four.shard_folder), four.source_folder / "2.mp4", four.source_folder / "aside"
-    (four.shard_folder / "shard-000001.h5").unlink()
+    expected, path, aside = (
+        digests(four.shard_folder.root),
+        four.source_folder.root / "2.mp4",
+        four.source_folder.root / "aside",
+    )
+    (four.shard_folder.root / "shard-000001.h5").unlink()
     with monkeypatch.context() as patch:
         patch.setattr("gdt.preprocess.worker.extract_group", unreadable)
         summary = run(four)
     assert (summary.kept, summary.reasons) == (3, {"the file has disappeared during the run": 1})
-    assert run(four).shards_made == 1 and digests(four.shard_folder) == expected
+    assert run(four).shards_made == 1 and digests(four.shard_folder.root) == expected
 
 
 def test_a_video_whose_ffmpeg_was_killed_is_tried_again(alone: None, four: Preprocess, fake: Fake) -> None:
@@ -356,29 +360,29 @@ def test_a_video_whose_ffmpeg_was_killed_is_tried_again(alone: None, four: Prepr
 def test_videos_that_a_worker_does_not_see_stop_the_run(
     alone: None, four: Preprocess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gone = four.source_folder.with_name("gone")
+    gone = four.source_folder.root.with_name("gone")
 
     def elsewhere(task: ShardTask) -> None:
-        if four.source_folder.exists():
-            four.source_folder.rename(gone)
+        if four.source_folder.root.exists():
+            four.source_folder.root.rename(gone)
         make_shard(task)
 
     with monkeypatch.context() as patch:
         patch.setattr(stage, "make_shard", elsewhere)
         with pytest.raises(UserError, match=r"sees none of the videos of .*shard-000000.h5 \(0.mp4 to 1.mp4\); mount"):
             run(four)
-    gone.rename(four.source_folder)
+    gone.rename(four.source_folder.root)
     assert run(four).kept == 4
 
 
 def test_a_lost_plan_is_made_again(alone: None, four: Preprocess) -> None:
     run(four)
-    before, path = digests(four.shard_folder), four.shard_folder / "plan.jsonl"
+    before, path = digests(four.shard_folder.root), four.shard_folder.root / "plan.jsonl"
     path.write_bytes(path.read_bytes()[:-5])
     with pytest.raises(UserError, match="plan.jsonl is damaged .*; delete it: shards whose videos change are made"):
         run(four)
     path.unlink()
-    assert run(four).shards_made == 0 and digests(four.shard_folder) == before
+    assert run(four).shards_made == 0 and digests(four.shard_folder.root) == before
 
 
 @contextlib.contextmanager
@@ -402,10 +406,10 @@ def odd_entries(folder: Path) -> Iterator[dict[str, str]]:
 
 
 def test_non_files_named_like_videos_are_reported_and_never_opened(alone: None, four: Preprocess) -> None:
-    with odd_entries(four.source_folder / "odd") as expected:
+    with odd_entries(four.source_folder.root / "odd") as expected:
         assert stage.dry_run(four).startswith("9 videos (9 train; ")
         summary = run(four)
-        rejected = {row["id"]: row for row in read_rejected(folder_at(four.shard_folder))}
+        rejected = {row["id"]: row for row in read_rejected(folder_at(four.shard_folder.root))}
     assert {row.removeprefix("odd/"): rejected[row]["reason"] for row in rejected} == expected
     assert all(Path(row["path"]).name == Path(name).name for name, row in rejected.items())
     assert (summary.kept, summary.videos) == (4, 4 + len(expected))
@@ -413,18 +417,18 @@ def test_non_files_named_like_videos_are_reported_and_never_opened(alone: None, 
 
 def test_many_files_of_the_same_id_stop_the_run(alone: None, four: Preprocess) -> None:
     for kind in ("cats", "dogs", "birds"):
-        shutil.copytree(four.source_folder, four.source_folder / kind, ignore=lambda *_: ["cats", "dogs"])
-    few = replace(four, dataset="kinetics", layout="", source=four.source_folder / "cats")
-    shutil.copy(few.source_folder / "0.mp4", four.source_folder / "cats" / "0.webm")
+        shutil.copytree(four.source_folder, four.source_folder.root / kind, ignore=lambda *_: ["cats", "dogs"])
+    few = replace(four, dataset="kinetics", layout="", source=four.source_folder.root / "cats")
+    shutil.copy(few.source_folder.root / "0.mp4", four.source_folder.root / "cats" / "0.webm")
     assert run(few).reasons == {"it has the id of another video, which is kept": 1}
-    many = replace(few, source=four.source_folder, destination=four.shard_folder.with_name("many"))
+    many = replace(few, source=four.source_folder, destination=four.shard_folder.root.with_name("many"))
     for doing in (run, stage.dry_run):
         with pytest.raises(
             UserError, match=r"13 of 17 .*birds/0.mp4: it has the id of .*, or set --dataset <name> for"
         ):
             doing(many)
     assert run(replace(many, allow_rejected=True)).kept == 4
-    assert run(replace(many, dataset="mine", destination=four.shard_folder.with_name("mine"))).kept == 17
+    assert run(replace(many, dataset="mine", destination=four.shard_folder.root.with_name("mine"))).kept == 17
 
 
 def test_sound_after_the_last_frame_is_cut(alone: None, tmp_path: Path) -> None:

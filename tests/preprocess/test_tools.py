@@ -36,7 +36,7 @@ def undisturbed(alone: None, four: Preprocess, tmp_path: Path) -> dict[str, str]
 
 
 def rejected(settings: Preprocess) -> list[dict[str, str]]:
-    return [row for path in sorted(settings.shard_folder.glob("shard-*.h5")) for row in rejected_of(path)]
+    return [row for path in sorted(settings.shard_folder.root.glob("shard-*.h5")) for row in rejected_of(path)]
 
 
 @pytest.mark.parametrize(
@@ -62,9 +62,9 @@ def test_tools_that_do_not_decode_the_clip_are_refused_before_the_first_video(
         dry_run(four)
     with pytest.raises(UserError, match=message):
         run(four)
-    assert [path.name for path in four.shard_folder.iterdir()] == [".lock"]
+    assert [path.name for path in four.shard_folder.root.iterdir()] == [".lock"]
     fake(REAL)
-    assert run(four).kept == 4 and digests(four.shard_folder) == undisturbed
+    assert run(four).kept == 4 and digests(four.shard_folder.root) == undisturbed
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_a_fault_of_the_machine_during_the_run_stops_it_and_rejects_no_video(
         run(four)
     assert (tmp_path / "broken").exists() and rejected(four) == []
     fake(REAL)
-    assert run(four).kept == 4 and digests(four.shard_folder) == undisturbed
+    assert run(four).kept == 4 and digests(four.shard_folder.root) == undisturbed
 
 
 @pytest.mark.parametrize("number", ["KILL", "SEGV"])
@@ -102,7 +102,7 @@ def test_a_video_that_kills_ffmpeg_is_rejected_and_can_be_retried(
     fake(f'case "$*" in *3.mp4*) [ -e {tmp_path}/once ] || {{ touch {tmp_path}/once; kill -KILL $$; }};; esac; {REAL}')
     assert run(four).shards_made == (number == "KILL")  # killed once, it decodes
     assert run(replace(four, retry_rejected=True)).shards_made == (number != "KILL")
-    assert digests(four.shard_folder) == undisturbed
+    assert digests(four.shard_folder.root) == undisturbed
     assert run(replace(four, retry_rejected=True)).shards_made == 0
 
 
@@ -124,7 +124,7 @@ def test_another_ffmpeg_tries_again_what_the_last_one_could_not_decode(
     summary = run(four)
     assert (summary.kept, summary.without_sound, summary.shards_made) == (4, 0, 1)
     assert "ffmpeg 5.9" in describe(summary) and len(summary.numbers["ffmpeg"]) == 2
-    assert digests(four.shard_folder)["shard-000001.h5"] == undisturbed["shard-000001.h5"]
+    assert digests(four.shard_folder.root)["shard-000001.h5"] == undisturbed["shard-000001.h5"]
     assert run(four).shards_made == 0
 
 
@@ -141,11 +141,11 @@ def test_a_run_whose_first_videos_fail_for_one_reason_stops(
         patch.setattr(checks, "_FIRST", 1)
         patch.setattr(cluster, "map_unordered", lambda client, function, tasks, expected: iter([*map(function, tasks)]))
         run(four)
-    heads = [Head.read(path) for path in four.shard_folder.glob("shard-*.h5")]
+    heads = [Head.read(path) for path in four.shard_folder.root.glob("shard-*.h5")]
     assert [head.arrays["rejected"].shape[0] for head in heads] == [0] * len(heads)
     assert run(replace(four, allow_rejected=True)).kept == 2
     fake(REAL)
-    assert run(replace(four, retry_rejected=True)).kept == 4 and digests(four.shard_folder) == undisturbed
+    assert run(replace(four, retry_rejected=True)).kept == 4 and digests(four.shard_folder.root) == undisturbed
 
 
 def test_setpriv_is_used_if_it_can_end_a_process_with_its_parent(fake: Fake) -> None:

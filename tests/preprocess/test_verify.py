@@ -91,7 +91,7 @@ def test_unreadable_shards_are_never_removed(
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     before = names(copy)
-    monkeypatch.setattr(module.container, "check", fail)
+    monkeypatch.setattr(module.container, "check_shard", fail)
     with pytest.raises(UserError, match=r"^something is wrong with 3 files in .*; the same preproc"):
         module.command(Verify(shards=copy, remove=True))
     assert "shard-000002.h5: Input/output error" in capsys.readouterr().err

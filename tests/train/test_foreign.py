@@ -277,12 +277,14 @@ def test_two_files_never_share_a_helper_by_its_name(
 ) -> None:
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.delitem(sys.modules, "helper", raising=False)
-    net = "import torch\nfrom helper import WIDTH\ndef net():\n    return torch.nn.Linear(2, WIDTH)\n"
-    for folder, width in (("a", 3), ("same", 3), ("b", 4)):
-        written(tmp_path / folder / helper, f"WIDTH = {width}")
+    net = "import torch\nfrom helper import width\ndef net():\n    return torch.nn.Linear(2, width())\n"
+    for folder, width in (("a", 3), ("b", 4)):
+        written(tmp_path / folder / helper, f"def width():\n    return {width}\n")
         written(tmp_path / folder / "net.py", net)
-    assert linear(tmp_path / "a" / "net.py") == linear(tmp_path / "same" / "net.py") == 3
-    with pytest.raises(UserError, match=f"{tmp_path}/.* and {tmp_path}/b both hold a {helper}, and Python would take"):
+    assert linear(tmp_path / "a" / "net.py") == linear(tmp_path / "a" / "net.py") == 3
+    with pytest.raises(
+        UserError, match=f"b/net.py uses helper of {tmp_path}/a/{helper}, not of {tmp_path}/b/{helper}; "
+    ):
         linear(tmp_path / "b" / "net.py")
     monkeypatch.delitem(sys.modules, "helper")
 

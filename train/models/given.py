@@ -13,15 +13,13 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple
 
 from torch import nn
 
 from gdt.common.errors import UserError, first_line, unknown
 from gdt.common.stores import local_path
-
-_FOLDERS = set[Path]()
-"""Of the files imported so far."""
 
 Given = str | nn.Module | Callable[[], nn.Module]
 """A network: text as in `network.OwnNetworks`, a module, of which copies are used, or a callable that makes one."""
@@ -101,28 +99,22 @@ def _import(place: str) -> Any:
         raise UserError(f"there is no file {place}")
     if str(path.parent) not in sys.path:
         sys.path.append(str(path.parent))  # for what the file imports from beside it
-    _require_own_helpers(path)
     unique = f"gdt_network_{path.stem}_{zlib.crc32(bytes(path)):08x}"
     spec: Any = importlib.util.spec_from_file_location(unique, path)
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses, inspect and torch.compile look there
     spec.loader.exec_module(module)
+    _require_own_helpers(module, path)
     return module
 
 
-def _require_own_helpers(path: Path) -> None:
-    """Raise UserError if another module of one name lies beside this file and one before: Python would take one."""
-    folder = path.parent
-    for earlier in _FOLDERS - {folder}:
-        for name in sorted(_modules(earlier) & _modules(folder) - {path.name}):
-            if (earlier / name).read_bytes() != (folder / name).read_bytes():
-                raise UserError(
-                    f"{earlier} and {folder} both hold a {name}, and Python would take one of them for both networks; "
-                    "rename one, or copy what the networks need into one folder"
-                )
-    _FOLDERS.add(folder)
-
-
-def _modules(folder: Path) -> set[str]:
-    """What a file in a folder can import from beside it."""
-    return {str(path.relative_to(folder)) for path in (*folder.glob("*.py"), *folder.glob("*/__init__.py"))}
+def _require_own_helpers(module: ModuleType, path: Path) -> None:
+    """Raise UserError if a file took what lies beside it from elsewhere: Python has one module per name."""
+    for value in vars(module).values():
+        source = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", "")
+        name = str(source).partition(".")[0]
+        beside = [file for file in (path.parent / f"{name}.py", path.parent / name / "__init__.py") if file.is_file()]
+        taken = Path(getattr(sys.modules.get(name), "__file__", None) or "")
+        installed = name in sys.stdlib_module_names or "site-packages" in taken.parts
+        if beside and taken.name and not installed and taken.resolve() != beside[0].resolve():
+            raise UserError(f"{path} uses {name} of {taken}, not of {beside[0]}; rename one of the two")
