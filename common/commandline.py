@@ -85,15 +85,15 @@ def size_of(option: str, text: str) -> int:
     return int(float(number) * 1000 ** " kmgt".index(unit or " "))
 
 
-def _expand_home(value: Any, setting: str = "") -> Any:
+def _expand_home(value: Any) -> Any:
     """A path `local_path`, or all paths of a tuple or a dataclass; other values are returned as they are."""
     if isinstance(value, Path):
-        return local_path(value, setting)
+        return local_path(value)
     if type(value) is tuple:
-        return tuple(_expand_home(part, setting) for part in value)
+        return tuple(_expand_home(part) for part in value)
     if is_dataclass(value) and not isinstance(value, type):
         old = {f.name: getattr(value, f.name) for f in fields(value) if f.init}
-        new = {name: _expand_home(part, name) for name, part in old.items()}
+        new = {name: _expand_home(part) for name, part in old.items()}
         return value if new == old else replace(value, **new)
     return value
 

@@ -73,7 +73,7 @@ def _build(kind: Any, value: Any, name: str) -> Any:
         parts = [_build(part, item, name) for part, item in zip(types, value, strict=True)]
         return kind(*parts) if _is_named_tuple(kind) else tuple(parts)
     _require(type(value) in _SCALARS[kind], name, value, kind.__name__)
-    return local_path(value, name) if kind is Path else kind(value)
+    return local_path(value) if kind is Path else kind(value)
 
 
 def _is_named_tuple(kind: Any) -> bool:

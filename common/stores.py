@@ -250,17 +250,11 @@ def place(name: str | Place) -> Place:
     return RemoteFolder(str(name))
 
 
-WEIGHTS = ("ckpt", "init", "checkpoint")
-"""Settings and facts of results that name weights, which may also be in a hub (train.hub)."""
-
-
-def local_path(name: str | Path, setting: str = "") -> Path:
-    """The path of this name, with ~ expanded. Raises UserError for a URL, but that of a hub if the setting takes it."""
+def local_path(name: str | Path) -> Path:
+    """The path of this name, with ~ expanded. Raises UserError for a URL."""
     where = place(name)
     if isinstance(where, Path):
         return where
-    if str(where).startswith("hf://") and setting in WEIGHTS:
-        return Path(name)
     raise UserError(f"{where} is in a store, which can hold only videos and shards; name a path on this machine")
 
 

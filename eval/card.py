@@ -82,7 +82,7 @@ def _card(name: str, trained: Trained, inputs: str) -> str:
             "training": f"{trained.step:,} steps of {batch_size} videos, seed {settings.seed}",
         }
         if settings.init:
-            facts["initial weights"] = settings.init.name
+            facts["initial weights"] = Path(settings.init).name
     facts["inputs"] = inputs
     arguments = [json.dumps(name)]
     for modality, network in trained.model.network.own.items():
@@ -117,12 +117,12 @@ def _results(weights: str, name: str) -> str:
     return f"```text\n{tables}\n```\n\n```sh\n{unique}\n```"
 
 
-def _portable(command: str, checkpoint: Path, folder: str) -> str:
+def _portable(command: str, checkpoint: str, folder: str) -> str:
     """A command that evaluates the exported folder instead of its checkpoint.
 
     Of other absolute paths, also of those in JSON, which are of this machine, the last names are left.
     """
-    whole_path = re.compile(rf"""(?<![^\s=,"'\[]){re.escape(str(checkpoint))}(?![^\s,"'\]])""")
+    whole_path = re.compile(rf"""(?<![^\s=,"'\[]){re.escape(checkpoint)}(?![^\s,"'\]])""")
     words = [whole_path.sub(lambda _: folder, word) for word in shlex.split(command)]
     if words[:2] == ["gdt", "evaluate"] and words == shlex.split(command):  # it took the latest checkpoint
         words += ["--ckpt", folder]

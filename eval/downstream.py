@@ -82,7 +82,7 @@ def downstream(settings: Downstream) -> str:
     if not settings.tables:
         return ""
     out = evaluated.out
-    runs = [path.parent if path.name == CHECKPOINT else path for path in settings.ckpt]
+    runs = [path.parent if path.name == CHECKPOINT else path for path in map(Path, settings.ckpt)]
     home = next((run for run in runs if out.is_relative_to(run)), out if settings.out else out.parent)
     return (
         f"{evaluated.text}\n\nresults: {out}/{RESULTS}; tables: table.txt, table.tex, results.csv\n"
@@ -97,7 +97,7 @@ def evaluate(settings: Downstream, networks: Mapping[str, Sequence[Given]] | Non
     Raises UserError if the shards, their labels, a split, a fold or a checkpoint is missing or does not fit.
     """
     if not settings.ckpt:
-        settings = replace(settings, ckpt=(default_checkpoint(settings.dataset, settings.shards),))
+        settings = replace(settings, ckpt=(str(default_checkpoint(settings.dataset, settings.shards)),))
     video_first = tuple(sorted(settings.modalities, reverse=True))  # in whatever order they are given
     settings = replace(settings, modalities=video_first)
     given = makers({**settings.networks.given, **(networks or {})})

@@ -20,7 +20,7 @@ from gdt.common.commandline import gdt_command
 from gdt.common.errors import Unusable, UserError, require_positive
 from gdt.common.files import require_new_file
 from gdt.common.location import Location
-from gdt.common.stores import Place, RemoteFolder, folder_at, place
+from gdt.common.stores import Place, RemoteFolder, folder_at
 from gdt.eval import parquet
 from gdt.eval.features import VERSION, Features, sameness, write
 from gdt.pipeline.clips import uniform_starts, usable
@@ -45,7 +45,7 @@ Rows = Literal["video", "clip"]
 class Embed:
     """Write embeddings or trunk features of your videos, or of a data set, to a file."""
 
-    ckpt: Path | None = None
+    ckpt: str | None = None
     """Checkpoint of a pretrained model, or external weights; default: the latest in runs."""
     source: tuple[Location, ...] = ()
     """Files and folders of videos or sounds, also s3://…."""
@@ -126,7 +126,7 @@ def features(settings: Embed, trained: Trained | None = None) -> Features:
     from gdt.train.checkpoint import load_trained
     from gdt.train.models.given import makers
 
-    checkpoint = settings.ckpt or latest_checkpoint()
+    checkpoint = settings.ckpt or str(latest_checkpoint())
     trained = trained or load_trained(checkpoint, makers(settings.networks.given))
     modalities = _modalities(settings, trained, checkpoint)
     with tempfile.TemporaryDirectory() as scratch:
@@ -139,11 +139,11 @@ def features(settings: Embed, trained: Trained | None = None) -> Features:
     if not rows.features:
         missing = f"no video has {' or '.join(modalities)}, with sound as long as a clip"
         raise Unusable(f"{missing}; use other videos, or set --modalities", skipped)
-    rows.metadata["checkpoint"] = str(place(checkpoint))
+    rows.metadata["checkpoint"] = str(checkpoint)
     return replace(rows, skipped=skipped)
 
 
-def _modalities(settings: Embed, trained: Trained, checkpoint: Path) -> list[str]:
+def _modalities(settings: Embed, trained: Trained, checkpoint: str) -> list[str]:
     available = [name for name in trained.model.modalities if name in get_args(FeatureModality)]
     for name in settings.modalities:
         if name not in available:

@@ -28,7 +28,7 @@ class Export:
     network: Literal["", "video", "audio"] = ""
     """Write only this network, without head, as a state_dict (torch.save) that its own library loads, as torchvision
     does the paper's for video; default: the whole model, as safetensors."""
-    ckpt: Path | None = None
+    ckpt: str | None = None
     """Checkpoint of a pretrained model, or external weights; default: the latest in runs."""
     overwrite: bool = False
     """Replace an existing file or folder."""

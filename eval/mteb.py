@@ -32,7 +32,7 @@ _COLUMNS: dict[FeatureModality, tuple[Any, str]] = {
 class Encoder(AbsEncoder):
     """Embeds the files of a task as `gdt embed` does."""
 
-    def __init__(self, path: Path, trained: Trained, kind: Kind, clips: int) -> None:
+    def __init__(self, path: str, trained: Trained, kind: Kind, clips: int) -> None:
         self._trained = trained
         self._kind = kind
         self._embed = partial(Embed, path, kind=kind, clips=clips)

@@ -53,7 +53,7 @@ def nearest(settings: Nearest) -> str:
             hint = f"set --query to a video file, or to an id such as {rows.id[0]}"
             raise unknown("query", settings.query, rows.id, hint)
         embed = Embed(
-            Path(rows.metadata["checkpoint"]),
+            rows.metadata["checkpoint"],
             (Path(settings.query),),
             modalities=cast(tuple[FeatureModality, ...], tuple(rows.features)),
             kind=cast(Kind, rows.metadata["kind"]),

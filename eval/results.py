@@ -33,7 +33,7 @@ class Result:
     """Name of the run's folder or of the file, or RANDOM."""
     weights: str
     """Digest of the weights, the statistics of their inputs, the clip and the crops."""
-    checkpoint: Path
+    checkpoint: str
     """Checkpoint; for random weights, that of the same network."""
     preset: str
     """Name of the preset, custom factors, kind of weights, or RANDOM, also for initial weights of another name."""

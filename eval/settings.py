@@ -26,7 +26,7 @@ else:
 class Downstream:
     """Evaluate checkpoints by the paper's protocols. Run the same command again to resume."""
 
-    ckpt: tuple[Path, ...] = ()
+    ckpt: tuple[str, ...] = ()
     """Checkpoints or external weights, a row of the table each; default: the latest in runs."""
     dataset: str = ""
     """Preprocessed data set; default: that of the first checkpoint."""

@@ -42,7 +42,7 @@ class Subject:
     """A model of an evaluation: a row of the table."""
 
     name: str
-    path: Path
+    path: str
     trained: Trained
     random: bool
 
@@ -90,7 +90,7 @@ class Data:
     split: str
 
     @classmethod
-    def open(cls, path: Path, first: Trained, dataset: str, shards: Place | None, split: str, cache: str = "") -> Data:
+    def open(cls, path: str, first: Trained, dataset: str, shards: Place | None, split: str, cache: str = "") -> Data:
         """Open shards.
 
         Without both `dataset` and `shards`, those that the first checkpoint, at `path`, was pretrained on (its shards
@@ -109,7 +109,7 @@ class Data:
         return cls(name, index, fingerprint(index), split)
 
 
-def pretraining_shards(trained: Trained, path: Path) -> Folder:
+def pretraining_shards(trained: Trained, path: str | Path) -> Folder:
     """The folder of shards that a checkpoint was pretrained on.
 
     Raises UserError if it names a store: a downloaded file must not decide which host is asked.
@@ -333,8 +333,9 @@ def open_index(dataset: str, folder: Folder, cache: str = "") -> Index:
     return index
 
 
-def name_of(path: Path) -> str:
+def name_of(weights: str | Path) -> str:
     """Name of a checkpoint in tables: its run's folder, with the fold for finetuned weights, or its file name."""
+    path = Path(weights)
     if path.is_dir():
         return path.resolve().name
     if path.name == FINETUNED:

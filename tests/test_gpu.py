@@ -131,7 +131,7 @@ def test_finetuning_and_recall_on_a_gpu(shards: Path, tmp_path: Path) -> None:
     """In bfloat16, where numbers are near those of the CPU."""
     path = pretrain(replace(SIZES["tiny"], shards=shards, out=tmp_path / "run", batch_size=4, steps=2))
     settings = Downstream(
-        (path,), "x", shards, ("cross-modal", "retrieval", "few-shot", "linear", "finetune"), epochs=2,
+        (str(path),), "x", shards, ("cross-modal", "retrieval", "few-shot", "linear", "finetune"), epochs=2,
         clips_per_epoch=2, clips=2, random_weights="exclude", jobs=1, out=tmp_path / "eval",
     )  # fmt: skip
     assert "finetune top-1" in downstream(settings)

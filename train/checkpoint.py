@@ -92,14 +92,14 @@ def read(path: Path) -> dict[str, Any]:
     return state
 
 
-def load_model(path: Path, given: Makers = MappingProxyType({})) -> Trained:
+def load_model(name: str | Path, given: Makers = MappingProxyType({})) -> Trained:
     """The model of a checkpoint, an exported file (`train.portable`), external weights (`train.weights`), or weights
     by name (`train.published`).
 
     `given` are the networks of the user's own that it may have been trained with. Raises UserError if the file is of
     another kind or version, or does not fit.
     """
-    path = require_checkpoint(fetch(path))
+    path = require_checkpoint(fetch(str(name)))
     try:
         content = load_checked(path)
         return _model_of(content if isinstance(content, Mapping) else {}, path, given)
@@ -141,12 +141,12 @@ def _model_of(state: Mapping[str, Any], path: Path, given: Makers) -> Trained:
     )
 
 
-def load_trained(path: Path, given: Makers = MappingProxyType({})) -> Trained:
+def load_trained(name: str | Path, given: Makers = MappingProxyType({})) -> Trained:
     """`load_model`, with a warning if the run of the model has not finished."""
-    trained = load_model(path, given)
+    trained = load_model(name, given)
     if trained.step < trained.steps:
         print(
-            f"warning: {path} is from step {trained.step} of {trained.steps}: its run has not finished; repeat the "
+            f"warning: {name} is from step {trained.step} of {trained.steps}: its run has not finished; repeat the "
             "command of the run to resume it",
             file=sys.stderr,
         )

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from gdt.common.errors import UserError, first_line
-from gdt.common.stores import place
 
 EXPORTED = "model.safetensors"
 """The weights in a folder of `gdt export --to`, and in a repository."""
@@ -19,22 +18,22 @@ _ADDRESS = re.compile(r"hf://(?P<repository>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w
 _DEFAULT_SITE = "https://huggingface.co"
 
 
-def is_on_hub(path: Path) -> bool:
-    return str(place(path)).startswith("hf://")
+def is_on_hub(name: str) -> bool:
+    return name.startswith("hf://")
 
 
-def in_cache(path: Path) -> Path | None:
+def in_cache(name: str) -> Path | None:
     """The weights of a model in the cache of the hub; None if they are not there."""
     try:
         import huggingface_hub
     except ImportError:
         return None
-    repository, revision = _parsed(path)
+    repository, revision = _parsed(name)
     file = huggingface_hub.try_to_load_from_cache(repository, EXPORTED, revision=revision)
     return Path(file) if isinstance(file, str) else None
 
 
-def fetch(path: Path) -> Path:
+def fetch(name: str) -> Path:
     """The weights of a model in the cache of the hub, downloaded if they are missing or the hub has other ones.
 
     Raises UserError if the package is missing, the model cannot be had, or the name has another form.
@@ -43,8 +42,8 @@ def fetch(path: Path) -> Path:
         import huggingface_hub
         from huggingface_hub import errors
     except ImportError:
-        raise UserError(f"{place(path)} needs huggingface_hub; run pip install 'gdt-video[hub]'") from None
-    repository, revision = _parsed(path)
+        raise UserError(f"{name} needs huggingface_hub; run pip install 'gdt-video[hub]'") from None
+    repository, revision = _parsed(name)
     site = os.environ.get("HF_ENDPOINT", _DEFAULT_SITE).rstrip("/")
     try:
         return Path(huggingface_hub.hf_hub_download(repository, EXPORTED, revision=revision, endpoint=site))
@@ -52,12 +51,11 @@ def fetch(path: Path) -> Path:
         raise UserError(_explanation(error, errors, repository, revision, site)) from error
 
 
-def _parsed(path: Path) -> tuple[str, str | None]:
+def _parsed(name: str) -> tuple[str, str | None]:
     """Repository and revision of a model. Raises UserError if the name has another form."""
-    address = str(place(path))
-    match = _ADDRESS.fullmatch(address)
+    match = _ADDRESS.fullmatch(name)
     if match is None:
-        raise UserError(f"{address} is not a model in a hub; write hf://owner/name or hf://owner/name@revision")
+        raise UserError(f"{name} is not a model in a hub; write hf://owner/name or hf://owner/name@revision")
     return match["repository"], match["revision"]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -117,7 +116,7 @@ def _optimizer(o: Optimization, model: GDT, device: torch.device) -> torch.optim
     return torch.optim.AdamW(model.parameters(), betas=(o.momentum, 0.999), **common)
 
 
-def start_from(model: GDT, start: Trained | None, source: Path | None) -> str:
+def start_from(model: GDT, start: Trained | None, source: str | None) -> str:
     """Keep random weights, or copy the parts that both models have, if they are not random; returns a description.
 
     Raises UserError if the weights do not fit.

@@ -13,6 +13,7 @@ from tqdm import tqdm
 
 from gdt.common.errors import UserError, first_line
 from gdt.common.files import locked, writing
+from gdt.common.stores import local_path
 from gdt.train import hub
 
 _TIMEOUT = 60.0
@@ -46,33 +47,33 @@ PUBLISHED = {
 under CC BY-NC 4.0. torchvision names files after their SHA-256."""
 
 
-def located(path: Path) -> Path | None:
-    """The file of a name in its cache: None if a model of a hub is not there, otherwise it may be missing.
+def located(name: str) -> Path | None:
+    """The file of weights by their path, or by a name in its cache: None if a model of a hub is not there.
 
-    Any other path, and one that exists, is returned as it is.
+    Otherwise it may be missing. A file that exists is meant, whatever its name.
     """
-    return hub.in_cache(path) if hub.is_on_hub(path) else _in_torch_cache(path)
+    return hub.in_cache(name) if hub.is_on_hub(name) else _local(name)
 
 
-def _in_torch_cache(path: Path) -> Path:
-    if str(path) not in PUBLISHED or path.exists():
+def _local(name: str) -> Path:
+    path = local_path(name)
+    if name not in PUBLISHED or path.exists():
         return path
     import torch
 
-    return Path(torch.hub.get_dir(), "checkpoints", PUBLISHED[str(path)].address.rpartition("/")[2])
+    return Path(torch.hub.get_dir(), "checkpoints", PUBLISHED[name].address.rpartition("/")[2])
 
 
-def fetch(path: Path) -> Path:
+def fetch(name: str) -> Path:
     """As `located`, with the file of a name downloaded if it is missing; of several processes, one downloads it.
 
     Raises UserError if that fails, or if the file is not the published one.
     """
-    if hub.is_on_hub(path):
-        return hub.fetch(path)
-    file = _in_torch_cache(path)
-    if file == path:
-        return path
-    name = str(path)
+    if hub.is_on_hub(name):
+        return hub.fetch(name)
+    file = _local(name)
+    if file == local_path(name):
+        return file
     published = PUBLISHED[name]
     if not file.is_file():
         with locked(file.parent, "set TORCH_HOME to another folder", wait=True):

@@ -53,7 +53,7 @@ class Pretrain:
     """Python file with custom transformations, for --factors."""
     word2vec: Path | None = None
     """word2vec file that the shards were made with; needed for text."""
-    init: Path | None = None
+    init: str | None = None
     """Weights to start from, or their name, such as gdt-k400. Sets the normalisation of inputs, too, but not the size
     of clips."""
     out: Path | None = None

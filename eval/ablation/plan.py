@@ -133,7 +133,7 @@ def plan_runs(settings: Ablation) -> list[PlannedRun]:
             protocols = tuple(name for name in evaluation.protocols if paired or not PROTOCOLS[name].pairs)
             shared, keys = evaluated(protocols, seeded.word2vec if "cross-modal" in protocols else None)
             random_weights: Any = "include" if row is baseline else "exclude"
-            of_row = replace(shared, ckpt=(folder,), random_weights=random_weights)
+            of_row = replace(shared, ckpt=(str(folder),), random_weights=random_weights)
             runs.append(PlannedRun(row.name, seeded, row.steps, of_row, keys, equal, row.factors_checksum))
     if not any(run.evaluation.protocols for run in runs):
         raise UserError(

@@ -44,7 +44,7 @@ def factors(settings: Factors) -> str:
     Raises UserError if a checkpoint, the shards or their held-out videos are missing or do not fit.
     """
     measured, checksum = read_transformations(settings.factors_from)
-    paths = tuple(dict.fromkeys(settings.ckpt)) or (default_checkpoint(settings.dataset, settings.shards),)
+    paths = tuple(dict.fromkeys(settings.ckpt)) or (str(default_checkpoint(settings.dataset, settings.shards)),)
     models = {path: load_trained(path, makers(settings.networks.given)) for path in paths}
     for trained in models.values():
         _require_same_file(trained, checksum)

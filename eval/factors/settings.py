@@ -20,7 +20,7 @@ PROBE_FOLDS = 5
 class Factors:
     """Measure how far each factor moves the features, and how well a linear probe reads it off them."""
 
-    ckpt: tuple[Path, ...] = ()
+    ckpt: tuple[str, ...] = ()
     """Checkpoints or external weights, compared in a table; default: the latest in runs."""
     dataset: str = ""
     """Preprocessed data set; default: that of the first checkpoint."""

@@ -26,7 +26,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from gdt.arguments import Paths, paths_of, separate_networks, with_changes
+from gdt.arguments import Paths, separate_networks, weights_of, with_changes
 from gdt.common.errors import UserError
 from gdt.common.stores import Place, folder_at, place
 from gdt.eval.embed import Embed, FeatureModality, Kind, Rows, features
@@ -145,7 +145,7 @@ def evaluate(checkpoints: Paths, shards: str | Path | None = None, **settings: A
     from gdt.eval.results import rows
     from gdt.eval.settings import Downstream
 
-    paths = paths_of(checkpoints)
+    paths = weights_of(checkpoints)
     if not paths:
         raise UserError("checkpoints is empty; give one or more")
     folder = place(shards) if shards else None
@@ -166,7 +166,7 @@ def load(path: str | Path, *, video_network: Given | None = None, audio_network:
     If the checkpoint was trained with networks of your own, give them again (see `pretrain`). Raises UserError for any
     other file. No code in a file is run.
     """
-    (path,) = paths_of(path)
+    (path,) = weights_of(path)
     networks = {"video": video_network, "audio": audio_network}
     given = {modality: (network,) for modality, network in networks.items() if network is not None}
     return Model(path, load_trained(path, makers(given)))
@@ -175,7 +175,7 @@ def load(path: str | Path, *, video_network: Given | None = None, audio_network:
 class Model:
     """A trained model."""
 
-    def __init__(self, path: Path, trained: Trained) -> None:
+    def __init__(self, path: str, trained: Trained) -> None:
         self._path = path
         self._trained = trained
 
@@ -265,7 +265,7 @@ def mteb(
         raise UserError("gdt.mteb needs the package mteb; run pip install mteb")
     from gdt.eval.mteb import Encoder
 
-    (path,) = paths_of(checkpoint)
+    (path,) = weights_of(checkpoint)
     model = load(path, video_network=video_network, audio_network=audio_network)
     return Encoder(path, model._trained, kind, clips)
 

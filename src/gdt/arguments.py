@@ -10,17 +10,16 @@ from typing import Any, TypeVar
 
 from gdt.common import serialization
 from gdt.common.errors import UserError, unknown
-from gdt.common.stores import local_path
 from gdt.train.models.given import Given
 
 Paths = str | Path | Sequence[str | Path]
 T = TypeVar("T")
 
 
-def paths_of(paths: Paths) -> tuple[Path, ...]:
-    """One or several paths, with ~ expanded."""
+def weights_of(paths: Paths) -> tuple[str, ...]:
+    """The paths or names of weights, one or several."""
     several = [paths] if isinstance(paths, str | Path) else paths
-    return tuple(local_path(path, "ckpt") for path in several)
+    return tuple(map(str, several))
 
 
 def with_changes(base: T, changes: Mapping[str, Any]) -> T:

@@ -21,16 +21,16 @@ from gdt.train.settings import Pretrain
 
 HERE = Path("/a b/-é")
 TRAINED = Pretrain(
-    "-d", place("s3://bucket/x"), "-x", 1, "e", "", "tiny", HERE, HERE, HERE, HERE, True, 2, 3, 0, 0.5, 4, 5, "on",
+    "-d", place("s3://bucket/x"), "-x", 1, "e", "", "tiny", HERE, HERE, str(HERE), HERE, True, 2, 3, 0, 0.5, 4, 5, "on",
     Clip(5, 6, 64, 98, 17, 2.5), Augmentation((90, 99), True, 0.1, 0.2, 0.3, 0.5, 0.1, 0.2, 4, 5),
     Network(widths=(1, 2, 3), depth=1, hidden=2, embedding=3, dropout=0.1), OwnNetworks("a.py:Net(x=1)", "b.py:Net"),
     Optimization("adamw", 0.1 + 0.2, 1, 0.5, 0.25, 2.5, 0.75), Loading(1, "cpu", 2, 3, 4, 5), "cpu", "float64", "off",
     6, 7, 8, "-w", "5GB",
 )  # fmt: skip
 TESTED = Downstream(
-    (HERE, HERE), "-d", HERE, ("finetune", "few-shot", "linear", "cross-modal"), (1, 2), HERE, "-l,m", "-g", "-q", 3,
-    "only", ("audio",), 4, 0.5, 5, 6, 0.25, 7, 8, HERE, CheckpointNetworks(("a.py:Net",), ("b.py:Net", "c:Net")), False,
-    "5GB",
+    (str(HERE), str(HERE)), "-d", HERE, ("finetune", "few-shot", "linear", "cross-modal"), (1, 2), HERE, "-l,m",
+    "-g", "-q", 3, "only", ("audio",), 4, 0.5, 5, 6, 0.25, 7, 8, HERE,
+    CheckpointNetworks(("a.py:Net",), ("b.py:Net", "c:Net")), False, "5GB",
 )  # fmt: skip
 
 
@@ -52,5 +52,6 @@ def test_what_is_on_or_set_by_default_can_be_taken_off() -> None:
     on = replace(Pretrain(), overwrite=True, augmentation=Augmentation(center_crop=True))
     assert parse(Pretrain, "gdt", arguments_of(Pretrain(), on), on) == Pretrain()
     assert (
-        parse(Downstream, "gdt", arguments_of(Downstream(), Downstream((HERE,))), Downstream((HERE,))) == Downstream()
+        parse(Downstream, "gdt", arguments_of(Downstream(), Downstream((str(HERE),))), Downstream((str(HERE),)))
+        == Downstream()
     )

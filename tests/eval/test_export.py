@@ -177,7 +177,7 @@ def test_pretraining_starts_from_an_exported_file(command: Run, shards: Path, tm
     done = command("export", "--ckpt", path, "--out", out)
     assert done.returncode == 0 and done.stdout.startswith(f"{out} holds video_network, mlp_v, audio"), done.stderr
     rest = Optimization("sgd", lr=1e-12, base_batch_size=0, warmup_epochs=0)
-    settings = replace(TINY, shards=shards, out=tmp_path / "run", preset="a", batch_size=4, steps=1, init=out)
+    settings = replace(TINY, shards=shards, out=tmp_path / "run", preset="a", batch_size=4, steps=1, init=str(out))
     now = load_model(pretrain(replace(settings, optimization=rest)))
     assert now.statistics.to_numbers() == STATISTICS.to_numbers()
     began = load_model(path).model.video_network

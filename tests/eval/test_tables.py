@@ -13,7 +13,7 @@ from gdt.eval.results import RANDOM, RESULTS, Result, append, read
 from gdt.eval.tables import Table, layout, pivot, table_lines, to_latex, write_tables
 
 ROW = Result(
-    conditions="c1", protocol="retrieval", model="mine", weights="ab12", checkpoint=Path("runs/a b/checkpoint.pt"),
+    conditions="c1", protocol="retrieval", model="mine", weights="ab12", checkpoint="runs/a b/checkpoint.pt",
     preset="e", seed=2, step=600, steps=600, videos=9600, tflop=3.0, seen=0, dataset="mine", shards="s",
     data="0a1b", query_split="test", label="", words="", fold=0, gallery=500, queries=200, classes=5,
     metrics={"R@1": Metric(31.25, 20.0, 200), "R@5": Metric(100 / 3, 67.2, 200, 1.5)},

@@ -27,7 +27,7 @@ pytest.importorskip("huggingface_hub", reason="needs the extra hub")
 from huggingface_hub import constants
 
 COMMIT = "0123456789" * 4
-NAME = Path("hf://owner/mine")
+NAME = "hf://owner/mine"
 
 
 @dataclass
@@ -98,11 +98,11 @@ def hub(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> It
 
 @pytest.mark.parametrize("name", ["hf://owner/mine", "hf://owner/mine@v1"])
 def test_an_exported_folder_is_loaded_from_a_hub(hub: Hub, checkpoint: Path, name: str) -> None:
-    assert located(Path(name)) is None
+    assert located(name) is None
     model = gdt.load(name)
     assert model._trained.digest() == load_model(checkpoint).digest()
     assert name in repr(model)
-    assert located(Path(name)) == next(Path(constants.HF_HUB_CACHE).rglob("model.safetensors"))
+    assert located(name) == next(Path(constants.HF_HUB_CACHE).rglob("model.safetensors"))
     assert {Path(address).name for address in hub.asked} == {"model.safetensors"}  # and no other file
     asked = len(hub.asked)
     gdt.load(name)

@@ -19,7 +19,7 @@ from gdt.common.errors import UserError
 from gdt.train import published
 from gdt.train.published import PUBLISHED, fetch
 
-NAME = Path("gdt-k400")
+NAME = "gdt-k400"
 
 
 @pytest.fixture
@@ -50,8 +50,8 @@ def server(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as http:
         threading.Thread(target=http.serve_forever, daemon=True).start()
         here = f"http://127.0.0.1:{http.server_address[1]}/GDT/gdt_K400.pth"
-        known = replace(PUBLISHED[str(NAME)], address=here, digest=hashlib.sha1(body).hexdigest())
-        monkeypatch.setitem(PUBLISHED, str(NAME), known)
+        known = replace(PUBLISHED[NAME], address=here, digest=hashlib.sha1(body).hexdigest())
+        monkeypatch.setitem(PUBLISHED, NAME, known)
         monkeypatch.setenv("TORCH_HOME", str(tmp_path))
         yield state
         end.set()
@@ -78,14 +78,14 @@ def test_a_failed_download_leaves_nothing_and_says_what_to_do(
     server: SimpleNamespace, answer: str, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if answer == "gone":
-        gone = replace(PUBLISHED[str(NAME)], address="http://127.0.0.1:9/GDT/gdt_K400.pth")
-        monkeypatch.setitem(PUBLISHED, str(NAME), gone)
+        gone = replace(PUBLISHED[NAME], address="http://127.0.0.1:9/GDT/gdt_K400.pth")
+        monkeypatch.setitem(PUBLISHED, NAME, gone)
     server.answer = answer
     if answer == "silent":
         monkeypatch.setattr(published, "_TIMEOUT", 0.1)
     with pytest.raises(UserError, match=reason) as error:
         fetch(NAME)
-    assert PUBLISHED[str(NAME)].address in str(error.value) and str(server.file) in str(error.value)
+    assert PUBLISHED[NAME].address in str(error.value) and str(server.file) in str(error.value)
     assert [path.name for path in server.file.parent.iterdir()] == [".lock"]
 
 

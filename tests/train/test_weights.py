@@ -371,7 +371,7 @@ def test_init_starts_from_the_given_weights(
     torch.save(state, tmp_path / "start.pt")
     settings = replace(
         SIZES["tiny"], shards=shards, out=tmp_path / "run", preset="a", batch_size=4, steps=1,
-        init=tmp_path / "start.pt", optimization=Optimization("sgd", lr=1e-12, base_batch_size=0, warmup_epochs=0),
+        init=str(tmp_path / "start.pt"), optimization=Optimization("sgd", lr=1e-12, base_batch_size=0, warmup_epochs=0),
     )  # fmt: skip
     began, now = load_model(run), load_model(pretrain(settings))
     assert "start.pt: loaded video_network, mlp_v" in " ".join(capsys.readouterr().out.split())
@@ -381,7 +381,7 @@ def test_init_starts_from_the_given_weights(
         assert torch.allclose(one, other, atol=1e-8), name
     assert now.statistics.to_numbers() == state["statistics"] != index.statistics.to_numbers()
     assert torch.load(tmp_path / "run" / CHECKPOINT, weights_only=True)["data"] == fingerprint(index)
-    moved = replace(settings, init=shutil.copy(tmp_path / "start.pt", tmp_path / "moved.pt"))
+    moved = replace(settings, init=str(shutil.copy(tmp_path / "start.pt", tmp_path / "moved.pt")))
     pretrain(moved)  # resumes, and finds that it is done
     done = torch.load(tmp_path / "run" / CHECKPOINT, weights_only=True)
     torch.save({name: value for name, value in done.items() if name != "start"}, tmp_path / "run" / CHECKPOINT)
