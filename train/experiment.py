@@ -17,7 +17,7 @@ from gdt.pipeline.shards.index import Index, fingerprint
 from gdt.pipeline.shards.statistics import Statistics
 from gdt.pipeline.tree import Tree, sampling_tree
 from gdt.pipeline.word2vec import WordVectors
-from gdt.train.models.network import Network, OwnNetwork
+from gdt.train.models.network import Network, RecordedNetwork
 from gdt.train.schedule import Schedule
 from gdt.train.settings import Precision, Pretrain
 
@@ -177,7 +177,7 @@ def with_own_networks(
     from gdt.train.models.foreign import build
     from gdt.train.models.inspection import check_network
 
-    checked: dict[str, OwnNetwork] = {}
+    checked: dict[str, RecordedNetwork] = {}
     builders: dict[str, Callable[[], Backbone]] = {}
     for modality, (maker, *others) in given.items():
         if others:

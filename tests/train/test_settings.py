@@ -13,7 +13,7 @@ from gdt.common.serialization import to_json
 from gdt.pipeline.leaves import Clip
 from gdt.pipeline.sources.loading import Loading
 from gdt.pipeline.transformations.augmentation import Augmentation
-from gdt.train.models.network import PAPER_NETWORKS, Network, OwnNetwork, OwnNetworks
+from gdt.train.models.network import PAPER_NETWORKS, Network, OwnNetworks, RecordedNetwork
 from gdt.train.run import command_of, differences, from_json, parse_arguments
 from gdt.train.schedule import Optimization
 from gdt.train.settings import SIZES, Pretrain
@@ -74,7 +74,9 @@ def test_differences_list_only_settings_that_affect_results() -> None:
         loading=Loading(9),
     )  # fmt: skip
     assert differences(to_json(tiny), to_json(tiny)) == []
-    made = [replace(tiny, network=replace(tiny.network, video=OwnNetwork(name, 8, ()))) for name in ("a.py:A", "b:B()")]
+    made = [
+        replace(tiny, network=replace(tiny.network, video=RecordedNetwork(name, 8, ()))) for name in ("a.py:A", "b:B()")
+    ]
     assert differences(*map(to_json, made)) == []
     expected = ["composition was l, now video:d", "network.dropout was 0.0, now 0.5", "threads was 0, now 3"]
     assert differences(to_json(tiny), to_json(other)) == expected

@@ -20,7 +20,7 @@ from gdt.pipeline.leaves import Clip
 from gdt.pipeline.shards.layout import BANDS
 from gdt.train.models.backbone import Backbone, load_weights
 from gdt.train.models.given import Maker, Makers
-from gdt.train.models.network import OwnNetwork
+from gdt.train.models.network import RecordedNetwork
 from gdt.train.settings import Pretrain
 
 _TOLERANCE = 1e-4
@@ -45,7 +45,7 @@ class Foreign(Backbone):
         return positions(self.net(x.contiguous()), len(x))
 
 
-def build(maker: Maker, recorded: OwnNetwork) -> Foreign:
+def build(maker: Maker, recorded: RecordedNetwork) -> Foreign:
     """A network of a checkpoint with new weights."""
     net = maker.make()
     for name in recorded.removed:

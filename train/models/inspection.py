@@ -13,13 +13,15 @@ from gdt.common.errors import UserError
 from gdt.pipeline.leaves import Clip
 from gdt.train.models.foreign import input_shape, positions
 from gdt.train.models.given import Maker
-from gdt.train.models.network import OwnNetwork
+from gdt.train.models.network import RecordedNetwork
 
 _CLASSIFIERS = ("fc", "head", "classifier", "proj")
 """Names of classifiers in torchvision, timm, pytorchvideo and transformers."""
 
 
-def check_network(modality: str, maker: Maker, clip: Clip, device: torch.device = torch.device("cpu")) -> OwnNetwork:
+def check_network(
+    modality: str, maker: Maker, clip: Clip, device: torch.device = torch.device("cpu")
+) -> RecordedNetwork:
     """Make a network, find its classifier and run it on two inputs.
 
     Raises UserError if its output is not [n, dim], [n, positions, dim] or [n, dim, ...], or if it breaks what a run
@@ -47,7 +49,7 @@ def check_network(modality: str, maker: Maker, clip: Clip, device: torch.device 
             torch.manual_seed(0)
             passes.append(positions(net.train()(inputs), 2, where))
     _require_promises(maker.name, net, before, passes)
-    return OwnNetwork(maker.name, dim, removed)
+    return RecordedNetwork(maker.name, dim, removed)
 
 
 def _require_promises(name: str, net: nn.Module, before: Mapping[str, Tensor], passes: Sequence[Tensor]) -> None:

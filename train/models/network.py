@@ -50,7 +50,7 @@ NO_NETWORKS = CheckpointNetworks()
 
 
 @dataclass(frozen=True)
-class OwnNetwork:
+class RecordedNetwork:
     """A network of the user's own, as settings and checkpoints record it."""
 
     name: str
@@ -69,9 +69,9 @@ class OwnNetwork:
 class Network:
     """Sizes of the networks (the paper's section A.3.4). Those that are not options are set by --size, or in Python."""
 
-    video: Annotated[OwnNetwork | None, tyro.conf.Suppress] = None
+    video: Annotated[RecordedNetwork | None, tyro.conf.Suppress] = None
     """The video network, if it is not the paper's; set by --video-network."""
-    audio: Annotated[OwnNetwork | None, tyro.conf.Suppress] = None
+    audio: Annotated[RecordedNetwork | None, tyro.conf.Suppress] = None
     """The audio network, if it is not the paper's; set by --audio-network."""
     stem: Annotated[int, tyro.conf.Suppress] = 64
     """Channels after the stem of the video trunk."""
@@ -102,7 +102,7 @@ class Network:
     """Dropout before each layer of the projection heads, as in the published release."""
 
     @property
-    def own(self) -> dict[str, OwnNetwork]:
+    def own(self) -> dict[str, RecordedNetwork]:
         """The networks that are the user's own, by modality."""
         networks = {"video": self.video, "audio": self.audio}
         return {modality: network for modality, network in networks.items() if network}
