@@ -246,7 +246,10 @@ def _wait(process: subprocess.Popen[bytes], timeout_factor: float) -> None:
             break
         for microseconds in re.findall(rb"out_time_us=(\d+)", progress):
             written = max(written, int(microseconds) / 1e6)
-    process.wait()
+    try:
+        process.wait(_GRACE)
+    except subprocess.TimeoutExpired:
+        raise _TimedOut(f"ffmpeg did not end within {_GRACE:.0f} s of its last line") from None
 
 
 def _strip_prefix(line: str) -> str:

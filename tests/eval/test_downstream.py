@@ -369,7 +369,7 @@ def test_a_finetuning_process_gets_every_setting(
 
     monkeypatch.setattr("gdt.eval.downstream.run_command", catch)
     values = {
-        "ckpt": (checkpoint,), "dataset": "x", "shards": shards, "protocols": ("finetune",), "folds": (2,),
+        "ckpt": (str(checkpoint),), "dataset": "x", "shards": shards, "protocols": ("finetune",), "folds": (2,),
         "label": "-x", "gallery_split": "val", "query_split": "test", "random_weights": "only", "out": tmp_path,
         "jobs": 2, "tables": False, "word2vec": None, "linear_c": 1.0, "modalities": ("video",),
         "networks": CheckpointNetworks((own_networks.__name__ + ":Net",)), "cache": "1GB",

@@ -216,4 +216,4 @@ def test_commands_of_a_card_evaluate_the_folder_and_have_no_other_absolute_paths
         ("--video-network '/a/mine.py:Net(x=\"/a/b\")'", "--video-network 'mine.py:Net(x=\"b\")' --ckpt hub"),
         ('\'{"ckpt": ["/a/b/checkpoint.pt", "b/c"]}\'', '\'{"ckpt": ["hub", "b/c"]}\''),
     ):
-        assert _portable(f"gdt evaluate {words}", Path("/a/b/checkpoint.pt"), "hub") == f"gdt evaluate {expected}"
+        assert _portable(f"gdt evaluate {words}", "/a/b/checkpoint.pt", "hub") == f"gdt evaluate {expected}"

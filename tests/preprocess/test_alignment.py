@@ -12,7 +12,7 @@ from gdt.preprocess import extract
 from gdt.preprocess.clock import Piece, cut, pieces, put_on_clock
 from gdt.preprocess.datasets.listing import ListedVideo
 from gdt.preprocess.extract import Extracted, extract_group
-from gdt.preprocess.ffmpeg import Extraction, Target, command
+from gdt.preprocess.ffmpeg import Extraction, Target, decode_command
 from gdt.preprocess.process import run
 from tests.preprocess.media import FRAME, encode, events, kept, made, seconds
 
@@ -289,7 +289,7 @@ def test_constant_stamps_do_not_fill_the_disk(tmp_path: Path, picture: Path) -> 
     path = muxed(tmp_path / "still.mkv", picture, sound, "-c:a", "libopus")
     target = Target.within(tmp_path / "out", ListedVideo("still", path))
     settings = Extraction(max_hours=2 / 3600)
-    run(command([target], settings), settings.limits, target.log)
+    run(decode_command([target], settings), settings.limits, target.log)
     assert target.pcm.stat().st_size <= 2 * 2 * 2 * 24_000
     assert len(kept(path, tmp_path, settings).sizes) == 60
 
