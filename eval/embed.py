@@ -28,7 +28,7 @@ from gdt.pipeline.leaves import MODALITIES
 from gdt.pipeline.shards.index import Index, read_rejected
 from gdt.pipeline.shards.naming import shard_folder
 from gdt.train.models.network import NO_NETWORKS, CheckpointNetworks
-from gdt.train.run import VERDICT, latest_checkpoint
+from gdt.train.run import CHECKPOINT, VERDICT, latest_checkpoint
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -113,8 +113,7 @@ def embed(settings: Embed) -> str:
 
 def _verdict(checkpoint: Path) -> list[str]:
     """What a finished run has said of its model, if this is one."""
-    folder = checkpoint if checkpoint.is_dir() else checkpoint.parent
-    path = folder / VERDICT
+    path = (checkpoint.parent if checkpoint.name == CHECKPOINT else checkpoint) / VERDICT
     return [f"of the model: {path.read_text().strip()}"] if path.is_file() else []
 
 
