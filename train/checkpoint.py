@@ -102,7 +102,9 @@ def load_model(name: str | Path, given: Makers = MappingProxyType({})) -> Traine
     path = require_checkpoint(fetch(str(name)))
     try:
         content = load_checked(path)
-        return _model_of(content if isinstance(content, Mapping) else {}, path, given)
+        with torch.random.fork_rng([]):
+            torch.default_generator.manual_seed(0)  # heads that the file lacks are random, and the same in every call
+            return _model_of(content if isinstance(content, Mapping) else {}, path, given)
     except Damaged as damage:
         raise UserError(f"{path} cannot be read as a checkpoint: {damage}; {_USE}") from damage
 

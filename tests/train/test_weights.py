@@ -250,6 +250,8 @@ def test_torchvisions_weights_load_without_the_classifier(tmp_path: Path) -> Non
     torch.save({f"_orig_mod.{k}": v for k, v in network.state_dict().items()}, tmp_path / "r2plus1d_18-91a641e6.pth")
     trained = load_model(tmp_path / "r2plus1d_18-91a641e6.pth")
     assert str(trained.origin) == "torchvision's r2plus1d_18; dropped fc; random mlp_v"
+    torch.rand(1)
+    assert load_model(tmp_path / "r2plus1d_18-91a641e6.pth").digest() == trained.digest()
     with torch.no_grad():
         video = network(CLIPS)
         assert torch.allclose(trained.model.video_network(CLIPS), video, rtol=1e-6, atol=1e-6 * video.abs().max())
