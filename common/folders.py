@@ -163,7 +163,7 @@ class LocalFolder(Folder):
         return str(self.path / path)
 
     def files(self) -> dict[str, State]:
-        return {path.name: State(path.lstat().st_size, "") for path in self.path.glob("*")}
+        return {path.name: state_of(path) for path in self.path.glob("*")}
 
     def exists(self, name: str) -> bool:
         return (self.path / name).is_file()

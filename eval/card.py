@@ -54,6 +54,8 @@ def write(folder: Path, trained: Trained, inputs: str) -> None:
     settings = trained.settings
     # without paths of this machine
     paths: dict[str, Any] = {name: None for name, value in vars(settings).items() if isinstance(value, Path | Folder)}
+    if settings.init and not settings.init.startswith("hf://"):
+        paths["init"] = Path(settings.init).name
     portable.write(folder / EXPORTED, replace(trained, settings=replace(settings, **paths)))
     config = {
         "model_type": "gdt",
@@ -106,7 +108,8 @@ def _results(weights: str, name: str) -> str:
         rows = results.read(path)
         every += rows
         known |= answers.read_all(path.parent, (row for row in rows if row.weights == weights or row.preset == RANDOM))
-    evaluated = [row for row in every if row.weights == weights and row.preset != RANDOM]
+    # of one protocol with several settings, the last: a row must not average them
+    evaluated = results.latest([row for row in every if row.weights == weights and row.preset != RANDOM])
     if not evaluated:
         return "Not evaluated yet."
     conditions = {(row.conditions, row.checkpoint) for row in evaluated}

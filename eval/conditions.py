@@ -40,7 +40,7 @@ def conditions(
     return _digest([_VERSION, protocol, decisive_settings(settings, protocol), videos, device])
 
 
-class Part(NamedTuple):
+class PlannedProtocol(NamedTuple):
     """What an evaluation does with a protocol and a column of labels, for any model."""
 
     settings: Downstream
@@ -53,14 +53,17 @@ class Part(NamedTuple):
     """Of each fold."""
 
 
-def parts(
+def planned_protocols(
     settings: Downstream,
     data: Data,
     device: str,
     words: WordVectors | None,
     choose: Callable[[Downstream, Data], Sequence[str]],
-) -> Iterator[Part]:
-    """All parts of an evaluation; `choose` names the protocols of a column. Raises UserError as `folds` does."""
+) -> Iterator[PlannedProtocol]:
+    """The protocols of an evaluation, for every column of labels; `choose` names those of a column.
+
+    Raises UserError as `folds` does.
+    """
     for number, label in enumerate(settings.labels):
         of_label = replace(data, index=data.index.labelled(label))
         of_column = replace(settings, label=label)
@@ -73,7 +76,7 @@ def parts(
                 continue  # it is the same for every column of labels
             found = folds(of_column, protocol, of_label.index, data.split)
             keys = [conditions(of_column, protocol, of_label, fold, device, words) for fold in found]
-            yield Part(of_column, of_label, protocol, found, keys)
+            yield PlannedProtocol(of_column, of_label, protocol, found, keys)
 
 
 def words_of(protocol: str, words: WordVectors | None) -> str:

@@ -20,7 +20,7 @@ from gdt.common.errors import UserError, explain_out_of_memory
 from gdt.common.files import locked
 from gdt.eval import answers, results
 from gdt.eval.answers import Answers
-from gdt.eval.conditions import decisive_settings, only_decisive, parts, words_of
+from gdt.eval.conditions import decisive_settings, only_decisive, planned_protocols, words_of
 from gdt.eval.evaluator import Evaluator
 from gdt.eval.extract import require_network
 from gdt.eval.processes import job_limit, run_command, run_parallel
@@ -140,7 +140,7 @@ def plan_jobs(settings: Downstream, data: Data, compared: Sequence[Subject], out
     def choose(of_column: Downstream, of_label: Data) -> list[str]:
         return choose_protocols(of_column, of_label, compared)
 
-    for part in parts(settings, data, device.type, words, choose):
+    for part in planned_protocols(settings, data, device.type, words, choose):
         if written and not (settings.protocols or settings.word2vec):
             print("text is not evaluated; set --word2vec to the file that the shards were made with", flush=True)
             written = False  # said once
@@ -193,7 +193,7 @@ def _has_pairs(model: Subject, settings: Downstream, data: Data) -> bool:
     return len(model.embedded_modalities(data.index, settings)) > 1
 
 
-def _require_fit(model: Subject, settings: Downstream, data: Data, parts: Sequence[Fold]) -> None:
+def _require_fit(model: Subject, settings: Downstream, data: Data, evaluated: Sequence[Fold]) -> None:
     """Raise UserError if a model lacks a network, or was finetuned on labels of query videos."""
     for name in settings.modalities:
         require_network(model.trained, name)
@@ -201,7 +201,7 @@ def _require_fit(model: Subject, settings: Downstream, data: Data, parts: Sequen
     if not origin or not origin.finetuned_on or model.random:
         return
     fingerprint, number = origin.finetuned_on
-    others = [fold.number for fold in parts if fold.number != number]
+    others = [fold.number for fold in evaluated if fold.number != number]
     if others and fingerprint == data.fingerprint:
         raise UserError(
             f"{model.path} was finetuned on fold {number} of these videos, so it knows test labels of fold "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -100,6 +100,19 @@ def read(path: Path) -> list[Result]:
             reason = f"is damaged or of another version ({first_line(error)})"
             print(f"warning: line {number} of {path} {reason}; it is left out", file=sys.stderr)
     return results
+
+
+def latest(rows: Sequence[Result]) -> list[Result]:
+    """Those with the settings that a protocol was evaluated with last, by data set, labels, words and modalities."""
+
+    def kind(row: Result) -> tuple[str, ...]:
+        return row.protocol, row.dataset, row.label, row.words, str(row.settings.get("modalities"))
+
+    def settings(row: Result) -> tuple[str, str, str]:
+        return row.data, row.query_split, str(row.settings)
+
+    last = {kind(row): settings(row) for row in rows}
+    return [row for row in rows if last[kind(row)] == settings(row)]
 
 
 def rows(results: Iterable[Result]) -> Iterator[dict[str, Any]]:

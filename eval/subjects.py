@@ -74,7 +74,7 @@ class Subject:
         if self.random:
             return 0
         if self.trained.fingerprint != data.fingerprint:
-            return -1 if data.dataset == settings.dataset else 0
+            return -1 if settings.init or data.dataset == settings.dataset else 0
         # the fingerprint covers the splits, so this index has those of the pretraining
         count = int((data.index.split[videos] == settings.split).sum())
         return count if count or not settings.init else -1

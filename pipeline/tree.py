@@ -111,7 +111,8 @@ def sampling_tree(
 
     With `shuffle_shards` > 0, videos are shuffled only within groups of that many shards.
     """
-    reach, modalities = composition.reach, composition.modalities
+    reach = composition.reach
+    modalities = composition.modalities
     rows = _stretch(clip.mel_frames - 1, reach) if "audio" in modalities else 0
     sound_decides = rows and "video" not in modalities
     frames = 0 if sound_decides else _stretch((clip.frames - 1) * clip.stride, reach)

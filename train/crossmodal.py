@@ -129,7 +129,10 @@ class Probe:
             )
 
     def __call__(self, model: GDT) -> dict[str, float]:
-        """R@k in percent by query modality, gallery modality and k, measures of collapse, and the number of videos."""
+        """R@k in percent by query modality, gallery modality and k, measures of collapse, and the number of videos.
+
+        Empty if no two videos have clips of all modalities: words may lie between the clips.
+        """
         settings = self._experiment.settings
         embedded = embed_videos(
             model,
@@ -144,6 +147,8 @@ class Probe:
             self._experiment.words,
             settings.loading,
         )
+        if len(embedded.videos) < 2:
+            return {}
         recall = {
             f"{query} to {gallery} R@{k}": 100 * float(right.mean())
             for (query, gallery, k), right in hits(embedded.embeddings).items()

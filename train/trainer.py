@@ -195,7 +195,13 @@ class Trainer:
         """Measure recall among held-out videos, on rank 0, if it is due."""
         if self.log and held_out and self.probe_due():
             began = time.monotonic()
-            self.log.add_probe(self.step, held_out(self.learner.model))
+            try:
+                measured = held_out(self.learner.model)
+            except Exception:
+                self.save()  # a damaged clip of another split must not cost these steps
+                raise
+            if measured:
+                self.log.add_probe(self.step, measured)
             self.probe_seconds.append(time.monotonic() - began)
 
     def probe_due(self) -> bool:

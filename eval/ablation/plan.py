@@ -13,7 +13,7 @@ from gdt.common.errors import UserError
 from gdt.common.serialization import to_json
 from gdt.common.stores import Place
 from gdt.eval.ablation.settings import Ablation
-from gdt.eval.conditions import parts
+from gdt.eval.conditions import planned_protocols
 from gdt.eval.protocols import PROTOCOLS
 from gdt.eval.results import RANDOM, Result
 from gdt.eval.settings import Downstream
@@ -99,9 +99,13 @@ class _Row(NamedTuple):
     factors_checksum: str
 
     def flops(self, bands: int) -> float:
-        """Of a step."""
+        """Of a step. Raises UserError if a network of the user's own does not tell."""
         model = GDT(self.network, self.composition.modalities, self.builders)
-        return step_flops(model, self.composition, self.settings.clip, bands)
+        flops = step_flops(model, self.composition, self.settings.clip, bands)
+        if not flops:
+            networks = " and ".join(network.name for network in self.network.own.values())
+            raise UserError(f"the FLOPs of {networks} cannot be counted; compare rows with --equal videos")
+        return flops
 
 
 def plan_runs(settings: Ablation) -> list[PlannedRun]:
@@ -148,7 +152,7 @@ def _conditions(evaluation: Downstream, index: Index) -> frozenset[str]:
     device = any_device().type
     words = WordVectors.of(index, evaluation.word2vec) if evaluation.word2vec else None
     data = Data(evaluation.dataset, index, fingerprint(index), evaluation.query_split)
-    chosen = parts(evaluation, data, device, words, lambda of_column, of_label: evaluation.protocols)
+    chosen = planned_protocols(evaluation, data, device, words, lambda of_column, of_label: evaluation.protocols)
     return frozenset(key for part in chosen for key in part.conditions)
 
 

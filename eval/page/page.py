@@ -19,7 +19,7 @@ from gdt.eval.page.deviation import deviation
 from gdt.eval.page.neighbours import by_features, by_sound
 from gdt.eval.page.runs import CURVES, LoggedRun, curves
 from gdt.eval.page.settings import Report
-from gdt.eval.results import RANDOM, RESULTS, Result
+from gdt.eval.results import RANDOM, RESULTS, Result, latest
 from gdt.eval.subjects import pretraining_shards
 from gdt.eval.tables import pivot
 from gdt.pipeline.shards.index import Index
@@ -93,19 +93,6 @@ def noting(what: str, unread: list[str]) -> Iterator[None]:
         yield
     except (UserError, OSError, *DAMAGE) as error:
         unread.append(f"{what}: {first_line(error)}")
-
-
-def latest(rows: list[Result]) -> list[Result]:
-    """Those with the settings that a protocol was evaluated with last, by data set, labels, words and modalities."""
-
-    def kind(row: Result) -> tuple[str, ...]:
-        return row.protocol, row.dataset, row.label, row.words, str(row.settings.get("modalities"))
-
-    def settings(row: Result) -> tuple[str, str, str]:
-        return row.data, row.query_split, str(row.settings)
-
-    last = {kind(row): settings(row) for row in rows}
-    return [row for row in rows if last[kind(row)] == settings(row)]
 
 
 def ranked_runs(logged: Sequence[LoggedRun], evaluated: Mapping[Path, Sequence[Result]]) -> list[EvaluatedRun]:

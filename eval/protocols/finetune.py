@@ -32,8 +32,7 @@ from gdt.pipeline.loader import Batch, Loader
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.transformations.augmentation import Augmentation, centred
 from gdt.pipeline.tree import BatchPlan
-from gdt.train.models.foreign import Foreign as ForeignNetwork
-from gdt.train.models.foreign import outputs_of
+from gdt.train.models.foreign import Foreign, outputs_of
 from gdt.train.models.gdt import autocast
 from gdt.train.step import require_finite, seed_torch
 from gdt.train.tensors import load_checked
@@ -292,7 +291,7 @@ class Finetuning:
         """Save the finetuned weights, which --ckpt reads."""
         weights = {name: value.cpu() for name, value in self.model.state_dict().items()}
         computed = {}
-        if isinstance(self.model.base, ForeignNetwork):
+        if isinstance(self.model.base, Foreign):
             computed = {self.modality: outputs_of(self.model.base, self.modality, self._pretrained_clip).tolist()}
         self._write(FINETUNED, {"model": weights, "epoch": self.recipe.epochs, OUTPUTS: computed} | self._metadata)
 

@@ -218,6 +218,14 @@ def test_steps_are_adjusted_to_the_flops_of_row_l(shards: Path, tmp_path: Path) 
     assert default[0].equal == "videos: 16 videos per step, 600 steps" and default[0].folder.name == "a-1"
 
 
+def test_compute_that_cannot_be_counted_is_not_compared(
+    shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(planning, "step_flops", lambda *_: 0.0)
+    with pytest.raises(UserError, match="the FLOPs of .* cannot be counted; compare rows with --equal videos"):
+        plan_runs(settings(shards, tmp_path, rows=("a", "l"), equal=("compute",)))
+
+
 def test_a_default_is_lowered_to_the_videos_for_all_rows(
     shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

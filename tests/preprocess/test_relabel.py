@@ -91,6 +91,14 @@ def again(settings: Preprocess) -> Summary:
 EVERY = {name: (name.partition("/")[0], "train") for name in NAMES}
 
 
+def test_shards_behind_links_are_finished(pets: Preprocess, tmp_path: Path) -> None:
+    again(pets)
+    path = pets.shard_folder.root / "shard-000000.h5"
+    path.rename(tmp_path / "elsewhere.h5")
+    path.symlink_to(tmp_path / "elsewhere.h5")
+    assert decoded(run(pets)) == 0 and path.is_symlink()
+
+
 def test_moving_videos_to_test_decodes_nothing(pets: Preprocess, monkeypatch: pytest.MonkeyPatch) -> None:
     again(pets)
     before, index = shards(pets), (pets.shard_folder.root / "index.h5").read_bytes()

@@ -17,7 +17,7 @@ from gdt.pipeline.loader import Loader
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.transformations.augmentation import EVALUATION
 from gdt.pipeline.word2vec import WordVectors
-from gdt.train.crossmodal import Probe, embed_videos, hits, ranks
+from gdt.train.crossmodal import Embedded, Probe, embed_videos, hits, ranks
 from gdt.train.experiment import resolve
 from gdt.train.models.gdt import GDT
 from gdt.train.pretrain import pretrain
@@ -91,6 +91,31 @@ def test_a_probe_does_not_change_the_run(shards: Path, tmp_path: Path) -> None:
     index = Index.open(shards)
     again = Probe(resolve(run, index, CPU), index, CPU)(model)
     assert {"step": 4} | again == pytest.approx(probes[-1], rel=1e-5)
+
+
+def test_a_probe_that_fails_costs_no_steps(shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise UserError("a damaged clip")
+
+    monkeypatch.setattr(Probe, "__call__", fail)
+    run = settings(shards, tmp_path / "run", probe_every=4)
+    monkeypatch.setattr("gdt.train.trainer.Trainer.probe_due", lambda trainer: trainer.step == 4)
+    with pytest.raises(UserError, match="a damaged clip"):
+        pretrain(run)
+    assert torch.load(tmp_path / "run" / "checkpoint.pt", weights_only=True)["step"] == 4
+
+
+def test_a_probe_without_words_in_its_clips_measures_nothing(
+    captioned: Path, word2vec: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = replace(TINY, factors="video:d modality(video,text):i:2:differs augmentation:i:1", word2vec=word2vec)
+    run = replace(run, shards=captioned, batch_size=2, device="cpu")
+    index = Index.open(captioned)
+    experiment = resolve(run, index, CPU)
+    model = GDT(experiment.settings.network, ("video", "text"))
+    one = Embedded(np.arange(1), {name: torch.ones(1, 8) for name in ("video", "text")})
+    monkeypatch.setattr("gdt.train.crossmodal.embed_videos", lambda *_: one)
+    assert Probe(experiment, index, CPU)(model) == {}
 
 
 def test_an_impossible_probe_is_refused_before_training(tmp_path: Path) -> None:
