@@ -1,7 +1,4 @@
-"""`gdt embed`: features of videos, from files, folders or shards.
-
-torch and DALI are imported inside the functions: the command line reads the settings below.
-"""
+"""`gdt embed`: features of videos, from files, folders or shards."""
 
 from __future__ import annotations
 
@@ -9,77 +6,31 @@ import tempfile
 import unicodedata
 from collections.abc import Sequence
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, get_args
+from typing import get_args
 
 import numpy as np
-import tyro
+from torch import Tensor
 
 from gdt.common.commandline import gdt_command
-from gdt.common.errors import Unusable, UserError, require_positive
+from gdt.common.errors import Unusable, UserError
 from gdt.common.files import require_new_file
-from gdt.common.location import Location
 from gdt.common.stores import Place, RemoteFolder, folder_at
 from gdt.eval import parquet
+from gdt.eval.extract import uniform_outputs
 from gdt.eval.features import VERSION, Features, sameness, write
+from gdt.eval.settings import Embed, FeatureModality, Kind, Rows
 from gdt.pipeline.clips import uniform_starts, usable
 from gdt.pipeline.leaves import MODALITIES
+from gdt.pipeline.loader import Batch
 from gdt.pipeline.shards.index import Index, read_rejected
 from gdt.pipeline.shards.naming import shard_folder
-from gdt.train.models.network import NO_NETWORKS, CheckpointNetworks
+from gdt.train.checkpoint import load_trained
+from gdt.train.models.gdt import any_device
+from gdt.train.models.given import makers
 from gdt.train.run import CHECKPOINT, VERDICT, latest_checkpoint
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from gdt.pipeline.loader import Batch
-    from gdt.train.trained import Trained
-
-FeatureModality = Literal["video", "audio"]
-Kind = Literal["embeddings", "features"]
-Rows = Literal["video", "clip"]
-
-
-@dataclass(frozen=True)
-class Embed:
-    """Write embeddings or trunk features of your videos, or of a data set, to a file."""
-
-    ckpt: str | None = None
-    """Checkpoint of a pretrained model, or external weights; default: the latest in runs."""
-    source: tuple[Location, ...] = ()
-    """Files and folders of videos or sounds, also s3://…."""
-    dataset: str = ""
-    """Preprocessed data set, instead of --source."""
-    shards: Location | None = None
-    """Folder of shards, or s3://…; default: data/shards/<dataset>."""
-    out: Path = Path("features.h5")
-    """File: .h5, .npz or .parquet (needs pyarrow)."""
-    modalities: tuple[FeatureModality, ...] = ()
-    """Modalities; default: all of the model."""
-    kind: Kind = "embeddings"
-    """embeddings (head; comparable across modalities) or features (trunk)."""
-    clips: int = 10
-    """Uniformly spaced clips per video."""
-    rows: Rows = "video"
-    """A row per video, the mean over its clips, or per clip."""
-    workers: int = 0
-    """Decoding processes; 0: one per core."""
-    overwrite: bool = False
-    """Replace an existing file."""
-    cache: str = ""
-    """Size of this machine's cache of shards in a store, such as 500GB; default: most of the free disk."""
-    networks: Annotated[CheckpointNetworks, tyro.conf.arg(name="")] = NO_NETWORKS
-    """Those that the checkpoint was trained with."""
-
-    def __post_init__(self) -> None:
-        if bool(self.source) == bool(self.dataset or self.shards):
-            raise UserError(
-                "set --source to files or folders of videos, or --dataset to a preprocessed data set, but not both"
-            )
-        require_positive(self, "", "clips", most=1000)
-        if self.out.suffix not in (".h5", ".npz", ".parquet"):
-            raise UserError(f"--out is {self.out}; its name must end in .h5, .npz or .parquet")
+from gdt.train.trained import Trained
 
 
 def embed(settings: Embed) -> str:
@@ -122,9 +73,6 @@ def features(settings: Embed, trained: Trained | None = None) -> Features:
 
     Raises UserError if the checkpoint or the videos cannot be used.
     """
-    from gdt.train.checkpoint import load_trained
-    from gdt.train.models.given import makers
-
     checkpoint = settings.ckpt or str(latest_checkpoint())
     trained = trained or load_trained(checkpoint, makers(settings.networks.given))
     modalities = _modalities(settings, trained, checkpoint)
@@ -213,9 +161,6 @@ def features_of(
     """Features of all videos of an index, in its order, by the modalities that some have, which do not depend on each
     other; NaN where one is missing, or sound shorter than a clip.
     """
-    from gdt.eval.extract import uniform_outputs
-    from gdt.train.models.gdt import any_device
-
     device = any_device()
     clip = trained.settings.clip
     model = deepcopy(trained.model).to(device).eval()  # it may be training

@@ -3,45 +3,23 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
+from typing import Any, cast
 
-import tyro
+import torch
 
 from gdt.common.errors import UserError
 from gdt.common.files import require_new_file, writing
+from gdt.eval import card
+from gdt.eval.extract import require_network
+from gdt.eval.settings import Export
+from gdt.train import portable
+from gdt.train.checkpoint import load_trained
 from gdt.train.hub import EXPORTED
-from gdt.train.models.network import NO_NETWORKS, CheckpointNetworks
+from gdt.train.models.given import makers
 from gdt.train.run import latest_checkpoint
-
-if TYPE_CHECKING:  # slow to import, and --help needs only the settings
-    from gdt.train.trained import Trained
-
-
-@dataclass(frozen=True)
-class Export:
-    """Write the weights of a checkpoint in a format that other programs read."""
-
-    out: Path | None = None
-    """File to write."""
-    network: Literal["", "video", "audio"] = ""
-    """Write only this network, without head, as a state_dict (torch.save) that its own library loads, as torchvision
-    does the paper's for video; default: the whole model, as safetensors."""
-    ckpt: str | None = None
-    """Checkpoint of a pretrained model, or external weights; default: the latest in runs."""
-    overwrite: bool = False
-    """Replace an existing file or folder."""
-    to: Path | None = None
-    """Folder to write instead of a file, for a hub: model.safetensors, config.json and a model card."""
-    networks: Annotated[CheckpointNetworks, tyro.conf.arg(name="")] = NO_NETWORKS
-    """Those that the checkpoint was trained with."""
-
-    def __post_init__(self) -> None:
-        if bool(self.out) == bool(self.to):
-            raise UserError("set --out to a file, or --to to a folder, but not both")
-        if self.to and self.network:
-            raise UserError(f"--network {self.network} is for a file; set --out instead of --to")
+from gdt.train.trained import Trained
+from gdt.train.weights import inputs_of
 
 
 def export(settings: Export) -> str:
@@ -50,13 +28,6 @@ def export(settings: Export) -> str:
     Raises UserError if the checkpoint cannot be read, the model does not fit the format, or the file exists or cannot
     be written.
     """
-    import torch
-
-    from gdt.eval import card
-    from gdt.train import portable
-    from gdt.train.checkpoint import load_trained
-    from gdt.train.models.given import makers
-
     if settings.to and settings.to.is_file():
         raise UserError(f"--to is {settings.to}, a file; name a folder, or set --out to write a file")
     out = settings.to / EXPORTED if settings.to else cast(Path, settings.out)
@@ -91,9 +62,6 @@ def export(settings: Export) -> str:
 
 def _weights_of(trained: Trained, modality: str) -> dict[str, Any]:
     """The state of one network, with the names of its own library; of the paper's for video, those of torchvision."""
-    from gdt.eval.extract import require_network
-    from gdt.train.weights import inputs_of
-
     require_network(trained, modality)
     base = trained.model.get_submodule(f"{modality}_network.base")
     state: Any = getattr(base, "net", base).state_dict()

@@ -15,7 +15,8 @@ from mteb.models.model_meta import ModelMeta, ScoringFunction
 
 from gdt.common.errors import Unusable, UserError
 from gdt.common.files import open_regular
-from gdt.eval.embed import Embed, FeatureModality, Kind, features
+from gdt.eval.embed import features
+from gdt.eval.settings import Embed, FeatureModality, Kind
 from gdt.eval.subjects import name_of
 from gdt.preprocess.extract import NEXT_RUN
 from gdt.train.trained import Trained

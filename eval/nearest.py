@@ -2,39 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, cast
+from typing import cast
 
 import numpy as np
-import tyro
 from tabulate import tabulate
 
-from gdt.common.errors import UserError, plural, require_positive, unknown
-from gdt.eval.embed import Embed, FeatureModality, Kind, features
+from gdt.common.errors import UserError, plural, unknown
+from gdt.eval.embed import features
 from gdt.eval.features import Features, read, sameness
-from gdt.train.models.network import NO_NETWORKS, CheckpointNetworks
-
-
-@dataclass(frozen=True)
-class Nearest:
-    """Find the videos most similar to a query video."""
-
-    query: str
-    """Id of a video in the features file, or a video file."""
-    features: Path = Path("features.h5")
-    """File written by `gdt embed`, .h5, .npz or .parquet."""
-    by: FeatureModality = "video"
-    """Modality of the query."""
-    among: Annotated[FeatureModality | None, tyro.conf.arg(metavar="{video,audio}")] = None
-    """Modality to search (other than --by: needs embeddings); default: --by."""
-    k: int = 5
-    """Number of neighbours."""
-    networks: Annotated[CheckpointNetworks, tyro.conf.arg(name="")] = NO_NETWORKS
-    """Those that the checkpoint was trained with."""
-
-    def __post_init__(self) -> None:
-        require_positive(self, "", "k")
+from gdt.eval.settings import Embed, FeatureModality, Kind, Nearest
 
 
 def nearest(settings: Nearest) -> str:

@@ -1,4 +1,4 @@
-"""Settings of `gdt evaluate`."""
+"""Settings of `gdt evaluate`, `embed`, `nearest`, `export`, `show-tree` and `show-batch`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import tyro
 
 from gdt.common.errors import UserError, require_positive
 from gdt.common.location import Location
-from gdt.eval.embed import FeatureModality
 from gdt.eval.protocols import PROTOCOLS
 from gdt.train.models.network import NO_NETWORKS, CheckpointNetworks
 
@@ -20,6 +19,10 @@ if TYPE_CHECKING:
 else:
     ProtocolName = Literal[tuple(PROTOCOLS)]
     FrozenName = Literal[tuple(name for name, protocol in PROTOCOLS.items() if not protocol.trains)]
+
+FeatureModality = Literal["video", "audio"]
+Kind = Literal["embeddings", "features"]
+Rows = Literal["video", "clip"]
 
 
 @dataclass(frozen=True)
@@ -117,3 +120,134 @@ class Downstream:
     def requires_labels(self) -> bool:
         """Whether a setting is given that applies only to protocols with labels."""
         return any([self.label, self.folds, self.gallery_split, self.modalities != ("video",)])
+
+
+@dataclass(frozen=True)
+class Embed:
+    """Write embeddings or trunk features of your videos, or of a data set, to a file."""
+
+    ckpt: str | None = None
+    """Checkpoint of a pretrained model, or external weights; default: the latest in runs."""
+    source: tuple[Location, ...] = ()
+    """Files and folders of videos or sounds, also s3://…."""
+    dataset: str = ""
+    """Preprocessed data set, instead of --source."""
+    shards: Location | None = None
+    """Folder of shards, or s3://…; default: data/shards/<dataset>."""
+    out: Path = Path("features.h5")
+    """File: .h5, .npz or .parquet (needs pyarrow)."""
+    modalities: tuple[FeatureModality, ...] = ()
+    """Modalities; default: all of the model."""
+    kind: Kind = "embeddings"
+    """embeddings (head; comparable across modalities) or features (trunk)."""
+    clips: int = 10
+    """Uniformly spaced clips per video."""
+    rows: Rows = "video"
+    """A row per video, the mean over its clips, or per clip."""
+    workers: int = 0
+    """Decoding processes; 0: one per core."""
+    overwrite: bool = False
+    """Replace an existing file."""
+    cache: str = ""
+    """Size of this machine's cache of shards in a store, such as 500GB; default: most of the free disk."""
+    networks: Annotated[CheckpointNetworks, tyro.conf.arg(name="")] = NO_NETWORKS
+    """Those that the checkpoint was trained with."""
+
+    def __post_init__(self) -> None:
+        if bool(self.source) == bool(self.dataset or self.shards):
+            raise UserError(
+                "set --source to files or folders of videos, or --dataset to a preprocessed data set, but not both"
+            )
+        require_positive(self, "", "clips", most=1000)
+        if self.out.suffix not in (".h5", ".npz", ".parquet"):
+            raise UserError(f"--out is {self.out}; its name must end in .h5, .npz or .parquet")
+
+
+@dataclass(frozen=True)
+class Nearest:
+    """Find the videos most similar to a query video."""
+
+    query: str
+    """Id of a video in the features file, or a video file."""
+    features: Path = Path("features.h5")
+    """File written by `gdt embed`, .h5, .npz or .parquet."""
+    by: FeatureModality = "video"
+    """Modality of the query."""
+    among: Annotated[FeatureModality | None, tyro.conf.arg(metavar="{video,audio}")] = None
+    """Modality to search (other than --by: needs embeddings); default: --by."""
+    k: int = 5
+    """Number of neighbours."""
+    networks: Annotated[CheckpointNetworks, tyro.conf.arg(name="")] = NO_NETWORKS
+    """Those that the checkpoint was trained with."""
+
+    def __post_init__(self) -> None:
+        require_positive(self, "", "k")
+
+
+@dataclass(frozen=True)
+class Export:
+    """Write the weights of a checkpoint in a format that other programs read."""
+
+    out: Path | None = None
+    """File to write."""
+    network: Literal["", "video", "audio"] = ""
+    """Write only this network, without head, as a state_dict (torch.save) that its own library loads, as torchvision
+    does the paper's for video; default: the whole model, as safetensors."""
+    ckpt: str | None = None
+    """Checkpoint of a pretrained model, or external weights; default: the latest in runs."""
+    overwrite: bool = False
+    """Replace an existing file or folder."""
+    to: Path | None = None
+    """Folder to write instead of a file, for a hub: model.safetensors, config.json and a model card."""
+    networks: Annotated[CheckpointNetworks, tyro.conf.arg(name="")] = NO_NETWORKS
+    """Those that the checkpoint was trained with."""
+
+    def __post_init__(self) -> None:
+        if bool(self.out) == bool(self.to):
+            raise UserError("set --out to a file, or --to to a folder, but not both")
+        if self.to and self.network:
+            raise UserError(f"--network {self.network} is for a file; set --out instead of --to")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Composed:
+    preset: str = "l"
+    """Row of the paper's table 1, or another preset."""
+    factors: str = ""
+    """Composition, instead of a preset."""
+    factors_from: Path | None = None
+    """Python file with custom transformations."""
+
+    @property
+    def title(self) -> str:
+        return "your factors" if self.factors else f"preset {self.preset}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShowTree(Composed):
+    """Print the leaves of two videos, and which pairs of them are positive and negative."""
+
+    batch_size: int = 512
+    """Batch size for which positives and negatives are counted."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShowBatch(Composed):
+    """Draw all leaves of one video of a batch."""
+
+    out: Path | None = None
+    """The picture, .png, .svg or .pdf; default: in runs."""
+    dataset: str = ""
+    """Preprocessed data set; default: that of --shards, else kinetics."""
+    shards: Location | None = None
+    """Folder of shards; default: data/shards/<dataset>."""
+    word2vec: Path | None = None
+    """word2vec file that the shards were made with; needed for text."""
+    size: Literal["paper", "tiny"] | None = None
+    """Size of the clips; default: paper with a GPU, else tiny."""
+    seed: int = 0
+    """Seed of the batch."""
+
+    def __post_init__(self) -> None:
+        if self.out is not None and self.out.suffix not in (".png", ".svg", ".pdf"):
+            raise UserError(f"--out is {self.out}; its name must end in .png, .svg or .pdf")

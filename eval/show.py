@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
 
 import numpy as np
+import torch
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from tabulate import tabulate
 
-from gdt.common.errors import UserError
-from gdt.common.location import Location
 from gdt.eval.drawing import STYLE, save
+from gdt.eval.settings import Composed, ShowBatch, ShowTree
 from gdt.pipeline.composition import Columns, Composition, Factor, Weight, contrast, weight
 from gdt.pipeline.leaves import MODALITIES, Clip
+from gdt.pipeline.loader import Batch, Loader
 from gdt.pipeline.notation import Transformations, read_transformations
 from gdt.pipeline.shards.index import Index
+from gdt.pipeline.sources.text import NOTHING
 from gdt.pipeline.transformations.augmentation import Augment
 from gdt.pipeline.transformations.base import Source
 from gdt.pipeline.transformations.time_shift import TimeShift
@@ -29,9 +29,6 @@ from gdt.train.experiment import compose, resolve
 from gdt.train.gpu import default_size
 from gdt.train.settings import SIZES, Pretrain
 
-if TYPE_CHECKING:  # slow to import, and --help needs only the settings
-    from gdt.pipeline.loader import Batch
-
 POSITIVE = "+"
 NEGATIVE = "-"
 IGNORED = "."
@@ -40,50 +37,6 @@ _LENGTH = 10 * _FPS
 """Frame rate and frames of the imaginary videos of a tree."""
 _FRAMES = 8
 """Most frames shown of a clip."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Show:
-    preset: str = "l"
-    """Row of the paper's table 1, or another preset."""
-    factors: str = ""
-    """Composition, instead of a preset."""
-    factors_from: Path | None = None
-    """Python file with custom transformations."""
-
-    @property
-    def title(self) -> str:
-        return "your factors" if self.factors else f"preset {self.preset}"
-
-
-@dataclass(frozen=True, kw_only=True)
-class ShowTree(_Show):
-    """Print the leaves of two videos, and which pairs of them are positive and negative."""
-
-    batch_size: int = 512
-    """Batch size for which positives and negatives are counted."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ShowBatch(_Show):
-    """Draw all leaves of one video of a batch."""
-
-    out: Path | None = None
-    """The picture, .png, .svg or .pdf; default: in runs."""
-    dataset: str = ""
-    """Preprocessed data set; default: that of --shards, else kinetics."""
-    shards: Location | None = None
-    """Folder of shards; default: data/shards/<dataset>."""
-    word2vec: Path | None = None
-    """word2vec file that the shards were made with; needed for text."""
-    size: Literal["paper", "tiny"] | None = None
-    """Size of the clips; default: paper with a GPU, else tiny."""
-    seed: int = 0
-    """Seed of the batch."""
-
-    def __post_init__(self) -> None:
-        if self.out is not None and self.out.suffix not in (".png", ".svg", ".pdf"):
-            raise UserError(f"--out is {self.out}; its name must end in .png, .svg or .pdf")
 
 
 def show_tree(settings: ShowTree) -> str:
@@ -108,7 +61,7 @@ def show_tree(settings: ShowTree) -> str:
     )
 
 
-def _compose(settings: _Show, batch_size: int, known: Transformations) -> Composition:
+def _compose(settings: Composed, batch_size: int, known: Transformations) -> Composition:
     return compose(Pretrain(preset=settings.preset, factors=settings.factors, batch_size=batch_size), known)
 
 
@@ -147,10 +100,6 @@ def _kind(factor: Factor) -> str:
 
 def show_batch(settings: ShowBatch) -> str:
     """Draw the leaves of a batch's first video: the network's inputs without normalisation; returns the file's name."""
-    import torch
-
-    from gdt.pipeline.loader import Loader
-
     base = SIZES[settings.size or default_size()]
     train = Pretrain(
         preset=settings.preset,
@@ -199,8 +148,6 @@ def draw_batch(batch: Batch, tree: Tree, index: Index, title: str, words: Sequen
 
 def _draw_leaf(axes: Axes, batch: Batch, leaf: int, index: Index, words: Sequence[str]) -> None:
     """Some frames, the spectrogram or the text of a leaf, with times in the video, which decrease if it is reversed."""
-    from gdt.pipeline.sources.text import NOTHING
-
     leaves = batch.plan.leaves
     name = MODALITIES[leaves.modality[leaf]]
     row = int((leaves.modality[:leaf] == leaves.modality[leaf]).sum())  # in the inputs of its modality

@@ -33,10 +33,9 @@ from gdt.cli import parse_command
 from gdt.common.errors import UserError
 from gdt.common.stores import RemoteFolder, place
 from gdt.eval.downstream import evaluate
-from gdt.eval.embed import Embed
 from gdt.eval.embed import features as features_of
 from gdt.eval.results import rows
-from gdt.eval.settings import Downstream
+from gdt.eval.settings import Downstream, Embed
 from gdt.pipeline.leaves import Clip
 from gdt.pipeline.loader import Loader
 from gdt.pipeline.shards import cache as caching

@@ -29,10 +29,11 @@ from torch import Tensor
 from gdt.arguments import Paths, separate_networks, weights_of, with_changes
 from gdt.common.errors import UserError
 from gdt.common.stores import Place, folder_at, place
-from gdt.eval.embed import Embed, FeatureModality, Kind, Rows, features
+from gdt.eval.embed import features
 from gdt.eval.features import Features
 from gdt.eval.features import read as read_features
 from gdt.eval.nearest import most_similar
+from gdt.eval.settings import Downstream, Embed, FeatureModality, Kind, Rows
 from gdt.pipeline.composition import Composition
 from gdt.pipeline.loader import Batch, Loader
 from gdt.pipeline.shards.index import Index
@@ -143,7 +144,6 @@ def evaluate(checkpoints: Paths, shards: str | Path | None = None, **settings: A
     """
     from gdt.eval import downstream
     from gdt.eval.results import rows
-    from gdt.eval.settings import Downstream
 
     paths = weights_of(checkpoints)
     if not paths:

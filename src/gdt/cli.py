@@ -51,12 +51,12 @@ COMMANDS = {
     "factors": Command(
         "eval.factors.settings:Factors", "eval.factors.evaluate:factors", "measure what moves the features"
     ),
-    "embed": Command("eval.embed:Embed", "eval.embed:embed", "write features of videos to a file"),
-    "nearest": Command("eval.nearest:Nearest", "eval.nearest:nearest", "find videos similar to one"),
-    "export": Command("eval.export:Export", "eval.export:export", "write weights for other programs"),
+    "embed": Command("eval.settings:Embed", "eval.embed:embed", "write features of videos to a file"),
+    "nearest": Command("eval.settings:Nearest", "eval.nearest:nearest", "find videos similar to one"),
+    "export": Command("eval.settings:Export", "eval.export:export", "write weights for other programs"),
     "report": Command("eval.page.settings:Report", "eval.page.page:report", "write one page of all runs"),
-    "show-batch": Command("eval.show:ShowBatch", "eval.show:show_batch", "draw the clips of one video"),
-    "show-tree": Command("eval.show:ShowTree", "eval.show:show_tree", "draw a composition and its pairs"),
+    "show-batch": Command("eval.settings:ShowBatch", "eval.show:show_batch", "draw the clips of one video"),
+    "show-tree": Command("eval.settings:ShowTree", "eval.show:show_tree", "draw a composition and its pairs"),
 }
 _LIST = "\n".join(f"  {name:12} {command.help}" for name, command in COMMANDS.items())
 _HELP = f"""usage: gdt <command> [options]

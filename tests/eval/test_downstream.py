@@ -28,14 +28,14 @@ from gdt.common.errors import UserError
 from gdt.eval import extract
 from gdt.eval.conditions import conditions
 from gdt.eval.downstream import downstream
-from gdt.eval.embed import Embed, features, features_of
+from gdt.eval.embed import features, features_of
 from gdt.eval.evaluator import Evaluator, Outcome
 from gdt.eval.factors.evaluate import factors
 from gdt.eval.factors.settings import Factors
 from gdt.eval.metrics import Measured, Metric
 from gdt.eval.protocols import PROTOCOLS, Protocol
 from gdt.eval.results import RESULTS
-from gdt.eval.settings import Downstream
+from gdt.eval.settings import Downstream, Embed
 from gdt.eval.similarity import unit
 from gdt.eval.subjects import Data, Fold, Subject, held_out
 from gdt.pipeline.shards.index import Index

@@ -17,9 +17,10 @@ import pytest
 import torch
 
 from gdt.common.errors import Unusable, UserError
-from gdt.eval.embed import Embed, _decode, embed, features, features_of
+from gdt.eval.embed import _decode, embed, features, features_of
 from gdt.eval.features import Features, read, sameness
-from gdt.eval.nearest import Nearest, most_similar, nearest
+from gdt.eval.nearest import most_similar, nearest
+from gdt.eval.settings import Embed, Nearest
 from gdt.pipeline.clips import uniform_clips
 from gdt.pipeline.loader import Loader
 from gdt.pipeline.shards.index import Index

@@ -17,8 +17,8 @@ import gdt
 from gdt.common.errors import UserError
 from gdt.common.serialization import to_json
 from gdt.eval import card
-from gdt.eval.export import Export, export
-from gdt.eval.settings import Downstream
+from gdt.eval.export import export
+from gdt.eval.settings import Downstream, Export
 from gdt.eval.subjects import subjects
 from gdt.pipeline.leaves import Clip
 from gdt.pipeline.shards.statistics import Statistics

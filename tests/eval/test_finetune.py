@@ -16,9 +16,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from gdt.common.errors import UserError
-from gdt.eval.export import Export, export
+from gdt.eval.export import export
 from gdt.eval.protocols.attentive import AttentiveProbe
 from gdt.eval.protocols.finetune import EPOCHS, STATE, Classifier, Finetuning, Recipe, tiny
+from gdt.eval.settings import Export
 from gdt.eval.subjects import FINETUNED, Fold
 from gdt.pipeline.clips import uniform_clips
 from gdt.pipeline.loader import Loader

@@ -20,10 +20,10 @@ from gdt.eval.ablation.runs import _keep_factors
 from gdt.eval.ablation.settings import Ablation
 from gdt.eval.card import _portable
 from gdt.eval.downstream import evaluate
-from gdt.eval.export import Export, export
+from gdt.eval.export import export
 from gdt.eval.protocols.finetune import Finetuning, tiny
 from gdt.eval.results import Result
-from gdt.eval.settings import Downstream
+from gdt.eval.settings import Downstream, Export
 from gdt.eval.subjects import Fold
 from gdt.pipeline.notation import read_transformations
 from gdt.pipeline.shards.index import Index

@@ -10,7 +10,8 @@ from matplotlib.figure import Figure
 
 from gdt.common.errors import UserError
 from gdt.eval.drawing import picture, save
-from gdt.eval.show import IGNORED, ShowBatch, ShowTree, draw_batch, labels, relations, show_tree, toy
+from gdt.eval.settings import ShowBatch, ShowTree
+from gdt.eval.show import IGNORED, draw_batch, labels, relations, show_tree, toy
 from gdt.pipeline import presets
 from gdt.pipeline.leaves import MODALITIES
 from gdt.pipeline.loader import Loader

@@ -12,11 +12,11 @@ from sklearn.preprocessing import StandardScaler
 
 from gdt.common.errors import UserError
 from gdt.eval.downstream import downstream
-from gdt.eval.embed import Embed, features
+from gdt.eval.embed import features
 from gdt.eval.nearest import most_similar
 from gdt.eval.protocols.multilabel import mean_average_precision
 from gdt.eval.results import RESULTS, read
-from gdt.eval.settings import Downstream
+from gdt.eval.settings import Downstream, Embed
 from gdt.preprocess.settings import Preprocess
 from gdt.train.checkpoint import load_trained
 from tests.conftest import preprocess

@@ -20,8 +20,8 @@ from gdt.common.serialization import to_json
 from gdt.common.stores import RemoteFolder, folder_at
 from gdt.eval import extract
 from gdt.eval.downstream import downstream
-from gdt.eval.embed import Embed, features
-from gdt.eval.settings import Downstream
+from gdt.eval.embed import features
+from gdt.eval.settings import Downstream, Embed
 from gdt.eval.subjects import Data, default_checkpoint, open_index
 from gdt.pipeline.clips import ClipSampling, random_clips, uniform_clips
 from gdt.pipeline.loader import Loader

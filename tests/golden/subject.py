@@ -20,9 +20,9 @@ import torch
 
 from gdt.common.stores import folder_at
 from gdt.eval.downstream import downstream
-from gdt.eval.embed import Embed, features
+from gdt.eval.embed import features
 from gdt.eval.results import RESULTS, read
-from gdt.eval.settings import Downstream
+from gdt.eval.settings import Downstream, Embed
 from gdt.pipeline.leaves import Clip
 from gdt.pipeline.presets import PRESETS
 from gdt.pipeline.shards.index import Index, read_rejected

@@ -18,7 +18,8 @@ from torch import nn
 
 import gdt
 from gdt.common.errors import UserError
-from gdt.eval.export import Export, export
+from gdt.eval.export import export
+from gdt.eval.settings import Export
 from gdt.train.checkpoint import load_model
 from gdt.train.models.given import makers
 from gdt.train.models.inspection import check_network

@@ -17,7 +17,8 @@ import torch
 
 import gdt
 from gdt.common.errors import UserError
-from gdt.eval.export import Export, export
+from gdt.eval.export import export
+from gdt.eval.settings import Export
 from gdt.train.checkpoint import load_model
 from gdt.train.published import located
 from tests.conftest import Run

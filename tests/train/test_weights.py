@@ -20,9 +20,9 @@ from torch.nn import functional
 from gdt.common.errors import UserError
 from gdt.common.serialization import to_json
 from gdt.eval.downstream import downstream
-from gdt.eval.embed import Embed, features
+from gdt.eval.embed import features
 from gdt.eval.results import RESULTS, read
-from gdt.eval.settings import Downstream
+from gdt.eval.settings import Downstream, Embed
 from gdt.pipeline.shards.index import Index, fingerprint
 from gdt.pipeline.sources.text import Words
 from gdt.train import portable
