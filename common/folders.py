@@ -6,7 +6,7 @@ import os
 import shutil
 import stat
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePath
@@ -108,6 +108,13 @@ class Folder(ABC):
         """Files on this machine: themselves, or copies in a folder; a copy is missing if its object is."""
 
     @abstractmethod
+    def gather(self, to: Path, suffixes: Collection[str]) -> None:
+        """Make its files with these suffixes readable below a path here, by a link or as copies.
+
+        If this is a file, the path gets its suffix.
+        """
+
+    @abstractmethod
     def write(self, name: str, write: Callable[[Path], T], before: str | None = None) -> T:
         """Write a file with `write`, which gets a path on this machine: it appears whole or not at all.
 
@@ -199,6 +206,10 @@ class LocalFolder(Folder):
 
     def bring(self, paths: Sequence[PurePath], to: Path) -> list[Path]:
         return [self.path / path for path in paths]
+
+    def gather(self, to: Path, suffixes: Collection[str]) -> None:
+        link = to.with_suffix(self.path.suffix) if self.path.is_file() else to
+        link.symlink_to(self.path.absolute())
 
     def write(self, name: str, write: Callable[[Path], T], before: str | None = None) -> T:
         return write(self.path / name)

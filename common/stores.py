@@ -158,8 +158,7 @@ class RemoteFolder(Folder):
 
         persist(f"cannot read {self.address(name)}", copy)
 
-    def download(self, to: Path, suffixes: Collection[str]) -> None:
-        """Copy the files with these suffixes to a folder, or to a file if this is an object of such a name."""
+    def gather(self, to: Path, suffixes: Collection[str]) -> None:
         suffix = PurePath(self.name).suffix
         if suffix.lower() in suffixes:
             RemoteFolder(self.url.rpartition("/")[0]).fetch(self.name, to.with_suffix(suffix))

@@ -16,7 +16,7 @@ from torch import Tensor
 from gdt.common.commandline import gdt_command
 from gdt.common.errors import Unusable, UserError
 from gdt.common.files import require_new_file
-from gdt.common.stores import Place, RemoteFolder, folder_at
+from gdt.common.stores import Place, folder_at
 from gdt.eval import parquet
 from gdt.eval.extract import uniform_outputs
 from gdt.eval.features import VERSION, Features, sameness, write
@@ -113,25 +113,12 @@ def _decode(sources: Sequence[Place], scratch: Path, workers: int) -> tuple[Inde
     links = scratch / "videos"
     shards = scratch / "shards"
     links.mkdir()
-    folders: set[Path] = set()
+    before: set[Path] = set()
     for number, source in enumerate(sources):
         folder = folder_at(source)
-        if isinstance(folder, RemoteFolder):
-            folder.download(links / f"{number:08d}", MEDIA)
-            continue
-        path = folder.root
-        if path.is_dir():
-            resolved = path.resolve()
-            if folders & {resolved, *resolved.parents}:
-                raise UserError(f"the videos of {source} are already those of a folder before it; name each once")
-            folders.add(resolved)
-        if not path.exists():
-            raise UserError(f"{source} does not exist")
-        if not path.is_dir() and not (path.is_file() and path.suffix.lower() in MEDIA):
-            raise UserError(
-                f"{source} is neither a folder nor a video or sound file, which ends in {', '.join(sorted(MEDIA))}"
-            )
-        (links / f"{number:08d}{path.suffix if path.is_file() else ''}").symlink_to(path.absolute())
+        if not folder.remote:
+            _require_videos(folder.root, before)
+        folder.gather(links / f"{number:08d}", MEDIA)
 
     def path_of(name: str) -> str:
         """The path of an id, which is a path below `links` in composed Unicode."""
@@ -153,6 +140,26 @@ def _decode(sources: Sequence[Place], scratch: Path, workers: int) -> tuple[Inde
     except UserError as error:
         raise UserError(str(error).replace(str(links), " ".join(map(str, sources)))) from error
     return replace(index, id=np.array([path_of(name) for name in index.id], object)), rejected()
+
+
+def _require_videos(path: Path, before: set[Path]) -> None:
+    """Add a folder to those `before`.
+
+    Raises UserError unless it is in none of them, or is a video or a sound.
+    """
+    from gdt.preprocess.datasets.listing import MEDIA
+
+    if not path.exists():
+        raise UserError(f"{path} does not exist")
+    if path.is_dir():
+        folder = path.resolve()
+        if before & {folder, *folder.parents}:
+            raise UserError(f"the videos of {path} are already those of a folder before it; name each once")
+        before.add(folder)
+    elif not path.is_file() or path.suffix.lower() not in MEDIA:
+        raise UserError(
+            f"{path} is neither a folder nor a video or sound file, which ends in {', '.join(sorted(MEDIA))}"
+        )
 
 
 def features_of(
