@@ -4,7 +4,12 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
+
+# before torch is imported: its threads wait for each other by spinning, by default so long that two programs on the
+# same cores stop each other
+os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 if TYPE_CHECKING:
     from gdt.api import *  # noqa: F403
