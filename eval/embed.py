@@ -29,7 +29,7 @@ from gdt.pipeline.shards.naming import shard_folder
 from gdt.train.checkpoint import load_trained
 from gdt.train.models.gdt import any_device
 from gdt.train.models.given import makers
-from gdt.train.run import CHECKPOINT, VERDICT, latest_checkpoint
+from gdt.train.run import latest_checkpoint, verdict_of
 from gdt.train.trained import Trained
 
 
@@ -56,16 +56,10 @@ def embed(settings: Embed) -> str:
     warning = sameness(rows.features)
     if warning:
         lines.append(f"warning: {warning}")
-    lines += _verdict(Path(rows.metadata["checkpoint"]))
+    lines += verdict_of(rows.metadata["checkpoint"])
     elsewhere = ["--features", settings.out] if settings.out != Embed.out else []
     lines.append(f"next: {gdt_command('nearest', *elsewhere, '--query', rows.id[0])}")
     return "\n".join(lines)
-
-
-def _verdict(checkpoint: Path) -> list[str]:
-    """What a finished run has said of its model, if this is one."""
-    path = (checkpoint.parent if checkpoint.name == CHECKPOINT else checkpoint) / VERDICT
-    return [f"of the model: {path.read_text().strip()}"] if path.is_file() else []
 
 
 def features(settings: Embed, trained: Trained | None = None) -> Features:

@@ -76,7 +76,7 @@ def sameness(features: Mapping[str, np.ndarray]) -> str:
         return ""
     return (
         f"the {' and '.join(same)} features of different videos are nearly the same, so neighbours and "
-        "accuracies mean little: training has collapsed or not begun to learn; see how it ended, or use other weights"
+        "accuracies mean little: the model has collapsed or is not trained; see how its run ended, or use other weights"
     )
 
 

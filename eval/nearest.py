@@ -12,6 +12,7 @@ from gdt.common.errors import UserError, plural, unknown
 from gdt.eval.embed import features
 from gdt.eval.features import Features, read, sameness
 from gdt.eval.settings import Embed, FeatureModality, Kind, Nearest
+from gdt.train.run import verdict_of
 
 
 def nearest(settings: Nearest) -> str:
@@ -52,6 +53,7 @@ def nearest(settings: Nearest) -> str:
     if same and Path(same).is_file() and Path(same).stat().st_mtime > settings.features.stat().st_mtime:
         warnings.append(f"{same} is newer than {settings.features}, whose features are those of its former content")
     lines_of_text += [f"warning: {warning}" for warning in warnings if warning]
+    lines_of_text += verdict_of(rows.metadata["checkpoint"])
     return "\n".join(lines_of_text)
 
 

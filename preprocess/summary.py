@@ -21,6 +21,10 @@ _SHOWN = 8
 """Reasons and notes to print."""
 
 
+_FEWEST_TEST = 20
+"""Test videos of which recall says something."""
+
+
 @dataclass(frozen=True)
 class Summary:
     index: Index
@@ -115,6 +119,9 @@ def describe(summary: Summary) -> str:
         lines.append(f"labels: {', '.join([*label, *sorted(index.columns)])}")
     if summary.listed.drawn and not numbers["splits"].keys() & {"val", "test"}:
         lines.append("no test split: evaluation needs one; set --test 0.1 and run again (nothing is decoded again)")
+    test = numbers["splits"].get("test", 0)
+    if summary.listed.drawn and 0 < test < _FEWEST_TEST:
+        lines.append(f"{plural(test, 'test video')} will hardly tell whether training carries over; raise --test")
     if index.settings.get("vocabulary"):
         lines.append(f"{numbers['words']} words, without stop words and unknown words")
     sounds = int((index.frame_count == 0).sum())

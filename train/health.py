@@ -19,6 +19,9 @@ _LEFT_CHANCE = 0.05
 _WINDOW = 0.1
 """Share of the steps, the last ones, that are averaged."""
 _PUBLISHED = "use published weights: gdt embed --ckpt gdt-k400"
+_HOLD_OUT = f"hold out more (gdt preprocess --test 0.3), train on more videos, or {_PUBLISHED}"
+_LEARNED = 0.25
+"""Share of that way after which training videos count as learned."""
 _FEWEST_VIDEOS = 20
 """Fewest held-out videos whose recall says anything."""
 _FEWEST = 5
@@ -107,14 +110,15 @@ def verdict(rows: Sequence[Mapping[str, float]], probe: Mapping[str, float], cli
     if len(paired) > 1 and before - loss < _LEFT_CHANCE * (before - least):
         return f"the run has not learned: the loss is {loss:.2f}, as at its start ({chance:.2f} at chance); {advice}"
     learned = f"the loss is {loss:.2f}, of {chance:.2f} at chance and {least:.2f} at best"
+    has = "has learned" if chance - loss > _LEARNED * (chance - least) else "has begun to learn"
     recalled = probed_recall(probe)
     if recalled is None:
-        return f"the run has learned its training videos: {learned}; {_unknown(probe)}"
+        return f"the run {has} its training videos: {learned}; {_unknown(probe)}"
     k, right, random, above = recalled
     shown = f"{right:.0f} % of {int(probe['videos'])} held-out videos find their own among the first {k}"
     if not above:
         return (
-            f"the run has learned its training videos ({learned}) but not what carries over: {shown}, at chance "
+            f"the run {has} its training videos ({learned}) but not what carries over: {shown}, at chance "
             f"{random:.0f} %; train on more videos, or {_PUBLISHED}"
         )
     return f"the run has learned: {said}, and {shown} (chance {random:.0f} %)"
@@ -123,9 +127,10 @@ def verdict(rows: Sequence[Mapping[str, float]], probe: Mapping[str, float], cli
 def _unknown(probe: Mapping[str, float]) -> str:
     """Why it is not known whether what a run has learned carries over."""
     if not probe:
-        return "there are no held-out videos to tell whether that carries over (--test)"
+        return f"there are no held-out videos to tell whether that carries over; {_HOLD_OUT}"
     if any(" R@" in name for name in probe):
-        return f"{int(probe['videos'])} held-out videos are too few to tell whether that carries over (--test)"
+        held_out = int(probe["videos"])
+        return f"{held_out} held-out videos are too few to tell whether that carries over; {_HOLD_OUT}"
     return "whether that carries over, labels will tell (gdt evaluate)"
 
 

@@ -85,7 +85,7 @@ def fetch(name: str) -> Path:
 
 
 def _download(name: str, published: Published, file: Path) -> None:
-    instead = f"download {published.address} elsewhere, and save it as {file}"
+    instead = f"download {published.address} elsewhere, and give its path instead of the name, or save it as {file}"
     print(f"{name}: {published.licence}; expects {published.expects}; cached in {file.parent}", file=sys.stderr)
     try:
         with urlopen(published.address, timeout=_TIMEOUT) as body, writing(file) as out:

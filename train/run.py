@@ -101,6 +101,13 @@ def require_checkpoint(path: Path) -> Path:
     return path
 
 
+def verdict_of(checkpoint: str) -> list[str]:
+    """What a finished run has said of its model, if this is one, as a line."""
+    path = Path(checkpoint)
+    path = (path.parent if path.name == CHECKPOINT else path) / VERDICT
+    return [f"of the model: {path.read_text().strip()}"] if path.is_file() else []
+
+
 def latest_checkpoint() -> Path:
     """The checkpoint in runs/<run> that was written last. Raises UserError if there is none."""
     paths = sorted(Path("runs").glob(f"*/{CHECKPOINT}"), key=lambda path: path.stat().st_mtime)

@@ -64,7 +64,7 @@ def test_embed_a_folder_and_find_neighbours(command: Run, checkpoint: Path, vide
     found = command("nearest", "--query", one, "--k", 3)
     assert found.returncode == 0, found.stderr
     lines = found.stdout.splitlines()
-    assert lines[0].split() == ["cosine", "video"] and len(lines) == 2 + 3 + 2
+    assert lines[0].split() == ["cosine", "video"] and len(lines) == 2 + 3 + 2 + 1
     rows = read(tmp_path / "features.h5").features["video"]
     assert lines[6] == f"median cosine of {len(rows) - 1} candidates: {np.median(rows[1:] @ rows[0]):.3f}"
     assert one not in found.stdout
@@ -79,7 +79,7 @@ def test_embed_a_folder_and_find_neighbours(command: Run, checkpoint: Path, vide
     refused = command("nearest", "--query", videos / "broken.mp4")
     assert f"the first, {videos / 'broken.mp4'}: " in refused.stderr
     across = command("nearest", "--query", one, "--by", "audio", "--among", "video")
-    assert across.returncode == 0 and len(across.stdout.splitlines()) == 2 + 4 + 2
+    assert across.returncode == 0 and len(across.stdout.splitlines()) == 2 + 4 + 2 + 1
 
 
 def test_rows_are_in_the_order_of_the_sources(
