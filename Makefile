@@ -29,19 +29,32 @@ PYTHON := .venv/bin/python
 SETUP := .venv/.stamp
 endif
 
+# the variables of each target; any other is refused
+takes_generate := SEED ARGS
+takes_preprocess := DATASET SOURCE ARGS
+takes_verify := DATASET ARGS
+takes_pretrain := DATASET PRESET FACTORS SEED STEPS SIZE GPUS ARGS
+takes_eval := DATASET CKPT SEED ARGS
+takes_eval-ucf := CKPT SEED ARGS
+takes_eval-hmdb := CKPT SEED ARGS
+takes_eval-esc50 := CKPT SEED ARGS
+takes_factors := DATASET CKPT ARGS
+takes_embed := SOURCE DATASET CKPT ARGS
+takes_ablation := DATASET STEPS SIZE ARGS
+takes_report := ARGS
+takes_show-batch := DATASET SEED SIZE PRESET FACTORS ARGS
+takes_show-tree := PRESET FACTORS ARGS
+takes_bench-gpu := ARGS
+goal := $(firstword $(filter-out setup,$(MAKECMDGOALS)) setup)
+typed := $(foreach word,$(subst \ ,,$(MAKEOVERRIDES)),$(firstword $(subst =, ,$(word))))
+refused := $(filter-out $(takes_$(goal)) PYTHON SETUP MAKE%,$(typed))
+$(if $(refused),$(error 'make $(goal)' has no variable $(refused); it has $(or $(takes_$(goal)),none)))
+
 variables := DATASET SOURCE PRESET FACTORS CKPT SEED STEPS SIZE GPUS
 export $(variables)
-# of the command, which refuses those that it does not take
 options = $(if $(DATASET),--dataset "$$DATASET") $(if $(SOURCE),--source "$$SOURCE") \
   $(if $(PRESET),--preset "$$PRESET") $(if $(FACTORS),--factors "$$FACTORS") $(if $(CKPT),--ckpt $$CKPT) \
   $(if $(SEED),--seed "$$SEED") $(if $(STEPS),--steps "$$STEPS") $(if $(SIZE),--size "$$SIZE") $(ARGS)
-
-goals := $(or $(filter-out setup,$(MAKECMDGOALS)),help)
-takes := $(if $(filter help setup demo test oracles lint clean bench,$(goals)),,$(variables) ARGS)
-refused := $(if $(filter pretrain,$(goals)),,GPUS) $(if $(filter eval-%,$(goals)),DATASET)
-takes := $(filter-out $(refused),$(takes))
-typed := $(foreach word,$(subst \ ,,$(MAKEOVERRIDES)),$(firstword $(subst =, ,$(word))))
-$(foreach name,$(filter-out $(takes) PYTHON SETUP MAKE%,$(typed)),$(error 'make $(goals)' has no variable $(name); it has $(or $(strip $(takes)),none)))
 
 gdt := $(PYTHON) -m gdt
 # torchrun does not pass on SIGUSR1, and kills its ranks after 30 s, unless told otherwise

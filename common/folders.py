@@ -86,7 +86,7 @@ class Folder(ABC):
 
     @abstractmethod
     def glob(self, pattern: str) -> list[Path]:
-        """Sorted paths of the files whose path has as many parts as the pattern and matches it."""
+        """Sorted paths, from `root` on, of the files whose path has as many parts as the pattern and matches it."""
 
     @abstractmethod
     def below(self, path: str) -> Folder: ...
@@ -116,7 +116,7 @@ class Folder(ABC):
 
     @abstractmethod
     def write(self, name: str, write: Callable[[Path], T], before: str | None = None) -> T:
-        """Write a file with `write`, which gets a path on this machine: it appears whole or not at all.
+        """Write a file with `write`, which gets a path on this machine, and writes it whole or not at all.
 
         With `before`, the `tag` that it had, raises UserError if somebody else has written it in a store meanwhile.
         """
