@@ -47,13 +47,13 @@ class Folder(ABC):
     def __hash__(self) -> int:
         return hash(str(self))
 
-    @abstractmethod
     def absolute(self) -> Folder:
         """The folder for processes that run in another one."""
+        return self
 
-    @abstractmethod
     def resolve(self) -> Folder:
         """The folder without links, to compare it with others."""
+        return self
 
     def address(self, path: PurePath | str) -> str:
         """The full name of a file."""
@@ -72,9 +72,9 @@ class Folder(ABC):
     def parent(self) -> Folder | None:
         """The folder around it; None in a store, of which only what is named is looked at."""
 
-    @abstractmethod
     def has(self, path: PurePath | str) -> bool:
         """Whether anything is at a path, be it a broken link."""
+        return self.kind(path) != "missing"
 
     @abstractmethod
     def kind(self, path: PurePath | str) -> str:
@@ -150,86 +150,85 @@ class LocalFolder(Folder):
     reads_at_once = 1
 
     def __init__(self, path: Path) -> None:
-        self.path = path
         self.root = path
         self.name = path.absolute().name
 
     def __str__(self) -> str:
-        return str(self.path)
+        return str(self.root)
 
     def __fspath__(self) -> str:
-        return str(self.path)
+        return str(self.root)
 
     def absolute(self) -> Folder:
-        return LocalFolder(self.path.absolute())
+        return LocalFolder(self.root.absolute())
 
     def resolve(self) -> Folder:
-        return LocalFolder(self.path.resolve())
+        return LocalFolder(self.root.resolve())
 
     def address(self, path: PurePath | str) -> str:
-        return str(self.path / path)
+        return str(self.root / path)
 
     def files(self) -> dict[str, State]:
-        return {path.name: state_of(path) for path in self.path.glob("*")}
+        return {path.name: state_of(path) for path in self.root.glob("*")}
 
     def exists(self, name: str) -> bool:
-        return (self.path / name).is_file()
+        return (self.root / name).is_file()
 
     @property
     def parent(self) -> Folder | None:
-        return LocalFolder(self.path.absolute().parent)
+        return LocalFolder(self.root.absolute().parent)
 
     def has(self, path: PurePath | str) -> bool:
-        return os.path.lexists(self.path / path)
+        return os.path.lexists(self.root / path)
 
     def kind(self, path: PurePath | str) -> str:
-        return files.kind(self.path / path)
+        return files.kind(self.root / path)
 
     def state(self, path: PurePath | str) -> State:
-        return state_of(self.path / path)
+        return state_of(self.root / path)
 
     def glob(self, pattern: str) -> list[Path]:
-        return sorted(self.path.glob(pattern))
+        return sorted(self.root.glob(pattern))
 
     def below(self, path: str) -> Folder:
-        return LocalFolder(self.path / path)
+        return LocalFolder(self.root / path)
 
     def open(self, path: PurePath | str) -> BinaryIO:
-        return files.open_regular(self.path / path)
+        return files.open_regular(self.root / path)
 
     def read(self, name: str, begin: int, end: int) -> bytes:
-        with (self.path / name).open("rb") as file:
+        with (self.root / name).open("rb") as file:
             return os.pread(file.fileno(), end - begin, begin)
 
     def local(self, path: PurePath | str) -> AbstractContextManager[Path]:
-        return nullcontext(self.path / path)
+        return nullcontext(self.root / path)
 
     def bring(self, paths: Sequence[PurePath], to: Path) -> list[Path]:
-        return [self.path / path for path in paths]
+        return [self.root / path for path in paths]
 
     def gather(self, to: Path, suffixes: Collection[str]) -> None:
-        link = to.with_suffix(self.path.suffix) if self.path.is_file() else to
-        link.symlink_to(self.path.absolute())
+        link = to.with_suffix(self.root.suffix) if self.root.is_file() else to
+        link.symlink_to(self.root.absolute())
 
     def write(self, name: str, write: Callable[[Path], T], before: str | None = None) -> T:
-        return write(self.path / name)
+        return write(self.root / name)
 
     def tag(self, name: str) -> str:
         return ""
 
     def remove(self, name: str) -> None:
-        (self.path / name).unlink()
+        (self.root / name).unlink()
 
     @property
     def scratch(self) -> Path:
-        return self.path
+        return self.root
 
     def remove_scratch(self, pattern: str) -> None:
-        for left in self.path.glob(pattern):
+        for left in self.root.glob(pattern):
             shutil.rmtree(left, ignore_errors=True)
 
     def locked(self, alternative: str = "set --destination to another folder") -> AbstractContextManager[None]:
-        return files.locked(self.path, alternative)
+        return files.locked(self.root, alternative)
 
 
 @dataclass(frozen=True)

@@ -51,12 +51,6 @@ class RemoteFolder(Folder):
     def __reduce__(self) -> tuple[type[RemoteFolder], tuple[str]]:
         return RemoteFolder, (self.url,)  # workers list for themselves
 
-    def absolute(self) -> Folder:
-        return self
-
-    def resolve(self) -> Folder:
-        return self
-
     def connect(self, name: PurePath | str = "") -> tuple[Any, str]:
         """The file system, for one use, since forks must not share it, and the name of an object or the folder."""
         scheme = self.url.partition(":")[0]
@@ -93,9 +87,6 @@ class RemoteFolder(Folder):
     @property
     def parent(self) -> Folder | None:
         return None
-
-    def has(self, path: PurePath | str) -> bool:
-        return self.kind(path) != "missing"
 
     def kind(self, path: PurePath | str) -> str:
         if str(path) in self._listed:

@@ -16,7 +16,7 @@ from gdt.eval.answers import Answers
 from gdt.eval.results import RANDOM, RESULTS, Key, Result
 from gdt.eval.tables import pivot, row_label
 from gdt.train import portable
-from gdt.train.hub import EXPORTED
+from gdt.train.hub import EXPORTED, is_on_hub
 from gdt.train.trained import Trained
 
 CONFIG = "config.json"
@@ -54,7 +54,7 @@ def write(folder: Path, trained: Trained, inputs: str) -> None:
     settings = trained.settings
     # without paths of this machine
     paths: dict[str, Any] = {name: None for name, value in vars(settings).items() if isinstance(value, Path | Folder)}
-    if settings.init and not settings.init.startswith("hf://"):
+    if settings.init and not is_on_hub(settings.init):
         paths["init"] = Path(settings.init).name
     portable.write(folder / EXPORTED, replace(trained, settings=replace(settings, **paths)))
     config = {

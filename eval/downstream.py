@@ -36,7 +36,7 @@ from gdt.train.checkpoint import load_trained
 from gdt.train.models.gdt import any_device
 from gdt.train.models.given import Given, makers
 from gdt.train.provenance import provenance_of
-from gdt.train.run import CHECKPOINT
+from gdt.train.run import home_of
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ def downstream(settings: Downstream) -> str:
     if not settings.tables:
         return ""
     out = evaluated.out
-    runs = [path.parent if path.name == CHECKPOINT else path for path in map(Path, settings.ckpt)]
+    runs = [home_of(Path(weights)) for weights in settings.ckpt]
     home = next((run for run in runs if out.is_relative_to(run)), out if settings.out else out.parent)
     return (
         f"{evaluated.text}\n\nresults: {out}/{RESULTS}; tables: table.txt, table.tex, results.csv\n"

@@ -9,7 +9,6 @@ import numpy as np
 from tabulate import tabulate
 
 from gdt.common.errors import UserError, plural, unknown
-from gdt.eval.embed import features
 from gdt.eval.features import Features, read, sameness
 from gdt.eval.settings import Embed, FeatureModality, Kind, Nearest
 from gdt.train.run import verdict_of
@@ -30,6 +29,8 @@ def nearest(settings: Nearest) -> str:
         if not Path(settings.query).is_file():
             hint = f"set --query to a video file, or to an id such as {rows.id[0]}"
             raise unknown("query", settings.query, rows.id, hint)
+        from gdt.eval.embed import features  # torch is slow to import, and only other videos need it
+
         embed = Embed(
             rows.metadata["checkpoint"],
             (Path(settings.query),),

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -16,10 +16,8 @@ from gdt.eval.drawing import STYLE, save
 from gdt.eval.settings import Composed, ShowBatch, ShowTree
 from gdt.pipeline.composition import Columns, Composition, Factor, Weight, contrast, weight
 from gdt.pipeline.leaves import MODALITIES, Clip
-from gdt.pipeline.loader import Batch, Loader
 from gdt.pipeline.notation import Transformations, read_transformations
 from gdt.pipeline.shards.index import Index
-from gdt.pipeline.sources.text import NOTHING
 from gdt.pipeline.transformations.augmentation import Augment
 from gdt.pipeline.transformations.base import Source
 from gdt.pipeline.transformations.time_shift import TimeShift
@@ -28,6 +26,9 @@ from gdt.preprocess.logmel import HOP, SAMPLE_RATE
 from gdt.train.experiment import compose, resolve
 from gdt.train.gpu import default_size
 from gdt.train.settings import SIZES, Pretrain
+
+if TYPE_CHECKING:  # slow to import, and a tree needs no torch
+    from gdt.pipeline.loader import Batch
 
 POSITIVE = "+"
 NEGATIVE = "-"
@@ -100,6 +101,10 @@ def _kind(factor: Factor) -> str:
 
 def show_batch(settings: ShowBatch) -> str:
     """Draw the leaves of a batch's first video: the network's inputs without normalisation; returns the file's name."""
+    import torch
+
+    from gdt.pipeline.loader import Loader
+
     base = SIZES[settings.size or default_size()]
     train = Pretrain(
         preset=settings.preset,
@@ -148,6 +153,8 @@ def draw_batch(batch: Batch, tree: Tree, index: Index, title: str, words: Sequen
 
 def _draw_leaf(axes: Axes, batch: Batch, leaf: int, index: Index, words: Sequence[str]) -> None:
     """Some frames, the spectrogram or the text of a leaf, with times in the video, which decrease if it is reversed."""
+    from gdt.pipeline.sources.text import NOTHING
+
     leaves = batch.plan.leaves
     name = MODALITIES[leaves.modality[leaf]]
     row = int((leaves.modality[:leaf] == leaves.modality[leaf]).sum())  # in the inputs of its modality

@@ -101,10 +101,14 @@ def require_checkpoint(path: Path) -> Path:
     return path
 
 
+def home_of(path: Path) -> Path:
+    """The folder of a run, given its checkpoint; any other path stays."""
+    return path.parent if path.name == CHECKPOINT else path
+
+
 def verdict_of(checkpoint: str) -> list[str]:
     """What a finished run has said of its model, if this is one, as a line."""
-    path = Path(checkpoint)
-    path = (path.parent if path.name == CHECKPOINT else path) / VERDICT
+    path = home_of(Path(checkpoint)) / VERDICT
     return [f"of the model: {path.read_text().strip()}"] if path.is_file() else []
 
 

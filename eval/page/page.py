@@ -26,7 +26,7 @@ from gdt.pipeline.shards.index import Index
 from gdt.train.checkpoint import load_model
 from gdt.train.models.given import Makers, makers
 from gdt.train.published import located
-from gdt.train.run import CHECKPOINT, METRICS
+from gdt.train.run import CHECKPOINT, METRICS, home_of
 
 
 class EvaluatedRun(NamedTuple):
@@ -103,7 +103,7 @@ def ranked_runs(logged: Sequence[LoggedRun], evaluated: Mapping[Path, Sequence[R
         if file is None:
             continue
         path = file.resolve()
-        home = path.parent if path.name == CHECKPOINT else path
+        home = home_of(path)
         by_home.setdefault(home, EvaluatedRun(row.model, path, [])).results.append(row)
     there = (model for model in by_home.values() if model.checkpoint.exists())
     return sorted(there, key=lambda model: (-model.score, model.name))
