@@ -76,7 +76,7 @@ def _card(name: str, trained: Trained, inputs: str) -> str:
     if trained.origin:
         facts = {"weights": str(trained.origin)}
     else:
-        batch_size = settings.batch_size or settings.default_batch_size
+        batch_size = settings.batch_size or settings.defaults.batch_size
         shards = trained.fingerprint[:12] or "unknown"
         facts = {
             "data": f"{settings.dataset or 'unknown'}, split {settings.split}, shards {shards}",

@@ -29,9 +29,8 @@ if TYPE_CHECKING:  # slow to import, and compositions need only the settings
     from gdt.train.models.given import Makers
     from gdt.train.trained import Trained
 
-_GROUP = 64
 _SMALLEST_GROUP = 8
-"""The default number of videos of a group, and the least that is chosen by default."""
+"""The fewest videos of a group that are chosen by default."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +94,7 @@ def resolve(
     composition = compose(settings, transformations)
     group_size = settings.group_size
     if group_size is None:
-        group_size = default_group_size(settings.size, composition.batch_size, _memory(device))
+        group_size = default_group_size(settings.defaults.group_size, composition.batch_size, _memory(device))
     settings = replace(settings, group_size=group_size)
     words = _words_of(settings, composition, index)
     network = _with_words(settings.network, words, start)
@@ -119,7 +118,7 @@ def resolve(
 def compose(settings: Pretrain, known: Transformations = TRANSFORMATIONS) -> Composition:
     """The factors of a batch, of known transformations."""
     factors = settings.factors or presets.preset(settings.preset).factors
-    batch_size = settings.batch_size or notation.batch_size(factors) or settings.default_batch_size
+    batch_size = settings.batch_size or notation.batch_size(factors) or settings.defaults.batch_size
     return notation.parse(factors, batch_size, settings.augmentation, known)
 
 
@@ -132,8 +131,8 @@ def with_batch_size(settings: Pretrain, index: Index, known: Transformations = T
         return replace(settings, batch_size=compose(settings, known).batch_size)
     smallest = compose(replace(settings, batch_size=2), known)
     usable = len(tree_of(settings, smallest, index).source.videos)
-    videos = min(settings.default_batch_size, usable)
-    group = _GROUP if settings.size == "paper" else 1
+    videos = min(settings.defaults.batch_size, usable)
+    group = settings.defaults.group_size or 1
     return replace(settings, batch_size=videos - videos % group or videos)
 
 
@@ -145,19 +144,18 @@ def tree_of(
 
 
 def schedule_of(settings: Pretrain, batches_per_epoch: int) -> Schedule:
-    steps = settings.steps or settings.planned_epochs * batches_per_epoch or 600
-    batch_size = settings.batch_size or settings.default_batch_size
+    steps = settings.steps or settings.planned_epochs * batches_per_epoch or settings.defaults.steps
+    batch_size = settings.batch_size or settings.defaults.batch_size
     return Schedule(settings.optimization, batch_size, batches_per_epoch, steps)
 
 
-def default_group_size(size: str, videos: int, memory: int) -> int:
-    """The default group size for a batch of videos, on a GPU with `memory` bytes (0: a CPU).
+def default_group_size(most: int, videos: int, memory: int) -> int:
+    """The default group size for a batch of videos, on a GPU with `memory` bytes (0: a CPU); 0 if `most` is 0.
 
     A clip of the paper's size keeps about 0.45 GiB in bfloat16. Raises UserError if there is none.
     """
-    if size == "tiny":
+    if not most:
         return 0
-    most = _GROUP
     if memory and memory < 40e9:
         most = 32 if memory >= 20e9 else 16
     fitting = [group for group in range(min(most, videos), 1, -1) if videos % group == 0]

@@ -30,6 +30,27 @@ def _require(condition: bool, message: str) -> None:
 
 
 @dataclass(frozen=True)
+class SizeDefaults:
+    """What a size sets where the videos, the GPU or another setting may ask for something else."""
+
+    batch_size: int
+    """Videos per batch, if there are as many."""
+    group_size: int
+    """Videos of a group, if they divide the batch and fit into the GPU; 0: all clips of a modality in one pass."""
+    epochs: int
+    """Passes over the videos, without --steps."""
+    steps: int = 0
+    """Length where epochs is 0."""
+
+
+DEFAULTS = {
+    "paper": SizeDefaults(batch_size=512, group_size=64, epochs=100),
+    "tiny": SizeDefaults(batch_size=16, group_size=0, epochs=0, steps=600),
+}
+"""By size; the other settings of a size are in SIZES."""
+
+
+@dataclass(frozen=True)
 class Pretrain:
     """Pretrain on shards; run the same command again to resume."""
 
@@ -142,13 +163,13 @@ class Pretrain:
         return dataset_name(self.dataset, self.shards)
 
     @property
-    def default_batch_size(self) -> int:
-        return 512 if self.size == "paper" else 16
+    def defaults(self) -> SizeDefaults:
+        return DEFAULTS[self.size]
 
     @property
     def planned_epochs(self) -> int:
         """Passes over the videos; 0 if the length is in steps."""
-        return self.epochs or (100 if self.size == "paper" and not self.steps else 0)
+        return self.epochs or (0 if self.steps else self.defaults.epochs)
 
     @property
     def short_name(self) -> str:
@@ -190,4 +211,4 @@ SIZES: dict[str, Pretrain] = {
         loading=Loading(threads=1, decode_batch_size=32),
     ),
 }
-"""Defaults by size."""
+"""Settings by size, beside DEFAULTS."""

@@ -99,11 +99,18 @@ class Recipe:
         )
 
 
-def tiny(trained: Trained) -> Recipe:
-    """The recipe for small networks without a GPU: clips as in pretraining, 4 per video and epoch."""
+def as_pretrained(trained: Trained, clips: int) -> Recipe:
+    """The recipe with clips as in pretraining, some per video and epoch."""
     settings = trained.settings
     augmentation = Augmentation(scale=settings.augmentation.scale, hue=settings.augmentation.hue)
-    return Recipe(clip=settings.clip, augmentation=augmentation, clips=4)
+    return Recipe(clip=settings.clip, augmentation=augmentation, clips=clips)
+
+
+RECIPES: dict[str, Callable[[Trained], Recipe]] = {
+    "paper": lambda _: Recipe(),
+    "tiny": lambda trained: as_pretrained(trained, clips=4),
+}
+"""By the size of the pretrained networks."""
 
 
 class Classifier(nn.Module):
@@ -128,10 +135,10 @@ class Finetuning:
 
     @classmethod
     def recipe_of(cls, settings: Downstream, trained: Trained) -> Recipe:
-        recipe = tiny(trained) if trained.settings.size == "tiny" else Recipe()
+        recipe = RECIPES[trained.settings.size](trained)
         # a network of the user's own may take no other clips than those of pretraining
         if getattr(trained.model.network, settings.modalities[0]):
-            recipe = replace(tiny(trained), clips=recipe.clips)
+            recipe = as_pretrained(trained, recipe.clips)
         if settings.epochs:
             recipe = recipe.spread_over(settings.epochs)
         if settings.lr:

@@ -148,10 +148,10 @@ def test_ranks_have_the_numbers_of_one_process_with_dropout(
     [(512, 80, 64), (512, 24, 32), (512, 16, 16), (512, 0, 64), (100, 80, 50), (48, 80, 48), (5, 80, 5)],
 )
 def test_the_default_group_is_a_divisor_of_the_batch(videos: int, memory: int, expected: int) -> None:
-    assert default_group_size("paper", videos, round(memory * 1e9)) == expected
-    assert default_group_size("tiny", videos, 0) == 0
+    assert default_group_size(64, videos, round(memory * 1e9)) == expected
+    assert default_group_size(0, videos, 0) == 0
 
 
 def test_a_batch_without_groups_is_refused_with_those_that_have_some() -> None:
     with pytest.raises(UserError, match=r"97 videos do not make groups of 8 to 64; set --batch-size to 96 or 104, or "):
-        default_group_size("paper", 97, 0)
+        default_group_size(64, 97, 0)
