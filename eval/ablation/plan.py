@@ -19,11 +19,12 @@ from gdt.eval.results import RANDOM, Result
 from gdt.eval.settings import Downstream
 from gdt.eval.subjects import Data, held_out, official_folds
 from gdt.pipeline.composition import Composition
+from gdt.pipeline.leaves import Clip
 from gdt.pipeline.notation import Transformations, read_transformations
 from gdt.pipeline.shards.index import Index, fingerprint
 from gdt.pipeline.shards.naming import shard_folder
 from gdt.pipeline.word2vec import WordVectors
-from gdt.train.experiment import compose, resolve, with_batch_size, with_own_networks
+from gdt.train.experiment import Experiment, compose, resolve, with_batch_size, with_own_networks
 from gdt.train.flops import step_flops
 from gdt.train.gpu import default_size
 from gdt.train.models.foreign import Builders
@@ -86,26 +87,22 @@ class PlannedRun:
         return done >= self.conditions
 
 
-class _Row(NamedTuple):
+class Row(NamedTuple):
     """A row of the table."""
 
     name: str
     settings: Pretrain
     """Of its runs, but for seed and folder."""
-    composition: Composition
-    network: Network
-    builders: Builders
-    steps: int
-    factors_checksum: str
+    experiment: Experiment
+    """What these settings give with the same videos as the other rows, without word vectors."""
 
-    def flops(self, bands: int) -> float:
-        """Of a step. Raises UserError if a network of the user's own does not tell."""
-        model = GDT(self.network, self.composition.modalities, self.builders)
-        flops = step_flops(model, self.composition, self.settings.clip, bands)
-        if not flops:
-            networks = " and ".join(network.name for network in self.network.own.values())
-            raise UserError(f"the FLOPs of {networks} cannot be counted; compare rows with --equal videos")
-        return flops
+    @property
+    def steps(self) -> int:
+        return self.settings.steps or self.experiment.schedule.steps
+
+    @property
+    def modalities(self) -> tuple[str, ...]:
+        return self.experiment.composition.modalities
 
 
 def plan_runs(settings: Ablation) -> list[PlannedRun]:
@@ -118,7 +115,7 @@ def plan_runs(settings: Ablation) -> list[PlannedRun]:
     rows, equal = equalise(settings, named, index, known)
     evaluation = _evaluation(settings, shards, index)
     # whose untrained networks are evaluated, too
-    baseline = max(rows, key=lambda row: len(row.composition.modalities))
+    baseline = max(rows, key=lambda row: len(row.modalities))
 
     @cache
     def evaluated(protocols: tuple[Any, ...], word2vec: Path | None) -> tuple[Downstream, frozenset[str]]:
@@ -133,12 +130,13 @@ def plan_runs(settings: Ablation) -> list[PlannedRun]:
             folder = settings.folder / f"{row.settings.short_name}{adjusted}-{seed}"
             kept = settings.kept_factors if row.settings.factors_from else None
             seeded = replace(row.settings, seed=seed, out=folder, factors_from=kept)
-            paired = len(row.composition.modalities) > 1
+            paired = len(row.modalities) > 1
             protocols = tuple(name for name in evaluation.protocols if paired or not PROTOCOLS[name].pairs)
             shared, keys = evaluated(protocols, seeded.word2vec if "cross-modal" in protocols else None)
             random_weights: Any = "include" if row is baseline else "exclude"
             of_row = replace(shared, ckpt=(str(folder),), random_weights=random_weights)
-            runs.append(PlannedRun(row.name, seeded, row.steps, of_row, keys, equal, row.factors_checksum))
+            checksum = row.experiment.data.factors_checksum
+            runs.append(PlannedRun(row.name, seeded, row.steps, of_row, keys, equal, checksum))
     if not any(run.evaluation.protocols for run in runs):
         raise UserError(
             f"nothing can compare the rows {' '.join(named)}: recall between modalities needs a row of two; add one, "
@@ -158,7 +156,7 @@ def _conditions(evaluation: Downstream, index: Index) -> frozenset[str]:
 
 def equalise(
     settings: Ablation, named: Mapping[str, Pretrain], index: Index, known: Transformations
-) -> tuple[list[_Row], str]:
+) -> tuple[list[Row], str]:
     """Give every row the same videos per step, and the same steps, the same FLOPs, or first one and then the other.
 
     Returns the rows, each once, and what they share. Raises UserError if a row has too few videos.
@@ -167,34 +165,42 @@ def equalise(
     sized = [_row(name, replace(run, batch_size=videos), index) for name, run in named.items()]
     first = sized[0].settings
     steps = sized[0].steps
-    rows: list[_Row] = []
+    rows: list[Row] = []
     shared: list[str] = []
     if "videos" in settings.equal:
         rows += sized
         shared.append(f"{first.planned_epochs} epochs" if first.planned_epochs else f"{steps} steps")
     if "compute" in settings.equal:
-        best = replace(first, preset=REFERENCE, factors="", factors_from=None, networks=settings.networks)
-        composition = compose(best)  # only its cost counts, whatever the videos have
+        # only its cost counts, so the videos may lack a modality
+        best = compose(replace(first, preset=REFERENCE, factors="", factors_from=None))
         given = makers(settings.networks.given)
-        network, builders = with_own_networks(best.network, given, composition, best.clip, any_device())
-        spent = steps * _Row(REFERENCE, best, composition, network, builders, steps, "").flops(index.bands)
+        network, builders = with_own_networks(first.network, given, best, first.clip, any_device())
+        spent = steps * _step_flops(best, network, builders, first.clip, index.bands)
         for row in sized:
-            as_costly = max(1, round(spent / row.flops(index.bands)))
+            made = row.experiment
+            flops = _step_flops(made.composition, made.settings.network, made.builders, first.clip, index.bands)
+            as_costly = max(1, round(spent / flops))
             if as_costly != row.steps:
-                longer = replace(row.settings, steps=as_costly, epochs=0)
-                rows.append(row._replace(settings=longer, steps=as_costly))
+                rows.append(row._replace(settings=replace(row.settings, steps=as_costly, epochs=0)))
             elif "videos" not in settings.equal:
                 rows.append(row)
         shared.append(f"the FLOPs of {steps} steps of row {REFERENCE}")
     return rows, f"{' and '.join(settings.equal)}: {videos} videos per step, {' or '.join(shared)}"
 
 
-def _row(name: str, run: Pretrain, index: Index) -> _Row:
+def _row(name: str, run: Pretrain, index: Index) -> Row:
     """A row with this run. Raises UserError if it does not fit the videos."""
     experiment = resolve(run, index, any_device(), given=makers(run.networks.given))
-    steps = experiment.schedule.steps
-    checksum = experiment.data.factors_checksum
-    return _Row(name, run, experiment.composition, experiment.settings.network, experiment.builders, steps, checksum)
+    return Row(name, run, replace(experiment, words=None))  # word vectors may take 1.8 GB
+
+
+def _step_flops(composition: Composition, network: Network, builders: Builders, clip: Clip, bands: int) -> float:
+    """FLOPs of a step. Raises UserError if those of a network of the user's own cannot be counted."""
+    flops = step_flops(GDT(network, composition.modalities, builders), composition, clip, bands)
+    if not flops:
+        networks = " and ".join(own.name for own in network.own.values())
+        raise UserError(f"the FLOPs of {networks} cannot be counted; compare rows with --equal videos")
+    return flops
 
 
 def _pretraining(settings: Ablation, shards: Place, row: str, known: Transformations) -> Pretrain:

@@ -18,7 +18,7 @@ from torch.nn import functional
 from gdt.common.errors import UserError
 from gdt.eval.export import export
 from gdt.eval.protocols.attentive import AttentiveProbe
-from gdt.eval.protocols.finetune import EPOCHS, STATE, Classifier, Finetuning, Recipe, tiny
+from gdt.eval.protocols.finetune import EPOCHS, STATE, Classifier, Finetuning, Recipe, as_pretrained
 from gdt.eval.settings import Export
 from gdt.eval.subjects import FINETUNED, Fold
 from gdt.pipeline.clips import uniform_clips
@@ -53,7 +53,7 @@ def task(index: Index) -> Task:
 
 
 def quick(trained: Trained, **changes: Any) -> Recipe:
-    return replace(tiny(trained).spread_over(3), **({"clips": 2, "test_clips": 2, "batch": 16} | changes))
+    return replace(as_pretrained(trained, 4).spread_over(3), **({"clips": 2, "test_clips": 2, "batch": 16} | changes))
 
 
 def test_the_recipe_has_the_numbers_of_the_paper() -> None:
