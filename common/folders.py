@@ -27,12 +27,10 @@ class State(NamedTuple):
 
 
 class Folder(ABC):
-    """A folder of files. Paths of files are below it; for a local one, they may also be absolute."""
+    """A folder of files. Paths of files are below it."""
 
     name: str
     """The last part of its path."""
-    root: Path
-    """What the paths from `glob` begin with: nothing in a store."""
     remote: bool
     """Whether it is in a store, where there are no locks and no temporary folders, and reading is slow."""
     reads_at_once: int
@@ -86,7 +84,7 @@ class Folder(ABC):
 
     @abstractmethod
     def glob(self, pattern: str) -> list[Path]:
-        """Sorted paths, from `root` on, of the files whose path has as many parts as the pattern and matches it."""
+        """Sorted paths of the files whose path has as many parts as the pattern and matches it."""
 
     @abstractmethod
     def below(self, path: str) -> Folder: ...
@@ -188,7 +186,7 @@ class LocalFolder(Folder):
         return state_of(self.root / path)
 
     def glob(self, pattern: str) -> list[Path]:
-        return sorted(self.root.glob(pattern))
+        return sorted(path.relative_to(self.root) for path in self.root.glob(pattern))
 
     def below(self, path: str) -> Folder:
         return LocalFolder(self.root / path)

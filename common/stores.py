@@ -36,7 +36,6 @@ class RemoteFolder(Folder):
     """
 
     remote = True
-    root = Path()
     reads_at_once = 4 * _THREADS
 
     def __init__(self, url: str) -> None:

@@ -16,6 +16,7 @@ from torch import Tensor
 from gdt.common.commandline import gdt_command
 from gdt.common.errors import Unusable, UserError
 from gdt.common.files import require_new_file
+from gdt.common.folders import LocalFolder
 from gdt.common.stores import Place, folder_at
 from gdt.eval import parquet
 from gdt.eval.extract import uniform_outputs
@@ -110,7 +111,7 @@ def _decode(sources: Sequence[Place], scratch: Path, workers: int) -> tuple[Inde
     before: set[Path] = set()
     for number, source in enumerate(sources):
         folder = folder_at(source)
-        if not folder.remote:
+        if isinstance(folder, LocalFolder):
             _require_videos(folder.root, before)
         folder.gather(links / f"{number:08d}", MEDIA)
 

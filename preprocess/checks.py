@@ -141,9 +141,9 @@ def _require_few(rejected: Sequence[tuple[object, str]], videos: int, of: str, w
         )
 
 
-def require_names(listed: Listed, layout: str, layout_given: bool) -> None:
+def require_names(listed: Listed, source: Folder, layout: str, layout_given: bool) -> None:
     """Raise TooManyRejected if the names of too many files are at fault; `layout_given`: whether --layout was."""
-    faults = [(row.path, row.reason) for row in listed.missing if row.fault]
+    faults = [(source.address(row.path) if row.path else row.id, row.reason) for row in listed.missing if row.fault]
     option = "--layout folder" if layout_given else "--dataset <name> for the layout folder"
     way = "rename files" + (f", or set {option}, whose ids are paths" if layout != "folder" else "")
     _require_few(faults, len(listed.videos) + len(faults), "of", way)

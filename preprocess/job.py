@@ -100,7 +100,7 @@ def prepare(settings: Preprocess, build: str) -> PreprocessJob:
             "videos without one, so leave them out; with --dataset folder, labels.csv can move videos to other splits"
         )
     if not settings.allow_rejected:
-        checks.require_names(listed, layout, bool(settings.layout))
+        checks.require_names(listed, source, layout, bool(settings.layout))
     details = {
         **settings.extraction.identity,
         "bands": BANDS,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import PurePath
@@ -61,7 +60,7 @@ class Spoken:
 
     def _name(self, video: ListedVideo) -> str:
         """The name of its captions; empty without any."""
-        path = composed(os.path.relpath(video.path, self.source.root))
+        path = composed(video.path)
         suffix = video.path.suffix
         names = [video.id, path.removesuffix(suffix), path, video.id.removesuffix(suffix)]
         if "." in video.path.stem and not self.source.kind(video.path.with_suffix("")):

@@ -144,8 +144,7 @@ def _folder_videos(folder: Folder) -> Iterator[tuple[str, list[Caption]]]:
     """The video of each file; of several formats the last counts, as .vtt may hold the times of words."""
     for path in {path.with_suffix(""): path for path in _caption_files(folder)}.values():
         file = File(folder, path)
-        name = path.relative_to(folder.root).with_suffix("")
-        yield str(name), _usable(_READERS[path.suffix.lower()](file), str(file))
+        yield str(path.with_suffix("")), _usable(_READERS[path.suffix.lower()](file), str(file))
 
 
 def _caption_files(folder: Folder) -> Iterator[Path]:

@@ -59,15 +59,16 @@ def listing(dataset: str, source: SourceFiles) -> Iterator[ListedVideo | Missing
     empty = True
     unusable = ""
     for item in entry.listing(source):
+        where = source.folder.address(item.path) if item.path else ""
         if isinstance(item, Missing):
-            if item.path and not unusable:
-                unusable = f" that can be used ({source.folder.address(item.path)}: {item.reason})"
+            if where and not unusable:
+                unusable = f" that can be used ({where}: {item.reason})"
         else:
             empty = False
-        if not _NOT_UTF8.search(f"{item.id} {item.path}"):
+        if not _NOT_UTF8.search(f"{item.id} {where}"):
             yield item
         else:
-            readable = Path(str(item.path).encode(errors="replace").decode())
+            readable = Path(str(item.path).encode(errors="replace").decode()) if item.path else None
             yield Missing(ascii(item.id), "its name is not valid UTF-8; rename it", readable, fault=True)
     if empty:
         ignored = ignored_in_words(source.ignored)

@@ -31,7 +31,7 @@ def listing(source: SourceFiles, official: bool = False) -> Iterator[ListedVideo
     the tree changes it; if two videos would share that id, it is the path below `source`. With `official`, folders so
     named are splits, whatever is beside them.
     """
-    names = {path: composed(path.relative_to(source.root)) for path in source.files()}
+    names = {path: composed(path) for path in source.files()}
     shared = Counter(map(_below_split, names.values()))
     labels = Labels(source, chain(shared, names.values()))
     videos: list[tuple[str, ListedVideo]] = []

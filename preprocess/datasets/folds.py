@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 from gdt.common.errors import UserError
@@ -57,7 +57,7 @@ def listing(source: SourceFiles, name: str, lines: Iterable[Line], tree: str) ->
     lists, and for a video outside the folder of its class, since its label would be wrong.
     """
     entries = _entries(lines)
-    root = source.root / name if source.folder.kind(name) == "a folder" else source.root
+    root = Path(name) if source.folder.kind(name) == "a folder" else Path()
     for stem, path in source.named(first=root):
         entry = entries.get(stem.lower())
         if entry is None:

@@ -33,7 +33,7 @@ def listing(source: SourceFiles) -> Iterator[ListedVideo | Missing]:
     """Videos by the names of their files; label and split are from the csv or, if there is none, from the folders."""
     paths = [*source.folder.glob("[!.]*.csv"), *source.folder.glob("annotations/[!.]*.csv")]
     if not paths:
-        named = [(name, path, composed(path.relative_to(source.root))) for name, path in source.named()]
+        named = [(name, path, composed(path)) for name, path in source.named()]
         splits = folder.has_splits(source, [below for _, _, below in named])
         return (_named(folder.placed(ListedVideo(name, path), below, splits)) for name, path, below in named)
     rows = (row for path in paths for row in read_csv(File(source.folder, path), _COLUMNS, _segment))

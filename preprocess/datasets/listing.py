@@ -6,13 +6,13 @@ import hashlib
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 
 from gdt.common.errors import UserError
-from gdt.common.folders import File, Folder, state_of
+from gdt.common.folders import File, Folder, LocalFolder, state_of
 from gdt.preprocess.tables import composed
 
 SUFFIXES = (
@@ -81,7 +81,7 @@ class ListedVideo:
     id: str
     """Unique in the data set."""
     path: Path
-    """Of its file, as of `SourceFiles.files`; where it is decoded, on that machine."""
+    """Of its file, in the source; where it is decoded, on that machine."""
     label: str = ""
     """Class name; empty if unknown."""
     split: str = ""
@@ -113,7 +113,7 @@ class Missing:
     id: str
     reason: str
     path: Path | None = None
-    """The file, if there is one."""
+    """Of the file in the source, if there is one."""
     fault: bool = False
     """Whether it is a fault, of which many stop the run; lists may leave out most files, and that is none."""
 
@@ -150,14 +150,14 @@ def hash_of(path: Path) -> str:
 
 
 def walk(folder: Folder, first: Path | None = None) -> Iterator[tuple[str, list[str], Counter[str]]]:
-    """A folder and those below in a fixed order: path, sorted names of the files, and how much is left out.
+    """A folder and those below in a fixed order: path in it, sorted names of the files, and how much is left out.
 
     Begins with the folder `first` if it is given. Hidden files and folders, trash and the like are left out. Raises
     UserError for a folder that cannot be read.
     """
-    if folder.remote:
-        return _walk_names(folder, () if first is None else first.parts)
-    return _walk_links([first, folder.root] if first else [folder.root])
+    if isinstance(folder, LocalFolder):
+        return _walk_links(folder.root, first)
+    return _walk_names(folder, () if first is None else first.parts)
 
 
 def _walk_names(folder: Folder, first: tuple[str, ...]) -> Iterator[tuple[str, list[str], Counter[str]]]:
@@ -176,21 +176,23 @@ def _walk_names(folder: Folder, first: tuple[str, ...]) -> Iterator[tuple[str, l
     yield "", [], Counter({HIDDEN: len(hidden)})
 
 
-def _walk_links(roots: Sequence[Path]) -> Iterator[tuple[str, list[str], Counter[str]]]:
+def _walk_links(root: Path, first: Path | None) -> Iterator[tuple[str, list[str], Counter[str]]]:
     """`walk` on this machine: links to folders are followed at the end, and each folder is read once."""
 
     def refuse(error: OSError) -> None:
         raise UserError(f"cannot read the folder {error.filename}: {error.strerror}; check its disk and permissions")
 
     seen: set[str] = set()
-    waiting = list(map(str, roots))
-    for root in waiting:
-        for folder, subfolders, names in os.walk(root, onerror=refuse):
+    roots = [str(root)] if first is None else [str(root / first), str(root)]
+    waiting = [*roots]
+    for start in waiting:
+        for folder, subfolders, names in os.walk(start, onerror=refuse):
             real = os.path.realpath(folder)
-            is_root = folder in waiting[: len(roots)]
+            below = str(PurePath(folder).relative_to(root))
+            is_root = folder in roots
             if real in seen:
                 subfolders.clear()
-                yield folder, [], Counter({LISTED: int(not is_root)})
+                yield below, [], Counter({LISTED: int(not is_root)})
                 continue
             seen.add(real)
             total = len(subfolders) + len(names)
@@ -199,7 +201,7 @@ def _walk_links(roots: Sequence[Path]) -> Iterator[tuple[str, list[str], Counter
             links = [path for path in map(Path(folder).joinpath, subfolders) if path.is_symlink()]
             waiting += map(str, links)  # which os.walk does not enter
             hidden = total - len(subfolders) - len(shown)
-            yield folder, shown, Counter({HIDDEN: hidden, EMPTY: int(not total and not is_root)})
+            yield below, shown, Counter({HIDDEN: hidden, EMPTY: int(not total and not is_root)})
 
 
 def is_shown(name: str) -> bool:
@@ -214,16 +216,11 @@ class SourceFiles:
     notes: list[str] = field(default_factory=list)
     """How the folders were read, in words."""
 
-    @property
-    def root(self) -> Path:
-        """What the paths of its files begin with."""
-        return self.folder.root
-
     def file(self, name: str) -> File:
         return File(self.folder, PurePath(name))
 
     def files(self, first: Path | None = None) -> Iterator[Path]:
-        """Yield the paths with the suffix of a video or sound, whatever kind of file they are, in the order of `walk`.
+        """Yield the paths in it with the suffix of a video or sound, whatever kind of file, in the order of `walk`.
 
         Begins with the folder `first` if it is given. A sound next to a video of the same name is left out.
         """

@@ -20,9 +20,9 @@ def test_howto100m(tmp_path: Path) -> None:
         '0wR5jVB-WPk,Food and Entertaining,"Recipes, quick",12,105253\n-caPS4FHFF8,Home and Garden,,1,2\n'
     )
     assert list(DATASETS["howto100m"].listing(SourceFiles(LocalFolder(tmp_path)))) == [
-        ListedVideo("0wR5jVB-WPk", tmp_path / "0wR5jVB-WPk.mp4", "Food and Entertaining"),
-        ListedVideo("-caPS4FHFF8", tmp_path / "part1/-caPS4FHFF8.webm", "Home and Garden"),
-        unlisted(tmp_path / "part2/x/unlisted.mkv"),
+        ListedVideo("0wR5jVB-WPk", Path("0wR5jVB-WPk.mp4"), "Food and Entertaining"),
+        ListedVideo("-caPS4FHFF8", Path("part1/-caPS4FHFF8.webm"), "Home and Garden"),
+        unlisted(Path("part2/x/unlisted.mkv")),
         Missing(
             "missing0001", "listed in HowTo100M_v1.csv, but there is no file of this name with the suffix of a video"
         ),

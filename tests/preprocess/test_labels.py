@@ -21,7 +21,7 @@ def videos(root: Path) -> dict[str, ListedVideo]:
 
 
 def paths(root: Path) -> dict[str, str]:
-    return {name: str(video.path.relative_to(root)) for name, video in videos(root).items()}
+    return {name: str(video.path) for name, video in videos(root).items()}
 
 
 def write(root: Path, text: str | bytes) -> None:
@@ -85,7 +85,7 @@ def test_names_of_the_first_column_and_formats_of_spreadsheets(
     touch(tmp_path, "a.mp4")
     rows = ((first, "label", "x"), ("a.mp4", "ü", "1"))
     write(tmp_path, "".join(delimiter.join(row) + end for row in rows).encode(encoding))
-    assert videos(tmp_path)["a.mp4"] == ListedVideo("a.mp4", tmp_path / "a.mp4", "ü", columns=(("x", "1"),))
+    assert videos(tmp_path)["a.mp4"] == ListedVideo("a.mp4", Path("a.mp4"), "ü", columns=(("x", "1"),))
 
 
 def test_absolute_paths_names_without_suffix_and_a_column_class(tmp_path: Path) -> None:
