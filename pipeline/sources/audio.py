@@ -11,7 +11,7 @@ import torch
 
 from gdt.pipeline.leaves import Leaves
 from gdt.pipeline.shards.layout import MEL_FLOOR
-from gdt.pipeline.sources.base import InputSource, Part, ahead, chunks
+from gdt.pipeline.sources.base import InputSource, Part, SourceContext, ahead, chunks
 
 if TYPE_CHECKING:  # DALI is imported only where it decodes
     from gdt.pipeline.graphs import Pipeline
@@ -26,7 +26,10 @@ class AudioSource(InputSource):
     """float32 [n, 1, bands, mel_frames]."""
 
     modality = "audio"
-    _graph: Pipeline | None = None
+
+    def __init__(self, context: SourceContext) -> None:
+        super().__init__(context)
+        self._graph: Pipeline | None = None
 
     def parts(self, batches: Iterator[Leaves]) -> Iterator[Part]:
         begun = ((leaves, self._begin(leaves)) for leaves in batches)

@@ -44,9 +44,10 @@ def ahead(items: Iterable[T], clips: int, count: Callable[[T], int]) -> Iterator
     yield from waiting
 
 
-@dataclass(eq=False)
-class InputSource(ABC):
-    modality: ClassVar[str]
+@dataclass(frozen=True)
+class SourceContext:
+    """What the sources of a loader share."""
+
     reader: ShardReader
     clip: Clip
     device: torch.device
@@ -55,14 +56,20 @@ class InputSource(ABC):
     loading: Loading
     words: WordVectors | None
 
-    def __post_init__(self) -> None:
-        self.index = self.reader.index
-        self.prepare()
-        # one pool per source, so that no modality waits for another's disk reads
-        self._pool = ThreadPoolExecutor(self.loading.readers, thread_name_prefix="reader")
 
-    def prepare(self) -> None:  # noqa: B027 - optional
-        """Set up further resources of the source. Raises UserError if that fails."""
+class InputSource(ABC):
+    modality: ClassVar[str]
+
+    def __init__(self, context: SourceContext) -> None:
+        """Raises UserError if the source lacks something."""
+        self.reader = context.reader
+        self.index = context.reader.index
+        self.clip = context.clip
+        self.device = context.device
+        self.statistics = context.statistics
+        self.loading = context.loading
+        # one pool per source, so that no modality waits for another's disk reads
+        self._pool = ThreadPoolExecutor(context.loading.readers, thread_name_prefix="reader")
 
     def close(self) -> None:
         """Cancel pending reads."""

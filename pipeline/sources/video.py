@@ -15,13 +15,14 @@ from gdt.pipeline.colour import Pixels, affine
 from gdt.pipeline.engines import CpuEngine, DaliEngine, DecodingRun
 from gdt.pipeline.leaves import Leaves
 from gdt.pipeline.shards.index import Index
-from gdt.pipeline.sources.base import InputSource, Part, ahead, chunks
+from gdt.pipeline.sources.base import InputSource, Part, SourceContext, ahead, chunks
 
 
 class VideoSource(InputSource):
     modality = "video"
 
-    def prepare(self) -> None:
+    def __init__(self, context: SourceContext) -> None:
+        super().__init__(context)
         engine = DaliEngine if self.loading.decoder == "gpu" else CpuEngine
         self._engine: CpuEngine | DaliEngine = engine(self.clip, self.loading, self.device)
         self._floats: dict[torch.dtype, torch.Tensor] = {}
