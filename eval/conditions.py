@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from gdt.eval.protocols import PROTOCOLS
 from gdt.eval.settings import Downstream
-from gdt.eval.subjects import Data, Fold, folds, gallery_split
+from gdt.eval.subjects import Data, Fold
 from gdt.pipeline.word2vec import WordVectors
 
 _VERSION = 6
@@ -32,51 +31,12 @@ def decisive_settings(settings: Downstream, protocol: str) -> dict[str, Any]:
     return {name: getattr(settings, name) for name in ("clips", *PROTOCOLS[protocol].settings) if name not in _RESOLVED}
 
 
-def conditions(
+def conditions_of(
     settings: Downstream, protocol: str, data: Data, fold: Fold, device: str, words: WordVectors | None
 ) -> str:
     """Digest of all that decides a protocol's numbers on a fold, besides the model."""
     videos = data.fingerprint, data.split, fold.digest, words_of(protocol, words)
     return _digest([_VERSION, protocol, decisive_settings(settings, protocol), videos, device])
-
-
-class PlannedProtocol(NamedTuple):
-    """What an evaluation does with a protocol and a column of labels, for any model."""
-
-    settings: Downstream
-    """Of this column, with its gallery."""
-    data: Data
-    """With the labels of this column."""
-    protocol: str
-    folds: list[Fold]
-    conditions: list[str]
-    """Of each fold."""
-
-
-def planned_protocols(
-    settings: Downstream,
-    data: Data,
-    device: str,
-    words: WordVectors | None,
-    choose: Callable[[Downstream, Data], Sequence[str]],
-) -> Iterator[PlannedProtocol]:
-    """The protocols of an evaluation, for every column of labels; `choose` names those of a column.
-
-    Raises UserError as `folds` does.
-    """
-    for number, label in enumerate(settings.labels):
-        of_label = replace(data, index=data.index.labelled(label))
-        of_column = replace(settings, label=label)
-        protocols = choose(of_column, of_label)
-        if any("gallery_split" in PROTOCOLS[name].settings for name in protocols):  # others refuse it
-            gallery = gallery_split(settings.gallery_split, of_label.index, data.split)
-            of_column = replace(of_column, gallery_split=gallery)
-        for protocol in protocols:
-            if number and not PROTOCOLS[protocol].labels:
-                continue  # it is the same for every column of labels
-            found = folds(of_column, protocol, of_label.index, data.split)
-            keys = [conditions(of_column, protocol, of_label, fold, device, words) for fold in found]
-            yield PlannedProtocol(of_column, of_label, protocol, found, keys)
 
 
 def words_of(protocol: str, words: WordVectors | None) -> str:

@@ -9,31 +9,28 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tqdm import tqdm
 
 from gdt.common.commandline import arguments_of, gdt_command
-from gdt.common.errors import UserError, explain_out_of_memory
+from gdt.common.errors import explain_out_of_memory
 from gdt.common.files import locked
 from gdt.eval import answers, results
 from gdt.eval.answers import Answers
-from gdt.eval.conditions import decisive_settings, only_decisive, planned_protocols, words_of
-from gdt.eval.evaluator import Evaluator
-from gdt.eval.extract import require_network
+from gdt.eval.conditions import decisive_settings, only_decisive, words_of
+from gdt.eval.jobs import Job, plan_jobs
 from gdt.eval.processes import job_limit, run_command, run_parallel
 from gdt.eval.protocols import PROTOCOLS
-from gdt.eval.protocols.finetune import EPOCHS, STATE, Finetuning
+from gdt.eval.protocols.finetune import finished_epochs, planned_epochs, remove_state
 from gdt.eval.results import RANDOM, RESULTS, Result
 from gdt.eval.settings import Downstream
-from gdt.eval.subjects import Data, Fold, Subject, default_checkpoint, folds, several_labels, subjects
+from gdt.eval.subjects import Data, Fold, default_checkpoint, subjects
 from gdt.eval.tables import pivot, write_tables
 from gdt.pipeline.shards.index import names_in
-from gdt.pipeline.word2vec import WordVectors
 from gdt.train.checkpoint import load_trained
-from gdt.train.models.gdt import any_device
 from gdt.train.models.given import Given, makers
 from gdt.train.provenance import provenance_of
 from gdt.train.run import home_of
@@ -49,31 +46,6 @@ class Evaluation:
     """Name and digest of the weights of this call's models."""
     text: str
     out: Path
-
-
-@dataclass(frozen=True)
-class Job:
-    """The evaluation of a model by a protocol on a fold, with the labels of a column."""
-
-    evaluator: Evaluator
-    model: Subject
-    protocol: str
-    fold: Fold
-    conditions: str
-
-    @property
-    def identity(self) -> tuple[str, str, str]:
-        return self.conditions, self.model.name, self.model.digest
-
-    @property
-    def folder(self) -> Path:
-        """Folder of a finetuning."""
-        fold = f"fold{self.fold.number}-" if self.fold.number else ""
-        return self.evaluator.out / self.model.folder / f"{self.protocol}-{fold}{self.conditions[:8]}"
-
-    @property
-    def name(self) -> str:
-        return f"{self.model.name_on(self.fold)}, {self.protocol}"
 
 
 def downstream(settings: Downstream) -> str:
@@ -108,7 +80,7 @@ def evaluate(settings: Downstream, networks: Mapping[str, Sequence[Given]] | Non
     # in a subprocess, the parent holds the lock
     lock = locked(out, "set --out to another folder") if settings.tables else contextlib.nullcontext()
     with lock, explain_out_of_memory("lower --jobs; finished results are kept"):
-        jobs = sorted(plan_jobs(settings, data, compared, out), key=lambda job: compared.index(job.model))
+        jobs = plan_jobs(settings, data, compared, out)
         done = {result.identity for result in results.read(out / RESULTS)}
         todo = list({job.identity: job for job in jobs if job.identity not in done}.values())
         for job in todo:
@@ -123,103 +95,6 @@ def evaluate(settings: Downstream, networks: Mapping[str, Sequence[Given]] | Non
         if settings.tables:
             text = write_tables(out, pivot(every, answers=answers.read_all(out, every)), every)
     return Evaluation(every, [(model.name, model.digest) for model in compared], text, out)
-
-
-def plan_jobs(settings: Downstream, data: Data, compared: Sequence[Subject], out: Path) -> Iterator[Job]:
-    """The jobs of an evaluation. Raises UserError if models, data and settings do not fit."""
-    device = any_device()
-    words = None
-    if settings.word2vec:
-        words = WordVectors.of(data.index, settings.word2vec)
-        for model in compared:
-            _require_same_words(model, words, settings.word2vec)
-    written = any("text" in model.trained.model.modalities for model in compared)
-
-    evaluator: Evaluator | None = None
-
-    def choose(of_column: Downstream, of_label: Data) -> list[str]:
-        return choose_protocols(of_column, of_label, compared)
-
-    for part in planned_protocols(settings, data, device.type, words, choose):
-        if written and not (settings.protocols or settings.word2vec):
-            print("text is not evaluated; set --word2vec to the file that the shards were made with", flush=True)
-            written = False  # said once
-        if evaluator is None or evaluator.data is not part.data:  # one for a column, which keeps features
-            evaluator = Evaluator(part.settings, part.data, device, out, words)
-        protocol = PROTOCOLS[part.protocol]
-        for model in compared:
-            if protocol.labels:
-                _require_fit(model, part.settings, part.data, part.folds)
-            if protocol.pairs and not settings.protocols and not _has_pairs(model, settings, data):
-                print(f"{model.name} is skipped in {part.protocol}: the videos have fewer than two of its modalities")
-                continue
-            for fold, key in zip(part.folds, part.conditions, strict=True):
-                yield Job(evaluator, model, part.protocol, fold, key)
-
-
-def choose_protocols(settings: Downstream, data: Data, compared: Sequence[Subject]) -> list[str]:
-    """The protocols of --protocols, or the default ones that suit the models and the data.
-
-    Raises UserError if none does.
-    """
-    if settings.protocols:
-        return [name for name in PROTOCOLS if name in settings.protocols]
-    several = bool(several_labels(data.index))
-    suitable = {name: kind.several if several else kind.default for name, kind in PROTOCOLS.items()}
-    labelled = [name for name, kind in PROTOCOLS.items() if kind.labels and suitable[name]]
-    reason = ""
-    try:
-        for name in labelled:
-            folds(settings, name, data.index, data.split)
-    except UserError as error:
-        if settings.requires_labels:
-            raise
-        reason = f"{' and '.join(labelled)} skipped: {error}"
-    pairs = settings.modalities == ("video",) and any(_has_pairs(model, settings, data) for model in compared)
-    paired = [name for name, kind in PROTOCOLS.items() if kind.default and kind.pairs and pairs]
-    chosen = [*paired, *([] if reason else labelled)]
-    if not chosen:
-        raise UserError(
-            "nothing to evaluate: no model shares two modalities with these videos (text needs --word2vec), and "
-            f"{reason}"
-        )
-    if reason:
-        print(reason, flush=True)
-    return chosen
-
-
-def _has_pairs(model: Subject, settings: Downstream, data: Data) -> bool:
-    """Whether the model has two modalities that the videos have."""
-    return len(model.embedded_modalities(data.index, settings)) > 1
-
-
-def _require_fit(model: Subject, settings: Downstream, data: Data, evaluated: Sequence[Fold]) -> None:
-    """Raise UserError if a model lacks a network, or was finetuned on labels of query videos."""
-    for name in settings.modalities:
-        require_network(model.trained, name)
-    origin = model.trained.origin
-    if not origin or not origin.finetuned_on or model.random:
-        return
-    fingerprint, number = origin.finetuned_on
-    others = [fold.number for fold in evaluated if fold.number != number]
-    if others and fingerprint == data.fingerprint:
-        raise UserError(
-            f"{model.path} was finetuned on fold {number} of these videos, so it knows test labels of fold "
-            f"{others[0]}; set --folds {number}"
-        )
-
-
-def _require_same_words(model: Subject, words: WordVectors, path: Path) -> None:
-    """Raise UserError if a text model was trained with other word vectors."""
-    trained = model.trained
-    if "text" not in trained.model.modalities:
-        return
-    same = trained.words_checksum in ("", words.checksum)
-    if not same or trained.model.network.word_dimensions != words.dimensions:
-        raise UserError(
-            f"{model.path} was trained with other word vectors than those of {path}; set --word2vec to the file of its "
-            "training"
-        )
 
 
 def _run(job: Job) -> None:
@@ -243,7 +118,8 @@ def _run(job: Job) -> None:
     queries = fold.queries if outcome.queries is None else outcome.queries
     answers.write(evaluator.out, result.identity, Answers.of(queries, outcome.metrics))
     results.append(evaluator.out / RESULTS, result)
-    (job.folder / STATE).unlink(missing_ok=True)
+    if PROTOCOLS[job.protocol].trains:
+        remove_state(job.folder)
     name, first = next(iter(result.metrics.items()))
     print(f"[{time.perf_counter() - start:4.0f} s] {job.name}: {name} {first.value:.1f} %", flush=True)
 
@@ -300,15 +176,14 @@ def _finetune_all(jobs: Sequence[Job], limit: int) -> None:
         job.folder.mkdir(parents=True, exist_ok=True)
         run_command(_command(job), job.folder / "log.txt", gpu, f"finetuning {job.name}", stop)
 
-    def finished_epochs() -> int:
-        logs = (job.folder / EPOCHS for job in jobs)
-        return sum(len(log.read_bytes().splitlines()) for log in logs if log.is_file())
+    def finished() -> int:
+        return sum(finished_epochs(job.folder) for job in jobs)
 
     logs = f"{jobs[0].evaluator.out}/*/{jobs[0].protocol}-*/log.txt"
     print(f"{len(jobs)} finetuning runs, {limit} in parallel; logs: {logs}")
-    total = Finetuning.recipe_of(jobs[0].evaluator.settings, jobs[0].model.trained).epochs * len(jobs)
-    with tqdm(total=total, initial=finished_epochs(), unit="epoch", desc="finetune", mininterval=1.0) as bar:
-        for job in run_parallel(jobs, run, limit, lambda: bar.update(finished_epochs() - bar.n)):
+    total = planned_epochs(jobs[0].evaluator.settings, jobs[0].model.trained) * len(jobs)
+    with tqdm(total=total, initial=finished(), unit="epoch", desc="finetune", mininterval=1.0) as bar:
+        for job in run_parallel(jobs, run, limit, lambda: bar.update(finished() - bar.n)):
             bar.write(f"{job.name}: done")
 
 

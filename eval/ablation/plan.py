@@ -13,7 +13,7 @@ from gdt.common.errors import UserError
 from gdt.common.serialization import to_json
 from gdt.common.stores import Place
 from gdt.eval.ablation.settings import Ablation
-from gdt.eval.conditions import planned_protocols
+from gdt.eval.jobs import planned_protocols
 from gdt.eval.protocols import PROTOCOLS
 from gdt.eval.results import RANDOM, Result
 from gdt.eval.settings import Downstream

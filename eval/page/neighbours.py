@@ -17,7 +17,7 @@ from threadpoolctl import threadpool_limits
 from gdt.common.errors import UserError
 from gdt.common.streams import Stream, generator
 from gdt.eval import extract
-from gdt.eval.conditions import conditions, features_path
+from gdt.eval.conditions import conditions_of, features_path
 from gdt.eval.drawing import COLOURS, STYLE, data_uri, marker, picture
 from gdt.eval.results import Result
 from gdt.eval.settings import Downstream
@@ -64,7 +64,7 @@ def by_features(row: Result, root: Path, trained: Trained) -> Neighbours:
     data = Data(row.dataset, index, fingerprint(index), row.query_split)
     asked = Downstream(folds=(row.fold,) if row.fold else (), **row.settings)
     fold, *_ = folds(asked, row.protocol, index, row.query_split)
-    now = {conditions(asked, row.protocol, data, fold, device, None): device for device in ("cpu", "cuda")}
+    now = {conditions_of(asked, row.protocol, data, fold, device, None): device for device in ("cpu", "cuda")}
     if row.conditions not in now:
         raise UserError(f"videos, splits or labels of {index.folder} have changed since; evaluate again")
     fold = fold.having(index, trained.settings.clip, asked.modalities)

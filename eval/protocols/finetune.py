@@ -44,6 +44,21 @@ EPOCHS = "finetune.jsonl"
 """Files of a run besides the finetuned weights: the state to resume from, and loss and accuracy per epoch."""
 
 
+def planned_epochs(settings: Downstream, trained: Trained) -> int:
+    return Finetuning.recipe_of(settings, trained).epochs
+
+
+def finished_epochs(folder: Path) -> int:
+    """Epochs of the run in a folder so far."""
+    log = folder / EPOCHS
+    return len(log.read_bytes().splitlines()) if log.is_file() else 0
+
+
+def remove_state(folder: Path) -> None:
+    """Remove what a finished run needs no more."""
+    (folder / STATE).unlink(missing_ok=True)
+
+
 def finetune(evaluator: Evaluator, model: Subject, fold: Fold, folder: Path) -> Outcome:
     """Top-1 and top-5 accuracy of the finetuned network, of videos and of clips."""
     return train_and_test(Finetuning, evaluator, model, fold, folder)

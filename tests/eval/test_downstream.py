@@ -26,7 +26,7 @@ import gdt
 from gdt.common.commandline import parse
 from gdt.common.errors import UserError
 from gdt.eval import extract
-from gdt.eval.conditions import conditions
+from gdt.eval.conditions import conditions_of
 from gdt.eval.downstream import downstream
 from gdt.eval.embed import features, features_of
 from gdt.eval.evaluator import Evaluator, Outcome
@@ -352,7 +352,7 @@ def test_other_vectors_of_the_same_words_are_other_conditions(checkpoint: Path, 
     data = Data.open(checkpoint, load_trained(checkpoint), "ucf101", ucf, "", "")
     fold, one = held_out(data.index, "test"), WordVectors(np.ones((2, 3), np.float16), ("a", "b"))
     words = one, replace(one, vectors=2 * one.vectors), None
-    assert len({conditions(Downstream(), "cross-modal", data, fold, "cpu", each) for each in words}) == 3
+    assert len({conditions_of(Downstream(), "cross-modal", data, fold, "cpu", each) for each in words}) == 3
 
 
 def test_a_finetuning_process_gets_every_setting(

@@ -21,7 +21,7 @@ from gdt.eval.ablation.settings import Ablation
 from gdt.eval.card import _portable
 from gdt.eval.downstream import evaluate
 from gdt.eval.export import export
-from gdt.eval.protocols.finetune import Finetuning, tiny
+from gdt.eval.protocols.finetune import Finetuning, as_pretrained
 from gdt.eval.results import Result
 from gdt.eval.settings import Downstream, Export
 from gdt.eval.subjects import Fold
@@ -73,7 +73,7 @@ def evil(checkpoint: Path, index: Index, tmp_path_factory: pytest.TempPathFactor
     portable.write(folder / "evil.safetensors", trained)
     train = (index.split == "train").nonzero()[0]
     fold = Fold(0, train, train, index.label[train].astype(str), index.label[train].astype(str))
-    Finetuning(trained, index, fold, tiny(trained), 0, CPU, folder)._save_weights()
+    Finetuning(trained, index, fold, as_pretrained(trained, 4), 0, CPU, folder)._save_weights()
     assert not ran.exists()
     return folder
 

@@ -1,0 +1,182 @@
+"""What an evaluation consists of: protocols by columns of labels, then jobs by models and folds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NamedTuple
+
+from gdt.common.errors import UserError
+from gdt.eval.conditions import conditions_of
+from gdt.eval.evaluator import Evaluator
+from gdt.eval.extract import require_network
+from gdt.eval.protocols import PROTOCOLS
+from gdt.eval.settings import Downstream
+from gdt.eval.subjects import Data, Fold, Subject, folds, gallery_split, several_labels
+from gdt.pipeline.word2vec import WordVectors
+from gdt.train.models.gdt import any_device
+
+
+class PlannedProtocol(NamedTuple):
+    """What an evaluation does with a protocol and a column of labels, for any model."""
+
+    settings: Downstream
+    """Of this column, with its gallery."""
+    data: Data
+    """With the labels of this column."""
+    protocol: str
+    folds: list[Fold]
+    conditions: list[str]
+    """Of each fold."""
+
+
+def planned_protocols(
+    settings: Downstream,
+    data: Data,
+    device: str,
+    words: WordVectors | None,
+    choose: Callable[[Downstream, Data], Sequence[str]],
+) -> list[PlannedProtocol]:
+    """The protocols of an evaluation, for every column of labels; `choose` names those of a column.
+
+    Raises UserError as `folds` does.
+    """
+    planned = []
+    for number, label in enumerate(settings.labels):
+        of_label = replace(data, index=data.index.labelled(label))
+        of_column = replace(settings, label=label)
+        protocols = choose(of_column, of_label)
+        if any("gallery_split" in PROTOCOLS[name].settings for name in protocols):  # others refuse it
+            gallery = gallery_split(settings.gallery_split, of_label.index, data.split)
+            of_column = replace(of_column, gallery_split=gallery)
+        for protocol in protocols:
+            if number and not PROTOCOLS[protocol].labels:
+                continue  # it is the same for every column of labels
+            found = folds(of_column, protocol, of_label.index, data.split)
+            keys = [conditions_of(of_column, protocol, of_label, fold, device, words) for fold in found]
+            planned.append(PlannedProtocol(of_column, of_label, protocol, found, keys))
+    return planned
+
+
+@dataclass(frozen=True)
+class Job:
+    """The evaluation of a model by a protocol on a fold, with the labels of a column."""
+
+    evaluator: Evaluator
+    model: Subject
+    protocol: str
+    fold: Fold
+    conditions: str
+
+    @property
+    def identity(self) -> tuple[str, str, str]:
+        return self.conditions, self.model.name, self.model.digest
+
+    @property
+    def folder(self) -> Path:
+        """Folder of a finetuning."""
+        fold = f"fold{self.fold.number}-" if self.fold.number else ""
+        return self.evaluator.out / self.model.folder / f"{self.protocol}-{fold}{self.conditions[:8]}"
+
+    @property
+    def name(self) -> str:
+        return f"{self.model.name_on(self.fold)}, {self.protocol}"
+
+
+def plan_jobs(settings: Downstream, data: Data, compared: Sequence[Subject], out: Path) -> list[Job]:
+    """The jobs of an evaluation, model by model. Raises UserError if models, data and settings do not fit."""
+    device = any_device()
+    words = None
+    if settings.word2vec:
+        words = WordVectors.of(data.index, settings.word2vec)
+        for model in compared:
+            _require_same_words(model, words, settings.word2vec)
+
+    def choose(of_column: Downstream, of_label: Data) -> list[str]:
+        return choose_protocols(of_column, of_label, compared)
+
+    planned = planned_protocols(settings, data, device.type, words, choose)
+    written = any("text" in model.trained.model.modalities for model in compared)
+    if written and not (settings.protocols or settings.word2vec):
+        print("text is not evaluated; set --word2vec to the file that the shards were made with", flush=True)
+    # one for a column of labels, which keeps features
+    evaluators = {part.settings.label: Evaluator(part.settings, part.data, device, out, words) for part in planned}
+    jobs = []
+    for model in compared:
+        for part in planned:
+            protocol = PROTOCOLS[part.protocol]
+            if protocol.labels:
+                _require_fit(model, part.settings, part.data, part.folds)
+            if protocol.pairs and not settings.protocols and not _has_pairs(model, settings, data):
+                print(f"{model.name} is skipped in {part.protocol}: the videos have fewer than two of its modalities")
+                continue
+            evaluator = evaluators[part.settings.label]
+            for fold, conditions in zip(part.folds, part.conditions, strict=True):
+                jobs.append(Job(evaluator, model, part.protocol, fold, conditions))
+    return jobs
+
+
+def choose_protocols(settings: Downstream, data: Data, compared: Sequence[Subject]) -> list[str]:
+    """The protocols of --protocols, or the default ones that suit the models and the data.
+
+    Raises UserError if none does.
+    """
+    if settings.protocols:
+        return [name for name in PROTOCOLS if name in settings.protocols]
+    several = bool(several_labels(data.index))
+    suitable = {name: kind.several if several else kind.default for name, kind in PROTOCOLS.items()}
+    labelled = [name for name, kind in PROTOCOLS.items() if kind.labels and suitable[name]]
+    reason = ""
+    try:
+        for name in labelled:
+            folds(settings, name, data.index, data.split)
+    except UserError as error:
+        if settings.requires_labels:
+            raise
+        reason = f"{' and '.join(labelled)} skipped: {error}"
+    pairs = settings.modalities == ("video",) and any(_has_pairs(model, settings, data) for model in compared)
+    paired = [name for name, kind in PROTOCOLS.items() if kind.default and kind.pairs and pairs]
+    chosen = [*paired, *([] if reason else labelled)]
+    if not chosen:
+        raise UserError(
+            "nothing to evaluate: no model shares two modalities with these videos (text needs --word2vec), and "
+            f"{reason}"
+        )
+    if reason:
+        print(reason, flush=True)
+    return chosen
+
+
+def _has_pairs(model: Subject, settings: Downstream, data: Data) -> bool:
+    """Whether the model has two modalities that the videos have."""
+    return len(model.embedded_modalities(data.index, settings)) > 1
+
+
+def _require_fit(model: Subject, settings: Downstream, data: Data, evaluated: Sequence[Fold]) -> None:
+    """Raise UserError if a model lacks a network, or was finetuned on labels of query videos."""
+    for name in settings.modalities:
+        require_network(model.trained, name)
+    origin = model.trained.origin
+    if not origin or not origin.finetuned_on or model.random:
+        return
+    fingerprint, number = origin.finetuned_on
+    others = [fold.number for fold in evaluated if fold.number != number]
+    if others and fingerprint == data.fingerprint:
+        raise UserError(
+            f"{model.path} was finetuned on fold {number} of these videos, so it knows test labels of fold "
+            f"{others[0]}; set --folds {number}"
+        )
+
+
+def _require_same_words(model: Subject, words: WordVectors, path: Path) -> None:
+    """Raise UserError if a text model was trained with other word vectors."""
+    trained = model.trained
+    if "text" not in trained.model.modalities:
+        return
+    same = trained.words_checksum in ("", words.checksum)
+    if not same or trained.model.network.word_dimensions != words.dimensions:
+        raise UserError(
+            f"{model.path} was trained with other word vectors than those of {path}; set --word2vec to the file of its "
+            "training"
+        )
