@@ -51,6 +51,10 @@ refused := $(filter-out $(takes_$(goal)) PYTHON SETUP MAKE%,$(typed))
 $(if $(refused),$(error 'make $(goal)' has no variable $(refused); it has $(or $(takes_$(goal)),none)))
 
 variables := DATASET SOURCE PRESET FACTORS CKPT SEED STEPS SIZE GPUS
+# the environment may hold such names by chance, so only what is typed after make counts
+inherited := $(foreach name,$(variables) ARGS,$(if $(filter environment,$(origin $(name))),$(name)))
+$(foreach name,$(filter $(inherited),$(takes_$(goal))),$(warning $(name) of the environment is not used: type $(name)=... after make))
+$(foreach name,$(inherited),$(eval undefine $(name)))
 export $(variables)
 options = $(if $(DATASET),--dataset "$$DATASET") $(if $(SOURCE),--source "$$SOURCE") \
   $(if $(PRESET),--preset "$$PRESET") $(if $(FACTORS),--factors "$$FACTORS") $(if $(CKPT),--ckpt $$CKPT) \

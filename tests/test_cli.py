@@ -198,6 +198,15 @@ def test_make_refuses_a_variable_that_the_target_does_not_take(typed: str) -> No
     assert done.returncode == 2 and f"'make {target}' has no variable {variable}; it has " in done.stderr
 
 
+def test_make_takes_no_variable_of_the_environment() -> None:
+    done = make("pretrain", "PRESET=e", SIZE="3", SOURCE="x")
+    assert done.stdout == "[-m][gdt][pretrain][--preset][e]"
+    assert (
+        "SIZE of the environment is not used: type SIZE=... after make" in done.stderr and "SOURCE" not in done.stderr
+    )
+    assert make("eval-ucf", DATASET="x").stdout.count("--dataset") == 1
+
+
 def test_make_lists_every_target() -> None:
     listed = set(re.findall(r"make ([a-z0-9-]+)", make().stdout))
     targets = re.search(r"^\.PHONY: help ((?:.*\\\n)*.*)", (ROOT / "Makefile").read_text(), re.M)
