@@ -65,32 +65,24 @@ _PATIENCE = 10.0
 INTERRUPTED = "interrupted; run the same command again to resume"
 _MOST = 2**31 - 1
 """The largest accepted number, so that products of two fit into 64 bits."""
+ABOVE_ZERO = 1e-6
+"""The least value of settings that must be above 0."""
 
 
-def require_positive(
-    settings: object, group: str, *names: str, least: int = 1, most: int = _MOST, why: str = ""
+def require_range(
+    settings: object, *names: str, least: float = 1, most: float = _MOST, group: str = "", why: str = ""
 ) -> None:
-    """Raise UserError, naming the option --group.name, if one of the settings is below `least` or above `most`."""
+    """Raise UserError, naming the option --group.name, unless settings are within these bounds."""
     for name in names:
-        option = ".".join(filter(None, (group, name.replace("_", "-"))))
-        if getattr(settings, name) > most:
-            raise UserError(f"--{option} is {getattr(settings, name)}; it must be {most} or less")
-        if not getattr(settings, name) >= least:
-            because = f", {why}" if why else ""
-            raise UserError(f"--{option} is {getattr(settings, name)}; it must be {least} or more{because}")
-
-
-POSITIVE_RANGE = (1e-6, 1_000_000)
-"""Range of settings that are above 0."""
-
-
-def require_in_range(settings: object, **ranges: tuple[float, float]) -> None:
-    """Raise UserError, naming the option, unless the settings are within these bounds."""
-    for name, (least, most) in ranges.items():
         value = getattr(settings, name)
-        if not least <= value <= most:
-            option = name.replace("_", "-")
-            raise UserError(f"--{option} is {value:g}; it must be from {least:g} to {most:,.15g}")
+        if least <= value <= most:
+            continue
+        option = ".".join(filter(None, (group, name.replace("_", "-"))))
+        rule = f"from {least:g} to {most:,.15g}"
+        if most == _MOST and not value > most:
+            rule = f"{least:g} or more"
+        because = f", {why}" if why else ""
+        raise UserError(f"--{option} is {value}; it must be {rule}{because}")
 
 
 _OUT_OF_MEMORY = re.compile(

@@ -6,6 +6,8 @@ import math
 
 Z = 1.959963984540054
 """97.5 % quantile of the normal distribution."""
+FEWEST_VIDEOS = 20
+"""Fewest held-out videos whose recall says anything."""
 
 
 def wilson(share: float, answers: float) -> tuple[float, float]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from gdt.common.errors import UserError, require_positive
+from gdt.common.errors import UserError, require_range
 from gdt.common.location import Location
 from gdt.eval.protocols import PROTOCOLS
 from gdt.train.models.network import NO_NETWORKS, CheckpointNetworks
@@ -77,9 +77,9 @@ class Downstream:
     """Size of this machine's cache of shards in a store, such as 500GB; default: most of the free disk."""
 
     def __post_init__(self) -> None:
-        require_positive(self, "", "clips", most=1000)
+        require_range(self, "clips", most=1000)
         counts = ("epochs", "clips_per_epoch", "train_samples", "seed", "jobs")
-        require_positive(self, "", *counts, least=0)
+        require_range(self, *counts, least=0)
         if self.lr < 0:
             raise UserError(f"--lr is {self.lr:g}; it must be 0 or more")
         if not self.linear_c > 0:
@@ -158,7 +158,7 @@ class Embed:
             raise UserError(
                 "set --source to files or folders of videos, or --dataset to a preprocessed data set, but not both"
             )
-        require_positive(self, "", "clips", most=1000)
+        require_range(self, "clips", most=1000)
         if self.out.suffix not in (".h5", ".npz", ".parquet"):
             raise UserError(f"--out is {self.out}; its name must end in .h5, .npz or .parquet")
 
@@ -181,7 +181,7 @@ class Nearest:
     """Those that the checkpoint was trained with."""
 
     def __post_init__(self) -> None:
-        require_positive(self, "", "k")
+        require_range(self, "k")
 
 
 @dataclass(frozen=True)

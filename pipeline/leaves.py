@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from gdt.common.errors import UserError, require_positive
+from gdt.common.errors import UserError, require_range
 
 MODALITIES = ("video", "audio", "text")
 """Names of the modalities; plans store their indices."""
@@ -31,7 +31,7 @@ class Clip:
     """Length of a text clip from the start of the video clip, seconds."""
 
     def __post_init__(self) -> None:
-        require_positive(self, "clip", "frames", "stride", "size", "mel_frames", "words")
+        require_range(self, "frames", "stride", "size", "mel_frames", "words", group="clip")
         if not self.words_seconds > 0:
             raise UserError(f"--clip.words-seconds is {self.words_seconds}; it must be above 0")
 

@@ -18,7 +18,7 @@ from typing import Annotated, Any
 import ffmpeg
 import tyro
 
-from gdt.common.errors import POSITIVE_RANGE, require_in_range
+from gdt.common.errors import ABOVE_ZERO, require_range
 from gdt.common.folders import state_of
 from gdt.common.processes import killed_with_parent
 from gdt.preprocess.datasets.listing import SOUNDS, ListedVideo
@@ -67,8 +67,11 @@ class Extraction:
     limits: Annotated[Limits, tyro.conf.arg(name="")] = field(default_factory=Limits)
 
     def __post_init__(self) -> None:
-        require_in_range(self, fps=(1, 100), short_side=(16, 10_000), quality=(2, 31))
-        require_in_range(self, min_seconds=POSITIVE_RANGE, max_hours=POSITIVE_RANGE, silence_db=(-200, 0))
+        require_range(self, "fps", most=100)
+        require_range(self, "short_side", least=16, most=10_000)
+        require_range(self, "quality", least=2, most=31)
+        require_range(self, "silence_db", least=-200, most=0)
+        require_range(self, "min_seconds", "max_hours", least=ABOVE_ZERO, most=1_000_000)
 
     @property
     def identity(self) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import BinaryIO
 
-from gdt.common.errors import POSITIVE_RANGE, UserError, require_in_range
+from gdt.common.errors import ABOVE_ZERO, UserError, require_range
 from gdt.common.files import is_disk_full
 
 _NOT_STARTED = {126, 127}
@@ -80,7 +80,7 @@ class Limits:
     """Address space of each ffmpeg process, GiB; a smaller `ulimit -v` wins."""
 
     def __post_init__(self) -> None:
-        require_in_range(self, timeout_factor=POSITIVE_RANGE, ffmpeg_memory=POSITIVE_RANGE)
+        require_range(self, "timeout_factor", "ffmpeg_memory", least=ABOVE_ZERO, most=1_000_000)
 
 
 @dataclass(frozen=True)

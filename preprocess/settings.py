@@ -8,7 +8,7 @@ from typing import Annotated
 
 import tyro
 
-from gdt.common.errors import UserError, require_positive
+from gdt.common.errors import UserError, require_range
 from gdt.common.folders import Folder
 from gdt.common.location import Location
 from gdt.common.stores import folder_at
@@ -54,10 +54,10 @@ class Preprocess:
     """List and count the videos; decode none."""
 
     def __post_init__(self) -> None:
-        require_positive(self, "", "workers", least=0, most=_MOST_WORKERS)
+        require_range(self, "workers", least=0, most=_MOST_WORKERS)
         if self.scheduler and ":" not in self.scheduler:
             raise UserError(f"--scheduler is '{self.scheduler}'; it must be an address, such as tcp://host:8786")
-        require_positive(self, "", "videos_per_shard")
+        require_range(self, "videos_per_shard")
         Shares(self.val or 0.0, self.test or 0.0)  # validates
 
     @property

@@ -11,6 +11,7 @@ from typing import Any
 
 from gdt.common.errors import plural
 from gdt.common.files import write_text
+from gdt.common.intervals import FEWEST_VIDEOS
 from gdt.pipeline.shards.index import Index, read_rejected
 from gdt.pipeline.shards.layout import INDEX, REJECTED
 from gdt.preprocess.datasets.listing import ignored_in_words
@@ -19,10 +20,6 @@ from gdt.preprocess.plan import Listed
 SUMMARY = "summary.json"
 _SHOWN = 8
 """Reasons and notes to print."""
-
-
-_FEWEST_TEST = 20
-"""Test videos of which recall says something."""
 
 
 @dataclass(frozen=True)
@@ -120,7 +117,7 @@ def describe(summary: Summary) -> str:
     if summary.listed.drawn and not numbers["splits"].keys() & {"val", "test"}:
         lines.append("no test split: evaluation needs one; set --test 0.1 and run again (nothing is decoded again)")
     test = numbers["splits"].get("test", 0)
-    if summary.listed.drawn and 0 < test < _FEWEST_TEST:
+    if summary.listed.drawn and 0 < test < FEWEST_VIDEOS:
         lines.append(f"{plural(test, 'test video')} will hardly tell whether training carries over; raise --test")
     if index.settings.get("vocabulary"):
         lines.append(f"{numbers['words']} words, without stop words and unknown words")

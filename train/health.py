@@ -9,7 +9,7 @@ from itertools import combinations
 import torch
 from torch import Tensor
 
-from gdt.common.intervals import wilson
+from gdt.common.intervals import FEWEST_VIDEOS, wilson
 
 RANK = "effective rank"
 RANK_EVERY = 10
@@ -22,8 +22,6 @@ _PUBLISHED = "use published weights: gdt embed --ckpt gdt-k400"
 _HOLD_OUT = f"hold out more (gdt preprocess --test 0.3), train on more videos, or {_PUBLISHED}"
 _LEARNED = 0.25
 """Share of that way after which training videos count as learned."""
-_FEWEST_VIDEOS = 20
-"""Fewest held-out videos whose recall says anything."""
 _FEWEST = 5
 """Steps at the start that are averaged, and fewest at the end; half of the run, if it is shorter than twice as many."""
 
@@ -149,7 +147,7 @@ def probed_recall(probe: Mapping[str, float]) -> tuple[int, float, float, bool] 
         if separator:
             by_k.setdefault(int(number), []).append(value / 100)
     n = probe.get("videos", 0)
-    if not by_k or n < _FEWEST_VIDEOS:
+    if not by_k or n < FEWEST_VIDEOS:
         return None
     k = max((k for k in by_k if k <= n / 10), default=min(by_k))
     right = sum(by_k[k]) / len(by_k[k])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from gdt.common.errors import UserError, require_positive
+from gdt.common.errors import UserError, require_range
 
 
 @dataclass(frozen=True)
@@ -30,8 +30,8 @@ class Optimization:
     """Share of the steps, at the end, over which the learning rate falls linearly to 0."""
 
     def __post_init__(self) -> None:
-        require_positive(self, "", "weight_decay", "base_batch_size", "warmup_epochs", least=0)
-        require_positive(self, "", "lr_decay", least=0, most=1)
+        require_range(self, "weight_decay", "base_batch_size", "warmup_epochs", least=0)
+        require_range(self, "lr_decay", least=0, most=1)
         if not (self.lr > 0 and 0 <= self.momentum < 1):
             raise UserError(
                 f"--lr is {self.lr:g} and --momentum {self.momentum:g}; they must be above 0, and from 0 to below 1"

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from gdt.common.errors import UserError, require_positive
+from gdt.common.errors import UserError, require_range
 from gdt.common.folders import Folder
 from gdt.common.location import Location
 from gdt.pipeline import presets
@@ -143,7 +143,7 @@ class Pretrain:
             "so that there are negatives (condition iii of section 3.1)",
         )
         dataset_name(self.dataset, None)  # validates
-        require_positive(self, "", "epochs", "steps", "shuffle_shards", "seed", least=0)
+        require_range(self, "epochs", "steps", "shuffle_shards", "seed", least=0)
         _require((self.probe_every or 0) >= 0, f"--probe-every is {self.probe_every}; it must be 0 or more")
         _require(not (self.epochs and self.steps), "--epochs and --steps both set the length; leave one of them out")
         _require((self.group_size or 2) >= 2, f"--group-size is {self.group_size}; it must be 0 or 2 and more")

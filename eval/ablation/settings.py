@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from gdt.common.errors import require_positive
+from gdt.common.errors import require_range
 from gdt.common.location import Location
 from gdt.eval.settings import FrozenName
 from gdt.pipeline.shards.naming import dataset_name
@@ -60,7 +60,7 @@ class Ablation:
 
     def __post_init__(self) -> None:
         dataset_name(self.dataset, self.shards)  # validates
-        require_positive(self, "", "jobs", "batch_size", "steps", "lr", least=0)
+        require_range(self, "jobs", "batch_size", "steps", "lr", least=0)
 
     @property
     def dataset_name(self) -> str:

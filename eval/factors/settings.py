@@ -8,7 +8,7 @@ from typing import Annotated
 
 import tyro
 
-from gdt.common.errors import require_positive
+from gdt.common.errors import require_range
 from gdt.common.location import Location
 from gdt.train.models.network import NO_NETWORKS, CheckpointNetworks
 
@@ -38,6 +38,4 @@ class Factors:
     """Those that the checkpoint was trained with."""
 
     def __post_init__(self) -> None:
-        require_positive(
-            self, "", "videos", least=PROBE_FOLDS, why="at least one per fold of the probe's cross-validation"
-        )
+        require_range(self, "videos", least=PROBE_FOLDS, why="at least one per fold of the probe's cross-validation")

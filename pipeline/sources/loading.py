@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Literal
 
-from gdt.common.errors import UserError, require_positive
+from gdt.common.errors import UserError, require_range
 from gdt.common.processes import cores
 
 _BESIDE_GPU = 4
@@ -51,8 +51,8 @@ class Loading:
     """Batches to make ahead of the training step."""
 
     def __post_init__(self) -> None:
-        require_positive(self, "loading", "readers", "read_ahead", "decode_batch_size", "prefetch")
-        require_positive(self, "loading", "threads", least=0)
+        require_range(self, "readers", "read_ahead", "decode_batch_size", "prefetch", group="loading")
+        require_range(self, "threads", least=0, group="loading")
 
 
 def loading_on(device: str, loading: Loading) -> Loading:

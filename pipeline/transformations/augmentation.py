@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from gdt.common.errors import UserError, require_positive
+from gdt.common.errors import UserError, require_range
 from gdt.pipeline.leaves import Leaves
 from gdt.pipeline.transformations.base import Branches, Transformation
 
@@ -41,9 +41,9 @@ class Augmentation:
             raise UserError(
                 f"--augmentation.scale is {self.scale}; it must be two lengths in pixels, the smaller first"
             )
-        require_positive(self, "augmentation", "frequency_mask", "time_mask", least=0)
+        require_range(self, "frequency_mask", "time_mask", least=0, group="augmentation")
         shares = "flip", "brightness", "contrast", "saturation", "hue", "volume"
-        require_positive(self, "augmentation", *shares, least=0, most=1)
+        require_range(self, *shares, least=0, most=1, group="augmentation")
 
 
 EVALUATION = Augmentation(

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from gdt.common.errors import UserError, require_positive
+from gdt.common.errors import UserError, require_range
 from gdt.common.streams import Stream, generator, seed_sequence
 from gdt.preprocess.synthetic import drawing
 from gdt.preprocess.synthetic.actions import ACTIONS, Array, Motion, Sound, Tempo
@@ -61,9 +61,9 @@ class Synthetic:
     """Actions of a training video, 1 to 3, of equal length. With several, training videos have no class."""
 
     def __post_init__(self) -> None:
-        require_positive(self, "", "classes", most=len(ACTIONS))
-        require_positive(self, "", "actions_per_video", most=3)
-        require_positive(self, "", *SPLITS, "seed", least=0)
+        require_range(self, "classes", most=len(ACTIONS))
+        require_range(self, "actions_per_video", most=3)
+        require_range(self, *SPLITS, "seed", least=0)
         if not (self.seconds > 0 and 0 <= self.identity <= 1):
             raise UserError(
                 f"--seconds is {self.seconds} and --identity {self.identity}; they must be above 0, and from 0 to 1"

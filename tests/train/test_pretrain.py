@@ -164,7 +164,7 @@ def test_pretraining_on_real_videos_lowers_the_loss(
         (("--steps", "-5"), "--steps is -5; it must be 0 or more"),
         (("--out", "/proc/nowhere"), "/proc/nowhere: No such file or directory"),
         (("--temperature", "0"), "--temperature is 0.0; it must be above 0"),
-        (("--lr-decay", "2"), "--lr-decay is 2.0; it must be 1 or less"),
+        (("--lr-decay", "2"), "--lr-decay is 2.0; it must be from 0 to 1"),
         (("--loading.prefetch", "0"), "--loading.prefetch is 0; it must be 1 or more"),
         (("--precision", "bfloat16"), "--precision bfloat16 needs a GPU"),
         (("--group-size", "3"), "4 videos per batch do not make whole groups of --group-size 3"),

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import tyro
 
-from gdt.common.errors import UserError, require_positive
+from gdt.common.errors import UserError, require_range
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ class Network:
 
     def __post_init__(self) -> None:
         sizes = ("stem", "stem_middle", "depth", "audio_stem", "text_width", "hidden", "embedding")
-        require_positive(self, "network", *sizes)
-        require_positive(self, "network", "dropout", least=0, most=1)
+        require_range(self, *sizes, group="network")
+        require_range(self, "dropout", least=0, most=1, group="network")
         if not self.widths or min(*self.widths, *self.audio_widths) < 1:
             raise UserError(f"--network.widths is {self.widths}; it must be one or more numbers of 1 or more")
