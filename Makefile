@@ -29,36 +29,28 @@ PYTHON := .venv/bin/python
 SETUP := .venv/.stamp
 endif
 
-# the variables of each target; any other is refused
-takes_generate := SEED ARGS
-takes_preprocess := DATASET SOURCE ARGS
-takes_verify := DATASET ARGS
-takes_pretrain := DATASET PRESET FACTORS SEED STEPS SIZE GPUS ARGS
-takes_eval := DATASET CKPT SEED ARGS
-takes_eval-ucf := CKPT SEED ARGS
-takes_eval-hmdb := CKPT SEED ARGS
-takes_eval-esc50 := CKPT SEED ARGS
-takes_factors := DATASET CKPT ARGS
-takes_embed := SOURCE DATASET CKPT ARGS
-takes_ablation := DATASET STEPS SIZE ARGS
-takes_report := ARGS
-takes_show-batch := DATASET SEED SIZE PRESET FACTORS ARGS
-takes_show-tree := PRESET FACTORS ARGS
-takes_bench-gpu := ARGS
-goal := $(firstword $(filter-out setup,$(MAKECMDGOALS)) setup)
+variables := DATASET SOURCE PRESET FACTORS CKPT SEED STEPS SIZE GPUS ARGS
 typed := $(foreach word,$(subst \ ,,$(MAKEOVERRIDES)),$(firstword $(subst =, ,$(word))))
-refused := $(filter-out $(takes_$(goal)) PYTHON SETUP MAKE%,$(typed))
-$(if $(refused),$(error 'make $(goal)' has no variable $(refused); it has $(or $(takes_$(goal)),none)))
-
-variables := DATASET SOURCE PRESET FACTORS CKPT SEED STEPS SIZE GPUS
+typed := $(filter-out PYTHON SETUP MAKE%,$(typed))
+unknown := $(filter-out $(variables),$(typed))
+$(if $(unknown),$(error there is no variable $(unknown); there are $(variables)))
 # the environment may hold such names by chance, so only what is typed after make counts
-inherited := $(foreach name,$(variables) ARGS,$(if $(filter environment,$(origin $(name))),$(name)))
-$(foreach name,$(filter $(inherited),$(takes_$(goal))),$(warning $(name) of the environment is not used: type $(name)=... after make))
-$(foreach name,$(inherited),$(eval undefine $(name)))
+$(foreach name,$(variables),$(if $(filter environment,$(origin $(name))),$(warning \
+  $(name) of the environment is not used; type $(name)=... after make)))
 export $(variables)
-options = $(if $(DATASET),--dataset "$$DATASET") $(if $(SOURCE),--source "$$SOURCE") \
-  $(if $(PRESET),--preset "$$PRESET") $(if $(FACTORS),--factors "$$FACTORS") $(if $(CKPT),--ckpt $$CKPT) \
-  $(if $(SEED),--seed "$$SEED") $(if $(STEPS),--steps "$$STEPS") $(if $(SIZE),--size "$$SIZE") $(ARGS)
+
+DATASET_option = --dataset "$$DATASET"
+SOURCE_option = --source "$$SOURCE"
+PRESET_option = --preset "$$PRESET"
+FACTORS_option = --factors "$$FACTORS"
+CKPT_option = --ckpt $$CKPT
+SEED_option = --seed "$$SEED"
+STEPS_option = --steps "$$STEPS"
+SIZE_option = --size "$$SIZE"
+ARGS_option = $(ARGS)
+# the options of the variables that a target takes; any other is refused
+options = $(foreach name,$(filter-out $(1),$(typed)),$(error 'make $@' takes $(or $(1),no variable), not $(name)))$(foreach \
+  name,$(filter $(typed),$(1)),$(if $($(name)),$($(name)_option)))
 
 gdt := $(PYTHON) -m gdt
 # torchrun does not pass on SIGUSR1, and kills its ranks after 30 s, unless told otherwise
@@ -74,31 +66,48 @@ $(SETUP): pyproject.toml constraints.txt setup.sh
 	@bash setup.sh "$(PYTHON)" "$@"
 demo: $(SETUP)
 	@$(gdt) generate --identity 0.04 --actions-per-video 3 --train 40 --val 20 --test 20 \
-	  --destination data/videos/demo | sed '/^next:/d'
+	  --destination data/videos/demo $(call options) | sed '/^next:/d'
 	@$(gdt) preprocess --dataset demo --layout synthetic --source data/videos/demo | sed '/^next:/d'
 	@CUDA_VISIBLE_DEVICES= $(gdt) ablation --dataset demo --rows e l --equal videos compute --steps 300 --lr 3e-3 --clips 3 \
 	  --seeds 0 --protocols retrieval --out runs/demo
 	@$(gdt) report --runs runs/demo --models 1
-generate preprocess verify factors embed ablation report show-batch show-tree: $(SETUP)
-	@$(gdt) $@ $(options)
+generate: $(SETUP)
+	@$(gdt) generate $(call options,SEED ARGS)
+preprocess: $(SETUP)
+	@$(gdt) preprocess $(call options,DATASET SOURCE ARGS)
+verify: $(SETUP)
+	@$(gdt) verify $(call options,DATASET ARGS)
 pretrain: $(SETUP)
-	@$(if $(GPUS),$(ranks) --nproc-per-node "$$GPUS" -m gdt,$(gdt)) $@ $(options)
+	@$(if $(filter GPUS,$(typed)),$(ranks) --nproc-per-node "$$GPUS" -m gdt,$(gdt)) pretrain \
+	  $(call options,DATASET PRESET FACTORS SEED STEPS SIZE GPUS ARGS)
 eval: $(SETUP)
-	@$(gdt) evaluate $(options)
+	@$(gdt) evaluate $(call options,DATASET CKPT SEED ARGS)
 eval-ucf: $(SETUP)
-	@$(gdt) evaluate --dataset ucf101 $(official) $(options)
+	@$(gdt) evaluate --dataset ucf101 $(official) $(call options,CKPT SEED ARGS)
 eval-hmdb: $(SETUP)
-	@$(gdt) evaluate --dataset hmdb51 $(official) $(options)
+	@$(gdt) evaluate --dataset hmdb51 $(official) $(call options,CKPT SEED ARGS)
 eval-esc50: $(SETUP)
-	@$(gdt) evaluate --dataset esc50 $(official) svm --modalities audio $(options)
+	@$(gdt) evaluate --dataset esc50 $(official) svm --modalities audio $(call options,CKPT SEED ARGS)
+factors: $(SETUP)
+	@$(gdt) factors $(call options,DATASET CKPT ARGS)
+embed: $(SETUP)
+	@$(gdt) embed $(call options,SOURCE DATASET CKPT ARGS)
+ablation: $(SETUP)
+	@$(gdt) ablation $(call options,DATASET STEPS SIZE ARGS)
+report: $(SETUP)
+	@$(gdt) report $(call options,ARGS)
+show-batch: $(SETUP)
+	@$(gdt) show-batch $(call options,DATASET SEED SIZE PRESET FACTORS ARGS)
+show-tree: $(SETUP)
+	@$(gdt) show-tree $(call options,PRESET FACTORS ARGS)
 bench: $(SETUP)
-	@for name in preprocess loader step; do $(PYTHON) -m benchmarks.$$name || exit; done
+	@for name in preprocess loader step; do $(PYTHON) -m benchmarks.$$name $(call options) || exit; done
 bench-gpu: $(SETUP)
-	@$(PYTHON) -m benchmarks.gpu $(ARGS)
+	@$(PYTHON) -m benchmarks.gpu $(call options,ARGS)
 lint: $(SETUP)
 	@$(PYTHON) -m ruff check . && $(PYTHON) -m ruff format --check . && $(PYTHON) -m mypy
 test: lint
-	@$(PYTHON) -m pytest -n 2 --dist worksteal
+	@$(PYTHON) -m pytest -n 2 --dist worksteal $(call options)
 oracles: $(SETUP)
 	@$(PYTHON) -m pip install --quiet --disable-pip-version-check -e '.[oracles]' -c constraints.txt
 	@$(PYTHON) -m pytest -m oracles -rs tests/oracles

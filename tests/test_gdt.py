@@ -151,7 +151,10 @@ def refused(model: gdt.Model, shards: Path) -> dict[str, Any]:
             lambda r: gdt.pretrain(r["shards"], optimization={"lr": math.nan}),
             "^--lr is nan and --mom",
         ),
-        (lambda r: gdt.pretrain(r["shards"], clip={"frames": 10**25}), "^--clip.frames is 1000.*; it must be 2147"),
+        (
+            lambda r: gdt.pretrain(r["shards"], clip={"frames": 10**25}),
+            "^--clip.frames is 1000.*; it must be from 1 to 2,147,483,647",
+        ),
         (lambda r: gdt.pretrain(r["shards"], preset="e", factors="video:d"), "^--preset and --factors both set the"),
         (lambda r: gdt.batches(r["shards"], split="x"), "is in the split 'x'; set --split to test or train or val"),
         (lambda r: gdt.evaluate([], r["shards"]), "^checkpoints is empty"),

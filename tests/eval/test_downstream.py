@@ -243,7 +243,7 @@ def test_train_samples_limits_the_training_videos(on_ucf: Downstream, tmp_path: 
         ("--train-samples 25 --protocols linear", "--train-samples is 25, but there are only 24 training videos"),
         ("--label colour", "unknown column 'colour'"),
         ("--shards /nowhere", "there are no shards in /nowhere .* '.*gdt preprocess --dataset nowhere"),
-        ("--clips 0", "--clips is 0; it must be 1 or more"),
+        ("--clips 0", "--clips is 0; it must be from 1 to 1,000"),
     ],
 )
 def test_wrong_settings_are_refused(checkpoint: Path, ucf: Path, tmp_path: Path, arguments: str, message: str) -> None:
