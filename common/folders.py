@@ -6,7 +6,7 @@ import os
 import shutil
 import stat
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePath
@@ -106,13 +106,6 @@ class Folder(ABC):
         """Files on this machine: themselves, or copies in a folder; a copy is missing if its object is."""
 
     @abstractmethod
-    def gather(self, to: Path, suffixes: Collection[str]) -> None:
-        """Make its files with these suffixes readable below a path here, by a link or as copies.
-
-        If this is a file, the path gets its suffix.
-        """
-
-    @abstractmethod
     def write(self, name: str, write: Callable[[Path], T], before: str | None = None) -> T:
         """Write a file with `write`, which gets a path on this machine, and writes it whole or not at all.
 
@@ -203,10 +196,6 @@ class LocalFolder(Folder):
 
     def bring(self, paths: Sequence[PurePath], to: Path) -> list[Path]:
         return [self.root / path for path in paths]
-
-    def gather(self, to: Path, suffixes: Collection[str]) -> None:
-        link = to.with_suffix(self.root.suffix) if self.root.is_file() else to
-        link.symlink_to(self.root.absolute())
 
     def write(self, name: str, write: Callable[[Path], T], before: str | None = None) -> T:
         return write(self.root / name)

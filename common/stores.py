@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 import tempfile
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from fnmatch import fnmatchcase
@@ -17,7 +17,7 @@ from pathlib import Path, PurePath
 from typing import Any, BinaryIO, TypeVar
 
 from gdt.common.errors import UserError, first_line
-from gdt.common.folders import Folder, LocalFolder, State
+from gdt.common.folders import File, Folder, LocalFolder, State
 from gdt.common.retries import persist
 
 T = TypeVar("T")
@@ -148,19 +148,6 @@ class RemoteFolder(Folder):
 
         persist(f"cannot read {self.address(name)}", copy)
 
-    def gather(self, to: Path, suffixes: Collection[str]) -> None:
-        suffix = PurePath(self.name).suffix
-        if suffix.lower() in suffixes:
-            RemoteFolder(self.url.rpartition("/")[0]).fetch(self.name, to.with_suffix(suffix))
-            return
-
-        def get(name: str) -> None:
-            (to / name).parent.mkdir(parents=True, exist_ok=True)
-            self.fetch(name, to / name)
-
-        with ThreadPoolExecutor(_THREADS) as pool:
-            list(pool.map(get, [name for name in self.files() if PurePath(name).suffix.lower() in suffixes]))
-
     def write(self, name: str, write: Callable[[Path], T], before: str | None = None) -> T:
         with tempfile.TemporaryDirectory(prefix="gdt-") as folder:
             file = Path(folder) / name
@@ -253,3 +240,12 @@ def folder_at(where: str | Place) -> Folder:
     if isinstance(where, RemoteFolder):
         return RemoteFolder(where.url)
     return where if isinstance(where, Folder) else LocalFolder(where)
+
+
+def file_at(where: Place) -> File:
+    """The file at a place."""
+    if isinstance(where, RemoteFolder):
+        folder, _, name = where.url.rpartition("/")
+        return File(RemoteFolder(folder), PurePath(name))
+    path = Path(str(where))
+    return File(LocalFolder(path.parent), PurePath(path.name))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tempfile
-import unicodedata
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import replace
@@ -17,7 +16,7 @@ from gdt.common.commandline import gdt_command
 from gdt.common.errors import Unusable, UserError
 from gdt.common.files import require_new_file
 from gdt.common.folders import LocalFolder
-from gdt.common.stores import Place, folder_at
+from gdt.common.stores import Place
 from gdt.eval import parquet
 from gdt.eval.extract import uniform_outputs
 from gdt.eval.features import VERSION, Features, sameness, write
@@ -101,60 +100,24 @@ def _decode(sources: Sequence[Place], scratch: Path, workers: int) -> tuple[Inde
 
     Their shards in `scratch` are the loader's way of reading videos.
     """
-    from gdt.preprocess.datasets.listing import MEDIA
+    from gdt.preprocess.datasets.listing import DataSet
+    from gdt.preprocess.named import ANYWHERE, NamedVideos
     from gdt.preprocess.settings import Preprocess
     from gdt.preprocess.stage import run
 
-    links = scratch / "videos"
+    videos = NamedVideos(sources, scratch)
     shards = scratch / "shards"
-    links.mkdir()
-    before: set[Path] = set()
-    for number, source in enumerate(sources):
-        folder = folder_at(source)
-        if isinstance(folder, LocalFolder):
-            _require_videos(folder.root, before)
-        folder.gather(links / f"{number:08d}", MEDIA)
-
-    def path_of(name: str) -> str:
-        """The path of an id, which is a path below `links` in composed Unicode."""
-        first, *rest = Path(name).parts
-        forms = [[unicodedata.normalize(form, part) for part in rest] for form in ("NFC", "NFD")]
-        parts = next((parts for parts in forms if links.joinpath(first, *parts).exists()), forms[0])
-        source = sources[int(first[:8])]
-        return folder_at(source).address(Path(*parts)) if parts else str(source)
 
     def rejected() -> tuple[tuple[str, str], ...]:
-        return tuple((path_of(row["id"]), row["reason"]) for row in read_rejected(folder_at(shards)))
+        return tuple((videos.names[int(row["id"])], row["reason"]) for row in read_rejected(LocalFolder(shards)))
 
     try:
-        preprocess = Preprocess("folder", links, shards, workers=workers, allow_rejected=True)
-        index = run(preprocess).index
+        preprocess = Preprocess("folder", ANYWHERE, shards, workers=workers, allow_rejected=True)
+        index = run(preprocess, DataSet(videos.listing, "")).index
     except Unusable as error:
         skipped = rejected()
         raise Unusable(f"no video can be used; the first, {': '.join(skipped[0])}", skipped) from error
-    except UserError as error:
-        raise UserError(str(error).replace(str(links), " ".join(map(str, sources)))) from error
-    return replace(index, id=np.array([path_of(name) for name in index.id], object)), rejected()
-
-
-def _require_videos(path: Path, before: set[Path]) -> None:
-    """Add a folder to those `before`.
-
-    Raises UserError unless it is in none of them, or is a video or a sound.
-    """
-    from gdt.preprocess.datasets.listing import MEDIA
-
-    if not path.exists():
-        raise UserError(f"{path} does not exist")
-    if path.is_dir():
-        folder = path.resolve()
-        if before & {folder, *folder.parents}:
-            raise UserError(f"the videos of {path} are already those of a folder before it; name each once")
-        before.add(folder)
-    elif not path.is_file() or path.suffix.lower() not in MEDIA:
-        raise UserError(
-            f"{path} is neither a folder nor a video or sound file, which ends in {', '.join(sorted(MEDIA))}"
-        )
+    return replace(index, id=np.array([videos.names[int(id)] for id in index.id], object)), rejected()
 
 
 def features_of(

@@ -15,7 +15,7 @@ from gdt.preprocess import checks, datasets
 from gdt.preprocess.captions import readers
 from gdt.preprocess.captions.attach import Spoken
 from gdt.preprocess.captions.words import Vocabulary
-from gdt.preprocess.datasets.listing import CAPTIONS, ListedVideo, SourceFiles
+from gdt.preprocess.datasets.listing import CAPTIONS, DataSet, ListedVideo, SourceFiles
 from gdt.preprocess.plan import Listed, Plan, ShardTask, assign, collect
 from gdt.preprocess.settings import Preprocess
 
@@ -73,8 +73,8 @@ class PreprocessJob:
         return sum(len(self.shards[number]) for number in numbers)
 
 
-def prepare(settings: Preprocess, build: str) -> PreprocessJob:
-    """List the videos and assign them to shards. Raises UserError if finished shards would be lost.
+def prepare(settings: Preprocess, entry: DataSet, build: str) -> PreprocessJob:
+    """List the videos of a data set and assign them to shards. Raises UserError if finished shards would be lost.
 
     `build` is the version and build of ffmpeg.
     """
@@ -83,8 +83,8 @@ def prepare(settings: Preprocess, build: str) -> PreprocessJob:
     index_tag = destination.tag(INDEX)
     layout = datasets.layout_of(settings.dataset, settings.layout)
     files = SourceFiles(source)
-    items = datasets.listing(layout, files)
-    spoken = _find_captions(settings, layout, source)
+    items = datasets.listing(entry, files)
+    spoken = _find_captions(settings, entry, layout, source)
     plan = Plan.read(destination)
     shares = plan.shares.changed(settings.val, settings.test)
     listed = collect(items if spoken is None else spoken.select(items), source, shares)
@@ -116,9 +116,8 @@ def prepare(settings: Preprocess, build: str) -> PreprocessJob:
     )
 
 
-def _find_captions(settings: Preprocess, layout: str, source: Folder) -> Spoken | None:
+def _find_captions(settings: Preprocess, entry: DataSet, layout: str, source: Folder) -> Spoken | None:
     """The captions of the data set, None without word vectors."""
-    entry = datasets.find(layout, source)
     if settings.word2vec is None:
         if entry.needs_captions:
             raise UserError(

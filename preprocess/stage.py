@@ -18,6 +18,7 @@ from gdt.pipeline.shards.container import Damaged, Head, OtherSchema
 from gdt.pipeline.shards.index import names_in
 from gdt.pipeline.shards.naming import shard_folder, shard_name
 from gdt.preprocess import checks, cluster, datasets
+from gdt.preprocess.datasets.listing import DataSet
 from gdt.preprocess.finish import finish
 from gdt.preprocess.job import PreprocessJob, prepare
 from gdt.preprocess.settings import Preprocess
@@ -49,7 +50,8 @@ def command(settings: Preprocess) -> str:
 def dry_run(settings: Preprocess) -> str:
     """List and count the videos; decode none and write nothing."""
     build = require_tools(settings.extraction.limits, Path(tempfile.gettempdir()))
-    job = prepare(settings, build)
+    layout = datasets.layout_of(settings.dataset, settings.layout)
+    job = prepare(settings, datasets.find(layout, settings.source_folder), build)
     pending = job.pending()
     doubtful = job.doubtful(pending)
     videos = job.listed.settled(job.listed.videos).videos.values()  # as if decoding rejected none
@@ -68,13 +70,16 @@ def dry_run(settings: Preprocess) -> str:
     return "\n".join(lines)
 
 
-def run(settings: Preprocess) -> Summary:
-    """Make the missing shards, then the index. Raises UserError on bad input, before any work if possible."""
+def run(settings: Preprocess, entry: DataSet | None = None) -> Summary:
+    """Make the missing shards, then the index. Raises UserError on bad input, before any work if possible.
+
+    `entry` is by default that of the layout.
+    """
     destination = settings.absolute_shards
     layout = datasets.layout_of(settings.dataset, settings.layout)
-    datasets.find(layout, settings.source_folder)
+    entry = entry or datasets.find(layout, settings.source_folder)
     with destination.locked():
-        job = prepare(settings, require_tools(settings.extraction.limits, destination.scratch))
+        job = prepare(settings, entry, require_tools(settings.extraction.limits, destination.scratch))
         if not settings.scheduler:  # workers of a cluster may still be busy with tasks of a killed run
             destination.remove_scratch(SCRATCH)
         job.plan(number for number in job.shards if shard_name(number) not in job.contents).write(destination)

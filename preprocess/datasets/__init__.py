@@ -50,12 +50,11 @@ def find(dataset: str, source: Folder) -> DataSet:
     return DATASETS[dataset]
 
 
-def listing(dataset: str, source: SourceFiles) -> Iterator[ListedVideo | Missing]:
+def listing(entry: DataSet, source: SourceFiles) -> Iterator[ListedVideo | Missing]:
     """Yield the videos of a data set; Missing for those whose names are not valid UTF-8.
 
     Raises UserError if a file or folder that all videos need is missing and, at the end, if there was no video.
     """
-    entry = find(dataset, source.folder)
     empty = True
     unusable = ""
     for item in entry.listing(source):
@@ -69,7 +68,8 @@ def listing(dataset: str, source: SourceFiles) -> Iterator[ListedVideo | Missing
             yield item
         else:
             readable = Path(str(item.path).encode(errors="replace").decode()) if item.path else None
-            yield Missing(ascii(item.id), "its name is not valid UTF-8; rename it", readable, fault=True)
+            id = ascii(item.id) if _NOT_UTF8.search(item.id) else item.id
+            yield Missing(id, "its name is not valid UTF-8; rename it", readable, fault=True)
     if empty:
         ignored = ignored_in_words(source.ignored)
         raise incomplete("; ".join([f"there are no videos in {source.folder}{unusable}", *ignored]), entry.tree)

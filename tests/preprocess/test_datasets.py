@@ -8,14 +8,14 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from gdt.common.errors import UserError
 from gdt.common.folders import LocalFolder
-from gdt.preprocess.datasets import DATASETS, listing
+from gdt.preprocess.datasets import DATASETS, find, listing
 from gdt.preprocess.datasets.listing import (
     SOUNDS,
     SUFFIXES,
@@ -35,12 +35,17 @@ def touch(root: Path, *names: str) -> None:
         (root / name).touch()
 
 
+def listed(dataset: str, root: Path) -> Iterator[ListedVideo | Missing]:
+    source = LocalFolder(root)
+    return listing(find(dataset, source), SourceFiles(source))
+
+
 def videos(dataset: str, root: Path) -> list[ListedVideo]:
-    return [item for item in listing(dataset, SourceFiles(LocalFolder(root))) if isinstance(item, ListedVideo)]
+    return [item for item in listed(dataset, root) if isinstance(item, ListedVideo)]
 
 
 def missing(dataset: str, root: Path) -> list[Missing]:
-    return [item for item in listing(dataset, SourceFiles(LocalFolder(root))) if isinstance(item, Missing)]
+    return [item for item in listed(dataset, root) if isinstance(item, Missing)]
 
 
 def table(dataset: str, root: Path) -> dict[str, tuple[str, str]]:
@@ -55,7 +60,7 @@ def segments(dataset: str, root: Path) -> dict[str, tuple[str, tuple[float, floa
 
 def refused(dataset: str, root: Path, message: str) -> None:
     with pytest.raises(UserError, match=message):
-        list(listing(dataset, SourceFiles(LocalFolder(root))))
+        list(listed(dataset, root))
 
 
 def counts(items: list[ListedVideo], fold: int) -> tuple[int, int]:
@@ -97,7 +102,7 @@ def test_linked_folders_are_followed_once(tmp_path: Path) -> None:
     (tmp_path / "disk" / "cats" / "loop").symlink_to(tmp_path / "disk" / "cats")
     (tmp_path / "videos" / "a link").symlink_to("dogs")  # a folder is listed by its own name
     source = SourceFiles(LocalFolder(tmp_path / "videos"))
-    assert {item.id for item in listing("folder", source)} == {"cats/a.mp4", "dogs/b.mp4"}
+    assert {item.id for item in listing(DATASETS["folder"], source)} == {"cats/a.mp4", "dogs/b.mp4"}
     assert source.ignored == {"listed": 2}
 
 
@@ -108,7 +113,7 @@ def test_every_entry_is_used_or_counted(tmp_path: Path) -> None:
     (tmp_path / "train" / "dogs").mkdir()
     os.mkfifo(tmp_path / "train" / "pipe")
     source = SourceFiles(LocalFolder(tmp_path))
-    assert [item.id for item in listing("folder", source)] == ["cats/b.mp4", "cats/a.mp4"]
+    assert [item.id for item in listing(DATASETS["folder"], source)] == ["cats/b.mp4", "cats/a.mp4"]
     assert source.ignored == {"listed": 1, "broken": 1, "empty": 1, "": 1}
     (said,) = ignored_in_words(source.ignored)
     assert said.endswith("1 link to a folder that is listed already; 1 empty folder; 1 broken link")
@@ -122,7 +127,7 @@ def test_a_folder_of_the_data_set_is_no_link_listed_already(tmp_path: Path) -> N
     touch(tmp_path, "disk/wave/a.avi", "disk/wave/b.avi")
     (tmp_path / "hmdb51_org").symlink_to("disk")
     source = SourceFiles(LocalFolder(tmp_path))
-    assert len([item for item in listing("hmdb51", source) if isinstance(item, ListedVideo)]) == 2
+    assert len([item for item in listing(DATASETS["hmdb51"], source) if isinstance(item, ListedVideo)]) == 2
     assert source.ignored == {".txt": 3, "listed": 1}  # the disk
 
 
@@ -142,7 +147,7 @@ def test_hidden_folders_trash_and_other_files_are_counted(tmp_path: Path) -> Non
     touch(tmp_path, "cats/a.mp4", *LEFTOVERS, "a.gif", "cats/b.GIF", "notes.txt", "README", "cats/c.mp4.part")
     (tmp_path / "lost+found").chmod(0)  # as root made it
     source = SourceFiles(LocalFolder(tmp_path))
-    assert [item.id for item in listing("folder", source)] == ["cats/a.mp4"]
+    assert [item.id for item in listing(DATASETS["folder"], source)] == ["cats/a.mp4"]
     assert source.ignored == {"hidden": len(LEFTOVERS), ".gif": 2, ".txt": 1, "": 1, ".part": 1}
     (said,) = ignored_in_words(source.ignored)
     assert (
@@ -213,7 +218,7 @@ def test_folders_named_as_splits_are_classes_without_their_counterparts(
 ) -> None:
     touch(tmp_path, *names)
     source = SourceFiles(LocalFolder(tmp_path))
-    found = [item for item in listing(dataset, source) if isinstance(item, ListedVideo)]
+    found = [item for item in listing(DATASETS[dataset], source) if isinstance(item, ListedVideo)]
     by_name = {video.path.as_posix(): (video.label, video.split) for video in found}
     assert by_name == {name: (label, "") for name, label in zip(names, labels, strict=True)}
     reserved = {part for name in names for part in Path(name).parts if part.lower() in ("train", "val", "test")}
@@ -284,7 +289,7 @@ def test_added_suffixes_and_encodings_of_lists(tmp_path: Path, dataset: str, enc
     touch(tmp_path, *(f"A/{form.format(id)}" for form, id in zip(DOWNLOADED, ids, strict=True)))
     touch(tmp_path, f"A/{ids[1]}.mp4", f"A/{ids[1]}.f251.webm")  # the exact name wins, and sound alone is last
     source = SourceFiles(LocalFolder(tmp_path))
-    listed = collect(listing(dataset, source), source.folder)
+    listed = collect(listing(DATASETS[dataset], source), source.folder)
     label = "A;B" if dataset == "audioset" else "A"
     assert [(video.id, video.label) for video in listed.videos.values()] == [(id, label) for id in ids]
     assert listed.videos[ids[1]].path.name == f"{ids[1]}.mp4"
@@ -421,7 +426,7 @@ def test_ucf101_class_folders_may_be_the_source(tmp_path: Path, real: Path) -> N
     shutil.copytree(real / "ucf101" / "ucfTrainTestlist", tmp_path / "ucfTrainTestlist")
     root = tmp_path / "UCF-101"
     touch(root, "HandstandPushups/v_HandstandPushups_g08_c01.MP4", "Archery/v_Archery_g99_c01.avi")
-    first, video, *absent = listing("ucf101", SourceFiles(LocalFolder(root)))
+    first, video, *absent = listed("ucf101", root)
     assert first == unlisted(Path("Archery/v_Archery_g99_c01.avi"))
     path, folds = Path("HandstandPushups/v_HandstandPushups_g08_c01.MP4"), ("train", "test", "train")
     assert video == ListedVideo("v_HandstandPushups_g08_c01", path, "HandstandPushups", "train", folds)
@@ -568,7 +573,7 @@ def test_every_kind_of_audioset_name(audioset: Path, youtube_id: str) -> None:
         path.touch()
         segment = None if times else (30, 40)
         expected = ListedVideo(path.stem, Path(path.name), "Male speech, man speaking;Speech", "train", segment=segment)
-        assert list(listing("audioset", SourceFiles(LocalFolder(audioset)))) == [expected], path
+        assert list(listed("audioset", audioset)) == [expected], path
         path.unlink()
 
 

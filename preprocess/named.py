@@ -1,0 +1,71 @@
+"""Videos that are named one by one, or by the folders that they are in, wherever these are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path, PurePath
+
+from gdt.common.errors import UserError
+from gdt.common.folders import Folder
+from gdt.common.stores import Place, file_at, folder_at
+from gdt.preprocess.datasets.folder import TREE
+from gdt.preprocess.datasets.listing import MEDIA, ListedVideo, SourceFiles, ignored_in_words, incomplete
+from gdt.preprocess.tables import composed
+
+ANYWHERE = Path("/")
+"""The source of these videos."""
+
+
+@dataclass(frozen=True)
+class NamedVideos:
+    sources: Sequence[Place]
+    """Folders, or files."""
+    scratch: Path
+    """A folder for the copies of those in stores."""
+    names: list[str] = field(default_factory=list)
+    """Of the videos listed so far, with the folders as in `sources`; the id of a video is its number."""
+
+    def listing(self, source: SourceFiles) -> Iterator[ListedVideo]:
+        """The videos in the order of the sources. Raises UserError for a source that is none, or if there is none."""
+        before: set[Path] = set()
+        for number, place in enumerate(self.sources):
+            if isinstance(place, Path):
+                _require_videos(place, before)
+            folder, paths = _files(place, source)
+            copies = self.scratch / str(number)
+            copies.mkdir()
+            for path, file in zip(paths, folder.bring(paths, copies), strict=True):
+                yield ListedVideo(f"{len(self.names):08d}", file.absolute().relative_to(ANYWHERE))
+                self.names.append(folder.address(path))
+        if not self.names:
+            what = f"there are no videos in {' '.join(map(str, self.sources))}"
+            raise incomplete("; ".join([what, *ignored_in_words(source.ignored)]), TREE)
+
+
+def _require_videos(path: Path, before: set[Path]) -> None:
+    """Add a folder to those `before`.
+
+    Raises UserError unless it is in none of them, or is a video or a sound.
+    """
+    if not path.exists():
+        raise UserError(f"{path} does not exist")
+    if path.is_dir():
+        folder = path.resolve()
+        if before & {folder, *folder.parents}:
+            raise UserError(f"the videos of {path} are already those of a folder before it; name each once")
+        before.add(folder)
+    elif not path.is_file() or path.suffix.lower() not in MEDIA:
+        raise UserError(
+            f"{path} is neither a folder nor a video or sound file, which ends in {', '.join(sorted(MEDIA))}"
+        )
+
+
+def _files(place: Place, source: SourceFiles) -> tuple[Folder, Sequence[PurePath]]:
+    """A folder and the paths in it of the videos of a place; `source` notes what else is there."""
+    file = file_at(place)
+    if file.path.suffix.lower() in MEDIA and not (isinstance(place, Path) and place.is_dir()):
+        return file.folder, [file.path]
+    folder = folder_at(place)
+    paths = SourceFiles(folder, source.ignored, source.notes).files()
+    return folder, sorted(paths, key=composed)
