@@ -134,7 +134,7 @@ def features_of(
     def forward(batch: Batch) -> list[Tensor]:
         """Means over the clips of a row, [rows, d]."""
         ((name, inputs),) = batch.inputs.items()
-        out = model.embed(name, inputs) if kind == "embeddings" else model.get_submodule(f"{name}_network")(inputs)
+        out = model.embed(name, inputs) if kind == "embeddings" else model.trunk(name)(inputs)
         return [out.float().unflatten(0, (-1, clips // per_video)).mean(1)]
 
     by_modality: dict[str, np.ndarray] = {}

@@ -63,7 +63,7 @@ def export(settings: Export) -> str:
 def _weights_of(trained: Trained, modality: str) -> dict[str, Any]:
     """The state of one network, with the names of its own library; of the paper's for video, those of torchvision."""
     require_network(trained, modality)
-    base = trained.model.get_submodule(f"{modality}_network.base")
+    base = trained.model.backbone(modality)
     state: Any = getattr(base, "net", base).state_dict()
     # torch saves this metadata with the state, and other programs ignore it
     state._metadata[""].update(inputs_of(trained))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -92,11 +91,11 @@ def extract(
     Raises UserError if the model has no such network.
     """
     require_network(trained, modality)
-    trunk: Any = trained.model.get_submodule(f"{modality}_network").base.to(device)
+    backbone = trained.model.backbone(modality).to(device)
 
     def pooled(batch: Batch) -> list[Tensor]:
         inputs = batch.inputs[modality]
-        maps: Tensor = trunk.maps(inputs.floats() if modality == "video" else inputs).float()
+        maps = backbone.maps(inputs.floats() if modality == "video" else inputs).float()
         inner = tuple(range(2, maps.ndim))
         average = maps.mean(inner).unflatten(0, (-1, clips)).mean(1)
         maximum = maps.amax(inner).unflatten(0, (-1, clips)).mean(1)

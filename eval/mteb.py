@@ -66,7 +66,7 @@ class Encoder(AbsEncoder):
         undecoded = dataset.select_columns([name]).cast_column(name, kind(decode=False))
         model: Any = self._trained.model
         embedded = self._kind == "embeddings"
-        dim = model.network.embedding if embedded else model.get_submodule(f"{name}_network.base").dim
+        dim = model.network.embedding if embedded else model.backbone(name).dim
         rows = np.full((len(dataset), dim), np.nan, np.float32)
         reasons: dict[int, str] = {}
         for first in range(0, len(dataset), _AT_ONCE):

@@ -132,7 +132,7 @@ def _model_of(state: Mapping[str, Any], path: Path, given: Makers) -> Trained:
         settings,
         state["step"],
         statistics,
-        state.get("foreign"),
+        state.get("origin"),
         fingerprint=state["data"],
         steps=state["steps"],
         words_checksum=state["words"],

@@ -70,7 +70,7 @@ class Learner:
 
     def _outputs(self, modality: str) -> Tensor:
         """What a network of the user's own computes now."""
-        base: Any = self.model.get_submodule(f"{modality}_network.base")
+        base: Any = self.model.backbone(modality)
         return outputs_of(base, modality, self.experiment.settings.clip)
 
     def resume(self, state: Mapping[str, Any]) -> None:
@@ -100,13 +100,13 @@ def _prepare(model: GDT, settings: Pretrain) -> None:
     if settings.compile != "on":
         return
     for modality in {"video", "audio"} & {*model.modalities}:
-        trunk: Any = model.get_submodule(f"{modality}_network.base")
-        for module in trunk.modules():
+        backbone = model.backbone(modality)
+        for module in backbone.modules():
             if isinstance(module, Factorised):
                 module.multiple = 8
         # torch's own random numbers: both passes of a group must draw the same
         options = {"fallback_random": True} if getattr(settings.network, modality) else None
-        trunk.compile(dynamic=False, options=options)
+        backbone.compile(dynamic=False, options=options)
 
 
 def _optimizer(o: Optimization, model: GDT, device: torch.device) -> torch.optim.Optimizer:

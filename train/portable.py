@@ -2,7 +2,7 @@
 
 Metadata: `settings` of the run (JSON; also the sizes of networks and clips), `statistics` (JSON of
 `Statistics.to_numbers`), `step` (training steps), `per_step` (JSON of `Trained.per_step`), `data` (fingerprint of the
-training shards), `words` and `factors` (checksums of their files), `outputs` (JSON of `Trained.outputs`), and `foreign`
+training shards), `words` and `factors` (checksums of their files), `outputs` (JSON of `Trained.outputs`), and `origin`
 (JSON of `trained.Origin`) for weights that are not from a run. Parameters are named as in `GDT`; the names tell the
 modalities.
 """
@@ -30,7 +30,7 @@ def write(path: Path, trained: Trained) -> None:
     texts["outputs"] = json.dumps(trained.outputs)
     texts["per_step"] = json.dumps(trained.per_step)
     if trained.origin is not None:
-        texts["foreign"] = serialization.to_json(trained.origin)
+        texts["origin"] = serialization.to_json(trained.origin)
     tensors.write(path, trained.model.state_dict(), texts)
 
 
@@ -41,8 +41,9 @@ def state_in(content: Mapping[str, Any]) -> dict[str, Any]:
         state["statistics"] = json.loads(content["statistics"])
         state["per_step"] = json.loads(content.get("per_step", "null"))
         state["outputs"] = json.loads(content.get("outputs", "{}"))
-        if "foreign" in content:
-            state["foreign"] = serialization.from_dict(Origin, json.loads(content["foreign"]))
+        origin = content.get("origin", content.get("foreign"))  # its name in earlier versions
+        if origin:
+            state["origin"] = serialization.from_dict(Origin, json.loads(origin))
         return state
     except (ValueError, KeyError) as error:
         raise Damaged(f"its metadata is invalid ({error})") from error

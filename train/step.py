@@ -248,8 +248,7 @@ class RunningStatistics:
         self._norms: dict[str, list[Any]] = {}
         """Batch norms by modality, in the trunk and the head."""
         for modality in model.modalities:
-            parts = [model.get_submodule(f"{modality}_network"), model.get_submodule(f"mlp_{modality[0]}")]
-            modules = nn.ModuleList(parts).modules()
+            modules = nn.ModuleList([model.trunk(modality), model.head(modality)]).modules()
             self._norms[modality] = [m for m in modules if isinstance(m, _BatchNorm) and m.track_running_stats]
         self._every = [norm for norms in self._norms.values() for norm in norms]
         self._counts = [norm.num_batches_tracked for norm in self._every]

@@ -11,7 +11,7 @@ import torch
 
 from gdt.pipeline.shards.statistics import Statistics
 from gdt.train.models.foreign import Builders
-from gdt.train.models.gdt import GDT
+from gdt.train.models.gdt import GDT, head_name
 from gdt.train.settings import Pretrain
 
 
@@ -73,7 +73,7 @@ class Trained:
     def without_head(self) -> tuple[str, ...]:
         """Modalities whose heads are random, since the external weights have none."""
         fresh = self.origin.fresh if self.origin else ()
-        return tuple(name for name in self.model.modalities if f"mlp_{name[0]}" in fresh)
+        return tuple(name for name in self.model.modalities if head_name(name) in fresh)
 
     def digest(self) -> str:
         """SHA-256 of the weights, of all settings of the inputs, and of networks of the user's own."""
@@ -88,6 +88,7 @@ class Trained:
 
     def untrained(self) -> Trained:
         """The same model with the initial weights of its run."""
-        torch.manual_seed(0 if self.origin else self.settings.seed)
-        model = GDT(self.model.network, self.model.modalities, self.builders).eval()
+        with torch.random.fork_rng([]):  # the caller's random numbers stay
+            torch.default_generator.manual_seed(0 if self.origin else self.settings.seed)
+            model = GDT(self.model.network, self.model.modalities, self.builders).eval()
         return replace(self, model=model, step=0, fingerprint="", steps=0)

@@ -23,7 +23,7 @@ from gdt.pipeline.shards.statistics import Statistics
 from gdt.pipeline.transformations.augmentation import Augmentation
 from gdt.train.models.backbone import load_weights
 from gdt.train.models.foreign import recognise
-from gdt.train.models.gdt import GDT, modalities_of
+from gdt.train.models.gdt import GDT, head_name, modalities_of
 from gdt.train.models.given import Makers
 from gdt.train.models.network import Network
 from gdt.train.run import from_json
@@ -82,10 +82,10 @@ def model_of(content: Mapping[Any, Any], path: Path, given: Makers) -> Trained:
     named = {f"{modality}_network.base.{name}": value for name, value in trunk.items()}
     builders = recognise(settings, named, outputs, given, str(path))
     model = GDT(settings.network, [modality], builders).eval()
-    load_weights(model.get_submodule(f"{modality}_network.base"), trunk, str(path))
+    load_weights(model.backbone(modality), trunk, str(path))
     data = content.get(FINETUNED_ON)
     finetuned_on = tuple(data) if isinstance(data, list) and len(data) == 2 else None
-    origin = Origin(kind, dropped, (f"mlp_{modality[0]}",), finetuned_on)
+    origin = Origin(kind, dropped, (head_name(modality),), finetuned_on)
     normalisation = statistics or (RELEASE if prefix else KINETICS)
     return Trained(model, settings, 0, normalisation, origin, outputs=outputs, builders=builders)
 

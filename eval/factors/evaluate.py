@@ -136,7 +136,7 @@ def _features_of_trial(
         inputs = batch.inputs[network]
         if head:
             return [model.embed(network, inputs) for model in models]
-        return [model.get_submodule(f"{network}_network")(inputs) for model in models]
+        return [model.trunk(network)(inputs) for model in models]
 
     bar = tqdm(total=len(trial.leaves), unit="clip", desc=f"factors, {network}", mininterval=1.0, leave=False)
     by_model = outputs(index, trial.plans(), trained.settings.clip, device, trained.statistics, forward, bar)

@@ -196,8 +196,7 @@ class Finetuning:
                 f"{-(-recipe.batch // videos)} or more"
             )
         torch.manual_seed(int(seed_sequence(Stream.FINETUNING, *self._seeds, 1 << 20).generate_state(1)[0]))
-        network: Any = trained.model.get_submodule(f"{modality}_network")
-        base = copy.deepcopy(network.base)  # other folds start from the same weights
+        base = copy.deepcopy(trained.model.backbone(modality))  # other folds start from the same weights
         self.model = type(self).classifier(base, base.dim, len(classes)).to(device)
         if modality == "video" and not trained.model.network.video:
             self.model.to(memory_format=torch.channels_last_3d)  # type: ignore[call-overload]

@@ -91,14 +91,30 @@ class GDT(nn.Module):
         """All modules with their names, but those of networks of the user's own."""
         return ((name, module) for name, module in self.named_modules() if ".base.net." not in f"{name}.")
 
+    def trunk(self, modality: str) -> nn.Module:
+        """Leaves of a modality to features."""
+        return self.get_submodule(f"{modality}_network")
+
+    def backbone(self, modality: str) -> Backbone:
+        """The network in the trunk of video or audio."""
+        trunk: Any = self.trunk(modality)
+        return trunk.base
+
+    def head(self, modality: str) -> nn.Module:
+        """Features of a modality to embeddings."""
+        return self.get_submodule(head_name(modality))
+
     def embed(self, modality: str, inputs: Any) -> Tensor:
         """Leaves of one modality to embeddings: float32 [n, d]."""
-        head = self.get_submodule(f"mlp_{modality[0]}")
-        return head(self.get_submodule(f"{modality}_network")(inputs))
+        return self.head(modality)(self.trunk(modality)(inputs))
 
     def forward(self, inputs: Mapping[str, Any]) -> Tensor:
         """Leaves by modality, as in `Batch.inputs`, to embeddings in that order: float32 [n, d]."""
         return torch.cat([self.embed(modality, leaves) for modality, leaves in inputs.items()])
+
+
+def head_name(modality: str) -> str:
+    return f"mlp_{modality[0]}"
 
 
 def any_device() -> torch.device:
