@@ -15,6 +15,7 @@ import numpy as np
 from gdt.common.streams import Stream, generator
 from gdt.pipeline.leaves import MODALITIES, Clip, Leaves
 from gdt.pipeline.shards.index import Index
+from gdt.pipeline.shards.layout import MEL_RATE
 from gdt.pipeline.transformations.augmentation import Augmentation, draw_augmentations
 from gdt.pipeline.tree import BatchPlan
 
@@ -40,7 +41,7 @@ def usable(index: Index, clip: Clip, modalities: Collection[str]) -> np.ndarray:
     Pictures count however short they are, sound only if a clip fits, or if official folds count a shorter video.
     """
     # the window of the last row, 20 ms long, ends one row later
-    too_short = (index.folds != "") & (index.length / index.fps < (clip.mel_frames + 1) / 100)
+    too_short = (index.folds != "") & (index.length / index.fps < (clip.mel_frames + 1) / MEL_RATE)
     sound = (index.mel_count >= clip.mel_frames) | (too_short & (index.mel_count > 0))
     present = {"video": index.frame_count > 0, "audio": sound, "text": index.text_count > 0}
     return np.logical_and.reduce([present[name] for name in modalities])

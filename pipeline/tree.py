@@ -15,6 +15,7 @@ from gdt.common.errors import UserError, plural
 from gdt.pipeline.composition import Composition, Factor
 from gdt.pipeline.leaves import Clip, Leaves
 from gdt.pipeline.shards.index import Index
+from gdt.pipeline.shards.layout import MEL_RATE
 from gdt.pipeline.transformations.base import Branches, Draw, Source
 
 
@@ -123,7 +124,7 @@ def sampling_tree(
         raise UserError(f"no video of {index.folder} is in the split '{split}'; set --split to {splits}")
     needed = composition.starts_needed
     several = f"{needed} different starts of " if needed > 1 else ""
-    seconds = max(frames / index.fps, (rows + 1) / 100)  # the window of the last row ends one row later
+    seconds = max(frames / index.fps, (rows + 1) / MEL_RATE)  # the window of the last row ends one row later
     checks = {
         "without pictures": (index.frame_count == 0) & ("video" in modalities),
         "without sound": (index.mel_count == 0) & (rows > 0),

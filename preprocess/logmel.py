@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gdt.pipeline.shards.layout import BANDS, MEL_FLOOR
+from gdt.pipeline.shards.layout import BANDS, MEL_FLOOR, MEL_RATE
 
 if TYPE_CHECKING:  # takes more than a second to import, and only workers need it
     import torch
 
 SAMPLE_RATE = 24_000
 WINDOW = 480
-HOP = 240
+HOP = SAMPLE_RATE // MEL_RATE
 FFT = 1024
 PRE_EMPHASIS = 0.97
 _BLOCK = 500

@@ -21,7 +21,7 @@ from gdt.common.folders import Folder
 from gdt.common.stores import Place, RemoteFolder, folder_at
 from gdt.pipeline.shards import container, layout
 from gdt.pipeline.shards.container import Damaged, Head, OtherSchema, text_array, texts
-from gdt.pipeline.shards.layout import INDEX, REJECTED, VideoTable, table_checksum
+from gdt.pipeline.shards.layout import INDEX, MEL_RATE, REJECTED, VideoTable, table_checksum
 from gdt.pipeline.shards.naming import DATASET_NAMES, is_shard, preprocess_command, verify_hint
 from gdt.pipeline.shards.statistics import Statistics
 
@@ -246,7 +246,7 @@ class Index(VideoTable):
     @cached_property
     def length(self) -> np.ndarray:
         """Length of each video in frames, also of sounds, which have none: int64 [n_videos]."""
-        return np.where(self.frame_count > 0, self.frame_count, self.mel_count * self.fps // 100)
+        return np.where(self.frame_count > 0, self.frame_count, self.mel_count * self.fps // MEL_RATE)
 
     def start_counts(self, frames: int, stride: int, mel_frames: int = 0) -> np.ndarray:
         """Number of start frames at which a clip fits into each video: int64 [n_videos].
@@ -257,13 +257,13 @@ class Index(VideoTable):
         count = (self.length if mel_frames else self.frame_count) - ((frames - 1) * stride + 1) + 1
         if mel_frames:
             # the last start f with mel_position(f) + mel_frames <= mel_count
-            last = (self.fps * (2 * (self.mel_count - mel_frames) + 1) - 1) // 200
+            last = (self.fps * (2 * (self.mel_count - mel_frames) + 1) - 1) // (2 * MEL_RATE)
             count = np.minimum(count, last + 1)
         return np.maximum(count, 0)
 
     def mel_position(self, start: np.ndarray) -> np.ndarray:
         """First log-mel row of a clip that starts at frame `start`: round(100 tau), tau = start / fps."""
-        return (200 * np.asarray(start) + self.fps) // (2 * self.fps)
+        return (2 * MEL_RATE * np.asarray(start) + self.fps) // (2 * self.fps)
 
 
 @cache

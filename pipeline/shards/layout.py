@@ -22,6 +22,8 @@ INDEX = "index.h5"
 REJECTED = "rejected.jsonl"
 BANDS = 40
 """Bands of log-mel banks."""
+MEL_RATE = 100
+"""Their rows per second."""
 MEL_FLOOR = float(np.log(np.finfo(np.float64).eps))
 """The log-mel value of zero energy, digital silence."""
 

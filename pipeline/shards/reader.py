@@ -14,7 +14,7 @@ import numpy as np
 from gdt.common.errors import UserError
 from gdt.pipeline.shards.cache import Cache
 from gdt.pipeline.shards.index import Index
-from gdt.pipeline.shards.layout import ROWS, WORDS, words_checksum
+from gdt.pipeline.shards.layout import MEL_RATE, ROWS, WORDS, words_checksum
 from gdt.pipeline.shards.naming import verify_hint
 
 _OPEN_FILES = 4096
@@ -76,7 +76,7 @@ class ShardReader:
         data = shard.read("audio/logmel", begin * ROWS, min(end * ROWS, shard.length("audio/logmel")) - begin * ROWS)
         for k, expected in enumerate(checksums):
             if zlib.crc32(data[k * ROWS : (k + 1) * ROWS].data) != expected:
-                raise self._damaged(video, f"the sound around {(start + k * ROWS) / 100:.0f} s")
+                raise self._damaged(video, f"the sound around {(start + k * ROWS) / MEL_RATE:.0f} s")
         return data[first - begin * ROWS :][:count]
 
     def tokens(self, video: int, start: float, words: int = 16, seconds: float = 4.0) -> np.ndarray:
