@@ -179,7 +179,8 @@ def _finetune_all(jobs: Sequence[Job], limit: int) -> None:
     def finished() -> int:
         return sum(finished_epochs(job.folder) for job in jobs)
 
-    logs = f"{jobs[0].evaluator.out}/*/{jobs[0].protocol}-*/log.txt"
+    protocols = dict.fromkeys(job.protocol for job in jobs)
+    logs = " ".join(f"{jobs[0].evaluator.out}/*/{protocol}-*/log.txt" for protocol in protocols)
     print(f"{len(jobs)} finetuning runs, {limit} in parallel; logs: {logs}")
     total = planned_epochs(jobs[0].evaluator.settings, jobs[0].model.trained) * len(jobs)
     with tqdm(total=total, initial=finished(), unit="epoch", desc="finetune", mininterval=1.0) as bar:

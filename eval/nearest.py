@@ -65,7 +65,8 @@ def _row_of(query: str, rows: Features) -> str:
     if not Path(query).is_file():
         return ""
     file = Path(query).resolve()
-    return next((name for name in rows.id if Path(name).name == file.name and Path(name).resolve() == file), "")
+    names = {Path(query).name, file.name}  # of a link, and of the file
+    return next((id for id in rows.id if Path(id).name in names and Path(id).resolve() == file), "")
 
 
 def most_similar(rows: Features, query: str | Features, by: str, among: str) -> tuple[np.ndarray, np.ndarray]:

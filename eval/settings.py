@@ -227,8 +227,8 @@ class Composed:
 class ShowTree(Composed):
     """Print the leaves of two videos, and which pairs of them are positive and negative."""
 
-    batch_size: int = 512
-    """Batch size for which positives and negatives are counted."""
+    batch_size: int | None = None
+    """Batch size for which positives and negatives are counted; default: that of --factors, else 512."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,16 +14,16 @@ from matplotlib.figure import Figure
 from tabulate import tabulate
 
 from gdt.eval.drawing import STYLE, save
-from gdt.eval.settings import Composed, ShowBatch, ShowTree
+from gdt.eval.settings import ShowBatch, ShowTree
 from gdt.pipeline.composition import Columns, Composition, Factor, Weight, contrast, weight
 from gdt.pipeline.leaves import MODALITIES, Clip
-from gdt.pipeline.notation import Transformations, read_transformations
+from gdt.pipeline.notation import read_transformations, without_batch_size
 from gdt.pipeline.shards.index import Index
+from gdt.pipeline.shards.layout import MEL_RATE
 from gdt.pipeline.transformations.augmentation import Augment
 from gdt.pipeline.transformations.base import Source
 from gdt.pipeline.transformations.time_shift import TimeShift
 from gdt.pipeline.tree import Tree
-from gdt.preprocess.logmel import HOP, SAMPLE_RATE
 from gdt.train.experiment import compose, resolve
 from gdt.train.gpu import default_size
 from gdt.train.settings import SIZES, Pretrain
@@ -43,15 +44,16 @@ _FRAMES = 8
 def show_tree(settings: ShowTree) -> str:
     """The composition, the leaves of two videos with all their pairs, and counts of pairs in a batch, as text."""
     known, _ = read_transformations(settings.factors_from)
-    composition = _compose(settings, settings.batch_size, known)
+    batch = Pretrain(preset=settings.preset, factors=settings.factors, batch_size=settings.batch_size)
+    composition = compose(batch, known)
     factors = composition.factors
-    two = toy(_compose(settings, 2, known))
+    two = toy(compose(replace(batch, factors=without_batch_size(settings.factors), batch_size=2), known))
     columns = two.plan(0, 0).columns
     pairs = map("".join, relations(factors, columns, columns))
     cells = [", ".join(filter(None, row)) for row in labels(two, columns)]
     rows = list(zip(range(len(cells)), cells, pairs, strict=True))
-    batch = toy(composition).plan(0, 0).columns
-    partners = relations(factors, {name: values[:1] for name, values in batch.items()}, batch)[0].tolist()
+    leaves = toy(composition).plan(0, 0).columns
+    partners = relations(factors, {name: values[:1] for name, values in leaves.items()}, leaves)[0].tolist()
     return (
         f"{settings.title}: {composition}\n\n"
         f"{tabulate([[factor.name, factor.k, _kind(factor)] for factor in factors], ['factor', 'K', 'pairs'])}\n\n"
@@ -60,10 +62,6 @@ def show_tree(settings: ShowTree) -> str:
         f"a batch of {composition.batch_size} videos holds {len(partners)} leaves; each has {partners.count(POSITIVE)} "
         f"positive and {partners.count(NEGATIVE)} negative leaves"
     )
-
-
-def _compose(settings: Composed, batch_size: int, known: Transformations) -> Composition:
-    return compose(Pretrain(preset=settings.preset, factors=settings.factors, batch_size=batch_size), known)
 
 
 def toy(composition: Composition) -> Tree:
@@ -105,10 +103,10 @@ def show_batch(settings: ShowBatch) -> str:
 
     from gdt.pipeline.loader import Loader
 
-    base = SIZES[settings.size or default_size()]
-    train = Pretrain(
+    train = replace(
+        SIZES[settings.size or default_size()],
         preset=settings.preset,
-        factors=settings.factors,
+        factors=without_batch_size(settings.factors),
         factors_from=settings.factors_from,
         dataset=settings.dataset,
         shards=settings.shards,
@@ -116,9 +114,6 @@ def show_batch(settings: ShowBatch) -> str:
         word2vec=settings.word2vec,
         batch_size=2,
         group_size=0,
-        clip=base.clip,
-        augmentation=base.augmentation,
-        loading=base.loading,
     )
     device = torch.device("cpu")
     index = Index.open(train.shard_folder)
@@ -175,7 +170,7 @@ def _draw_leaf(axes: Axes, batch: Batch, leaf: int, index: Index, words: Sequenc
         axes.imshow(np.clip(strip, 0, 255).astype(np.uint8))
         places = (np.arange(len(shown)) + 0.5) * strip.shape[1] / len(shown) - 0.5
     else:
-        seconds = (index.mel_position(leaves.start[leaf]) + leaves.mel_frames[leaf]) * HOP / SAMPLE_RATE
+        seconds = (index.mel_position(leaves.start[leaf]) + leaves.mel_frames[leaf]) / MEL_RATE
         shown = np.linspace(0, len(seconds) - 1, 9).round().astype(int)
         places = shown
         axes.imshow(inputs[row, 0].cpu().numpy(), origin="lower", aspect="auto", cmap="magma", vmin=-3, vmax=3)

@@ -62,6 +62,11 @@ def batch_size(text: str) -> int:
     return int(match["k"] or 0) if match and match["name"] == Video.name else 0
 
 
+def without_batch_size(text: str) -> str:
+    """A composition without the K of the factor video."""
+    return re.sub(rf"^(\s*{Video.name}:[di]):\d+", r"\1", text)
+
+
 def _factor(text: str, batch_size: int, augmentation: Augmentation, known: Transformations) -> Factor:
     match = _FACTOR.fullmatch(text)
     unreadable = UserError(

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from gdt.common.errors import require_range
+from gdt.common.errors import UserError, require_range
 from gdt.common.location import Location
 from gdt.eval.settings import FrozenName
 from gdt.pipeline.shards.naming import dataset_name
@@ -61,6 +61,9 @@ class Ablation:
     def __post_init__(self) -> None:
         dataset_name(self.dataset, self.shards)  # validates
         require_range(self, "jobs", "batch_size", "steps", "lr", least=0)
+        for name in ("rows", "seeds", "equal"):
+            if not getattr(self, name):
+                raise UserError(f"--{name} is empty; give one or more, or leave it out")
 
     @property
     def dataset_name(self) -> str:

@@ -204,6 +204,12 @@ def test_a_split_without_videos_is_refused_before_training(
             plan_runs(settings(shards, tmp_path))
 
 
+@pytest.mark.parametrize("name", ["rows", "seeds", "equal"])
+def test_an_empty_option_is_refused(name: str) -> None:
+    with pytest.raises(UserError, match=f"^--{name} is empty; give one or more"):
+        Ablation(**{name: ()})
+
+
 def test_steps_are_adjusted_to_the_flops_of_row_l(shards: Path, tmp_path: Path) -> None:
     planned = plan_runs(settings(shards, tmp_path, rows=("a", "e", "g", "l"), equal=("compute",), steps=300))
     assert planned[0].equal == "compute: 2 videos per step, the FLOPs of 300 steps of row l"

@@ -19,7 +19,7 @@ import torch
 from gdt.common.errors import Unusable, UserError
 from gdt.eval.embed import _decode, embed, features, features_of
 from gdt.eval.features import Features, read, sameness
-from gdt.eval.nearest import most_similar, nearest
+from gdt.eval.nearest import _row_of, most_similar, nearest
 from gdt.eval.settings import Embed, Nearest
 from gdt.pipeline.clips import uniform_clips
 from gdt.pipeline.loader import Loader
@@ -280,6 +280,14 @@ def test_wrong_settings_and_files_are_refused(
             nearest(Nearest(**arguments))
         embed(Embed(checkpoint, **{"source": (tmp_path,)} | arguments))
     assert {path.name for path in tmp_path.iterdir()} == {"text.txt", "run.pt", "empty"}
+
+
+def test_a_query_is_found_by_its_link_or_its_file(tmp_path: Path) -> None:
+    (tmp_path / "real.mp4").touch()
+    (tmp_path / "link.mp4").symlink_to(tmp_path / "real.mp4")
+    rows = Features(np.array(["x", f"{tmp_path}/link.mp4"]), {"video": np.ones((2, 4))}, {})
+    for query in (f"{tmp_path}/../{tmp_path.name}/link.mp4", f"{tmp_path}/link.mp4"):
+        assert _row_of(query, rows) == f"{tmp_path}/link.mp4"
 
 
 def test_a_single_video_has_no_neighbours() -> None:

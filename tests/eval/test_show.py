@@ -47,6 +47,14 @@ def test_the_tree_of_a_cross_modal_row_is_printed(command: Run) -> None:
     assert len(leaves) == 8
 
 
+def test_factors_are_shown_as_a_run_prints_them() -> None:
+    factors = "video:d:64 time_shift:i:2 augmentation:i:1"
+    told = show_tree(ShowTree(factors=factors))
+    assert told == show_tree(ShowTree(factors=factors, batch_size=64)) and "a batch of 64 videos" in told
+    with pytest.raises(UserError, match="takes 64 videos and --batch-size is 32"):
+        show_tree(ShowTree(factors=factors, batch_size=32))
+
+
 @pytest.mark.parametrize("preset", presets.PRESETS)
 def test_every_preset_can_be_shown(preset: str) -> None:
     composition = composed(preset, 2)

@@ -135,7 +135,9 @@ def test_the_untrained_model_has_the_initial_weights_of_the_run(
             value += 1
     path = tmp_path / CHECKPOINT
     checkpoint.write(path, run.state(7))
+    state = torch.random.get_rng_state()
     trained, untrained = checkpoint.load_model(path), checkpoint.load_model(tmp_path).untrained()
+    assert torch.equal(state, torch.random.get_rng_state())  # the caller's random numbers
     assert {name for name, _ in untrained.model.named_children()} == networks
     assert (trained.settings, trained.step) == (settings, 7) and (untrained.settings, untrained.step) == (settings, 0)
     assert not trained.model.training and not untrained.model.training
