@@ -119,14 +119,11 @@ def exit_with_message(main: Callable[[], object]) -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # like stderr; file names may not be UTF-8
     try:
-        main()
+        with explain_out_of_memory("use a machine with more memory"):
+            main()
         sys.stdout.flush()
     except UserError as error:
         _exit(2, f"error: {error}")
-    except (MemoryError, RuntimeError) as error:
-        if not is_out_of_memory(error):
-            raise
-        _exit(2, f"error: out of memory ({first_line(error)}); use a machine with more memory")
     except BrokenPipeError:  # the reader of the output, such as `head`, has exited
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from pkgutil import resolve_name
 from types import MappingProxyType
@@ -44,8 +44,6 @@ class Evaluator:
     device: torch.device
     out: Path
     words: WordVectors | None
-    _latest: dict[Path, PooledFeatures] = field(default_factory=dict)
-    """Features kept in memory, of one model, by file."""
 
     def select(self, model: Subject, protocol: str, fold: Fold) -> tuple[Fold, dict[str, str]]:
         """The videos of a fold that a protocol evaluates, and what to say of those that it does not.
@@ -90,13 +88,7 @@ class Evaluator:
         """Features of at least these videos, extracted once."""
         clips = self.settings.clips
         path = features_path(self.out / model.folder, self.data.fingerprint, clips, self.device.type, modality)
-        pooled = self._latest.get(path)
-        if pooled is None or not np.isin(videos, pooled.videos).all():
-            if any(kept.parent != path.parent for kept in self._latest):
-                self._latest.clear()
-            pooled = cached_features(path, model.trained, self.data.index, videos, clips, self.device, modality)
-            self._latest[path] = pooled
-        return pooled
+        return cached_features(path, model.trained, self.data.index, videos, clips, self.device, modality)
 
     def pooled(self, model: Subject, fold: Fold, pooling: str) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """Features [n, dim] and labels of queries, then of the gallery, "average" or "maximum" pooled.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -93,9 +94,7 @@ def plan_jobs(settings: Downstream, data: Data, compared: Sequence[Subject], out
         for model in compared:
             _require_same_words(model, words, settings.word2vec)
 
-    def choose(of_column: Downstream, of_label: Data) -> list[str]:
-        return choose_protocols(of_column, of_label, compared)
-
+    choose = partial(choose_protocols, compared=compared)
     planned = planned_protocols(settings, data, device.type, words, choose)
     written = any("text" in model.trained.model.modalities for model in compared)
     if written and not (settings.protocols or settings.word2vec):

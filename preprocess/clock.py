@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
+from scipy.ndimage import median_filter
 
 from gdt.preprocess.logmel import SAMPLE_RATE
 
@@ -24,7 +25,6 @@ _LASTING = SAMPLE_RATE // 2
 _MIN_STAMPS = 4
 _MAX_STAMPS = 50
 """Bounds of _LASTING in stamps: sounds have from eight to hundreds per second."""
-_ROWS = 1 << 14
 _BYTES = 1 << 22
 
 Piece = tuple[int, int, int]
@@ -76,9 +76,7 @@ def pieces(pts: np.ndarray, count: np.ndarray) -> list[Piece]:
     begin = end - count
     half = int(np.clip(_LASTING * len(count) // max(end[-1], 1), _MIN_STAMPS, _MAX_STAMPS))
     mirrored = np.pad(pts - begin, half, mode="reflect", reflect_type="odd")
-    windows = np.lib.stride_tricks.sliding_window_view(mirrored, 2 * half + 1)
-    blocks = (windows[k : k + _ROWS] for k in range(0, len(windows), _ROWS))  # np.median copies its input
-    offset = np.concatenate([np.median(block, axis=1).astype(np.int64) for block in blocks])
+    offset = median_filter(mirrored, 2 * half + 1)[half:-half]
     first = [0]  # frames at which the offset steps, so that a piece begins
     held = offset[0]
     for k, now in enumerate(offset):

@@ -13,7 +13,7 @@ from torch.nn import functional
 from gdt.common.errors import UserError
 from gdt.common.streams import Stream, generator
 from gdt.pipeline.clips import uniform_plans, usable
-from gdt.pipeline.leaves import MODALITIES, Clip
+from gdt.pipeline.leaves import MODALITIES
 from gdt.pipeline.loader import Loader
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.shards.statistics import Statistics
@@ -23,6 +23,7 @@ from gdt.pipeline.word2vec import WordVectors
 from gdt.train.experiment import Experiment
 from gdt.train.health import measures
 from gdt.train.models.gdt import GDT, autocast
+from gdt.train.settings import Pretrain
 
 KS = (1, 5, 10)
 _PROBE_VIDEOS = 256
@@ -44,8 +45,7 @@ def embed_videos(
     model: GDT,
     index: Index,
     videos: np.ndarray,
-    clip: Clip,
-    scale: int,
+    settings: Pretrain,
     clips: int,
     device: torch.device,
     statistics: Statistics,
@@ -55,26 +55,26 @@ def embed_videos(
 ) -> Embedded:
     """Mean embeddings over `clips` uniform centre-cropped clips of each video; all have these modalities.
 
-    Leaves the model in evaluation mode. With text, skips videos whose clips all lack captions.
+    `settings` are those of the model's run, of which clip and scale count. Leaves the model in evaluation mode. With
+    text, skips videos whose clips all lack captions.
     """
     order = [name for name in MODALITIES if name in modalities]
-    plans = uniform_plans(index, videos, clips, clip, centred(scale), modalities=order)
+    crop = centred(settings.augmentation.scale[0])
+    plans = uniform_plans(index, videos, clips, settings.clip, crop, modalities=order)
     model.eval()
     sums_by_batch: dict[str, list[torch.Tensor]] = {name: [] for name in order}
     used_by_batch: dict[str, list[torch.Tensor]] = {name: [] for name in order}
     with (
-        Loader(index, plans, clip, device, statistics, loading, words) as loader,
+        Loader(index, plans, settings.clip, device, statistics, loading, words) as loader,
         torch.compiler.set_stance("force_eager"),  # compiling again takes longer than a probe while training
         torch.inference_mode(),
         autocast(device),
     ):
         for batch in loader:
             usable = batch.table.get("usable", torch.ones(len(batch.plan), device=device)).float()
-            done = 0
-            for name, inputs in batch.inputs.items():
+            of_modalities = usable.chunk(len(order))
+            for (name, inputs), weights in zip(batch.inputs.items(), of_modalities, strict=True):
                 embeddings = model.embed(name, inputs).float()
-                weights = usable[done : done + len(embeddings)]
-                done += len(embeddings)
                 by_video = (embeddings * weights[:, None]).unflatten(0, (-1, clips))
                 sums_by_batch[name].append(by_video.sum(1).cpu())
                 used_by_batch[name].append(weights.unflatten(0, (-1, clips)).sum(1).cpu())
@@ -138,8 +138,7 @@ class Probe:
             model,
             self._index,
             self.videos,
-            settings.clip,
-            settings.augmentation.scale[0],
+            settings,
             _PROBE_CLIPS,
             self._device,
             self._experiment.data.statistics,

@@ -56,9 +56,7 @@ class Schedule:
     @property
     def highest(self) -> float:
         """The highest learning rate of the run, which may end before the warm-up does."""
-        o = self.optimization
-        turns = (o.warmup_epochs * self.batches_per_epoch, self.steps * (1 - o.lr_decay))
-        return max(self.lr(min(int(step), self.steps - 1)) for step in (0, *turns))
+        return max(map(self.lr, range(self.steps)))
 
     def lr(self, step: int) -> float:
         """Learning rate of a step: linear warm-up, constant, linear decay."""

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import torch
@@ -236,6 +237,7 @@ class Trainer:
         s = self.settings
         composition = self.experiment.composition
         schedule = self.experiment.schedule
+        say = partial(describe, self.rank)
         clips = composition.batch_size * composition.clips_per_video
         parameters = sum(weight.numel() for weight in self.learner.model.parameters())
         epochs = f"{self.steps / schedule.batches_per_epoch:.4g} epochs of {plural(schedule.batches_per_epoch, 'step')}"
@@ -243,21 +245,18 @@ class Trainer:
         groups = f"groups of {group_size} clips" if group_size else "one group per modality"
         compiled = ", compiled" if s.compile == "on" else ""
         ranks = f"; {self.world} ranks" if self.world > 1 else ""
-        self.describe("composition", f"{s.short_name}: {composition}")
-        self.describe("network", f"{s.size}, {s.clip}; {parameters / 1e6:.1f} M parameters, {self.weights}")
-        self.describe("batch", f"{composition.batch_size} videos, {clips} clips per modality, {groups}")
-        self.describe("device", f"{device_name(self.device)}, {s.precision}{compiled}{ranks}")
+        say("composition", f"{s.short_name}: {composition}")
+        say("network", f"{s.size}, {s.clip}; {parameters / 1e6:.1f} M parameters, {self.weights}")
+        say("batch", f"{composition.batch_size} videos, {clips} clips per modality, {groups}")
+        say("device", f"{device_name(self.device)}, {s.precision}{compiled}{ranks}")
         rates = f"{s.optimization.optimizer}, lr {schedule.highest:.3g}"
         seconds = step_seconds(self.learner.model, s, composition, self.index.bands, self.world)
         left = duration((self.steps - self.step) * seconds)
-        self.describe("schedule", f"{plural(self.steps, 'step')} ({epochs}), {rates}; {left}")
-        self.describe("folder", str(s.run_folder))
+        say("schedule", f"{plural(self.steps, 'step')} ({epochs}), {rates}; {left}")
+        say("folder", str(s.run_folder))
         if self.index.store:
             coming = [*self.experiment.tree.videos(self.step, min(self.steps, self.step + 500))]
-            self.describe("store", forecast(self.index, coming))
-
-    def describe(self, name: str, text: str) -> None:
-        describe(self.rank, name, text)
+            say("store", forecast(self.index, coming))
 
 
 def describe(rank: int, name: str, text: str) -> None:

@@ -100,10 +100,9 @@ def by_sound(trained: Trained, index: Index, split: str) -> Neighbours:
     if len(order) < 2:
         raise UserError(f"the split '{split}' has fewer than 2 videos with frames and sound; hold out more videos")
     device = any_device()
-    scale = trained.settings.augmentation.scale[0]
     model = trained.model.to(device)
     embedded = crossmodal.embed_videos(
-        model, index, np.sort(order), clip, scale, _CLIPS, device, trained.statistics, both
+        model, index, np.sort(order), trained.settings, _CLIPS, device, trained.statistics, both
     )
     videos = embedded.videos
     video, audio = (embedded.embeddings[name].numpy() for name in both)

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 from matplotlib import rc_context
 from matplotlib.figure import Figure
+from scipy.signal import convolve
 
 from gdt.common.errors import UserError
 from gdt.eval.drawing import STYLE, marker, picture
@@ -59,12 +60,8 @@ def _columns(path: Path) -> dict[str, np.ndarray]:
 
 def smooth(values: np.ndarray, width: int = _SMOOTHING) -> np.ndarray:
     """Centred moving mean over `width` steps, fewer at both ends: float64 [n]."""
-    half = width // 2
-    n = len(values)
-    sums = np.concatenate([[0.0], np.cumsum(values)])
-    low = np.maximum(np.arange(n) - half, 0)
-    high = np.minimum(np.arange(n) + half + 1, n)
-    return (sums[high] - sums[low]) / (high - low)
+    window = np.ones(2 * (width // 2) + 1)
+    return convolve(values, window, "same", "direct") / convolve(np.ones(len(values)), window, "same", "direct")
 
 
 def table(runs: Sequence[LoggedRun]) -> list[list[str]]:

@@ -39,10 +39,9 @@ def cross_modal(evaluator: Evaluator, model: Subject, fold: Fold, _: Path) -> Ou
         )
     device = evaluator.device
     network = trained.model.to(device)
-    scale = trained.settings.augmentation.scale[0]
     words = evaluator.words if "text" in modalities else None
     embedded = crossmodal.embed_videos(
-        network, index, videos, clip, scale, settings.clips, device, trained.statistics, modalities, words
+        network, index, videos, trained.settings, settings.clips, device, trained.statistics, modalities, words
     )
     n = len(embedded.videos)
     if n < 2:

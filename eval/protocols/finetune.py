@@ -317,15 +317,8 @@ class Finetuning:
         self._write(FINETUNED, {"model": weights, "epoch": self.recipe.epochs, OUTPUTS: computed} | self._metadata)
 
     def _write(self, name: str, state: dict[str, Any]) -> None:
-        path = self.folder / name
-        try:
-            with writing(path) as file:
-                torch.save(state, file)
-        except OSError as error:
-            raise UserError(
-                f"{path} cannot be written ({error.strerror}); check the free disk space, then run the same command "
-                "again to resume"
-            ) from error
+        with writing(self.folder / name) as file:
+            torch.save(state, file)
 
     def _resume(self) -> int:
         """Load the saved state and return the next epoch; 0 if there is no state or it does not match."""

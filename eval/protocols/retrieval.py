@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+from scipy import stats
 
 from gdt.eval.evaluator import Evaluator, Outcome
 from gdt.eval.metrics import Measured, measured
@@ -38,10 +39,6 @@ def chance(query_label: np.ndarray, gallery_label: np.ndarray, ks: Sequence[int]
     """R@k of a random order of the gallery, in percent."""
     total = len(gallery_label)
     labels, queries = np.unique(query_label, return_counts=True)
-    others = total - np.array([(gallery_label == label).sum() for label in labels])
-    by_k = {}
-    for k in ks:
-        drawn = np.arange(min(k, total))
-        missed = np.prod(np.maximum(others[:, None] - drawn, 0) / (total - drawn), axis=1)
-        by_k[k] = float(100 * (1 - np.average(missed, weights=queries)))
-    return by_k
+    same = np.array([(gallery_label == label).sum() for label in labels])
+    found = {k: stats.hypergeom.sf(0, total, same, min(k, total)) for k in ks}
+    return {k: float(100 * np.average(share, weights=queries)) for k, share in found.items()}

@@ -51,7 +51,7 @@ def test_hits_by_direction_and_k() -> None:
 def test_embeddings_are_means_over_clips(index: Index) -> None:
     torch.manual_seed(0)
     model, videos = GDT(TINY.network), np.array([4, 11, 30])
-    found = embed_videos(model, index, videos, TINY.clip, 36, 3, CPU, index.statistics, ("audio", "video"))
+    found = embed_videos(model, index, videos, TINY, 3, CPU, index.statistics, ("audio", "video"))
     assert list(found.embeddings) == ["video", "audio"] and found.videos.tolist() == videos.tolist()
     augmentation = replace(EVALUATION, scale=(36, 36))
     for row, video in enumerate(videos):
@@ -72,7 +72,7 @@ def test_videos_without_captions_are_left_out_with_text(captioned: Path, word2ve
     silent = replace(index, text_count=np.where(np.arange(len(index)) == 3, 0, index.text_count))
     kept = videos[usable(silent, TINY.clip, ("video", "text"))[videos]]
     assert kept.tolist() == [0, 1, 2, 4, 5]
-    found = embed_videos(model, silent, kept, TINY.clip, 36, 2, CPU, silent.statistics, ("video", "text"), words)
+    found = embed_videos(model, silent, kept, TINY, 2, CPU, silent.statistics, ("video", "text"), words)
     assert len(found.embeddings["text"]) == len(found.videos) <= 5 and len(found.videos) > 1
 
 
