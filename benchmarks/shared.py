@@ -18,7 +18,7 @@ from PIL import Image
 from gdt.common.folders import LocalFolder
 from gdt.pipeline.groups import take_rank
 from gdt.pipeline.loader import Batch, Loader
-from gdt.pipeline.shards.index import Index, write_index
+from gdt.pipeline.shards.index import Index, gather_tables, write_index
 from gdt.pipeline.shards.layout import BANDS, INDEX
 from gdt.pipeline.shards.statistics import mel_sums
 from gdt.pipeline.shards.writer import VideoRecord, write_shard
@@ -97,7 +97,8 @@ def draw(folder: Path, videos: int) -> Index:
         _draw_shard(path, part)
     settings = json.dumps({"fps": 30, "bands": BANDS})
     names = [path.name for path in paths]
-    write_index(folder / INDEX, LocalFolder(folder), names, settings, lambda ids: {"split": ["train"] * len(ids)})
+    tables = gather_tables(LocalFolder(folder), names)
+    write_index(folder / INDEX, tables, settings, {"split": ["train"] * len(tables.ids)})
     return Index.open(folder)
 
 

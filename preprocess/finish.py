@@ -9,7 +9,7 @@ from pathlib import Path
 
 from gdt.common.errors import Unusable, plural
 from gdt.common.files import dump_row, write_lines
-from gdt.pipeline.shards.index import Annotations, Index, write_index
+from gdt.pipeline.shards.index import Index, gather_tables, write_index
 from gdt.pipeline.shards.layout import INDEX, REJECTED
 from gdt.pipeline.shards.naming import shard_name
 from gdt.preprocess.datasets.listing import Missing
@@ -21,37 +21,31 @@ from gdt.preprocess.worker import SCRATCH
 def finish(job: PreprocessJob, new_shards: Sequence[int]) -> Summary:
     """Write index, rejected.jsonl and summary, and remove shards that are not in the plan.
 
-    `new_shards` are the numbers of those that this run made. In a store, the index comes after the list of rejected
-    videos, so that readers find both. Raises UserError if another run has written it meanwhile, and Unusable if no
-    video can be used.
+    `new_shards` are the numbers of those that this run made. Raises UserError if another run has written the index
+    meanwhile, and Unusable if no video can be used.
     """
     job.destination.remove_scratch(SCRATCH)
     names = [shard_name(number) for number in job.shards]
-
-    def annotate(kept: Sequence[str]) -> Annotations:
-        settled = job.listed.settled(kept)
-        # before the index shows it: an assignment that was once seen must hold in later runs
-        replace(job, listed=settled).plan(job.shards).write(job.destination)
-        return settled.annotations(kept)
-
-    def write(path: Path) -> Index:
-        reasons = write_index(path, job.destination, names, json.dumps(job.details), annotate)
-        rows = _rejected(job, reasons)
-        job.destination.write(REJECTED, lambda path: write_lines(path, map(dump_row, rows)))
-        index = Index.read(path, job.destination)
-        if not len(index):
-            raise Unusable(
-                f"0 of {plural(len(job.listed.videos), 'video')} can be used; {rows[0]['path'] or rows[0]['id']}: "
-                f"{rows[0]['reason']}. See {job.destination.address(REJECTED)}"
-            )
-        return index
-
-    try:
-        index = job.destination.write(INDEX, write, before=job.index_tag)
-    except Unusable:
+    tables = gather_tables(job.destination, names)
+    rows = _rejected(job, tables.rejected)
+    settled = job.listed.settled(tables.ids)
+    # before the index shows it: an assignment that was once seen must hold in later runs
+    replace(job, listed=settled).plan(job.shards).write(job.destination)
+    # before the index, so that readers find both
+    job.destination.write(REJECTED, lambda path: write_lines(path, map(dump_row, rows)))
+    if not tables.ids:
         if job.destination.exists(INDEX):
             job.destination.remove(INDEX)  # so that no command takes the folder for a data set
-        raise
+        raise Unusable(
+            f"0 of {plural(len(job.listed.videos), 'video')} can be used; {rows[0]['path'] or rows[0]['id']}: "
+            f"{rows[0]['reason']}. See {job.destination.address(REJECTED)}"
+        )
+
+    def write(path: Path) -> Index:
+        write_index(path, tables, json.dumps(job.details), settled.annotations(tables.ids))
+        return Index.read(path, job.destination)
+
+    index = job.destination.write(INDEX, write, before=job.index_tag)
     for name in job.destination.files().keys() - set(names):
         if name.startswith("shard-") and ".h5" in name:
             job.destination.remove(name)

@@ -15,7 +15,7 @@ import numpy as np
 
 from gdt.common.folders import LocalFolder
 from gdt.pipeline.shards import container
-from gdt.pipeline.shards.index import Index, write_index
+from gdt.pipeline.shards.index import Index, gather_tables, write_index
 from gdt.pipeline.shards.layout import INDEX, PIECES, ROWS, WORDS, table_checksum, words_checksum
 
 
@@ -58,10 +58,9 @@ def annotate(folder: Path, **columns: list[str]) -> None:
             {name: getattr(index, name) for name in ("label", "split", "folds")} | index.columns | columns
         ).items()
     }
-    write_index(
-        folder / INDEX, LocalFolder(folder), index.shard_names, json.dumps(index.settings),
-        lambda ids: {name: [values[each] for each in ids] for name, values in said.items()},
-    )  # fmt: skip
+    tables = gather_tables(LocalFolder(folder), index.shard_names)
+    annotations = {name: [values[each] for each in tables.ids] for name, values in said.items()}
+    write_index(folder / INDEX, tables, json.dumps(index.settings), annotations)
 
 
 def edit_json(path: Path, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
 
 import numpy as np
@@ -34,28 +34,20 @@ Annotations = Mapping[str, Sequence[str]]
 """ANNOTATION_COLUMNS, empty by default, and extra columns, by name: a string per video."""
 
 
-def write_index(
-    path: Path, folder: Folder, shards: Sequence[str], settings: str, annotate: Callable[[Sequence[str]], Annotations]
-) -> dict[str, str]:
-    """Gather the shards of a folder, by name, into the index at `path`, with annotations of the videos by their ids.
+class ShardTables(NamedTuple):
+    """The video tables of some shards, sorted by id, with their first lines and total sums."""
 
-    Returns the reason of each rejected video by its id. Raises UserError for a damaged shard, and OSError.
-    """
-    arrays, rejected = _gather(folder, shards)
-    ids = texts(arrays["video/id"]).tolist()
-    annotations: dict[str, Sequence[str]] = {name: [""] * len(ids) for name in ANNOTATION_COLUMNS}
-    annotations |= annotate(ids)
-    for name, values in annotations.items():
-        # / and . have a meaning in the names of HDF5
-        named = f"video/{name}" if name in ANNOTATION_COLUMNS else _COLUMN + quote(name, safe=" ").replace(".", "%2E")
-        arrays[named] = text_array(values)
-    # sorted, so that equal content gives equal bytes
-    container.write(path, dict(sorted(arrays.items())), {"settings": settings})
-    return rejected
+    arrays: dict[str, np.ndarray]
+    rejected: dict[str, str]
+    """The reason of each rejected video by its id."""
+
+    @property
+    def ids(self) -> list[str]:
+        return texts(self.arrays["video/id"]).tolist()
 
 
-def _gather(folder: Folder, shards: Sequence[str]) -> tuple[dict[str, np.ndarray], dict[str, str]]:
-    """The video tables of all shards, sorted by id, with their first lines and total sums; and the rejected videos.
+def gather_tables(folder: Folder, shards: Sequence[str]) -> ShardTables:
+    """The tables of the shards of a folder, by name. Raises UserError for a damaged shard, and OSError.
 
     The order, and so every plan, does not depend on the assignment of videos to shards.
     """
@@ -82,7 +74,19 @@ def _gather(folder: Folder, shards: Sequence[str]) -> tuple[dict[str, np.ndarray
     arrays["shard/name"] = text_array(shards)
     arrays["shard/line"] = np.array(lines, "S")
     arrays["sums"] = text_array([json.dumps({name: values.tolist() for name, values in sums.items()})])
-    return arrays, rejected
+    return ShardTables(arrays, rejected)
+
+
+def write_index(path: Path, tables: ShardTables, settings: str, annotations: Annotations) -> None:
+    """Write the index: tables with annotations of their videos, in the same order. Raises OSError."""
+    arrays = dict(tables.arrays)
+    empty = {name: [""] * len(tables.ids) for name in ANNOTATION_COLUMNS}
+    for name, values in {**empty, **annotations}.items():
+        # / and . have a meaning in the names of HDF5
+        named = f"video/{name}" if name in ANNOTATION_COLUMNS else _COLUMN + quote(name, safe=" ").replace(".", "%2E")
+        arrays[named] = text_array(values)
+    # sorted, so that equal content gives equal bytes
+    container.write(path, dict(sorted(arrays.items())), {"settings": settings})
 
 
 def _tables(folder: Folder, shards: Sequence[str]) -> Iterator[tuple[Head, dict[str, np.ndarray]]]:

@@ -18,7 +18,7 @@ import pytest
 from gdt.common.errors import UserError
 from gdt.common.folders import LocalFolder
 from gdt.pipeline.shards import container
-from gdt.pipeline.shards.index import Index, _gather, write_index
+from gdt.pipeline.shards.index import Index, gather_tables, write_index
 from gdt.pipeline.shards.layout import COLUMNS, SHARD, Stored
 from gdt.pipeline.shards.reader import ShardReader
 from gdt.pipeline.shards.statistics import Statistics, mel_sums
@@ -125,9 +125,8 @@ def written(folder: Path, records: list[VideoRecord]) -> Index:
     sums = {"pixels": np.zeros((3, 3), np.int64), "mels": np.zeros(3, np.int64)}
     (folder / "scratch").mkdir()
     write_shard(folder / "shard-000000.h5", records, sums, folder / "scratch")
-    write_index(
-        folder / "index.h5", LocalFolder(folder), ["shard-000000.h5"], '{"fps": 30, "bands": 40}', lambda ids: {}
-    )
+    tables = gather_tables(LocalFolder(folder), ["shard-000000.h5"])
+    write_index(folder / "index.h5", tables, '{"fps": 30, "bands": 40}', {})
     return Index.open(folder)
 
 
@@ -180,7 +179,7 @@ def test_a_new_column_takes_one_line_of_the_table(tmp_path: Path, monkeypatch: p
         records.append(VideoRecord({"id": name, "height": 2, "width": 2, **filled}, *files))
     assert written(tmp_path, records).rate.tolist() == [25.0, 24.0]
     assert table.open(old).rate.tolist() == [25.0]  # an index and a shard of before
-    assert _gather(LocalFolder(old), ["shard-000000.h5"])[0]["video/rate"].tolist() == [25.0]
+    assert gather_tables(LocalFolder(old), ["shard-000000.h5"]).arrays["video/rate"].tolist() == [25.0]
 
 
 def test_folds_replace_the_split(tmp_path: Path, index: Index) -> None:
