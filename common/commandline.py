@@ -66,16 +66,6 @@ def arguments_of(settings: Any, default: Any) -> list[str]:
     return arguments
 
 
-def value_of(option: str, arguments: Sequence[str]) -> str:
-    """The value of an option on a command line that is not parsed yet; empty if it is not given."""
-    for word, following in zip(arguments, [*arguments[1:], ""], strict=False):
-        if word == option:
-            return following
-        if word.startswith(f"{option}="):
-            return word.partition("=")[2]
-    return ""
-
-
 def size_of(option: str, text: str) -> int:
     """Bytes of a size such as 500GB; 0 for an empty one. Raises UserError, naming the option."""
     parts = re.fullmatch(r"(\d+(?:\.\d+)?) *([kmgt]?)b?", text.strip().lower() or "0")

@@ -76,12 +76,11 @@ def _card(name: str, trained: Trained, inputs: str) -> str:
     if trained.origin:
         facts = {"weights": str(trained.origin)}
     else:
-        batch_size = settings.batch_size or settings.defaults.batch_size
         shards = trained.fingerprint[:12] or "unknown"
         facts = {
             "data": f"{settings.dataset or 'unknown'}, split {settings.split}, shards {shards}",
             "composition": row_label(trained.name),
-            "training": f"{trained.step:,} steps of {batch_size} videos, seed {settings.seed}",
+            "training": f"{trained.step:,} steps of {settings.batch_size} videos, seed {settings.seed}",
         }
         if settings.init:
             facts["initial weights"] = Path(settings.init).name

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -33,21 +32,17 @@ class PlannedProtocol(NamedTuple):
 
 
 def planned_protocols(
-    settings: Downstream,
-    data: Data,
-    device: str,
-    words: WordVectors | None,
-    choose: Callable[[Downstream, Data], Sequence[str]],
+    settings: Downstream, data: Data, device: str, words: WordVectors | None, compared: Sequence[Subject] = ()
 ) -> list[PlannedProtocol]:
-    """The protocols of an evaluation, for every column of labels; `choose` names those of a column.
+    """The protocols of an evaluation, for every column of labels; the default ones are chosen for models.
 
-    Raises UserError as `folds` does.
+    Raises UserError as `choose_protocols` and `folds` do.
     """
     planned = []
     for number, label in enumerate(settings.labels):
         of_label = replace(data, index=data.index.labelled(label))
         of_column = replace(settings, label=label)
-        protocols = choose(of_column, of_label)
+        protocols = choose_protocols(of_column, of_label, compared)
         if any("gallery_split" in PROTOCOLS[name].settings for name in protocols):  # others refuse it
             gallery = gallery_split(settings.gallery_split, of_label.index, data.split)
             of_column = replace(of_column, gallery_split=gallery)
@@ -94,8 +89,7 @@ def plan_jobs(settings: Downstream, data: Data, compared: Sequence[Subject], out
         for model in compared:
             _require_same_words(model, words, settings.word2vec)
 
-    choose = partial(choose_protocols, compared=compared)
-    planned = planned_protocols(settings, data, device.type, words, choose)
+    planned = planned_protocols(settings, data, device.type, words, compared)
     written = any("text" in model.trained.model.modalities for model in compared)
     if written and not (settings.protocols or settings.word2vec):
         print("text is not evaluated; set --word2vec to the file that the shards were made with", flush=True)

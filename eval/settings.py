@@ -23,6 +23,8 @@ else:
 FeatureModality = Literal["video", "audio"]
 Kind = Literal["embeddings", "features"]
 Rows = Literal["video", "clip"]
+PROBE_FOLDS = 5
+"""Of the probe's cross-validation over videos."""
 
 
 @dataclass(frozen=True)
@@ -251,3 +253,40 @@ class ShowBatch(Composed):
     def __post_init__(self) -> None:
         if self.out is not None and self.out.suffix not in (".png", ".svg", ".pdf"):
             raise UserError(f"--out is {self.out}; its name must end in .png, .svg or .pdf")
+
+
+@dataclass(frozen=True)
+class Factors:
+    """Measure how far each factor moves the features, and how well a linear probe reads it off them."""
+
+    ckpt: tuple[str, ...] = ()
+    """Checkpoints or external weights, compared in a table; default: the latest in runs."""
+    dataset: str = ""
+    """Preprocessed data set; default: that of the first checkpoint."""
+    shards: Location | None = None
+    """Folder of shards; default: data/shards/<dataset>."""
+    split: str = ""
+    """Split to measure on; default: test, or val if there is no test split."""
+    videos: int = 100
+    """Videos to measure on; more give narrower intervals."""
+    factors_from: Path | None = None
+    """Python file with custom transformations, to measure them, too."""
+    out: Path | None = None
+    """Folder of results; default: runs/factors-<dataset>."""
+    networks: Annotated[CheckpointNetworks, tyro.conf.arg(name="")] = NO_NETWORKS
+    """Those that the checkpoint was trained with."""
+
+    def __post_init__(self) -> None:
+        require_range(self, "videos", least=PROBE_FOLDS, why="at least one per fold of the probe's cross-validation")
+
+
+@dataclass(frozen=True)
+class Report:
+    """Write report.html, a page of all runs in a folder: tables, learning curves, examples."""
+
+    runs: Path = Path("runs")
+    """Folder of runs and evaluations, with its subfolders."""
+    models: int = 4
+    """Maximum number of models with examples: the best."""
+    networks: Annotated[CheckpointNetworks, tyro.conf.arg(name="")] = NO_NETWORKS
+    """Those that the checkpoints were trained with."""

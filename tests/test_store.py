@@ -38,7 +38,7 @@ from gdt.eval.results import rows
 from gdt.eval.settings import Downstream, Embed
 from gdt.pipeline.leaves import Clip
 from gdt.pipeline.loader import Loader
-from gdt.pipeline.shards import cache as caching
+from gdt.pipeline.shards import cachefolder
 from gdt.pipeline.shards.cache import Cache
 from gdt.pipeline.shards.eviction import evicted, simulate
 from gdt.pipeline.shards.index import Index
@@ -419,7 +419,7 @@ def test_a_cache_on_a_disk_without_locks_is_shared_and_outlives_a_kill(
     stored: Store, small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     without_locks(monkeypatch)
-    monkeypatch.setattr(caching, "_SILENT", 2.0)
+    monkeypatch.setattr(cachefolder, "_SILENT", 2.0)
     expected = read(Index.open(small), 2)[0]
     index = replace(Index.open(SET), cache=3 * max(head.size for head in Index.open(small).heads))
     left = ShardReader(index).cache._partial(5)  # by a run that is killed now

@@ -51,12 +51,12 @@ class Experiment:
     """All that decides the numbers of a run."""
 
     settings: Pretrain
-    """With every default filled in, and without the Python file of the factors."""
+    """With the defaults that decide numbers filled in, but for the length; without the Python file of the factors."""
     tree: Tree
     words: WordVectors | None
     """Word vectors of the shards; None without text."""
     schedule: Schedule
-    """It holds the number of steps, too."""
+    """It holds the length of the run."""
     group_size: int
     """Clips of a group; 0: all of a modality in one pass."""
     data: RunData
@@ -77,7 +77,7 @@ def resolve(
     given: Makers = MappingProxyType({}),
     say: Callable[[str, str], None] = lambda name, text: None,
 ) -> Experiment:
-    """Fill in all defaults, and make what a run consists of.
+    """Fill in the defaults that decide numbers, and make what a run consists of.
 
     `earlier` are the settings of the run to resume, whose batch and groups are the defaults. `start` is the model of
     --init, `given` the networks of the user's own. `say` gets the names and texts of lines that describe the run. Reads

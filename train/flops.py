@@ -7,14 +7,13 @@ import time
 from contextlib import suppress
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from gdt.pipeline.composition import Composition
 from gdt.pipeline.leaves import Clip
-from gdt.pipeline.sources.text import Words
+from gdt.train.models.foreign import input_shape
 from gdt.train.models.gdt import GDT
 from gdt.train.models.network import Network
 from gdt.train.settings import Pretrain
@@ -32,20 +31,20 @@ _PEAKS |= {"L40S": 362.0, "L40": 181.0, "L4": 121.0, "A10G": 70.0, "A6000": 155.
 """Dense TFLOP/s from data sheets in bfloat16 (float16 on GPUs without it), by part of the device's name."""
 
 
-def step_flops(model: GDT, composition: Composition, clip: Clip, bands: int) -> float:
+def step_flops(model: GDT, composition: Composition, clip: Clip) -> float:
     """FLOPs of the networks in a step over all ranks, forward and backward; a second forward pass does not count."""
     leaves = composition.batch_size * composition.clips_per_video
-    return leaves * sum(training_flops(model, clip, bands).values())
+    return leaves * sum(training_flops(model, clip).values())
 
 
-def training_flops(model: GDT, clip: Clip, bands: int) -> dict[str, float]:
+def training_flops(model: GDT, clip: Clip) -> dict[str, float]:
     """FLOPs of a leaf of each modality, forward and backward; 0 if a network of the user's own does not run there."""
     flops = dict.fromkeys(model.modalities, 0.0)
     with suppress(*_errors(model.network)):
         model = _on_meta(model)
         for modality in model.modalities:
             with FlopCounterMode(display=False) as counter:
-                model.embed(modality, _inputs(model, modality, clip, bands, 4)).sum().backward()
+                model.embed(modality, _inputs(model, modality, clip, 4)).sum().backward()
             flops[modality] = counter.get_total_flops() / 4
     return flops if all(flops.values()) else dict.fromkeys(flops, 0.0)
 
@@ -66,11 +65,11 @@ def max_leaves(model: GDT, clip: Clip) -> int:
         model = _on_meta(model)
         for module in model.video_network.base.modules():
             module.register_forward_hook(note)
-        model.video_network(_inputs(model, "video", clip, 0, 2))
+        model.video_network(_inputs(model, "video", clip, 2))
     return _MAX_ELEMENTS // max(elements)
 
 
-def step_seconds(model: GDT, settings: Pretrain, composition: Composition, bands: int, world: int) -> float:
+def step_seconds(model: GDT, settings: Pretrain, composition: Composition, world: int) -> float:
     """Roughly the seconds of a step without loading: those of a few clips forward, times three for the gradient."""
     leaves = composition.batch_size * composition.clips_per_video // world
     device = next(model.parameters()).device
@@ -79,7 +78,7 @@ def step_seconds(model: GDT, settings: Pretrain, composition: Composition, bands
     with torch.no_grad(), torch.compiler.set_stance("force_eager"):
         for modality in model.modalities:
             few = min(_TIMED, leaves)
-            inputs = _inputs(model, modality, settings.clip, bands, few, device)
+            inputs = _inputs(model, modality, settings.clip, few, device)
             with torch.autocast(device.type, torch.bfloat16, enabled=settings.precision == "bfloat16"):
                 times: list[float] = []
                 while len(times) < 2 or (len(times) < _PASSES and sum(times) < 1):  # the first one takes longer
@@ -113,11 +112,8 @@ def _on_meta(model: GDT) -> GDT:
     return copy.deepcopy(model).to(_META).eval()
 
 
-def _inputs(model: GDT, modality: str, clip: Clip, bands: int, n: int, device: torch.device = _META) -> Any:
+def _inputs(model: GDT, modality: str, clip: Clip, n: int, device: torch.device = _META) -> Tensor:
     """Zeros in the form of the inputs of a modality."""
-    if modality == "video":
-        return torch.zeros(n, 3, clip.frames, clip.size, clip.size, device=device)
-    if modality == "audio":
-        return torch.zeros(n, 1, bands, clip.mel_frames, device=device)
-    vectors = torch.zeros(n, clip.words, model.text_network.fc1.in_features, device=device)
-    return Words(vectors, vectors[..., 0] == 0, np.zeros((n, clip.words), np.int64))
+    if modality == "text":
+        return torch.zeros(n, clip.words, model.text_network.fc1.in_features, device=device)
+    return torch.zeros(n, *input_shape(modality, clip), device=device)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from collections.abc import Collection, Sequence
 from dataclasses import replace
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from gdt.common import serialization
-from gdt.common.commandline import arguments_of, parse, value_of
+from gdt.common.commandline import arguments_of, parse
 from gdt.common.errors import UserError, first_line, unknown
 from gdt.train.gpu import default_size
 from gdt.train.hub import EXPORTED
@@ -123,8 +124,11 @@ def latest_checkpoint() -> Path:
 
 def parse_arguments(arguments: Sequence[str]) -> Pretrain:
     """The settings of a command line. Exits like `common.commandline.parse`."""
-    on_cpu = value_of("--device", arguments) == "cpu"
-    return parse(Pretrain, "gdt pretrain", arguments, defaults(value_of("--size", arguments), on_cpu))
+    early = argparse.ArgumentParser(add_help=False, allow_abbrev=False)  # of what decides the defaults of the others
+    early.add_argument("--size", nargs="?")
+    early.add_argument("--device", nargs="?")
+    given, _ = early.parse_known_args(arguments)
+    return parse(Pretrain, "gdt pretrain", arguments, defaults(given.size or "", given.device == "cpu"))
 
 
 def command_of(settings: Pretrain) -> list[str]:

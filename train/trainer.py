@@ -250,7 +250,7 @@ class Trainer:
         say("batch", f"{composition.batch_size} videos, {clips} clips per modality, {groups}")
         say("device", f"{device_name(self.device)}, {s.precision}{compiled}{ranks}")
         rates = f"{s.optimization.optimizer}, lr {schedule.highest:.3g}"
-        seconds = step_seconds(self.learner.model, s, composition, self.index.bands, self.world)
+        seconds = step_seconds(self.learner.model, s, composition, self.world)
         left = duration((self.steps - self.step) * seconds)
         say("schedule", f"{plural(self.steps, 'step')} ({epochs}), {rates}; {left}")
         say("folder", str(s.run_folder))

@@ -150,8 +150,8 @@ def _conditions(evaluation: Downstream, index: Index) -> frozenset[str]:
     device = any_device().type
     words = WordVectors.of(index, evaluation.word2vec) if evaluation.word2vec else None
     data = Data(evaluation.dataset, index, fingerprint(index), evaluation.query_split)
-    chosen = planned_protocols(evaluation, data, device, words, lambda of_column, of_label: evaluation.protocols)
-    return frozenset(key for part in chosen for key in part.conditions)
+    planned = planned_protocols(evaluation, data, device, words) if evaluation.protocols else []
+    return frozenset(conditions for part in planned for conditions in part.conditions)
 
 
 def equalise(
@@ -175,10 +175,10 @@ def equalise(
         best = compose(replace(first, preset=REFERENCE, factors="", factors_from=None))
         given = makers(settings.networks.given)
         network, builders = with_own_networks(first.network, given, best, first.clip, any_device())
-        spent = steps * _step_flops(best, network, builders, first.clip, index.bands)
+        spent = steps * _step_flops(best, network, builders, first.clip)
         for row in sized:
             made = row.experiment
-            flops = _step_flops(made.composition, made.settings.network, made.builders, first.clip, index.bands)
+            flops = _step_flops(made.composition, made.settings.network, made.builders, first.clip)
             as_costly = max(1, round(spent / flops))
             if as_costly != row.steps:
                 rows.append(row._replace(settings=replace(row.settings, steps=as_costly, epochs=0)))
@@ -194,9 +194,9 @@ def _row(name: str, run: Pretrain, index: Index) -> Row:
     return Row(name, run, replace(experiment, words=None))  # word vectors may take 1.8 GB
 
 
-def _step_flops(composition: Composition, network: Network, builders: Builders, clip: Clip, bands: int) -> float:
+def _step_flops(composition: Composition, network: Network, builders: Builders, clip: Clip) -> float:
     """FLOPs of a step. Raises UserError if those of a network of the user's own cannot be counted."""
-    flops = step_flops(GDT(network, composition.modalities, builders), composition, clip, bands)
+    flops = step_flops(GDT(network, composition.modalities, builders), composition, clip)
     if not flops:
         networks = " and ".join(own.name for own in network.own.values())
         raise UserError(f"the FLOPs of {networks} cannot be counted; compare rows with --equal videos")

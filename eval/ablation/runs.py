@@ -15,9 +15,9 @@ from gdt.common.files import locked, write_text, writing
 from gdt.common.serialization import to_json
 from gdt.eval import results
 from gdt.eval.ablation.plan import PlannedRun, plan_runs
+from gdt.eval.ablation.plots import bars
 from gdt.eval.ablation.settings import Ablation
 from gdt.eval.drawing import save
-from gdt.eval.plots import bars
 from gdt.eval.processes import job_limit, run_command, run_parallel
 from gdt.eval.results import RESULTS
 from gdt.eval.tables import pivot, row_label, write_tables

@@ -16,9 +16,9 @@ from gdt.common.files import write_text
 from gdt.common.streams import Stream, generator
 from gdt.eval.extract import outputs
 from gdt.eval.factors.probing import probe_accuracy, relative_distance
-from gdt.eval.factors.settings import PROBE_FOLDS, Factors
 from gdt.eval.factors.trials import Planner, Trial
 from gdt.eval.metrics import Metric
+from gdt.eval.settings import PROBE_FOLDS, Factors
 from gdt.eval.subjects import Data, default_checkpoint, held_out, name_of
 from gdt.eval.tables import csv_text
 from gdt.pipeline.loader import Batch

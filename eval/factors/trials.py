@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gdt.common.streams import Stream, generator
-from gdt.eval.factors.settings import PROBE_FOLDS
+from gdt.eval.settings import PROBE_FOLDS
 from gdt.pipeline.leaves import MODALITIES, Leaves
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.transformations.augmentation import Augment, centred, draw_augmentations

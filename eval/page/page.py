@@ -18,8 +18,8 @@ from gdt.eval.page import runs
 from gdt.eval.page.deviation import deviation
 from gdt.eval.page.neighbours import by_features, by_sound
 from gdt.eval.page.runs import CURVES, LoggedRun, curves
-from gdt.eval.page.settings import Report
 from gdt.eval.results import RANDOM, RESULTS, Result, latest
+from gdt.eval.settings import Report
 from gdt.eval.subjects import pretraining_shards
 from gdt.eval.tables import pivot
 from gdt.pipeline.shards.index import Index

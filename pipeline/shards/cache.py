@@ -8,17 +8,13 @@ An evicted file stays readable for whoever has it open. On a disk without locks,
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import math
-import os
-import shutil
 import threading
-import time
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import CancelledError
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from enum import Enum, auto
 from pathlib import Path
 from typing import BinaryIO
@@ -26,9 +22,10 @@ from typing import BinaryIO
 import numpy as np
 
 from gdt.common.errors import UserError, plural
-from gdt.common.files import is_disk_full, lock, locked
+from gdt.common.files import is_disk_full, lock
 from gdt.common.stores import RemoteFolder
 from gdt.pipeline.shards import container
+from gdt.pipeline.shards.cachefolder import CacheFolder, is_coming
 from gdt.pipeline.shards.container import Head
 from gdt.pipeline.shards.eviction import evicted, simulate, too_small
 from gdt.pipeline.shards.index import Index
@@ -37,8 +34,6 @@ _FETCHERS = 8
 """Shards that a process fetches at once."""
 _POLL = 0.1
 """Seconds between looks at what other processes do."""
-_SILENT = 120.0
-"""Seconds without a byte after which, on a disk without locks, whoever fetches a file counts as dead."""
 
 
 class ShardState(Enum):
@@ -53,7 +48,7 @@ class ShardState(Enum):
     FAILED = auto()
     """A fetcher could not get it, and none tries again, also not for later batches: it is left to its reader."""
     REFUSED = auto()
-    """Its reader could not get it either: all readers raise this error, and fetching ends."""
+    """Its reader could not get it either: all readers raise this error, and all fetching has ended."""
 
     @staticmethod
     def after(error: BaseException, reader: bool) -> ShardState:
@@ -78,15 +73,12 @@ class Cache:
 
     def __init__(self, folder: RemoteFolder, shards: Sequence[tuple[str, Head]], bound: int) -> None:
         """`bound`: bytes of the whole cache; 0: four fifths of what is free on its disk and in it."""
-        usual = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gdt"
-        self.root = Path(os.environ.get("GDT_CACHE") or usual)
+        self._folder = CacheFolder()
         self._source = folder
         self._shards = shards
         key = hashlib.sha256(str(folder).encode()).hexdigest()[:12]
-        self._paths = [self.root / f"{key}-{Path(name).stem}-{head.crc32}.h5" for name, head in shards]
-        with self._locked():
-            kept = sum(self._files().values())
-        self.bound = bound or (shutil.disk_usage(self.root).free + kept) * 4 // 5
+        self._paths = [self._folder.path / f"{key}-{Path(name).stem}-{head.crc32}.h5" for name, head in shards]
+        self.bound = self._folder.bound(bound)
         self._plan: dict[int, list[int]] = {}  # shards of the batches to come
         self._wanted: deque[tuple[int, int]] = deque()  # batch and shard, to be fetched in this order
         self._expected = 0  # batches
@@ -194,11 +186,11 @@ class Cache:
             self._become(number, state, error)
             if state is not ShardState.ABSENT:
                 raise
-            with self._locked():  # something else has filled the disk: what is there now is what fits
-                self.bound = min(self.bound, sum(self._files().values()))
+            with self._folder.locked():  # something else has filled the disk: what is there now is what fits
+                self.bound = min(self.bound, sum(self._folder.files().values()))
             if self.bound < head.size:
                 raise UserError(
-                    f"no space left on the disk of {self.root}, the cache of shards; free some, or set "
+                    f"no space left on the disk of {self._folder}, the cache of shards; free some, or set "
                     "GDT_CACHE to a folder on another disk"
                 ) from error
         finally:
@@ -208,7 +200,7 @@ class Cache:
 
     def _state(self, number: int) -> ShardState:
         # in this order: a shard that arrives between the two looks is seen by the second
-        coming = _is_coming(self._partial(number))
+        coming = is_coming(self._partial(number))
         if self._paths[number].exists():
             return ShardState.HERE
         if coming:
@@ -219,7 +211,7 @@ class Cache:
         """End COMING, which only `_claim` begins. No other place changes a state, but for removing a file."""
         partial = self._partial(number)
         if state is ShardState.HERE:
-            with self._locked():  # else whoever lists the folder at this moment may see neither name
+            with self._folder.locked():  # else whoever lists the folder at this moment may see neither name
                 partial.rename(self._paths[number])
             with self._changed:
                 self._failed.discard(number)
@@ -243,8 +235,8 @@ class Cache:
         """
         size = self._shards[number][1].size
         when = self._needed().get(number, 0)
-        with self._locked():
-            files = self._files()  # first, as it removes what dead processes have begun
+        with self._folder.locked():
+            files = self._folder.files()  # first, as it removes what dead processes have begun
             uses = self._next_uses()
             if self._state(number) is not state or self._end:  # decided by another thread or process meanwhile
                 return None
@@ -290,47 +282,18 @@ class Cache:
     def _partial(self, number: int) -> Path:
         return self._paths[number].with_suffix(f".h5.{self._shards[number][1].size}.partial")
 
-    def _locked(self) -> AbstractContextManager[None]:
-        return locked(self.root, "set GDT_CACHE to another folder", wait=True)
-
-    def _files(self) -> dict[Path, int]:
-        """The shards of all data sets, the oldest first, and their sizes; a partial one counts as whole.
-
-        Those of processes that are gone are removed. The folder must be locked, as a partial file appears unlocked.
-        """
-        for path in self.root.glob("*.partial"):
-            if not _is_coming(path):
-                path.unlink(missing_ok=True)
-        sizes = []
-        for path in self.root.glob("*.h5*"):
-            with suppress(FileNotFoundError):
-                status = path.stat()
-                size = int(path.name.split(".")[-2]) if path.suffix == ".partial" else status.st_size
-                sizes.append((status.st_mtime, path, size))
-        return {path: size for _, path, size in sorted(sizes)}
-
-
-def _is_coming(partial: Path) -> bool:
-    """Whether a process fetches into a file."""
-    with suppress(FileNotFoundError), partial.open("rb") as file:
-        free = lock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        if free is None:  # no locks on this disk
-            return time.time() - os.fstat(file.fileno()).st_mtime < _SILENT
-        return not free
-    return False
-
 
 def forecast(index: Index, videos: Sequence[np.ndarray]) -> str:
     """What these batches of videos fetch. Raises UserError if the cache cannot hold the shards of one of them."""
-    assert index.store
     sizes = [head.size for head in index.heads]
-    cache = Cache(index.store, [], index.cache)
-    fetched, least = simulate([index.shard[batch] for batch in videos], sizes, cache.bound)
-    if least > cache.bound:
-        raise too_small(cache.bound, least)
+    folder = CacheFolder()
+    bound = folder.bound(index.cache)
+    fetched, least = simulate([index.shard[batch] for batch in videos], sizes, bound)
+    if least > bound:
+        raise too_small(bound, least)
     total = sum(sizes) / 1e9
     coming = sum(sizes[number] for number in fetched) / 1e9
     return (
-        f"{plural(len(sizes), 'shard')} of {total:.3g} GB, cache of {cache.bound / 1e9:.3g} GB in {cache.root}; with "
+        f"{plural(len(sizes), 'shard')} of {total:.3g} GB, cache of {bound / 1e9:.3g} GB in {folder}; with "
         f"nothing in it, {plural(len(videos), 'step')} fetch {coming:.3g} GB in {plural(len(fetched), 'request')}"
     )

@@ -44,10 +44,9 @@ def ahead(items: Iterable[T], clips: int, count: Callable[[T], int]) -> Iterator
     yield from waiting
 
 
-@dataclass(frozen=True)
-class SourceContext:
-    """What the sources of a loader share."""
-
+@dataclass(eq=False)
+class InputSource(ABC):
+    modality: ClassVar[str]
     reader: ShardReader
     clip: Clip
     device: torch.device
@@ -56,20 +55,11 @@ class SourceContext:
     loading: Loading
     words: WordVectors | None
 
-
-class InputSource(ABC):
-    modality: ClassVar[str]
-
-    def __init__(self, context: SourceContext) -> None:
+    def __post_init__(self) -> None:
         """Raises UserError if the source lacks something."""
-        self.reader = context.reader
-        self.index = context.reader.index
-        self.clip = context.clip
-        self.device = context.device
-        self.statistics = context.statistics
-        self.loading = context.loading
+        self.index = self.reader.index
         # one pool per source, so that no modality waits for another's disk reads
-        self._pool = ThreadPoolExecutor(context.loading.readers, thread_name_prefix="reader")
+        self._pool = ThreadPoolExecutor(self.loading.readers, thread_name_prefix="reader")
 
     def close(self) -> None:
         """Cancel pending reads."""

@@ -48,13 +48,11 @@ COMMANDS = {
     "ablation": Command(
         "eval.ablation.settings:Ablation", "eval.ablation.runs:ablation", "pretrain and compare compositions"
     ),
-    "factors": Command(
-        "eval.factors.settings:Factors", "eval.factors.evaluate:factors", "measure what moves the features"
-    ),
+    "factors": Command("eval.settings:Factors", "eval.factors.evaluate:factors", "measure what moves the features"),
     "embed": Command("eval.settings:Embed", "eval.embed:embed", "write features of videos to a file"),
     "nearest": Command("eval.settings:Nearest", "eval.nearest:nearest", "find videos similar to one"),
     "export": Command("eval.settings:Export", "eval.export:export", "write weights for other programs"),
-    "report": Command("eval.page.settings:Report", "eval.page.page:report", "write one page of all runs"),
+    "report": Command("eval.settings:Report", "eval.page.page:report", "write one page of all runs"),
     "show-batch": Command("eval.settings:ShowBatch", "eval.show:show_batch", "draw the clips of one video"),
     "show-tree": Command("eval.settings:ShowTree", "eval.show:show_tree", "draw a composition and its pairs"),
 }

@@ -31,11 +31,10 @@ from gdt.eval.downstream import downstream
 from gdt.eval.embed import features, features_of
 from gdt.eval.evaluator import Evaluator, Outcome
 from gdt.eval.factors.evaluate import factors
-from gdt.eval.factors.settings import Factors
 from gdt.eval.metrics import Measured, Metric
 from gdt.eval.protocols import PROTOCOLS, Protocol
 from gdt.eval.results import RESULTS
-from gdt.eval.settings import Downstream, Embed
+from gdt.eval.settings import Downstream, Embed, Factors
 from gdt.eval.similarity import unit
 from gdt.eval.subjects import Data, Fold, Subject, held_out
 from gdt.pipeline.shards.index import Index

@@ -150,7 +150,7 @@ def test_evaluation_needs_no_file_but_the_numbers_in_the_checkpoint(
     assert text["factors_from"] is None and len(load_model(own).factors_checksum) == 16
     settings = load_model(own).settings
     composition = compose(settings, read_transformations(own.parent.parent / "mine.py")[0])
-    videos, flops = composition.batch_size, step_flops(load_model(own).model, composition, settings.clip, index.bands)
+    videos, flops = composition.batch_size, step_flops(load_model(own).model, composition, settings.clip)
     export(Export(tmp_path / "x.safetensors", ckpt=own))
     assert load_model(tmp_path / "x.safetensors").factors_checksum == load_model(own).factors_checksum
     with pytest.raises(UserError, match="unknown factor 'freeze'"):

@@ -22,9 +22,8 @@ from gdt.eval.page.deviation import group_deviations, mixed, spread
 from gdt.eval.page.neighbours import by_features, maps
 from gdt.eval.page.page import report
 from gdt.eval.page.runs import smooth
-from gdt.eval.page.settings import Report
 from gdt.eval.results import RANDOM, RESULTS, append, read
-from gdt.eval.settings import Downstream
+from gdt.eval.settings import Downstream, Report
 from gdt.pipeline.shards.index import Index
 from gdt.preprocess.settings import Preprocess
 from gdt.train.checkpoint import load_model

@@ -10,8 +10,19 @@ import tyro
 from gdt.common.errors import UserError, require_range
 
 
+class _GivenNetworks:
+    video_network: str | tuple[str, ...]
+    audio_network: str | tuple[str, ...]
+
+    @property
+    def given(self) -> dict[str, tuple[str, ...]]:
+        """Those that are set, by modality."""
+        networks = {"video": self.video_network, "audio": self.audio_network}
+        return {modality: (own,) if isinstance(own, str) else own for modality, own in networks.items() if own}
+
+
 @dataclass(frozen=True)
-class OwnNetworks:
+class OwnNetworks(_GivenNetworks):
     """Networks of your own, in place of the paper's."""
 
     video_network: str = ""
@@ -20,15 +31,9 @@ class OwnNetworks:
     audio_network: str = ""
     """The same for sound, from log-mel [n, 1, bands, frames]."""
 
-    @property
-    def given(self) -> dict[str, tuple[str, ...]]:
-        """Those that are set, by modality."""
-        texts = {"video": self.video_network, "audio": self.audio_network}
-        return {modality: (text,) for modality, text in texts.items() if text}
-
 
 @dataclass(frozen=True)
-class CheckpointNetworks:
+class CheckpointNetworks(_GivenNetworks):
     """Networks of your own that checkpoints were trained with."""
 
     video_network: tuple[str, ...] = ()
@@ -36,12 +41,6 @@ class CheckpointNetworks:
     takes the one that computes what its own did."""
     audio_network: tuple[str, ...] = ()
     """The same for sound."""
-
-    @property
-    def given(self) -> dict[str, tuple[str, ...]]:
-        """Those that are set, by modality."""
-        texts = {"video": self.video_network, "audio": self.audio_network}
-        return {modality: networks for modality, networks in texts.items() if networks}
 
 
 PAPER_NETWORKS = OwnNetworks()
