@@ -109,9 +109,13 @@ def dump_row(row: Mapping[str, Any]) -> str:
 
 
 def kind(path: Path) -> str:
-    """What is at a path, following links: "" for a regular file, else "a folder", "a special file" or "missing"."""
+    """What is at a path, following links: "" for a regular file, else "a folder", "a special file", "inaccessible" or
+    "missing".
+    """
     try:
         mode = path.stat().st_mode
+    except PermissionError:
+        return "inaccessible"
     except (OSError, ValueError):  # ValueError: a name that no file can have
         return "missing"
     if stat.S_ISREG(mode):

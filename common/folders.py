@@ -76,7 +76,7 @@ class Folder(ABC):
 
     @abstractmethod
     def kind(self, path: PurePath | str) -> str:
-        """What is at a path: "" for a regular file, "a folder", "a special file" or "missing"."""
+        """What is at a path: "" for a regular file, "a folder", "a special file", "inaccessible" or "missing"."""
 
     @abstractmethod
     def state(self, path: PurePath | str) -> State:

@@ -70,6 +70,8 @@ def evaluate(settings: Downstream, networks: Mapping[str, Sequence[Given]] | Non
     """
     if not settings.ckpt:
         settings = replace(settings, ckpt=(str(default_checkpoint(settings.dataset, settings.shards)),))
+    if not settings.protocols:
+        settings.require_effect([name for name, kind in PROTOCOLS.items() if kind.default or kind.several])
     video_first = tuple(sorted(settings.modalities, reverse=True))  # in whatever order they are given
     settings = replace(settings, modalities=video_first)
     given = makers({**settings.networks.given, **(networks or {})})

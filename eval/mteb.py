@@ -16,9 +16,10 @@ from mteb.models.model_meta import ModelMeta, ScoringFunction
 from gdt.common.errors import Unusable, UserError
 from gdt.common.files import open_regular
 from gdt.eval.embed import features
+from gdt.eval.extract import require_network
 from gdt.eval.settings import Embed, FeatureModality, Kind
 from gdt.eval.subjects import name_of
-from gdt.preprocess.extract import NEXT_RUN
+from gdt.pipeline.shards.layout import NEXT_RUN
 from gdt.train.trained import Trained
 
 _AT_ONCE = 256
@@ -62,9 +63,10 @@ class Encoder(AbsEncoder):
         return np.sum(parts, 0) if self._kind == "embeddings" else np.concatenate(parts, 1)
 
     def _column(self, dataset: datasets.Dataset, name: FeatureModality, task: str) -> np.ndarray:
+        require_network(self._trained, name)
         kind, suffix = _COLUMNS[name]
         undecoded = dataset.select_columns([name]).cast_column(name, kind(decode=False))
-        model: Any = self._trained.model
+        model = self._trained.model
         embedded = self._kind == "embeddings"
         dim = model.network.embedding if embedded else model.backbone(name).dim
         rows = np.full((len(dataset), dim), np.nan, np.float32)

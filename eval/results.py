@@ -46,7 +46,7 @@ class Result:
     tflop: float
     """10^12 FLOPs of the networks in pretraining."""
     seen: int
-    """Queries that pretraining used, without labels; -1 if the data has changed since, so that it is unknown."""
+    """Queries that pretraining used, without labels; -1 if its data is unknown or has changed since."""
     dataset: str
     shards: str
     data: str

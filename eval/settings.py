@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -97,9 +98,9 @@ class Downstream:
                 "one of them"
             )
         if self.protocols:
-            self._require_effect()
+            self.require_effect(self.protocols)
 
-    def _require_effect(self) -> None:
+    def require_effect(self, chosen: Collection[str]) -> None:
         """Raise UserError if a setting affects none of the chosen protocols."""
         users: dict[str, list[str]] = {}
         for protocol in PROTOCOLS.values():
@@ -107,9 +108,9 @@ class Downstream:
                 users.setdefault(name, []).append(protocol.name)
         for name, protocols in users.items():
             changed = getattr(self, name) != getattr(type(self), name)
-            if changed and name != "seed" and not set(protocols) & set(self.protocols):  # a seed is never refused
+            if changed and name != "seed" and not set(protocols) & set(chosen):  # a seed is never refused
                 raise UserError(
-                    f"--{name.replace('_', '-')} has no effect on {', '.join(self.protocols)}; it applies only to "
+                    f"--{name.replace('_', '-')} has no effect on {', '.join(chosen)}; it applies only to "
                     f"{' and '.join(protocols)}"
                 )
 

@@ -74,7 +74,9 @@ class Subject:
         if self.random:
             return 0
         if self.trained.fingerprint != data.fingerprint:
-            return -1 if settings.init or data.dataset == settings.dataset else 0
+            # weights from elsewhere do not name their data, which was not that of the benchmarks
+            others = data.dataset != settings.dataset if settings.dataset else data.dataset in PAPER
+            return 0 if others and not settings.init else -1
         # the fingerprint covers the splits, so this index has those of the pretraining
         count = int((data.index.split[videos] == settings.split).sum())
         return count if count or not settings.init else -1

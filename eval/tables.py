@@ -194,7 +194,7 @@ def _notes(groups: Groups) -> list[str]:
         if seen > 0:
             notes.append(f"{name} was pretrained, without labels, on up to {seen} queries")
         if any(result.seen < 0 for result in group):
-            notes.append(f"warning: {name} may have been pretrained on queries: the data has changed since, or --init")
+            notes.append(f"warning: {name} may have been pretrained on queries: its data is unknown or has changed")
         if unfinished:
             notes.append(f"{name}: its run had done {unfinished.step} of {unfinished.steps} steps")
     details = [f"{name}: {result.details[name]}" for name in _NOTED for result in part if name in result.details]

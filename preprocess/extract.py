@@ -16,6 +16,7 @@ from PIL import Image
 
 from gdt.common.files import kind
 from gdt.common.folders import state_of
+from gdt.pipeline.shards.layout import NEXT_RUN
 from gdt.preprocess import ffmpeg
 from gdt.preprocess.clock import put_on_clock, rearrange
 from gdt.preprocess.datasets.listing import ListedVideo, hash_of
@@ -38,7 +39,6 @@ _READING = [
     for number in (errno.EIO, errno.EACCES, errno.EPERM, errno.ESTALE, errno.ETIMEDOUT, errno.EREMOTEIO)
 ]
 """What ffmpeg says where a file cannot be read; also where some files end too early."""
-NEXT_RUN = "the next run tries it again"
 
 
 class Unread(Rejected):

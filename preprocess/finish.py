@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from gdt.common.errors import Unusable, plural
+from gdt.common.errors import Unusable, UserError, plural
 from gdt.common.files import dump_row, write_lines
 from gdt.pipeline.shards.index import Index, gather_tables, write_index
 from gdt.pipeline.shards.layout import INDEX, REJECTED
@@ -21,12 +21,18 @@ from gdt.preprocess.worker import SCRATCH
 def finish(job: PreprocessJob, new_shards: Sequence[int]) -> Summary:
     """Write index, rejected.jsonl and summary, and remove shards that are not in the plan.
 
-    `new_shards` are the numbers of those that this run made. Raises UserError if another run has written the index
+    `new_shards` are the numbers of those that this run made. Raises UserError if another run has written here
     meanwhile, and Unusable if no video can be used.
     """
     job.destination.remove_scratch(SCRATCH)
     names = [shard_name(number) for number in job.shards]
     tables = gather_tables(job.destination, names)
+    others = sorted({*tables.ids, *tables.rejected} - job.listed.videos.keys())
+    if others:
+        raise UserError(
+            f"{job.destination} has shards of another run with other videos (first: '{others[0]}'); when it has ended, "
+            "run the same command again, or set --destination to another folder"
+        )
     rows = _rejected(job, tables.rejected)
     settled = job.listed.settled(tables.ids)
     # before the index shows it: an assignment that was once seen must hold in later runs

@@ -86,7 +86,7 @@ def resolve(
     """
     transformations, checksum = notation.read_transformations(settings.factors_from)
     settings = replace(_on_device(settings, device), dataset=settings.dataset_name, factors_from=None)
-    if earlier is not None and settings.batch_size is None:
+    if earlier is not None and settings.batch_size is None and not notation.batch_size(settings.factors):
         settings = replace(settings, batch_size=earlier.batch_size)
     if earlier is not None and settings.group_size is None:
         settings = replace(settings, group_size=earlier.group_size)

@@ -116,7 +116,7 @@ class Pretrain:
     precision: Precision = "auto"
     """Precision of the networks; auto is bfloat16 on GPUs and float32 on CPUs. float64 is for exact comparisons."""
     compile: Literal["auto", "on", "off"] = "auto"
-    """torch.compile for the video network; auto compiles on GPUs."""
+    """torch.compile for the networks of video and sound; auto compiles on GPUs."""
     threads: int = 0
     """CPU threads per process; 0: torch's default."""
     checkpoint_steps: int = 0

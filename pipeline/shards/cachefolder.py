@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import shutil
 import time
 from contextlib import AbstractContextManager, suppress
@@ -13,6 +14,10 @@ from gdt.common.files import lock, locked
 
 _SILENT = 120.0
 """Seconds without a byte after which, on a disk without locks, whoever fetches a file counts as dead."""
+
+
+_OURS = re.compile(r"[0-9a-f]{12}-.+-[0-9a-f]{8}\.h5(?:\.\d+\.partial)?")
+"""Names of shards: digest of their folder, name and checksum; of one that is being fetched, also its size."""
 
 
 class CacheFolder:
@@ -35,13 +40,15 @@ class CacheFolder:
     def files(self) -> dict[Path, int]:
         """The shards of all data sets, the oldest first, and their sizes; a partial one counts as whole.
 
-        Those of processes that are gone are removed. The folder must be locked, as a partial file appears unlocked.
+        Those of processes that are gone are removed; files of other programs stay. The folder must be locked, as a
+        partial file appears unlocked.
         """
-        for path in self.path.glob("*.partial"):
-            if not is_coming(path):
+        ours = [path for path in self.path.glob("*.h5*") if _OURS.fullmatch(path.name)]
+        for path in ours:
+            if path.suffix == ".partial" and not is_coming(path):
                 path.unlink(missing_ok=True)
         sizes = []
-        for path in self.path.glob("*.h5*"):
+        for path in ours:
             with suppress(FileNotFoundError):
                 status = path.stat()
                 size = int(path.name.split(".")[-2]) if path.suffix == ".partial" else status.st_size

@@ -20,6 +20,8 @@ import numpy as np
 
 INDEX = "index.h5"
 REJECTED = "rejected.jsonl"
+NEXT_RUN = "the next run tries it again"
+"""In the reasons there that are no verdict on the video."""
 BANDS = 40
 """Bands of log-mel banks."""
 MEL_RATE = 100

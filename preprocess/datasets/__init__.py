@@ -45,7 +45,7 @@ def find(dataset: str, source: Folder) -> DataSet:
         raise unknown("layout", dataset, DATASETS)
     kind = "a folder" if source.remote else source.kind("")
     if kind != "a folder":
-        state = "does not exist" if kind == "missing" else "is not a folder"
+        state = {"missing": "does not exist", "inaccessible": "may not be read"}.get(kind, "is not a folder")
         raise UserError(f"the source folder {source} {state}; set --source to the folder of your videos")
     return DATASETS[dataset]
 

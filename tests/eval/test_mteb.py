@@ -12,7 +12,8 @@ import pytest
 
 import gdt
 from gdt.common.errors import UserError
-from gdt.preprocess.extract import NEXT_RUN, Unread
+from gdt.pipeline.shards.layout import NEXT_RUN
+from gdt.preprocess.extract import Unread
 from tests.sounds import tone
 
 mteb = pytest.importorskip("mteb")

@@ -46,10 +46,13 @@ class Foreign(Backbone):
 
 
 def build(maker: Maker, recorded: RecordedNetwork) -> Foreign:
-    """A network of a checkpoint with new weights."""
+    """A network of a checkpoint with new weights. Raises UserError if it is another one."""
     net = maker.make()
     for name in recorded.removed:
-        net.set_submodule(name, nn.Identity())
+        try:
+            net.set_submodule(name, nn.Identity(), strict=True)
+        except AttributeError as error:
+            raise UserError(f"has no layer {name}") from error
     return Foreign(net, recorded.dim)
 
 
@@ -91,8 +94,7 @@ def recognise(
             continue
         reasons = list[str]()
         for maker in given.get(modality, ()):
-            net = build(maker, recorded)
-            reason = _misfit(net, trunk, outputs.get(modality), modality, settings.clip)
+            reason = _misfit(partial(build, maker, recorded), trunk, outputs.get(modality), modality, settings.clip)
             if not reason:
                 builders[modality] = partial(build, maker, recorded)
                 break
@@ -105,9 +107,12 @@ def recognise(
     return builders
 
 
-def _misfit(net: Foreign, weights: Mapping[str, Tensor], outputs: Outputs | None, modality: str, clip: Clip) -> str:
+def _misfit(
+    make: Callable[[], Foreign], weights: Mapping[str, Tensor], outputs: Outputs | None, modality: str, clip: Clip
+) -> str:
     """Why a network is not the one that had these weights and outputs; empty if it is."""
     try:
+        net = make()
         load_weights(net, weights, "the checkpoint")
     except UserError as error:
         return f"does not fit ({error})"
