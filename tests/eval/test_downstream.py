@@ -239,6 +239,10 @@ def test_train_samples_limits_the_training_videos(on_ucf: Downstream, tmp_path: 
         ("--modalities audio video --protocols linear finetune", "finetune trains one network"),
         ("--modalities video video", "'video video'; set it to video, audio, or video audio"),
         ("--lr 5 --protocols retrieval", "--lr has no effect on retrieval; it applies only to attentive and finetune"),
+        (
+            "--epochs 2",
+            "--epochs has no effect on cross-modal, .*; it applies only to attentive and finetune",
+        ),
         ("--train-samples 25 --protocols linear", "--train-samples is 25, but there are only 24 training videos"),
         ("--label colour", "unknown column 'colour'"),
         ("--shards /nowhere", "there are no shards in /nowhere .* '.*gdt preprocess --dataset nowhere"),

@@ -26,9 +26,11 @@ from gdt.common.stores import folder_at
 from gdt.pipeline.shards import container
 from gdt.pipeline.shards.index import Index, read_rejected
 from gdt.pipeline.shards.reader import ShardReader
-from gdt.preprocess import stage
+from gdt.preprocess import datasets, stage
 from gdt.preprocess.extract import extract_group
 from gdt.preprocess.ffmpeg import Extraction
+from gdt.preprocess.finish import finish
+from gdt.preprocess.job import prepare
 from gdt.preprocess.plan import ShardTask
 from gdt.preprocess.process import Limits
 from gdt.preprocess.settings import Preprocess
@@ -386,6 +388,15 @@ def test_a_lost_plan_is_made_again(alone: None, four: Preprocess) -> None:
 
 
 @contextlib.contextmanager
+def test_shards_of_another_run_are_not_indexed(four: Preprocess) -> None:
+    """Two runs with other videos may write into one folder of a store, which has no locks."""
+    run(four)
+    job = prepare(four, datasets.find("folder", four.source_folder), "")
+    listed = replace(job.listed, videos={id: video for id, video in job.listed.videos.items() if id != "2.mp4"})
+    with pytest.raises(UserError, match=r"has shards of another run with other videos \(first: '2.mp4'\)"):
+        finish(replace(job, listed=listed), [])
+
+
 def odd_entries(folder: Path) -> Iterator[dict[str, str]]:
     """Entries named like videos that are not usable files: name -> expected reason."""
     folder.mkdir(parents=True, exist_ok=True)

@@ -21,9 +21,10 @@ from gdt.common.errors import UserError
 from gdt.eval.export import export
 from gdt.eval.settings import Export
 from gdt.train.checkpoint import load_model
+from gdt.train.models.foreign import build
 from gdt.train.models.given import makers
 from gdt.train.models.inspection import check_network
-from gdt.train.models.network import CheckpointNetworks
+from gdt.train.models.network import CheckpointNetworks, RecordedNetwork
 from gdt.train.run import CHECKPOINT
 from gdt.train.settings import SIZES
 from gdt.train.step import Gradient
@@ -241,6 +242,12 @@ def test_modules_and_callables_of_python_are_networks(drawn: Path, tmp_path: Pat
 def test_what_breaks_a_promise_is_refused(network: Any, modality: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
         check_network(modality, makers({modality: [network]})[modality][0], CLIP)
+
+
+def test_a_network_without_the_layer_that_was_removed_is_another_one() -> None:
+    (maker,) = makers({"video": [nn.Linear(3, 4)]})["video"]
+    with pytest.raises(UserError, match=r"^has no layer head\.fc$"):
+        build(maker, RecordedNetwork("mine.py:Net", 4, ("head.fc",)))
 
 
 @pytest.mark.parametrize("folder", ["my (old)", "a:b", "x.py"])
