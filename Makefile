@@ -105,11 +105,11 @@ bench: $(SETUP)
 bench-gpu: $(SETUP)
 	@$(PYTHON) -m benchmarks.gpu $(call options,ARGS)
 lint: $(SETUP)
-	@$(PYTHON) -m ruff check . && $(PYTHON) -m ruff format --check . && $(PYTHON) -m mypy
+	@$(PYTHON) -m ruff check . && $(PYTHON) -m ruff format --check . && $(PYTHON) -m mypy $(call options)
 test: lint
-	@$(PYTHON) -m pytest -n 2 --dist worksteal $(call options)
+	@$(PYTHON) -m pytest -n 2 --dist worksteal
 oracles: $(SETUP)
 	@$(PYTHON) -m pip install --quiet --disable-pip-version-check -e '.[oracles]' -c constraints.txt
-	@$(PYTHON) -m pytest -m oracles -rs tests/oracles
+	@$(PYTHON) -m pytest -m oracles -rs tests/oracles $(call options)
 clean:
-	rm -rf .venv
+	rm -rf .venv $(call options)

@@ -6,14 +6,14 @@ from typing import Annotated
 
 from tyro.constructors import PrimitiveConstructorSpec
 
-from gdt.common.stores import Place, place
+from gdt.common.stores import Place, as_place
 
 Location = Annotated[
     Place,
     PrimitiveConstructorSpec(
         nargs=1,
         metavar="PATH",
-        instance_from_str=lambda words: place(words[0]),
+        instance_from_str=lambda words: as_place(words[0]),
         is_instance=lambda value: isinstance(value, Place),
         str_from_instance=lambda value: [str(value)],
     ),

@@ -209,7 +209,7 @@ Place = Path | Folder
 """A folder as settings hold it: a path on this machine, or a folder of either kind."""
 
 
-def place(name: str | Place) -> Place:
+def as_place(name: str | Place) -> Place:
     """The place of this name, with ~ expanded in a path; a Path may have been made of a URL.
 
     Raises UserError, without repeating it, for a URL with a password or a query.
@@ -228,7 +228,7 @@ def place(name: str | Place) -> Place:
 
 def local_path(name: str | Path) -> Path:
     """The path of this name, with ~ expanded. Raises UserError for a URL."""
-    where = place(name)
+    where = as_place(name)
     if isinstance(where, Path):
         return where
     raise UserError(f"{where} is in a store, which can hold only videos and shards; name a path on this machine")
@@ -236,7 +236,7 @@ def local_path(name: str | Path) -> Path:
 
 def folder_at(where: str | Place) -> Folder:
     """The folder at a place; of one in a store, nothing is listed yet."""
-    where = place(where)
+    where = as_place(where)
     if isinstance(where, RemoteFolder):
         return RemoteFolder(where.url)
     return where if isinstance(where, Folder) else LocalFolder(where)

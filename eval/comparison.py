@@ -140,7 +140,9 @@ def _answers(rows: Sequence[Result], metric: str, answers: Mapping[Key, Answers]
 
 
 def difference(one: np.ndarray, two: np.ndarray) -> Difference:
-    """Of the means of answers [n] to the same queries: McNemar's exact test if they are bool, else the bootstrap."""
+    """The difference of the means of answers [n] to the same queries, by McNemar's exact test if they are bool, else by
+    the bootstrap.
+    """
     apart = one.astype(float) - two.astype(float)
     both_bool = one.dtype == bool and two.dtype == bool
     p = None

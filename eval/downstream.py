@@ -41,7 +41,7 @@ class Evaluation:
     """What an evaluation found."""
 
     results: list[Result]
-    """Of all models evaluated under the same conditions, by this call or an earlier one."""
+    """Results of all models evaluated under the same conditions, by this call or an earlier one."""
     models: list[tuple[str, str]]
     """Name and digest of the weights of this call's models."""
     text: str

@@ -15,8 +15,6 @@ from torch import Tensor
 from gdt.common.commandline import gdt_command
 from gdt.common.errors import Unusable, UserError
 from gdt.common.files import require_new_file
-from gdt.common.folders import LocalFolder
-from gdt.common.stores import Place
 from gdt.eval import parquet
 from gdt.eval.extract import uniform_outputs
 from gdt.eval.features import VERSION, Features, sameness, write
@@ -24,7 +22,7 @@ from gdt.eval.settings import Embed, FeatureModality, Kind, Rows
 from gdt.pipeline.clips import uniform_starts, usable
 from gdt.pipeline.leaves import MODALITIES
 from gdt.pipeline.loader import Batch
-from gdt.pipeline.shards.index import Index, read_rejected
+from gdt.pipeline.shards.index import Index
 from gdt.pipeline.shards.naming import shard_folder
 from gdt.train.checkpoint import load_trained
 from gdt.train.models.gdt import any_device
@@ -72,7 +70,9 @@ def features(settings: Embed, trained: Trained | None = None) -> Features:
     modalities = _modalities(settings, trained, checkpoint)
     with tempfile.TemporaryDirectory() as scratch:
         if settings.source:
-            index, skipped = _decode(settings.source, Path(scratch), settings.workers)
+            from gdt.preprocess.named import decode
+
+            index, skipped = decode(settings.source, Path(scratch), settings.workers)
         else:
             index = Index.open(shard_folder(settings.dataset, settings.shards), settings.cache)
             skipped = ()
@@ -93,31 +93,6 @@ def _modalities(settings: Embed, trained: Trained, checkpoint: str) -> list[str]
     if settings.kind == "embeddings" and not set(modalities).isdisjoint(trained.without_head):
         raise UserError(f"{checkpoint} has only a trunk, and embeddings need a head; set --kind features")
     return modalities
-
-
-def _decode(sources: Sequence[Place], scratch: Path, workers: int) -> tuple[Index, tuple[tuple[str, str], ...]]:
-    """An index of the videos in the order of the sources, with paths as ids, and the skipped files with reasons.
-
-    Their shards in `scratch` are the loader's way of reading videos.
-    """
-    from gdt.preprocess.datasets.listing import DataSet
-    from gdt.preprocess.named import ANYWHERE, NamedVideos
-    from gdt.preprocess.settings import Preprocess
-    from gdt.preprocess.stage import run
-
-    videos = NamedVideos(sources, scratch)
-    shards = scratch / "shards"
-
-    def rejected() -> tuple[tuple[str, str], ...]:
-        return tuple((videos.names[int(row["id"])], row["reason"]) for row in read_rejected(LocalFolder(shards)))
-
-    try:
-        preprocess = Preprocess("folder", ANYWHERE, shards, workers=workers, allow_rejected=True)
-        index = run(preprocess, DataSet(videos.listing, "")).index
-    except Unusable as error:
-        skipped = rejected()
-        raise Unusable(f"no video can be used; the first, {': '.join(skipped[0])}", skipped) from error
-    return replace(index, id=np.array([videos.names[int(id)] for id in index.id], object)), rejected()
 
 
 def features_of(

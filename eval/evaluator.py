@@ -1,4 +1,4 @@
-"""What protocols share: the data, settings and device of an evaluation, and its cache of features."""
+"""What protocols share: the data, settings and device of an evaluation, and the features, kept in files."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Outcome(NamedTuple):
 
 @dataclass
 class Evaluator:
-    """Data, settings and device of an evaluation, with its cache of features."""
+    """Data, settings and device of an evaluation, with the features, kept in files."""
 
     settings: Downstream
     data: Data

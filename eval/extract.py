@@ -56,7 +56,7 @@ def uniform_outputs(
     compute: Callable[[Batch], Sequence[Tensor]],
     modality: str = "video",
 ) -> list[np.ndarray]:
-    """As `outputs`, of `clips` uniform clips per video, centre-cropped, of one modality."""
+    """The `outputs` of `clips` uniform clips per video, centre-cropped, of one modality."""
     crop = centred(trained.settings.augmentation.scale[0])
     at_once = 64 if device.type == "cuda" else 16  # on a CPU, more would only move the bar less often
     plans = uniform_plans(index, videos, clips, trained.settings.clip, crop, [modality], at_once)

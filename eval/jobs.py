@@ -22,13 +22,13 @@ class PlannedProtocol(NamedTuple):
     """What an evaluation does with a protocol and a column of labels, for any model."""
 
     settings: Downstream
-    """Of this column, with its gallery."""
+    """The settings of this column, with its gallery."""
     data: Data
-    """With the labels of this column."""
+    """The data with the labels of this column."""
     protocol: str
     folds: list[Fold]
     conditions: list[str]
-    """Of each fold."""
+    """The conditions of each fold."""
 
 
 def planned_protocols(
@@ -93,7 +93,7 @@ def plan_jobs(settings: Downstream, data: Data, compared: Sequence[Subject], out
     written = any("text" in model.trained.model.modalities for model in compared)
     if written and not (settings.protocols or settings.word2vec):
         print("text is not evaluated; set --word2vec to the file that the shards were made with", flush=True)
-    # one for a column of labels, which keeps features
+    # one for a column of labels
     evaluators = {part.settings.label: Evaluator(part.settings, part.data, device, out, words) for part in planned}
     jobs = []
     for model in compared:

@@ -70,7 +70,7 @@ class Result:
     details: dict[str, str] = field(default_factory=dict)
     """Clip, precision, pooling or recipe, as text."""
     provenance: dict[str, Any] = field(default_factory=dict)
-    """As from `train.provenance`."""
+    """What `train.provenance` returns."""
 
     @property
     def identity(self) -> Key:

@@ -25,7 +25,7 @@ FeatureModality = Literal["video", "audio"]
 Kind = Literal["embeddings", "features"]
 Rows = Literal["video", "clip"]
 PROBE_FOLDS = 5
-"""Of the probe's cross-validation over videos."""
+"""Folds of the probe's cross-validation over videos."""
 
 
 @dataclass(frozen=True)

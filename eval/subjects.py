@@ -32,7 +32,7 @@ from gdt.train.trained import Trained
 FINETUNED = "finetuned.pt"
 """The weights in the folder of a finetuning."""
 _SUFFIXES = (".bin", ".ckpt", ".pt", ".pth", ".pyth", ".safetensors", ".tar")
-"""Of files of weights."""
+"""Suffixes of files of weights."""
 _LISTED = 10
 """Most runs that a message names."""
 

@@ -44,7 +44,7 @@ class Table:
     notes: list[str] = field(default_factory=list)
     groups: Groups = field(default_factory=dict)
     comparisons: Comparisons = field(default_factory=dict)
-    """Of its rows with the first model and with random weights."""
+    """Comparisons of its rows with the first model and with random weights."""
 
     def __str__(self) -> str:
         return "\n".join([wrap(self.title), layout(self.lines), "", *map(wrap, self.notes)])

@@ -151,7 +151,7 @@ def read_transformations(path: Path | None) -> tuple[Transformations, str]:
 
 
 def checksum_of(code: bytes) -> str:
-    """Of the text of a Python file: 16 hex digits."""
+    """The checksum of the text of a Python file: 16 hex digits."""
     return hashlib.sha256(code).hexdigest()[:16]
 
 

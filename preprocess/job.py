@@ -26,7 +26,7 @@ class PreprocessJob:
     source: Folder
     destination: Folder
     index_tag: str
-    """Of the index in a store at the start; another one means that another run has written there."""
+    """Tag of the index in a store at the start; another one means that another run has written there."""
     listed: Listed
     spoken: Spoken | None
     details: dict[str, Any]
@@ -36,7 +36,7 @@ class PreprocessJob:
     contents: dict[str, str]
     """What the finished shards were made of (ShardTask.content), by file name."""
     times: Mapping[str, str]
-    """As in the plan of the last run."""
+    """Times of files, from the plan of the last run."""
 
     def task(self, number: int) -> ShardTask:
         videos = self.shards[number]

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePath
 
-from gdt.common.errors import UserError
-from gdt.common.folders import Folder
+import numpy as np
+
+from gdt.common.errors import Unusable, UserError
+from gdt.common.folders import Folder, LocalFolder
 from gdt.common.stores import Place, file_at, folder_at
+from gdt.pipeline.shards.index import Index, read_rejected
 from gdt.preprocess.datasets.folder import TREE
-from gdt.preprocess.datasets.listing import MEDIA, ListedVideo, SourceFiles, ignored_in_words, incomplete
+from gdt.preprocess.datasets.listing import MEDIA, DataSet, ListedVideo, SourceFiles, ignored_in_words, incomplete
+from gdt.preprocess.settings import Preprocess
+from gdt.preprocess.stage import run
 from gdt.preprocess.tables import composed
 
 ANYWHERE = Path("/")
@@ -24,7 +29,7 @@ class NamedVideos:
     scratch: Path
     """A folder for the copies of those in stores."""
     names: list[str] = field(default_factory=list)
-    """Of the videos listed so far, with the folders as in `sources`; the id of a video is its number."""
+    """Paths of the videos listed so far, with the folders as in `sources`; the id of a video is its number."""
 
     def listing(self, source: SourceFiles) -> Iterator[ListedVideo]:
         """The videos in the order of the sources. Raises UserError for a source that is none, or if there is none."""
@@ -41,6 +46,27 @@ class NamedVideos:
         if not self.names:
             what = f"there are no videos in {' '.join(map(str, self.sources))}"
             raise incomplete("; ".join([what, *ignored_in_words(source.ignored)]), TREE)
+
+
+def decode(sources: Sequence[Place], scratch: Path, workers: int) -> tuple[Index, tuple[tuple[str, str], ...]]:
+    """An index of videos in the order of the sources, with paths as ids, and the skipped files with reasons.
+
+    Their shards in `scratch` are the loader's way of reading videos. Raises Unusable, with these, if no video can be
+    used, and UserError as `NamedVideos.listing`.
+    """
+    videos = NamedVideos(sources, scratch)
+    shards = scratch / "shards"
+
+    def rejected() -> tuple[tuple[str, str], ...]:
+        return tuple((videos.names[int(row["id"])], row["reason"]) for row in read_rejected(LocalFolder(shards)))
+
+    try:
+        settings = Preprocess("folder", ANYWHERE, shards, workers=workers, allow_rejected=True)
+        index = run(settings, DataSet(videos.listing, TREE)).index
+    except Unusable as error:
+        skipped = rejected()
+        raise Unusable(f"no video can be used; the first, {': '.join(skipped[0])}", skipped) from error
+    return replace(index, id=np.array([videos.names[int(id)] for id in index.id], object)), rejected()
 
 
 def _require_videos(path: Path, before: set[Path]) -> None:

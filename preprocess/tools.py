@@ -26,11 +26,11 @@ from gdt.preprocess.process import Limits, Rejected
 
 CLIP = Path(__file__).with_name("probe.mkv")
 VERSIONS = "5.1 to 9"
-"""Of ffmpeg, which pass the tests; later ones may."""
+"""Versions of ffmpeg that pass the tests; later ones may."""
 _INSTALL = "'apt-get install ffmpeg' or 'conda install -c conda-forge ffmpeg'"
 COLOUR = (208, 32, 64)
 _TOLERANCE = 5
-"""Of colours, which codecs and scalers round."""
+"""Tolerance of colours, which codecs and scalers round."""
 _working: dict[tuple[str | None, str | None, Limits], str] = {}
 """The version of each ffmpeg that has decoded the clip in this process."""
 

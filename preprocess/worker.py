@@ -37,7 +37,7 @@ _OF_BUILD = re.compile(
     "[Dd]ecoder .*(not found|is experimental)|no decoder found|this ffmpeg has no|ffmpeg crashes|is not implemented|"
     "hardware accelerated|Function not implemented"
 )
-"""Of reasons and notes that another ffmpeg may not give."""
+"""Marks reasons and notes that another ffmpeg may not give."""
 _AGAIN = "and run the same command again: finished shards are kept"
 
 
@@ -69,7 +69,7 @@ def make_shard(task: ShardTask) -> MadeShard:
 def _make_shard(task: ShardTask, folder: Path) -> list[dict[str, str]]:
     from distributed import get_worker
 
-    ffmpeg = require_tools(task.extraction.limits, folder)
+    build = require_tools(task.extraction.limits, folder)
     records: list[VideoRecord] = []
     rejected: list[dict[str, str]] = []
     pixels = np.zeros((3, 3), np.int64)
@@ -104,9 +104,9 @@ def _make_shard(task: ShardTask, folder: Path) -> list[dict[str, str]]:
         )
     # without content, the next run makes the shard again, as of files that changed meanwhile or could not be read
     final &= all(state_of(path) == state and (hash or state.size < 0) for path, (state, hash) in files.items())
-    notes = {"settings": json.dumps(dict(task.details)), "content": task.content if final else "", "ffmpeg": ffmpeg}
+    notes = {"settings": json.dumps(dict(task.details)), "content": task.content if final else "", "ffmpeg": build}
     if of_build:
-        notes["only"] = ffmpeg  # nor does another ffmpeg take this as content
+        notes["only"] = build  # nor does another ffmpeg take this as content
     sums = {"pixels": pixels, "mels": mels}
     task.destination.write(task.name, lambda path: write_shard(path, records, sums, folder, rejected, notes))
     return rejected

@@ -31,7 +31,7 @@ import torch
 
 from gdt.cli import parse_command
 from gdt.common.errors import UserError
-from gdt.common.stores import RemoteFolder, place
+from gdt.common.stores import RemoteFolder, as_place
 from gdt.eval.downstream import evaluate
 from gdt.eval.embed import features as features_of
 from gdt.eval.results import rows
@@ -60,8 +60,8 @@ aiohttp = pytest.importorskip("aiohttp")
 botocore = pytest.importorskip("botocore.exceptions")
 FSTimeoutError = pytest.importorskip("fsspec.exceptions").FSTimeoutError
 translate_boto_error = pytest.importorskip("s3fs.errors").translate_boto_error
-SET = place("s3://bucket/set")
-THERE = Preprocess("folder", place("s3://bucket/videos"), place("s3://bucket/made"), videos_per_shard=4)
+SET = as_place("s3://bucket/set")
+THERE = Preprocess("folder", as_place("s3://bucket/videos"), as_place("s3://bucket/made"), videos_per_shard=4)
 
 
 @pytest.fixture(scope="module")
@@ -323,7 +323,7 @@ def test_a_small_cache_fetches_each_shard_once_per_epoch(stored: Store, small: P
     bound = 2 * max(sizes[number] for number in used)
     assert bound < 0.4 * sum(sizes[number] for number in used)
     with watched(tmp_path / "cache") as peaks:
-        read_there, batches = read(replace(Index.open(SET), cache=bound), 3)
+        read_there, batches = read(replace(Index.open(SET), cache_bytes=bound), 3)
     assert read_there == read(here, 3)[0]
     assert sorted({path[-9:-3] for path in s3_counts(stored)}) == [f"{number:06d}" for number in used]
     assert max(s3_counts(stored).values()) <= 3 and len(simulate(batches, sizes, bound)[0]) <= 18
@@ -359,7 +359,7 @@ def test_random_faults_change_nothing(stored: Store, small: Path, faults: int) -
     here = Index.open(small)
     expected, _ = read(here, 1, window=2)
     stored.fail(".", "any", 2)
-    index = replace(Index.open(SET), cache=3 * max(head.size for head in here.heads))
+    index = replace(Index.open(SET), cache_bytes=3 * max(head.size for head in here.heads))
     left = faults
     while left > 0:
         stored.faults = [("GET .*shard", "any", min(5, left))]
@@ -421,7 +421,7 @@ def test_a_cache_on_a_disk_without_locks_is_shared_and_outlives_a_kill(
     without_locks(monkeypatch)
     monkeypatch.setattr(cachefolder, "_SILENT", 2.0)
     expected = read(Index.open(small), 2)[0]
-    index = replace(Index.open(SET), cache=3 * max(head.size for head in Index.open(small).heads))
+    index = replace(Index.open(SET), cache_bytes=3 * max(head.size for head in Index.open(small).heads))
     left = ShardReader(index).cache._partial(5)  # by a run that is killed now
     left.write_bytes(b"half")
     mine = [tmp_path / "cache" / name for name in ("features.h5", "x.partial", "x.h5.partial")]
@@ -431,7 +431,7 @@ def test_a_cache_on_a_disk_without_locks_is_shared_and_outlives_a_kill(
         assert list(pool.map(lambda _: read(index, 2)[0], range(3))) == [expected] * 3
     assert all(path.is_file() for path in mine)  # files of other programs
     assert {*(tmp_path / "cache").glob("*.partial")} == {*mine[1:]}
-    assert sum(path.stat().st_size for path in (tmp_path / "cache").glob("*.h5")) <= 2 * index.cache
+    assert sum(path.stat().st_size for path in (tmp_path / "cache").glob("*.h5")) <= 2 * index.cache_bytes
 
 
 def test_unfinished_shards_in_a_store_are_told_from_none(stored: Store) -> None:
@@ -439,7 +439,7 @@ def test_unfinished_shards_in_a_store_are_told_from_none(stored: Store) -> None:
     with pytest.raises(UserError, match=r"s3://bucket/set has shards but no index.h5: preprocessing has not finished"):
         Index.open(SET)
     with pytest.raises(UserError, match=r"there are no shards in s3://bucket/other \(no index.h5\); make them with"):
-        Index.open(place("s3://bucket/other"))
+        Index.open(as_place("s3://bucket/other"))
 
 
 def test_the_forecast_counts_the_steps_of_the_run(
@@ -547,13 +547,13 @@ def test_videos_in_a_store_are_embedded_like_those_of_a_folder(s3: Store, synthe
     one, url = min((synthetic / "test").rglob("*.mp4")), "s3://bucket/test"
     asked = {"clips": 1, "workers": 1, "modalities": ("video",)}
     here, there = (features_of(Embed(checkpoint, sources, **asked)) for sources in (
-        (synthetic / "test", one), (place(url), place(f"{url}/{one.relative_to(synthetic / 'test')}"))
+        (synthetic / "test", one), (as_place(url), as_place(f"{url}/{one.relative_to(synthetic / 'test')}"))
     ))  # fmt: skip
     assert np.array_equal(here.features["video"], there.features["video"])
     assert [name.replace("s3://bucket/test", str(synthetic / "test")) for name in there.id] == here.id.tolist()
     decomposed = f"bucket/accents/{unicodedata.normalize('NFD', 'é')}.mp4"
     s3.files.put_file(str(one), decomposed)
-    found = features_of(Embed(checkpoint, (place("s3://bucket/accents"),), **asked))
+    found = features_of(Embed(checkpoint, (as_place("s3://bucket/accents"),), **asked))
     assert found.id.tolist() == [f"s3://{decomposed}"]
 
 

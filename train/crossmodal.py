@@ -71,8 +71,8 @@ def embed_videos(
         autocast(device),
     ):
         for batch in loader:
-            usable = batch.table.get("usable", torch.ones(len(batch.plan), device=device)).float()
-            of_modalities = usable.chunk(len(order))
+            counted = batch.table.get("usable", torch.ones(len(batch.plan), device=device)).float()
+            of_modalities = counted.chunk(len(order))
             for (name, inputs), weights in zip(batch.inputs.items(), of_modalities, strict=True):
                 embeddings = model.embed(name, inputs).float()
                 by_video = (embeddings * weights[:, None]).unflatten(0, (-1, clips))

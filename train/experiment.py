@@ -57,8 +57,6 @@ class Experiment:
     """Word vectors of the shards; None without text."""
     schedule: Schedule
     """It holds the length of the run."""
-    group_size: int
-    """Clips of a group; 0: all of a modality in one pass."""
     data: RunData
     builders: Builders = field(default_factory=dict)
     """Make the networks of the user's own, by modality."""
@@ -66,6 +64,11 @@ class Experiment:
     @property
     def composition(self) -> Composition:
         return self.tree.composition
+
+    @property
+    def group_size(self) -> int:
+        """Clips of a group; 0: all of a modality in one pass."""
+        return self.settings.group_size or 0
 
 
 def resolve(
@@ -90,12 +93,11 @@ def resolve(
         settings = replace(settings, batch_size=earlier.batch_size)
     if earlier is not None and settings.group_size is None:
         settings = replace(settings, group_size=earlier.group_size)
-    settings = with_batch_size(settings, index, transformations)
+    settings = _with_batch_size(settings, index, transformations)
     composition = compose(settings, transformations)
-    group_size = settings.group_size
-    if group_size is None:
+    if settings.group_size is None:
         group_size = default_group_size(settings.defaults.group_size, composition.batch_size, _memory(device))
-    settings = replace(settings, group_size=group_size)
+        settings = replace(settings, group_size=group_size)
     words = _words_of(settings, composition, index)
     network = _with_words(settings.network, words, start)
     network, own = with_own_networks(network, given, composition, settings.clip, device)
@@ -112,7 +114,7 @@ def resolve(
         start.digest() if start else "",
     )
     schedule = schedule_of(settings, tree.batches_per_epoch)
-    return Experiment(settings, tree, words, schedule, group_size, data, own)
+    return Experiment(settings, tree, words, schedule, data, own)
 
 
 def compose(settings: Pretrain, known: Transformations = TRANSFORMATIONS) -> Composition:
@@ -122,7 +124,7 @@ def compose(settings: Pretrain, known: Transformations = TRANSFORMATIONS) -> Com
     return notation.parse(factors, batch_size, settings.augmentation, known)
 
 
-def with_batch_size(settings: Pretrain, index: Index, known: Transformations = TRANSFORMATIONS) -> Pretrain:
+def _with_batch_size(settings: Pretrain, index: Index, known: Transformations = TRANSFORMATIONS) -> Pretrain:
     """With the default batch size filled in, lowered to whole groups if there are fewer videos.
 
     Raises UserError if there are too few videos for a batch.

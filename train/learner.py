@@ -36,7 +36,7 @@ class Learner:
         torch.manual_seed(settings.seed)
         model: Any = GDT(settings.network, experiment.composition.modalities, experiment.builders)
         self.flops = step_flops(model, experiment.composition, settings.clip)
-        """Of a step over all ranks."""
+        """FLOPs of a step over all ranks."""
         model = model.to(device)
         if world > 1 and settings.network.own:  # which may draw its weights from other than torch's seed
             for value in (*model.parameters(), *model.buffers()):

@@ -41,7 +41,7 @@ class Metrics(NamedTuple):
     top1: float
     chance: float
     least: float
-    """As in `loss.GdtLoss`."""
+    """The same as in `loss.GdtLoss`."""
     gradient_norm: float
     rank: float | None
     """Effective rank of this process's embeddings, of the modality where it is lowest; None in most steps."""
@@ -191,7 +191,7 @@ class ActivationMemory:
     """
 
     _SHARE = 0.9
-    """Of the memory that torch has or can get; the rest is for fragmentation and the loader."""
+    """Share of the memory that torch has or can get; the rest is for fragmentation and the loader."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

@@ -24,7 +24,7 @@ from gdt.pipeline.notation import Transformations, read_transformations
 from gdt.pipeline.shards.index import Index, fingerprint
 from gdt.pipeline.shards.naming import shard_folder
 from gdt.pipeline.word2vec import WordVectors
-from gdt.train.experiment import Experiment, compose, resolve, with_batch_size, with_own_networks
+from gdt.train.experiment import Experiment, compose, resolve, with_own_networks
 from gdt.train.flops import step_flops
 from gdt.train.gpu import default_size
 from gdt.train.models.foreign import Builders
@@ -92,7 +92,7 @@ class Row(NamedTuple):
 
     name: str
     settings: Pretrain
-    """Of its runs, but for seed and folder."""
+    """The settings of its runs, but for seed and folder."""
     experiment: Experiment
     """What these settings give with the same videos as the other rows, without word vectors."""
 
@@ -112,7 +112,7 @@ def plan_runs(settings: Ablation) -> list[PlannedRun]:
     held_out(index, settings.query_split)  # raises UserError if there are none
     known, _ = read_transformations(settings.factors_from)
     named = {name: _pretraining(settings, shards, name, known) for name in settings.rows}
-    rows, equal = equalise(settings, named, index, known)
+    rows, equal = equalise(settings, named, index)
     evaluation = _evaluation(settings, shards, index)
     # whose untrained networks are evaluated, too
     baseline = max(rows, key=lambda row: len(row.modalities))
@@ -154,15 +154,18 @@ def _conditions(evaluation: Downstream, index: Index) -> frozenset[str]:
     return frozenset(conditions for part in planned for conditions in part.conditions)
 
 
-def equalise(
-    settings: Ablation, named: Mapping[str, Pretrain], index: Index, known: Transformations
-) -> tuple[list[Row], str]:
+def equalise(settings: Ablation, named: Mapping[str, Pretrain], index: Index) -> tuple[list[Row], str]:
     """Give every row the same videos per step, and the same steps, the same FLOPs, or first one and then the other.
 
     Returns the rows, each once, and what they share. Raises UserError if a row has too few videos.
     """
-    videos = settings.batch_size or min(with_batch_size(run, index, known).batch_size or 0 for run in named.values())
-    sized = [_row(name, replace(run, batch_size=videos), index) for name, run in named.items()]
+    asked = [_row(name, replace(run, batch_size=settings.batch_size or None), index) for name, run in named.items()]
+    videos = min(row.experiment.composition.batch_size for row in asked)
+    sized = []
+    for row in asked:
+        run = replace(row.settings, batch_size=videos)
+        same = row.experiment.composition.batch_size == videos
+        sized.append(row._replace(settings=run) if same else _row(row.name, run, index))
     first = sized[0].settings
     steps = sized[0].steps
     rows: list[Row] = []

@@ -56,7 +56,7 @@ class Planner:
     candidates: np.ndarray
     """Held-out rows of the index, the preferred ones first: int64 [n]."""
     run: Pretrain
-    """Of the model: its clip, and the ranges of the factor augmentation; all other factors have the centre crop."""
+    """Settings of the model: its clip, and the ranges of the factor augmentation; the others have the centre crop."""
     videos: int
     """Most videos of a trial."""
 

@@ -52,7 +52,7 @@ class Neighbours(NamedTuple):
     """Middle frames of queries, each followed by its neighbours."""
     maps: str
     confusion: dict[str, dict[str, float]]
-    """As from `confusion`; empty without classes."""
+    """What `confusion` returns; empty without classes."""
 
 
 def by_features(row: Result, root: Path, trained: Trained) -> Neighbours:

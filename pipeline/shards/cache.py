@@ -83,7 +83,7 @@ class Cache:
         self._wanted: deque[tuple[int, int]] = deque()  # batch and shard, to be fetched in this order
         self._expected = 0  # batches
         self._done = 0
-        self._failed: set[int] = set()
+        self._failures: dict[int, ShardState] = {}
         self._end: BaseException | None = None  # why it fetches no more
         self._changed = threading.Condition()  # guards the plan, and tells waiting threads of any progress
         self._turn = threading.Lock()
@@ -205,7 +205,7 @@ class Cache:
             return ShardState.HERE
         if coming:
             return ShardState.COMING
-        return ShardState.FAILED if number in self._failed else ShardState.ABSENT
+        return self._failures.get(number, ShardState.ABSENT)
 
     def _become(self, number: int, state: ShardState, error: BaseException | None = None) -> None:
         """End COMING, which only `_claim` begins. No other place changes a state, but for removing a file."""
@@ -214,18 +214,18 @@ class Cache:
             with self._folder.locked():  # else whoever lists the folder at this moment may see neither name
                 partial.rename(self._paths[number])
             with self._changed:
-                self._failed.discard(number)
+                self._failures.pop(number, None)
                 self.fetched += 1
                 self.bytes += self._shards[number][1].size
             return
         # before the file goes: whoever sees it gone knows of the failure, and does not fetch once more
-        if state is ShardState.FAILED:
-            self._failed.add(number)
-        elif state is ShardState.REFUSED:
+        if state is ShardState.ABSENT:
+            self._failures.pop(number, None)
+        else:
+            self._failures[number] = state
+        if state is ShardState.REFUSED:
             self._end = error
             self.close()
-        else:
-            self._failed.discard(number)
         partial.unlink(missing_ok=True)
 
     def _claim(self, number: int, state: ShardState) -> BinaryIO | None:
@@ -287,7 +287,7 @@ def forecast(index: Index, videos: Sequence[np.ndarray]) -> str:
     """What these batches of videos fetch. Raises UserError if the cache cannot hold the shards of one of them."""
     sizes = [head.size for head in index.heads]
     folder = CacheFolder()
-    bound = folder.bound(index.cache)
+    bound = folder.bound(index.cache_bytes)
     fetched, least = simulate([index.shard[batch] for batch in videos], sizes, bound)
     if least > bound:
         raise too_small(bound, least)

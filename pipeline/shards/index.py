@@ -153,7 +153,7 @@ class Index(VideoTable):
     settings: dict[str, Any] = field(default_factory=dict)
     columns: dict[str, np.ndarray] = field(default_factory=dict)
     """Extra annotation columns by name: strings, empty where a video has no value."""
-    cache: int = 0
+    cache_bytes: int = 0
     """Bound of the local cache of shards in a store, bytes; 0: the default."""
 
     def __len__(self) -> int:
@@ -179,7 +179,7 @@ class Index(VideoTable):
         except Damaged as error:
             raise UserError(f"{path} is damaged: {error}; {again}") from error
         if folder.remote:
-            return replace(index, cache=bound)
+            return replace(index, cache_bytes=bound)
         if bound:
             raise UserError(f"--cache has no effect on {folder}, which is not in a store; leave it out")
         for name, head in zip(index.shard_names, index.heads, strict=True):

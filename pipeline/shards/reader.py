@@ -33,7 +33,7 @@ class ShardReader:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
         # pread shares no file position between threads or forks, and a reader keeps its file open after eviction
         shards = list(zip(index.shard_names, index.heads, strict=True))
-        self.cache = Cache(index.store, shards, index.cache) if index.store else None
+        self.cache = Cache(index.store, shards, index.cache_bytes) if index.store else None
         self._opened = lru_cache(min(_OPEN_FILES, hard // 2))(partial(_OpenShard, index, self.cache))
 
     def done(self) -> None:

@@ -21,7 +21,7 @@ SUFFIXES = (
     | {".mjpeg", ".mjpg", ".mk3d", ".mkv", ".mov", ".mp4", ".mpe", ".mpeg", ".mpg", ".mpv", ".mts", ".mxf", ".nut"}
     | {".ogg", ".ogm", ".ogv", ".psp", ".qt", ".rm", ".rmvb", ".tp", ".trp", ".ts", ".vob", ".webm", ".wmv"}
 )
-"""Of the formats that ffmpeg may read, without those for sound or stills alone."""
+"""Suffixes of the formats that ffmpeg may read, without those for sound or stills alone."""
 SOUNDS = {".flac", ".m4a", ".mp3", ".wav"}
 """Suffixes of files of sound alone; .ogg may be either."""
 MEDIA = SUFFIXES | SOUNDS
@@ -81,7 +81,7 @@ class ListedVideo:
     id: str
     """Unique in the data set."""
     path: Path
-    """Of its file, in the source; where it is decoded, on that machine."""
+    """Path of its file in the source; where it is decoded, on that machine."""
     label: str = ""
     """Class name; empty if unknown."""
     split: str = ""
@@ -113,7 +113,7 @@ class Missing:
     id: str
     reason: str
     path: Path | None = None
-    """Of the file in the source, if there is one."""
+    """Path of the file in the source, if there is one."""
     fault: bool = False
     """Whether it is a fault, of which many stop the run; lists may leave out most files, and that is none."""
 

@@ -28,7 +28,7 @@ OCTAVES = 3.5
 HUES = 0.85
 """Range of the background's hue: not the whole circle, whose ends look alike but would sound different."""
 HUE_NAMES = ("red", "orange", "lime", "green", "cyan", "blue", "purple", "pink")
-"""Of the actor's hue."""
+"""Bins of the actor's hue."""
 
 
 class RenderedVideo(NamedTuple):

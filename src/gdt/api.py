@@ -28,7 +28,7 @@ from torch import Tensor
 
 from gdt.arguments import Paths, separate_networks, weights_of, with_changes
 from gdt.common.errors import UserError
-from gdt.common.stores import Place, folder_at, place
+from gdt.common.stores import Place, as_place, folder_at
 from gdt.eval.embed import features
 from gdt.eval.features import Features
 from gdt.eval.features import read as read_features
@@ -80,12 +80,12 @@ def make_shards(
     from gdt.preprocess.settings import Preprocess
     from gdt.preprocess.stage import run
 
-    folder = None if destination is None else place(destination)
-    preprocessing = with_changes(Preprocess(dataset, place(source), folder), settings)
+    folder = None if destination is None else as_place(destination)
+    preprocessing = with_changes(Preprocess(dataset, as_place(source), folder), settings)
     if preprocessing.dry_run:
         raise UserError("dry_run is for the command only; use 'gdt preprocess --dry-run' to count the videos")
     summary = run(preprocessing)
-    return Preprocessed(place(str(preprocessing.absolute_shards)), summary.videos, summary.kept, summary.reasons)
+    return Preprocessed(as_place(str(preprocessing.absolute_shards)), summary.videos, summary.kept, summary.reasons)
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,7 @@ def evaluate(checkpoints: Paths, shards: str | Path | None = None, **settings: A
     paths = weights_of(checkpoints)
     if not paths:
         raise UserError("checkpoints is empty; give one or more")
-    folder = place(shards) if shards else None
+    folder = as_place(shards) if shards else None
     dataset = settings.get("dataset") or (folder.name if folder else "")
     changes, networks = separate_networks(settings)
     evaluated = downstream.evaluate(with_changes(Downstream(paths, dataset, folder), changes), networks)
@@ -182,7 +182,7 @@ class Model:
     def __repr__(self) -> str:
         modalities = ", ".join(self._trained.model.modalities)
         clip = self._trained.settings.clip
-        return f"<gdt.Model {place(self._path)}: {self._trained.name}; {modalities}; clips of {clip}>"
+        return f"<gdt.Model {as_place(self._path)}: {self._trained.name}; {modalities}; clips of {clip}>"
 
     @property
     def network(self) -> GDT:
@@ -214,7 +214,7 @@ class Model:
         files (TMPDIR); preprocess larger collections, and embed their shards. Raises UserError if no video can be used
         or an argument is invalid.
         """
-        paths = tuple(map(place, [videos] if isinstance(videos, str | Path) else videos))
+        paths = tuple(map(as_place, [videos] if isinstance(videos, str | Path) else videos))
         if not paths:
             raise UserError("videos is empty; give one or more")
         shards = paths[0] if len(paths) == 1 and folder_at(paths[0]).exists(INDEX) else None

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gdt.common.commandline import arguments_of, options, parse
-from gdt.common.stores import place
+from gdt.common.stores import as_place
 from gdt.eval.settings import Downstream
 from gdt.pipeline.leaves import Clip
 from gdt.pipeline.sources.loading import Loading
@@ -21,7 +21,8 @@ from gdt.train.settings import Pretrain
 
 HERE = Path("/a b/-é")
 TRAINED = Pretrain(
-    "-d", place("s3://bucket/x"), "-x", 1, "e", "", "tiny", HERE, HERE, str(HERE), HERE, True, 2, 3, 0, 0.5, 4, 5, "on",
+    "-d", as_place("s3://bucket/x"), "-x", 1, "e", "", "tiny", HERE, HERE, str(HERE), HERE, True, 2, 3, 0, 0.5, 4, 5,
+    "on",
     Clip(5, 6, 64, 98, 17, 2.5), Augmentation((90, 99), True, 0.1, 0.2, 0.3, 0.5, 0.1, 0.2, 4, 5),
     Network(widths=(1, 2, 3), depth=1, hidden=2, embedding=3, dropout=0.1), OwnNetworks("a.py:Net(x=1)", "b.py:Net"),
     Optimization("adamw", 0.1 + 0.2, 1, 0.5, 0.25, 2.5, 0.75), Loading(1, "cpu", 2, 3, 4, 5), "cpu", "float64", "off",

@@ -11,7 +11,7 @@ import pytest
 
 from gdt.common.errors import UserError
 from gdt.common.files import kind, lock, locked, open_regular, write_lines, write_text, writing
-from gdt.common.stores import local_path, place
+from gdt.common.stores import as_place, local_path
 from gdt.eval.downstream import evaluate
 from gdt.eval.settings import Downstream
 from tests.conftest import ROOT
@@ -129,7 +129,7 @@ def test_a_url_is_never_taken_for_a_local_path(tmp_path: Path, monkeypatch: pyte
     monkeypatch.chdir(tmp_path)
     (tmp_path / "s3:" / "bucket").mkdir(parents=True)  # what the system would find
     with pytest.raises(TypeError):
-        os.fspath(place("s3://bucket"))
+        os.fspath(as_place("s3://bucket"))
     for name in ("s3://bucket", Path("s3://bucket")):
         with pytest.raises(UserError, match="s3://bucket is in a store, which can hold only videos and shards; name"):
             local_path(name)

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from gdt.common.errors import Unusable, UserError
-from gdt.eval.embed import _decode, embed, features, features_of
+from gdt.eval.embed import embed, features, features_of
 from gdt.eval.features import Features, read, sameness
 from gdt.eval.nearest import _row_of, most_similar, nearest
 from gdt.eval.settings import Embed, Nearest
@@ -25,6 +25,7 @@ from gdt.pipeline.clips import uniform_clips
 from gdt.pipeline.loader import Loader
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.transformations.augmentation import EVALUATION
+from gdt.preprocess.named import decode
 from gdt.train.checkpoint import load_model
 from tests.conftest import Run
 from tests.pipeline.test_loader import CPU
@@ -109,7 +110,7 @@ def test_paths_are_those_of_the_files(synthetic: Path, tmp_path: Path) -> None:
     for name, clip in zip(names, sorted(synthetic.rglob("*.mp4")), strict=False):
         (tmp_path / "mine" / name).parent.mkdir(parents=True)
         shutil.copy(clip, tmp_path / "mine" / name)
-    index, _ = _decode([tmp_path / "mine"], tmp_path, 1)
+    index, _ = decode([tmp_path / "mine"], tmp_path, 1)
     assert sorted(index.id) == sorted(str(tmp_path / "mine" / name) for name in names)
 
 

@@ -128,7 +128,7 @@ def test_the_untrained_model_has_the_initial_weights_of_the_run(
     settings = replace(SIZES["tiny"], preset=preset, seed=5, device="cpu", precision="float32", out=tmp_path)
     source = Source(np.arange(64), np.full(64, 100), 30)
     tree = Tree(compose(settings), source, settings.clip, 40, 0)
-    run = Learner(Experiment(settings, tree, None, schedule_of(settings, 4), 0, DATA), torch.device("cpu"))
+    run = Learner(Experiment(settings, tree, None, schedule_of(settings, 4), DATA), torch.device("cpu"))
     began = {name: value.clone() for name, value in run.model.state_dict().items()}
     with torch.no_grad():
         for value in run.model.parameters():

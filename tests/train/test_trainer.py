@@ -32,7 +32,7 @@ def trainer(settings: Pretrain, videos: int) -> Learner:
     source = Source(np.arange(videos), np.full(videos, 100), 30)
     tree = Tree(compose(settings), source, settings.clip, 40, settings.seed)
     small = replace(settings, network=TINY.network, device="cpu", precision="float32", compile="off")
-    return Learner(Experiment(small, tree, None, schedule_of(small, tree.batches_per_epoch), 0, DATA), CPU)
+    return Learner(Experiment(small, tree, None, schedule_of(small, tree.batches_per_epoch), DATA), CPU)
 
 
 def test_the_schedule_is_the_published_one() -> None:
