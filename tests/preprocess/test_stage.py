@@ -387,7 +387,6 @@ def test_a_lost_plan_is_made_again(alone: None, four: Preprocess) -> None:
     assert run(four).shards_made == 0 and digests(four.shard_folder.root) == before
 
 
-@contextlib.contextmanager
 def test_shards_of_another_run_are_not_indexed(four: Preprocess) -> None:
     """Two runs with other videos may write into one folder of a store, which has no locks."""
     run(four)
@@ -397,6 +396,7 @@ def test_shards_of_another_run_are_not_indexed(four: Preprocess) -> None:
         finish(replace(job, listed=listed), [])
 
 
+@contextlib.contextmanager
 def odd_entries(folder: Path) -> Iterator[dict[str, str]]:
     """Entries named like videos that are not usable files: name -> expected reason."""
     folder.mkdir(parents=True, exist_ok=True)
