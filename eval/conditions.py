@@ -8,9 +8,10 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
+from gdt.eval.folds import Fold
 from gdt.eval.protocols import PROTOCOLS
 from gdt.eval.settings import Downstream
-from gdt.eval.subjects import Data, Fold
+from gdt.eval.subjects import Data
 from gdt.pipeline.word2vec import WordVectors
 
 _VERSION = 6

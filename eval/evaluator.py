@@ -17,11 +17,12 @@ from gdt.common.streams import Stream, generator
 from gdt.eval.conditions import features_path, only_decisive
 from gdt.eval.extract import PooledFeatures, cached_features
 from gdt.eval.features import sameness
+from gdt.eval.folds import Fold
 from gdt.eval.metrics import Measured
 from gdt.eval.protocols import PROTOCOLS
 from gdt.eval.settings import Downstream
 from gdt.eval.similarity import unit
-from gdt.eval.subjects import Data, Fold, Subject
+from gdt.eval.subjects import Data, Subject
 from gdt.pipeline.word2vec import WordVectors
 
 

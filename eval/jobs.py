@@ -11,9 +11,10 @@ from gdt.common.errors import UserError
 from gdt.eval.conditions import conditions_of
 from gdt.eval.evaluator import Evaluator
 from gdt.eval.extract import require_network
+from gdt.eval.folds import Fold, folds, gallery_split, several_labels
 from gdt.eval.protocols import PROTOCOLS
 from gdt.eval.settings import Downstream
-from gdt.eval.subjects import Data, Fold, Subject, folds, gallery_split, several_labels
+from gdt.eval.subjects import Data, Subject
 from gdt.pipeline.word2vec import WordVectors
 from gdt.train.models.gdt import any_device
 

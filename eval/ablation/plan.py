@@ -13,11 +13,12 @@ from gdt.common.errors import UserError
 from gdt.common.serialization import to_json
 from gdt.common.stores import Place
 from gdt.eval.ablation.settings import Ablation
+from gdt.eval.folds import held_out, official_folds
 from gdt.eval.jobs import planned_protocols
 from gdt.eval.protocols import PROTOCOLS
 from gdt.eval.results import RANDOM, Result
 from gdt.eval.settings import Downstream
-from gdt.eval.subjects import Data, held_out, official_folds
+from gdt.eval.subjects import Data
 from gdt.pipeline.composition import Composition
 from gdt.pipeline.leaves import Clip
 from gdt.pipeline.notation import Transformations, read_transformations

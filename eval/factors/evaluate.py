@@ -17,9 +17,10 @@ from gdt.common.streams import Stream, generator
 from gdt.eval.extract import outputs
 from gdt.eval.factors.probing import probe_accuracy, relative_distance
 from gdt.eval.factors.trials import Planner, Trial
+from gdt.eval.folds import held_out
 from gdt.eval.metrics import Metric
 from gdt.eval.settings import PROBE_FOLDS, Factors
-from gdt.eval.subjects import Data, default_checkpoint, held_out, name_of
+from gdt.eval.subjects import Data, default_checkpoint, name_of
 from gdt.eval.tables import csv_text
 from gdt.pipeline.loader import Batch
 from gdt.pipeline.notation import TRANSFORMATIONS, Transformations, read_transformations

@@ -19,10 +19,11 @@ from gdt.common.streams import Stream, generator
 from gdt.eval import extract
 from gdt.eval.conditions import conditions_of, features_path
 from gdt.eval.drawing import COLOURS, STYLE, data_uri, marker, picture
+from gdt.eval.folds import folds
 from gdt.eval.results import Result
 from gdt.eval.settings import Downstream
 from gdt.eval.similarity import nearest_rows
-from gdt.eval.subjects import Data, folder_name, folds
+from gdt.eval.subjects import Data, folder_name
 from gdt.pipeline.clips import usable
 from gdt.pipeline.shards.index import Index, fingerprint
 from gdt.pipeline.shards.reader import ShardReader

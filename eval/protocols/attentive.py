@@ -10,10 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from gdt.eval.evaluator import Evaluator, Outcome
+from gdt.eval.folds import Fold
 from gdt.eval.metrics import Measured
 from gdt.eval.protocols.finetune import Finetuning, Recipe, train_and_test
 from gdt.eval.settings import Downstream
-from gdt.eval.subjects import Fold, Subject
+from gdt.eval.subjects import Subject
 from gdt.train.models.backbone import Backbone
 from gdt.train.trained import Trained
 

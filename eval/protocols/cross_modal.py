@@ -7,8 +7,9 @@ from pathlib import Path
 from gdt.common.errors import UserError
 from gdt.eval.evaluator import Evaluator, Outcome
 from gdt.eval.features import sameness
+from gdt.eval.folds import Fold
 from gdt.eval.metrics import measured
-from gdt.eval.subjects import Fold, Subject
+from gdt.eval.subjects import Subject
 from gdt.pipeline.clips import usable
 from gdt.train import crossmodal
 

@@ -8,9 +8,10 @@ import numpy as np
 
 from gdt.common.streams import Stream, generator
 from gdt.eval.evaluator import Evaluator, Outcome
+from gdt.eval.folds import Fold
 from gdt.eval.metrics import Measured, Metric
 from gdt.eval.similarity import nearest_rows
-from gdt.eval.subjects import Fold, Subject
+from gdt.eval.subjects import Subject
 
 SHOTS = (1, 5, 20)
 """Training videos per class."""

@@ -23,9 +23,10 @@ from gdt.common.streams import Stream, seed_sequence
 from gdt.eval.classification import classes_of, targets, top_k
 from gdt.eval.evaluator import Evaluator, Outcome
 from gdt.eval.extract import outputs, require_network
+from gdt.eval.folds import Fold
 from gdt.eval.metrics import Measured
 from gdt.eval.settings import Downstream
-from gdt.eval.subjects import FINETUNED, Fold, Subject
+from gdt.eval.subjects import FINETUNED, Subject
 from gdt.pipeline.clips import ClipSampling, random_clips, uniform_plans
 from gdt.pipeline.leaves import Clip
 from gdt.pipeline.loader import Batch, Loader

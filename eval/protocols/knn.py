@@ -9,9 +9,10 @@ import numpy as np
 
 from gdt.eval.classification import targets
 from gdt.eval.evaluator import Evaluator, Outcome
+from gdt.eval.folds import Fold
 from gdt.eval.metrics import Measured, measured
 from gdt.eval.similarity import nearest_rows, unit
-from gdt.eval.subjects import Fold, Subject
+from gdt.eval.subjects import Subject
 
 _KS = (20, 200)
 """Neighbours that vote; 200 is the paper's."""

@@ -13,8 +13,9 @@ from sklearn.svm import LinearSVC
 
 from gdt.eval.classification import classes_of, fit, fit_warnings, targets, top_k
 from gdt.eval.evaluator import Evaluator, Outcome
+from gdt.eval.folds import Fold
 from gdt.eval.metrics import Measured
-from gdt.eval.subjects import Fold, Subject
+from gdt.eval.subjects import Subject
 
 
 def linear(evaluator: Evaluator, model: Subject, fold: Fold, _: Path) -> Outcome:

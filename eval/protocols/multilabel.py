@@ -15,8 +15,9 @@ from gdt.common.errors import UserError
 from gdt.common.intervals import Z
 from gdt.eval.classification import fit, fit_warnings
 from gdt.eval.evaluator import Evaluator, Outcome
+from gdt.eval.folds import Fold
 from gdt.eval.metrics import Measured, Metric
-from gdt.eval.subjects import Fold, Subject
+from gdt.eval.subjects import Subject
 from gdt.pipeline.shards.index import LABEL_SEPARATOR, labels_in, names_in
 
 

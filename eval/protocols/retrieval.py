@@ -9,9 +9,10 @@ import numpy as np
 from scipy import stats
 
 from gdt.eval.evaluator import Evaluator, Outcome
+from gdt.eval.folds import Fold
 from gdt.eval.metrics import Measured, measured
 from gdt.eval.similarity import nearest_rows
-from gdt.eval.subjects import Fold, Subject
+from gdt.eval.subjects import Subject
 
 _KS = (1, 5, 20)
 """k of R@k, as in the paper."""

@@ -31,12 +31,13 @@ from gdt.eval.downstream import downstream
 from gdt.eval.embed import features, features_of
 from gdt.eval.evaluator import Evaluator, Outcome
 from gdt.eval.factors.evaluate import factors
+from gdt.eval.folds import Fold, held_out
 from gdt.eval.metrics import Measured, Metric
 from gdt.eval.protocols import PROTOCOLS, Protocol
 from gdt.eval.results import RESULTS
 from gdt.eval.settings import Downstream, Embed, Factors
 from gdt.eval.similarity import unit
-from gdt.eval.subjects import Data, Fold, Subject, held_out
+from gdt.eval.subjects import Data, Subject
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.word2vec import WordVectors
 from gdt.train.checkpoint import load_model, load_trained

@@ -17,10 +17,11 @@ from torch.nn import functional
 
 from gdt.common.errors import UserError
 from gdt.eval.export import export
+from gdt.eval.folds import Fold
 from gdt.eval.protocols.attentive import AttentiveProbe
 from gdt.eval.protocols.finetune import EPOCHS, STATE, Classifier, Finetuning, Recipe, as_pretrained
 from gdt.eval.settings import Export
-from gdt.eval.subjects import FINETUNED, Fold
+from gdt.eval.subjects import FINETUNED
 from gdt.pipeline.clips import uniform_clips
 from gdt.pipeline.loader import Loader
 from gdt.pipeline.shards.index import Index
