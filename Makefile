@@ -60,8 +60,9 @@ official := --protocols finetune retrieval few-shot knn linear
 .PHONY: help setup demo test lint clean generate preprocess verify pretrain eval eval-ucf eval-hmdb eval-esc50 factors embed \
   ablation report show-batch show-tree bench bench-gpu oracles
 help:
-	@sed -n 's/^#: \?//p' Makefile
+	@sed -n 's/^#: \?//p' Makefile $(call options)
 setup: $(SETUP)
+	@$(call options)
 $(SETUP): pyproject.toml constraints.txt setup.sh
 	@bash setup.sh "$(PYTHON)" "$@"
 demo: $(SETUP)
@@ -78,7 +79,7 @@ preprocess: $(SETUP)
 verify: $(SETUP)
 	@$(gdt) verify $(call options,DATASET ARGS)
 pretrain: $(SETUP)
-	@$(if $(filter GPUS,$(typed)),$(ranks) --nproc-per-node "$$GPUS" -m gdt,$(gdt)) pretrain \
+	@$(if $(filter GPUS,$(if $(GPUS),$(typed))),$(ranks) --nproc-per-node "$$GPUS" -m gdt,$(gdt)) pretrain \
 	  $(call options,DATASET PRESET FACTORS SEED STEPS SIZE GPUS ARGS)
 eval: $(SETUP)
 	@$(gdt) evaluate $(call options,DATASET CKPT SEED ARGS)

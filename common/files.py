@@ -135,7 +135,7 @@ def open_regular(path: Path) -> BinaryIO:
 def require_new_file(out: Path, overwrite: bool) -> None:
     """Raise UserError unless `out` can be written; replacing an existing file needs `overwrite`."""
     if out.exists() and not overwrite:
-        raise UserError(f"{out} already exists; set --out to another file, or pass --overwrite to replace it")
+        raise UserError(f"{out} already exists; name another, or pass --overwrite to replace it")
     if not out.absolute().parent.is_dir():
         raise UserError(f"the folder {out.parent} does not exist; create it, or set --out to a file in another")
     if out.is_dir() or not os.access(out.absolute().parent, os.W_OK):

@@ -58,8 +58,8 @@ class Folder(ABC):
         return f"{self}/{path}"
 
     @abstractmethod
-    def files(self) -> dict[str, State]:
-        """The files that are there now, by name; of a store, also those in subfolders."""
+    def files(self, below: bool = False) -> dict[str, State]:
+        """The files that are there now, by name; with `below`, also those in subfolders, by path."""
 
     @abstractmethod
     def exists(self, name: str) -> bool:
@@ -159,8 +159,8 @@ class LocalFolder(Folder):
     def address(self, path: PurePath | str) -> str:
         return str(self.root / path)
 
-    def files(self) -> dict[str, State]:
-        return {path.name: state_of(path) for path in self.root.glob("*")}
+    def files(self, below: bool = False) -> dict[str, State]:
+        return {str(path.relative_to(self.root)): state_of(path) for path in self.root.glob("**/*" if below else "*")}
 
     def exists(self, name: str) -> bool:
         return (self.root / name).is_file()

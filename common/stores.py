@@ -64,17 +64,21 @@ class RemoteFolder(Folder):
             extra = "gdt-video[s3]" if scheme in ("s3", "s3a") else "the package of fsspec for it"
             raise UserError(f"cannot open {scheme}:// ({first_line(error)}); install {extra} with pip") from None
 
-    def files(self) -> dict[str, State]:
+    def files(self, below: bool = False) -> dict[str, State]:
         store, root = self.connect()
         listing = persist(f"cannot list {self}", lambda: store.find(root, detail=True))
         entries = {name[len(root) :].lstrip("/"): entry for name, entry in sorted(listing.items())}
         # no name leads out of the folder
-        below = {name: entry for name, entry in entries.items() if not {"", ".", ".."} & {*name.split("/")}}
-        return {name: State(int(entry["size"]), _tag_in(entry)) for name, entry in below.items()}
+        inside = {name: entry for name, entry in entries.items() if not {"", ".", ".."} & {*name.split("/")}}
+        return {
+            name: State(int(entry["size"]), _tag_in(entry))
+            for name, entry in inside.items()
+            if below or "/" not in name
+        }
 
     @cached_property
     def _listed(self) -> dict[str, State]:
-        return self.files()
+        return self.files(below=True)
 
     @cached_property
     def _folders(self) -> set[str]:

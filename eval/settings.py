@@ -83,7 +83,7 @@ class Downstream:
         require_range(self, "clips", most=1000)
         counts = ("epochs", "clips_per_epoch", "train_samples", "seed", "jobs")
         require_range(self, *counts, least=0)
-        if self.lr < 0:
+        if not self.lr >= 0:
             raise UserError(f"--lr is {self.lr:g}; it must be 0 or more")
         if not self.linear_c > 0:
             raise UserError(f"--linear-c is {self.linear_c:g}; it must be above 0")
@@ -161,6 +161,10 @@ class Embed:
             raise UserError(
                 "set --source to files or folders of videos, or --dataset to a preprocessed data set, but not both"
             )
+        if self.source and self.cache:
+            raise UserError("--cache has no effect on --source; leave it out")
+        if self.workers and not self.source:
+            raise UserError("--workers has no effect on shards; leave it out")
         require_range(self, "clips", most=1000)
         if self.out.suffix not in (".h5", ".npz", ".parquet"):
             raise UserError(f"--out is {self.out}; its name must end in .h5, .npz or .parquet")

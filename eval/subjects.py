@@ -108,14 +108,19 @@ class Data:
 
 
 def pretraining_shards(trained: Trained, path: str | Path) -> Folder:
-    """The folder of shards that a checkpoint was pretrained on.
+    """The folder of shards that a checkpoint was pretrained on. Raises UserError as `local_shards`."""
+    return local_shards(trained.settings.shard_folder, f"{path} was trained on")
 
-    Raises UserError if it names a store: a downloaded file must not decide which host is asked.
+
+def local_shards(shards: Place, of: str) -> Folder:
+    """The folder of shards that a file names. Raises UserError, after the words `of`, if it is in a store.
+
+    A downloaded file must not decide which host is asked.
     """
-    shards = trained.settings.shard_folder
-    if shards.remote:
-        raise UserError(f"{path} was trained on {shards}; pass it as --shards to use it")
-    return shards
+    folder = folder_at(shards)
+    if folder.remote:
+        raise UserError(f"{of} {folder}; pass it as --shards to use it")
+    return folder
 
 
 def folder_name(model: str, digest: str) -> str:

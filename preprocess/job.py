@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from gdt.common.errors import UserError
+from gdt.common.errors import Unusable, UserError
 from gdt.common.folders import Folder
 from gdt.pipeline.shards.layout import BANDS, INDEX
 from gdt.pipeline.shards.naming import shard_name
@@ -92,8 +92,8 @@ def prepare(settings: Preprocess, entry: DataSet, build: str) -> PreprocessJob:
     without_video = {f"{CAPTIONS} (first: '{unused[0]}')": len(unused)} if unused else {}
     listed = replace(listed, ignored={**files.ignored, **without_video}, notes=files.notes)
     if not listed.videos:
-        why = next((f"{row.id}: {row.reason}" for row in listed.missing), "there are none")
-        raise UserError(f"none of the videos in {source} can be used: {why}")
+        named = (f"{source.address(row.path) if row.path else row.id}: {row.reason}" for row in listed.missing)
+        raise Unusable(f"none of the videos in {source} can be used: {next(named, 'there are none')}")
     if not listed.drawn and (settings.val or settings.test):
         raise UserError(
             f"every video in {source} already has a split, from its folder or a list; --val and --test apply only to "

@@ -64,7 +64,8 @@ def decode(sources: Sequence[Place], scratch: Path, workers: int) -> tuple[Index
         settings = Preprocess("folder", ANYWHERE, shards, workers=workers, allow_rejected=True)
         index = run(settings, DataSet(videos.listing, TREE)).index
     except Unusable as error:
-        skipped = rejected()
+        if not videos.names or not (skipped := rejected()):
+            raise
         raise Unusable(f"no video can be used; the first, {': '.join(skipped[0])}", skipped) from error
     return replace(index, id=np.array([videos.names[int(id)] for id in index.id], object)), rejected()
 

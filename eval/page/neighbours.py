@@ -56,12 +56,12 @@ class Neighbours(NamedTuple):
     """What `confusion` returns; empty without classes."""
 
 
-def by_features(row: Result, root: Path, trained: Trained) -> Neighbours:
-    """Videos found by the features of an evaluation, which are below `root`, of a model.
+def by_features(row: Result, index: Index, root: Path, trained: Trained) -> Neighbours:
+    """Videos of an index found by the features of an evaluation, which are below `root`, of a model.
 
     Raises UserError if they are missing or the data has changed.
     """
-    index = Index.open(row.shards).labelled(row.label)
+    index = index.labelled(row.label)
     data = Data(row.dataset, index, fingerprint(index), row.query_split)
     asked = Downstream(folds=(row.fold,) if row.fold else (), **row.settings)
     fold, *_ = folds(asked, row.protocol, index, row.query_split)

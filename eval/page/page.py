@@ -12,6 +12,7 @@ from tqdm import tqdm
 
 from gdt.common.errors import UserError, first_line
 from gdt.common.files import DAMAGE, write_text
+from gdt.common.stores import as_place
 from gdt.eval import answers, results
 from gdt.eval.drawing import data_uri
 from gdt.eval.page import runs
@@ -20,7 +21,7 @@ from gdt.eval.page.neighbours import by_features, by_sound
 from gdt.eval.page.runs import CURVES, LoggedRun, curves
 from gdt.eval.results import RANDOM, RESULTS, Result, latest
 from gdt.eval.settings import Report
-from gdt.eval.subjects import pretraining_shards
+from gdt.eval.subjects import local_shards, pretraining_shards
 from gdt.eval.tables import pivot
 from gdt.pipeline.shards.index import Index
 from gdt.train.checkpoint import load_model
@@ -117,11 +118,12 @@ def examples(model: EvaluatedRun, root: Path, given: Makers) -> dict[str, Any]:
     row = next((row for row in asked if row.settings["modalities"] == ["video"]), None)
     with noting("examples", missing):
         trained = load_model(model.checkpoint, given)
-        index = Index.open(row.shards if row else pretraining_shards(trained, model.checkpoint))
+        evaluated = local_shards(as_place(row.shards), f"{model.name} was evaluated on") if row else None
+        index = Index.open(evaluated or pretraining_shards(trained, model.checkpoint))
         held_out = "test" if "test" in index.split else "val"
         split = row.query_split if row else held_out
         with noting("nearest neighbours", missing):
-            parts["neighbours"] = by_features(row, root, trained) if row else by_sound(trained, index, split)
+            parts["neighbours"] = by_features(row, index, root, trained) if row else by_sound(trained, index, split)
         with noting("deviation", missing):
             parts["deviation"] = deviation(trained, index, split)
     return parts

@@ -164,7 +164,7 @@ def _walk_names(folder: Folder, first: tuple[str, ...]) -> Iterator[tuple[str, l
     """`walk` in a store, which has names alone: neither links nor empty folders."""
     shown: dict[tuple[str, ...], list[str]] = {}
     hidden: set[tuple[str, ...]] = set()
-    for name in folder.files():
+    for name in folder.files(below=True):
         parts = tuple(name.split("/"))
         hidden_levels = [k for k, part in enumerate(parts) if not is_shown(part)]
         if hidden_levels:

@@ -163,8 +163,8 @@ def test_files_that_cannot_be_written_are_refused(tmp_path: Path) -> None:
     out.write_text("mine")
     for out_path, message in (
         (tmp_path / "nowhere" / "x", "the folder .*nowhere does not exist; create it, or set --out"),
-        (tmp_path, "already exists; set --out to another file"),
-        (out, "x already exists; set --out to another file, or pass --overwrite"),
+        (tmp_path, "already exists; name another"),
+        (out, "x already exists; name another, or pass --overwrite"),
     ):
         with pytest.raises(UserError, match=message):
             export(Export(out_path, ckpt=path))

@@ -156,14 +156,14 @@ def test_the_report_shows_the_videos_that_the_evaluation_used(
                           out=tmp_path / "runs" / "eval"))  # fmt: skip
     (row,) = read(tmp_path / "runs" / "eval" / RESULTS)
     assert (row.gallery, row.queries) == (24, 12)
-    found = by_features(row, tmp_path / "runs", load_model(checkpoint))
+    found = by_features(row, Index.open(row.shards), tmp_path / "runs", load_model(checkpoint))
     assert found.how.endswith(f"R@1 {row.metrics['R@1'].value:.1f} %")
     assert not any(each["id"].endswith(".wav") for line in found.pictures for each in line)
     own = np.mean([line[name] for name, line in found.confusion.items()])
     assert own == pytest.approx(row.metrics["R@1"].value)  # there are 4 queries of each class
     annotate(shards, label=[*Index.open(shards).label[::-1]])
     with pytest.raises(UserError, match="videos, splits or labels of .* have changed since; evaluate again"):
-        by_features(row, tmp_path / "runs", load_model(checkpoint))
+        by_features(row, Index.open(row.shards), tmp_path / "runs", load_model(checkpoint))
 
 
 def test_a_video_without_features_is_an_error() -> None:
