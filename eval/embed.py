@@ -70,9 +70,9 @@ def features(settings: Embed, trained: Trained | None = None) -> Features:
     modalities = _modalities(settings, trained, checkpoint)
     with tempfile.TemporaryDirectory() as scratch:
         if settings.source:
-            from gdt.preprocess.named import decode
+            from gdt.preprocess.named import decode_named
 
-            index, skipped = decode(settings.source, Path(scratch), settings.workers)
+            index, skipped = decode_named(settings.source, Path(scratch), settings.workers)
         else:
             index = Index.open(shard_folder(settings.dataset, settings.shards), settings.cache)
             skipped = ()

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from gdt.common.errors import UserError, plural
-from gdt.common.streams import Stream, generator
+from gdt.common.randomness import Stream, generator
 from gdt.eval.conditions import features_path, only_decisive
 from gdt.eval.extract import PooledFeatures, cached_features
 from gdt.eval.features import sameness

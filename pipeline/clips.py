@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gdt.common.streams import Stream, generator
+from gdt.common.randomness import Stream, generator
 from gdt.pipeline.leaves import MODALITIES, Clip, Leaves
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.shards.layout import MEL_RATE

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from gdt.common.errors import UserError
-from gdt.common.streams import Stream, generator
+from gdt.common.randomness import Stream, generator
 from gdt.pipeline.tree import BatchPlan
 
 

@@ -16,7 +16,7 @@ from gdt.preprocess.datasets.folder import TREE
 from gdt.preprocess.datasets.listing import MEDIA, DataSet, ListedVideo, SourceFiles, ignored_in_words, incomplete
 from gdt.preprocess.settings import Preprocess
 from gdt.preprocess.stage import run
-from gdt.preprocess.tables import composed
+from gdt.preprocess.textfiles import composed
 
 ANYWHERE = Path("/")
 """The source of these videos."""
@@ -48,7 +48,7 @@ class NamedVideos:
             raise incomplete("; ".join([what, *ignored_in_words(source.ignored)]), TREE)
 
 
-def decode(sources: Sequence[Place], scratch: Path, workers: int) -> tuple[Index, tuple[tuple[str, str], ...]]:
+def decode_named(sources: Sequence[Place], scratch: Path, workers: int) -> tuple[Index, tuple[tuple[str, str], ...]]:
     """An index of videos in the order of the sources, with paths as ids, and the skipped files with reasons.
 
     Their shards in `scratch` are the loader's way of reading videos. Raises Unusable, with these, if no video can be

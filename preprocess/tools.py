@@ -19,7 +19,7 @@ from PIL import Image
 
 from gdt.common.errors import UserError
 from gdt.preprocess.datasets.listing import ListedVideo
-from gdt.preprocess.extract import Extracted, extract_group
+from gdt.preprocess.decode import Extracted, extract_group
 from gdt.preprocess.ffmpeg import Extraction, Target
 from gdt.preprocess.logmel import SAMPLE_RATE
 from gdt.preprocess.process import Limits, Rejected

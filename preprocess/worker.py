@@ -22,7 +22,7 @@ from gdt.common.folders import state_of
 from gdt.pipeline.shards.statistics import mel_sums
 from gdt.pipeline.shards.writer import VideoRecord, write_shard
 from gdt.preprocess.datasets.listing import TimedWords, hash_of
-from gdt.preprocess.extract import NO_SOUND, Extracted, Unread, extract_group, groups, pixel_sums
+from gdt.preprocess.decode import NO_SOUND, Extracted, Unread, extract_group, groups, pixel_sums
 from gdt.preprocess.ffmpeg import Extraction, Target
 from gdt.preprocess.logmel import HOP, SAMPLE_RATE, Waveform, logmel_blocks, peak_levels
 from gdt.preprocess.plan import ShardTask

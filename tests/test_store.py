@@ -290,7 +290,9 @@ def test_replaced_objects_are_decoded_again_and_uploaded_ones_only_compared(s3: 
     }
     data = s3.files.cat_file(second)
     s3.files.pipe_file(second, data[:-1] + bytes([data[-1] ^ 1]))
+    s3.files.pipe_file("bucket/made/shard-old/shard-000000.h5", b"of another set")
     assert preprocess(THERE).shards_made == 1
+    assert s3.files.exists("bucket/made/shard-old/shard-000000.h5")
 
 
 def upload_in_parts(name: str, data: bytes) -> None:

@@ -11,7 +11,7 @@ import torch
 from torch.nn import functional
 
 from gdt.common.errors import UserError
-from gdt.common.streams import Stream, generator
+from gdt.common.randomness import Stream, generator
 from gdt.pipeline.clips import uniform_plans, usable
 from gdt.pipeline.leaves import MODALITIES
 from gdt.pipeline.loader import Loader

@@ -87,6 +87,8 @@ def resolve(
     the files that the settings name, and runs that of --factors-from. Raises UserError if they do not fit each other,
     the shards or the device.
     """
+    if settings.factors_from and not settings.factors:
+        raise UserError("--factors-from has no effect on a preset; set --factors")
     transformations, checksum = notation.read_transformations(settings.factors_from)
     settings = replace(_on_device(settings, device), dataset=settings.dataset_name, factors_from=None)
     if earlier is not None and settings.batch_size is None and not notation.batch_size(settings.factors):

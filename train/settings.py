@@ -137,7 +137,6 @@ class Pretrain:
         )
         if not self.factors:
             presets.preset(self.preset)
-            _require(not self.factors_from, "--factors-from has no effect on a preset; set --factors")
         _require(
             self.batch_size is None or self.batch_size >= 2,
             f"--batch-size is {self.batch_size}, the K of factor 'video'; it must be 2 or more, "

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from gdt.common.errors import UserError
-from gdt.common.streams import Stream, seed_sequence
+from gdt.common.randomness import Stream, seed_sequence
 from gdt.pipeline.composition import Factor
 from gdt.pipeline.loader import Batch
 from gdt.train.distributed import all_reduce_flat

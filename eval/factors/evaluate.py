@@ -13,7 +13,7 @@ from tqdm import tqdm
 
 from gdt.common.errors import UserError
 from gdt.common.files import write_text
-from gdt.common.streams import Stream, generator
+from gdt.common.randomness import Stream, generator
 from gdt.eval.extract import outputs
 from gdt.eval.factors.probing import probe_accuracy, relative_distance
 from gdt.eval.factors.trials import Planner, Trial

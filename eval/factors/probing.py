@@ -13,7 +13,7 @@ from sklearn.preprocessing import StandardScaler
 from threadpoolctl import threadpool_limits
 
 from gdt.common.errors import UserError
-from gdt.common.streams import Stream, generator
+from gdt.common.randomness import Stream, generator
 from gdt.eval.metrics import Metric, clustered, jackknife
 from gdt.eval.settings import PROBE_FOLDS
 from gdt.eval.similarity import unit

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gdt.common.streams import Stream, generator
+from gdt.common.randomness import Stream, generator
 from gdt.eval.settings import PROBE_FOLDS
 from gdt.pipeline.leaves import MODALITIES, Leaves
 from gdt.pipeline.shards.index import Index

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from gdt.common.errors import UserError
-from gdt.common.streams import Stream, generator
+from gdt.common.randomness import Stream, generator
 from gdt.eval.drawing import COLOURS, STYLE, marker, picture
 from gdt.eval.extract import require_network, uniform_outputs
 from gdt.eval.similarity import unit

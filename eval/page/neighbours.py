@@ -15,7 +15,7 @@ from sklearn.manifold import TSNE
 from threadpoolctl import threadpool_limits
 
 from gdt.common.errors import UserError
-from gdt.common.streams import Stream, generator
+from gdt.common.randomness import Stream, generator
 from gdt.eval import extract
 from gdt.eval.conditions import conditions_of, features_path
 from gdt.eval.drawing import COLOURS, STYLE, data_uri, marker, picture

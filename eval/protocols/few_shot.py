@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from gdt.common.streams import Stream, generator
+from gdt.common.randomness import Stream, generator
 from gdt.eval.evaluator import Evaluator, Outcome
 from gdt.eval.folds import Fold
 from gdt.eval.metrics import Measured, Metric

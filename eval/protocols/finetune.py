@@ -19,7 +19,7 @@ from tqdm import tqdm
 from gdt.common import serialization
 from gdt.common.errors import Damaged, UserError
 from gdt.common.files import write_lines, writing
-from gdt.common.streams import Stream, seed_sequence
+from gdt.common.randomness import Stream, seed_sequence
 from gdt.eval.classification import classes_of, targets, top_k
 from gdt.eval.evaluator import Evaluator, Outcome
 from gdt.eval.extract import outputs, require_network

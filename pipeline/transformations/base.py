@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from gdt.common.streams import Stream, generator
+from gdt.common.randomness import Stream, generator
 from gdt.pipeline.leaves import Leaves
 
 

@@ -6,7 +6,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from gdt.common.streams import Stream, generator
+from gdt.common.randomness import Stream, generator
 from gdt.pipeline.leaves import Leaves
 from gdt.pipeline.transformations.base import Branches, Source, Transformation
 

@@ -11,7 +11,7 @@ from gdt.preprocess.captions.readers import Captions
 from gdt.preprocess.captions.stretches import retime, stretches
 from gdt.preprocess.captions.words import Vocabulary
 from gdt.preprocess.datasets.listing import MEDIA, ListedVideo, Missing
-from gdt.preprocess.tables import composed
+from gdt.preprocess.textfiles import composed
 
 _STRETCHES = 1000
 """Maximum stretches per video, since each becomes an argument of ffmpeg."""

@@ -18,7 +18,7 @@ from gdt.common.errors import UserError, first_line
 from gdt.common.folders import File, Folder
 from gdt.pipeline.word2vec import NEEDS_TEXT
 from gdt.preprocess.datasets.listing import walk
-from gdt.preprocess.tables import composed, open_text, read_csv
+from gdt.preprocess.textfiles import composed, open_text, read_csv
 
 JSON_NAMES = ("caption.json", "raw_caption.json", "captions.json", "raw_caption_superclean.json")
 """Files with the captions of all videos; the first one there is read. The official caption.json has no stop words."""

@@ -14,7 +14,7 @@ from gdt.pipeline.shards.index import LABEL_SEPARATOR
 from gdt.preprocess.datasets import youtube
 from gdt.preprocess.datasets.listing import DataSet, ListedVideo, Missing, SourceFiles, incomplete
 from gdt.preprocess.datasets.youtube import Segment
-from gdt.preprocess.tables import Row, read_csv
+from gdt.preprocess.textfiles import Row, read_csv
 
 TREE = """\
 source/balanced_train_segments.csv           YTID, start_seconds, end_seconds, positive_labels; split train

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from gdt.preprocess.datasets.listing import NO_FILE, DataSet, ListedVideo, Missing, SourceFiles, incomplete, unlisted
-from gdt.preprocess.tables import Row, read_csv
+from gdt.preprocess.textfiles import Row, read_csv
 
 TREE = """\
 source/meta/esc50.csv            filename,fold,target,category and others

@@ -10,7 +10,7 @@ from itertools import chain
 from gdt.common.errors import UserError
 from gdt.preprocess.datasets.labels import LABELS_FILE, PATH_COLUMNS, Labels
 from gdt.preprocess.datasets.listing import SOUNDS, SPLIT_NAMES, SUFFIXES, DataSet, ListedVideo, Missing, SourceFiles
-from gdt.preprocess.tables import composed
+from gdt.preprocess.textfiles import composed
 
 TREE = f"""\
 source/a.mp4                      no class, split train, or as --val and --test draw it

@@ -12,9 +12,9 @@ from pathlib import PurePath
 
 from gdt.common.errors import UserError
 from gdt.common.folders import File, Folder
-from gdt.preprocess.datasets import folds
-from gdt.preprocess.datasets.folds import Line
+from gdt.preprocess.datasets import official
 from gdt.preprocess.datasets.listing import DataSet, ListedVideo, Missing, SourceFiles, incomplete
+from gdt.preprocess.datasets.official import Line
 
 TREE = """\
 source/hmdb51_org/brush_hair/*.avi                                     class folders, here, in another folder or
@@ -26,8 +26,8 @@ _SPLITS = {"0": "unused", "1": "train", "2": "test"}
 
 def listing(source: SourceFiles) -> Iterator[ListedVideo | Missing]:
     """Videos by the names of their files, in all folds; those in no list are left out."""
-    lists = folds.find_lists(source, "testTrainMulti_7030_splits", TREE)
-    return folds.listing(source, "hmdb51_org", _lines(lists), TREE)
+    lists = official.find_lists(source, "testTrainMulti_7030_splits", TREE)
+    return official.listing(source, "hmdb51_org", _lines(lists), TREE)
 
 
 def _lines(lists: Folder) -> Iterator[Line]:
@@ -35,9 +35,9 @@ def _lines(lists: Folder) -> Iterator[Line]:
     if not classes:
         raise incomplete(f"{lists} has no *_test_split1.txt", TREE)
     for name in classes:
-        for fold in folds.FOLDS:
+        for fold in official.FOLDS:
             path = File(lists, PurePath(f"{name}_test_split{fold}.txt"))
-            for line in folds.read_lines(path):
+            for line in official.read_lines(path):
                 file, _, number = line.strip().rpartition(" ")
                 if number not in _SPLITS:
                     raise UserError(f"{path}: unknown line '{line}'; expected a file name and 0, 1 or 2")

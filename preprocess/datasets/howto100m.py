@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator
 
 from gdt.preprocess.datasets.listing import NO_FILE, DataSet, ListedVideo, Missing, SourceFiles, unlisted
-from gdt.preprocess.tables import Row, read_csv
+from gdt.preprocess.textfiles import Row, read_csv
 
 TABLE = "HowTo100M_v1.csv"
 TREE = f"""\

@@ -14,7 +14,7 @@ from gdt.common.folders import File
 from gdt.preprocess.datasets import folder, youtube
 from gdt.preprocess.datasets.listing import SPLIT_NAMES, DataSet, ListedVideo, Missing, SourceFiles
 from gdt.preprocess.datasets.youtube import Segment
-from gdt.preprocess.tables import Row, composed, read_csv
+from gdt.preprocess.textfiles import Row, composed, read_csv
 
 TREE = """\
 source/train/riding_a_bike/0wR5jVB-WPk_000417_000427.mp4    split and class folders, if val or test is beside train

@@ -13,7 +13,7 @@ from pathlib import Path, PurePath
 
 from gdt.common.errors import UserError
 from gdt.common.folders import File, Folder, LocalFolder, state_of
-from gdt.preprocess.tables import composed
+from gdt.preprocess.textfiles import composed
 
 SUFFIXES = (
     {".264", ".265", ".3g2", ".3gp", ".3gp2", ".3gpp", ".amv", ".asf", ".avc", ".avi", ".divx", ".f4v", ".flv"}

@@ -11,9 +11,9 @@ from pathlib import PurePath
 
 from gdt.common.errors import UserError
 from gdt.common.folders import File, Folder
-from gdt.preprocess.datasets import folds
-from gdt.preprocess.datasets.folds import Line
+from gdt.preprocess.datasets import official
 from gdt.preprocess.datasets.listing import DataSet, ListedVideo, Missing, SourceFiles
+from gdt.preprocess.datasets.official import Line
 
 TREE = """\
 source/UCF-101/Archery/v_Archery_g01_c01.avi           class folders, here or in source itself; any video format
@@ -26,15 +26,15 @@ _LINE = re.compile(r"([^/<>\s]+)/([^/<>\s]+\.\w+)(?:\s+\d+)?\s*")
 
 def listing(source: SourceFiles) -> Iterator[ListedVideo | Missing]:
     """Videos by the names of their files, in all folds; those in no list are left out."""
-    lists = folds.find_lists(source, "ucfTrainTestlist", TREE)
-    return folds.listing(source, "UCF-101", _lines(lists), TREE)
+    lists = official.find_lists(source, "ucfTrainTestlist", TREE)
+    return official.listing(source, "UCF-101", _lines(lists), TREE)
 
 
 def _lines(lists: Folder) -> Iterator[Line]:
-    for fold in folds.FOLDS:
+    for fold in official.FOLDS:
         for split in ("train", "test"):
             path = File(lists, PurePath(f"{split}list{fold:02d}.txt"))
-            for line in folds.read_lines(path):
+            for line in official.read_lines(path):
                 match = _LINE.fullmatch(line)
                 if match is None:
                     raise UserError(

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from gdt.preprocess.datasets import youtube
 from gdt.preprocess.datasets.listing import SPLIT_NAMES, DataSet, ListedVideo, Missing, SourceFiles, incomplete
 from gdt.preprocess.datasets.youtube import Segment
-from gdt.preprocess.tables import Row, read_csv
+from gdt.preprocess.textfiles import Row, read_csv
 
 TREE = """\
 source/vggsound.csv                        youtube_id,start_seconds,label,split without a header

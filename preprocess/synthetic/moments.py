@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gdt.common.errors import UserError, require_range
-from gdt.common.streams import Stream, generator, seed_sequence
+from gdt.common.randomness import Stream, generator, seed_sequence
 from gdt.preprocess.synthetic import drawing
 from gdt.preprocess.synthetic.actions import ACTIONS, Array, Motion, Sound, Tempo
 

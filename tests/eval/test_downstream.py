@@ -244,6 +244,7 @@ def test_train_samples_limits_the_training_videos(on_ucf: Downstream, tmp_path: 
             "--epochs 2",
             "--epochs has no effect on cross-modal, .*; it applies only to attentive and finetune",
         ),
+        ("--lr nan --protocols finetune", "--lr is nan; it must be 0 or more"),
         ("--train-samples 25 --protocols linear", "--train-samples is 25, but there are only 24 training videos"),
         ("--label colour", "unknown column 'colour'"),
         ("--shards /nowhere", "there are no shards in /nowhere .* '.*gdt preprocess --dataset nowhere"),

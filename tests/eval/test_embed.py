@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import random
 import shutil
 import unicodedata
@@ -25,7 +26,7 @@ from gdt.pipeline.clips import uniform_clips
 from gdt.pipeline.loader import Loader
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.transformations.augmentation import EVALUATION
-from gdt.preprocess.named import decode
+from gdt.preprocess.named import decode_named
 from gdt.train.checkpoint import load_model
 from tests.conftest import Run
 from tests.pipeline.test_loader import CPU
@@ -97,7 +98,7 @@ def test_rows_are_in_the_order_of_the_sources(
     files.insert(20, videos / "more")
     kept.insert(18, videos / "more" / "one.mp4")
     base = Embed(checkpoint, tuple(files), out=tmp_path / "f.npz", clips=1, workers=1)
-    rows, stored = features(base), features(replace(base, source=(), shards=shards))
+    rows, stored = features(base), features(replace(base, source=(), shards=shards, workers=0))
     assert rows.id.tolist() == [str(path) for path in kept]
     assert [path for path, _ in rows.skipped] == [str(tmp_path / "3.mp4"), str(tmp_path / "12.mp4")]
     places = [stored.id.tolist().index(path.stem) for path in kept if path.stem != "one"]
@@ -110,7 +111,7 @@ def test_paths_are_those_of_the_files(synthetic: Path, tmp_path: Path) -> None:
     for name, clip in zip(names, sorted(synthetic.rglob("*.mp4")), strict=False):
         (tmp_path / "mine" / name).parent.mkdir(parents=True)
         shutil.copy(clip, tmp_path / "mine" / name)
-    index, _ = decode([tmp_path / "mine"], tmp_path, 1)
+    index, _ = decode_named([tmp_path / "mine"], tmp_path, 1)
     assert sorted(index.id) == sorted(str(tmp_path / "mine" / name) for name in names)
 
 
@@ -261,6 +262,8 @@ def test_flipped_bits_and_cut_features_are_refused_or_harmless(
     ("arguments", "message"),
     [
         ({"source": ()}, "set --source to files or folders of videos, or --dataset to a preprocessed data set"),
+        ({"cache": "1GB"}, "--cache has no effect on --source"),
+        ({"source": (), "dataset": "x", "workers": 2}, "--workers has no effect on shards"),
         ({"out": Path("features.txt")}, "its name must end in .h5, .npz or .parquet"),
         ({"source": (Path("gone"),)}, "gone does not exist"),
         ({"source": (Path(), Path("empty"))}, "name each once"),
@@ -281,6 +284,13 @@ def test_wrong_settings_and_files_are_refused(
             nearest(Nearest(**arguments))
         embed(Embed(checkpoint, **{"source": (tmp_path,)} | arguments))
     assert {path.name for path in tmp_path.iterdir()} == {"text.txt", "run.pt", "empty"}
+
+
+def test_names_that_are_not_utf8_are_said_with_their_path(checkpoint: Path, tmp_path: Path) -> None:
+    path = Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9.mp4"))
+    path.touch()
+    with pytest.raises(UserError, match=rf"{tmp_path}/caf\?\.mp4: its name is not valid UTF-8"):
+        embed(Embed(checkpoint, (path,), out=tmp_path / "f.npz", workers=1))
 
 
 def test_a_query_is_found_by_its_link_or_its_file(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 import gdt
 from gdt.common.errors import UserError
 from gdt.pipeline.shards.layout import NEXT_RUN
-from gdt.preprocess.extract import Unread
+from gdt.preprocess.decode import Unread
 from tests.sounds import tone
 
 mteb = pytest.importorskip("mteb")

@@ -14,7 +14,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.neighbors import KNeighborsClassifier
 
 from gdt.common.errors import UserError
-from gdt.common.streams import Stream, generator
+from gdt.common.randomness import Stream, generator
 from gdt.eval import extract
 from gdt.eval.classification import fit, fit_warnings, targets, top_k
 from gdt.eval.protocols.few_shot import accuracy

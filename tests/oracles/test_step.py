@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gdt.common.streams import Stream
+from gdt.common.randomness import Stream
 from gdt.train.experiment import compose
 from gdt.train.models.gdt import GDT
 from gdt.train.step import Gradient, seed_torch

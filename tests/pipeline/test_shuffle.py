@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gdt.common.streams import Stream, generator
+from gdt.common.randomness import Stream, generator
 from gdt.pipeline.leaves import Clip
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.transformations.base import Branches, Draw, Source

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gdt.preprocess import extract
+from gdt.preprocess import decode
 from gdt.preprocess.clock import Piece, cut, pieces, put_on_clock
 from gdt.preprocess.datasets.listing import ListedVideo
-from gdt.preprocess.extract import Extracted, extract_group
+from gdt.preprocess.decode import Extracted, extract_group
 from gdt.preprocess.ffmpeg import Extraction, Target, decode_command
 from gdt.preprocess.process import run
 from tests.preprocess.media import FRAME, encode, events, kept, made, seconds
@@ -130,7 +130,7 @@ def test_gaps_are_filled_in_every_video_of_a_group(
     sizes = (0.04, 0.095, 0.0)
     sounds = [clicks(jumping((size,) * 4), 4.5 - 4 * size) for size in sizes]
     paths = [muxed(tmp_path / f"{k}.mp4", picture, sound) for k, sound in enumerate(sounds)]
-    monkeypatch.delattr(extract, "_extract")  # single files are not to be decoded
+    monkeypatch.delattr(decode, "_extract")  # single files are not to be decoded
     targets = [Target.within(tmp_path / path.stem, ListedVideo(path.name, path)) for path in paths]
     for taken in extract_group(targets, Extraction()):
         assert isinstance(taken, Extracted)

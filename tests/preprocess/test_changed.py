@@ -17,7 +17,7 @@ from gdt.pipeline.shards.index import Index
 from gdt.pipeline.shards.layout import PIECES, table_checksum
 from gdt.pipeline.shards.reader import ShardReader
 from gdt.preprocess import checks, stage
-from gdt.preprocess.extract import extract_group
+from gdt.preprocess.decode import extract_group
 from gdt.preprocess.settings import Preprocess
 from gdt.preprocess.stage import run
 from gdt.preprocess.summary import describe

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from gdt.preprocess.datasets.listing import ListedVideo
-from gdt.preprocess.extract import Extracted
+from gdt.preprocess.decode import Extracted
 from gdt.preprocess.ffmpeg import Extraction
 from gdt.preprocess.process import Rejected
 from tests.preprocess.intact import rejected_of

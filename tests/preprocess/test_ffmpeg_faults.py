@@ -19,10 +19,10 @@ import numpy as np
 import pytest
 
 from gdt.common.errors import UserError
-from gdt.preprocess import extract as module
+from gdt.preprocess import decode as module
 from gdt.preprocess import process
 from gdt.preprocess.datasets.listing import ListedVideo
-from gdt.preprocess.extract import Extracted, Unread, extract_group, frame_sizes, groups, pixel_sums
+from gdt.preprocess.decode import Extracted, Unread, extract_group, frame_sizes, groups, pixel_sums
 from gdt.preprocess.ffmpeg import Extraction, Target
 from gdt.preprocess.process import Failed, Limits, Rejected
 from gdt.preprocess.tools import decode_known_clip

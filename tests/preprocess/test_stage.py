@@ -27,7 +27,7 @@ from gdt.pipeline.shards import container
 from gdt.pipeline.shards.index import Index, read_rejected
 from gdt.pipeline.shards.reader import ShardReader
 from gdt.preprocess import datasets, stage
-from gdt.preprocess.extract import extract_group
+from gdt.preprocess.decode import extract_group
 from gdt.preprocess.ffmpeg import Extraction
 from gdt.preprocess.finish import finish
 from gdt.preprocess.job import prepare

@@ -167,6 +167,7 @@ def test_the_videos_of_other_factors_are_not_those_of_the_run(shards: Path, tmp_
 @pytest.mark.parametrize(
     ("more", "message"),
     [
+        (("--factors-from", "mine.py"), "--factors-from has no effect on a preset; set --factors"),
         (("--batch-size", "1"), "the K of factor 'video'; it must be 2 or more"),
         (("--clip.frames", "200"), "0 of 24 train videos of .*; not used: 24 too short for 2 different starts of"),
         (("--split", "holdout"), "no video of .* is in the split 'holdout'"),

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from gdt.common.errors import UserError
 from gdt.common.folders import File, Folder
 from gdt.preprocess.datasets.listing import NO_FILE, ListedVideo, Missing, SourceFiles, incomplete, unlisted
-from gdt.preprocess.tables import composed, open_text
+from gdt.preprocess.textfiles import composed, open_text
 
 FOLDS = (1, 2, 3)
 

@@ -7,12 +7,12 @@ import re
 
 import numpy as np
 
-from gdt.common.streams import Stream, generator, seed_sequence
+from gdt.common.randomness import Stream, generator, seed_sequence
 from gdt.pipeline.transformations.base import Draw
 from tests.conftest import ROOT
 
 ELSEWHERE = {
-    "common/streams.py": "here",
+    "common/randomness.py": "here",
     "eval/comparison.py": "the bootstrap of a difference, whose draws are part of the test",
     "pipeline/clips.py": "evaluation, which draws nothing",
     "preprocess/synthetic/moments.py": "the content of generated videos, whose seeds are part of the data set",
