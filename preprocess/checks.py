@@ -17,7 +17,7 @@ from tqdm import tqdm
 
 from gdt.common.errors import UserError, plural
 from gdt.common.folders import Folder
-from gdt.common.processes import cores
+from gdt.common.machine import cores
 from gdt.pipeline.shards.container import Damaged, Head, OtherSchema, texts
 from gdt.pipeline.shards.index import read_rejected, read_table
 from gdt.pipeline.shards.layout import INDEX

@@ -15,12 +15,12 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
-import ffmpeg
+import ffmpeg as graphs
 import tyro
 
 from gdt.common.errors import ABOVE_ZERO, require_range
 from gdt.common.folders import state_of
-from gdt.common.processes import killed_with_parent
+from gdt.common.machine import killed_with_parent
 from gdt.preprocess.datasets.listing import SOUNDS, ListedVideo
 from gdt.preprocess.logmel import SAMPLE_RATE
 from gdt.preprocess.process import Limits
@@ -151,7 +151,7 @@ def _frames_output(source: Any, target: Target, settings: Extraction) -> Any:
         chain += ["tonemap=hable:desat=0", "zscale=t=bt709:m=bt709:r=tv", "format=yuv420p"]
     # JPEG's YCbCr, independent of the colour coding of the video
     chain += [f"scale={size}:out_color_matrix=bt601:out_range=pc", "format=yuv420p", "setsar=1"]
-    return ffmpeg.output(
+    return graphs.output(
         source,
         str(target.jpeg),
         vf=",".join(chain),
@@ -171,7 +171,7 @@ def _frames_output(source: Any, target: Target, settings: Extraction) -> Any:
 def channel_levels(target: Target, settings: Extraction) -> list[str]:
     """The ffmpeg command line that prints the peak of each channel of the sound."""
     filters = f"{_sound_filters(target, settings)},astats=measure_perchannel=Peak_level:measure_overall=none"
-    return _compiled([ffmpeg.output(_inputs([target])[0][target.sound], "-", format="null", af=filters)])
+    return _compiled([graphs.output(_inputs([target])[0][target.sound], "-", format="null", af=filters)])
 
 
 def one_channel(target: Target, settings: Extraction, channel: int) -> list[str]:
@@ -181,8 +181,8 @@ def one_channel(target: Target, settings: Extraction, channel: int) -> list[str]
 
 def _compiled(outputs: Sequence[Any]) -> list[str]:
     logging = ("-nostdin", "-hide_banner", "-nostats", "-loglevel", "level+info", "-progress", "pipe:1")
-    merged: Any = ffmpeg.merge_outputs(*outputs).global_args(*logging)
-    return [*killed_with_parent(), *ffmpeg.compile(merged, overwrite_output=True)]
+    merged: Any = graphs.merge_outputs(*outputs).global_args(*logging)
+    return [*killed_with_parent(), *graphs.compile(merged, overwrite_output=True)]
 
 
 def probe(path: Path, out: Path) -> list[str]:
@@ -220,8 +220,8 @@ def _sound_outputs(source: Any, target: Target, settings: Extraction, mix: str =
     samples = {"format": "s16le", "af": f"{chain},asetpts=N", "bsf:a": forward}
     stamps = {"format": "framecrc", "af": chain, "bsf:a": apart, "frames:a": _MAX_STAMPS}
     return [
-        ffmpeg.output(source, str(target.pcm), **mono, **samples),
-        ffmpeg.output(source, str(target.stamps), **mono, **stamps),
+        graphs.output(source, str(target.pcm), **mono, **samples),
+        graphs.output(source, str(target.stamps), **mono, **stamps),
     ]
 
 
@@ -239,7 +239,7 @@ def _inputs(targets: Sequence[Target]) -> list[Any]:
             if video.path.suffix.lower() in _WITHOUT_INDEX:  # what comes before the segment gets times before 0
                 options |= {"ss": max(0, begin - _EARLY), "itsoffset": -begin}
                 options |= {"copyts": None, "start_at_zero": None, "noaccurate_seek": None}
-        sources.append(ffmpeg.input(f"file:{video.path}", **options))
+        sources.append(graphs.input(f"file:{video.path}", **options))
     return sources
 
 

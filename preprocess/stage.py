@@ -13,7 +13,7 @@ from tqdm import tqdm
 
 from gdt.common.commandline import gdt_command
 from gdt.common.errors import plural
-from gdt.common.processes import cores
+from gdt.common.machine import cores
 from gdt.pipeline.shards.container import Damaged, Head, OtherSchema
 from gdt.pipeline.shards.index import names_in
 from gdt.pipeline.shards.naming import shard_folder, shard_name

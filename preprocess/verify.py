@@ -14,7 +14,7 @@ from gdt.common.commandline import gdt_command
 from gdt.common.errors import UserError, plural
 from gdt.common.folders import Folder
 from gdt.common.location import Location
-from gdt.common.processes import cores
+from gdt.common.machine import cores
 from gdt.pipeline.shards import container
 from gdt.pipeline.shards.container import Damaged, OtherSchema
 from gdt.pipeline.shards.index import require_index

@@ -118,7 +118,11 @@ class Trainer:
         self.describe_run()
         if self.rank == 0 and self.step == 0:  # first, or a killed run would be resumed from what it replaces
             self.path.unlink(missing_ok=True)
-        with self.open_loader() as loader, together(self.open_log) or nullcontext() as self.log, StopSignal() as stop:
+        with (
+            self.open_loader() as loader,
+            together(self.open_log) or nullcontext() as self.log,
+            StopSignal() as stop,
+        ):
             if self.rank == 0:
                 record(self.settings.run_folder, self.device, self.step, self.experiment.data.fingerprint)
             batches = iter(loader)

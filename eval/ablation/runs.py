@@ -18,8 +18,8 @@ from gdt.eval.ablation.plan import PlannedRun, plan_runs
 from gdt.eval.ablation.plots import bars
 from gdt.eval.ablation.settings import Ablation
 from gdt.eval.drawing import save
-from gdt.eval.processes import job_limit, run_command, run_parallel
 from gdt.eval.results import RESULTS
+from gdt.eval.subprocesses import job_limit, run_command, run_parallel
 from gdt.eval.tables import pivot, row_label, write_tables
 from gdt.pipeline.notation import checksum_of
 from gdt.train.run import LENGTH, METRICS, differences

@@ -23,11 +23,13 @@ from gdt.pipeline.tree import BatchPlan
 from gdt.train.settings import Pretrain
 
 _STARTS = 3
+"""Clips per video; for the time shift, per third of it."""
 _THIRDS = 3
+"""Thirds of a video."""
 _DRAWS = 4
-"""Clips per video (for the time shift, per third of it), thirds of a video, and augmentations per clip."""
+"""Augmentations per clip."""
 _LEAVES = 64
-"""Maximum per plan, unless one clip has more values."""
+"""Maximum leaves per plan, unless one clip has more values."""
 
 
 @dataclass(frozen=True)

@@ -1,3 +1,5 @@
+"""Write a shard from the decoded videos that it holds."""
+
 from __future__ import annotations
 
 import json

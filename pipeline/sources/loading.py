@@ -11,7 +11,7 @@ from functools import cache
 from typing import Literal
 
 from gdt.common.errors import UserError, require_range
-from gdt.common.processes import cores
+from gdt.common.machine import cores
 
 _BESIDE_GPU = 4
 """Decoding threads that feed a GPU. The thread that trains waits for their GIL: 378 clips/s with 4, 308 with 16 (row l

@@ -21,10 +21,10 @@ from tqdm import tqdm
 from gdt.common.commandline import gdt_command
 from gdt.common.errors import UserError
 from gdt.common.files import LOCK, locked, write_lines, write_text
-from gdt.common.processes import cores
+from gdt.common.machine import cores
 from gdt.preprocess.process import Limits
-from gdt.preprocess.synthetic.drawing import SOUND_RATE
 from gdt.preprocess.synthetic.moments import FPS, SIZE, SPLITS, Scene, Synthetic, render
+from gdt.preprocess.synthetic.scenes import SOUND_RATE
 from gdt.preprocess.tools import require_tools
 
 GROUP = 25  # videos per ffmpeg process, whose start costs more than encoding one video

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from gdt.common.errors import UserError, require_range
 from gdt.common.randomness import Stream, generator, seed_sequence
-from gdt.preprocess.synthetic import drawing
+from gdt.preprocess.synthetic import scenes
 from gdt.preprocess.synthetic.actions import ACTIONS, Array, Motion, Sound, Tempo
 
 SPLITS = ("train", "val", "test")
@@ -34,7 +34,7 @@ HUE_NAMES = ("red", "orange", "lime", "green", "cyan", "blue", "purple", "pink")
 class RenderedVideo(NamedTuple):
     """One video before encoding: uint8 [T, SIZE, SIZE, 3], float32 [samples]."""
 
-    frames: drawing.Frames
+    frames: scenes.Frames
     waveform: Array
 
 
@@ -108,7 +108,7 @@ class Scene:
         later = [(str(name), _draw_tempo(lasting)) for name in further]
         # without an identity the background is random, too
         shown, brightness = self.identity if self.strength else lasting.uniform(size=2).tolist()
-        ground = drawing.colour(HUES * shown, 0.1 + 0.8 * self.strength, 0.45 + 0.45 * brightness)
+        ground = scenes.colour(HUES * shown, 0.1 + 0.8 * self.strength, 0.45 + 0.45 * brightness)
         self.background_colours = np.stack([ground, 0.85 * ground])
         self.drone = lasting  # of its harmonics; used once
 
@@ -121,20 +121,20 @@ class Scene:
         self.pitch, self.timbre, self.ambience = rng.uniform(size=6)[3:].tolist()
         hues = rng.uniform(size=4).tolist()
         self.distractors = [
-            drawing.draw_thing(rng, hue, _radius(rng.uniform(-1.2, -0.4)), position=0.9, drift=rng.choice((0, 0.15)))
+            scenes.draw_thing(rng, hue, _radius(rng.uniform(-1.2, -0.4)), position=0.9, drift=rng.choice((0, 0.15)))
             for hue in hues[: rng.integers(1, 3)]
         ]
         rng.uniform(size=4)
-        self.actor = drawing.draw_thing(rng, self.hue, _radius(size), position=0.15, drift=0.05)
+        self.actor = scenes.draw_thing(rng, self.hue, _radius(size), position=0.15, drift=0.05)
         self.reach = rng.uniform(0.85, 1.15) * (-1) ** int(rng.integers(2))
         """Factor of the actor's excursions; negative values mirror them horizontally."""
 
-    def _moments(self, times: drawing.Times) -> npt.NDArray[np.intp]:
+    def _moments(self, times: scenes.Times) -> npt.NDArray[np.intp]:
         """Index of the action at each of `times` [N], in seconds."""
         count = len(self.actions)
         return np.minimum(times * (count / self.seconds), count - 1).astype(np.intp)
 
-    def picture(self) -> drawing.Frames:
+    def picture(self) -> scenes.Frames:
         """The frames: uint8 [T, SIZE, SIZE, 3], frame k at k / FPS seconds."""
         # Panning, jitter, background contrast and noise are weak on purpose: if they outweigh motion and events,
         # cross-modal learning takes far longer to leave its first plateau, a loss of ln(batch size).
@@ -144,10 +144,10 @@ class Scene:
         speed_x, speed_y = rng.uniform(-0.1, 0.1, 2)
         camera_x = times * speed_x + shake_x
         camera_y = times * speed_y + shake_y
-        frames = drawing.backdrop(self.texture, self.background_colours, camera_x, camera_y, SIZE, rng)
+        frames = scenes.backdrop(self.texture, self.background_colours, camera_x, camera_y, SIZE, rng)
         for thing in self.distractors:
             x, y = (position + times * speed for position, speed in zip(thing.position, thing.drift, strict=True))
-            drawing.paint(frames, thing, Motion(x=x - shake_x, y=y - shake_y))
+            scenes.paint(frames, thing, Motion(x=x - shake_x, y=y - shake_y))
         motions = [ACTIONS[action].motion(tempo.beat(times)) for action, tempo in self.actions]
         now = self._moments(times)
         parts = zip(*motions, strict=True)  # x of all actions, then y of all, and so on
@@ -160,19 +160,19 @@ class Scene:
             y=abs(self.reach) * motion.y + position_y + drift_y * np.cos(angle) - shake_y,
             angle=math.copysign(1, self.reach) * np.asarray(motion.angle),
         )
-        drawing.paint(frames, self.actor, motion)
+        scenes.paint(frames, self.actor, motion)
         return frames
 
     def sound(self) -> Array:
         """The waveform, float32 [samples] within [-1, 1] at `SOUND_RATE`."""
         rng = np.random.default_rng(self.seeds[1])
-        times = np.arange(round(self.seconds * drawing.SOUND_RATE)) / drawing.SOUND_RATE
+        times = np.arange(round(self.seconds * scenes.SOUND_RATE)) / scenes.SOUND_RATE
         sounds = [ACTIONS[action].sound(tempo.beat(times)) for action, tempo in self.actions]
-        table = drawing.wavetable(self.timbre, rng)
-        waves = [drawing.tone(sound, self.pitch, table, times, self.seconds + 0.001, rng) for sound in sounds]
+        table = scenes.wavetable(self.timbre, rng)
+        waves = [scenes.tone(sound, self.pitch, table, times, self.seconds + 0.001, rng) for sound in sounds]
         level, noise_level, hum_level = np.exp(rng.uniform(np.log((0.35, 0.002, 0.001)), np.log((0.7, 0.01, 0.01))))
         hum = np.sin((times * (2 * np.pi * rng.uniform(50, 120))).astype(np.float32))
-        noise = drawing.room(self.ambience, len(times), rng)
+        noise = scenes.room(self.ambience, len(times), rng)
         parts = [level * sound.loudness * wave for sound, wave in zip(sounds, waves, strict=True)]
         mixed = np.choose(self._moments(times), parts) + noise_level * noise + hum_level * hum
         heard = np.clip(mixed, -1, 1).astype(np.float32)
@@ -180,12 +180,12 @@ class Scene:
             heard = heard + 0.15 * self.strength * self._drone(times)
         return np.clip(heard, -1, 1).astype(np.float32)
 
-    def _drone(self, times: drawing.Times) -> Array:
+    def _drone(self, times: scenes.Times) -> Array:
         """The drone, float32 [samples], peak 1."""
         pitch, brightness = self.identity
-        table = drawing.wavetable(brightness, self.drone)
-        octave = math.log2(LOWEST / drawing.PITCH) + OCTAVES * pitch
-        return drawing.tone(Sound(1.0), octave, table, times, 0.0, self.drone)
+        table = scenes.wavetable(brightness, self.drone)
+        octave = math.log2(LOWEST / scenes.PITCH) + OCTAVES * pitch
+        return scenes.tone(Sound(1.0), octave, table, times, 0.0, self.drone)
 
     def captions(self) -> dict[str, list[float] | list[str]]:
         """Captions as in HowTo100M, `start` and `end` in seconds: each of one action and about two cycles."""

@@ -16,9 +16,9 @@ import pytest
 from gdt.common.errors import UserError
 from gdt.common.files import locked
 from gdt.preprocess.synthetic.actions import ACTIONS
-from gdt.preprocess.synthetic.drawing import SOUND_RATE
 from gdt.preprocess.synthetic.files import GROUP, MARKER, Generate, command, generate
 from gdt.preprocess.synthetic.moments import FPS, SIZE, SPLITS, RenderedVideo, Scene, Synthetic, render
+from gdt.preprocess.synthetic.scenes import SOUND_RATE
 
 # More videos than one ffmpeg process takes, so that two workers share them.
 SMALL = Synthetic(train=8, val=1, test=1, classes=3, seconds=1.0)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gdt.common.errors import UserError
-from gdt.common.processes import killed_with_parent
+from gdt.common.machine import killed_with_parent
 from gdt.pipeline.shards.container import Head
 from gdt.preprocess import checks, cluster
 from gdt.preprocess.ffmpeg import Extraction

@@ -16,7 +16,7 @@ from typing import TypeVar
 import torch
 
 from gdt.common.errors import UserError, plural
-from gdt.common.processes import cores, killed_with_parent
+from gdt.common.machine import cores, killed_with_parent
 
 T = TypeVar("T")
 
