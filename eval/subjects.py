@@ -102,9 +102,13 @@ class Data:
         if same and (not dataset or not shard_folder(name).exists(INDEX)):
             shards = pretraining_shards(first, path)
         index = open_index(name, shard_folder(name, shards), cache)
+        return cls.of(name, index, split)
+
+    @classmethod
+    def of(cls, dataset: str, index: Index, split: str = "") -> Data:
+        """Shards that are open, with the default split."""
         only_val = "val" in index.split and "test" not in index.split and not official_folds(index)
-        split = split or ("val" if only_val else "test")
-        return cls(name, index, fingerprint(index), split)
+        return cls(dataset, index, fingerprint(index), split or ("val" if only_val else "test"))
 
 
 def pretraining_shards(trained: Trained, path: str | Path) -> Folder:

@@ -22,7 +22,7 @@ from gdt.eval.subjects import Data
 from gdt.pipeline.composition import Composition
 from gdt.pipeline.leaves import Clip
 from gdt.pipeline.notation import Transformations, read_transformations
-from gdt.pipeline.shards.index import Index, fingerprint
+from gdt.pipeline.shards.index import Index
 from gdt.pipeline.shards.naming import shard_folder
 from gdt.pipeline.word2vec import WordVectors
 from gdt.train.experiment import Experiment, compose, resolve, with_own_networks
@@ -153,7 +153,7 @@ def _conditions(evaluation: Downstream, index: Index) -> frozenset[str]:
     """The conditions of an evaluation's results. Raises UserError if a split has no labels."""
     device = any_device().type
     words = WordVectors.of(index, evaluation.word2vec) if evaluation.word2vec else None
-    data = Data(evaluation.dataset, index, fingerprint(index), evaluation.query_split)
+    data = Data.of(evaluation.dataset, index, evaluation.query_split)
     planned = planned_protocols(evaluation, data, device, words) if evaluation.protocols else []
     return frozenset(conditions for part in planned for conditions in part.conditions)
 

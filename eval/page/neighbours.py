@@ -25,7 +25,7 @@ from gdt.eval.settings import Downstream
 from gdt.eval.similarity import nearest_rows
 from gdt.eval.subjects import Data, folder_name
 from gdt.pipeline.clips import usable
-from gdt.pipeline.shards.index import Index, fingerprint
+from gdt.pipeline.shards.index import Index
 from gdt.pipeline.shards.reader import ShardReader
 from gdt.train import crossmodal
 from gdt.train.models.gdt import any_device
@@ -62,7 +62,7 @@ def by_features(row: Result, index: Index, root: Path, trained: Trained) -> Neig
     Raises UserError if they are missing or the data has changed.
     """
     index = index.labelled(row.label)
-    data = Data(row.dataset, index, fingerprint(index), row.query_split)
+    data = Data.of(row.dataset, index, row.query_split)
     asked = Downstream(folds=(row.fold,) if row.fold else (), **row.settings)
     fold, *_ = folds(asked, row.protocol, index, row.query_split)
     now = {conditions_of(asked, row.protocol, data, fold, device, None): device for device in ("cpu", "cuda")}
