@@ -133,10 +133,8 @@ def plan_runs(settings: Ablation) -> list[PlannedRun]:
             seeded = replace(row.settings, seed=seed, out=folder, factors_from=kept)
             paired = len(row.modalities) > 1
             protocols = tuple(name for name in evaluation.protocols if paired or not PROTOCOLS[name].pairs)
-            shared, keys = evaluated(
-                protocols,
-                seeded.word2vec if any("word2vec" in PROTOCOLS[name].settings for name in protocols) else None,
-            )
+            takes_words = any("word2vec" in PROTOCOLS[name].settings for name in protocols)
+            shared, keys = evaluated(protocols, seeded.word2vec if takes_words else None)
             random_weights: Any = "include" if row is baseline else "exclude"
             of_row = replace(shared, ckpt=(str(folder),), random_weights=random_weights)
             checksum = row.experiment.data.factors_checksum
