@@ -13,6 +13,7 @@ from gdt.common import serialization
 from gdt.common.errors import UserError, first_line
 from gdt.common.files import lock
 from gdt.eval.metrics import Metric
+from gdt.eval.protocols import PROTOCOLS
 
 Key = tuple[str, str, str]
 """`Result.identity`."""
@@ -95,7 +96,10 @@ def read(path: Path) -> list[Result]:
     results = []
     for number, line in enumerate(lines, 1):
         try:
-            results.append(serialization.from_dict(Result, json.loads(line)))
+            result = serialization.from_dict(Result, json.loads(line))
+            if result.protocol not in PROTOCOLS:
+                raise ValueError(f"unknown protocol {result.protocol}")
+            results.append(result)
         except (ValueError, TypeError, UserError) as error:
             reason = f"is damaged or of another version ({first_line(error)})"
             print(f"warning: line {number} of {path} {reason}; it is left out", file=sys.stderr)

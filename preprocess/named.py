@@ -73,14 +73,14 @@ def decode_named(sources: Sequence[Place], scratch: Path, workers: int) -> tuple
 def _require_videos(path: Path, before: set[Path]) -> None:
     """Add a folder to those `before`.
 
-    Raises UserError unless it is in none of them, or is a video or a sound.
+    Raises UserError unless it shares no videos with them, or is a video or a sound.
     """
     if not path.exists():
         raise UserError(f"{path} does not exist")
     if path.is_dir():
         folder = path.resolve()
-        if before & {folder, *folder.parents}:
-            raise UserError(f"the videos of {path} are already those of a folder before it; name each once")
+        if before & {folder, *folder.parents} or any(folder in other.parents for other in before):
+            raise UserError(f"{path} and a folder before it share videos; name each once")
         before.add(folder)
     elif not path.is_file() or path.suffix.lower() not in MEDIA:
         raise UserError(

@@ -12,6 +12,7 @@ from typing import Any
 from gdt.common import serialization
 from gdt.common.commandline import arguments_of, parse
 from gdt.common.errors import UserError, first_line, unknown
+from gdt.common.stores import as_place
 from gdt.train.gpu import default_size
 from gdt.train.hub import EXPORTED
 from gdt.train.models.network import PAPER_NETWORKS
@@ -109,8 +110,9 @@ def home_of(path: Path) -> Path:
 
 def verdict_of(checkpoint: str) -> list[str]:
     """What a finished run has said of its model, if this is one, as a line."""
-    path = home_of(Path(checkpoint)) / VERDICT
-    return [f"of the model: {path.read_text().strip()}"] if path.is_file() else []
+    place = as_place(checkpoint)
+    path = home_of(place) / VERDICT if isinstance(place, Path) else None
+    return [f"of the model: {path.read_text().strip()}"] if path and path.is_file() else []
 
 
 def latest_checkpoint() -> Path:

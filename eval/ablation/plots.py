@@ -48,6 +48,9 @@ def bars(tables: Sequence[Table]) -> Figure:
 
 
 def _tick(name: str) -> str:
-    """The preset of a row, with the steps of longer runs below."""
-    steps = f"\n{name.rpartition(', ')[2]}" if name.endswith(" steps") else ""
-    return "random" if name == RANDOM else name.removeprefix("row ").partition(":")[0] + steps
+    """The preset of a row, or its factors one below the other, with the steps of longer runs at the end."""
+    if name == RANDOM:
+        return "random"
+    label, _, steps = name.rpartition(", ") if name.endswith(" steps") else (name, "", "")
+    short = label.removeprefix("row ").partition(": ")[0]
+    return "\n".join([*short.split(), *([steps] if steps else [])])

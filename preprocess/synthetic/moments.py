@@ -64,9 +64,9 @@ class Synthetic:
         require_range(self, "classes", most=len(ACTIONS))
         require_range(self, "actions_per_video", most=3)
         require_range(self, *SPLITS, "seed", least=0)
-        if not (self.seconds > 0 and 0 <= self.identity <= 1):
+        if not (self.seconds >= 0.1 and 0 <= self.identity <= 1):
             raise UserError(
-                f"--seconds is {self.seconds} and --identity {self.identity}; they must be above 0, and from 0 to 1"
+                f"--seconds is {self.seconds} and --identity {self.identity}; they must be 0.1 or more, and from 0 to 1"
             )
 
     @property

@@ -18,6 +18,7 @@ from gdt.common.errors import UserError
 from gdt.eval.ablation import plan as planning
 from gdt.eval.ablation import runs
 from gdt.eval.ablation.plan import plan_runs
+from gdt.eval.ablation.plots import _tick
 from gdt.eval.ablation.runs import _require_same_training, ablation, logged_steps
 from gdt.eval.ablation.settings import Ablation
 from gdt.eval.downstream import downstream
@@ -202,6 +203,11 @@ def test_a_split_without_videos_is_refused_before_training(
         monkeypatch.setattr(Index, "open", lambda _, every=every: replace(index, **every))
         with pytest.raises(UserError, match=message):
             plan_runs(settings(shards, tmp_path))
+
+
+def test_ticks_of_the_plot_tell_compositions_apart() -> None:
+    named = {"row e: video-audio, 1,200 steps": "e\n1,200 steps", "video:d time_shift:i:1": "video:d\ntime_shift:i:1"}
+    assert {name: _tick(name) for name in named} == named and _tick(RANDOM) == "random"
 
 
 @pytest.mark.parametrize("name", ["rows", "seeds", "equal"])

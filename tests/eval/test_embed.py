@@ -267,6 +267,7 @@ def test_flipped_bits_and_cut_features_are_refused_or_harmless(
         ({"out": Path("features.txt")}, "its name must end in .h5, .npz or .parquet"),
         ({"source": (Path("gone"),)}, "gone does not exist"),
         ({"source": (Path(), Path("empty"))}, "name each once"),
+        ({"source": (Path("empty"), Path())}, "name each once"),
         ({"source": (Path("empty"),)}, "there are no videos in"),
         ({"query": "x"}, "no features file features.h5; write one"),
         ({"query": "x", "features": Path("text.txt")}, "text.txt is damaged, or not a features file"),

@@ -90,7 +90,7 @@ def test_other_settings_are_refused(made: Path, tmp_path: Path) -> None:
     (tmp_path / "train").mkdir()
     with pytest.raises(UserError, match=r"holds files, but no synthetic\.json, so it is not synthetic; set"):
         generate(tmp_path, SMALL)
-    with pytest.raises(UserError, match="--identity 1.5; they must be above 0, and from 0 to 1"):
+    with pytest.raises(UserError, match="--identity 1.5; they must be 0.1 or more, and from 0 to 1"):
         Synthetic(identity=1.5)
 
 
