@@ -79,7 +79,7 @@ preprocess: $(SETUP)
 verify: $(SETUP)
 	@$(gdt) verify $(call options,DATASET ARGS)
 pretrain: $(SETUP)
-	@$(if $(filter GPUS,$(if $(GPUS),$(typed))),$(ranks) --nproc-per-node "$$GPUS" -m gdt,$(gdt)) pretrain \
+	@$(if $(and $(filter GPUS,$(typed)),$(GPUS)),$(ranks) --nproc-per-node "$$GPUS" -m gdt,$(gdt)) pretrain \
 	  $(call options,DATASET PRESET FACTORS SEED STEPS SIZE GPUS ARGS)
 eval: $(SETUP)
 	@$(gdt) evaluate $(call options,DATASET CKPT SEED ARGS)

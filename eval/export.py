@@ -11,6 +11,7 @@ import torch
 from gdt.common.errors import UserError
 from gdt.common.files import require_new_file, writing
 from gdt.eval import card
+from gdt.eval.extract import require_network
 from gdt.eval.settings import Export
 from gdt.train import portable
 from gdt.train.checkpoint import load_trained
@@ -61,8 +62,7 @@ def export(settings: Export) -> str:
 
 def _weights_of(trained: Trained, modality: str) -> dict[str, Any]:
     """The state of one network, with the names of its own library; of the paper's for video, those of torchvision."""
-    if modality not in trained.model.modalities:
-        raise UserError(f"the model was trained without {modality}; set --network to another, or --ckpt")
+    require_network(trained, modality, "--network")
     base = trained.model.backbone(modality)
     state: Any = getattr(base, "net", base).state_dict()
     # torch saves this metadata with the state, and other programs ignore it

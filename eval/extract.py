@@ -104,11 +104,11 @@ def extract(
     return PooledFeatures(videos, *uniform_outputs(trained, index, videos, clips, device, pooled, modality))
 
 
-def require_network(trained: Trained, modality: str) -> None:
-    """Raise UserError if a model has no network for a modality."""
+def require_network(trained: Trained, modality: str, option: str = "--modalities") -> None:
+    """Raise UserError if a model has no network for a modality, which `option` names."""
     if modality not in trained.model.modalities:
         others = [name for name in trained.model.modalities if name != "text"]
-        instead = f", or --modalities to {' '.join(others)}" if others else ""
+        instead = f", or {option} to {' '.join(others)}" if others else ""
         raise UserError(
             f"the model was trained without {modality}, so it has no {modality} features; set --ckpt to another"
             f"{instead}"

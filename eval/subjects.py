@@ -116,7 +116,7 @@ def pretraining_shards(trained: Trained, path: str | Path) -> Folder:
     return local_shards(trained.settings.shard_folder, f"{path} was trained on")
 
 
-def local_shards(shards: Place, of: str) -> Folder:
+def local_shards(shards: str | Place, of: str) -> Folder:
     """The folder of shards that a file names. Raises UserError, after the words `of`, if it is in a store.
 
     A downloaded file must not decide which host is asked.

@@ -32,7 +32,10 @@ class NamedVideos:
     """Paths of the videos listed so far, with the folders as in `sources`; the id of a video is its number."""
 
     def listing(self, source: SourceFiles) -> Iterator[ListedVideo]:
-        """The videos in the order of the sources. Raises UserError for a source that is none, or if there is none."""
+        """Yield the videos in the order of the sources.
+
+        Raises UserError if a source is neither a folder, a video nor a sound, or if none of them holds a video.
+        """
         before: set[Path] = set()
         for number, place in enumerate(self.sources):
             if isinstance(place, Path):

@@ -50,8 +50,7 @@ def command(settings: Preprocess) -> str:
 def dry_run(settings: Preprocess) -> str:
     """List and count the videos; decode none and write nothing."""
     build = require_tools(settings.extraction.limits, Path(tempfile.gettempdir()))
-    layout = datasets.layout_of(settings.dataset, settings.layout)
-    job = prepare(settings, datasets.find(layout, settings.source_folder), build)
+    job = prepare(settings, _data_set(settings), build)
     pending = job.pending()
     doubtful = job.doubtful(pending)
     videos = job.listed.settled(job.listed.videos).videos.values()  # as if decoding rejected none
@@ -70,14 +69,18 @@ def dry_run(settings: Preprocess) -> str:
     return "\n".join(lines)
 
 
+def _data_set(settings: Preprocess) -> DataSet:
+    """The data set of the layout. Raises UserError if there is none of this name, or no source."""
+    return datasets.find(datasets.layout_of(settings.dataset, settings.layout), settings.source_folder)
+
+
 def run(settings: Preprocess, entry: DataSet | None = None) -> Summary:
     """Make the missing shards, then the index. Raises UserError on bad input, before any work if possible.
 
     `entry` is by default that of the layout.
     """
     destination = settings.absolute_shards
-    layout = datasets.layout_of(settings.dataset, settings.layout)
-    entry = entry or datasets.find(layout, settings.source_folder)
+    entry = entry or _data_set(settings)
     with destination.locked():
         job = prepare(settings, entry, require_tools(settings.extraction.limits, destination.scratch))
         if not settings.scheduler:  # workers of a cluster may still be busy with tasks of a killed run

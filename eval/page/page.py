@@ -12,7 +12,6 @@ from tqdm import tqdm
 
 from gdt.common.errors import UserError, first_line
 from gdt.common.files import DAMAGE, write_text
-from gdt.common.stores import as_place
 from gdt.eval import answers, results
 from gdt.eval.drawing import data_uri
 from gdt.eval.page import runs
@@ -118,7 +117,7 @@ def examples(model: EvaluatedRun, root: Path, given: Makers) -> dict[str, Any]:
     row = next((row for row in asked if row.settings["modalities"] == ["video"]), None)
     with noting("examples", missing):
         trained = load_model(model.checkpoint, given)
-        evaluated = local_shards(as_place(row.shards), f"{model.name} was evaluated on") if row else None
+        evaluated = local_shards(row.shards, f"{model.name} was evaluated on") if row else None
         index = Index.open(evaluated or pretraining_shards(trained, model.checkpoint))
         held_out = "test" if "test" in index.split else "val"
         split = row.query_split if row else held_out

@@ -14,8 +14,6 @@ from gdt.common.files import lock, locked
 
 _SILENT = 120.0
 """Seconds without a byte after which, on a disk without locks, whoever fetches a file counts as dead."""
-
-
 _OURS = re.compile(r"[0-9a-f]{12}-.+-[0-9a-f]{8}\.h5(?:\.\d+\.partial)?")
 """Names of shards: digest of their folder, name and checksum; of one that is being fetched, also its size."""
 
