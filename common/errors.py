@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 TERMINAL_WIDTH = 100
 """Maximum width of what a command prints."""
@@ -24,10 +24,19 @@ class Damaged(Exception):
     """A file does not hold what its format promises; the message does not name the file."""
 
 
+class Skipped(NamedTuple):
+    """A file that is not used."""
+
+    path: str
+    reason: str
+    again: bool = False
+    """Whether that is no verdict on the file: it may be usable another time."""
+
+
 class Unusable(UserError):
     """No file can be used: a verdict on the files, `skipped` for these reasons, not on the machine."""
 
-    def __init__(self, message: str, skipped: tuple[tuple[str, str], ...] = ()) -> None:
+    def __init__(self, message: str, skipped: tuple[Skipped, ...] = ()) -> None:
         super().__init__(message)
         self.skipped = skipped
 

@@ -50,7 +50,7 @@ def embed(settings: Embed) -> str:
         lacking = int(np.isnan(values[:, 0]).sum())
         if lacking:
             lines.append(f"'{name}' is NaN for {lacking} of {rows.count}: missing or shorter than a clip")
-    lines += [f"skipped {path}: {reason}" for path, reason in rows.skipped]
+    lines += [f"skipped {file.path}: {file.reason}" for file in rows.skipped]
     warning = sameness(rows.features)
     if warning:
         lines.append(f"warning: {warning}")

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from gdt.common.errors import UserError, first_line, plural
+from gdt.common.errors import Skipped, UserError, first_line, plural
 from gdt.common.files import DAMAGE, require_readable, writing
 from gdt.common.stores import local_path
 from gdt.eval import parquet
@@ -37,7 +37,7 @@ class Features:
     `pipeline.clips.usable`)."""
     metadata: dict[str, str]
     """Checkpoint, digest of its weights, kind, number and size of clips."""
-    skipped: tuple[tuple[str, str], ...] = ()
+    skipped: tuple[Skipped, ...] = ()
     """Skipped files with reasons; not stored."""
     start: dict[str, np.ndarray] = field(default_factory=dict)
     """With a row per clip, where it starts, by modality, seconds: float64 [n], NaN where it is missing."""

@@ -13,13 +13,12 @@ import numpy as np
 from mteb.models.abs_encoder import AbsEncoder
 from mteb.models.model_meta import ModelMeta, ScoringFunction
 
-from gdt.common.errors import Unusable, UserError
+from gdt.common.errors import Skipped, Unusable, UserError
 from gdt.common.files import open_regular
 from gdt.eval.embed import features
 from gdt.eval.extract import require_network
 from gdt.eval.settings import Embed, FeatureModality, Kind
 from gdt.eval.subjects import name_of
-from gdt.pipeline.shards.layout import NEXT_RUN
 from gdt.train.trained import Trained
 
 _AT_ONCE = 256
@@ -70,7 +69,7 @@ class Encoder(AbsEncoder):
         embedded = self._kind == "embeddings"
         dim = model.network.embedding if embedded else model.backbone(name).dim
         rows = np.full((len(dataset), dim), np.nan, np.float32)
-        reasons: dict[int, str] = {}
+        skipped: dict[int, Skipped] = {}
         for first in range(0, len(dataset), _AT_ONCE):
             items = undecoded[first : first + _AT_ONCE][name]
             with tempfile.TemporaryDirectory() as folder:
@@ -80,15 +79,16 @@ class Encoder(AbsEncoder):
                 try:
                     found = features(self._embed(source=tuple(files), modalities=(name,)), self._trained)
                     rows[[int(Path(path).stem) for path in found.id]] = found.features[name]
-                    skipped = found.skipped
+                    unused = found.skipped
                 except Unusable as error:  # not every UserError, which may be a full disk
-                    skipped = error.skipped
-            reasons |= {int(Path(path).stem): reason for path, reason in skipped}
+                    unused = error.skipped
+            skipped |= {int(Path(file.path).stem): file for file in unused}
         lines = []
         for n in np.flatnonzero(np.isnan(rows[:, 0])).tolist():
             path = (undecoded[n][name] or {}).get("path") or "its bytes"
-            lines.append(f"row {n}, {path}: {reasons.get(n, f'no {name}, or too little')}")
-            if NEXT_RUN in lines[-1]:
+            file = skipped.get(n, Skipped(path, f"no {name}, or too little"))
+            lines.append(f"row {n}, {path}: {file.reason}")
+            if file.again:
                 raise UserError(f"{task}: {lines[-1]}")
         if lines:
             lines.insert(0, f"warning: {task}: {len(lines)} of {len(rows)} rows have no usable {name} and are 0:")

@@ -19,9 +19,10 @@ from gdt.common.errors import UserError, plural
 from gdt.common.folders import Folder
 from gdt.common.machine import cores
 from gdt.pipeline.shards.container import Damaged, Head, OtherSchema, texts
-from gdt.pipeline.shards.index import read_rejected, read_table
+from gdt.pipeline.shards.index import read_table
 from gdt.pipeline.shards.layout import INDEX
 from gdt.pipeline.shards.naming import is_shard
+from gdt.pipeline.shards.rejected import read_rejected, rejected_in
 from gdt.preprocess.datasets.listing import hash_of
 from gdt.preprocess.plan import Listed, Plan
 from gdt.preprocess.summary import generalise
@@ -79,7 +80,7 @@ def hashes(destination: Folder, name: str, size: int) -> dict[str, str]:
     if "video/hash" not in tables:
         return {}
     kept = zip(texts(tables["video/id"]), texts(tables["video/hash"]), strict=True)
-    return dict(kept) | {row["id"]: row["hash"] for row in map(json.loads, tables["rejected"].tolist())}
+    return dict(kept) | {video.id: video.hash for video in rejected_in(tables)}
 
 
 def changed(source: Folder, doubtful: Sequence[tuple[int, Path, str]]) -> set[int]:
@@ -102,7 +103,7 @@ def changed(source: Folder, doubtful: Sequence[tuple[int, Path, str]]) -> set[in
 
 def require_planned(plan: Plan, listed: Listed, source: Folder, destination: Folder) -> None:
     """Refuse to drop videos of finished shards after a wrong SOURCE or an unmounted disk."""
-    known = listed.videos.keys() | {row["id"] for row in read_rejected(destination)}
+    known = listed.videos.keys() | {video.id for video in read_rejected(destination)}
     gone = [name for names in plan.shards.values() for name in names if name not in known]
     if gone:
         raise UserError(
@@ -124,7 +125,7 @@ def require_usable(results: Iterator[MadeShard]) -> None:
         if shard is None:
             return
         first.append(shard)
-    rows = [(row["id"], row["reason"]) for shard in first for row in shard.rejected]
+    rows = [(video.id, video.reason) for shard in first for video in shard.rejected]
     way = "mend what is wrong and run the same command again"
     _require_few(rows, sum(shard.videos for shard in first), "of the first", way)
 

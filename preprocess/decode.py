@@ -16,13 +16,12 @@ from PIL import Image
 
 from gdt.common.files import kind
 from gdt.common.folders import state_of
-from gdt.pipeline.shards.layout import NEXT_RUN
 from gdt.preprocess import ffmpeg
 from gdt.preprocess.clock import put_on_clock, rearrange
 from gdt.preprocess.datasets.listing import ListedVideo, hash_of
 from gdt.preprocess.ffmpeg import Extraction, Target
 from gdt.preprocess.logmel import SAMPLE_RATE, Waveform, peak_levels
-from gdt.preprocess.process import Failed, FfmpegLog, Rejected, run
+from gdt.preprocess.process import Failed, FfmpegLog, Rejected, Unread, is_of_build, run
 from gdt.preprocess.streams import choose, is_odd
 
 _GROUP = 16
@@ -33,16 +32,12 @@ _QUIET = -50.0
 _CANCELLED = 30.0
 """A channel replaces the mix if it is louder by this many dB; no ordinary mix attenuates a channel as much."""
 _OUT_OF_ORDER = "non monotonically increasing dts"
-NO_SOUND = "its sound cannot be decoded"
+_NEXT_RUN = "the next run tries it again"
 _READING = [
     os.strerror(number)
     for number in (errno.EIO, errno.EACCES, errno.EPERM, errno.ESTALE, errno.ETIMEDOUT, errno.EREMOTEIO)
 ]
 """What ffmpeg says where a file cannot be read; also where some files end too early."""
-
-
-class Unread(Rejected):
-    """This machine cannot read the file now, which is no verdict on the video: the next run tries it again."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +53,10 @@ class Extracted:
     """Mono, 24 kHz; empty without sound."""
     note: str
     """First error of the decoder; empty if none."""
+    of_build: bool = False
+    """Whether another build of ffmpeg may give another note."""
+    suspicious: bool = False
+    """Whether the machine may be at fault."""
 
 
 def groups(videos: Sequence[ListedVideo]) -> Iterator[list[ListedVideo]]:
@@ -114,7 +113,7 @@ def _extract(target: Target, settings: Extraction) -> Extracted:
     failure = next((message for message in _READING if message in printed), "")
     if failure:
         if not hash_of(target.video.path):
-            raise Unread(f"it cannot be read ({failure}); {NEXT_RUN}")
+            raise Unread(f"it cannot be read ({failure}); {_NEXT_RUN}")
         log = _decode(target, settings)
     trials: list[Target] = []
     if target.pictures and target.sound:
@@ -131,12 +130,17 @@ def _extract(target: Target, settings: Extraction) -> Extracted:
     # ffmpeg restarts its filters where sound changes its rate or channels
     errors = [line for line in tried[-1] if _OUT_OF_ORDER not in line]
     if not _has_bytes(target.outputs[0]):
-        raise Failed(f"ffmpeg cannot decode it: {_first(errors)}")
-    if target.sound and not used.sound:
-        errors = [f"{NO_SOUND}: {_first(log.errors)}", *errors]
+        raise Failed(f"ffmpeg cannot decode it: {_first(errors)}", any(map(is_of_build, errors[:1])))
+    lost_sound = bool(target.sound and not used.sound)
+    if lost_sound:
+        errors = [f"its sound cannot be decoded: {_first(log.errors)}", *errors]
     if target.hdr and not used.hdr:
         errors = [*errors, f"HDR without tone mapping: {_first(tried[1 if target.sound else 0])}"]
-    return _collect(used, settings, errors)
+    return replace(
+        _collect(used, settings, errors),
+        of_build=target.of_build or any(map(is_of_build, errors[:1])),
+        suspicious=lost_sound or any(os.strerror(errno.ENOMEM) in error for error in errors[:1]),
+    )
 
 
 def _require_bytes(video: ListedVideo) -> None:
@@ -144,7 +148,7 @@ def _require_bytes(video: ListedVideo) -> None:
     size = state_of(video.path).size
     if size < 0:
         if video.size >= 0:
-            raise Unread(f"the file has disappeared during the run; {NEXT_RUN}")
+            raise Unread(f"the file has disappeared during the run; {_NEXT_RUN}")
         what = kind(video.path)
         raise Rejected("the file does not exist" if what == "missing" else f"it is {what}, not a file")
     if size == 0:
@@ -167,7 +171,7 @@ def _collect(target: Target, settings: Extraction, errors: list[str]) -> Extract
     official = bool(target.video.folds and seconds)
     if short and not official:
         reason = f"only {seconds:.2f} s of it can be decoded, {settings.min_seconds:g} s are needed"
-        raise Failed(f"{reason}; {_first(errors)}") if errors else Rejected(reason)
+        raise Failed(f"{reason}; {_first(errors)}", is_of_build(errors[0])) if errors else Rejected(reason)
     if short and not errors:
         errors = ["shorter than --min-seconds, kept because its official folds count every video"]
     limit = ffmpeg.max_seconds(target.video.path, settings)

@@ -101,6 +101,8 @@ class Target:
     hdr: bool = False
     note: str = ""
     """What to say of its streams."""
+    of_build: bool = False
+    """Whether another build of ffmpeg may decode more of it."""
 
     @staticmethod
     def within(folder: Path, video: ListedVideo) -> Target:

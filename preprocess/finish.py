@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from gdt.common.errors import Unusable, UserError, plural
-from gdt.common.files import dump_row, write_lines
-from gdt.pipeline.shards.index import Index, gather_tables, write_index
+from gdt.pipeline.shards.index import Index, ShardTables, gather_tables, write_index
 from gdt.pipeline.shards.layout import INDEX, REJECTED
 from gdt.pipeline.shards.naming import shard_name
-from gdt.preprocess.datasets.listing import Missing
+from gdt.pipeline.shards.rejected import RejectedVideo, write_rejected
 from gdt.preprocess.job import PreprocessJob
 from gdt.preprocess.summary import Summary, summarise
 from gdt.preprocess.worker import SCRATCH
@@ -33,18 +32,18 @@ def finish(job: PreprocessJob, new_shards: Sequence[int]) -> Summary:
             f"{job.destination} has shards of another run with other videos (first: '{others[0]}'); when it has ended, "
             "run the same command again, or set --destination to another folder"
         )
-    rows = _rejected(job, tables.rejected)
+    rejected = _rejected(job, tables)
     settled = job.listed.settled(tables.ids)
     # before the index shows it: an assignment that was once seen must hold in later runs
     replace(job, listed=settled).plan(job.shards).write(job.destination)
     # before the index, so that readers find both
-    job.destination.write(REJECTED, lambda path: write_lines(path, map(dump_row, rows)))
+    write_rejected(job.destination, rejected)
     if not tables.ids:
         if job.destination.exists(INDEX):
             job.destination.remove(INDEX)  # so that no command takes the folder for a data set
         raise Unusable(
-            f"0 of {plural(len(job.listed.videos), 'video')} can be used; {rows[0]['path'] or rows[0]['id']}: "
-            f"{rows[0]['reason']}. See {job.destination.address(REJECTED)}"
+            f"0 of {plural(len(job.listed.videos), 'video')} can be used; {rejected[0].path or rejected[0].id}: "
+            f"{rejected[0].reason}. See {job.destination.address(REJECTED)}"
         )
 
     def write(path: Path) -> Index:
@@ -58,12 +57,14 @@ def finish(job: PreprocessJob, new_shards: Sequence[int]) -> Summary:
     return summarise(index, job.listed, len(new_shards), job.count(new_shards))
 
 
-def _rejected(job: PreprocessJob, reasons: Mapping[str, str]) -> list[dict[str, str]]:
-    """The rows of rejected.jsonl, given the reason of each video that is in no shard, by id."""
-    # paths from the list: a video that was moved keeps its shard
-    rejected = [Missing(id, reason, job.listed.videos[id].path) for id, reason in reasons.items()]
-    rows = []
-    for video in [*job.listed.missing, *rejected]:
-        path = job.source.address(video.path) if video.path else ""
-        rows.append({"id": video.id, "path": path, "reason": video.reason})
-    return rows
+def _rejected(job: PreprocessJob, tables: ShardTables) -> list[RejectedVideo]:
+    """The videos that are in no shard: those that cannot be used as they are listed, and those that shards rejected."""
+    videos = []
+    for missing in job.listed.missing:
+        path = job.source.address(missing.path) if missing.path else ""
+        videos.append(RejectedVideo(missing.id, missing.reason, path=path))
+    for video in tables.rejected.values():
+        # from the list: a video that was moved keeps its shard
+        path = job.source.address(job.listed.videos[video.id].path)
+        videos.append(replace(video, path=path))
+    return videos

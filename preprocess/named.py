@@ -8,10 +8,11 @@ from pathlib import Path, PurePath
 
 import numpy as np
 
-from gdt.common.errors import Unusable, UserError
+from gdt.common.errors import Skipped, Unusable, UserError
 from gdt.common.folders import Folder, LocalFolder
 from gdt.common.stores import Place, file_at, folder_at
-from gdt.pipeline.shards.index import Index, read_rejected
+from gdt.pipeline.shards.index import Index
+from gdt.pipeline.shards.rejected import read_rejected
 from gdt.preprocess.datasets.folder import TREE
 from gdt.preprocess.datasets.listing import MEDIA, DataSet, ListedVideo, SourceFiles, ignored_in_words, incomplete
 from gdt.preprocess.settings import Preprocess
@@ -51,7 +52,7 @@ class NamedVideos:
             raise incomplete("; ".join([what, *ignored_in_words(source.ignored)]), TREE)
 
 
-def decode_named(sources: Sequence[Place], scratch: Path, workers: int) -> tuple[Index, tuple[tuple[str, str], ...]]:
+def decode_named(sources: Sequence[Place], scratch: Path, workers: int) -> tuple[Index, tuple[Skipped, ...]]:
     """An index of videos in the order of the sources, with paths as ids, and the skipped files with reasons.
 
     Their shards in `scratch` are the loader's way of reading videos. Raises Unusable, with these, if no video can be
@@ -60,8 +61,9 @@ def decode_named(sources: Sequence[Place], scratch: Path, workers: int) -> tuple
     videos = NamedVideos(sources, scratch)
     shards = scratch / "shards"
 
-    def rejected() -> tuple[tuple[str, str], ...]:
-        return tuple((videos.names[int(row["id"])], row["reason"]) for row in read_rejected(LocalFolder(shards)))
+    def rejected() -> tuple[Skipped, ...]:
+        rows = read_rejected(LocalFolder(shards))
+        return tuple(Skipped(videos.names[int(row.id)], row.reason, row.again) for row in rows)
 
     try:
         settings = Preprocess("folder", ANYWHERE, shards, workers=workers, allow_rejected=True)
@@ -69,7 +71,7 @@ def decode_named(sources: Sequence[Place], scratch: Path, workers: int) -> tuple
     except Unusable as error:
         if not videos.names or not (skipped := rejected()):
             raise
-        raise Unusable(f"no video can be used; the first, {': '.join(skipped[0])}", skipped) from error
+        raise Unusable(f"no video can be used; the first, {skipped[0].path}: {skipped[0].reason}", skipped) from error
     return replace(index, id=np.array([videos.names[int(id)] for id in index.id], object)), rejected()
 
 

@@ -58,9 +58,9 @@ def choose(target: Target, settings: Extraction) -> Target:
         if len(several) > 1
     ]
     hdr = bool(_HDR.search(picture.get("color_transfer", "")))
-    if hdr and not ffmpeg.has_tonemap():
+    lacks_filter = hdr and not ffmpeg.has_tonemap()
+    if lacks_filter:
         notes.insert(0, "HDR without tone mapping: this ffmpeg has no zscale filter")
-        hdr = False
     video = target.video
     if video.segment:
         begin, end = video.segment
@@ -79,9 +79,10 @@ def choose(target: Target, settings: Extraction) -> Target:
         video=video,
         picture=f"V:{pictures.index(picture)}" if picture else target.picture,
         sound=f"a:{sounds.index(sound)}" if sound else "",
-        hdr=hdr,
+        hdr=hdr and not lacks_filter,
         fast=_is_fast(contents["packets"], picture, settings.fps),
         note="; ".join(notes),
+        of_build=lacks_filter,
     )
 
 

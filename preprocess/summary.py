@@ -12,8 +12,9 @@ from typing import Any
 from gdt.common.errors import plural
 from gdt.common.files import write_text
 from gdt.common.intervals import FEWEST_VIDEOS
-from gdt.pipeline.shards.index import Index, read_rejected
+from gdt.pipeline.shards.index import Index
 from gdt.pipeline.shards.layout import INDEX, REJECTED
+from gdt.pipeline.shards.rejected import read_rejected
 from gdt.preprocess.datasets.listing import ignored_in_words
 from gdt.preprocess.plan import Listed
 
@@ -76,7 +77,7 @@ class Summary:
 
 def summarise(index: Index, listed: Listed, new_shards: int, decoded: int) -> Summary:
     """Count the contents of the shards and write `summary.json` next to them."""
-    reasons = _count(row["reason"] for row in read_rejected(index.folder))
+    reasons = _count(video.reason for video in read_rejected(index.folder))
     summary = Summary(index, listed, reasons, _count(filter(None, index.note)), new_shards, decoded)
     text = json.dumps(summary.numbers, indent=1, ensure_ascii=False) + "\n"
     index.folder.write(SUMMARY, lambda path: write_text(path, text))

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
-import os
-import re
 import shutil
 import socket
 import tempfile
@@ -19,32 +16,28 @@ import numpy as np
 from gdt.common.errors import UserError
 from gdt.common.files import is_disk_full
 from gdt.common.folders import state_of
+from gdt.pipeline.shards.rejected import RejectedVideo
 from gdt.pipeline.shards.statistics import mel_sums
 from gdt.pipeline.shards.writer import VideoRecord, write_shard
 from gdt.preprocess.datasets.listing import TimedWords, hash_of
-from gdt.preprocess.decode import NO_SOUND, Extracted, Unread, extract_group, groups, pixel_sums
+from gdt.preprocess.decode import Extracted, extract_group, groups, pixel_sums
 from gdt.preprocess.ffmpeg import Extraction, Target
 from gdt.preprocess.logmel import HOP, SAMPLE_RATE, Waveform, logmel_blocks, peak_levels
 from gdt.preprocess.plan import ShardTask
-from gdt.preprocess.process import Failed, Killed, Rejected
+from gdt.preprocess.process import Failed, Rejected
 from gdt.preprocess.tools import decode_known_clip, require_tools
 
 PROGRESS = "gdt-preprocess"
 """Dask topic of the number of videos just done."""
 SCRATCH = ".shard-*"
 """Names of the temporary folders of `make_shard`."""
-_OF_BUILD = re.compile(
-    "[Dd]ecoder .*(not found|is experimental)|no decoder found|this ffmpeg has no|ffmpeg crashes|is not implemented|"
-    "hardware accelerated|Function not implemented"
-)
-"""Marks reasons and notes that another ffmpeg may not give."""
 _AGAIN = "and run the same command again: finished shards are kept"
 
 
 class MadeShard(NamedTuple):
     videos: int
-    rejected: list[dict[str, str]]
-    """Id, reason and hash of each video that is not in it."""
+    rejected: list[RejectedVideo]
+    """The videos that are not in it."""
 
 
 def make_shard(task: ShardTask) -> MadeShard:
@@ -66,12 +59,12 @@ def make_shard(task: ShardTask) -> MadeShard:
         raise UserError(f"{socket.gethostname()}: {message}") from error
 
 
-def _make_shard(task: ShardTask, folder: Path) -> list[dict[str, str]]:
+def _make_shard(task: ShardTask, folder: Path) -> list[RejectedVideo]:
     from distributed import get_worker
 
     build = require_tools(task.extraction.limits, folder)
     records: list[VideoRecord] = []
-    rejected: list[dict[str, str]] = []
+    rejected: list[RejectedVideo] = []
     pixels = np.zeros((3, 3), np.int64)
     mels = np.zeros(3, np.int64)
     final = True
@@ -81,16 +74,15 @@ def _make_shard(task: ShardTask, folder: Path) -> list[dict[str, str]]:
         first = len(records) + len(rejected)
         targets = [Target.within(folder / str(first + k), video) for k, video in enumerate(group)]
         for target, output in zip(targets, extract_group(targets, task.extraction), strict=True):
-            note = output.note if isinstance(output, Extracted) else str(output)
             _, hash = files[target.video.path]
-            of_build |= bool(_OF_BUILD.search(note))
-            if isinstance(output, Failed) or NO_SOUND in note or os.strerror(errno.ENOMEM) in note:
+            of_build |= output.of_build
+            if isinstance(output, Failed) or (isinstance(output, Extracted) and output.suspicious):
                 decode_known_clip(task.extraction.limits, folder)  # is it the video's fault, or the machine's?
             try:
                 record, mel = _record(target, output, task.extraction)
             except Rejected as error:
-                rejected.append({"id": target.video.id, "reason": str(error), "hash": hash})
-                final &= not isinstance(error, Unread | Killed)
+                rejected.append(RejectedVideo(target.video.id, str(error), error.again, hash))
+                final &= not error.again
                 shutil.rmtree(target.jpeg.parent)
             else:
                 records.append(replace(record, hash=hash))

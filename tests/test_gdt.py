@@ -44,7 +44,7 @@ assert all(name in again.text for name in ("random weights", "e  ", "other"))
 
 model = gdt.load(run.checkpoint)
 features = model.embed("mine", clips=2, workers=1)
-print(len(features.id), [path for path, _ in features.skipped])
+print(len(features.id), [file.path for file in features.skipped])
 print(gdt.nearest(features, features.id[0], by="audio", among="video", k=3))
 one = model.embed([features.id[0]], clips=2, workers=1)
 np.testing.assert_allclose(one.features["video"][0], features.features["video"][0], atol=1e-5)

@@ -21,8 +21,9 @@ from gdt.common.folders import Folder
 from gdt.common.stores import Place, RemoteFolder, folder_at
 from gdt.pipeline.shards import container, layout
 from gdt.pipeline.shards.container import Damaged, Head, OtherSchema, text_array, texts
-from gdt.pipeline.shards.layout import INDEX, MEL_RATE, REJECTED, VideoTable, table_checksum
+from gdt.pipeline.shards.layout import INDEX, MEL_RATE, VideoTable, table_checksum
 from gdt.pipeline.shards.naming import DATASET_NAMES, is_shard, preprocess_command, verify_hint
+from gdt.pipeline.shards.rejected import RejectedVideo, rejected_in
 from gdt.pipeline.shards.statistics import Statistics
 
 _COLUMN = "column/"
@@ -38,8 +39,8 @@ class ShardTables(NamedTuple):
     """The video tables of some shards, sorted by id, with their first lines and total sums."""
 
     arrays: dict[str, np.ndarray]
-    rejected: dict[str, str]
-    """The reason of each rejected video by its id."""
+    rejected: dict[str, RejectedVideo]
+    """By id."""
 
     @property
     def ids(self) -> list[str]:
@@ -53,11 +54,11 @@ def gather_tables(folder: Folder, shards: Sequence[str]) -> ShardTables:
     """
     rows: dict[str, list[np.ndarray]] = {}
     lines: list[bytes] = []
-    rejected: dict[str, str] = {}
+    rejected: dict[str, RejectedVideo] = {}
     sums = {"pixels": np.zeros((3, 3), object), "mels": np.zeros(3, object)}  # Python integers do not overflow
     for number, (head, tables) in enumerate(_tables(folder, shards)):
         lines.append(head.line)
-        rejected |= {row["id"]: row["reason"] for row in map(json.loads, tables["rejected"].tolist())}
+        rejected |= {video.id: video for video in rejected_in(tables)}
         table = layout.video_table(tables)
         n = len(table["id"])
         for part in layout.PARTS:
@@ -292,13 +293,6 @@ def fingerprint(index: Index) -> str:
     for head in index.heads:
         digest.update(head.line)
     return digest.hexdigest()
-
-
-def read_rejected(folder: Folder) -> Iterator[dict[str, str]]:
-    """The rows of rejected.jsonl: id, path, reason."""
-    if folder.exists(REJECTED):
-        with folder.open(REJECTED) as file:
-            yield from map(json.loads, file)
 
 
 def require_index(folder: Folder) -> None:

@@ -20,8 +20,6 @@ import numpy as np
 
 INDEX = "index.h5"
 REJECTED = "rejected.jsonl"
-NEXT_RUN = "the next run tries it again"
-"""In the reasons there that are no verdict on the video."""
 BANDS = 40
 """Bands of log-mel banks."""
 MEL_RATE = 100
@@ -77,7 +75,7 @@ SHARD: dict[str, Stored] = {
     "video/hash": Stored(str, "[n_videos]: BLAKE2b of each video's file; only shards of earlier versions lack it"),
     "sums/pixels": Stored(np.int64, "[3, 3]: pixels, sum and sum of squares of each colour channel"),
     "sums/mels": Stored(np.int64, "[3]: log-mel values, sum and sum of squares in fixed point (statistics.py)"),
-    "rejected": Stored(str, "[n_rejected]: JSON of id, reason and hash of the file of each rejected video"),
+    "rejected": Stored(str, "[n_rejected]: JSON of each rejected video (rejected.py)"),
 }
 PARTS = ("frame", "mel", "text")
 """A video has a contiguous range of frames, log-mel rows and words; video/<part> holds its bounds."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ import numpy as np
 
 from gdt.pipeline.shards.container import Files, text_array, write
 from gdt.pipeline.shards.layout import BANDS, COLUMNS, ROWS, WORDS, table_checksum, words_checksum
+from gdt.pipeline.shards.rejected import RejectedVideo, rejected_column
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ def write_shard(
     records: Sequence[VideoRecord],
     sums: Mapping[str, np.ndarray],
     scratch: Path,
-    rejected: Sequence[Mapping[str, str]] = (),
+    rejected: Sequence[RejectedVideo] = (),
     notes: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
     """Write a shard in the folder `scratch`, then move it to `path`.
@@ -54,7 +54,7 @@ def write_shard(
         "video/mel": _bounds([record.logmel.stat().st_size // (4 * BANDS) for record in records]),
         "video/text": _bounds([len(columns[0]) for columns in words]),
         **{f"sums/{name}": values for name, values in sums.items()},
-        "rejected": text_array([json.dumps(dict(row), ensure_ascii=False) for row in rejected]),
+        "rejected": rejected_column(rejected),
     }
     table["video/hash"] = text_array([record.hash for record in records])
     for name, column in COLUMNS.items():

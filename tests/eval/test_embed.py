@@ -100,7 +100,7 @@ def test_rows_are_in_the_order_of_the_sources(
     base = Embed(checkpoint, tuple(files), out=tmp_path / "f.npz", clips=1, workers=1)
     rows, stored = features(base), features(replace(base, source=(), shards=shards, workers=0))
     assert rows.id.tolist() == [str(path) for path in kept]
-    assert [path for path, _ in rows.skipped] == [str(tmp_path / "3.mp4"), str(tmp_path / "12.mp4")]
+    assert [file.path for file in rows.skipped] == [str(tmp_path / "3.mp4"), str(tmp_path / "12.mp4")]
     places = [stored.id.tolist().index(path.stem) for path in kept if path.stem != "one"]
     found = np.delete(rows.features["video"], 18, 0)
     assert np.allclose(found, stored.features["video"][places], atol=1e-5)
@@ -149,7 +149,7 @@ def test_a_fault_of_the_machine_is_not_a_verdict_on_the_files(
     broken, whole = videos / "broken.mp4", videos / "more" / "one.mp4"
     with pytest.raises(Unusable, match="no video can be used; the first, .*broken.mp4: ") as raised:
         features(Embed(checkpoint, (broken,), workers=1))
-    assert [path for path, _ in raised.value.skipped] == [str(broken)]
+    assert [file.path for file in raised.value.skipped] == [str(broken)]
     with monkeypatch.context() as patch:
         patch.setattr("gdt.preprocess.worker.write_shard", Mock(side_effect=OSError(errno.ENOSPC, "No space left")))
         with pytest.raises(UserError, match="no space left on the disk") as full:
@@ -336,5 +336,5 @@ def test_real_videos_are_embedded_and_bad_ones_are_listed(checkpoint: Path, real
     rows = features(Embed(checkpoint, (real / "clips",), out=tmp_path / "f.h5", clips=1))
     files = [path for path in (real / "clips").iterdir() if path.is_file()]
     assert len(rows.id) > 10 and rows.skipped and len(rows.id) + len(rows.skipped) <= len(files)
-    assert all(Path(path).is_file() for path in rows.id) and all(reason for _, reason in rows.skipped)
+    assert all(Path(path).is_file() for path in rows.id) and all(file.reason for file in rows.skipped)
     assert not np.isnan(rows.features["video"]).any()

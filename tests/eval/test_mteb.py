@@ -12,8 +12,7 @@ import pytest
 
 import gdt
 from gdt.common.errors import UserError
-from gdt.pipeline.shards.layout import NEXT_RUN
-from gdt.preprocess.decode import Unread
+from gdt.preprocess.process import Unread
 from tests.sounds import tone
 
 mteb = pytest.importorskip("mteb")
@@ -84,7 +83,7 @@ def test_a_fault_of_the_machine_ends_the_evaluation(
         full = OSError(errno.ENOSPC, "No space left on device")
         monkeypatch.setattr("gdt.preprocess.worker.write_shard", lambda *_: raise_(full))
     if fault == "unread":
-        unread = Unread(f"it cannot be read (Input/output error); {NEXT_RUN}")
+        unread = Unread("it cannot be read (Input/output error); the next run tries it again")
         monkeypatch.setattr("gdt.preprocess.worker.extract_group", lambda targets, _: [unread for _ in targets])
     if fault == "weights":
         monkeypatch.setattr("gdt.eval.extract.outputs", lambda *_: [np.full((1, 128), np.nan)])

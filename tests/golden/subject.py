@@ -25,8 +25,9 @@ from gdt.eval.results import RESULTS, read
 from gdt.eval.settings import Downstream, Embed
 from gdt.pipeline.leaves import Clip
 from gdt.pipeline.presets import PRESETS
-from gdt.pipeline.shards.index import Index, read_rejected
+from gdt.pipeline.shards.index import Index
 from gdt.pipeline.shards.reader import ShardReader
+from gdt.pipeline.shards.rejected import read_rejected
 from gdt.pipeline.sources.text import Words
 from gdt.preprocess.settings import Preprocess
 from gdt.preprocess.synthetic.files import generate
@@ -176,7 +177,7 @@ def stored(shards: Path) -> dict[str, Any]:
             "words": [reader.tokens(video, start / 2).tolist() for start in starts],
             "hash": digest({"frames": frames, "logmel": bank}),
         }  # fmt: skip
-    return found | {"rejected": sorted(row["id"] for row in read_rejected(folder_at(shards)))}
+    return found | {"rejected": sorted(video.id for video in read_rejected(folder_at(shards)))}
 
 
 def released(path: Path, text: bool) -> dict[str, Any]:

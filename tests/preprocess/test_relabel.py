@@ -11,7 +11,8 @@ import pytest
 
 from gdt.common.errors import UserError
 from gdt.common.stores import folder_at
-from gdt.pipeline.shards.index import Index, read_rejected
+from gdt.pipeline.shards.index import Index
+from gdt.pipeline.shards.rejected import RejectedVideo, read_rejected
 from gdt.preprocess.datasets.labels import NO_VIDEO
 from gdt.preprocess.plan import Shares
 from gdt.preprocess.settings import Preprocess
@@ -134,7 +135,7 @@ def test_labels_csv_relabels_and_adds_columns(pets: Preprocess) -> None:
     }
     assert summary.index.labelled("fur/colour").classes == ["red"]
     (row,) = read_rejected(folder_at(pets.shard_folder.root))
-    assert row == {"id": "none.mp4", "path": "", "reason": NO_VIDEO}
+    assert row == RejectedVideo("none.mp4", NO_VIDEO)
     again(pets)
     path.write_text("id,label,split,fur/colour,new\ncats/1.mp4,tiger,,red,\ndogs/0.mp4,,val,,\n")
     assert decoded(run(pets)) == 0  # an empty column
@@ -190,7 +191,7 @@ def test_rejected_video_has_its_current_path(pets: Preprocess) -> None:
     move(pets, "cats/broken.mp4", to="test")
     run(pets)
     (row,) = read_rejected(folder_at(pets.shard_folder.root))
-    assert (row["id"], row["path"]) == ("cats/broken.mp4", str(pets.source_folder.root / "test/cats/broken.mp4"))
+    assert (row.id, row.path) == ("cats/broken.mp4", str(pets.source_folder.root / "test/cats/broken.mp4"))
     assert shards(pets) == before
 
 
