@@ -1,0 +1,56 @@
+"""Videos that are in no shard: rows of the shard that tried them, and of the list beside the shards."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gdt.common.files import dump_row, write_lines
+from gdt.common.folders import Folder
+from gdt.pipeline.shards.container import text_array
+from gdt.pipeline.shards.layout import REJECTED
+
+
+@dataclass(frozen=True)
+class RejectedVideo:
+    id: str
+    reason: str
+    again: bool = False
+    """Whether that is no verdict on the video: the next run tries it again."""
+    hash: str = ""
+    """BLAKE2b of its file, in hexadecimal; in shards."""
+    path: str = ""
+    """Of its file; in the list."""
+
+
+def rejected_column(videos: Iterable[RejectedVideo]) -> np.ndarray:
+    """The column of a shard."""
+    rows = [_row(video, "id", "reason", "hash") for video in videos]
+    return text_array([json.dumps(row, ensure_ascii=False) for row in rows])
+
+
+def rejected_in(tables: Mapping[str, np.ndarray]) -> list[RejectedVideo]:
+    """The rejected videos of a shard, given its tables."""
+    return [RejectedVideo(**row) for row in map(json.loads, tables["rejected"].tolist())]
+
+
+def write_rejected(folder: Folder, videos: Iterable[RejectedVideo]) -> None:
+    rows = [dump_row(_row(video, "id", "path", "reason")) for video in videos]
+    folder.write(REJECTED, lambda path: write_lines(path, rows))
+
+
+def read_rejected(folder: Folder) -> Iterator[RejectedVideo]:
+    """All that a folder of shards lists."""
+    if folder.exists(REJECTED):
+        with folder.open(REJECTED) as file:
+            for line in file:
+                yield RejectedVideo(**json.loads(line))
+
+
+def _row(video: RejectedVideo, *names: str) -> dict[str, Any]:
+    row: dict[str, Any] = {name: getattr(video, name) for name in names}
+    return row | {"again": True} if video.again else row
