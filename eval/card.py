@@ -56,7 +56,8 @@ def write(folder: Path, trained: Trained, inputs: str) -> None:
     paths: dict[str, Any] = {name: None for name, value in vars(settings).items() if isinstance(value, Path | Folder)}
     if settings.init and not is_on_hub(settings.init):
         paths["init"] = Path(settings.init).name
-    portable.write(folder / EXPORTED, replace(trained, settings=replace(settings, **paths)))
+    record = replace(trained.record, settings=replace(settings, **paths))
+    portable.write(folder / EXPORTED, replace(trained, record=record))
     config = {
         "model_type": "gdt",
         "modalities": trained.model.modalities,
@@ -76,7 +77,7 @@ def _card(name: str, trained: Trained, inputs: str) -> str:
     if trained.origin:
         facts = {"weights": str(trained.origin)}
     else:
-        shards = trained.fingerprint[:12] or "unknown"
+        shards = trained.record.data.fingerprint[:12] or "unknown"
         facts = {
             "data": f"{settings.dataset or 'unknown'}, split {settings.split}, shards {shards}",
             "composition": row_label(trained.name),

@@ -134,7 +134,7 @@ def _facts(job: Job, fold: Fold) -> Result:
     trained = model.trained
     data = evaluator.data
     pretraining = trained.settings
-    videos, flops = trained.per_step or (0, 0.0)
+    videos, flops = trained.record.per_step or (0, 0.0)
     precision = "bfloat16" if evaluator.device.type == "cuda" else "float32"
     return Result(
         conditions=job.conditions,
@@ -145,7 +145,7 @@ def _facts(job: Job, fold: Fold) -> Result:
         preset=RANDOM if model.random else trained.name,
         seed=pretraining.seed,
         step=trained.step,
-        steps=trained.steps,
+        steps=trained.record.steps,
         videos=trained.step * videos,
         tflop=trained.step * flops / 1e12,
         seen=model.seen(data, fold.queries),

@@ -168,7 +168,7 @@ def _require_same_words(model: Subject, words: WordVectors, path: Path) -> None:
     trained = model.trained
     if "text" not in trained.model.modalities:
         return
-    same = trained.words_checksum in ("", words.checksum)
+    same = trained.record.data.words_checksum in ("", words.checksum)
     if not same or trained.model.network.word_dimensions != words.dimensions:
         raise UserError(
             f"{model.path} was trained with other word vectors than those of {path}; set --word2vec to the file of its "

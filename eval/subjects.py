@@ -69,7 +69,7 @@ class Subject:
         settings = self.trained.settings
         if self.random:
             return 0
-        if self.trained.fingerprint != data.fingerprint:
+        if self.trained.record.data.fingerprint != data.fingerprint:
             # weights from elsewhere do not name their data, which was not that of the benchmarks
             others = data.dataset != settings.dataset if settings.dataset else data.dataset in PAPER
             return 0 if others and not settings.init else -1
@@ -187,7 +187,7 @@ def subjects(settings: Downstream, first: Trained, given: Makers) -> Iterator[Su
         trained = first if path == settings.ckpt[0] else load_trained(path, given)
         if trained.origin is not None:
             print(f"{path} holds {trained.origin}; clips of {trained.settings.clip}")
-        if trained.step and not trained.per_step:
+        if trained.step and not trained.record.per_step:
             print(
                 f"warning: {path} is of an earlier version, which did not record the videos and FLOPs of a step; "
                 "tables leave out those of its training",

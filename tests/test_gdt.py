@@ -98,7 +98,7 @@ def test_batches_give_the_losses_of_the_trainer(shards: Path, tmp_path: Path) ->
         SIZES["tiny"], shards=shards, preset="l", batch_size=4, epochs=2, steps=0, out=tmp_path / "run",
         device="cpu", optimization=replace(o, lr_decay=0.0),
     )  # fmt: skip
-    assert load_model(pretrain(settings)).steps == len(batches)
+    assert load_model(pretrain(settings)).record.steps == len(batches)
     trained = [json.loads(line)["loss"] for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     np.testing.assert_allclose(losses, trained, rtol=1e-4)
     first = [batch.plan.leaves.start.tolist() for batch in batches]

@@ -14,10 +14,10 @@ from gdt.pipeline.composition import Composition
 from gdt.pipeline.leaves import Clip
 from gdt.pipeline.notation import TRANSFORMATIONS, Transformations
 from gdt.pipeline.shards.index import Index, fingerprint
-from gdt.pipeline.shards.statistics import Statistics
 from gdt.pipeline.tree import Tree, sampling_tree
 from gdt.pipeline.word2vec import WordVectors
 from gdt.train.models.network import Network, RecordedNetwork
+from gdt.train.record import RunData
 from gdt.train.schedule import Schedule
 from gdt.train.settings import Precision, Pretrain
 
@@ -31,19 +31,6 @@ if TYPE_CHECKING:  # slow to import, and compositions need only the settings
 
 _SMALLEST_GROUP = 8
 """The fewest videos of a group that are chosen by default."""
-
-
-@dataclass(frozen=True)
-class RunData:
-    fingerprint: str
-    statistics: Statistics
-    """Normalisation of the inputs, that of the shards or of --init; whoever uses the model needs it."""
-    words_checksum: str = ""
-    """Checksum of the word vectors; empty without text."""
-    factors_checksum: str = ""
-    """Checksum of the Python file with custom transformations; empty without."""
-    start: str = ""
-    """Digest of the weights of --init; empty without."""
 
 
 @dataclass(frozen=True)
@@ -109,8 +96,8 @@ def resolve(
     tree = tree_of(settings, composition, index, lambda text: say("data", text))
     statistics = start.statistics if start is not None else index.statistics
     data = RunData(
-        fingerprint(index),
         statistics,
+        fingerprint(index),
         words.checksum if words else "",
         checksum,
         start.digest() if start else "",

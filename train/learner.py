@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -10,16 +9,15 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from gdt.common.errors import UserError
-from gdt.common.serialization import to_json
 from gdt.pipeline.loader import Batch
-from gdt.train import checkpoint
-from gdt.train.checkpoint import require_same_run
+from gdt.train.checkpoint import RunState, require_same_run
 from gdt.train.experiment import Experiment
 from gdt.train.flops import step_flops
 from gdt.train.models.backbone import load_weights
 from gdt.train.models.foreign import outputs_of, same_outputs
 from gdt.train.models.gdt import GDT
 from gdt.train.models.r2plus1d import Factorised
+from gdt.train.record import TrainingRecord
 from gdt.train.run import CHECKPOINT
 from gdt.train.schedule import Optimization
 from gdt.train.settings import Pretrain
@@ -57,37 +55,39 @@ class Learner:
         self.optimizer.step()
         return metrics
 
-    def state(self, done: int) -> dict[str, Any]:
-        """Content of a checkpoint after `done` steps."""
+    def state(self, done: int) -> RunState:
+        """What a checkpoint holds after `done` steps."""
         experiment = self.experiment
-        settings = experiment.settings
-        steps = experiment.schedule.steps
-        per_step = (experiment.composition.batch_size, self.flops)
-        outputs = {modality: self._outputs(modality).tolist() for modality in settings.network.own}
-        return checkpoint.make_state(
-            self.model, self.optimizer, done, to_json(settings), experiment.data, steps, per_step, outputs
+        record = TrainingRecord(
+            experiment.settings,
+            experiment.data,
+            done,
+            experiment.schedule.steps,
+            per_step=(experiment.composition.batch_size, self.flops),
+            outputs={modality: self._outputs(modality).tolist() for modality in experiment.settings.network.own},
         )
+        return RunState(record, self.model.state_dict(), self.optimizer.state_dict())
 
     def _outputs(self, modality: str) -> Tensor:
         """What a network of the user's own computes now."""
         base: Any = self.model.backbone(modality)
         return outputs_of(base, modality, self.experiment.settings.clip)
 
-    def resume(self, state: Mapping[str, Any]) -> None:
+    def resume(self, state: RunState) -> None:
         """Load the state of a checkpoint. Raises UserError as `require_same_run`."""
         path = self.experiment.settings.run_folder / CHECKPOINT
-        require_same_run(state, self.experiment, path)
+        require_same_run(state.record, self.experiment, path)
         try:
-            load_weights(self.model, state["model"], str(path))
+            load_weights(self.model, state.weights, str(path))
         except UserError as error:
             raise UserError(f"{error}, or start anew with --overwrite") from error
-        for modality, then in state.get("outputs", {}).items():
+        for modality, then in state.record.outputs.items():
             if not same_outputs(self._outputs(modality), then):
                 raise UserError(
                     f"{path} holds a run whose {modality} network computes something else with its weights than "
                     f"--{modality}-network; give the same network, or start anew with --overwrite"
                 )
-        self.optimizer.load_state_dict(dict(state["optimizer"]))
+        self.optimizer.load_state_dict(dict(state.optimizer))
 
 
 def _prepare(model: GDT, settings: Pretrain) -> None:

@@ -85,8 +85,8 @@ def _trainer(settings: Pretrain, process: Process, given: Makers) -> Trainer:
     state = None if settings.overwrite else checkpoint.read_run(settings.run_folder)
     earlier = None
     if state:
-        checkpoint.require_same_shards(state, fingerprint(index), settings.run_folder)
-        earlier = checkpoint.settings_of(state, settings.run_folder)
+        checkpoint.require_same_shards(state.record, fingerprint(index), settings.run_folder)
+        earlier = state.record.settings
     start = checkpoint.load_model(settings.init, given) if settings.init else None
     say = partial(describe, process.rank)
     experiment = resolve(settings, index, process.device, earlier, start, given, say)

@@ -40,7 +40,7 @@ def provenance_of(device: torch.device) -> dict[str, Any]:
     }
 
 
-def record(folder: Path, device: torch.device, step: int, data: str) -> None:
+def write_provenance(folder: Path, device: torch.device, step: int, data: str) -> None:
     """Write the provenance of a run that starts at `step` on shards of fingerprint `data` to NAME."""
     folder.mkdir(parents=True, exist_ok=True)
     values = provenance_of(device) | {"step": step, "data": data}

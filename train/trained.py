@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 
 import torch
@@ -12,27 +11,8 @@ import torch
 from gdt.pipeline.shards.statistics import Statistics
 from gdt.train.models.foreign import Builders
 from gdt.train.models.gdt import GDT, head_name
+from gdt.train.record import Origin, TrainingRecord
 from gdt.train.settings import Pretrain
-
-
-@dataclass(frozen=True)
-class Origin:
-    """Origin of weights that are not from a run."""
-
-    kind: str
-    dropped: tuple[str, ...]
-    """Parts of the file that the model does not have."""
-    fresh: tuple[str, ...]
-    """Parts of the model that the file does not have; their weights are random."""
-    finetuned_on: tuple[str, int] | None = None
-    """Fingerprint of the shards and fold that the weights were finetuned on; None if unknown."""
-
-    def __str__(self) -> str:
-        text = self.kind
-        for name, parts in {"dropped": self.dropped, "random": self.fresh}.items():
-            if parts:
-                text += f"; {name} {', '.join(parts)}"
-        return text
 
 
 @dataclass(frozen=True)
@@ -40,27 +20,28 @@ class Trained:
     """A model in evaluation mode, with the settings of its run; who uses it on a GPU moves it there in place."""
 
     model: GDT
-    settings: Pretrain
-    """For external weights without settings, those of the paper."""
-    step: int
-    """Training steps; 0 if unknown."""
-    statistics: Statistics
-    origin: Origin | None = None
-    """Origin of weights that are not from a checkpoint of this program."""
-    fingerprint: str = ""
-    """Fingerprint of the training shards; empty if unknown."""
-    steps: int = 0
-    """Steps of the whole run; 0 if unknown."""
-    words_checksum: str = ""
-    """Checksum of the word vectors that it was trained with; empty if unknown or without text."""
-    factors_checksum: str = ""
-    """Checksum of the Python file with its custom transformations; empty without."""
-    outputs: Mapping[str, list[list[float]]] = field(default_factory=dict)
-    """What its networks of the user's own compute, by modality: `models.foreign.outputs_of`."""
+    record: TrainingRecord
     builders: Builders = field(default_factory=dict)
-    """Make these networks anew."""
-    per_step: tuple[int, float] | None = None
-    """Videos and FLOPs of a step, which do not need the user's own factors; None if its version did not record them."""
+    """Make its networks of the user's own anew."""
+
+    @property
+    def settings(self) -> Pretrain:
+        return self.record.settings
+
+    @property
+    def statistics(self) -> Statistics:
+        """Normalisation of the inputs."""
+        return self.record.data.statistics
+
+    @property
+    def step(self) -> int:
+        """Training steps; 0 if unknown."""
+        return self.record.step
+
+    @property
+    def origin(self) -> Origin | None:
+        """Origin of weights that are not from a checkpoint of this program."""
+        return self.record.origin
 
     @property
     def name(self) -> str:
@@ -91,4 +72,5 @@ class Trained:
         with torch.random.fork_rng([]):  # the caller's random numbers stay
             torch.default_generator.manual_seed(0 if self.origin else self.settings.seed)
             model = GDT(self.model.network, self.model.modalities, self.builders).eval()
-        return replace(self, model=model, step=0, fingerprint="", steps=0)
+        data = replace(self.record.data, fingerprint="")
+        return replace(self, model=model, record=replace(self.record, data=data, step=0, steps=0))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import asdict
 from functools import partial
@@ -19,13 +19,14 @@ from gdt.pipeline.loader import Batch, Loader
 from gdt.pipeline.shards.cache import forecast
 from gdt.pipeline.shards.index import Index
 from gdt.train import checkpoint
+from gdt.train.checkpoint import RunState
 from gdt.train.crossmodal import Probe
 from gdt.train.distributed import Process, StopSignal, agreed, barrier, require_equal, together
 from gdt.train.experiment import Experiment
 from gdt.train.flops import max_leaves, step_seconds
 from gdt.train.learner import Learner, start_from
 from gdt.train.log import Log
-from gdt.train.provenance import device_name, record
+from gdt.train.provenance import device_name, write_provenance
 from gdt.train.run import CHECKPOINT, decisive
 from gdt.train.trained import Trained
 
@@ -41,7 +42,7 @@ class Trainer:
         experiment: Experiment,
         index: Index,
         process: Process,
-        state: Mapping[str, Any] | None = None,
+        state: RunState | None = None,
         start: Trained | None = None,
     ) -> None:
         """Prepare a new run, from the weights of `start` if it is given, or resume from the `state` of its checkpoint.
@@ -53,7 +54,7 @@ class Trainer:
         self.experiment = experiment
         self.settings = experiment.settings
         self.path = self.settings.run_folder / CHECKPOINT
-        self.step = int(state["step"]) if state else 0
+        self.step = state.record.step if state else 0
         self.saved = self.step
         self.steps = self.experiment.schedule.steps
         self.require_groups()
@@ -102,10 +103,11 @@ class Trainer:
         advice = f"start all ranks with the same command, software and shards, and with {self.path.parent} on a disk "
         require_equal({name: str(value) for name, value in facts.items()}, f"{advice}that they share")
 
-    def resume(self, state: Mapping[str, Any]) -> str:
+    def resume(self, state: RunState) -> str:
         """Load the state of a checkpoint; returns the step that it resumes from, and the length if that was another."""
         self.learner.resume(state)
-        longer = "" if state["steps"] == self.steps else f" of {state['steps']}; now {plural(self.steps, 'step')}"
+        before = state.record.steps
+        longer = "" if before == self.steps else f" of {before}; now {plural(self.steps, 'step')}"
         return f"resume from step {self.step}{longer}"
 
     def train(self) -> None:
@@ -124,7 +126,7 @@ class Trainer:
             StopSignal() as stop,
         ):
             if self.rank == 0:
-                record(self.settings.run_folder, self.device, self.step, self.experiment.data.fingerprint)
+                write_provenance(self.settings.run_folder, self.device, self.step, self.experiment.data.fingerprint)
             batches = iter(loader)
             self.began = time.monotonic()
             self.saved_at = self.began

@@ -26,9 +26,10 @@ from gdt.train.models.foreign import recognise
 from gdt.train.models.gdt import GDT, head_name, modalities_of
 from gdt.train.models.given import Makers
 from gdt.train.models.network import Network
+from gdt.train.record import OUTPUTS, SETTINGS, STATISTICS, Origin, RunData, TrainingRecord
 from gdt.train.run import from_json
 from gdt.train.settings import Pretrain
-from gdt.train.trained import Origin, Trained
+from gdt.train.trained import Trained
 
 RELEASE = Statistics(np.full(3, 255 * 0.45), np.full(3, 255 * 0.225), 1.93, 17.89)
 """Normalisation of the published weights: (x / 255 - 0.45) / 0.225 and (log-mel - 1.93) / 17.89."""
@@ -38,21 +39,15 @@ KINETICS = Statistics(
 """Normalisation of torchvision's video networks, which have no audio."""
 HOWTO100M = Statistics(np.zeros(3), np.full(3, 255.0), RELEASE.mel_mean, RELEASE.mel_std)
 """Pixels from 0 to 1, as the release's script for HowTo100M feeds them."""
-_STATISTICS = "statistics"
-"""Key of the normalisation in exported files and finetuned weights: `Statistics.to_numbers`."""
-_SETTINGS = "settings"
-"""Key of the pretraining settings in such files, with the sizes of networks and clips, as JSON."""
 _WRAPPERS = re.compile(r"^(?:(?:module|model|_orig_mod)\.)+|\b_orig_mod\.")
 """Prefixes of names by data-parallel training, torch.compile and Lightning; compiled parts have one in the middle."""
-OUTPUTS = "outputs"
-"""Key of what a network of the user's own computes in finetuned weights: `Trained.outputs`."""
 FINETUNED_ON = "learned"
 """Key of the finetuning data in finetuned weights: fingerprint of the shards, and fold."""
 
 
 def inputs_of(trained: Trained) -> dict[str, Any]:
     """Metadata that tells `model_of` the inputs of a model."""
-    return {_STATISTICS: trained.statistics.to_numbers(), _SETTINGS: to_json(trained.settings)}
+    return {STATISTICS: trained.statistics.to_numbers(), SETTINGS: to_json(trained.settings)}
 
 
 def model_of(content: Mapping[Any, Any], path: Path, given: Makers) -> Trained:
@@ -87,15 +82,16 @@ def model_of(content: Mapping[Any, Any], path: Path, given: Makers) -> Trained:
     finetuned_on = tuple(data) if isinstance(data, list) and len(data) == 2 else None
     origin = Origin(kind, dropped, (head_name(modality),), finetuned_on)
     normalisation = statistics or (RELEASE if prefix else KINETICS)
-    return Trained(model, settings, 0, normalisation, origin, outputs=outputs, builders=builders)
+    record = TrainingRecord(settings, RunData(normalisation), outputs=outputs, origin=origin)
+    return Trained(model, record, builders)
 
 
 def _metadata(content: Mapping[Any, Any], path: Path) -> tuple[Statistics | None, Pretrain | None]:
     """Normalisation and settings in a file, next to its weights or in the metadata of a state_dict; None if missing."""
     root = getattr(content, "_metadata", {}).get("", {})
-    stated = root if _STATISTICS in root else content
-    numbers = stated.get(_STATISTICS)
-    text = stated.get(_SETTINGS)
+    stated = root if STATISTICS in root else content
+    numbers = stated.get(STATISTICS)
+    text = stated.get(SETTINGS)
     statistics = Statistics.from_numbers(numbers, str(path)) if isinstance(numbers, list) else None
     settings = from_json(text, str(path)) if isinstance(text, str) else None
     return statistics, settings
@@ -134,7 +130,8 @@ def _of_release(weights: dict[str, Tensor], path: Path) -> Trained:
     fresh = tuple(name for name, _ in model.named_children() if name not in stored)
     random = {name: value for name, value in model.state_dict().items() if name.split(".")[0] in fresh}
     load_weights(model, random | kept, str(path))
-    return Trained(model, settings, 0, statistics, Origin("published GDT weights", dropped, fresh))
+    origin = Origin("published GDT weights", dropped, fresh)
+    return Trained(model, TrainingRecord(settings, RunData(statistics), origin=origin))
 
 
 def _drop_parts(weights: dict[str, Tensor], prefixes: tuple[str, ...]) -> tuple[dict[str, Tensor], tuple[str, ...]]:

@@ -104,11 +104,12 @@ def _numbers(pretrained: Metric, random: Metric) -> _Row:
 
 def _require_same_file(trained: Trained, checksum: str) -> None:
     """Raise UserError unless the factors of a model are those of the given file, by its checksum."""
-    if trained.factors_checksum in ("", checksum):
+    expected = trained.record.data.factors_checksum
+    if expected in ("", checksum):
         return
     others = "; the file given is another or has changed" if checksum else ""
     raise UserError(
-        f"the composition has factors of a Python file with checksum {trained.factors_checksum}, which is not run by "
+        f"the composition has factors of a Python file with checksum {expected}, which is not run by "
         f"itself{others}; give the same file with --factors-from"
     )
 

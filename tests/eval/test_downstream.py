@@ -44,6 +44,7 @@ from gdt.train.checkpoint import load_model, load_trained
 from gdt.train.models.gdt import GDT
 from gdt.train.models.network import CheckpointNetworks
 from gdt.train.pretrain import pretrain
+from gdt.train.record import RunData
 from gdt.train.settings import SIZES
 from gdt.train.trained import Trained
 from tests.conftest import Run
@@ -218,11 +219,12 @@ def test_nan_weights_are_refused(on_ucf: Downstream, tmp_path: Path) -> None:
 def test_everything_that_changes_results_changes_their_folder(checkpoint: Path) -> None:
     trained = load_model(checkpoint)
     other_statistics = replace(trained.statistics, mel_mean=trained.statistics.mel_mean + 1)
-    models = [trained, replace(trained, statistics=other_statistics), *(
-        replace(trained, settings=replace(trained.settings, **changed))
+    records = [trained.record, replace(trained.record, data=RunData(other_statistics)), *(
+        replace(trained.record, settings=replace(trained.settings, **changed))
         for changed in ({"augmentation": replace(trained.settings.augmentation, scale=(40, 40))},
                         {"clip": replace(trained.settings.clip, stride=3)})
     )]  # fmt: skip
+    models = [replace(trained, record=record) for record in records]
     assert len({Subject("x", checkpoint, model, False).folder for model in models}) == 4
 
 
@@ -432,7 +434,8 @@ def test_labelled_protocols_evaluate_audio_or_both(
     change_index(mel_count=np.zeros_like(mel_count))
     with pytest.raises(UserError, match="0 videos of the gallery and 0 queries have audio as long as a clip"):
         downstream(replace(settings, modalities=("audio",), out=tmp_path / "none"))
-    written = Trained(GDT(SIZES["tiny"].network, ["video", "text"]).eval(), trained.settings, 0, trained.statistics)
+    record = replace(trained.record, step=0)
+    written = Trained(GDT(SIZES["tiny"].network, ["video", "text"]).eval(), record)
     with pytest.raises(UserError, match="the model was trained without audio, .* or --modalities to video"):
         extract.extract(written, index, kept, 1, device, modality="audio")
 

@@ -15,7 +15,6 @@ import torch
 
 import gdt
 from gdt.common.errors import UserError
-from gdt.common.serialization import to_json
 from gdt.eval import card
 from gdt.eval.export import export
 from gdt.eval.settings import Downstream, Export
@@ -24,11 +23,11 @@ from gdt.pipeline.leaves import Clip
 from gdt.pipeline.shards.statistics import Statistics
 from gdt.pipeline.transformations.augmentation import Augmentation
 from gdt.train import checkpoint, tensors
-from gdt.train.checkpoint import load_model
-from gdt.train.experiment import RunData
+from gdt.train.checkpoint import RunState, load_model
 from gdt.train.models.gdt import GDT
 from gdt.train.models.network import Network
 from gdt.train.pretrain import pretrain
+from gdt.train.record import RunData, TrainingRecord
 from gdt.train.run import CHECKPOINT
 from gdt.train.settings import SIZES, Optimization, Pretrain
 from gdt.train.trained import Trained
@@ -50,8 +49,8 @@ def checkpoint_of(folder: Path, settings: Pretrain, modalities: tuple[str, ...] 
     model = drawn(GDT(settings.network, modalities))
     path = folder / CHECKPOINT
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    state = checkpoint.make_state(model, optimizer, 7, to_json(settings), RunData("data", STATISTICS))
-    checkpoint.write(path, state)
+    record = TrainingRecord(settings, RunData(STATISTICS, "data"), 7)
+    checkpoint.write(path, RunState(record, model.state_dict(), optimizer.state_dict()))
     return path
 
 
@@ -59,7 +58,8 @@ def same(one: Trained, other: Trained) -> bool:
     """Whether two models are equal, bit for bit."""
     ours, theirs = one.model.state_dict(), other.model.state_dict()
     facts = [
-        (t.settings, t.step, t.name, t.fingerprint, t.model.network, t.statistics.to_numbers()) for t in (one, other)
+        (t.settings, t.step, t.name, t.record.data.fingerprint, t.model.network, t.statistics.to_numbers())
+        for t in (one, other)
     ]
     return (
         facts[0] == facts[1]
@@ -111,7 +111,7 @@ def test_wrong_safetensors_are_refused(tmp_path: Path) -> None:
 def paper() -> Trained:
     """The paper's networks."""
     settings = Pretrain(clip=Clip(16, 2, 128), augmentation=Augmentation(scale=(146, 182)))
-    return Trained(drawn(GDT(Network())), settings, 7, STATISTICS)
+    return Trained(drawn(GDT(Network())), TrainingRecord(settings, RunData(STATISTICS), 7))
 
 
 @pytest.fixture
@@ -202,7 +202,7 @@ def test_a_folder_for_a_hub_holds_the_model_and_its_card(
     trained, back = load_model(checkpoint), load_model(folder)
     assert trained.digest() == back.digest() and gdt.load(folder).settings.dataset == "synthetic"
     assert str(shards) not in "".join(tensors.load_checked(folder / "model.safetensors")["settings"])
-    started = replace(trained, settings=replace(trained.settings, init=str(checkpoint)))
+    started = replace(trained, record=replace(trained.record, settings=replace(trained.settings, init=str(checkpoint))))
     (tmp_path / "started").mkdir()
     card.write(tmp_path / "started", started, "")
     assert load_model(tmp_path / "started").settings.init == checkpoint.name

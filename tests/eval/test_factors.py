@@ -24,8 +24,10 @@ from gdt.pipeline.notation import TRANSFORMATIONS, read_transformations
 from gdt.pipeline.shards.index import Index
 from gdt.train.checkpoint import load_model
 from gdt.train.models.gdt import GDT
+from gdt.train.record import RunData, TrainingRecord
 from gdt.train.settings import SIZES
 from gdt.train.trained import Trained
+from gdt.train.weights import KINETICS
 from tests.pipeline.test_notation import FREEZE
 
 TINY = SIZES["tiny"]
@@ -119,7 +121,7 @@ def custom(tmp_path: Path) -> Trained:
     path.write_text(FREEZE)
     factors = "video:d freeze:d:2 augmentation:i:2"
     settings = replace(TINY, factors=factors, factors_from=path)
-    return Trained(GDT(settings.network, ["video"]).eval(), settings, 1, None)
+    return Trained(GDT(settings.network, ["video"]).eval(), TrainingRecord(settings, RunData(KINETICS), 1))
 
 
 @pytest.mark.parametrize("network", ["video", "audio"])
@@ -181,7 +183,7 @@ def test_clips_differ_only_by_the_factor(planner: Planner) -> None:
 
 def test_factors_of_the_composition_keep_their_settings(tmp_path: Path) -> None:
     settings = replace(TINY, factors="video:d speed(1,4):i:2 augmentation:i:1")
-    trained = Trained(GDT(settings.network, ["video"]).eval(), settings, 1, None)
+    trained = Trained(GDT(settings.network, ["video"]).eval(), TrainingRecord(settings, RunData(KINETICS), 1))
     assert [str(factor) for factor in known(trained) if factor.name == "speed"] == ["speed(1,4)"]
     assert [factor.name for factor in known(trained)] == [*TRANSFORMATIONS]
 

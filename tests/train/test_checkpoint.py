@@ -23,16 +23,18 @@ from gdt.pipeline.shards.statistics import Statistics
 from gdt.pipeline.transformations.base import Source
 from gdt.pipeline.tree import Tree
 from gdt.train import checkpoint
-from gdt.train.experiment import Experiment, RunData, compose, schedule_of
+from gdt.train.checkpoint import RunState
+from gdt.train.experiment import Experiment, compose, schedule_of
 from gdt.train.learner import Learner
 from gdt.train.pretrain import pretrain
+from gdt.train.record import RunData, TrainingRecord
 from gdt.train.run import CHECKPOINT
 from gdt.train.settings import SIZES, Pretrain
 from gdt.train.step import Metrics
 from tests.tamper import flip
 from tests.train.own_networks import Breaking
 
-DATA = RunData("data", Statistics(np.array([90.0, 100.0, 110.0]), np.array([50.0, 60.0, 70.0]), -3.0, 2.5))
+DATA = RunData(Statistics(np.array([90.0, 100.0, 110.0]), np.array([50.0, 60.0, 70.0]), -3.0, 2.5), "data")
 
 
 def model_at(step: int) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
@@ -45,19 +47,23 @@ def model_at(step: int) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
     return model, optimizer
 
 
-def save(path: Path, step: int, settings: str = "{}") -> None:
-    checkpoint.write(path, checkpoint.make_state(*model_at(step), step, settings, DATA))
+def state_of(model: torch.nn.Module, optimizer: torch.optim.Optimizer, step: int) -> RunState:
+    return RunState(TrainingRecord(SIZES["tiny"], DATA, step), model.state_dict(), optimizer.state_dict())
 
 
-def same(state: dict, step: int) -> bool:
+def save(path: Path, step: int) -> None:
+    checkpoint.write(path, state_of(*model_at(step), step))
+
+
+def same(state: RunState, step: int) -> bool:
     model, optimizer = model_at(step)
     expected = model.state_dict()
-    momentum = [value["momentum_buffer"] for value in state["optimizer"]["state"].values()]
+    momentum = [value["momentum_buffer"] for value in state.optimizer["state"].values()]
     wanted = [value["momentum_buffer"] for value in optimizer.state_dict()["state"].values()]
     return (
-        state["step"] == step and state["settings"] == "{}" and state["data"] == "data"
-        and state["model"].keys() == expected.keys()
-        and all(torch.equal(state["model"][name], expected[name]) for name in expected)
+        state.record.step == step and state.record.settings == SIZES["tiny"] and state.record.data.fingerprint == "data"
+        and state.weights.keys() == expected.keys()
+        and all(torch.equal(state.weights[name], expected[name]) for name in expected)
         and all(map(torch.equal, momentum, wanted))
     )  # fmt: skip
 
@@ -97,7 +103,7 @@ def test_a_damaged_checkpoint_gives_one_sentence(tmp_path: Path) -> None:
 def test_a_kill_while_a_checkpoint_is_written_leaves_the_older_one(tmp_path: Path, moment: str) -> None:
     path = tmp_path / CHECKPOINT
     save(path, 1)
-    state = checkpoint.make_state(*model_at(2), 2, "{}", DATA)  # not in the child, which has none of torch's threads
+    state = state_of(*model_at(2), 2)  # not in the child, which has none of torch's threads
     if (child := os.fork()) == 0:
         whole = torch.save
 
@@ -205,7 +211,7 @@ def test_numbers_that_are_not_finite_never_replace_a_checkpoint(tmp_path: Path, 
     }  # fmt: skip
     tensors[where].data[0] = torch.inf
     with pytest.raises(UserError, match="is not finite after step 2, so it is not saved; lower --lr"):
-        checkpoint.write(path, checkpoint.make_state(model, optimizer, 2, "{}", DATA))
+        checkpoint.write(path, state_of(model, optimizer, 2))
     assert same(checkpoint.read(path), 1)
 
 
@@ -224,7 +230,7 @@ def test_a_run_whose_weights_are_not_finite_fails_and_keeps_its_checkpoint(
     monkeypatch.setattr(Learner, "step", spoiled)
     with pytest.raises(UserError, match=r"running_var is not finite after step 2"):
         pretrain(replace(finished, out=tmp_path, checkpoint_steps=1))
-    assert checkpoint.read(tmp_path / CHECKPOINT)["step"] == 1
+    assert checkpoint.read(tmp_path / CHECKPOINT).record.step == 1
 
 
 def test_a_gradient_that_is_not_finite_changes_nothing_and_the_run_can_be_resumed(
@@ -235,7 +241,7 @@ def test_a_gradient_that_is_not_finite_changes_nothing_and_the_run_can_be_resume
     whole = gdt.pretrain(finished.shards, out=tmp_path / "whole", video_network=partial(Breaking, 99), **given)
     with pytest.raises(UserError, match=r"the loss is [\d.]+ and the norm of its gradient nan at step 2, which is not"):
         gdt.pretrain(finished.shards, out=tmp_path / "run", video_network=partial(Breaking, 3), **given)
-    assert checkpoint.read(tmp_path / "run" / CHECKPOINT)["step"] == 2
+    assert checkpoint.read(tmp_path / "run" / CHECKPOINT).record.step == 2
     again = gdt.pretrain(finished.shards, out=tmp_path / "run", video_network=partial(Breaking, 99), **given)
     one, other = (torch.load(run.checkpoint, weights_only=True)["model"] for run in (whole, again))
     assert all(torch.equal(value, other[name]) for name, value in one.items())

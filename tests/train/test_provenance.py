@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from gdt.train import provenance
-from gdt.train.provenance import NAME, git_commit, provenance_of, record
+from gdt.train.provenance import NAME, git_commit, provenance_of, write_provenance
 
 CPU = torch.device("cpu")
 
@@ -30,7 +30,7 @@ def test_a_run_records_where_its_results_come_from(tmp_path: Path, monkeypatch: 
     assert found["versions"].keys() >= {"python", "numpy", "torch"} and all(found["versions"].values())
     assert datetime.now(UTC) - datetime.fromisoformat(found["started"]) < timedelta(minutes=1)
     assert found["device"] and "\n" not in found["device"]
-    record(tmp_path, CPU, 7, "0a1b")
+    write_provenance(tmp_path, CPU, 7, "0a1b")
     kept = json.loads((tmp_path / NAME).read_text())
     assert kept == found | {"step": 7, "data": "0a1b", "started": kept["started"]}
 

@@ -137,8 +137,8 @@ def test_a_full_disk_ends_the_run_and_keeps_the_previous_checkpoint(
     with pytest.raises(OSError, match="No space left on device: .*checkpoint.pt"):
         pretrain(replace(settings, out=tmp_path, checkpoint_steps=2))
     assert saved == [2, 4]
-    assert checkpoint.read(tmp_path / CHECKPOINT)["step"] == 2
+    assert checkpoint.read(tmp_path / CHECKPOINT).record.step == 2
     assert not list(tmp_path.glob("*.partial"))
     monkeypatch.setattr(torch, "save", save)
     pretrain(replace(settings, out=tmp_path, checkpoint_steps=2))
-    assert checkpoint.read(tmp_path / CHECKPOINT)["step"] == 8
+    assert checkpoint.read(tmp_path / CHECKPOINT).record.step == 8

@@ -32,9 +32,10 @@ from gdt.train.models.gdt import GDT
 from gdt.train.models.network import Network
 from gdt.train.models.text import TextNetwork
 from gdt.train.pretrain import pretrain
+from gdt.train.record import Origin, RunData, TrainingRecord
 from gdt.train.run import CHECKPOINT
 from gdt.train.settings import SIZES, Optimization, Pretrain
-from gdt.train.trained import Origin, Trained
+from gdt.train.trained import Trained
 from gdt.train.weights import KINETICS, RELEASE
 
 
@@ -406,7 +407,9 @@ def test_random_parts_of_foreign_weights_are_not_copied() -> None:
     model, start = GDT(small), random(GDT(small, ["video"]))
     head = {name: value.clone() for name, value in model.mlp_v.state_dict().items()}
     origin = Origin("torchvision's", (), ("mlp_v",))
-    said = start_from(model, Trained(start, SIZES["tiny"], 0, KINETICS, origin), Path("r2plus1d_18.pth"))
+    said = start_from(
+        model, Trained(start, TrainingRecord(SIZES["tiny"], RunData(KINETICS), origin=origin)), Path("r2plus1d_18.pth")
+    )
     assert said == "starting from r2plus1d_18.pth: loaded video_network; random mlp_v, audio_network, mlp_a"
     assert all(torch.equal(value, head[name]) for name, value in model.mlp_v.state_dict().items())
     weights = model.video_network.state_dict()

@@ -1,0 +1,121 @@
+"""What a file of a model holds besides weights: how it was trained, and what its inputs are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from gdt.common.errors import Damaged
+from gdt.common.serialization import from_dict, to_json
+from gdt.pipeline.shards.statistics import Statistics
+from gdt.train.run import from_json
+from gdt.train.settings import Pretrain
+
+STATISTICS = "statistics"
+"""Key of the normalisation in files: `Statistics.to_numbers`."""
+SETTINGS = "settings"
+"""Key of the pretraining settings, with the sizes of networks and clips, as JSON."""
+OUTPUTS = "outputs"
+"""Key of `TrainingRecord.outputs`."""
+
+
+@dataclass(frozen=True)
+class RunData:
+    statistics: Statistics
+    """Normalisation of the inputs, that of the shards or of --init; whoever uses the model needs it."""
+    fingerprint: str = ""
+    """Of the training shards; empty if unknown."""
+    words_checksum: str = ""
+    """Checksum of the word vectors; empty if unknown or without text."""
+    factors_checksum: str = ""
+    """Checksum of the Python file with custom transformations; empty without."""
+    start: str | None = ""
+    """Digest of the weights of --init; empty without, None if its version did not record it."""
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Origin of weights that are not from a run."""
+
+    kind: str
+    dropped: tuple[str, ...]
+    """Parts of the file that the model does not have."""
+    fresh: tuple[str, ...]
+    """Parts of the model that the file does not have; their weights are random."""
+    finetuned_on: tuple[str, int] | None = None
+    """Fingerprint of the shards and fold that the weights were finetuned on; None if unknown."""
+
+    def __str__(self) -> str:
+        text = self.kind
+        for name, parts in {"dropped": self.dropped, "random": self.fresh}.items():
+            if parts:
+                text += f"; {name} {', '.join(parts)}"
+        return text
+
+
+@dataclass(frozen=True)
+class TrainingRecord:
+    settings: Pretrain
+    """For external weights without settings, those of the paper."""
+    data: RunData
+    step: int = 0
+    """Training steps; 0 if unknown."""
+    steps: int = 0
+    """Steps of the whole run; 0 if unknown."""
+    per_step: tuple[int, float] | None = None
+    """Videos and FLOPs of a step, which do not need the user's own factors; None if its version did not record them."""
+    outputs: Mapping[str, Sequence[Sequence[float]]] = field(default_factory=dict)
+    """What networks of the user's own compute, by modality: `models.foreign.outputs_of`."""
+    origin: Origin | None = None
+    """Origin of weights that are not from a checkpoint of this program."""
+
+    def to_plain(self) -> dict[str, Any]:
+        """As plain values, by the keys of files."""
+        values: dict[str, Any] = {
+            SETTINGS: to_json(self.settings),
+            STATISTICS: self.data.statistics.to_numbers(),
+            "data": self.data.fingerprint,
+            "words": self.data.words_checksum,
+            "factors": self.data.factors_checksum,
+            "start": self.data.start,
+            "step": self.step,
+            "steps": self.steps,
+            "per_step": self.per_step,
+            OUTPUTS: dict(self.outputs),
+        }
+        if self.origin is not None:
+            values["origin"] = asdict(self.origin)
+        return values
+
+    @staticmethod
+    def from_plain(values: Mapping[str, Any], source: str) -> TrainingRecord:
+        """The inverse of `to_plain`.
+
+        Raises Damaged if a value is missing or invalid, and UserError with `source` if the settings are of another
+        version.
+        """
+        missing = {SETTINGS, STATISTICS, "data", "words", "step", "steps"} - values.keys()
+        if missing:
+            raise Damaged(f"it has no {', '.join(sorted(missing))}")
+        origin = values.get("origin")
+        per_step = values.get("per_step")  # earlier versions wrote neither this nor the values with a default
+        data = RunData(
+            Statistics.from_numbers(values[STATISTICS], source),
+            values["data"],
+            values["words"],
+            values.get("factors", ""),
+            values.get("start"),
+        )
+        try:
+            return TrainingRecord(
+                from_json(values[SETTINGS], source),
+                data,
+                int(values["step"]),
+                int(values["steps"]),
+                tuple(per_step) if per_step else None,
+                values.get(OUTPUTS, {}),
+                from_dict(Origin, origin) if origin else None,
+            )
+        except ValueError as error:
+            raise Damaged(f"its metadata is invalid ({error})") from error
