@@ -31,10 +31,10 @@ from gdt.pipeline.loader import Loader
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.sources.loading import Loading
 from gdt.train.experiment import resolve
-from gdt.train.models.network import Network
+from gdt.train.models.network import Architecture
 from gdt.train.pretrain import pretrain
 from gdt.train.run import METRICS
-from gdt.train.settings import Precision, Pretrain
+from gdt.train.settings import Precision, RunSettings
 
 ROWS, DECODERS = ("l", "e", "a"), ("gpu", "cpu")
 MEAN, NEARLY_ALL = 1.5, 8
@@ -46,13 +46,13 @@ CLIPS, CHECKED = {"paper": 256, "tiny": 32}, {"paper": 32, "tiny": 8}
 """Video clips per step, and of the batches that are compared (float32 needs 1 GiB per clip of the paper's size)."""
 STEPS = {"paper": (3, 8), "tiny": (1, 1)}
 """Steps of warm-up, in which code is compiled, and measured steps."""
-SMALL = Network(
+SMALL = Architecture(
     stem=4, stem_middle=4, widths=(4,), depth=1, audio_stem=4, audio_widths=(4,), hidden=16, embedding=8, dropout=0.0
 )
 """The networks of size tiny: smaller than those of `gdt pretrain`, since compiling for a processor is slow."""
 
 
-def settings_of(size: str, row: str, clips: int, device: DeviceName, group: int = 0) -> Pretrain:
+def settings_of(size: str, row: str, clips: int, device: DeviceName, group: int = 0) -> RunSettings:
     run = run_settings(size, row, clips, device, group)
     return replace(run, network=SMALL) if size == "tiny" else run
 
@@ -102,7 +102,7 @@ def gradients(index: Index, size: str, device: DeviceName) -> dict[str, Any]:
     return {"is": report + ("; bfloat16 is skipped on CPUs" if device == "cpu" else "")}
 
 
-def gradient(index: Index, run: Pretrain, precision: Precision, compiled: bool) -> dict[str, Tensor]:
+def gradient(index: Index, run: RunSettings, precision: Precision, compiled: bool) -> dict[str, Tensor]:
     """The gradient of the first step for the weights of convolutions; those of batch norm nearly cancel.
 
     The bias of batch norm keeps most inputs of ReLUs away from 0, where rounding switches gradients on and off.

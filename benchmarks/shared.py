@@ -26,7 +26,7 @@ from gdt.pipeline.sources.loading import Loading
 from gdt.train.experiment import compose, resolve
 from gdt.train.learner import Learner
 from gdt.train.provenance import device_name
-from gdt.train.settings import SIZES, Optimization, Pretrain
+from gdt.train.settings import SIZES, Optimization, RunSettings
 
 DeviceName = Literal["cpu", "cuda"]
 PER_SHARD = 16
@@ -63,7 +63,7 @@ def machine() -> str:
     return f"{device_name(torch.device('cpu'))}, {len(os.sched_getaffinity(0))} cores"
 
 
-def run_settings(size: str, row: str, clips: int, device: DeviceName, group: int = 0) -> Pretrain:
+def run_settings(size: str, row: str, clips: int, device: DeviceName, group: int = 0) -> RunSettings:
     """Settings of pretraining a row of table 1 with this many video clips per step, without dropout.
 
     `group`: videos of a group, one leaf each; 0 for all leaves of a modality in one pass.
@@ -75,14 +75,14 @@ def run_settings(size: str, row: str, clips: int, device: DeviceName, group: int
         compile="on" if device == "cuda" else "off",
         optimization=Optimization("sgd", lr=0.01, base_batch_size=0, warmup_epochs=0), device=device,
     )  # fmt: skip
-    return replace(run, batch_size=clips // compose(run).clips_per_video)
+    return RunSettings.of(run, batch_size=clips // compose(run).clips_per_video)
 
 
-def prepare(index: Index, run: Pretrain) -> tuple[Learner, Batch]:
+def prepare(index: Index, run: RunSettings) -> tuple[Learner, Batch]:
     """A learner and the first batch of its run, on the device."""
     device = torch.device(run.device)
     experiment = resolve(run, index, device)
-    plan = take_rank(experiment.tree.plan(0, 0), 0, 1, run.group_size or 0)
+    plan = take_rank(experiment.tree.plan(0, 0), 0, 1, run.group_size)
     with Loader(index, [plan], run.clip, device, index.statistics, Loading(decoder="cpu")) as loader:
         batch = next(iter(loader))
     return Learner(experiment, device), batch

@@ -24,7 +24,7 @@ from benchmarks.shared import DeviceName, Measurements, draw, machine, prepare, 
 from gdt.common.errors import UserError, exit_with_message
 from gdt.pipeline.loader import Batch
 from gdt.train.models.gdt import GDT
-from gdt.train.settings import Pretrain
+from gdt.train.settings import RunSettings
 
 PLAIN, WHOLE, CACHED = "plain loop", "ours", "ours, cached gradients"
 
@@ -32,7 +32,7 @@ PLAIN, WHOLE, CACHED = "plain loop", "ours", "ours, cached gradients"
 class PlainLoop:
     """Updates a model as a script in PyTorch does."""
 
-    def __init__(self, run: Pretrain, batch: Batch) -> None:
+    def __init__(self, run: RunSettings, batch: Batch) -> None:
         device = torch.device(run.device)
         torch.manual_seed(run.seed)
         self.model = GDT(run.network).to(device).train()

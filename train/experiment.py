@@ -16,10 +16,10 @@ from gdt.pipeline.notation import TRANSFORMATIONS, Transformations
 from gdt.pipeline.shards.index import Index, fingerprint
 from gdt.pipeline.tree import Tree, sampling_tree
 from gdt.pipeline.word2vec import WordVectors
-from gdt.train.models.network import Network, RecordedNetwork
+from gdt.train.models.network import Architecture, Network, RecordedNetwork
 from gdt.train.record import RunData
 from gdt.train.schedule import Schedule
-from gdt.train.settings import Precision, Pretrain
+from gdt.train.settings import Pretrain, RunSettings
 
 if TYPE_CHECKING:  # slow to import, and compositions need only the settings
     import torch
@@ -37,8 +37,8 @@ _SMALLEST_GROUP = 8
 class Experiment:
     """All that decides the numbers of a run."""
 
-    settings: Pretrain
-    """With the defaults that decide numbers filled in, but for the length; without the Python file of the factors."""
+    settings: RunSettings
+    """Without the Python file of the factors."""
     tree: Tree
     words: WordVectors | None
     """Word vectors of the shards; None without text."""
@@ -51,11 +51,6 @@ class Experiment:
     @property
     def composition(self) -> Composition:
         return self.tree.composition
-
-    @property
-    def group_size(self) -> int:
-        """Clips of a group; 0: all of a modality in one pass."""
-        return self.settings.group_size or 0
 
 
 def resolve(
@@ -77,23 +72,28 @@ def resolve(
     if settings.factors_from and not settings.factors:
         raise UserError("--factors-from has no effect on a preset; set --factors")
     transformations, checksum = notation.read_transformations(settings.factors_from)
-    settings = replace(_on_device(settings, device), dataset=settings.dataset_name, factors_from=None)
     if earlier is not None and settings.batch_size is None and not notation.batch_size(settings.factors):
         settings = replace(settings, batch_size=earlier.batch_size)
     if earlier is not None and settings.group_size is None:
         settings = replace(settings, group_size=earlier.group_size)
     settings = _with_batch_size(settings, index, transformations)
     composition = compose(settings, transformations)
-    if settings.group_size is None:
+    group_size = settings.group_size
+    if group_size is None:
         group_size = default_group_size(settings.defaults.group_size, composition.batch_size, _memory(device))
-        settings = replace(settings, group_size=group_size)
     words = _words_of(settings, composition, index)
-    network = _with_words(settings.network, words, start)
-    network, own = with_own_networks(network, given, composition, settings.clip, device)
+    network, own = architecture(settings.network, given, composition, settings.clip, device, words, start)
     for modality, own_network in network.own.items():
         say(modality, str(own_network))
-    settings = replace(settings, network=network)
-    tree = tree_of(settings, composition, index, lambda text: say("data", text))
+    filled = RunSettings.of(
+        settings,
+        dataset=settings.dataset_name,
+        factors_from=None,
+        group_size=group_size,
+        network=network,
+        **_on_device(settings, device),
+    )
+    tree = tree_of(filled, composition, index, lambda text: say("data", text))
     statistics = start.statistics if start is not None else index.statistics
     data = RunData(
         statistics,
@@ -102,8 +102,8 @@ def resolve(
         checksum,
         start.digest() if start else "",
     )
-    schedule = schedule_of(settings, tree.batches_per_epoch)
-    return Experiment(settings, tree, words, schedule, data, own)
+    schedule = schedule_of(filled, tree.batches_per_epoch)
+    return Experiment(filled, tree, words, schedule, data, own)
 
 
 def compose(settings: Pretrain, known: Transformations = TRANSFORMATIONS) -> Composition:
@@ -159,10 +159,19 @@ def default_group_size(most: int, videos: int, memory: int) -> int:
     )
 
 
-def with_own_networks(
-    network: Network, given: Makers, composition: Composition, clip: Clip, device: torch.device
-) -> tuple[Network, Builders]:
-    """With networks of the user's own, checked, and what makes them. Raises UserError for one that has no effect."""
+def architecture(
+    sizes: Network,
+    given: Makers,
+    composition: Composition,
+    clip: Clip,
+    device: torch.device,
+    words: WordVectors | None = None,
+    start: Trained | None = None,
+) -> tuple[Architecture, Builders]:
+    """The networks of a run, those of the user's own checked, and what makes these; text padding as in `start`.
+
+    Raises UserError for a network that has no effect.
+    """
     from gdt.train.models.foreign import build
     from gdt.train.models.inspection import check_network
 
@@ -175,21 +184,26 @@ def with_own_networks(
             raise UserError(f"--{modality}-network has no effect: '{composition}' has no {modality}")
         checked[modality] = check_network(modality, maker, clip, device)
         builders[modality] = partial(build, maker, checked[modality])
-    return replace(network, video=checked.get("video"), audio=checked.get("audio")), builders
+    found = {
+        **checked,
+        "word_dimensions": words.dimensions if words else 0,
+        "text_padding": bool(words and start and start.model.network.text_padding),
+    }
+    return Architecture(**{**vars(sizes), **found}), builders
 
 
-def _on_device(settings: Pretrain, device: torch.device) -> Pretrain:
-    """With device, precision and compilation filled in. Raises UserError for bfloat16 on a CPU."""
+def _on_device(settings: Pretrain, device: torch.device) -> dict[str, str]:
+    """Device, precision and compilation. Raises UserError for bfloat16 on a CPU."""
     cuda = device.type == "cuda"
     if settings.precision == "bfloat16" and not cuda:
         raise UserError("--precision bfloat16 needs a GPU: on CPUs, torch's bfloat16 gradients are wrong")
-    precision: Precision = settings.precision
+    precision: str = settings.precision
     if precision == "auto":
         precision = "bfloat16" if cuda else "float32"
-    compiled = settings.compile
+    compiled: str = settings.compile
     if compiled == "auto":
         compiled = "on" if cuda else "off"
-    return replace(settings, device="cuda" if cuda else "cpu", precision=precision, compile=compiled)
+    return {"device": "cuda" if cuda else "cpu", "precision": precision, "compile": compiled}
 
 
 def _memory(device: torch.device) -> int:
@@ -206,12 +220,3 @@ def _words_of(settings: Pretrain, composition: Composition, index: Index) -> Wor
     if settings.word2vec:
         raise UserError(f"--word2vec has no effect: '{composition}' has no text; leave it out")
     return None
-
-
-def _with_words(network: Network, words: WordVectors | None, start: Trained | None) -> Network:
-    """With the size of the word vectors, and padding as in the model of --init."""
-    if words is None:
-        return network
-    if start is not None and "text" in start.model.modalities:
-        network = replace(network, text_padding=start.model.network.text_padding)
-    return replace(network, word_dimensions=words.dimensions)

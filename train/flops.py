@@ -15,7 +15,7 @@ from gdt.pipeline.composition import Composition
 from gdt.pipeline.leaves import Clip
 from gdt.train.models.foreign import input_shape
 from gdt.train.models.gdt import GDT
-from gdt.train.models.network import Network
+from gdt.train.models.network import Architecture
 from gdt.train.settings import Pretrain
 
 _MAX_ELEMENTS = 2**31 - 1
@@ -102,7 +102,7 @@ def peak_flops(device: torch.device) -> float | None:
     return next((1e12 * _PEAKS[part] for part in longest_first if part in name), None)
 
 
-def _errors(network: Network) -> list[type[Exception]]:
+def _errors(network: Architecture) -> list[type[Exception]]:
     """What may be raised on the meta device: anything by networks of the user's own."""
     return [Exception] if network.own else []
 

@@ -20,7 +20,7 @@ from gdt.train.models.r2plus1d import Factorised
 from gdt.train.record import TrainingRecord
 from gdt.train.run import CHECKPOINT
 from gdt.train.schedule import Optimization
-from gdt.train.settings import Pretrain
+from gdt.train.settings import RunSettings
 from gdt.train.step import Gradient, Metrics, require_finite
 from gdt.train.trained import Trained
 
@@ -39,11 +39,11 @@ class Learner:
         if world > 1 and settings.network.own:  # which may draw its weights from other than torch's seed
             for value in (*model.parameters(), *model.buffers()):
                 dist.broadcast(value.detach(), 0)
-        if world > 1 and not experiment.group_size:
+        if world > 1 and not settings.group_size:
             model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
         self.model: GDT = model
         _prepare(model, settings)
-        self._gradient = Gradient(model, settings, experiment.composition.factors, experiment.group_size)
+        self._gradient = Gradient(model, settings, experiment.composition.factors)
         self.optimizer = _optimizer(settings.optimization, model, device)
 
     def step(self, step: int, batch: Batch) -> Metrics:
@@ -90,7 +90,7 @@ class Learner:
         self.optimizer.load_state_dict(dict(state.optimizer))
 
 
-def _prepare(model: GDT, settings: Pretrain) -> None:
+def _prepare(model: GDT, settings: RunSettings) -> None:
     """Set precision, memory layout and compilation."""
     if settings.precision == "float64":
         model.double()

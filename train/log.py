@@ -24,7 +24,7 @@ from gdt.train.experiment import Experiment
 from gdt.train.flops import peak_flops
 from gdt.train.health import RANK, verdict, warning
 from gdt.train.run import METRICS, PROBES, SETTINGS, VERDICT, WANDB, logged
-from gdt.train.settings import Pretrain
+from gdt.train.settings import RunSettings
 from gdt.train.step import Metrics
 
 
@@ -152,7 +152,7 @@ def peak_memory(device: torch.device) -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 
 
-def _start_wandb(settings: Pretrain, first: int) -> Any:
+def _start_wandb(settings: RunSettings, first: int) -> Any:
     """Start the Weights & Biases run of a run, or resume it if the run resumes at step `first`."""
     import wandb  # type: ignore[import-not-found]
 

@@ -10,7 +10,7 @@ from gdt.common.errors import Damaged
 from gdt.common.serialization import from_dict, to_json
 from gdt.pipeline.shards.statistics import Statistics
 from gdt.train.run import from_json
-from gdt.train.settings import Pretrain
+from gdt.train.settings import RunSettings
 
 STATISTICS = "statistics"
 """Key of the normalisation in files: `Statistics.to_numbers`."""
@@ -56,7 +56,7 @@ class Origin:
 
 @dataclass(frozen=True)
 class TrainingRecord:
-    settings: Pretrain
+    settings: RunSettings
     """For external weights without settings, those of the paper."""
     data: RunData
     step: int = 0

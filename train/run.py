@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Collection, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,9 @@ from gdt.common.errors import UserError, first_line, unknown
 from gdt.common.stores import as_place
 from gdt.train.gpu import default_size
 from gdt.train.hub import EXPORTED
-from gdt.train.models.network import PAPER_NETWORKS
+from gdt.train.models.network import PAPER_NETWORKS, Architecture
 from gdt.train.published import PUBLISHED
-from gdt.train.settings import SIZES, Pretrain
+from gdt.train.settings import SIZES, Pretrain, RunSettings
 
 CHECKPOINT = "checkpoint.pt"
 SETTINGS = "settings.json"
@@ -37,15 +37,22 @@ LENGTH = ("epochs", "steps")
 """The length of a run, which affects results only through the learning rate."""
 
 
-def from_json(text: str, source: str = "this text") -> Pretrain:
+@dataclass(frozen=True)
+class _StoredSettings(Pretrain):
+    """Settings in a file; earlier versions left defaults open in those of external weights."""
+
+    network: Architecture = field(kw_only=True)
+
+
+def from_json(text: str, source: str = "this text") -> RunSettings:
     """The settings in JSON, without the Python files that they name: what a file names is never run.
 
     Needs neither a GPU nor the other files. Raises UserError with `source` and the settings that are missing, unknown
     or out of range.
     """
     try:
-        values = json.loads(text)
-        return replace(serialization.from_dict(Pretrain, values), factors_from=None, networks=PAPER_NETWORKS)
+        settings = serialization.from_dict(_StoredSettings, json.loads(text))
+        return RunSettings.of(settings, factors_from=None, networks=PAPER_NETWORKS)
     except (ValueError, UserError) as error:
         raise UserError(
             f"{source} holds no settings of this version ({error}); use the version that wrote it"
@@ -58,7 +65,7 @@ def logged(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines]
 
 
-def from_file(path: Path) -> Pretrain:
+def from_file(path: Path) -> RunSettings:
     """The settings in the file SETTINGS of a run. Raises UserError if it is missing or of another version."""
     try:
         return from_json(path.read_text(), str(path))

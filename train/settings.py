@@ -6,7 +6,7 @@ import math
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
 
@@ -18,10 +18,10 @@ from gdt.pipeline.leaves import Clip
 from gdt.pipeline.shards.naming import dataset_name, shard_folder
 from gdt.pipeline.sources.loading import Loading
 from gdt.pipeline.transformations.augmentation import Augmentation
-from gdt.train.models.network import PAPER_NETWORKS, Network, OwnNetworks
+from gdt.train.models.network import PAPER_NETWORKS, Architecture, Network, OwnNetworks
 from gdt.train.schedule import Optimization
 
-Precision = Literal["auto", "float32", "bfloat16", "float64"]
+Precision = Literal["float32", "bfloat16", "float64"]
 
 
 def _require(condition: bool, message: str) -> None:
@@ -113,7 +113,7 @@ class Pretrain:
     """auto takes a GPU if there is one."""
     # float32 on CPUs: there, torch 2.13's bfloat16 convolutions return NaN for finite inputs. float64 for comparisons:
     # in float32, rounding differences grow within a few steps
-    precision: Precision = "auto"
+    precision: Literal["auto", "float32", "bfloat16", "float64"] = "auto"
     """Precision of the networks; auto is bfloat16 on GPUs and float32 on CPUs. float64 is for exact comparisons."""
     compile: Literal["auto", "on", "off"] = "auto"
     """torch.compile for the networks of video and sound; auto compiles on GPUs."""
@@ -183,6 +183,36 @@ class Pretrain:
     def run_folder(self) -> Path:
         seed = f"-seed{self.seed}" if self.seed else ""
         return self.out or Path("runs") / f"{self.dataset_name}-{self.short_name}{seed}"
+
+
+@dataclass(frozen=True)
+class RunSettings(Pretrain):
+    """Settings with all defaults that decide numbers filled in, but for the length: those of a run, and of weights."""
+
+    batch_size: int = field(kw_only=True)
+    group_size: int = field(kw_only=True)
+    network: Architecture = field(kw_only=True)
+    device: Literal["cpu", "cuda"] = field(kw_only=True)
+    precision: Precision = field(kw_only=True)
+    compile: Literal["on", "off"] = field(kw_only=True)
+
+    @staticmethod
+    def of(settings: Pretrain, **values: Any) -> RunSettings:
+        """Settings with other values; what neither sets is as on a CPU."""
+        defaults = settings.defaults
+        unset = {
+            "batch_size": (None, defaults.batch_size),
+            "group_size": (None, defaults.group_size),
+            "device": ("auto", "cpu"),
+            "precision": ("auto", "float32"),
+            "compile": ("auto", "off"),
+        }
+        values = {"network": Architecture(**vars(settings.network)), **values}
+        values = vars(settings) | values
+        for name, (empty, default) in unset.items():
+            if values[name] == empty:
+                values[name] = default
+        return RunSettings(**values)
 
 
 SIZES: dict[str, Pretrain] = {

@@ -28,7 +28,7 @@ from gdt.train.distributed import all_reduce_flat
 from gdt.train.health import RANK_EVERY, effective_rank
 from gdt.train.loss import outcome
 from gdt.train.models.gdt import GDT
-from gdt.train.settings import Pretrain
+from gdt.train.settings import RunSettings
 
 _FEWEST = 8
 """Clips with words, of larger batches, from which the rank of text is measured."""
@@ -75,12 +75,10 @@ class Group(NamedTuple):
 class Gradient:
     """Computes the gradient of a batch, split over ranks, and stores it in the parameters of a model."""
 
-    def __init__(self, model: GDT, settings: Pretrain, factors: Sequence[Factor], group_size: int = 0) -> None:
-        """`settings` and `group_size` as in an `Experiment`."""
+    def __init__(self, model: GDT, settings: RunSettings, factors: Sequence[Factor]) -> None:
         self.model = model
         self._settings = settings
         self._factors = factors
-        self._group_size = group_size
         self._rank = dist.get_rank() if dist.is_initialized() else 0
         self._world = dist.get_world_size() if dist.is_initialized() else 1
         self.memory = ActivationMemory(next(model.parameters()).device)
@@ -167,7 +165,7 @@ class Gradient:
         """This rank's groups; each modality has equally many, and a rank has a contiguous share of them."""
         done = 0
         for number, (modality, inputs) in enumerate(batch.inputs.items()):
-            size = self._group_size or len(inputs)
+            size = self._settings.group_size or len(inputs)
             here = len(inputs) // size
             first = (number * self._world + self._rank) * here
             for k in range(here):

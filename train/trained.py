@@ -12,7 +12,7 @@ from gdt.pipeline.shards.statistics import Statistics
 from gdt.train.models.foreign import Builders
 from gdt.train.models.gdt import GDT, head_name
 from gdt.train.record import Origin, TrainingRecord
-from gdt.train.settings import Pretrain
+from gdt.train.settings import RunSettings
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Trained:
     """Make its networks of the user's own anew."""
 
     @property
-    def settings(self) -> Pretrain:
+    def settings(self) -> RunSettings:
         return self.record.settings
 
     @property

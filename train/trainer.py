@@ -70,7 +70,7 @@ class Trainer:
 
     def require_groups(self) -> None:
         """Raise UserError unless ranks can hold whole groups."""
-        group_size = self.experiment.group_size
+        group_size = self.settings.group_size
         composition = self.experiment.composition
         synchronised = self.world == 1 or self.device.type == "cuda"  # SyncBatchNorm is for GPUs
         check_groups(composition.batch_size, composition.clips_per_video, group_size, self.world, synchronised)
@@ -80,7 +80,7 @@ class Trainer:
         composition = self.experiment.composition
         if "video" not in composition.modalities:
             return
-        leaves = self.experiment.group_size or composition.batch_size * composition.clips_per_video // self.world
+        leaves = self.settings.group_size or composition.batch_size * composition.clips_per_video // self.world
         most = max_leaves(self.learner.model, self.settings.clip)
         if leaves > most:
             raise UserError(
@@ -165,7 +165,7 @@ class Trainer:
         s = self.settings
         tree = self.experiment.tree
         plans = tree.plans(self.step, self.steps)
-        shares = (take_rank(plan, self.rank, self.world, self.experiment.group_size) for plan in plans)
+        shares = (take_rank(plan, self.rank, self.world, self.settings.group_size) for plan in plans)
         coming = tree.videos(self.step, self.steps)
         statistics = self.experiment.data.statistics
         return Loader(self.index, shares, s.clip, self.device, statistics, s.loading, self.experiment.words, coming)
@@ -247,7 +247,7 @@ class Trainer:
         clips = composition.batch_size * composition.clips_per_video
         parameters = sum(weight.numel() for weight in self.learner.model.parameters())
         epochs = f"{self.steps / schedule.batches_per_epoch:.4g} epochs of {plural(schedule.batches_per_epoch, 'step')}"
-        group_size = self.experiment.group_size
+        group_size = self.settings.group_size
         groups = f"groups of {group_size} clips" if group_size else "one group per modality"
         compiled = ", compiled" if s.compile == "on" else ""
         ranks = f"; {self.world} ranks" if self.world > 1 else ""

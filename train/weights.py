@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +26,9 @@ from gdt.train.models.backbone import load_weights
 from gdt.train.models.foreign import recognise
 from gdt.train.models.gdt import GDT, head_name, modalities_of
 from gdt.train.models.given import Makers
-from gdt.train.models.network import Network
 from gdt.train.record import OUTPUTS, SETTINGS, STATISTICS, Origin, RunData, TrainingRecord
 from gdt.train.run import from_json
-from gdt.train.settings import Pretrain
+from gdt.train.settings import Pretrain, RunSettings
 from gdt.train.trained import Trained
 
 RELEASE = Statistics(np.full(3, 255 * 0.45), np.full(3, 255 * 0.225), 1.93, 17.89)
@@ -68,7 +68,7 @@ def model_of(content: Mapping[Any, Any], path: Path, given: Makers) -> Trained:
         kind = "finetuned weights" if statistics else "published GDT weights, finetuned"
     else:
         kind = "weights exported as r2plus1d_18" if statistics else "torchvision's r2plus1d_18"
-    settings = settings or Pretrain()
+    settings = settings or RunSettings.of(Pretrain())
     kept, dropped = _drop_parts(weights, ("classifier.", "fc."))
     outputs = content.get(OUTPUTS, {})
     # a network of the user's own says it; else, `models.audio` names its first layer so
@@ -86,7 +86,7 @@ def model_of(content: Mapping[Any, Any], path: Path, given: Makers) -> Trained:
     return Trained(model, record, builders)
 
 
-def _metadata(content: Mapping[Any, Any], path: Path) -> tuple[Statistics | None, Pretrain | None]:
+def _metadata(content: Mapping[Any, Any], path: Path) -> tuple[Statistics | None, RunSettings | None]:
     """Normalisation and settings in a file, next to its weights or in the metadata of a state_dict; None if missing."""
     root = getattr(content, "_metadata", {}).get("", {})
     stated = root if STATISTICS in root else content
@@ -108,16 +108,17 @@ def _parameters(content: Mapping[Any, Any]) -> dict[str, Tensor]:
 def _of_release(weights: dict[str, Tensor], path: Path) -> Trained:
     kept, dropped = _drop_parts(weights, ("audio_network.base.fc.", "text_network.word_embd."))
     words = kept.get("text_network.fc1.weight")
-    settings = Pretrain()
+    settings = RunSettings.of(Pretrain())
     statistics = RELEASE
     if words is not None and words.dim() == 2:
         width, dimensions = words.shape
         # we are about 70 % sure that these are their inputs. 16 frames per second: every second stored frame is the
         # closest; whole squares: the shorter side is the crop's size
-        settings = Pretrain(
+        settings = replace(
+            settings,
             clip=Clip(stride=2, words=20),
             augmentation=Augmentation(scale=(112, 112)),
-            network=Network(word_dimensions=dimensions, text_width=width, text_padding=True),
+            network=replace(settings.network, word_dimensions=dimensions, text_width=width, text_padding=True),
         )
         statistics = HOWTO100M
         print(

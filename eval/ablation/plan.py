@@ -25,13 +25,13 @@ from gdt.pipeline.notation import Transformations, read_transformations
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.shards.naming import shard_folder
 from gdt.pipeline.word2vec import WordVectors
-from gdt.train.experiment import Experiment, compose, resolve, with_own_networks
+from gdt.train.experiment import Experiment, architecture, compose, resolve
 from gdt.train.flops import step_flops
 from gdt.train.gpu import default_size
 from gdt.train.models.foreign import Builders
 from gdt.train.models.gdt import GDT, any_device
 from gdt.train.models.given import makers
-from gdt.train.models.network import CheckpointNetworks, Network, OwnNetworks
+from gdt.train.models.network import Architecture, CheckpointNetworks, OwnNetworks
 from gdt.train.run import command_of
 from gdt.train.settings import SIZES, Pretrain
 
@@ -179,7 +179,7 @@ def equalise(settings: Ablation, named: Mapping[str, Pretrain], index: Index) ->
         # only its cost counts, so the videos may lack a modality
         best = compose(replace(first, preset=REFERENCE, factors="", factors_from=None))
         given = makers(settings.networks.given)
-        network, builders = with_own_networks(first.network, given, best, first.clip, any_device())
+        network, builders = architecture(first.network, given, best, first.clip, any_device())
         spent = steps * _step_flops(best, network, builders, first.clip)
         for row in sized:
             made = row.experiment
@@ -199,7 +199,7 @@ def _row(name: str, run: Pretrain, index: Index) -> Row:
     return Row(name, run, replace(experiment, words=None))  # word vectors may take 1.8 GB
 
 
-def _step_flops(composition: Composition, network: Network, builders: Builders, clip: Clip) -> float:
+def _step_flops(composition: Composition, network: Architecture, builders: Builders, clip: Clip) -> float:
     """FLOPs of a step. Raises UserError if those of a network of the user's own cannot be counted."""
     flops = step_flops(GDT(network, composition.modalities, builders), composition, clip)
     if not flops:

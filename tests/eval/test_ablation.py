@@ -31,6 +31,7 @@ from gdt.train.models.gdt import GDT
 from gdt.train.models.network import OwnNetworks
 from gdt.train.pretrain import pretrain
 from gdt.train.run import METRICS
+from gdt.train.settings import RunSettings
 from tests.tamper import annotate
 
 CUSTOM = "video:d modality:i:2:differs augmentation:i:1"
@@ -221,7 +222,7 @@ def test_steps_are_adjusted_to_the_flops_of_row_l(shards: Path, tmp_path: Path) 
     assert planned[0].equal == "compute: 2 videos per step, the FLOPs of 300 steps of row l"
     # leaves of both modalities: 1 per video in row e, 2 in g, 4 in l; row a has 2 of the video only
     run = planned[0]
-    leaf = training_flops(GDT(run.pretraining.network), run.pretraining.clip)
+    leaf = training_flops(GDT(RunSettings.of(run.pretraining).network), run.pretraining.clip)
     of_a = round(300 * 4 * sum(leaf.values()) / (2 * leaf["video"]))
     names = [run.folder.name for run in planned]
     assert 600 < of_a < 1200 and names == [f"a-{of_a}steps-1", "e-1200steps-1", "g-600steps-1", "l-1"]

@@ -24,7 +24,7 @@ from gdt.eval.settings import Downstream
 from gdt.pipeline.shards.index import Index, fingerprint
 from gdt.train.checkpoint import load_model
 from gdt.train.models.gdt import GDT
-from gdt.train.settings import SIZES
+from gdt.train.settings import SIZES, RunSettings
 from tests.conftest import Run
 from tests.pipeline.test_loader import CPU
 from tests.pipeline.test_notation import FREEZE
@@ -135,7 +135,7 @@ def test_wrong_checkpoints_are_refused(
     elif kind == "foreign":
         torch.save({"state": torch.zeros(3)}, path)
     elif kind == "other sizes":
-        other = GDT(replace(SIZES["tiny"].network, embedding=64)).state_dict()
+        other = GDT(replace(RunSettings.of(SIZES["tiny"]).network, embedding=64)).state_dict()
         torch.save(torch.load(checkpoint, weights_only=True) | {"model": other}, path)
     else:
         torch.save(Path("/"), path)  # an object that weights_only must not build

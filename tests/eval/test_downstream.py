@@ -435,7 +435,7 @@ def test_labelled_protocols_evaluate_audio_or_both(
     with pytest.raises(UserError, match="0 videos of the gallery and 0 queries have audio as long as a clip"):
         downstream(replace(settings, modalities=("audio",), out=tmp_path / "none"))
     record = replace(trained.record, step=0)
-    written = Trained(GDT(SIZES["tiny"].network, ["video", "text"]).eval(), record)
+    written = Trained(GDT(trained.model.network, ["video", "text"]).eval(), record)
     with pytest.raises(UserError, match="the model was trained without audio, .* or --modalities to video"):
         extract.extract(written, index, kept, 1, device, modality="audio")
 

@@ -25,19 +25,19 @@ from gdt.pipeline.transformations.augmentation import Augmentation
 from gdt.train import checkpoint, tensors
 from gdt.train.checkpoint import RunState, load_model
 from gdt.train.models.gdt import GDT
-from gdt.train.models.network import Network
+from gdt.train.models.network import Architecture
 from gdt.train.pretrain import pretrain
 from gdt.train.record import RunData, TrainingRecord
 from gdt.train.run import CHECKPOINT
-from gdt.train.settings import SIZES, Optimization, Pretrain
+from gdt.train.settings import SIZES, Optimization, Pretrain, RunSettings
 from gdt.train.trained import Trained
 from gdt.train.weights import KINETICS
 from tests.conftest import Run
 from tests.train.test_weights import CLIPS, Video
 from tests.train.test_weights import random as drawn
 
-TINY = replace(SIZES["tiny"], seed=3)
-MICRO = Network(
+TINY = RunSettings.of(SIZES["tiny"], seed=3)
+MICRO = Architecture(
     stem=2, stem_middle=2, widths=(2,), depth=1, audio_stem=2, audio_widths=(2,), text_width=2, hidden=2, embedding=2
 )
 STATISTICS = Statistics(np.array([90.0, 100.0, 110.0]), np.array([50.0, 60.0, 1 / 3]), -3.0, 2.5)
@@ -110,8 +110,8 @@ def test_wrong_safetensors_are_refused(tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def paper() -> Trained:
     """The paper's networks."""
-    settings = Pretrain(clip=Clip(16, 2, 128), augmentation=Augmentation(scale=(146, 182)))
-    return Trained(drawn(GDT(Network())), TrainingRecord(settings, RunData(STATISTICS), 7))
+    settings = RunSettings.of(Pretrain(clip=Clip(16, 2, 128), augmentation=Augmentation(scale=(146, 182))))
+    return Trained(drawn(GDT(Architecture())), TrainingRecord(settings, RunData(STATISTICS), 7))
 
 
 @pytest.fixture
@@ -147,7 +147,7 @@ def test_torchvision_files_load_into_torchvisions_network_and_here(
     assert same(load_model(again), back) and str(load_model(again).origin) == str(back.origin)
     # torchvision's names without our metadata
     safetensors.torch.save_file(state, hub)
-    assert load_model(hub).statistics is KINETICS and load_model(hub).settings == Pretrain()
+    assert load_model(hub).statistics is KINETICS and load_model(hub).settings == RunSettings.of(Pretrain())
     # what was taken is printed
     list(subjects(Downstream((out,), "x", random_weights="exclude"), back, {}))
     assert "r2plus1d_18; random mlp_v; clips of 16 frames, stride 2, 128x128" in capsys.readouterr().out

@@ -25,12 +25,12 @@ from gdt.pipeline.shards.index import Index
 from gdt.train.checkpoint import load_model
 from gdt.train.models.gdt import GDT
 from gdt.train.record import RunData, TrainingRecord
-from gdt.train.settings import SIZES
+from gdt.train.settings import SIZES, RunSettings
 from gdt.train.trained import Trained
 from gdt.train.weights import KINETICS
 from tests.pipeline.test_notation import FREEZE
 
-TINY = SIZES["tiny"]
+TINY = RunSettings.of(SIZES["tiny"])
 
 
 def constructed(n: int, s: int, k: int, strength: float, noise: float = 0.05, seed: int = 0) -> np.ndarray:

@@ -27,17 +27,17 @@ from gdt.pipeline.loader import Loader
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.transformations.augmentation import EVALUATION
 from gdt.train.checkpoint import load_model
-from gdt.train.experiment import compose, with_own_networks
+from gdt.train.experiment import architecture, compose
 from gdt.train.models.gdt import GDT
 from gdt.train.models.given import makers
 from gdt.train.record import RunData, TrainingRecord
-from gdt.train.settings import SIZES, Pretrain
+from gdt.train.settings import SIZES, RunSettings
 from gdt.train.trained import Trained
 from gdt.train.weights import KINETICS
 from tests.pipeline.test_loader import CPU
 from tests.train import own_networks
 
-TINY = SIZES["tiny"]
+TINY = RunSettings.of(SIZES["tiny"])
 Task = tuple[Index, Fold]
 
 
@@ -177,7 +177,7 @@ def test_a_run_with_a_network_with_dropout_resumes_with_the_same_numbers(
     task: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[Finetuning]
 ) -> None:
     given = makers({"video": [partial(own_networks.Net, 8, dropout=0.3)]})
-    network, own = with_own_networks(TINY.network, given, compose(replace(TINY, preset="a")), TINY.clip, CPU)
+    network, own = architecture(TINY.network, given, compose(replace(TINY, preset="a")), TINY.clip, CPU)
     record = TrainingRecord(replace(TINY, network=network), RunData(KINETICS), 600)
     model = Trained(GDT(network, ["video"], own).eval(), record)
     recipe = quick(model)
@@ -266,7 +266,7 @@ def test_finetuned_weights_keep_their_metadata_when_read_and_exported(
 def test_models_and_videos_that_cannot_be_finetuned_are_refused(trained: Trained, task: Task, tmp_path: Path) -> None:
     index, fold = task
     few = index, replace(fold, gallery=fold.gallery[::4][:5], gallery_label=fold.gallery_label[::4][:5])
-    sound = Trained(GDT(TINY.network, ["audio"]), TrainingRecord(Pretrain(), RunData(KINETICS)))
+    sound = Trained(GDT(TINY.network, ["audio"]), TrainingRecord(TINY, RunData(KINETICS)))
     for model, of, message in (
         (trained, few, "5 training videos give fewer clips than a batch of 32; set --clips-per-epoch to 7"),
         (sound, task, "trained without video"),

@@ -36,7 +36,7 @@ from gdt.train.checkpoint import load_model
 from gdt.train.experiment import compose, tree_of
 from gdt.train.models.given import Makers
 from gdt.train.pretrain import pretrain
-from gdt.train.settings import SIZES, Optimization, Pretrain
+from gdt.train.settings import SIZES, Optimization, Pretrain, RunSettings
 from tests.conftest import Forked, preprocess, write_word2vec
 from tests.train.test_weights import BANKS, CLIPS, Release, random, saved
 
@@ -70,15 +70,15 @@ def settings(
     return replace(short, **changes)
 
 
-def in_float64(name: str, shards: Path, words: Path, **changes: Any) -> Pretrain:
+def in_float64(name: str, shards: Path, words: Path, **changes: Any) -> RunSettings:
     """A run of fewer steps of smaller networks."""
     base = settings(name, shards, words, lr=1e-3, steps=3, precision="float64")
     widths = {"widths": (4, 8), "audio_widths": (4, 8), "stem": 4, "stem_middle": 4, "audio_stem": 4}
-    return replace(
+    small = replace(
         base, network=replace(base.network, **widths, hidden=32, embedding=16),
         clip=Clip(frames=4, stride=6, size=16), augmentation=replace(base.augmentation, scale=(20, 28)),
-        **changes,
     )  # fmt: skip
+    return RunSettings.of(small, **changes)
 
 
 def train(settings: Pretrain) -> dict[str, Any]:

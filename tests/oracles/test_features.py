@@ -18,7 +18,7 @@ from gdt.train.models.foreign import build
 from gdt.train.models.gdt import GDT
 from gdt.train.models.given import makers
 from gdt.train.models.inspection import check_network
-from gdt.train.models.network import Network
+from gdt.train.models.network import Architecture
 from tests.oracles import library
 from tests.sounds import logmel
 from tests.train import own_networks
@@ -44,7 +44,7 @@ def taken(modality: str, make: Callable[[], nn.Module]) -> GDT:
     """A model with a network that is given as users do."""
     (maker,) = makers({modality: [make]})[modality]
     recorded = check_network(modality, maker, CLIP)
-    network = Network(video=recorded) if modality == "video" else Network(audio=recorded)
+    network = Architecture(video=recorded) if modality == "video" else Architecture(audio=recorded)
     torch.manual_seed(1)
     return GDT(network, (modality,), {modality: partial(build, maker, recorded)}).eval()
 
@@ -83,7 +83,7 @@ def test_a_network_of_timm_gives_the_features_of_its_forward() -> None:
 def test_the_papers_video_network_is_torchvisions(tmp_path: Path) -> None:
     net = library("torchvision.models.video").r2plus1d_18(weights=None)
     torch.manual_seed(0)
-    model = GDT(Network(), ("video",)).eval()
+    model = GDT(Architecture(), ("video",)).eval()
     missing, unexpected = net.load_state_dict(model.video_network.base.state_dict(), strict=False)
     assert not unexpected and set(missing) == {"fc.weight", "fc.bias"}
     net.fc = nn.Identity()

@@ -40,9 +40,7 @@ def test_cached_gradients_equal_plain_autograd(tmp_path: Path, dropout: float) -
         models.append(GDT(network, ("video",)).double().train())
     cached, plain = models
 
-    metrics = Gradient(cached, replace(run, gradient_cache="on"), compose(run).factors, run.group_size or 0)(
-        STEP, batch
-    )
+    metrics = Gradient(cached, replace(run, gradient_cache="on"), compose(run).factors)(STEP, batch)
 
     clips = batch.inputs["video"]
     parts = []

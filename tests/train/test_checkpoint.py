@@ -29,11 +29,12 @@ from gdt.train.learner import Learner
 from gdt.train.pretrain import pretrain
 from gdt.train.record import RunData, TrainingRecord
 from gdt.train.run import CHECKPOINT
-from gdt.train.settings import SIZES, Pretrain
+from gdt.train.settings import SIZES, Pretrain, RunSettings
 from gdt.train.step import Metrics
 from tests.tamper import flip
 from tests.train.own_networks import Breaking
 
+TINY = RunSettings.of(SIZES["tiny"])
 DATA = RunData(Statistics(np.array([90.0, 100.0, 110.0]), np.array([50.0, 60.0, 70.0]), -3.0, 2.5), "data")
 
 
@@ -48,7 +49,7 @@ def model_at(step: int) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
 
 
 def state_of(model: torch.nn.Module, optimizer: torch.optim.Optimizer, step: int) -> RunState:
-    return RunState(TrainingRecord(SIZES["tiny"], DATA, step), model.state_dict(), optimizer.state_dict())
+    return RunState(TrainingRecord(TINY, DATA, step), model.state_dict(), optimizer.state_dict())
 
 
 def save(path: Path, step: int) -> None:
@@ -61,7 +62,7 @@ def same(state: RunState, step: int) -> bool:
     momentum = [value["momentum_buffer"] for value in state.optimizer["state"].values()]
     wanted = [value["momentum_buffer"] for value in optimizer.state_dict()["state"].values()]
     return (
-        state.record.step == step and state.record.settings == SIZES["tiny"] and state.record.data.fingerprint == "data"
+        (state.record.settings, state.record.step, state.record.data.fingerprint) == (TINY, step, "data")
         and state.weights.keys() == expected.keys()
         and all(torch.equal(state.weights[name], expected[name]) for name in expected)
         and all(map(torch.equal, momentum, wanted))
@@ -131,7 +132,7 @@ VIDEO, AUDIO, TEXT = ({f"{name}_network", f"mlp_{name[0]}"} for name in ("video"
 def test_the_untrained_model_has_the_initial_weights_of_the_run(
     tmp_path: Path, preset: str, networks: set[str]
 ) -> None:
-    settings = replace(SIZES["tiny"], preset=preset, seed=5, device="cpu", precision="float32", out=tmp_path)
+    settings = RunSettings.of(SIZES["tiny"], preset=preset, seed=5, out=tmp_path)
     source = Source(np.arange(64), np.full(64, 100), 30)
     tree = Tree(compose(settings), source, settings.clip, 40, 0)
     run = Learner(Experiment(settings, tree, None, schedule_of(settings, 4), DATA), torch.device("cpu"))

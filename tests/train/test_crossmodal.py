@@ -21,12 +21,12 @@ from gdt.train.crossmodal import Embedded, Probe, embed_videos, hits, ranks
 from gdt.train.experiment import resolve
 from gdt.train.models.gdt import GDT
 from gdt.train.pretrain import pretrain
-from gdt.train.settings import SIZES, Pretrain
+from gdt.train.settings import SIZES, Pretrain, RunSettings
 from tests.pipeline.test_loader import CPU
 from tests.train.drawn import draw
 from tests.train.runs import losses
 
-TINY = SIZES["tiny"]
+TINY = RunSettings.of(SIZES["tiny"])
 
 
 def settings(shards: Path, out: Path, **changes: object) -> Pretrain:

@@ -12,16 +12,16 @@ import torch
 from gdt.common.errors import UserError
 from gdt.train.models.backbone import load_weights
 from gdt.train.models.gdt import GDT
-from gdt.train.models.network import Network
+from gdt.train.models.network import Architecture, Network
 from gdt.train.models.r2plus1d import Factorised, R2Plus1D
-from gdt.train.settings import SIZES
+from gdt.train.settings import SIZES, RunSettings
 
-TINY = SIZES["tiny"]
+TINY = RunSettings.of(SIZES["tiny"])
 
 
 def test_convolutions_are_initialised_as_in_the_release() -> None:
     torch.manual_seed(0)
-    weights = {name: p.detach() for name, p in GDT(Network()).named_parameters() if p.dim() > 2}
+    weights = {name: p.detach() for name, p in GDT(Architecture()).named_parameters() if p.dim() > 2}
     stem = weights.pop("audio_network.base.conv1.weight")
     # uniform in ±1/7, torch's default for 49 inputs: sd 0.0825; 0.081 in one draw of the release's
     assert 0.99 / 7 < stem.abs().max() <= 1 / 7 and math.isclose(stem.std(), 1 / 7 / math.sqrt(3), rel_tol=0.03)

@@ -16,9 +16,9 @@ from gdt.pipeline.transformations.augmentation import Augmentation
 from gdt.train.models.network import PAPER_NETWORKS, Network, OwnNetworks, RecordedNetwork
 from gdt.train.run import command_of, differences, from_json, parse_arguments
 from gdt.train.schedule import Optimization
-from gdt.train.settings import SIZES, Pretrain
+from gdt.train.settings import SIZES, Pretrain, RunSettings
 
-TEXT = json.loads(to_json(SIZES["tiny"]))
+TEXT = json.loads(to_json(RunSettings.of(SIZES["tiny"])))
 OTHER = Pretrain(
     dataset="mine",
     shards=Path("/else where/é"),
@@ -38,8 +38,8 @@ MINE = "video:d time_shift:d:2 modality:i:2:differs time_reversal:i:2 augmentati
 
 @pytest.mark.parametrize("settings", [*SIZES.values(), OTHER], ids=[*SIZES, "other"])
 def test_settings_survive_the_round_trip_but_the_python_files_that_they_name(settings: Pretrain) -> None:
-    again = from_json(to_json(settings))
-    expected = replace(settings, factors_from=None, networks=PAPER_NETWORKS)
+    again = from_json(to_json(RunSettings.of(settings)))
+    expected = RunSettings.of(settings, factors_from=None, networks=PAPER_NETWORKS)
     assert again == expected
     assert hash(again) == hash(expected)  # fails for lists in place of tuples
 
@@ -74,8 +74,9 @@ def test_differences_list_only_settings_that_affect_results() -> None:
         loading=Loading(9),
     )  # fmt: skip
     assert differences(to_json(tiny), to_json(tiny)) == []
+    run = RunSettings.of(tiny)
     made = [
-        replace(tiny, network=replace(tiny.network, video=RecordedNetwork(name, 8, ()))) for name in ("a.py:A", "b:B()")
+        replace(run, network=replace(run.network, video=RecordedNetwork(name, 8, ()))) for name in ("a.py:A", "b:B()")
     ]
     assert differences(*map(to_json, made)) == []
     expected = ["composition was l, now video:d", "network.dropout was 0.0, now 0.5", "threads was 0, now 3"]

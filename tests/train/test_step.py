@@ -19,7 +19,7 @@ from gdt.pipeline.shards.index import Index
 from gdt.train.experiment import compose, default_group_size, resolve
 from gdt.train.loss import gdt_loss
 from gdt.train.models.gdt import GDT
-from gdt.train.settings import Pretrain
+from gdt.train.settings import RunSettings
 from gdt.train.step import Gradient
 from tests.golden import subject
 from tests.train.drawn import draw
@@ -30,26 +30,26 @@ def drawn(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return draw(tmp_path_factory.mktemp("drawn"), 12)
 
 
-def first_batch(run: Pretrain) -> Batch:
+def first_batch(run: RunSettings) -> Batch:
     index = Index.open(run.shard_folder)
     experiment = resolve(run, index, torch.device("cpu"))
-    plan = take_rank(experiment.tree.plan(0, 0), 0, 1, run.group_size or 0)
+    plan = take_rank(experiment.tree.plan(0, 0), 0, 1, run.group_size)
     statistics = experiment.data.statistics
     with Loader(index, [plan], run.clip, torch.device("cpu"), statistics, words=experiment.words) as loader:
         return next(iter(loader))
 
 
-def model_of(run: Pretrain, dropout: float = 0.0) -> GDT:
+def model_of(run: RunSettings, dropout: float = 0.0) -> GDT:
     torch.manual_seed(0)
     words = 10 if "text" in compose(run).modalities else 0
     network = replace(run.network, dropout=dropout, word_dimensions=words)
     return GDT(network, compose(run).modalities).double()
 
 
-def gradient(run: Pretrain, batch: Batch, dropout: float = 0.0, cache: Any = "on", room: int = 0) -> tuple[GDT, Any]:
+def gradient(run: RunSettings, batch: Batch, dropout: float = 0.0, cache: Any = "on", room: int = 0) -> tuple[GDT, Any]:
     """A model after the gradient of a batch, and the metrics; `room`: groups whose activations fit into memory."""
     model = model_of(run, dropout)
-    step = Gradient(model, replace(run, seed=3, gradient_cache=cache), compose(run).factors, run.group_size or 0)
+    step = Gradient(model, replace(run, seed=3, gradient_cache=cache), compose(run).factors)
     step.memory.held, step.memory.room = dict.fromkeys(batch.inputs, 1.0), float(room)
     return model, step(10, batch)  # a step that measures the rank
 
@@ -88,7 +88,7 @@ def test_a_step_is_that_of_a_plain_loop_over_groups(drawn: tuple[Path, Path], na
 def test_the_rank_is_of_leaves_with_words_and_of_finite_embeddings(drawn: tuple[Path, Path]) -> None:
     run = subject.in_float64("three", *drawn, group_size=4)
     batch = first_batch(run)
-    step = Gradient(model_of(run), run, compose(run).factors, run.group_size or 0)
+    step = Gradient(model_of(run), run, compose(run).factors)
     sizes = [len(inputs) for inputs in batch.inputs.values()]
     embeddings = functional.normalize(torch.randn(sum(sizes), 32, generator=torch.Generator().manual_seed(0)), dim=1)
     rank = step._rank_of(0, batch, embeddings)
@@ -121,7 +121,7 @@ def test_dropout_differs_between_groups_steps_and_seeds(drawn: tuple[Path, Path]
     run = subject.in_float64("e", *drawn, group_size=6)
     batch, losses = first_batch(run), []
     for seed, step in ((0, 0), (0, 1), (1, 0)):
-        learn = Gradient(model_of(run, 0.5), replace(run, seed=seed), compose(run).factors, run.group_size or 0)
+        learn = Gradient(model_of(run, 0.5), replace(run, seed=seed), compose(run).factors)
         losses.append(learn(step, batch).loss)
         groups = list(learn._groups(batch))
         assert [group.number for group in groups] == [0, 1, 2, 3]

@@ -20,7 +20,7 @@ from gdt.train.distributed import StopSignal
 from gdt.train.experiment import Experiment, compose, resolve, schedule_of
 from gdt.train.learner import Learner
 from gdt.train.pretrain import pretrain
-from gdt.train.settings import SIZES, Optimization, Pretrain
+from gdt.train.settings import SIZES, Optimization, Pretrain, RunSettings
 from tests.train.test_checkpoint import DATA
 
 CPU = torch.device("cpu")
@@ -31,7 +31,7 @@ def trainer(settings: Pretrain, videos: int) -> Learner:
     """A learner of a small network with these settings, over `videos` videos."""
     source = Source(np.arange(videos), np.full(videos, 100), 30)
     tree = Tree(compose(settings), source, settings.clip, 40, settings.seed)
-    small = replace(settings, network=TINY.network, device="cpu", precision="float32", compile="off")
+    small = RunSettings.of(replace(settings, network=TINY.network))
     return Learner(Experiment(small, tree, None, schedule_of(small, tree.batches_per_epoch), DATA), CPU)
 
 

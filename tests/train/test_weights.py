@@ -29,12 +29,12 @@ from gdt.train import portable
 from gdt.train.checkpoint import load_model
 from gdt.train.learner import start_from
 from gdt.train.models.gdt import GDT
-from gdt.train.models.network import Network
+from gdt.train.models.network import Architecture
 from gdt.train.models.text import TextNetwork
 from gdt.train.pretrain import pretrain
 from gdt.train.record import Origin, RunData, TrainingRecord
 from gdt.train.run import CHECKPOINT
-from gdt.train.settings import SIZES, Optimization, Pretrain
+from gdt.train.settings import SIZES, Optimization, Pretrain, RunSettings
 from gdt.train.trained import Trained
 from gdt.train.weights import KINETICS, RELEASE
 
@@ -323,9 +323,9 @@ def test_trunks_without_the_heads_of_the_release_load(
 
 
 def test_weights_that_are_not_finite_are_refused_by_name(tmp_path: Path) -> None:
-    network = Network(stem=2, stem_middle=2, widths=(2,), depth=1)
+    network = Architecture(stem=2, stem_middle=2, widths=(2,), depth=1)
     base = random(GDT(network, ["video"])).video_network.base.state_dict()
-    texts = {"settings": to_json(Pretrain(network=network)), "statistics": RELEASE.to_numbers()}
+    texts = {"settings": to_json(RunSettings.of(Pretrain(network=network))), "statistics": RELEASE.to_numbers()}
     path, weight, variance = tmp_path / "x.pt", "stem.0.weight", "stem.1.running_var"
 
     def load(changed: dict[str, object], **others: object) -> Trained:
@@ -403,12 +403,12 @@ def test_init_starts_from_the_given_weights(
 
 
 def test_random_parts_of_foreign_weights_are_not_copied() -> None:
-    small = SIZES["tiny"].network
-    model, start = GDT(small), random(GDT(small, ["video"]))
+    tiny = RunSettings.of(SIZES["tiny"])
+    model, start = GDT(tiny.network), random(GDT(tiny.network, ["video"]))
     head = {name: value.clone() for name, value in model.mlp_v.state_dict().items()}
     origin = Origin("torchvision's", (), ("mlp_v",))
     said = start_from(
-        model, Trained(start, TrainingRecord(SIZES["tiny"], RunData(KINETICS), origin=origin)), Path("r2plus1d_18.pth")
+        model, Trained(start, TrainingRecord(tiny, RunData(KINETICS), origin=origin)), Path("r2plus1d_18.pth")
     )
     assert said == "starting from r2plus1d_18.pth: loaded video_network; random mlp_v, audio_network, mlp_a"
     assert all(torch.equal(value, head[name]) for name, value in model.mlp_v.state_dict().items())

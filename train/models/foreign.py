@@ -21,7 +21,7 @@ from gdt.pipeline.shards.layout import BANDS
 from gdt.train.models.backbone import Backbone, load_weights
 from gdt.train.models.given import Maker, Makers
 from gdt.train.models.network import RecordedNetwork
-from gdt.train.settings import Pretrain
+from gdt.train.settings import RunSettings
 
 _TOLERANCE = 1e-4
 """Largest difference of outputs that are the same, as a share of the largest output, in float32 on a CPU."""
@@ -79,7 +79,7 @@ def same_outputs(now: Tensor, then: Outputs) -> bool:
 
 
 def recognise(
-    settings: Pretrain, weights: Mapping[str, Tensor], outputs: Mapping[str, Outputs], given: Makers, source: str
+    settings: RunSettings, weights: Mapping[str, Tensor], outputs: Mapping[str, Outputs], given: Makers, source: str
 ) -> Builders:
     """Make the networks of the user's own of a checkpoint with these weights: of the given ones, the first that fits.
 

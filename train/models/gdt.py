@@ -15,7 +15,7 @@ from gdt.pipeline.leaves import MODALITIES
 from gdt.train.models.audio import AudioResNet
 from gdt.train.models.backbone import Backbone
 from gdt.train.models.foreign import Builders
-from gdt.train.models.network import Network
+from gdt.train.models.network import Architecture
 from gdt.train.models.r2plus1d import R2Plus1D
 from gdt.train.models.text import TextNetwork
 
@@ -64,7 +64,10 @@ class GDT(nn.Module):
     """Phi: maps leaves to embeddings by the trunk and head of their modality."""
 
     def __init__(
-        self, network: Network, modalities: Sequence[str] = ("video", "audio"), own: Builders = MappingProxyType({})
+        self,
+        network: Architecture,
+        modalities: Sequence[str] = ("video", "audio"),
+        own: Builders = MappingProxyType({}),
     ) -> None:
         """`own` makes the trunks that `network` says are the user's own."""
         super().__init__()

@@ -68,10 +68,6 @@ class RecordedNetwork:
 class Network:
     """Sizes of the networks (the paper's section A.3.4). Those that are not options are set by --size, or in Python."""
 
-    video: Annotated[RecordedNetwork | None, tyro.conf.Suppress] = None
-    """The video network, if it is not the paper's; set by --video-network."""
-    audio: Annotated[RecordedNetwork | None, tyro.conf.Suppress] = None
-    """The audio network, if it is not the paper's; set by --audio-network."""
     stem: Annotated[int, tyro.conf.Suppress] = 64
     """Channels after the stem of the video trunk."""
     stem_middle: Annotated[int, tyro.conf.Suppress] = 45
@@ -87,12 +83,8 @@ class Network:
     """Channels after the stem of the audio trunk."""
     audio_widths: Annotated[tuple[int, ...], tyro.conf.Suppress] = (64, 128, 256, 512)
     """Channels of the stages of the audio trunk."""
-    word_dimensions: Annotated[int, tyro.conf.Suppress] = 0
-    """Dimensions of the word vectors; set by the word2vec file, not by an option."""
     text_width: Annotated[int, tyro.conf.Suppress] = 2048
     """Feature size of a text clip."""
-    text_padding: Annotated[bool, tyro.conf.Suppress] = False
-    """Include padding in the maximum over words, as the published weights do; set by the weights, not by an option."""
     hidden: int = 512
     """Hidden units of the projection heads."""
     embedding: int = 256
@@ -100,15 +92,29 @@ class Network:
     dropout: float = 0.3
     """Dropout before each layer of the projection heads, as in the published release."""
 
-    @property
-    def own(self) -> dict[str, RecordedNetwork]:
-        """The networks that are the user's own, by modality."""
-        networks = {"video": self.video, "audio": self.audio}
-        return {modality: network for modality, network in networks.items() if network}
-
     def __post_init__(self) -> None:
         sizes = ("stem", "stem_middle", "depth", "audio_stem", "text_width", "hidden", "embedding")
         require_range(self, *sizes, group="network")
         require_range(self, "dropout", least=0, most=1, group="network")
         if not self.widths or min(*self.widths, *self.audio_widths) < 1:
             raise UserError(f"--network.widths is {self.widths}; it must be one or more numbers of 1 or more")
+
+
+@dataclass(frozen=True)
+class Architecture(Network):
+    """The networks of a model: their sizes, and what its data, its weights and the user's own networks decide."""
+
+    video: RecordedNetwork | None = None
+    """The video network, if it is not the paper's."""
+    audio: RecordedNetwork | None = None
+    """The audio network, if it is not the paper's."""
+    word_dimensions: int = 0
+    """Dimensions of the word vectors."""
+    text_padding: bool = False
+    """Include padding in the maximum over words, as the published weights do."""
+
+    @property
+    def own(self) -> dict[str, RecordedNetwork]:
+        """The networks that are the user's own, by modality."""
+        networks = {"video": self.video, "audio": self.audio}
+        return {modality: network for modality, network in networks.items() if network}
