@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path, PurePath
 
 import numpy as np
@@ -19,60 +20,68 @@ from gdt.preprocess.settings import Preprocess
 from gdt.preprocess.stage import run
 from gdt.preprocess.textfiles import composed
 
-ANYWHERE = Path("/")
-"""The source of these videos."""
-
-
-@dataclass(frozen=True)
-class NamedVideos:
-    sources: Sequence[Place]
-    """Folders, or files."""
-    scratch: Path
-    """A folder for the copies of those in stores."""
-    names: list[str] = field(default_factory=list)
-    """Paths of the videos listed so far, with the folders as in `sources`; the id of a video is its number."""
-
-    def listing(self, source: SourceFiles) -> Iterator[ListedVideo]:
-        """Yield the videos in the order of the sources.
-
-        Raises UserError if a source is neither a folder, a video nor a sound, or if none of them holds a video.
-        """
-        before: set[Path] = set()
-        for number, place in enumerate(self.sources):
-            if isinstance(place, Path):
-                _require_videos(place, before)
-            folder, paths = _files(place, source)
-            copies = self.scratch / str(number)
-            copies.mkdir()
-            for path, file in zip(paths, folder.bring(paths, copies), strict=True):
-                yield ListedVideo(f"{len(self.names):08d}", file.absolute().relative_to(ANYWHERE))
-                self.names.append(folder.address(path))
-        if not self.names:
-            what = f"there are no videos in {' '.join(map(str, self.sources))}"
-            raise incomplete("; ".join([what, *ignored_in_words(source.ignored)]), TREE)
+_ROOT = Path("/")
+"""The folder that holds all of them, once those in stores are copied."""
 
 
 def decode_named(sources: Sequence[Place], scratch: Path, workers: int) -> tuple[Index, tuple[Skipped, ...]]:
     """An index of videos in the order of the sources, with paths as ids, and the skipped files with reasons.
 
-    Their shards in `scratch` are the loader's way of reading videos. Raises Unusable, with these, if no video can be
-    used, and UserError as `NamedVideos.listing`.
+    `sources` are folders or files. The shards in `scratch` are the loader's way of reading videos. Raises Unusable,
+    with the skipped files, if no video can be used, and UserError if a source is neither a folder, a video nor a sound,
+    or if none of them holds a video.
     """
-    videos = NamedVideos(sources, scratch)
+    found = _find(sources)
+    names = [folder.address(path) for folder, paths in found for path in paths]
+
+    def listing(source: SourceFiles) -> Iterator[ListedVideo]:
+        for number, file in enumerate(_bring(found, scratch)):
+            # an index is sorted by its ids, so numbers keep the order; names may occur twice, and need not be UTF-8
+            yield ListedVideo(f"{number:08d}", file.absolute().relative_to(_ROOT))
+
     shards = scratch / "shards"
-
-    def rejected() -> tuple[Skipped, ...]:
-        rows = read_rejected(LocalFolder(shards))
-        return tuple(Skipped(videos.names[int(row.id)], row.reason, row.again) for row in rows)
-
+    settings = Preprocess("folder", _ROOT, shards, workers=workers, allow_rejected=True)
     try:
-        settings = Preprocess("folder", ANYWHERE, shards, workers=workers, allow_rejected=True)
-        index = run(settings, DataSet(videos.listing, TREE)).index
+        index = run(settings, DataSet(listing, TREE)).index
     except Unusable as error:
-        if not videos.names or not (skipped := rejected()):
+        skipped = _skipped(shards, names)
+        if not skipped:
             raise
         raise Unusable(f"no video can be used; the first, {skipped[0].path}: {skipped[0].reason}", skipped) from error
-    return replace(index, id=np.array([videos.names[int(id)] for id in index.id], object)), rejected()
+    return replace(index, id=np.array([names[int(id)] for id in index.id], object)), _skipped(shards, names)
+
+
+def _skipped(shards: Path, names: Sequence[str]) -> tuple[Skipped, ...]:
+    rejected = read_rejected(LocalFolder(shards))
+    return tuple(Skipped(names[int(video.id)], video.reason, video.again) for video in rejected)
+
+
+def _find(sources: Sequence[Place]) -> list[tuple[Folder, Sequence[PurePath]]]:
+    """For each source a folder, and the paths of its videos in it."""
+    ignored: Counter[str] = Counter()
+    before: set[Path] = set()
+    found: list[tuple[Folder, Sequence[PurePath]]] = []
+    for place in sources:
+        if isinstance(place, Path):
+            _require_videos(place, before)
+        file = file_at(place)
+        if file.path.suffix.lower() in MEDIA and not (isinstance(place, Path) and place.is_dir()):
+            found.append((file.folder, [file.path]))
+        else:
+            folder = folder_at(place)
+            found.append((folder, sorted(SourceFiles(folder, ignored).files(), key=composed)))
+    if not any(paths for _, paths in found):
+        what = f"there are no videos in {' '.join(map(str, sources))}"
+        raise incomplete("; ".join([what, *ignored_in_words(ignored)]), TREE)
+    return found
+
+
+def _bring(found: Sequence[tuple[Folder, Sequence[PurePath]]], scratch: Path) -> Iterator[Path]:
+    """The files on this machine."""
+    for number, (folder, paths) in enumerate(found):
+        copies = scratch / str(number)
+        copies.mkdir()
+        yield from folder.bring(paths, copies)
 
 
 def _require_videos(path: Path, before: set[Path]) -> None:
@@ -91,13 +100,3 @@ def _require_videos(path: Path, before: set[Path]) -> None:
         raise UserError(
             f"{path} is neither a folder nor a video or sound file, which ends in {', '.join(sorted(MEDIA))}"
         )
-
-
-def _files(place: Place, source: SourceFiles) -> tuple[Folder, Sequence[PurePath]]:
-    """A folder and the paths in it of the videos of a place; `source` notes what else is there."""
-    file = file_at(place)
-    if file.path.suffix.lower() in MEDIA and not (isinstance(place, Path) and place.is_dir()):
-        return file.folder, [file.path]
-    folder = folder_at(place)
-    paths = SourceFiles(folder, source.ignored, source.notes).files()
-    return folder, sorted(paths, key=composed)
