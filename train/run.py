@@ -7,7 +7,7 @@ import json
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 from gdt.common import serialization
 from gdt.common.commandline import arguments_of, parse
@@ -17,7 +17,7 @@ from gdt.train.gpu import default_size
 from gdt.train.hub import EXPORTED
 from gdt.train.models.network import PAPER_NETWORKS, Architecture
 from gdt.train.published import PUBLISHED
-from gdt.train.settings import SIZES, Pretrain, RunSettings
+from gdt.train.settings import NOT_COMPARED, SIZES, Pretrain, RunSettings
 
 CHECKPOINT = "checkpoint.pt"
 SETTINGS = "settings.json"
@@ -29,10 +29,6 @@ VERDICT = "verdict.txt"
 """Whether the finished run has learned, in a sentence."""
 WANDB = "wandb.id"
 """The id of the run's curves in Weights & Biases."""
-_NO_EFFECT_ON_RESULTS = {"overwrite", "out", "shards", "cache", "loading", "compile", "gradient_cache", "wandb"}
-_NO_EFFECT_ON_RESULTS |= {"init", "word2vec", "factors_from", "networks"}  # whose content is compared instead
-_NO_EFFECT_ON_RESULTS |= {"checkpoint_steps", "probe_every"}
-_NO_EFFECT_ON_RESULTS |= {"factors", "preset"}  # which are the composition
 LENGTH = ("epochs", "steps")
 """The length of a run, which affects results only through the learning rate."""
 
@@ -94,7 +90,9 @@ def decisive(settings: dict[str, Any]) -> dict[str, Any]:
             if isinstance(setting, dict):  # a network of the user's own, which is recognised by what it computes
                 setting = {key: entry for key, entry in setting.items() if key != "name"}
             values[f"{name}.{part}".strip(".")] = setting
-    return {name: value for name, value in values.items() if name.partition(".")[0] not in _NO_EFFECT_ON_RESULTS}
+    kinds = get_type_hints(Pretrain, include_extras=True)
+    not_compared = {name for name, kind in kinds.items() if NOT_COMPARED in getattr(kind, "__metadata__", ())}
+    return {name: value for name, value in values.items() if name.partition(".")[0] not in not_compared}
 
 
 def require_checkpoint(path: Path) -> Path:

@@ -24,6 +24,10 @@ from gdt.train.schedule import Optimization
 Precision = Literal["float32", "bfloat16", "float64"]
 
 
+NOT_COMPARED = "not compared"
+"""Marks settings that may change when a run is resumed: they do not affect results, or what they name is compared."""
+
+
 def _require(condition: bool, message: str) -> None:
     if not condition:
         raise UserError(message)
@@ -56,30 +60,30 @@ class Pretrain:
 
     dataset: str = ""
     """Name of the preprocessed data set; default: that of --shards, else kinetics."""
-    shards: Location | None = None
+    shards: Annotated[Location | None, NOT_COMPARED] = None
     """Folder of the data set's shards, or s3://…; default: data/shards/<dataset>."""
     split: str = "train"
     """Split to learn from."""
     shuffle_shards: int = 0
     """Shuffle videos within groups of N shards, for slow disks; 0: all videos."""
-    preset: str = "l"
+    preset: Annotated[str, NOT_COMPARED] = "l"
     """Row of the paper's table 1, or another preset."""
-    factors: str = ""
+    factors: Annotated[str, NOT_COMPARED] = ""
     """Composition in place of a preset, such as "video:d time_shift:d:2 modality:i:2:differs augmentation:i:1": each
     factor with its contrast (distinctive or invariant) and its K."""
     size: Literal["paper", "tiny"] = "paper"
     """Defaults of networks, clips and schedule: the paper's, or small ones for a CPU; default: paper with a GPU, else
     tiny."""
-    factors_from: Path | None = None
+    factors_from: Annotated[Path | None, NOT_COMPARED] = None
     """Python file with custom transformations, for --factors."""
-    word2vec: Path | None = None
+    word2vec: Annotated[Path | None, NOT_COMPARED] = None
     """word2vec file that the shards were made with; needed for text."""
-    init: str | None = None
+    init: Annotated[str | None, NOT_COMPARED] = None
     """Weights to start from, or their name, such as gdt-k400. Sets the normalisation of inputs, too, but not the size
     of clips."""
-    out: Path | None = None
+    out: Annotated[Path | None, NOT_COMPARED] = None
     """Folder of the run; default: runs/<dataset>-<composition>, and -seed<n> unless that is 0."""
-    overwrite: bool = False
+    overwrite: Annotated[bool, NOT_COMPARED] = False
     """Start anew, also if that folder holds a run, which is lost."""
     batch_size: int | None = None
     """Videos per batch over all GPUs (K of factor video); default: 512 (tiny: 16), fewer if there are fewer videos."""
@@ -94,7 +98,7 @@ class Pretrain:
     group_size: int | None = None
     """Videos of a group, one clip each, that share batch-norm statistics and a pass; 0: all clips of a modality in one
     pass; default: 64 (32 or 16 on small GPUs; tiny: 0), or the next smaller divisor of the batch. Fixed for a run."""
-    gradient_cache: Literal["auto", "on", "off"] = "auto"
+    gradient_cache: Annotated[Literal["auto", "on", "off"], NOT_COMPARED] = "auto"
     """on: embed each group twice, in the memory of one; off: keep the activations of all groups; auto: keep those that
     fit into the GPU's memory, and embed the other groups twice. Does not change results."""
     clip: Clip = field(default_factory=Clip)
@@ -103,11 +107,11 @@ class Pretrain:
     """Ranges of the augmentations."""
     network: Network = field(default_factory=Network)
     """Sizes of the networks."""
-    networks: Annotated[OwnNetworks, tyro.conf.arg(name="")] = PAPER_NETWORKS
+    networks: Annotated[OwnNetworks, tyro.conf.arg(name=""), NOT_COMPARED] = PAPER_NETWORKS
     """Networks of your own."""
     optimization: Annotated[Optimization, tyro.conf.arg(name="")] = field(default_factory=Optimization)
     """Optimizer and schedule."""
-    loading: Loading = field(default_factory=Loading)
+    loading: Annotated[Loading, NOT_COMPARED] = field(default_factory=Loading)
     """Threads and buffers of the loader."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto takes a GPU if there is one."""
@@ -115,19 +119,19 @@ class Pretrain:
     # in float32, rounding differences grow within a few steps
     precision: Literal["auto", "float32", "bfloat16", "float64"] = "auto"
     """Precision of the networks; auto is bfloat16 on GPUs and float32 on CPUs. float64 is for exact comparisons."""
-    compile: Literal["auto", "on", "off"] = "auto"
+    compile: Annotated[Literal["auto", "on", "off"], NOT_COMPARED] = "auto"
     """torch.compile for the networks of video and sound; auto compiles on GPUs."""
     threads: int = 0
     """CPU threads per process; 0: torch's default."""
-    checkpoint_steps: int = 0
+    checkpoint_steps: Annotated[int, NOT_COMPARED] = 0
     """Also write a checkpoint every N steps, besides those every 5 minutes, at the end and when the run is stopped."""
-    probe_every: int | None = None
+    probe_every: Annotated[int | None, NOT_COMPARED] = None
     """Steps between probes of cross-modal recall and of collapse among up to 256 videos of the split val, or test;
     default: four probes, if there are such videos and time, but none of shards in a store; 0: none. The probe does not
     affect training."""
-    wandb: str = ""
+    wandb: Annotated[str, NOT_COMPARED] = ""
     """Weights & Biases project to send the metrics to; needs the package wandb."""
-    cache: str = ""
+    cache: Annotated[str, NOT_COMPARED] = ""
     """Size of this machine's cache of shards in a store, such as 500GB; default: most of the free disk."""
 
     def __post_init__(self) -> None:
@@ -194,7 +198,7 @@ class RunSettings(Pretrain):
     network: Architecture = field(kw_only=True)
     device: Literal["cpu", "cuda"] = field(kw_only=True)
     precision: Precision = field(kw_only=True)
-    compile: Literal["on", "off"] = field(kw_only=True)
+    compile: Annotated[Literal["on", "off"], NOT_COMPARED] = field(kw_only=True)
 
     @staticmethod
     def of(settings: Pretrain, **values: Any) -> RunSettings:
