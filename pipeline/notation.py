@@ -163,4 +163,9 @@ def _defined_by(path: Path, code: bytes) -> Transformations:
     taken = defined.keys() & {*TRANSFORMATIONS, "leaf", "usable"}  # the last two are columns of the factor table, too
     if taken:
         raise UserError(f"{path} defines '{min(taken)}', a name that is taken; choose another name")
+    for kind in defined.values():
+        for parameter in inspect.signature(kind).parameters.values():
+            starred = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+            if parameter.default is parameter.empty and not starred:
+                raise UserError(f"{kind.__name__} in {path} needs its {parameter.name}; give every parameter a default")
     return defined

@@ -95,6 +95,8 @@ def test_a_run_ends_with_the_next_command_and_is_left_alone_afterwards(
     done = command(*words)
     assert done.returncode == 0, done.stderr
     left = {path.name: path.read_bytes() for path in run.iterdir() if path.is_file()}
+    with (run / "metrics.jsonl").open("a") as file:  # as a run that was killed after its last checkpoint
+        file.write('{"step": 2, "loss": 0.1}\n')
     done = command(*tiny(shards, "--out", run, "--steps", 2))
     assert done.stdout.splitlines()[-1] == f"{run}/checkpoint.pt is trained to its last step, 2; nothing to do"
     assert {path.name: path.read_bytes() for path in run.iterdir() if path.is_file()} == left

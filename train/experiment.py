@@ -123,8 +123,8 @@ def _with_batch_size(settings: Pretrain, index: Index, known: Transformations = 
     smallest = compose(replace(settings, batch_size=2), known)
     usable = len(tree_of(settings, smallest, index).source.videos)
     videos = min(settings.defaults.batch_size, usable)
-    group = settings.defaults.group_size or 1
-    return replace(settings, batch_size=videos - videos % group or videos)
+    group_size = settings.defaults.group_size if settings.group_size is None else settings.group_size
+    return replace(settings, batch_size=videos - videos % max(1, group_size) or videos)
 
 
 def tree_of(

@@ -23,7 +23,7 @@ from gdt.pipeline.transformations.modality import Modality
 from gdt.train.experiment import Experiment
 from gdt.train.flops import peak_flops
 from gdt.train.health import RANK, verdict, warning
-from gdt.train.run import METRICS, PROBES, SETTINGS, VERDICT, WANDB, logged
+from gdt.train.run import METRICS, PROBES, SETTINGS, VERDICT, WANDB, keep_until, logged
 from gdt.train.settings import RunSettings
 from gdt.train.step import Metrics
 
@@ -40,11 +40,11 @@ class Log:
         folder.mkdir(parents=True, exist_ok=True)
         write_text(folder / SETTINGS, to_json(settings, indent=2) + "\n")
         (folder / VERDICT).unlink(missing_ok=True)
-        _keep_until(folder / METRICS, first - 1)
+        keep_until(folder / METRICS, first - 1)
         self._file = (folder / METRICS).open("a", buffering=1)
         self._probes = folder / PROBES
         if self._probes.is_file():
-            _keep_until(self._probes, first or -1)
+            keep_until(self._probes, first or -1)
         self._device = torch.device(settings.device)
         self._rates = list[float]()
         self._last = ""
@@ -162,8 +162,3 @@ def _start_wandb(settings: RunSettings, first: int) -> Any:
     write_text(kept, name)
     config = json.loads(to_json(settings))
     return wandb.init(project=settings.wandb, id=name, name=folder.name, dir=str(folder), resume="allow", config=config)
-
-
-def _keep_until(path: Path, last: int) -> None:
-    """Remove the lines after step `last`, which a resumed run repeats."""
-    write_text(path, "".join(json.dumps(row) + "\n" for row in logged(path) if row["step"] <= last))

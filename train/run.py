@@ -12,6 +12,7 @@ from typing import Any, get_type_hints
 from gdt.common import serialization
 from gdt.common.commandline import arguments_of, parse
 from gdt.common.errors import UserError, first_line, unknown
+from gdt.common.files import write_text
 from gdt.common.stores import as_place
 from gdt.train.gpu import default_size
 from gdt.train.hub import EXPORTED
@@ -59,6 +60,13 @@ def logged(path: Path) -> list[dict[str, Any]]:
     """The lines of METRICS or PROBES, without one that is not complete; none without the file."""
     lines = path.read_text(errors="replace").split("\n")[:-1] if path.is_file() else []
     return [json.loads(line) for line in lines]
+
+
+def keep_until(path: Path, last: int) -> None:
+    """Remove the lines of METRICS or PROBES after step `last`, which a resumed run repeats, and an incomplete one."""
+    kept = "".join(json.dumps(row) + "\n" for row in logged(path) if row["step"] <= last)
+    if not path.is_file() or path.read_text(errors="replace") != kept:
+        write_text(path, kept)
 
 
 def from_file(path: Path) -> RunSettings:

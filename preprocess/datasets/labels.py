@@ -56,7 +56,7 @@ class Labels:
 
     def _parse(self, row: Row) -> tuple[str, _Labelled]:
         values = {name.strip(): value.strip() for name, value in row.items()}
-        first, *others = values
+        first, *others = filter(None, values)  # spreadsheets add columns without a name
         if first.lower() not in PATH_COLUMNS:
             raise ValueError(
                 f"the first column is '{first}'; expected one of {', '.join(PATH_COLUMNS)}, as in path,label"
@@ -65,9 +65,9 @@ class Labels:
             raise ValueError("the name of the video is empty")
         video = os.path.normpath(values[first].removeprefix(f"{composed(str(self._source.folder))}/"))
         lowered = {name.lower(): name for name in others}
-        label = next((lowered[name] for name in _CLASS if name in lowered), "")
-        split = lowered.get("split", "")
-        word = values.get(split, "").lower()
+        label = next((lowered[name] for name in _CLASS if name in lowered), None)
+        split = lowered.get("split")
+        word = values[split].lower() if split else ""
         if word and word not in SPLIT_NAMES:
             raise ValueError(f"unknown split '{word}'; available: {', '.join(SPLIT_NAMES)}, or nothing")
         further = [name for name in others if name not in (label, split)]
@@ -75,7 +75,7 @@ class Labels:
         if taken:
             raise ValueError(f"a further column has the name {taken[0]}, which the index uses itself; rename it")
         columns = tuple((name, values[name]) for name in further)
-        return video, _Labelled(values.get(label, ""), SPLIT_NAMES.get(word, ""), columns)
+        return video, _Labelled(values[label] if label else "", SPLIT_NAMES.get(word, ""), columns)
 
     def apply(self, video: ListedVideo, path: str) -> ListedVideo:
         """The video with the values of its row, found by its id or its path below the source, with or without suffix.

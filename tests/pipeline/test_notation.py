@@ -145,6 +145,11 @@ UNTYPED = TYPED.replace("@dataclass(frozen=True)", "").replace(
 )
 
 
+def typed(kind: str) -> str:
+    """The text of a file with a transformation that has a setting of this type, whose default may be another."""
+    return TYPED.format(type=kind if "=" in kind else f"{kind} = None")
+
+
 def setting_of(path: Path, code: str, text: str) -> Any:
     """The setting that a factor `typed` gets from a text in brackets."""
     path.write_text(code)
@@ -167,7 +172,7 @@ def setting_of(path: Path, code: str, text: str) -> Any:
 def test_settings_in_brackets_have_the_type_of_their_parameter(
     tmp_path: Path, future: str, kind: str, text: str, value: object
 ) -> None:
-    found = setting_of(tmp_path / "typed.py", future + TYPED.format(type=kind), text)
+    found = setting_of(tmp_path / "typed.py", future + typed(kind), text)
     assert (found, type(found)) == (value, type(value))
     if isinstance(value, tuple):
         assert [*map(type, found)] == [*map(type, value)]
@@ -194,7 +199,7 @@ def test_settings_without_an_annotation_have_the_type_of_the_default(tmp_path: P
 )
 def test_settings_in_brackets_of_another_type_are_refused(tmp_path: Path, kind: str, text: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
-        setting_of(tmp_path / "typed.py", TYPED.format(type=kind), text)
+        setting_of(tmp_path / "typed.py", typed(kind), text)
 
 
 def test_own_transformations_neither_take_names_nor_change_shapes(tmp_path: Path) -> None:
@@ -203,6 +208,9 @@ def test_own_transformations_neither_take_names_nor_change_shapes(tmp_path: Path
         path.write_text(FREEZE.replace('"freeze"', f'"{name}"'))
         with pytest.raises(UserError, match=f"defines '{name}', a name that is taken"):
             read_transformations(path)
+    path.write_text(FREEZE + "\n    def __init__(self, length):\n        pass\n")
+    with pytest.raises(UserError, match=r"in .*mine.py needs its length; give every parameter a default"):
+        read_transformations(path)
     path.write_text(CUSTOM.format(act="leaves.frames = leaves.frames[:, 1:]"))
     composition = parse("video:d later:i:2 augmentation:i:2", 3, known=read_transformations(path)[0])
     with pytest.raises(UserError, match="'later' changes the shape of leaves.frames"):

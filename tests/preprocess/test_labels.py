@@ -57,6 +57,15 @@ def test_videos_with_the_same_name_in_several_splits_keep_their_whole_paths(tmp_
 # labels.csv
 
 
+def test_columns_without_a_name_are_left_out(tmp_path: Path) -> None:
+    """Spreadsheets write them."""
+    touch(tmp_path, "a.mp4", "b.mp4")
+    for head, row in (("path,split,", "a.mp4,val,x"), (",path,split", "x,a.mp4,val")):
+        write(tmp_path, f"{head}\n{row}\n")
+        assert table("folder", tmp_path) == {"a.mp4": ("", "val"), "b.mp4": ("", "")}
+        assert videos(tmp_path)["a.mp4"].columns == ()
+
+
 def test_labels_csv_overrides_folders(tmp_path: Path) -> None:
     touch(tmp_path, "train/cats/1.mp4", "train/cats/2.mp4", "test/cats/3.mp4", "test/cats/4.mp4", "5.mp4")
     write(

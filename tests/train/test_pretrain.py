@@ -116,6 +116,8 @@ def test_a_default_batch_size_is_lowered_to_the_number_of_videos(
     assert "resume from step 1 of 1; now 2 steps" in longer
     assert "batch_size was 6, now 5" in command(*run, "--steps", 2, "--batch-size", 5).stderr
     assert "a batch takes 7 videos but only 6 can be used" in command(*run, "--batch-size", 7).stderr
+    grouped = ("--out", tmp_path / "grouped", "--steps", 1, "--group-size", 4)
+    assert "batch        4 videos, 16 clips per modality, groups of 4 clips" in command(*run, *grouped).stdout
 
 
 def test_short_videos_are_counted(index: Index) -> None:
