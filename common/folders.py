@@ -40,13 +40,17 @@ class Folder(ABC):
     def __str__(self) -> str: ...
 
     def __eq__(self, other: object) -> bool:
-        return type(self) is type(other) and str(self) == str(other)
+        return isinstance(other, Folder) and self.remote == other.remote and str(self) == str(other)
 
     def __hash__(self) -> int:
         return hash(str(self))
 
     def absolute(self) -> Folder:
         """The folder for processes that run in another one."""
+        return self
+
+    def snapshot(self) -> Folder:
+        """The folder for many questions about its files, whose answers in a store are those of one moment."""
         return self
 
     def resolve(self) -> Folder:

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from fnmatch import fnmatchcase
-from functools import cached_property
 from pathlib import Path, PurePath
 from typing import Any, BinaryIO, TypeVar
 
@@ -30,10 +29,7 @@ _TAGS = ("ETag", "etag", "LastModified", "last_modified", "mtime")
 
 
 class RemoteFolder(Folder):
-    """A folder in an object store.
-
-    What `kind`, `state` and `glob` say is from one listing, of the time of the first of these calls.
-    """
+    """A folder in an object store."""
 
     remote = True
     reads_at_once = 4 * _THREADS
@@ -48,7 +44,7 @@ class RemoteFolder(Folder):
         return self.url
 
     def __reduce__(self) -> tuple[type[RemoteFolder], tuple[str]]:
-        return RemoteFolder, (self.url,)  # workers list for themselves
+        return RemoteFolder, (self.url,)
 
     def connect(self, name: PurePath | str = "") -> tuple[Any, str]:
         """The file system, for one use, since forks must not share it, and the name of an object or the folder."""
@@ -76,13 +72,8 @@ class RemoteFolder(Folder):
             if below or "/" not in name
         }
 
-    @cached_property
-    def _listed(self) -> dict[str, State]:
-        return self.files(below=True)
-
-    @cached_property
-    def _folders(self) -> set[str]:
-        return {str(parent) for name in self._listed for parent in PurePath(name).parents}
+    def snapshot(self) -> RemoteFolder:
+        return _Snapshot(self.url)
 
     def exists(self, name: str) -> bool:
         return bool(self.tag(name))
@@ -92,16 +83,13 @@ class RemoteFolder(Folder):
         return None
 
     def kind(self, path: PurePath | str) -> str:
-        if str(path) in self._listed:
-            return ""
-        return "a folder" if str(PurePath(path)) in self._folders else "missing"
+        return self.snapshot().kind(path)
 
     def state(self, path: PurePath | str) -> State:
-        return self._listed.get(str(path), State(-1, ""))
+        return self.snapshot().state(path)
 
     def glob(self, pattern: str) -> list[Path]:
-        names = [name for name in self._listed if name.count("/") == pattern.count("/") and fnmatchcase(name, pattern)]
-        return sorted(map(Path, names))
+        return self.snapshot().glob(pattern)
 
     def below(self, path: str) -> Folder:
         return RemoteFolder(self.address(path))
@@ -204,6 +192,33 @@ class RemoteFolder(Folder):
         return nullcontext()
 
 
+class _Snapshot(RemoteFolder):
+    """What is in the folder is from one listing; another process gets the folder as it is then."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self._files = super().files(below=True)
+        self._folders = {str(parent) for name in self._files for parent in PurePath(name).parents}
+
+    def snapshot(self) -> RemoteFolder:
+        return self
+
+    def files(self, below: bool = False) -> dict[str, State]:
+        return {name: state for name, state in self._files.items() if below or "/" not in name}
+
+    def kind(self, path: PurePath | str) -> str:
+        if str(path) in self._files:
+            return ""
+        return "a folder" if str(PurePath(path)) in self._folders else "missing"
+
+    def state(self, path: PurePath | str) -> State:
+        return self._files.get(str(path), State(-1, ""))
+
+    def glob(self, pattern: str) -> list[Path]:
+        names = [name for name in self._files if name.count("/") == pattern.count("/") and fnmatchcase(name, pattern)]
+        return sorted(map(Path, names))
+
+
 def _tag_in(entry: Mapping[str, Any]) -> str:
     """What changes when an object is written anew; empty if the store does not tell."""
     return next((str(entry[name]) for name in _TAGS if entry.get(name)), "")
@@ -239,10 +254,8 @@ def local_path(name: str | Path) -> Path:
 
 
 def folder_at(where: str | Place) -> Folder:
-    """The folder at a place; of one in a store, nothing is listed yet."""
+    """The folder at a place."""
     where = as_place(where)
-    if isinstance(where, RemoteFolder):
-        return RemoteFolder(where.url)
     return where if isinstance(where, Folder) else LocalFolder(where)
 
 

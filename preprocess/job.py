@@ -16,7 +16,7 @@ from gdt.preprocess.captions import readers
 from gdt.preprocess.captions.attach import Spoken
 from gdt.preprocess.captions.words import Vocabulary
 from gdt.preprocess.datasets.listing import CAPTIONS, DataSet, ListedVideo, SourceFiles
-from gdt.preprocess.plan import Listed, Plan, ShardTask, assign, collect
+from gdt.preprocess.plan import Listed, Plan, ShardTask, Shares, assign, collect
 from gdt.preprocess.settings import Preprocess
 
 
@@ -73,24 +73,18 @@ class PreprocessJob:
         return sum(len(self.shards[number]) for number in numbers)
 
 
-def prepare(settings: Preprocess, entry: DataSet, build: str) -> PreprocessJob:
+def prepare(settings: Preprocess, entry: DataSet, source: Folder, destination: Folder, build: str) -> PreprocessJob:
     """List the videos of a data set and assign them to shards. Raises UserError if finished shards would be lost.
 
     `build` is the version and build of ffmpeg.
     """
-    source = settings.source_folder
-    destination = settings.absolute_shards
+    source = source.snapshot()
     index_tag = destination.tag(INDEX)
     layout = datasets.layout_of(settings.dataset, settings.layout)
-    files = SourceFiles(source)
-    items = datasets.listing(entry, files)
     spoken = _find_captions(settings, entry, layout, source)
     plan = Plan.read(destination)
     shares = plan.shares.changed(settings.val, settings.test)
-    listed = collect(items if spoken is None else spoken.select(items), source, shares)
-    unused = spoken.captions.unused(spoken.used) if spoken else []
-    without_video = {f"{CAPTIONS} (first: '{unused[0]}')": len(unused)} if unused else {}
-    listed = replace(listed, ignored={**files.ignored, **without_video}, notes=files.notes)
+    listed = _list(entry, source, spoken, shares)
     if not listed.videos:
         named = (f"{source.address(row.path) if row.path else row.id}: {row.reason}" for row in listed.missing)
         raise Unusable(f"none of the videos in {source} can be used: {next(named, 'there are none')}")
@@ -114,6 +108,19 @@ def prepare(settings: Preprocess, entry: DataSet, build: str) -> PreprocessJob:
     return PreprocessJob(
         settings, source, destination, index_tag, listed, spoken, details, shards, contents, plan.times
     )
+
+
+def _list(entry: DataSet, source: Folder, spoken: Spoken | None, shares: Shares) -> Listed:
+    files = SourceFiles(source)
+    used: set[str] = set()
+    items = datasets.listing(entry, files)
+    listed = collect(items if spoken is None else spoken.select(items, used), source, shares)
+    # all items have come, so these are complete
+    ignored = dict(files.ignored)
+    unused = spoken.captions.unused(used) if spoken else []
+    if unused:
+        ignored[f"{CAPTIONS} (first: '{unused[0]}')"] = len(unused)
+    return replace(listed, ignored=ignored, notes=files.notes)
 
 
 def _find_captions(settings: Preprocess, entry: DataSet, layout: str, source: Folder) -> Spoken | None:

@@ -68,7 +68,7 @@ def _find(sources: Sequence[Place]) -> list[tuple[Folder, Sequence[PurePath]]]:
         if file.path.suffix.lower() in MEDIA and not (isinstance(place, Path) and place.is_dir()):
             found.append((file.folder, [file.path]))
         else:
-            folder = folder_at(place)
+            folder = folder_at(place).snapshot()
             found.append((folder, sorted(SourceFiles(folder, ignored).files(), key=composed)))
     if not any(paths for _, paths in found):
         what = f"there are no videos in {' '.join(map(str, sources))}"

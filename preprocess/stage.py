@@ -13,6 +13,7 @@ from tqdm import tqdm
 
 from gdt.common.commandline import gdt_command
 from gdt.common.errors import plural
+from gdt.common.folders import Folder
 from gdt.common.machine import cores
 from gdt.pipeline.shards.container import Damaged, Head, OtherSchema
 from gdt.pipeline.shards.index import names_in
@@ -50,7 +51,8 @@ def command(settings: Preprocess) -> str:
 def dry_run(settings: Preprocess) -> str:
     """List and count the videos; decode none and write nothing."""
     build = require_tools(settings.extraction.limits, Path(tempfile.gettempdir()))
-    job = prepare(settings, _data_set(settings), build)
+    source = settings.source_folder
+    job = prepare(settings, _data_set(settings, source), source, settings.absolute_shards, build)
     pending = job.pending()
     doubtful = job.doubtful(pending)
     videos = job.listed.settled(job.listed.videos).videos.values()  # as if decoding rejected none
@@ -69,9 +71,9 @@ def dry_run(settings: Preprocess) -> str:
     return "\n".join(lines)
 
 
-def _data_set(settings: Preprocess) -> DataSet:
+def _data_set(settings: Preprocess, source: Folder) -> DataSet:
     """The data set of the layout. Raises UserError if there is none of this name, or no source."""
-    return datasets.find(datasets.layout_of(settings.dataset, settings.layout), settings.source_folder)
+    return datasets.find(datasets.layout_of(settings.dataset, settings.layout), source)
 
 
 def run(settings: Preprocess, entry: DataSet | None = None) -> Summary:
@@ -79,10 +81,12 @@ def run(settings: Preprocess, entry: DataSet | None = None) -> Summary:
 
     `entry` is by default that of the layout.
     """
+    source = settings.source_folder
     destination = settings.absolute_shards
-    entry = entry or _data_set(settings)
+    entry = entry or _data_set(settings, source)
     with destination.locked():
-        job = prepare(settings, entry, require_tools(settings.extraction.limits, destination.scratch))
+        build = require_tools(settings.extraction.limits, destination.scratch)
+        job = prepare(settings, entry, source, destination, build)
         if not settings.scheduler:  # workers of a cluster may still be busy with tasks of a killed run
             destination.remove_scratch(SCRATCH)
         job.plan(number for number in job.shards if shard_name(number) not in job.contents).write(destination)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import PurePath
 
 from gdt.common.folders import Folder
@@ -31,13 +31,12 @@ class Spoken:
     source: Folder
     only_captioned: bool
     """Leave out videos without captions, and cut the others to captioned stretches."""
-    used: set[str] = field(default_factory=set)
-    """Names of the captions of the videos that `select` has yielded."""
 
-    def select(self, items: Iterable[ListedVideo | Missing]) -> Iterator[ListedVideo | Missing]:
+    def select(self, items: Iterable[ListedVideo | Missing], used: set[str]) -> Iterator[ListedVideo | Missing]:
+        """Yield the videos, and add the names of their captions to those `used`."""
         for item in items:
             name = self._name(item) if isinstance(item, ListedVideo) else None
-            self.used.add(name or "")
+            used.add(name or "")
             if self.only_captioned and name == "":
                 yield Missing(item.id, "it has no captions", item.path)
             else:

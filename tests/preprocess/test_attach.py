@@ -34,7 +34,7 @@ def write_subtitles(source: Path, captions: dict[str, list[tuple[float, float, s
 def tokens(source: Path, dataset: str = "folder", only_captioned: bool = False) -> dict[str, list[int] | str]:
     """The words of each video, or why it is left out."""
     spoken = Spoken(find(source), LISTEN, LocalFolder(source), only_captioned)
-    items = spoken.select(DATASETS[dataset].listing(SourceFiles(LocalFolder(source))))
+    items = spoken.select(DATASETS[dataset].listing(SourceFiles(LocalFolder(source))), set())
     return {item.id: item.reason if isinstance(item, Missing) else spoken.attach(item).words.token for item in items}
 
 
@@ -105,7 +105,8 @@ PART = [(0, 1.0, 2.0), (1, 3.5, 4.0)]
 def said_in_parts(source: Path, dataset: str) -> dict[str, list[tuple[int, float, float]]]:
     spoken = Spoken(find(source), LISTEN, LocalFolder(source), only_captioned=False)
     videos = [
-        spoken.attach(video) for video in spoken.select(DATASETS[dataset].listing(SourceFiles(LocalFolder(source))))
+        spoken.attach(video)
+        for video in spoken.select(DATASETS[dataset].listing(SourceFiles(LocalFolder(source))), set())
     ]
     return {video.id: list(zip(video.words.token, video.words.start, video.words.end, strict=True)) for video in videos}
 

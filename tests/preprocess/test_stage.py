@@ -178,7 +178,7 @@ def test_summary_counts_everything(alone: None, real: Path, tmp_path: Path) -> N
     done = run(Preprocess("folder", tmp_path / "videos", tmp_path / "shards"))
     saved, index = json.loads((tmp_path / "shards" / "summary.json").read_text()), done.index
     assert saved["videos"] == 6 == saved["kept"] + sum(saved["left_out"].values())
-    assert saved["left_out"]["shorter than 1 s"] == 1
+    assert saved["left_out"]["it is too short"] == 1
     assert np.isclose(saved["hours"], index.frame_count.sum() / 30 / 3600)
     assert np.isclose(saved["gigabytes"], sum(path.stat().st_size for path in tmp_path.glob("*/shard-*.h5")) / 1e9)
     silent = index.id.tolist().index("silent-black-10s.mp4")
@@ -189,7 +189,7 @@ def test_summary_counts_everything(alone: None, real: Path, tmp_path: Path) -> N
     assert sorted(rejected) == bad and "moov atom not found" in rejected["broken.mp4"]
     text = describe(done)
     assert "3 of 6 videos kept" in text and "its sound track is silent" in text
-    assert "       1  shorter than 1 s\n" in text and "set --test 0.1 and run again" in text
+    assert "       1  it is too short\n" in text and "set --test 0.1 and run again" in text
 
 
 @pytest.fixture
@@ -391,7 +391,8 @@ def test_a_lost_plan_is_made_again(alone: None, four: Preprocess) -> None:
 def test_shards_of_another_run_are_not_indexed(four: Preprocess) -> None:
     """Two runs with other videos may write into one folder of a store, which has no locks."""
     run(four)
-    job = prepare(four, datasets.find("folder", four.source_folder), "")
+    source = four.source_folder
+    job = prepare(four, datasets.find("folder", source), source, four.absolute_shards, "")
     listed = replace(job.listed, videos={id: video for id, video in job.listed.videos.items() if id != "2.mp4"})
     with pytest.raises(UserError, match=r"has shards of another run with other videos \(first: '2.mp4'\)"):
         finish(replace(job, listed=listed), [])
@@ -432,7 +433,7 @@ def test_many_files_of_the_same_id_stop_the_run(alone: None, four: Preprocess) -
         shutil.copytree(four.source_folder, four.source_folder.root / kind, ignore=lambda *_: ["cats", "dogs"])
     few = replace(four, dataset="kinetics", layout="", source=four.source_folder.root / "cats")
     shutil.copy(few.source_folder.root / "0.mp4", four.source_folder.root / "cats" / "0.webm")
-    assert run(few).reasons == {"it has the id of another video, which is kept": 1}
+    assert run(few).reasons == {"it has the id of another video": 1}
     many = replace(few, source=four.source_folder, destination=four.shard_folder.root.with_name("many"))
     for doing in (run, stage.dry_run):
         with pytest.raises(
