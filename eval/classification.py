@@ -41,8 +41,8 @@ def fit(classifier: Any, features: np.ndarray, target: np.ndarray) -> list[Warni
     return [record.message for record in caught if isinstance(record.message, Warning)]
 
 
-def fit_warnings(caught: Sequence[Warning], fits: int) -> dict[str, str]:
-    """The warnings of several fits as the detail `warning` of a result; empty without."""
+def fit_warnings(caught: Sequence[Warning], fits: int) -> str:
+    """The warnings of several fits in words; empty without."""
     texts: Counter[str] = Counter()
     for warning in caught:
         if isinstance(warning, ConvergenceWarning):
@@ -53,7 +53,7 @@ def fit_warnings(caught: Sequence[Warning], fits: int) -> dict[str, str]:
     for text, count in texts.items():
         subject = "the classifier" if fits == 1 else f"{count} of {fits} classifiers"
         sentences.append(f"{subject} {text}")
-    return {"warning": "; ".join(sentences)} if sentences else {}
+    return "; ".join(sentences)
 
 
 def top_k(scores: np.ndarray, target: np.ndarray, ks: Sequence[int]) -> dict[int, Measured]:

@@ -105,15 +105,18 @@ def _run(job: Job) -> None:
     start = time.perf_counter()
     evaluator = job.evaluator
     model = job.model
-    fold, notes = evaluator.select(model, job.protocol, job.fold)
+    selected = evaluator.select(model, job.protocol, job.fold)
+    fold = selected.fold
     facts = _facts(job, fold)
     outcome = evaluator.run(model, job.protocol, fold, job.folder)
     if outcome.queries is not None:
         seen = model.seen(evaluator.data, outcome.queries)
         facts = replace(facts, queries=len(outcome.queries), seen=seen)
     same = evaluator.sameness(model, job.protocol, fold)
-    warnings = [details["warning"] for details in (outcome.details, same, notes) if "warning" in details]
-    details = {**facts.details, **outcome.details, **notes}
+    details = {**facts.details, **outcome.details}
+    if selected.left_out:
+        details["left out"] = selected.left_out
+    warnings = [*filter(None, (outcome.warning, same, selected.warning))]
     if warnings:
         details["warning"] = "; ".join(warnings)
     metrics = {name: measured.metric for name, measured in outcome.metrics.items()}

@@ -34,6 +34,18 @@ class Outcome(NamedTuple):
     """What else decides the numbers, as text."""
     queries: np.ndarray | None = None
     """Queries that were evaluated, if the protocol could not use all: rows of the index, int64."""
+    warning: str = ""
+    """What to say below the table; empty without."""
+
+
+class Selection(NamedTuple):
+    """The videos of a fold that a protocol evaluates."""
+
+    fold: Fold
+    left_out: str = ""
+    """Those that it does not evaluate, in words; empty without."""
+    warning: str = ""
+    """As in Outcome."""
 
 
 @dataclass
@@ -46,27 +58,25 @@ class Evaluator:
     out: Path
     words: WordVectors | None
 
-    def select(self, model: Subject, protocol: str, fold: Fold) -> tuple[Fold, dict[str, str]]:
-        """The videos of a fold that a protocol evaluates, and what to say of those that it does not.
-
-        Raises UserError if none is left.
-        """
+    def select(self, model: Subject, protocol: str, fold: Fold) -> Selection:
+        """The videos of a fold that a protocol evaluates. Raises UserError if none is left."""
         kind = PROTOCOLS[protocol]
         if not kind.labels:
-            return fold, {}
+            return Selection(fold)
         modalities = self.settings.modalities
-        notes: dict[str, str] = {}
+        left_out = ""
+        warning = ""
         kept = fold.having(self.data.index, model.trained.settings.clip, modalities)
         lacking = len(fold.videos) - len(kept.videos)
         if lacking:
             short = ", or sound is shorter than a clip" if "audio" in modalities else ""
-            notes["left out"] = f"{plural(lacking, 'video')} whose {' or '.join(modalities)} is missing{short}"
+            left_out = f"{plural(lacking, 'video')} whose {' or '.join(modalities)} is missing{short}"
         alone = int((~np.isin(kept.query_label, kept.gallery_label)).sum())
         if alone and not kind.several:
             what = f"{alone} of {len(kept.queries)} queries are of classes without gallery videos"
-            notes["warning"] = f"{what}: any model gets them wrong"
+            warning = f"{what}: any model gets them wrong"
         settings = only_decisive(self.settings, protocol)
-        return _subsample(kept, settings.train_samples, settings.seed), notes
+        return Selection(_subsample(kept, settings.train_samples, settings.seed), left_out, warning)
 
     def run(self, model: Subject, protocol: str, fold: Fold, folder: Path) -> Outcome:
         """Evaluate a model on the videos of a fold; a protocol that trains writes to `folder`.
@@ -77,13 +87,12 @@ class Evaluator:
         with_own_settings = replace(self, settings=only_decisive(self.settings, protocol))
         return function(with_own_settings, model, fold, folder)
 
-    def sameness(self, model: Subject, protocol: str, fold: Fold) -> dict[str, str]:
-        """What to say of a protocol on frozen features that are nearly the same for all videos."""
+    def sameness(self, model: Subject, protocol: str, fold: Fold) -> str:
+        """A warning of a protocol on frozen features that are nearly the same for all videos; empty without."""
         frozen = PROTOCOLS[protocol].labels and not PROTOCOLS[protocol].trains
         if model.random or not frozen:
-            return {}
-        said = sameness({name: self.features(model, fold.videos, name).average for name in self.settings.modalities})
-        return {"warning": said} if said else {}
+            return ""
+        return sameness({name: self.features(model, fold.videos, name).average for name in self.settings.modalities})
 
     def features(self, model: Subject, videos: np.ndarray, modality: str) -> PooledFeatures:
         """Features of at least these videos, extracted once."""

@@ -54,8 +54,7 @@ def cross_modal(evaluator: Evaluator, model: Subject, fold: Fold, _: Path) -> Ou
         f"{query} to {gallery} R@{k}": measured(correct, 100 * min(k, n) / n)
         for (query, gallery, k), correct in crossmodal.hits(embedded.embeddings).items()
     }
-    details = {}
+    warning = ""
     if not model.random:
         warning = sameness({name: values.numpy() for name, values in embedded.embeddings.items()})
-        details = {"warning": warning} if warning else {}
-    return Outcome(metrics, details, embedded.videos)
+    return Outcome(metrics, queries=embedded.videos, warning=warning)

@@ -23,14 +23,14 @@ def linear(evaluator: Evaluator, model: Subject, fold: Fold, _: Path) -> Outcome
     features = evaluator.pooled(model, fold, "average")
     accuracy, warning = linear_probe(*features, evaluator.settings.linear_c, (1, 5))
     metrics = {f"linear top-{k}": measured for k, measured in accuracy.items()}
-    return Outcome(metrics, {"pooling": "average", **warning})
+    return Outcome(metrics, {"pooling": "average"}, warning=warning)
 
 
 def svm(evaluator: Evaluator, model: Subject, fold: Fold, _: Path) -> Outcome:
     """Top-1 accuracy of linear SVMs."""
     features = evaluator.pooled(model, fold, "average")
     accuracy, warning = linear_probe(*features, evaluator.settings.linear_c, (1,), svm=True)
-    return Outcome({"SVM top-1": accuracy[1]}, {"pooling": "average", **warning})
+    return Outcome({"SVM top-1": accuracy[1]}, {"pooling": "average"}, warning=warning)
 
 
 def linear_probe(
@@ -41,9 +41,9 @@ def linear_probe(
     c: float,
     ks: Sequence[int],
     svm: bool = False,
-) -> tuple[dict[int, Measured], dict[str, str]]:
+) -> tuple[dict[int, Measured], str]:
     """Top-k accuracy by k, for k below the number of classes, of a logistic regression on standardised features, or of
-    one-versus-rest linear SVMs; and what scikit-learn warned of, as the detail `warning`.
+    one-versus-rest linear SVMs; and what scikit-learn warned of.
 
     `c` is the inverse strength of L2 regularisation. Raises UserError if there is only one class.
     """

@@ -28,14 +28,14 @@ def multilabel(evaluator: Evaluator, model: Subject, fold: Fold, _: Path) -> Out
     gallery = fold.gallery_label
     used = f"mAP is over the {len(counted(queries, gallery))} of {len(names_in([*queries, *gallery]))} in both parts"
     bare = f"{(queries == '').sum()} queries and {(gallery == '').sum()} gallery videos have none: negatives of all"
-    return Outcome({"mAP": measured}, {"pooling": "average", "labels": f"{used}; {bare}", **warning})
+    return Outcome({"mAP": measured}, {"pooling": "average", "labels": f"{used}; {bare}"}, warning=warning)
 
 
 def mean_average_precision(
     query: np.ndarray, query_label: np.ndarray, train: np.ndarray, train_label: np.ndarray, c: float
-) -> tuple[Measured, dict[str, str]]:
+) -> tuple[Measured, str]:
     """Mean average precision, in percent, of a logistic regression per label, with an interval over labels; and what
-    scikit-learn warned of, as the detail `warning`.
+    scikit-learn warned of.
 
     `query_label` [q] and `train_label` [n] are names joined by LABEL_SEPARATOR; those without a label are negatives.
     Raises UserError if fewer than two labels are `counted`.

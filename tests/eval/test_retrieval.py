@@ -117,12 +117,11 @@ def test_warnings_of_scikit_learn_are_one_sentence() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         caught = fit(LogisticRegression(max_iter=1), values, label)
-    assert fit_warnings(caught, 1) == {"warning": "the classifier did not converge (a lower --linear-c helps)"}
+    assert fit_warnings(caught, 1) == "the classifier did not converge (a lower --linear-c helps)"
     caught = [ConvergenceWarning("lbfgs failed\nto converge"), UserWarning("one\n  two"), ConvergenceWarning("")]
-    assert fit_warnings(caught, 9) == {
-        "warning": "2 of 9 classifiers did not converge (a lower --linear-c helps); 1 of 9 classifiers warned: one two"
-    }
-    assert fit_warnings([], 9) == {}
+    expected = "2 of 9 classifiers did not converge (a lower --linear-c helps); 1 of 9 classifiers warned: one two"
+    assert fit_warnings(caught, 9) == expected
+    assert fit_warnings([], 9) == ""
 
 
 def test_nearest_is_ordered_by_cosine() -> None:
