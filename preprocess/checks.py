@@ -22,10 +22,9 @@ from gdt.pipeline.shards.container import Damaged, Head, OtherSchema, texts
 from gdt.pipeline.shards.index import read_table
 from gdt.pipeline.shards.layout import INDEX
 from gdt.pipeline.shards.naming import is_shard
-from gdt.pipeline.shards.rejected import read_rejected, rejected_in
+from gdt.pipeline.shards.rejected import cause_of, read_rejected, rejected_in
 from gdt.preprocess.datasets.listing import hash_of
 from gdt.preprocess.plan import Listed, Plan
-from gdt.preprocess.summary import generalise
 from gdt.preprocess.worker import MadeShard
 
 _FIRST = 100
@@ -132,10 +131,10 @@ def require_usable(results: Iterator[MadeShard]) -> None:
 
 def _require_few(rejected: Sequence[tuple[object, str]], videos: int, of: str, way: str) -> None:
     """Raise TooManyRejected if over a third of the videos are rejected (name and reason of each) for one reason."""
-    reasons = Counter(generalise(reason) for _, reason in rejected)
+    reasons = Counter(cause_of(reason) for _, reason in rejected)
     if reasons and 3 * max(reasons.values()) > videos:
         most, count = reasons.most_common(1)[0]
-        name, reason = next(row for row in rejected if generalise(row[1]) == most)
+        name, reason = next(row for row in rejected if cause_of(row[1]) == most)
         raise TooManyRejected(
             f"{count} {of} {videos} videos are rejected for the same reason (first: {name}: {reason}); {way}, or set "
             "--allow-rejected to go on without such videos"

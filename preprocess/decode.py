@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from operator import itemgetter
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from PIL import Image
@@ -57,6 +58,13 @@ class Extracted:
     """Whether another build of ffmpeg may give another note."""
     suspicious: bool = False
     """Whether the machine may be at fault."""
+
+
+class _Attempt(NamedTuple):
+    """A run of ffmpeg on a file."""
+
+    target: Target
+    errors: list[str]
 
 
 def groups(videos: Sequence[ListedVideo]) -> Iterator[list[ListedVideo]]:
@@ -120,22 +128,22 @@ def _extract(target: Target, settings: Extraction) -> Extracted:
         trials.append(replace(target, sound=""))  # the sound may be undecodable
     if target.hdr:  # the file may not declare its colour space
         trials += [replace(target, hdr=False), replace(target, hdr=False, sound="")]
-    used = target
-    tried = [log.errors]
+    attempts = [_Attempt(target, log.errors)]
     for trial in trials:
         if _has_bytes(target.jpeg):
             break
-        used = trial
-        tried.append(_decode(trial, settings).errors)
+        attempts.append(_Attempt(trial, _decode(trial, settings).errors))
+    used = attempts[-1].target
     # ffmpeg restarts its filters where sound changes its rate or channels
-    errors = [line for line in tried[-1] if _OUT_OF_ORDER not in line]
+    errors = [line for line in attempts[-1].errors if _OUT_OF_ORDER not in line]
     if not _has_bytes(target.outputs[0]):
         raise Failed(f"ffmpeg cannot decode it: {_first(errors)}", any(map(is_of_build, errors[:1])))
     lost_sound = bool(target.sound and not used.sound)
     if lost_sound:
         errors = [f"its sound cannot be decoded: {_first(log.errors)}", *errors]
     if target.hdr and not used.hdr:
-        errors = [*errors, f"HDR without tone mapping: {_first(tried[1 if target.sound else 0])}"]
+        last_as_hdr = [attempt for attempt in attempts if attempt.target.hdr][-1]
+        errors = [*errors, f"HDR without tone mapping: {_first(last_as_hdr.errors)}"]
     return replace(
         _collect(used, settings, errors),
         of_build=target.of_build or any(map(is_of_build, errors[:1])),
@@ -170,7 +178,7 @@ def _collect(target: Target, settings: Extraction, errors: list[str]) -> Extract
     short = seconds < settings.min_seconds
     official = bool(target.video.folds and seconds)
     if short and not official:
-        reason = f"only {seconds:.2f} s of it can be decoded, {settings.min_seconds:g} s are needed"
+        reason = f"it is too short; only {seconds:.2f} s can be decoded, {settings.min_seconds:g} s are needed"
         raise Failed(f"{reason}; {_first(errors)}", is_of_build(errors[0])) if errors else Rejected(reason)
     if short and not errors:
         errors = ["shorter than --min-seconds, kept because its official folds count every video"]

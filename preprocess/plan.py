@@ -132,7 +132,7 @@ def collect(items: Iterable[ListedVideo | Missing], folder: Folder, shares: Shar
         if isinstance(item, Missing):
             missing.append(item)
         elif item.id in videos:
-            reason = f"it has the id of {folder.address(videos[item.id].path)}, which is kept"
+            reason = f"it has the id of another video; {folder.address(videos[item.id].path)} is kept"
             missing.append(Missing(item.id, reason, item.path, fault=True))
         else:
             if not item.split:

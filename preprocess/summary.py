@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from gdt.common.files import write_text
 from gdt.common.intervals import FEWEST_VIDEOS
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.shards.layout import INDEX, REJECTED
-from gdt.pipeline.shards.rejected import read_rejected
+from gdt.pipeline.shards.rejected import cause_of, read_rejected
 from gdt.preprocess.datasets.listing import ignored_in_words
 from gdt.preprocess.plan import Listed
 
@@ -86,16 +85,7 @@ def summarise(index: Index, listed: Listed, new_shards: int, decoded: int) -> Su
 
 def _count(reasons: Iterable[str]) -> dict[str, int]:
     """Number of equal reasons, most frequent first."""
-    return dict(Counter(map(generalise, reasons)).most_common())
-
-
-def generalise(reason: str) -> str:
-    """A reason without names, numbers and details, which differ from video to video."""
-    reason = re.sub(r"^it has the id of .*, which is kept$", "it has the id of another video, which is kept", reason)
-    reason = re.sub(r"^only [\d.]+ s of it can be decoded, ([\d.]+) s are needed.*", r"shorter than \1 s", reason)
-    if reason.startswith("shorter than"):
-        return reason
-    return re.sub(r"(?<!UTF-)\b(0x[0-9a-f]+|\d+(\.\d+)?)(?=\D|$)", "…", reason.split(";")[0])
+    return dict(Counter(map(cause_of, reasons)).most_common())
 
 
 def describe(summary: Summary) -> str:

@@ -14,7 +14,7 @@ from gdt.common.commandline import options
 from tests.conftest import ROOT
 
 PRODUCT = ("common", "pipeline", "preprocess", "train", "eval", "src")
-LINES = 20_770
+LINES = 21_000
 """Lines of Python of the product."""
 FILE, FUNCTION, TEST_FILE = 350, 60, 600
 """Lines of a file and of a function of the product, and of a file of tests or benchmarks."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -19,12 +20,19 @@ from gdt.pipeline.shards.layout import REJECTED
 class RejectedVideo:
     id: str
     reason: str
+    """Its cause, and, after a semicolon, details."""
     again: bool = False
     """Whether that is no verdict on the video: the next run tries it again."""
     hash: str = ""
     """BLAKE2b of its file, in hexadecimal; in shards."""
     path: str = ""
     """Of its file; in the list."""
+
+
+def cause_of(reason: str) -> str:
+    """What videos that are rejected for the same reason have in common: the cause, without numbers."""
+    cause, _, _ = reason.partition(";")
+    return re.sub(r"(?<!UTF-)\b(0x[0-9a-f]+|\d+(\.\d+)?)(?=\D|$)", "…", cause)
 
 
 def rejected_column(videos: Iterable[RejectedVideo]) -> np.ndarray:

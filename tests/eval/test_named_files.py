@@ -69,7 +69,7 @@ def evil(checkpoint: Path, index: Index, tmp_path_factory: pytest.TempPathFactor
     rewritten(folder / "older" / CHECKPOINT, lambda state: {k: v for k, v in state.items() if k != "per_step"})
     trained = load_model(checkpoint)
     written = replace(trained.settings, factors=EVIL, preset="l", factors_from=folder / "evil.py")
-    trained = replace(trained, settings=written)
+    trained = replace(trained, record=replace(trained.record, settings=written))
     portable.write(folder / "evil.safetensors", trained)
     train = (index.split == "train").nonzero()[0]
     fold = Fold(0, train, train, index.label[train].astype(str), index.label[train].astype(str))
@@ -147,12 +147,15 @@ def test_evaluation_needs_no_file_but_the_numbers_in_the_checkpoint(
     own: Path, shards: Path, index: Index, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     text = json.loads(torch.load(own, weights_only=True)["settings"])
-    assert text["factors_from"] is None and len(load_model(own).factors_checksum) == 16
+    assert text["factors_from"] is None and len(load_model(own).record.data.factors_checksum) == 16
     settings = load_model(own).settings
     composition = compose(settings, read_transformations(own.parent.parent / "mine.py")[0])
     videos, flops = composition.batch_size, step_flops(load_model(own).model, composition, settings.clip)
     export(Export(tmp_path / "x.safetensors", ckpt=own))
-    assert load_model(tmp_path / "x.safetensors").factors_checksum == load_model(own).factors_checksum
+    assert (
+        load_model(tmp_path / "x.safetensors").record.data.factors_checksum
+        == load_model(own).record.data.factors_checksum
+    )
     with pytest.raises(UserError, match="unknown factor 'freeze'"):
         compose(settings)
     (result,) = results(own, shards, tmp_path / "out")

@@ -32,7 +32,7 @@ from gdt.train.checkpoint import load_trained
 from gdt.train.experiment import compose, tree_of
 from gdt.train.pretrain import pretrain
 from gdt.train.run import from_json
-from gdt.train.settings import SIZES
+from gdt.train.settings import SIZES, RunSettings
 from tests.conftest import Run, preprocess
 from tests.eval.conftest import results
 from tests.tamper import annotate
@@ -179,7 +179,8 @@ def test_results_are_named_after_the_shards_and_no_name_from_a_file_becomes_a_pa
         settings = json.loads(to_json(first.settings)) | {"dataset": name}
         with pytest.raises(UserError, match="--dataset is .*; give a name without slashes and control characters"):
             from_json(json.dumps(settings))
-    remote = replace(first, settings=replace(first.settings, shards=RemoteFolder("http://127.0.0.1:1/shards")))
+    elsewhere = replace(first.settings, shards=RemoteFolder("http://127.0.0.1:1/shards"))
+    remote = replace(first, record=replace(first.record, settings=elsewhere))
     with pytest.raises(UserError, match="was trained on http://127.0.0.1:1/shards; pass it as --shards to use it"):
         Data.open(checkpoint, remote, "", None, "", "")
 
@@ -309,7 +310,7 @@ def test_without_ckpt_the_latest_run_is_taken_only_on_the_data_set_of_its_traini
         path.parent.mkdir(parents=True)
         path.touch()
         os.utime(path, (number, number))
-        settings = replace(SIZES["tiny"], dataset=name, shards=shards if name == "mine" else None)
+        settings = RunSettings.of(SIZES["tiny"], dataset=name, shards=shards if name == "mine" else None)
         (path.parent / "settings.json").write_text(to_json(settings))
     for asked in (("mine", None), ("", shards), ("", None), ("ucf101", None), ("ucf101", ucf)):
         assert default_checkpoint(*asked) == Path("runs/mine-l/checkpoint.pt")

@@ -51,7 +51,7 @@ from tests.preprocess.media import (
         ("sample_missing_stsd.mp4", 30, 0.0, "its sound cannot be decoded"), ("sample_shorter_audio.mp4", 36, 0.8, ""),
         ("broken.mp4", 0, 0.0, "ffmpeg cannot decode it: moov atom not found"),
         ("empty.flv", 0, 0.0, "ffmpeg cannot decode it: "),
-        ("video_270.mov", 0, 0.0, "only 0.10 s of it can be decoded, 1 s are needed"),
+        ("video_270.mov", 0, 0.0, "it is too short; only 0.10 s can be decoded, 1 s are needed"),
     ],
 )  # fmt: skip
 def test_real_clips_with_faults(real: Path, tmp_path: Path, name: str, count: int, sound: float, why: str) -> None:
@@ -281,7 +281,7 @@ def test_sound_without_video_or_with_a_cover_is_rejected(
 
 def test_video_shorter_than_min_seconds_is_rejected(tmp_path: Path) -> None:
     short = made(tmp_path / "short.mp4", clock(0.9))
-    assert reason(short, tmp_path) == "only 0.90 s of it can be decoded, 1 s are needed"
+    assert reason(short, tmp_path) == "it is too short; only 0.90 s can be decoded, 1 s are needed"
     assert len(kept(short, tmp_path, Extraction(min_seconds=0.9)).sizes) == 27
 
 

@@ -39,7 +39,7 @@ def test_list_is_sorted_and_knows_sizes_splits_and_labels(tmp_path: Path) -> Non
     assert list(listed.videos) == ["b", "d", "é"] and listed.drawn
     assert [listed.videos[id].size for id in "bdé"] == [-1, -1, 5]
     assert listed.missing == [
-        items[1], Missing("b", "it has the id of /videos/b.mp4, which is kept", HERE / "again.mp4", fault=True)
+        items[1], Missing("b", "it has the id of another video; /videos/b.mp4 is kept", HERE / "again.mp4", fault=True)
     ]  # fmt: skip
     assert not collect(items[:1], LocalFolder(tmp_path)).drawn
     assert listed.annotations(["é", "d", "b"]) == {

@@ -162,7 +162,7 @@ def test_lost_or_damaged_index_is_rebuilt_with_current_labels(pets: Preprocess) 
 
 
 @pytest.mark.parametrize(
-    "moment", ["pipeline.shards.container.writing", "common.files.os.fsync", "preprocess.finish.write_lines",
+    "moment", ["pipeline.shards.container.writing", "common.files.os.fsync", "pipeline.shards.rejected.write_lines",
                "preprocess.finish.summarise", "preprocess.job.PreprocessJob.pending"],
 )  # fmt: skip
 def test_interrupted_relabelling_is_completed_by_the_next_run(
