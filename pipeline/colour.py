@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -48,8 +48,6 @@ class Pixels:
     """A of every leaf: float32 [n, 3, 3]."""
     offset: torch.Tensor
     """b of every leaf: float32 [n, 3]."""
-    buffers: dict[torch.dtype, torch.Tensor] = field(default_factory=dict)
-    """Output buffers on a CPU, reused by all batches: allocating one takes longer than filling it."""
 
     def __len__(self) -> int:
         return len(self.crops)
@@ -60,22 +58,12 @@ class Pixels:
     def floats(self, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         """Normalised clips for the encoder: [n, 3, frames, size, size], channels-last in memory, on the crops' device.
 
-        Computed in float32 and rounded to `dtype`. On a CPU the result is valid until the next batch of the same
-        loader is converted.
+        Computed in float32 and rounded to `dtype`.
         """
-        out = self._memory(dtype)
+        out = torch.empty(self.crops.shape, dtype=dtype, device=self.crops.device)
         convert = _on_cpu if self.crops.device.type == "cpu" else _on_any_device
         convert(self, out)
         return out.permute(0, 4, 1, 2, 3)
-
-    def _memory(self, dtype: torch.dtype) -> torch.Tensor:
-        if self.crops.device.type != "cpu":  # torch caches GPU memory
-            return torch.empty(self.crops.shape, dtype=dtype, device=self.crops.device)
-        memory = self.buffers.get(dtype)
-        if memory is None or memory.shape != self.crops.shape:
-            memory = torch.empty(self.crops.shape, dtype=dtype)
-            self.buffers[dtype] = memory
-        return memory
 
 
 _CHUNK = 1 << 28

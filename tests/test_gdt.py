@@ -201,5 +201,7 @@ def test_batches_are_tensors_for_any_network(shards: Path) -> None:
     assert torch.equal(network(tensors), network(batch.inputs))
     parts = {name: network.embed(name, inputs) for name, inputs in batch.inputs.items()}
     assert torch.equal(batches.loss(parts, batch), batches.loss(network(tensors), batch))
+    kept = [other.tensors() for other in batches]
+    assert all(torch.equal(other.tensors()[name], kept[k][name]) for k, other in enumerate(batches) for name in tensors)
     with pytest.raises(gdt.UserError, match="embeddings must have length 1; pass torch.nn.functional.normalize"):
         batches.loss(2 * network(tensors), batch)

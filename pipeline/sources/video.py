@@ -25,7 +25,6 @@ class VideoSource(InputSource):
         super().__post_init__()
         engine = DaliEngine if self.loading.decoder == "gpu" else CpuEngine
         self._engine: CpuEngine | DaliEngine = engine(self.clip, self.loading, self.device)
-        self._floats: dict[torch.dtype, torch.Tensor] = {}
 
     def parts(self, batches: Iterator[Leaves]) -> Iterator[Part]:
         runs = ahead(self._runs(batches), self.loading.read_ahead, lambda run: len(run.rows))
@@ -33,7 +32,7 @@ class VideoSource(InputSource):
             for leaf in np.flatnonzero(leaves.turns):
                 crops[leaf] = torch.rot90(crops[leaf], int(leaves.turns[leaf]), (1, 2))
             matrix, offset = affine(leaves.draws, self.statistics.pixel_mean, self.statistics.pixel_std)
-            yield Part(Pixels(crops, matrix.to(self.device), offset.to(self.device), self._floats))
+            yield Part(Pixels(crops, matrix.to(self.device), offset.to(self.device)))
 
     def close(self) -> None:
         super().close()

@@ -317,7 +317,6 @@ class Batches:
         return self.settings.epochs * self._experiment.tree.batches_per_epoch
 
     def __iter__(self) -> Iterator[Batch]:
-        """Yield batches; on a CPU, `batch.tensors()` reuses the memory of the last batch, so clone what you keep."""
         experiment = self._experiment
         s = self.settings
         plans = experiment.tree.plans(0, len(self))
