@@ -134,10 +134,9 @@ def tree_of(
     return sampling_tree(index, composition, settings.clip, settings.split, settings.seed, say, settings.shuffle_shards)
 
 
-def schedule_of(settings: Pretrain, batches_per_epoch: int) -> Schedule:
+def schedule_of(settings: RunSettings, batches_per_epoch: int) -> Schedule:
     steps = settings.steps or settings.planned_epochs * batches_per_epoch or settings.defaults.steps
-    batch_size = settings.batch_size or settings.defaults.batch_size
-    return Schedule(settings.optimization, batch_size, batches_per_epoch, steps)
+    return Schedule(settings.optimization, settings.batch_size, batches_per_epoch, steps)
 
 
 def default_group_size(most: int, videos: int, memory: int) -> int:

@@ -99,7 +99,13 @@ class Row(NamedTuple):
 
     @property
     def steps(self) -> int:
-        return self.settings.steps or self.experiment.schedule.steps
+        return self.experiment.schedule.steps
+
+    def of_steps(self, steps: int) -> Row:
+        """The row with another length."""
+        schedule = replace(self.experiment.schedule, steps=steps)
+        experiment = replace(self.experiment, schedule=schedule)
+        return Row(self.name, replace(self.settings, steps=steps, epochs=0), experiment)
 
     @property
     def modalities(self) -> tuple[str, ...]:
@@ -167,7 +173,7 @@ def equalise(settings: Ablation, named: Mapping[str, Pretrain], index: Index) ->
     for row in asked:
         run = replace(row.settings, batch_size=videos)
         same = row.experiment.composition.batch_size == videos
-        sized.append(row._replace(settings=run) if same else _row(row.name, run, index))
+        sized.append(Row(row.name, run, row.experiment) if same else _row(row.name, run, index))
     first = sized[0].settings
     steps = sized[0].steps
     rows: list[Row] = []
@@ -186,7 +192,7 @@ def equalise(settings: Ablation, named: Mapping[str, Pretrain], index: Index) ->
             flops = _step_flops(made.composition, made.settings.network, made.builders, first.clip)
             as_costly = max(1, round(spent / flops))
             if as_costly != row.steps:
-                rows.append(row._replace(settings=replace(row.settings, steps=as_costly, epochs=0)))
+                rows.append(row.of_steps(as_costly))
             elif "videos" not in settings.equal:
                 rows.append(row)
         shared.append(f"the FLOPs of {steps} steps of row {REFERENCE}")
