@@ -12,9 +12,6 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple, NoReturn
 
-TERMINAL_WIDTH = 100
-"""Maximum width of what a command prints."""
-
 
 class UserError(Exception):
     """An error that the user can fix; the message says what is wrong, why, and what to do."""
@@ -39,19 +36,6 @@ class Unusable(UserError):
     def __init__(self, message: str, skipped: tuple[Skipped, ...] = ()) -> None:
         super().__init__(message)
         self.skipped = skipped
-
-
-def plural(count: int, noun: str, plural_noun: str = "") -> str:
-    """A number and a noun, as in '1 video' and '2 videos'."""
-    return f"{count} {noun if count == 1 else plural_noun or noun + 's'}"
-
-
-def duration(seconds: float) -> str:
-    """A rough length of time, such as 'about 5 minutes'."""
-    for unit, length in (("day", 86400), ("hour", 3600), ("minute", 60)):
-        if seconds >= 1.5 * length:
-            return f"about {plural(round(seconds / length), unit)}"
-    return f"about {plural(max(1, round(seconds)), 'second')}"
 
 
 def unknown(kind: str, name: str, available: Iterable[str], how_to_list: str = "") -> UserError:

@@ -12,8 +12,9 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from gdt.common.errors import UserError, plural
+from gdt.common.errors import UserError
 from gdt.common.randomness import Stream, generator
+from gdt.common.wording import plural
 from gdt.eval.conditions import features_path, only_decisive
 from gdt.eval.extract import PooledFeatures, cached_features
 from gdt.eval.features import sameness

@@ -10,7 +10,8 @@ from functools import cached_property
 
 import numpy as np
 
-from gdt.common.errors import UserError, plural
+from gdt.common.errors import UserError
+from gdt.common.wording import plural
 from gdt.eval.protocols import PROTOCOLS
 from gdt.eval.settings import Downstream
 from gdt.pipeline.clips import usable

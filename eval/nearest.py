@@ -8,7 +8,8 @@ from typing import cast
 import numpy as np
 from tabulate import tabulate
 
-from gdt.common.errors import UserError, plural, unknown
+from gdt.common.errors import UserError, unknown
+from gdt.common.wording import plural
 from gdt.eval.features import Features, read, sameness
 from gdt.eval.settings import Embed, FeatureModality, Kind, Nearest
 from gdt.train.run import verdict_of

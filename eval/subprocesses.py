@@ -15,8 +15,9 @@ from typing import TypeVar
 
 import torch
 
-from gdt.common.errors import UserError, plural
+from gdt.common.errors import UserError
 from gdt.common.machine import cores, killed_with_parent
+from gdt.common.wording import plural
 
 T = TypeVar("T")
 

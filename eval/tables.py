@@ -13,8 +13,8 @@ from types import MappingProxyType
 import numpy as np
 from tabulate import tabulate
 
-from gdt.common.errors import TERMINAL_WIDTH
 from gdt.common.files import write_text
+from gdt.common.wording import TERMINAL_WIDTH
 from gdt.eval import comparison, results
 from gdt.eval.answers import Answers
 from gdt.eval.comparison import Compared, Comparisons

@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from gdt.common.errors import UserError, plural
+from gdt.common.errors import UserError
+from gdt.common.wording import plural
 from gdt.pipeline.composition import Composition, Factor
 from gdt.pipeline.leaves import Clip, Leaves
 from gdt.pipeline.shards.index import Index

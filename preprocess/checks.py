@@ -15,9 +15,10 @@ from typing import Any
 
 from tqdm import tqdm
 
-from gdt.common.errors import UserError, plural
+from gdt.common.errors import UserError
 from gdt.common.folders import Folder
 from gdt.common.machine import cores
+from gdt.common.wording import plural
 from gdt.pipeline.shards.container import Damaged, Head, OtherSchema, texts
 from gdt.pipeline.shards.index import read_table
 from gdt.pipeline.shards.layout import INDEX

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from gdt.common.errors import Unusable, UserError, plural
+from gdt.common.errors import Unusable, UserError
+from gdt.common.wording import plural
 from gdt.pipeline.shards.index import Index, ShardTables, gather_tables, write_index
 from gdt.pipeline.shards.layout import INDEX, REJECTED
 from gdt.pipeline.shards.naming import shard_name

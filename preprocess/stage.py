@@ -12,9 +12,9 @@ from pathlib import Path
 from tqdm import tqdm
 
 from gdt.common.commandline import gdt_command
-from gdt.common.errors import plural
 from gdt.common.folders import Folder
 from gdt.common.machine import cores
+from gdt.common.wording import plural
 from gdt.pipeline.shards.container import Damaged, Head, OtherSchema
 from gdt.pipeline.shards.index import names_in
 from gdt.pipeline.shards.naming import shard_folder, shard_name

@@ -8,9 +8,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from gdt.common.errors import plural
 from gdt.common.files import write_text
 from gdt.common.intervals import FEWEST_VIDEOS
+from gdt.common.wording import plural
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.shards.layout import INDEX, REJECTED
 from gdt.pipeline.shards.rejected import cause_of, read_rejected

@@ -13,7 +13,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from gdt.common.errors import UserError, plural
+from gdt.common.errors import UserError
+from gdt.common.wording import plural
 from gdt.train.gpu import require_no_gpu
 
 T = TypeVar("T")

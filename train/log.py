@@ -14,9 +14,9 @@ import torch
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
-from gdt.common.errors import plural
 from gdt.common.files import write_text
 from gdt.common.serialization import to_json
+from gdt.common.wording import plural
 from gdt.pipeline.composition import Contrast
 from gdt.pipeline.shards.cache import Cache
 from gdt.pipeline.transformations.modality import Modality

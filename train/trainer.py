@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from gdt.common.errors import UserError, duration, plural
+from gdt.common.errors import UserError
+from gdt.common.wording import duration, plural
 from gdt.pipeline.groups import check_groups, take_rank
 from gdt.pipeline.loader import Batch, Loader
 from gdt.pipeline.shards.cache import forecast

@@ -10,9 +10,10 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from gdt.common.errors import UserError, plural
+from gdt.common.errors import UserError
 from gdt.common.files import locked, write_text, writing
 from gdt.common.serialization import to_json
+from gdt.common.wording import plural
 from gdt.eval import results
 from gdt.eval.ablation.plan import PlannedRun, plan_runs
 from gdt.eval.ablation.plots import bars

@@ -21,9 +21,10 @@ from typing import BinaryIO
 
 import numpy as np
 
-from gdt.common.errors import UserError, plural
+from gdt.common.errors import UserError
 from gdt.common.files import is_disk_full, lock
 from gdt.common.stores import RemoteFolder
+from gdt.common.wording import plural
 from gdt.pipeline.shards import container
 from gdt.pipeline.shards.cachefolder import CacheFolder, is_coming
 from gdt.pipeline.shards.container import Head
