@@ -22,7 +22,8 @@ from gdt.pipeline.shards.layout import INDEX
 from gdt.pipeline.shards.naming import dataset_name, shard_folder
 from gdt.train.checkpoint import load_trained
 from gdt.train.models.given import Makers
-from gdt.train.run import CHECKPOINT, SETTINGS, from_file, latest_checkpoint
+from gdt.train.run import CHECKPOINT, SETTINGS, latest_checkpoint
+from gdt.train.settings_text import from_file
 from gdt.train.trained import Trained
 
 FINETUNED = "finetuned.pt"

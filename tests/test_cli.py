@@ -17,8 +17,8 @@ from gdt.cli import COMMANDS, below_gdt
 from gdt.common.commandline import options
 from gdt.common.errors import UserError, explain_out_of_memory
 from gdt.train.experiment import schedule_of
-from gdt.train.run import parse_arguments
 from gdt.train.settings import SIZES, Pretrain, RunSettings
+from gdt.train.settings_text import parse_arguments
 from tests.conftest import ROOT, Run
 
 

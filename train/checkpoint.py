@@ -21,8 +21,9 @@ from gdt.train.models.gdt import GDT, modalities_of
 from gdt.train.models.given import Makers
 from gdt.train.published import fetch
 from gdt.train.record import TrainingRecord
-from gdt.train.run import CHECKPOINT, LENGTH, differences, require_checkpoint
+from gdt.train.run import CHECKPOINT, require_checkpoint
 from gdt.train.schedule import Schedule
+from gdt.train.settings_text import LENGTH, differences
 from gdt.train.tensors import load_checked
 from gdt.train.trained import Trained
 

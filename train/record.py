@@ -9,8 +9,8 @@ from typing import Any
 from gdt.common.errors import Damaged
 from gdt.common.serialization import from_dict, to_json
 from gdt.pipeline.shards.statistics import Statistics
-from gdt.train.run import from_json
 from gdt.train.settings import RunSettings
+from gdt.train.settings_text import from_json
 
 STATISTICS = "statistics"
 """Key of the normalisation in files: `Statistics.to_numbers`."""

@@ -28,7 +28,8 @@ from gdt.train.flops import max_leaves, step_seconds
 from gdt.train.learner import Learner, start_from
 from gdt.train.log import Log
 from gdt.train.provenance import device_name, write_provenance
-from gdt.train.run import CHECKPOINT, decisive
+from gdt.train.run import CHECKPOINT
+from gdt.train.settings_text import decisive
 from gdt.train.trained import Trained
 
 _SAVE_SECONDS = 300.0
@@ -62,7 +63,7 @@ class Trainer:
         self.require_equal_starts()
         self.learner = Learner(experiment, self.device, self.world)
         self.require_addressable()
-        self.weights = self.resume(state) if state else start_from(self.learner.model, start, self.settings.init)
+        self.start_note = self.resume(state) if state else start_from(self.learner.model, start, self.settings.init)
         self.log: Log | None = None
         self.failure: Exception | None = None
         self.began = time.monotonic()
@@ -253,7 +254,7 @@ class Trainer:
         compiled = ", compiled" if s.compile == "on" else ""
         ranks = f"; {self.world} ranks" if self.world > 1 else ""
         say("composition", f"{s.short_name}: {composition}")
-        say("network", f"{s.size}, {s.clip}; {parameters / 1e6:.1f} M parameters, {self.weights}")
+        say("network", f"{s.size}, {s.clip}; {parameters / 1e6:.1f} M parameters, {self.start_note}")
         say("batch", f"{composition.batch_size} videos, {clips} clips per modality, {groups}")
         say("device", f"{device_name(self.device)}, {s.precision}{compiled}{ranks}")
         rates = f"{s.optimization.optimizer}, lr {schedule.highest:.3g}"

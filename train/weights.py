@@ -27,8 +27,8 @@ from gdt.train.models.foreign import recognise
 from gdt.train.models.gdt import GDT, head_name, modalities_of
 from gdt.train.models.given import Makers
 from gdt.train.record import OUTPUTS, SETTINGS, STATISTICS, Origin, RunData, TrainingRecord
-from gdt.train.run import from_json
 from gdt.train.settings import Pretrain, RunSettings
+from gdt.train.settings_text import from_json
 from gdt.train.trained import Trained
 
 RELEASE = Statistics(np.full(3, 255 * 0.45), np.full(3, 255 * 0.225), 1.93, 17.89)

@@ -32,8 +32,8 @@ from gdt.train.models.foreign import Builders
 from gdt.train.models.gdt import GDT, any_device
 from gdt.train.models.given import makers
 from gdt.train.models.network import Architecture, CheckpointNetworks, OwnNetworks
-from gdt.train.run import command_of
 from gdt.train.settings import SIZES, Pretrain
+from gdt.train.settings_text import command_of
 
 REFERENCE = "l"
 """The row whose FLOPs every row gets with --equal compute: the paper's best."""

@@ -23,7 +23,8 @@ from gdt.eval.results import RESULTS
 from gdt.eval.subprocesses import job_limit, run_command, run_parallel
 from gdt.eval.tables import pivot, row_label, write_tables
 from gdt.pipeline.notation import checksum_of
-from gdt.train.run import LENGTH, METRICS, differences
+from gdt.train.run import METRICS
+from gdt.train.settings_text import LENGTH, differences
 
 _TRAINING = "training.json"
 """How the runs of a folder are trained: the settings of one, and the networks of the user's own."""

@@ -15,8 +15,9 @@ from scipy.signal import convolve
 from gdt.common.errors import UserError
 from gdt.eval.drawing import STYLE, marker, picture
 from gdt.train import provenance
-from gdt.train.run import METRICS, PROBES, SETTINGS, from_file, logged
+from gdt.train.run import METRICS, PROBES, SETTINGS, logged
 from gdt.train.settings import Pretrain
+from gdt.train.settings_text import from_file
 
 CURVES = 20
 """Most runs in a plot."""

@@ -44,8 +44,9 @@ from gdt.train.experiment import Experiment, resolve
 from gdt.train.loss import gdt_loss
 from gdt.train.models.gdt import GDT, any_device
 from gdt.train.models.given import Given, makers
-from gdt.train.run import METRICS, defaults, logged
+from gdt.train.run import METRICS, logged
 from gdt.train.settings import Pretrain
+from gdt.train.settings_text import defaults
 from gdt.train.trained import Trained
 
 __all__ = ["GDT", "Batch", "Batches", "Evaluated", "Features", "Index", "Model", "Preprocessed", "Pretrained"]

@@ -38,7 +38,10 @@ COMMANDS = {
         "preprocess.synthetic.files:Generate", "preprocess.synthetic.files:command", "make labelled videos to try it on"
     ),
     "pretrain": Command(
-        "train.settings:Pretrain", "train.pretrain:command", "train a model on shards", "train.run:parse_arguments"
+        "train.settings:Pretrain",
+        "train.pretrain:command",
+        "train a model on shards",
+        "train.settings_text:parse_arguments",
     ),
     "evaluate": Command(
         "eval.settings:Downstream",

@@ -31,7 +31,7 @@ from gdt.preprocess.settings import Preprocess
 from gdt.train.checkpoint import load_model
 from gdt.train.loss import gdt_loss
 from gdt.train.models.text import TextNetwork
-from gdt.train.run import from_json
+from gdt.train.settings_text import from_json
 from tests.composed import composed
 from tests.conftest import Run, preprocess, write_word2vec
 from tests.tamper import changed

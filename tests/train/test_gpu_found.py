@@ -11,7 +11,7 @@ import torch
 from gdt.common.errors import UserError
 from gdt.train import gpu
 from gdt.train.distributed import require_gpus
-from gdt.train.run import parse_arguments
+from gdt.train.settings_text import parse_arguments
 
 LISTED = "GPU 0: NVIDIA A100-SXM4-40GB (UUID: GPU-1)"
 

@@ -14,9 +14,9 @@ from gdt.pipeline.leaves import Clip
 from gdt.pipeline.sources.loading import Loading
 from gdt.pipeline.transformations.augmentation import Augmentation
 from gdt.train.models.network import PAPER_NETWORKS, Network, OwnNetworks, RecordedNetwork
-from gdt.train.run import command_of, differences, from_json, parse_arguments
 from gdt.train.schedule import Optimization
 from gdt.train.settings import SIZES, Pretrain, RunSettings
+from gdt.train.settings_text import command_of, differences, from_json, parse_arguments
 
 TEXT = json.loads(to_json(RunSettings.of(SIZES["tiny"])))
 OTHER = Pretrain(
