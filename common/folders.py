@@ -63,7 +63,10 @@ class Folder(ABC):
 
     @abstractmethod
     def files(self, below: bool = False) -> dict[str, State]:
-        """The files that are there now, by name; with `below`, also those in subfolders, by path."""
+        """The files that are there now, by name; with `below`, also those in subfolders, by path.
+
+        On this machine also what is no file, of size -1, so that it can be named.
+        """
 
     @abstractmethod
     def exists(self, name: str) -> bool:

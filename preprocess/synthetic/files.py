@@ -87,6 +87,8 @@ def generate(destination: Path, settings: Synthetic, workers: int = 0) -> None:
     """
     require_tools(Limits(), Path(tempfile.gettempdir()))
     destination = destination.resolve()
+    if destination.exists() and not destination.is_dir():
+        raise UserError(f"{destination} is a file; set --destination to a new folder")
     asked = {"format": SET_FORMAT, **asdict(settings)}
     if destination.is_dir() and any(destination.iterdir()):
         _require_same(destination, asked)

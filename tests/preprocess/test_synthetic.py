@@ -64,6 +64,8 @@ def test_a_set_appears_whole_or_not_at_all_and_is_then_left_alone(
     before = {path: path.stat().st_mtime_ns for path in made.rglob("*")}
     generate(made, SMALL)
     assert {path: path.stat().st_mtime_ns for path in made.rglob("*")} == before
+    with pytest.raises(UserError, match="synthetic.json is a file; set --destination to a new folder"):
+        generate(made / "synthetic.json", SMALL)
 
     def stopped(*arguments: object) -> None:
         raise KeyboardInterrupt
