@@ -114,7 +114,7 @@ class Folder(ABC):
 
     @abstractmethod
     def write(self, name: str, write: Callable[[Path], T], before: str | None = None) -> T:
-        """Write a file with `write`, which gets a path on this machine, and writes it whole or not at all.
+        """Write a file with `write`, which gets its path on this machine, and must write it whole or not at all.
 
         With `before`, the `tag` that it had, raises UserError if somebody else has written it in a store meanwhile.
         """
@@ -234,7 +234,7 @@ class File:
         return self.folder.address(self.path)
 
     @property
-    def exists(self) -> bool:
+    def present(self) -> bool:
         """Whether anything is there; what is no file, as a broken link, is refused when it is opened."""
         return self.folder.has(self.path)
 

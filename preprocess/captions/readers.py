@@ -109,7 +109,7 @@ def _locations(source: Folder) -> Iterator[tuple[str, Iterator[tuple[str, list[C
     """The names of files or folders of captions, the preferred one first, with its videos; of tables the first."""
     for name in JSON_NAMES:
         file = File(source, PurePath(name))
-        if file.exists:
+        if file.present:
             yield str(file), _json_videos(file)
     for name in FOLDERS:
         if source.kind(name) == "a folder" and any(_caption_files(source.below(name))):

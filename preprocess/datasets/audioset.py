@@ -36,12 +36,12 @@ _COLUMNS = ("YTID", "start_seconds", "end_seconds", "positive_labels")
 
 def listing(source: SourceFiles) -> Iterator[ListedVideo | Missing]:
     """Videos by the names of their files; files that are not in the official csv are left out."""
-    lists = [file for file in map(source.file, _SPLITS) if file.exists]
+    lists = [file for file in map(source.file, _SPLITS) if file.present]
     if not lists:
         raise incomplete(f"{source.folder} has none of {', '.join(_SPLITS)}", TREE)
     classes = source.file("class_labels_indices.csv")
     names = (
-        dict(read_csv(classes, ("mid", "display_name"), itemgetter("mid", "display_name"))) if classes.exists else {}
+        dict(read_csv(classes, ("mid", "display_name"), itemgetter("mid", "display_name"))) if classes.present else {}
     )
     return youtube.listing(source, (segment for file in lists for segment in _segments(file, names)))
 

@@ -21,7 +21,7 @@ _FOLDS = 5
 def listing(source: SourceFiles) -> Iterator[ListedVideo | Missing]:
     """Sounds by their file stems, each a test sound of one fold; those that are not in the csv are left out."""
     table = source.file("meta/esc50.csv")
-    if not table.exists:
+    if not table.present:
         raise incomplete(f"{table} is missing", TREE)
     rows = dict(read_csv(table, ("filename", "fold", "category"), _row))
     present: set[str] = set()

@@ -28,7 +28,7 @@ def listing(source: SourceFiles) -> Iterator[ListedVideo | Missing]:
     UserError if it is damaged.
     """
     table = source.file(TABLE)
-    listed = table.exists
+    listed = table.present
     labels = dict(read_csv(table, ("video_id", "category_1"), _label)) if listed else {}
     seen: set[str] = set()
     for name, file in source.named():

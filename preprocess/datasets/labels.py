@@ -43,7 +43,7 @@ class Labels:
         self._rows: dict[str, _Labelled] = {}
         self._used: set[str] = set()
         self._file_names: set[str] = set()
-        if not self._table.exists:
+        if not self._table.present:
             return
         for name, row in read_csv(self._table, (), self._parse, delimiters=",;\t"):
             if name in self._rows:

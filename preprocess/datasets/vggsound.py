@@ -24,7 +24,7 @@ _SECONDS = 10
 def listing(source: SourceFiles) -> Iterator[ListedVideo | Missing]:
     """Videos by the names of their files; files that are not in the official csv are left out."""
     table = source.file("vggsound.csv")
-    if not table.exists:
+    if not table.present:
         raise incomplete(f"{table} is missing", TREE)
     return youtube.listing(source, read_csv(table, _COLUMNS, _segment, header=False))
 

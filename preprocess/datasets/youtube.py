@@ -21,11 +21,12 @@ class Segment:
     end: float
     label: str
     split: str
-    has_file: bool = False
+    file: Path | None = None
+    """The first that is found."""
 
     def video(self, name: str, path: Path, cut: bool) -> ListedVideo:
         """Its video, which is yet to be cut out of a file, or is the file."""
-        self.has_file = True
+        self.file = path
         segment = (self.start, self.end) if cut else None
         part = (self.youtube_id, self.start, self.end)
         return ListedVideo(name, path, self.label, self.split, segment=segment, part=part)
@@ -40,32 +41,37 @@ def listing(source: SourceFiles, rows: Iterable[Segment]) -> Iterator[ListedVide
     """Yield the files of `source` with the label and split of their segments, then the segments without a file.
 
     A file named by the bare id may be the original video: it gets the times to cut out, and stands for every segment
-    of its id without a file of its own. A file without a segment is left out. Of rows with the same id and start, the
-    last counts.
+    of its id without a file of its own. A file without a segment is left out, and of several with the same segment all
+    but the first. Of rows with the same id and start, the last counts.
     """
     segments: dict[str, list[Segment]] = {}
     for row in {(row.youtube_id, row.start): row for row in rows}.values():
         segments.setdefault(row.youtube_id, []).append(row)
-    originals: list[tuple[Path, list[Segment]]] = []
+    originals: list[tuple[str, Path, list[Segment]]] = []
     for name, path in source.named():
         youtube_id, start = parse_name(name)
         candidates = segments.get(youtube_id, [])
-        if start is None and len(candidates) > 1:
-            originals.append((path, candidates))  # some may turn out to have files of their own
+        if start is None and candidates:
+            originals.append((name, path, candidates))  # some may turn out to have files of their own
             continue
         match = _match(candidates, start)
         if match is None:
             yield unlisted(path)
+        elif match.file is not None:
+            yield Missing(path.stem, f"its segment has another file; {match.file} is kept", path)
         else:
-            yield match.video(name, path, cut=start is None)
-    for path, candidates in originals:
-        without_file = [segment for segment in candidates if not segment.has_file]
+            yield match.video(name, path, cut=False)
+    for name, path, candidates in originals:
+        without_file = [segment for segment in candidates if segment.file is None]
         if not without_file:
             yield Missing(path.stem, "its segments have files of their own", path)
-        for segment in without_file:
-            yield replace(segment.video(segment.name, path, cut=True), shared=True)
+        elif len(candidates) == 1:
+            yield candidates[0].video(name, path, cut=True)
+        else:
+            for segment in without_file:
+                yield replace(segment.video(segment.name, path, cut=True), shared=True)
     for segment in itertools.chain.from_iterable(segments.values()):
-        if not segment.has_file:
+        if segment.file is None:
             yield Missing(segment.name, f"listed in the official annotations, {NO_FILE}")
 
 

@@ -27,6 +27,7 @@ from gdt.preprocess.datasets.listing import (
 )
 from gdt.preprocess.ffmpeg import _FORMATS
 from gdt.preprocess.plan import collect
+from tests.conftest import ROOT
 
 
 def touch(root: Path, *names: str) -> None:
@@ -69,6 +70,11 @@ def counts(items: list[ListedVideo], fold: int) -> tuple[int, int]:
 
 
 # any data set
+
+
+def test_every_file_of_a_data_set_is_registered() -> None:
+    files = {path.stem for path in (ROOT / "preprocess" / "datasets").glob("*.py")}
+    assert files - {"__init__", "labels", "listing", "official", "youtube"} == set(DATASETS)
 
 
 @pytest.mark.parametrize(
@@ -507,88 +513,3 @@ def test_hmdb51_class_folders_may_be_nested(tmp_path: Path, real: Path, folder: 
     assert {item.reason for item in absent} == {
         "listed in the official splits, but there is no file of this name with the suffix of a video"
     }
-
-
-# VGGSound
-
-
-def test_vggsound(tmp_path: Path) -> None:
-    (tmp_path / "vggsound.csv").write_text(
-        '---g-f_I2yQ,1,"people marching",test\n'
-        '_0_000030_1,30,"people eating, noodles",train\n'
-        "0Cfc0r3l5Ww,17,skiing,train\n0Cfc0r3l5Ww,46,dog barking,train\n"
-        "1Cfc0r3l5Ww,0,skiing,train\n1Cfc0r3l5Ww,46,dog barking,test\n"
-        "Y_5_10_15_2,9,skiing,train\n"
-    )
-    touch(
-        tmp_path, "---g-f_I2yQ_000001.mp4", "a/_0_000030_1.mp4", "b/0Cfc0r3l5Ww_000046.mp4", "b/1Cfc0r3l5Ww.mp4",
-        "b/2Cfc0r3l5Ww_000046.mp4", "b/holiday.mp4",
-    )  # fmt: skip
-    assert table("vggsound", tmp_path) == {
-        "---g-f_I2yQ_000001": ("people marching", "test"),
-        "_0_000030_1": ("people eating, noodles", "train"),
-        "0Cfc0r3l5Ww_000046": ("dog barking", "train"),
-        "1Cfc0r3l5Ww_000000_000010": ("skiing", "train"),
-        "1Cfc0r3l5Ww_000046_000056": ("dog barking", "test"),
-    }
-    assert segments("vggsound", tmp_path) == {
-        "---g-f_I2yQ_000001": ("---g-f_I2yQ_000001.mp4", None),
-        "_0_000030_1": ("_0_000030_1.mp4", (30, 40)),
-        "0Cfc0r3l5Ww_000046": ("0Cfc0r3l5Ww_000046.mp4", None),
-        "1Cfc0r3l5Ww_000000_000010": ("1Cfc0r3l5Ww.mp4", (0, 10)),
-        "1Cfc0r3l5Ww_000046_000056": ("1Cfc0r3l5Ww.mp4", (46, 56)),
-    }
-    no_file = "listed in the official annotations, but there is no file of this name with the suffix of a video"
-    assert missing("vggsound", tmp_path) == [
-        unlisted(Path("b/2Cfc0r3l5Ww_000046.mp4")), unlisted(Path("b/holiday.mp4")),
-        Missing("0Cfc0r3l5Ww_000017_000027", no_file), Missing("Y_5_10_15_2_000009_000019", no_file),
-    ]  # fmt: skip
-
-
-# AudioSet
-
-SEGMENTS = """\
-# Segments csv created Sun Mar  5 10:54:31 2017
-# num_ytids=22160, num_segs=22160, num_unique_labels=527, num_positive_labels=52882
-# YTID, start_seconds, end_seconds, positive_labels
-"""
-
-
-@pytest.fixture
-def audioset(tmp_path: Path) -> Path:
-    (tmp_path / "class_labels_indices.csv").write_text(
-        'index,mid,display_name\n0,/m/09x0r,"Speech"\n1,/m/05zppz,"Male speech, man speaking"\n'
-    )
-    (tmp_path / "balanced_train_segments.csv").write_text(SEGMENTS + '-0RWZT-miFs, 420.000, 430.000, "/m/03v3yw"\n')
-    return tmp_path
-
-
-@pytest.mark.parametrize("youtube_id", ["--PJHxphWEs", "_5_10_15_20", "Y_5_10_15_2"])
-def test_every_kind_of_audioset_name(audioset: Path, youtube_id: str) -> None:
-    row = f'{youtube_id}, 30.000, 40.000, "/m/05zppz,/m/09x0r"\n'
-    (audioset / "balanced_train_segments.csv").write_text(SEGMENTS + row)
-    whole = ("_30_40", "_30", "_30.000_40.000", "_30.000", "_30000_40000", "_30000", "_000030_000040")
-    for prefix, times in itertools.product(("", "Y"), ("", *whole)):
-        path = audioset / f"{prefix}{youtube_id}{times}.mp4"
-        path.touch()
-        segment = None if times else (30, 40)
-        expected = ListedVideo(path.stem, Path(path.name), "Male speech, man speaking;Speech", "train", segment=segment)
-        assert list(listed("audioset", audioset)) == [expected], path
-        path.unlink()
-
-
-def test_audioset_splits_and_labels(audioset: Path) -> None:
-    (audioset / "unbalanced_train_segments.csv").write_text(SEGMENTS + '---1_cCGK4M, 0.500, 8.250, "/m/09x0r,/m/x"\n')
-    (audioset / "eval_segments.csv").write_text(SEGMENTS + '--4gqARaEJE, 0.000, 10.000, "/m/068hy,/m/09x0r"\n')
-    touch(audioset, "eval/--4gqARaEJE.mp4", "train/---1_cCGK4M_500.mp4", "train/AAAAAAAAAAA_0.mp4")
-    assert table("audioset", audioset) == {
-        "--4gqARaEJE": ("/m/068hy;Speech", "test"),  # one without a display name
-        "---1_cCGK4M_500": ("Speech;/m/x", "train"),
-    }
-    assert missing("audioset", audioset) == [
-        unlisted(Path("train/AAAAAAAAAAA_0.mp4")),
-        Missing(
-            "-0RWZT-miFs_000420_000430",
-            "listed in the official annotations, but there is no file of this name with the suffix of a video",
-        ),
-    ]
