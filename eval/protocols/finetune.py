@@ -123,7 +123,7 @@ def as_pretrained(trained: Trained, clips: int) -> Recipe:
 
 
 RECIPES: dict[str, Callable[[Trained], Recipe]] = {
-    "paper": lambda _: Recipe(),
+    "paper": lambda trained: Recipe(clip=Clip(frames=32, mel_frames=trained.settings.clip.mel_frames)),
     "tiny": lambda trained: as_pretrained(trained, clips=4),
 }
 """By the size of the pretrained networks."""

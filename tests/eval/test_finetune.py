@@ -20,7 +20,7 @@ from gdt.eval.export import export
 from gdt.eval.folds import Fold
 from gdt.eval.protocols.attentive import AttentiveProbe
 from gdt.eval.protocols.finetune import EPOCHS, STATE, Classifier, Finetuning, Recipe, as_pretrained
-from gdt.eval.settings import Export
+from gdt.eval.settings import Downstream, Export
 from gdt.eval.subjects import FINETUNED
 from gdt.pipeline.clips import uniform_clips
 from gdt.pipeline.loader import Loader
@@ -266,6 +266,10 @@ def test_finetuned_weights_keep_their_metadata_when_read_and_exported(
 def test_models_and_videos_that_cannot_be_finetuned_are_refused(trained: Trained, task: Task, tmp_path: Path) -> None:
     index, fold = task
     few = index, replace(fold, gallery=fold.gallery[::4][:5], gallery_label=fold.gallery_label[::4][:5])
+    longer = replace(TINY, size="paper", clip=replace(TINY.clip, mel_frames=199))
+    paper = Trained(trained.model, TrainingRecord(longer, RunData(KINETICS)))
+    recipe = Finetuning.recipe_of(Downstream(modalities=("audio",)), paper)
+    assert (recipe.clip.frames, recipe.clip.mel_frames) == (32, 199)
     sound = Trained(GDT(TINY.network, ["audio"]), TrainingRecord(TINY, RunData(KINETICS)))
     for model, of, message in (
         (trained, few, "5 training videos give fewer clips than a batch of 32; set --clips-per-epoch to 7"),
