@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 import os
@@ -23,6 +24,7 @@ import gdt.preprocess.stage
 from gdt.train.checkpoint import load_model
 from gdt.train.models.gdt import GDT
 from gdt.train.pretrain import pretrain
+from gdt.train.record import RunData
 from gdt.train.settings import SIZES
 from tests.conftest import ROOT
 
@@ -188,6 +190,22 @@ def test_home_is_expanded_in_paths(
     assert len(gdt.batches("~/shards", "e", batch_size=4, size="tiny")) == 6
     run = gdt.pretrain("~/shards", "tiny", preset="e", batch_size=4, steps=1, out="~/runs/e")
     assert run.checkpoint.parent == tmp_path / "runs" / "e" and not (tmp_path / "~").exists()
+
+
+def test_batches_for_a_model_have_its_clips_and_normalisation(model: gdt.Model, shards: Path) -> None:
+    other = replace(model._trained.statistics, mel_mean=model._trained.statistics.mel_mean + 1)
+    record = replace(model._trained.record, data=RunData(other))
+    shifted, shorter = copy.copy(model), copy.copy(model)
+    shifted._trained = replace(model._trained, record=record)
+    clip = replace(model.settings.clip, frames=4)
+    shorter._trained = replace(model._trained, record=replace(record, settings=replace(model.settings, clip=clip)))
+    given = {"preset": "e", "batch_size": 4, "size": "tiny", "device": "cpu"}
+    plain, same, moved, short = (
+        next(iter(gdt.batches(shards, model=one, **given))).tensors() for one in (None, model, shifted, shorter)
+    )
+    assert all(torch.equal(plain[name], same[name]) for name in plain) and short["video"].shape[2] == 4
+    difference = (plain["audio"] - moved["audio"])[plain["audio"] != 0]  # masked parts are 0 in both
+    assert difference.allclose(torch.tensor(1 / other.mel_std).float(), atol=1e-3)
 
 
 def test_batches_are_tensors_for_any_network(shards: Path) -> None:

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -187,7 +187,9 @@ class Model:
 
     @property
     def network(self) -> GDT:
-        """The torch module, from inputs by modality (see `Batch`) to embeddings [n, d] of length 1."""
+        """The torch module, from inputs by modality (those of `batches` with this model) to embeddings [n, d] of
+        length 1.
+        """
         return self._trained.model
 
     @property
@@ -283,20 +285,26 @@ def batches(
     seed: int = 0,
     word2vec: str | Path | None = None,
     device: str | torch.device | None = None,
+    model: Model | None = None,
 ) -> Batches:
     """Batches of a composition for your own training loop, the same in every run.
 
     `preset` or `factors` name the composition, as in pretraining; `size` is the size of clips: paper
-    (30 frames of 112x112; default with a GPU) or tiny (8 of 32x32). Raises UserError if shards, composition and split
-    do not match.
+    (30 frames of 112x112; default with a GPU) or tiny (8 of 32x32). Inputs are normalised by the statistics of the
+    shards. With a `model`, clips and normalisation are what its network was trained with. Raises UserError if shards,
+    composition and split do not match.
     """
     changes: dict[str, Any] = {"shards": shards, "split": split, "preset": preset, "factors": factors}
     changes |= {"word2vec": word2vec, "batch_size": batch_size, "group_size": 0, "epochs": epochs, "seed": seed}
     device = any_device() if device is None else torch.device(device)
     settings = with_changes(defaults(size or "", on_cpu=device.type == "cpu"), changes)
+    start = None
+    if model is not None:
+        start = model._trained
+        settings = replace(settings, clip=model.settings.clip, augmentation=model.settings.augmentation)
     index = Index.open(settings.shard_folder)
     require_gpus(1, "cuda" if device.type == "cuda" else "cpu")
-    return Batches(resolve(settings, index, device), index, device)
+    return Batches(resolve(settings, index, device, start=start), index, device)
 
 
 class Batches:
