@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -156,7 +157,7 @@ def require_same_run(then: TrainingRecord, experiment: Experiment, path: Path) -
         different.append("the weights of --init")
     elif then.data.statistics.to_numbers() != data.statistics.to_numbers():
         different.append("the normalisation of --init")
-    planned = schedule_of(then.settings, experiment.tree.batches_per_epoch)
+    planned = replace(schedule_of(then.settings, experiment.tree.batches_per_epoch), steps=then.steps)
     rates = _other_rates(planned, experiment.schedule, then.step)
     if rates:
         different.append(f"{rates}; --init {path} starts a new run from its weights")

@@ -47,6 +47,8 @@ class Experiment:
     data: RunData
     builders: Builders = field(default_factory=dict)
     """Make the networks of the user's own, by modality."""
+    start: Trained | None = None
+    """The model of --init."""
 
     @property
     def composition(self) -> Composition:
@@ -103,7 +105,7 @@ def resolve(
         start.digest() if start else "",
     )
     schedule = schedule_of(filled, tree.batches_per_epoch)
-    return Experiment(filled, tree, words, schedule, data, own)
+    return Experiment(filled, tree, words, schedule, data, own, start)
 
 
 def compose(settings: Pretrain, known: Transformations = TRANSFORMATIONS) -> Composition:

@@ -73,6 +73,10 @@ class Learner:
         base: Any = self.model.backbone(modality)
         return outputs_of(base, modality, self.experiment.settings.clip)
 
+    def start(self) -> str:
+        """Begin with random weights, or those of --init; returns which. Raises UserError as `start_from`."""
+        return start_from(self.model, self.experiment.start, self.experiment.settings.init)
+
     def resume(self, state: RunState) -> None:
         """Load the state of a checkpoint. Raises UserError as `require_same_run`."""
         path = self.experiment.settings.run_folder / CHECKPOINT

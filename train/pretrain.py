@@ -92,4 +92,4 @@ def _trainer(settings: Pretrain, process: Process, given: Makers) -> Trainer:
     start = checkpoint.load_model(settings.init, given) if settings.init else None
     say = partial(describe, process.rank)
     experiment = resolve(settings, index, process.device, earlier, start, given, say)
-    return Trainer(experiment, index, process, state, start)
+    return Trainer(experiment, index, process, state)

@@ -25,12 +25,11 @@ from gdt.train.crossmodal import Probe
 from gdt.train.distributed import Process, StopSignal, agreed, barrier, require_equal, together
 from gdt.train.experiment import Experiment
 from gdt.train.flops import max_leaves, step_seconds
-from gdt.train.learner import Learner, start_from
+from gdt.train.learner import Learner
 from gdt.train.log import Log
 from gdt.train.provenance import device_name, write_provenance
 from gdt.train.run import CHECKPOINT
 from gdt.train.settings_text import decisive
-from gdt.train.trained import Trained
 
 _SAVE_SECONDS = 300.0
 """Seconds between checkpoints."""
@@ -45,9 +44,8 @@ class Trainer:
         index: Index,
         process: Process,
         state: RunState | None = None,
-        start: Trained | None = None,
     ) -> None:
-        """Prepare a new run, from the weights of `start` if it is given, or resume from the `state` of its checkpoint.
+        """Prepare a new run, or resume from the `state` of its checkpoint.
 
         Raises UserError if that is of a run that this one cannot continue.
         """
@@ -63,7 +61,7 @@ class Trainer:
         self.require_equal_starts()
         self.learner = Learner(experiment, self.device, self.world)
         self.require_addressable()
-        self.start_note = self.resume(state) if state else start_from(self.learner.model, start, self.settings.init)
+        self.start_note = self.resume(state) if state else self.learner.start()
         self.log: Log | None = None
         self.failure: Exception | None = None
         self.began = time.monotonic()

@@ -14,7 +14,11 @@ from gdt.pipeline.transformations.base import Choice
 
 @dataclass(frozen=True)
 class Order(Choice):
-    """Order of the segments of a clip, cut at the same times in frames, sound and words."""
+    """Order of the segments of a clip, cut at the same times in frames and sound.
+
+    Of words, the places are cut, of which a clip has `Clip.words`: fewer words than in the first segment stay as they
+    are, which the paper's text network, a maximum over words, does not see anyway.
+    """
 
     name = "order"
     segments: int = 3
