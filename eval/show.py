@@ -21,7 +21,7 @@ from gdt.pipeline.notation import read_transformations, without_batch_size
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.shards.layout import MEL_RATE
 from gdt.pipeline.transformations.augmentation import Augment
-from gdt.pipeline.transformations.base import Source
+from gdt.pipeline.transformations.base import VideoPool
 from gdt.pipeline.transformations.time_shift import TimeShift
 from gdt.pipeline.tree import Tree
 from gdt.train.experiment import compose, resolve
@@ -44,10 +44,10 @@ _FRAMES = 8
 def show_tree(settings: ShowTree) -> str:
     """The composition, the leaves of two videos with all their pairs, and counts of pairs in a batch, as text."""
     known, _ = read_transformations(settings.factors_from)
-    batch = Pretrain(preset=settings.preset, factors=settings.factors, batch_size=settings.batch_size)
-    composition = compose(batch, known)
+    asked = Pretrain(preset=settings.preset, factors=settings.factors, batch_size=settings.batch_size)
+    composition = compose(asked, known)
     factors = composition.factors
-    two = toy(compose(replace(batch, factors=without_batch_size(settings.factors), batch_size=2), known))
+    two = toy(compose(replace(asked, factors=without_batch_size(settings.factors), batch_size=2), known))
     columns = two.plan(0, 0).columns
     pairs = map("".join, relations(factors, columns, columns))
     cells = [", ".join(filter(None, row)) for row in labels(two, columns)]
@@ -69,7 +69,7 @@ def toy(composition: Composition) -> Tree:
     n = composition.batch_size
     clip = Clip()
     starts = max(_LENGTH - (clip.frames - 1) * clip.stride, composition.starts_needed)
-    return Tree(composition, Source(np.arange(n), np.full(n, starts), _FPS), clip, bands=1)
+    return Tree(composition, VideoPool(np.arange(n), np.full(n, starts), _FPS), clip, bands=1)
 
 
 def relations(factors: Sequence[Factor], rows: Columns, columns: Columns) -> np.ndarray:
@@ -84,7 +84,7 @@ def labels(tree: Tree, columns: Columns) -> list[list[str]]:
     for factor in tree.composition.factors:
         values = columns[factor.name].tolist()
         number = {value: f"{factor.name} {k}" if factor.k > 1 else "" for k, value in enumerate(dict.fromkeys(values))}
-        by_factor.append([factor.transformation.label(value, tree.source) or number[value] for value in values])
+        by_factor.append([factor.transformation.label(value, tree.pool) or number[value] for value in values])
     return [list(row) for row in zip(*by_factor, strict=True)]
 
 

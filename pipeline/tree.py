@@ -1,6 +1,6 @@
 """Hierarchical sampling: composition -> BatchPlan, a table of everything in a batch (sections 3.1, A.1.2).
 
-A plan is a pure function of (composition, source, seed, epoch, batch): no I/O, no state, the same for any number of
+A plan is a pure function of (composition, pool, seed, epoch, batch): no I/O, no state, the same for any number of
 ranks. Loaders execute it; the loss compares its columns.
 """
 
@@ -17,7 +17,7 @@ from gdt.pipeline.composition import Composition, Factor
 from gdt.pipeline.leaves import Clip, Leaves
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.shards.layout import MEL_RATE
-from gdt.pipeline.transformations.base import Branches, Draw, Source
+from gdt.pipeline.transformations.base import Branches, Draw, VideoPool
 
 
 @dataclass(frozen=True)
@@ -45,13 +45,13 @@ class Tree:
     """The sampling tree of a composition over a data set."""
 
     composition: Composition
-    source: Source
+    pool: VideoPool
     clip: Clip
     bands: int
     seed: int = 0
 
     def __post_init__(self) -> None:
-        usable = len(self.source.videos)
+        usable = len(self.pool.videos)
         if usable < self.composition.batch_size:
             raise UserError(
                 f"a batch takes {self.composition.batch_size} videos but only {usable} can be used; "
@@ -61,12 +61,12 @@ class Tree:
     @property
     def batches_per_epoch(self) -> int:
         """Number of full batches; every epoch leaves out different videos."""
-        return len(self.source.videos) // self.composition.batch_size
+        return len(self.pool.videos) // self.composition.batch_size
 
     def plan(self, epoch: int, batch: int) -> BatchPlan:
         draw = Draw(self.seed, epoch, batch)
         rng = draw.generator()
-        columns = sample(self.composition.factors, self.source, rng, draw)
+        columns = sample(self.composition.factors, self.pool, rng, draw)
         leaves = Leaves.plain(len(columns["leaf"]), self.clip, self.bands)
         shapes = {name: values.shape for name, values in leaves.arrays().items()}
         for factor in self.composition.factors:
@@ -80,7 +80,7 @@ class Tree:
         """The videos of the plans of these steps, without the work of the plans: int64 [batch size]."""
         for step in range(first, last):
             draw = Draw(self.seed, *divmod(step, self.batches_per_epoch))
-            yield sample(self.composition.factors[:1], self.source, draw.generator(), draw)["video"]
+            yield sample(self.composition.factors[:1], self.pool, draw.generator(), draw)["video"]
 
     def plans(self, first: int, last: int) -> Iterator[BatchPlan]:
         """Plans of the steps first..last-1 of the whole training."""
@@ -88,12 +88,12 @@ class Tree:
             yield self.plan(*divmod(step, self.batches_per_epoch))
 
 
-def sample(factors: Sequence[Factor], source: Source, rng: np.random.Generator, draw: Draw) -> dict[str, np.ndarray]:
+def sample(factors: Sequence[Factor], pool: VideoPool, rng: np.random.Generator, draw: Draw) -> dict[str, np.ndarray]:
     """Factor table of the leaves: extend every branch by K_m values of each factor in turn; int64 [prod K] each."""
     columns: dict[str, np.ndarray] = {}
     n = 1
     for factor in factors:
-        values = factor.transformation.sample(rng, factor.k, Branches(n, columns, source, draw))
+        values = factor.transformation.sample(rng, factor.k, Branches(n, columns, pool, draw))
         columns = {name: np.repeat(column, factor.k) for name, column in columns.items()}
         columns[factor.name] = values.reshape(n * factor.k)
         n *= factor.k
@@ -148,8 +148,8 @@ def sampling_tree(
     if 0 < shuffle_shards < shards:
         report += f"; shuffled within groups of {shuffle_shards} of the {shards} shards"
     say(report)
-    source = Source(np.flatnonzero(usable), starts, index.fps, index.shard, shuffle_shards)
-    return Tree(composition, source, clip, index.bands, seed)
+    pool = VideoPool(np.flatnonzero(usable), starts, index.fps, index.shard, shuffle_shards)
+    return Tree(composition, pool, clip, index.bands, seed)
 
 
 def _instead(index: Index, videos: np.ndarray) -> str:

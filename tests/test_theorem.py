@@ -10,7 +10,7 @@ import pytest
 from gdt.eval.show import toy
 from gdt.pipeline.composition import Contrast, contrast, weight
 from gdt.pipeline.notation import parse
-from gdt.pipeline.transformations.base import Draw, Source
+from gdt.pipeline.transformations.base import Draw, VideoPool
 from gdt.pipeline.tree import sample
 from tests.composed import composed
 
@@ -36,7 +36,7 @@ def test_batches_of_the_tree_are_unbiased_and_vary_more_than_the_theorem_says(lo
     """The proof takes the pairs of a stratum as independent; those of a batch share samples."""
     mean, of_gdt = theorem(losses)
     factors = parse(f"video:d time_shift:i:{K_I} augmentation:i:1", V).factors
-    source = Source(np.arange(V), np.full(V, N), 30)
+    source = VideoPool(np.arange(V), np.full(V, N), 30)
     estimates = np.empty(BATCHES)
     for batch in range(BATCHES):
         draw = Draw(0, batch, 0)

@@ -123,7 +123,7 @@ def _with_batch_size(settings: Pretrain, index: Index, known: Transformations = 
     if settings.batch_size is not None or notation.batch_size(settings.factors):
         return replace(settings, batch_size=compose(settings, known).batch_size)
     smallest = compose(replace(settings, batch_size=2), known)
-    usable = len(tree_of(settings, smallest, index).source.videos)
+    usable = len(tree_of(settings, smallest, index).pool.videos)
     videos = min(settings.defaults.batch_size, usable)
     group_size = settings.defaults.group_size if settings.group_size is None else settings.group_size
     return replace(settings, batch_size=videos - videos % max(1, group_size) or videos)

@@ -57,7 +57,7 @@ class Planner:
     index: Index
     candidates: np.ndarray
     """Held-out rows of the index, the preferred ones first: int64 [n]."""
-    run: Pretrain
+    pretraining: Pretrain
     """Settings of the model: its clip, and the ranges of the factor augmentation; the others have the centre crop."""
     videos: int
     """Most videos of a trial."""
@@ -85,18 +85,18 @@ class Planner:
 
     def _leaves(self, factor: Transformation, network: str, videos: np.ndarray, starts: np.ndarray) -> Leaves:
         """Leaves of videos [n] at start frames [n, s, k] with the factor's values in turn, and nothing else changed."""
-        leaves = Leaves.plain(starts.size, self.run.clip, self.index.bands)
+        leaves = Leaves.plain(starts.size, self.pretraining.clip, self.index.bands)
         leaves.video = np.repeat(videos, starts[0].size)
         leaves.start = starts.reshape(-1)
         leaves.modality[:] = MODALITIES.index(network)
         values = np.arange(starts.size, dtype=np.int64) % starts.shape[2]
         rng = generator(Stream.FACTOR_DRAWS, 0)  # the same draws for every network
-        crop = centred(self.run.augmentation.scale[0])
+        crop = centred(self.pretraining.augmentation.scale[0])
         leaves.draws = {
             name: np.repeat(draw, starts.size) for name, draw in draw_augmentations(crop, rng, 1, (1, 1)).items()
         }
         if isinstance(factor, Augment):
-            Augment(self.run.augmentation).act(leaves, values, rng)
+            Augment(self.pretraining.augmentation).act(leaves, values, rng)
         elif not isinstance(factor, TimeShift):  # which the starts hold
             factor.act(leaves, values, rng)
         return leaves

@@ -14,7 +14,7 @@ from gdt.pipeline.leaves import Leaves
 
 
 @dataclass(frozen=True, eq=False)
-class Source:
+class VideoPool:
     """The videos to sample from."""
 
     videos: np.ndarray
@@ -47,7 +47,7 @@ class Branches:
     count: int
     columns: Mapping[str, np.ndarray]
     """Values of the factors sampled before: int64 [count] each."""
-    source: Source
+    pool: VideoPool
     draw: Draw
 
 
@@ -95,7 +95,7 @@ class Transformation(ABC):
         """Longest stretch of video that a leaf may span with k values, in clip lengths."""
         return 1.0
 
-    def label(self, value: int, source: Source) -> str:
+    def label(self, value: int, pool: VideoPool) -> str:
         """Label of a value for plots; empty if it has none."""
         return ""
 
@@ -123,7 +123,7 @@ class Choice(Transformation):
     def takes_all(self, k: int) -> bool:
         return k in (1, len(self.values))
 
-    def label(self, value: int, source: Source) -> str:
+    def label(self, value: int, pool: VideoPool) -> str:
         return self.values[value]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from gdt.pipeline.leaves import Leaves
-from gdt.pipeline.transformations.base import Branches, Source, Transformation, distinct
+from gdt.pipeline.transformations.base import Branches, Transformation, VideoPool, distinct
 
 
 class TimeShift(Transformation):
@@ -14,7 +14,7 @@ class TimeShift(Transformation):
     name = "time_shift"
 
     def sample(self, rng: np.random.Generator, k: int, branches: Branches) -> np.ndarray:
-        return distinct(rng, branches.source.start_counts[branches.columns["video"]], k)
+        return distinct(rng, branches.pool.start_counts[branches.columns["video"]], k)
 
     def act(self, leaves: Leaves, values: np.ndarray, rng: np.random.Generator) -> None:
         leaves.start = values
@@ -22,5 +22,5 @@ class TimeShift(Transformation):
     def starts_needed(self, k: int) -> int:
         return k
 
-    def label(self, value: int, source: Source) -> str:
-        return f"from {value / source.fps:.2f} s"
+    def label(self, value: int, pool: VideoPool) -> str:
+        return f"from {value / pool.fps:.2f} s"

@@ -16,7 +16,7 @@ from gdt.pipeline.composition import contrast
 from gdt.pipeline.leaves import Clip
 from gdt.pipeline.notation import TRANSFORMATIONS, parse, read_transformations
 from gdt.pipeline.sources.video import regions
-from gdt.pipeline.transformations.base import Source
+from gdt.pipeline.transformations.base import VideoPool
 from gdt.pipeline.tree import Tree
 from tests.conftest import ROOT
 
@@ -73,7 +73,7 @@ def test_the_custom_transformation_of_the_docs(tmp_path: Path) -> None:
     known = read_transformations(path)[0]
     assert set(known) == {*TRANSFORMATIONS, "freeze"}
     composition = parse("video:d time_shift:d:2 freeze:d:2 augmentation:i:2", 3, known=known)
-    plan = Tree(composition, Source(np.arange(5), np.full(5, 50), 30), Clip(frames=5, stride=3), 40).plan(0, 0)
+    plan = Tree(composition, VideoPool(np.arange(5), np.full(5, 50), 30), Clip(frames=5, stride=3), 40).plan(0, 0)
     frozen = plan.columns["freeze"] == 1
     assert (plan.leaves.frames[frozen] == 6).all() and frozen.sum() == len(plan) // 2
     assert (plan.leaves.frames[~frozen] == [0, 3, 6, 9, 12]).all()
@@ -100,7 +100,7 @@ def test_a_custom_transformation_may_scale_the_crop(tmp_path: Path) -> None:
     path = tmp_path / "zoom.py"
     path.write_text(CUSTOM.format(act="leaves.crop_scale = np.where(values == 1, 0.5, 1.0)"))
     composition = parse("video:d later:i:2 augmentation:i:2", 3, known=read_transformations(path)[0])
-    leaves = Tree(composition, Source(np.arange(5), np.full(5, 50), 30), Clip(), 40).plan(0, 0).leaves
+    leaves = Tree(composition, VideoPool(np.arange(5), np.full(5, 50), 30), Clip(), 40).plan(0, 0).leaves
     frames = SimpleNamespace(height=np.full(5, 240), width=np.full(5, 320))
     begin, end = regions(frames, leaves, 112)
     plain = np.subtract(*regions(frames, replace(leaves, crop_scale=np.ones(12)), 112))
@@ -117,7 +117,7 @@ def test_a_custom_transformation_may_have_settings_and_write_any_field(tmp_path:
     path.write_text(code if future else code.replace("from __future__ import annotations\n", ""))
     composition = parse("video:d time_shift:d:2 later(5):i:2 augmentation:i:2", 3, known=read_transformations(path)[0])
     assert str(composition).split()[2] == "later(5):i:2"
-    plan = Tree(composition, Source(np.arange(5), np.full(5, 50), 30), Clip(frames=5, stride=3), 40).plan(0, 0)
+    plan = Tree(composition, VideoPool(np.arange(5), np.full(5, 50), 30), Clip(frames=5, stride=3), 40).plan(0, 0)
     later = plan.columns["later"] == 1
     # the factor table keeps the sampled values
     assert (plan.leaves.start[later] == plan.columns["time_shift"][later] + 5).all()
@@ -214,4 +214,4 @@ def test_own_transformations_neither_take_names_nor_change_shapes(tmp_path: Path
     path.write_text(CUSTOM.format(act="leaves.frames = leaves.frames[:, 1:]"))
     composition = parse("video:d later:i:2 augmentation:i:2", 3, known=read_transformations(path)[0])
     with pytest.raises(UserError, match="'later' changes the shape of leaves.frames"):
-        Tree(composition, Source(np.arange(5), np.full(5, 50), 30), Clip(), 40).plan(0, 0)
+        Tree(composition, VideoPool(np.arange(5), np.full(5, 50), 30), Clip(), 40).plan(0, 0)

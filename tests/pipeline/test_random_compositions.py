@@ -15,7 +15,7 @@ from gdt.pipeline.groups import take_rank
 from gdt.pipeline.leaves import MODALITIES, Clip
 from gdt.pipeline.notation import parse
 from gdt.pipeline.transformations.augmentation import Augment
-from gdt.pipeline.transformations.base import Source, Transformation
+from gdt.pipeline.transformations.base import Transformation, VideoPool
 from gdt.pipeline.transformations.modality import Modality
 from gdt.pipeline.transformations.order import Order
 from gdt.pipeline.transformations.rotation import Rotation
@@ -29,7 +29,7 @@ from tests.composed import counts
 from tests.pipeline.test_tree import same_leaves
 from tests.train.test_loss import RHO, embed, tensors
 
-SOURCE = Source(np.arange(40), np.full(40, 50), 30)
+SOURCE = VideoPool(np.arange(40), np.full(40, 50), 30)
 CLIP = Clip(frames=5, mel_frames=9, words=4)
 
 subsets = st.lists(st.sampled_from(MODALITIES), min_size=1, max_size=3, unique=True)

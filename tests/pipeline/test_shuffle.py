@@ -8,18 +8,18 @@ import pytest
 from gdt.common.randomness import Stream, generator
 from gdt.pipeline.leaves import Clip
 from gdt.pipeline.shards.index import Index
-from gdt.pipeline.transformations.base import Branches, Draw, Source
+from gdt.pipeline.transformations.base import Branches, Draw, VideoPool
 from gdt.pipeline.transformations.video import Video
 from gdt.pipeline.tree import sampling_tree
 from tests.composed import composed
 
 
-def source(shards: np.ndarray, window: int, usable: np.ndarray | None = None) -> Source:
+def source(shards: np.ndarray, window: int, usable: np.ndarray | None = None) -> VideoPool:
     videos = np.arange(len(shards)) if usable is None else usable
-    return Source(videos, np.full(len(shards), 50), 30, shards, window)
+    return VideoPool(videos, np.full(len(shards), 50), 30, shards, window)
 
 
-def batches(where: Source, k: int, epoch: int = 0, seed: int = 0) -> list[np.ndarray]:
+def batches(where: VideoPool, k: int, epoch: int = 0, seed: int = 0) -> list[np.ndarray]:
     """The videos of every batch of an epoch."""
     drawn = []
     for batch in range(len(where.videos) // k):
@@ -32,11 +32,11 @@ def test_without_a_window_an_epoch_is_a_permutation_of_its_seed() -> None:
     for seed, epoch in ((0, 0), (3, 7)):
         order = generator(Stream.EPOCH, seed, epoch).permutation(13)
         usable = np.arange(13) * 2 + 1
-        for where in (source(np.zeros(26, int), 0, usable), Source(usable, np.full(26, 50), 30)):
+        for where in (source(np.zeros(26, int), 0, usable), VideoPool(usable, np.full(26, 50), 30)):
             assert np.concatenate(batches(where, 1, epoch, seed)).tolist() == usable[order].tolist()
     # recorded
     recorded = [10, 7, 11, 8, 2, 12, 5, 4, 9, 0, 1, 3]
-    assert np.concatenate(batches(Source(np.arange(13), np.full(13, 50), 30), 4)).tolist() == recorded
+    assert np.concatenate(batches(VideoPool(np.arange(13), np.full(13, 50), 30), 4)).tolist() == recorded
 
 
 UNEVEN = np.repeat(np.arange(11), [3, 9, 1, 6, 6, 2, 8, 5, 7, 4, 6])

@@ -24,7 +24,7 @@ from gdt.pipeline.shards.reader import ShardReader
 from gdt.pipeline.sources.loading import Loading
 from gdt.pipeline.sources.text import NOTHING, TextSource, Words
 from gdt.pipeline.transformations.augmentation import Augmentation
-from gdt.pipeline.transformations.base import Source
+from gdt.pipeline.transformations.base import VideoPool
 from gdt.pipeline.tree import BatchPlan, Tree, sampling_tree
 from gdt.pipeline.word2vec import WordVectors, load
 from gdt.preprocess.settings import Preprocess
@@ -163,7 +163,7 @@ def test_the_loss_of_any_modalities_equals_the_triple_loop(modalities: str, unsa
     n = len(modalities.split(","))
     text = f"video:d time_shift:d:2 modality({modalities}):i:{n}:differs time_reversal:i:2 augmentation:i:1"
     composition = parse(text, 3)
-    plan = Tree(composition, Source(np.arange(20), np.full(20, 40), 30), Clip(), 40).plan(0, 0)
+    plan = Tree(composition, VideoPool(np.arange(20), np.full(20, 40), 30), Clip(), 40).plan(0, 0)
     assert len(plan) == 3 * 2 * n * 2
     usable = np.ones(len(plan), bool)
     usable[np.random.default_rng(0).choice(np.flatnonzero(plan.leaves.modality == TEXT), unsaid, False)] = False
@@ -206,7 +206,7 @@ def test_missing_words_and_vectors_are_reported(index: Index, shards: Path, word
     messages: list[str] = []
     composition = composed("text-f", 2, AUGMENTATION)
     tree = sampling_tree(silent, composition, CLIP, "train", 0, messages.append)
-    assert "12 without captions" in messages[0] and (silent.text_count[tree.source.videos] > 0).all()
+    assert "12 without captions" in messages[0] and (silent.text_count[tree.pool.videos] > 0).all()
 
 
 def test_text_is_pretrained_from_the_command_line(

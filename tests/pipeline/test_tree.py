@@ -13,7 +13,7 @@ from gdt.pipeline.groups import take_rank
 from gdt.pipeline.leaves import Clip
 from gdt.pipeline.notation import parse
 from gdt.pipeline.transformations.augmentation import EVALUATION, Augmentation, draw_augmentations
-from gdt.pipeline.transformations.base import Source, distinct
+from gdt.pipeline.transformations.base import VideoPool, distinct
 from gdt.pipeline.tree import BatchPlan, Tree
 from tests.composed import composed
 
@@ -21,7 +21,7 @@ STARTS = np.array([7, 2, 90, 33, 5, 61, 12, 40, 2, 8, 100, 3, 3])
 
 
 def tree(preset: str = "l", k: int = 4, seed: int = 0) -> Tree:
-    return Tree(composed(preset, k), Source(np.arange(len(STARTS)), STARTS, 30), Clip(), 40, seed)
+    return Tree(composed(preset, k), VideoPool(np.arange(len(STARTS)), STARTS, 30), Clip(), 40, seed)
 
 
 def same(one: BatchPlan, other: BatchPlan) -> bool:
@@ -58,7 +58,7 @@ def same_leaves(shares: list[BatchPlan], whole: BatchPlan) -> np.ndarray:
 @pytest.mark.parametrize("preset", ["a", "e", "l", "three"])
 def test_groups_are_the_same_on_any_number_of_ranks_and_hold_no_video_twice(preset: str) -> None:
     composition = composed(preset, 16)
-    source = Source(np.arange(40), np.full(40, 100), 30)
+    source = VideoPool(np.arange(40), np.full(40, 100), 30)
     one = Tree(composition, source, Clip(), 40, seed=3)
     whole = one.plan(1, 1)
 
@@ -98,7 +98,7 @@ def test_a_group_holds_every_value_of_a_factor_that_takes_all(row: str) -> None:
     text = f"video:d time_shift:i:1 modality:i:1 {varied} augmentation:i:2"
     factors = presets.TABLE_1[row].factors if row in presets.TABLE_1 else text
     composition = parse(factors, 64, Augmentation())
-    whole = Tree(composition, Source(np.arange(64), np.full(64, 100), 30), Clip(), 40, seed=1).plan(0, 0)
+    whole = Tree(composition, VideoPool(np.arange(64), np.full(64, 100), 30), Clip(), 40, seed=1).plan(0, 0)
     share = take_rank(whole, 0, 1, group_size=32)
     every = [f for f in composition.factors if f.k > 1 and f.name != "modality" and f.transformation.takes_all(f.k)]
     assert every
@@ -175,6 +175,6 @@ def test_draws_stay_in_their_ranges() -> None:
 def test_too_few_videos_for_a_batch() -> None:
     with pytest.raises(UserError, match="takes 14 videos but only 13 can be used; set --batch-size to 13 or less"):
         tree(k=14)
-    one = Source(np.arange(1), STARTS[:1], 30)
+    one = VideoPool(np.arange(1), STARTS[:1], 30)
     with pytest.raises(UserError, match="takes 2 videos but only 1 can be used; preprocess more videos"):
         Tree(composed("l", 2), one, Clip(), 40, 0)

@@ -20,7 +20,7 @@ import gdt
 from gdt.common.errors import UserError
 from gdt.pipeline.loader import Batch
 from gdt.pipeline.shards.statistics import Statistics
-from gdt.pipeline.transformations.base import Source
+from gdt.pipeline.transformations.base import VideoPool
 from gdt.pipeline.tree import Tree
 from gdt.train import checkpoint
 from gdt.train.checkpoint import RunState
@@ -133,7 +133,7 @@ def test_the_untrained_model_has_the_initial_weights_of_the_run(
     tmp_path: Path, preset: str, networks: set[str]
 ) -> None:
     settings = RunSettings.of(SIZES["tiny"], preset=preset, seed=5, out=tmp_path)
-    source = Source(np.arange(64), np.full(64, 100), 30)
+    source = VideoPool(np.arange(64), np.full(64, 100), 30)
     tree = Tree(compose(settings), source, settings.clip, 40, 0)
     run = Learner(Experiment(settings, tree, None, schedule_of(settings, 4), DATA), torch.device("cpu"))
     began = {name: value.clone() for name, value in run.model.state_dict().items()}

@@ -18,7 +18,7 @@ from gdt.pipeline import presets
 from gdt.pipeline.composition import Factor, contrast, weight
 from gdt.pipeline.groups import take_rank
 from gdt.pipeline.leaves import Clip
-from gdt.pipeline.transformations.base import Source
+from gdt.pipeline.transformations.base import VideoPool
 from gdt.pipeline.tree import BatchPlan, Tree
 from gdt.train.distributed import leave_without_teardown
 from gdt.train.loss import gdt_loss, outcome
@@ -29,7 +29,7 @@ RHO = 0.07
 
 def planned(preset: str, videos: int) -> tuple[tuple[Factor, ...], BatchPlan]:
     composition = composed(preset, videos)
-    tree = Tree(composition, Source(np.arange(20), np.full(20, 40), 30), Clip(), 40)
+    tree = Tree(composition, VideoPool(np.arange(20), np.full(20, 40), 30), Clip(), 40)
     return composition.factors, tree.plan(0, 0)
 
 

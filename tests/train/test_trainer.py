@@ -14,7 +14,7 @@ import torch
 from gdt.common.errors import UserError
 from gdt.pipeline.loader import Loader
 from gdt.pipeline.shards.index import Index
-from gdt.pipeline.transformations.base import Source
+from gdt.pipeline.transformations.base import VideoPool
 from gdt.pipeline.tree import Tree
 from gdt.train.distributed import StopSignal
 from gdt.train.experiment import Experiment, compose, resolve, schedule_of
@@ -29,7 +29,7 @@ PAPER, TINY = SIZES["paper"], SIZES["tiny"]
 
 def trainer(settings: Pretrain, videos: int) -> Learner:
     """A learner of a small network with these settings, over `videos` videos."""
-    source = Source(np.arange(videos), np.full(videos, 100), 30)
+    source = VideoPool(np.arange(videos), np.full(videos, 100), 30)
     tree = Tree(compose(settings), source, settings.clip, 40, settings.seed)
     small = RunSettings.of(replace(settings, network=TINY.network))
     return Learner(Experiment(small, tree, None, schedule_of(small, tree.batches_per_epoch), DATA), CPU)
