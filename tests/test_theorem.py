@@ -55,7 +55,7 @@ def test_batches_have_the_counts_of_the_lemma(name: str) -> None:
     leaves = prod(factor.k for factor in factors)
     invariant = prod(factor.k for factor in factors if factor.contrast is Contrast.INVARIANT)
     draw = Draw(3, 0, 0)
-    columns = sample(factors, toy(composed(name, 5)).source, draw.generator(), draw)
+    columns = sample(factors, toy(composed(name, 5)).pool, draw.generator(), draw)
     c = contrast(factors, columns, columns)
     assert c.shape == (leaves, leaves) and c.sum() == leaves * invariant and c.diagonal().all()
     assert ((~c).sum(1) == leaves - invariant).all()
