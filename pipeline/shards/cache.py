@@ -230,32 +230,42 @@ class Cache:
         partial.unlink(missing_ok=True)
 
     def _claim(self, number: int, state: ShardState) -> BinaryIO | None:
-        """The file to fetch a shard into, locked, after evicting what is needed last, but nothing needed before this.
+        """The file to fetch a shard into, locked; None if it is no longer in this state, or there is no room yet.
 
-        None if it is no longer in this state, or there is no room yet. Raises UserError if there never will be.
+        Raises UserError as `_make_room`.
         """
-        size = self._shards[number][1].size
-        when = self._needed().get(number, 0)
         with self._folder.locked():
             files = self._folder.files()  # first, as it removes what dead processes have begun
-            uses = self._next_uses()
             if self._state(number) is not state or self._end:  # decided by another thread or process meanwhile
                 return None
-            shards = {file: (uses.get(file, math.inf), files[file]) for file in reversed(files) if file.suffix == ".h5"}
-            idle = {file: shard for file, shard in shards.items() if shard[0] > when}
-            room = self.bound - size - sum(files[file] for file in files.keys() - idle.keys())
-            if room < 0:
-                if not when and all(file.suffix == ".h5" for file in files):  # nothing to wait for
-                    batch = {number, *(other for other, batches in self._needed().items() if not batches)}
-                    raise too_small(self.bound, sum(self._shards[member][1].size for member in batch))
+            if not self._make_room(number, files):
                 return None
-            for victim in evicted(idle, room):
-                victim.unlink(missing_ok=True)
             with suppress(FileExistsError):  # without locks, another process may be quicker
                 claimed = self._partial(number).open("xb")
                 lock(claimed)
                 return claimed
             return None
+
+    def _make_room(self, number: int, files: dict[Path, int]) -> bool:
+        """Evict what is needed last, but nothing needed before this shard; whether there is room for it now.
+
+        `files` are those of the folder, which is locked. Raises UserError if there never will be room.
+        """
+        needed = self._needed()
+        when = needed.get(number, 0)
+        uses = self._next_uses()
+        shards = {file: (uses.get(file, math.inf), files[file]) for file in reversed(files) if file.suffix == ".h5"}
+        idle = {file: shard for file, shard in shards.items() if shard[0] > when}
+        others = sum(files[file] for file in files.keys() - idle.keys())
+        room = self.bound - self._shards[number][1].size - others
+        if room >= 0:
+            for victim in evicted(idle, room):
+                victim.unlink(missing_ok=True)
+            return True
+        if not when and all(file.suffix == ".h5" for file in files):  # nothing to wait for
+            batch = {number, *(other for other, batches in needed.items() if not batches)}
+            raise too_small(self.bound, sum(self._shards[member][1].size for member in batch))
+        return False
 
     def _needed(self) -> dict[int, int]:
         """Batches until each shard is needed, 0 for the next batch; without those not told."""
