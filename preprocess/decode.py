@@ -5,7 +5,9 @@ from __future__ import annotations
 import errno
 import io
 import math
+import mmap
 import os
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from operator import itemgetter
@@ -27,7 +29,8 @@ from gdt.preprocess.streams import choose, is_odd
 
 _GROUP = 16
 _GROUP_BYTES = 4 << 20
-_BLOCK = 1 << 22
+_END = b"\xff\xd9"
+"""The end marker of a JPEG."""
 _QUIET = -50.0
 """Peak of a mix, dBFS, below which the peaks of its channels are measured."""
 _CANCELLED = 30.0
@@ -237,21 +240,13 @@ def frame_sizes(path: Path) -> np.ndarray:
 
     A frame ends where an end marker is followed by a start marker; within a frame, 0xff is followed by neither.
     """
-    ends = [0]
-    position = 0
-    tail = b""
-    with path.open("rb") as file:
-        while block := file.read(_BLOCK):
-            data = tail + block
-            marker = data.find(b"\xff\xd9\xff\xd8")
-            while marker >= 0:
-                ends.append(position + marker + 2)
-                marker = data.find(b"\xff\xd9\xff\xd8", marker + 2)
-            tail = data[-3:]  # the markers may span two blocks
-            position += len(data) - len(tail)
-    if tail[-2:] == b"\xff\xd9":
-        ends.append(position + len(tail))
-    return np.diff(np.asarray(ends, np.int64))
+    if not _has_bytes(path):
+        return np.zeros(0, np.int64)
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        ends = [match.end() for match in re.finditer(_END + b"(?=\xff\xd8)", data)]
+        if data[-2:] == _END:
+            ends.append(len(data))
+    return np.diff(np.asarray([0, *ends], np.int64))
 
 
 def pixel_sums(jpeg: Path, sizes: np.ndarray, every: int) -> np.ndarray:
