@@ -88,7 +88,7 @@ def plan_jobs(settings: Downstream, data: Data, compared: Sequence[Subject], out
     if settings.word2vec:
         words = WordVectors.of(data.index, settings.word2vec)
         for model in compared:
-            _require_same_words(model, words, settings.word2vec)
+            model.trained.require_same_words(words, model.path, settings.word2vec)
 
     planned = planned_protocols(settings, data, device.type, words, compared)
     written = any("text" in model.trained.model.modalities for model in compared)
@@ -160,17 +160,4 @@ def _require_fit(model: Subject, settings: Downstream, data: Data, evaluated: Se
         raise UserError(
             f"{model.path} was finetuned on fold {number} of these videos, so it knows test labels of fold "
             f"{others[0]}; set --folds {number}"
-        )
-
-
-def _require_same_words(model: Subject, words: WordVectors, path: Path) -> None:
-    """Raise UserError if a text model was trained with other word vectors."""
-    trained = model.trained
-    if "text" not in trained.model.modalities:
-        return
-    same = trained.record.data.words_checksum in ("", words.checksum)
-    if not same or trained.model.network.word_dimensions != words.dimensions:
-        raise UserError(
-            f"{model.path} was trained with other word vectors than those of {path}; set --word2vec to the file of its "
-            "training"
         )

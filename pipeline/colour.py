@@ -8,7 +8,8 @@ avoids their rounding.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -38,6 +39,14 @@ def affine(draws: Mapping[str, np.ndarray], mean: np.ndarray, std: np.ndarray) -
     return torch.from_numpy((matrix / std[:, None]).astype(np.float32)), torch.from_numpy(offset.astype(np.float32))
 
 
+def memory(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """A new tensor without values."""
+    if device.type == "cpu":  # NumPy takes huge pages, which cost less to get than torch's
+        size = math.prod(shape) * dtype.itemsize
+        return torch.from_numpy(np.empty(size, np.uint8)).view(dtype).view(*shape)
+    return torch.empty(*shape, dtype=dtype, device=device)
+
+
 @dataclass(frozen=True)
 class Pixels:
     """Crops of n leaves as bytes, a quarter of the memory of floats, and the colour map of each leaf."""
@@ -60,7 +69,7 @@ class Pixels:
 
         Computed in float32 and rounded to `dtype`.
         """
-        out = torch.empty(self.crops.shape, dtype=dtype, device=self.crops.device)
+        out = memory(self.crops.shape, dtype, self.crops.device)
         convert = _on_cpu if self.crops.device.type == "cpu" else _on_any_device
         convert(self, out)
         return out.permute(0, 4, 1, 2, 3)

@@ -14,6 +14,7 @@ import simplejpeg
 import torch
 from torch import Tensor
 
+from gdt.pipeline.colour import memory
 from gdt.pipeline.compiled import resize
 from gdt.pipeline.leaves import Clip, Leaves
 from gdt.pipeline.sources.loading import Loading
@@ -51,9 +52,7 @@ Filled = Iterator[tuple[Leaves, Tensor]]
 def empty_crops(run: DecodingRun, clip: Clip, device: torch.device) -> Tensor:
     """Memory for the crops of the batch of a run."""
     shape = len(run.batch), clip.frames, clip.size, clip.size, 3
-    if device.type == "cpu":  # NumPy takes huge pages, which cost less to get than torch's
-        return torch.from_numpy(np.empty(shape, np.uint8))
-    return torch.empty(shape, dtype=torch.uint8, device=device)
+    return memory(shape, torch.uint8, device)
 
 
 class CpuEngine:

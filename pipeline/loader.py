@@ -56,7 +56,7 @@ class Batch:
         `text` [n, words, d], padded with 0.
         """
         return {
-            name: inputs.float() if isinstance(inputs, torch.Tensor) else inputs.floats()
+            name: inputs.to(torch.float32, copy=True) if isinstance(inputs, torch.Tensor) else inputs.floats()
             for name, inputs in self.inputs.items()
         }
 

@@ -104,6 +104,7 @@ def changed(source: Folder, doubtful: Sequence[tuple[int, Path, str]]) -> set[in
 def require_planned(plan: Plan, listed: Listed, source: Folder, destination: Folder) -> None:
     """Refuse to drop videos of finished shards after a wrong SOURCE or an unmounted disk."""
     known = listed.videos.keys() | {video.id for video in read_rejected(destination)}
+    known |= {missing.id for missing in listed.missing if missing.fault}  # whose files are there
     gone = [name for names in plan.shards.values() for name in names if name not in known]
     if gone:
         raise UserError(

@@ -199,11 +199,15 @@ def test_batches_for_a_model_have_its_clips_and_normalisation(model: gdt.Model, 
     shifted._trained = replace(model._trained, record=record)
     clip = replace(model.settings.clip, frames=4)
     shorter._trained = replace(model._trained, record=replace(record, settings=replace(model.settings, clip=clip)))
-    given = {"preset": "e", "batch_size": 4, "size": "tiny", "device": "cpu"}
-    plain, same, moved, short = (
-        next(iter(gdt.batches(shards, model=one, **given))).tensors() for one in (None, model, shifted, shorter)
+    given = {"preset": "e", "batch_size": 4, "device": "cpu"}
+    plain = next(iter(gdt.batches(shards, size="tiny", **given))).tensors()
+    same, moved, short = (
+        next(iter(gdt.batches(shards, model=one, **given))).tensors() for one in (model, shifted, shorter)
     )
     assert all(torch.equal(plain[name], same[name]) for name in plain) and short["video"].shape[2] == 4
+    assert gdt.batches(shards, "e", batch_size=4, device="cpu", model=model).network().network == model.network.network
+    with pytest.raises(gdt.UserError, match="size has no effect beside a model"):
+        gdt.batches(shards, model=model, size="tiny")
     difference = (plain["audio"] - moved["audio"])[plain["audio"] != 0]  # masked parts are 0 in both
     assert difference.allclose(torch.tensor(1 / other.mel_std).float(), atol=1e-3)
 

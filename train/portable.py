@@ -35,6 +35,7 @@ def record_in(content: Mapping[str, Any], source: str) -> TrainingRecord:
     """The record in a file of `write`. Raises as `TrainingRecord.from_plain`."""
     values: dict[str, Any] = {"steps": 0}
     for key, text in content.items():
+        key = "origin" if key == "foreign" else key  # its name in earlier versions
         try:
             values[key] = json.loads(text) if key in _AS_JSON else text
         except ValueError as error:

@@ -20,7 +20,6 @@ from gdt.train import checkpoint
 from gdt.train.distributed import Process, barrier, join_ranks, leave_without_teardown, together
 from gdt.train.experiment import resolve
 from gdt.train.models.given import Given, Makers, makers
-from gdt.train.run import METRICS, keep_until
 from gdt.train.settings import Pretrain
 from gdt.train.trainer import Trainer, describe
 
@@ -61,7 +60,7 @@ def pretrain(settings: Pretrain, networks: Mapping[str, Sequence[Given]] = Mappi
         trainer = _trainer(settings, process, makers({**settings.networks.given, **networks}))
         if trainer.step == trainer.steps:
             if process.rank == 0:
-                keep_until(settings.run_folder / METRICS, trainer.step - 1)  # a killed run may have gone further
+                trainer.forget_later_steps()
                 print(f"{trainer.path} is trained to its last step, {trainer.steps}; nothing to do")
             return trainer.path
         trainer.train()

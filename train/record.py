@@ -100,14 +100,14 @@ class TrainingRecord:
             raise Damaged(f"it has no {', '.join(sorted(missing))}")
         origin = values.get("origin")
         per_step = values.get("per_step")  # earlier versions wrote neither this nor the values with a default
-        data = RunData(
-            Statistics.from_numbers(values[STATISTICS], source),
-            values["data"],
-            values["words"],
-            values.get("factors", ""),
-            values.get("start"),
-        )
         try:
+            data = RunData(
+                Statistics.from_numbers(values[STATISTICS], source),
+                values["data"],
+                values["words"],
+                values.get("factors", ""),
+                values.get("start"),
+            )
             return TrainingRecord(
                 from_json(values[SETTINGS], source),
                 data,
@@ -117,5 +117,5 @@ class TrainingRecord:
                 values.get(OUTPUTS, {}),
                 from_dict(Origin, origin) if origin else None,
             )
-        except ValueError as error:
+        except (ValueError, TypeError) as error:
             raise Damaged(f"its metadata is invalid ({error})") from error

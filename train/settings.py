@@ -86,7 +86,8 @@ class Pretrain:
     overwrite: Annotated[bool, NOT_COMPARED] = False
     """Start anew, also if that folder holds a run, which is lost."""
     batch_size: int | None = None
-    """Videos per batch over all GPUs (K of factor video); default: 512 (tiny: 16), fewer if there are fewer videos."""
+    """Videos per batch over all GPUs (K of factor video); default: 512 (tiny: 16), fewer if there are fewer videos, or
+    for whole groups."""
     epochs: int = 0
     """Passes over the videos; default: 100 (tiny: 600 steps)."""
     steps: int = 0

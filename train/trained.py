@@ -5,10 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 
 import torch
 
+from gdt.common.errors import UserError
 from gdt.pipeline.shards.statistics import Statistics
+from gdt.pipeline.word2vec import WordVectors
 from gdt.train.models.foreign import Builders
 from gdt.train.models.gdt import GDT, head_name
 from gdt.train.record import Origin, TrainingRecord
@@ -66,6 +69,17 @@ class Trained:
         inputs += [asdict(network) for network in self.model.network.own.values()]
         value.update(json.dumps(inputs).encode())
         return value.hexdigest()
+
+    def require_same_words(self, words: WordVectors, model: str, path: Path) -> None:
+        """Raise UserError if it has a text network that was trained with other word vectors than those of a file."""
+        if "text" not in self.model.modalities:
+            return
+        same = self.record.data.words_checksum in ("", words.checksum)
+        if not same or self.model.network.word_dimensions != words.dimensions:
+            raise UserError(
+                f"{model} was trained with other word vectors than those of {path}; set --word2vec to the file of its "
+                "training"
+            )
 
     def untrained(self) -> Trained:
         """The same model with the initial weights of its run."""

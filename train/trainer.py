@@ -28,7 +28,7 @@ from gdt.train.flops import max_leaves, step_seconds
 from gdt.train.learner import Learner
 from gdt.train.log import Log
 from gdt.train.provenance import device_name, write_provenance
-from gdt.train.run import CHECKPOINT
+from gdt.train.run import CHECKPOINT, METRICS, logged
 from gdt.train.settings_text import decisive
 
 _SAVE_SECONDS = 300.0
@@ -169,6 +169,12 @@ class Trainer:
         coming = tree.videos(self.step, self.steps)
         statistics = self.experiment.data.statistics
         return Loader(self.index, shares, s.clip, self.device, statistics, s.loading, self.experiment.words, coming)
+
+    def forget_later_steps(self) -> None:
+        """Make the files of a finished run those of its steps alone: a longer run may have been killed after them."""
+        if any(row["step"] >= self.step for row in logged(self.path.with_name(METRICS))):
+            with Log(self.experiment, self.step, self.world, self.learner.flops) as log:
+                log.write_verdict()
 
     def open_log(self) -> Log | None:
         return None if self.rank else Log(self.experiment, self.step, self.world, self.learner.flops)

@@ -24,7 +24,8 @@ from gdt.eval.subprocesses import job_limit, run_command, run_parallel
 from gdt.eval.tables import pivot, row_label, write_tables
 from gdt.pipeline.notation import checksum_of
 from gdt.train.run import METRICS
-from gdt.train.settings_text import LENGTH, differences
+from gdt.train.settings import RunSettings
+from gdt.train.settings_text import LENGTH, differences, from_json
 
 _TRAINING = "training.json"
 """How the runs of a folder are trained: the settings of one, and the networks of the user's own."""
@@ -69,10 +70,11 @@ def _require_same_training(settings: Ablation, run: PlannedRun, trained: bool) -
     """
     path = settings.folder / _TRAINING
     networks = [f"{name} {network}" for name, given in settings.networks.given.items() for network in given]
-    now = {"settings": to_json(run.pretraining), "networks": ", ".join(networks) or "the paper's"}
+    now = {"settings": to_json(RunSettings.of(run.pretraining)), "networks": ", ".join(networks) or "the paper's"}
     if trained and path.is_file():
         before = json.loads(path.read_text())
-        different = differences(before["settings"], now["settings"], _OF_A_RUN)
+        earlier = to_json(from_json(before["settings"], str(path)))
+        different = differences(earlier, now["settings"], _OF_A_RUN)
         if before["networks"] != now["networks"]:
             different.append(f"networks were {before['networks']}, now {now['networks']}")
         if different:

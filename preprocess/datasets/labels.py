@@ -56,7 +56,7 @@ class Labels:
 
     def _parse(self, row: Row) -> tuple[str, _Labelled]:
         values = {name.strip(): value.strip() for name, value in row.items()}
-        first, *others = filter(None, values)  # spreadsheets add columns without a name
+        first, *others = [*filter(None, values)] or [""]  # spreadsheets add columns without a name
         if first.lower() not in PATH_COLUMNS:
             raise ValueError(
                 f"the first column is '{first}'; expected one of {', '.join(PATH_COLUMNS)}, as in path,label"

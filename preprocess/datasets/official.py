@@ -46,7 +46,8 @@ class _Entry:
     class_name: str
     folds: list[str] = field(default_factory=lambda: [""] * len(FOLDS))
     """Split in each fold; empty if no list of the fold names the video."""
-    has_file: bool = False
+    file: Path | None = None
+    """The first that is found."""
 
 
 def listing(source: SourceFiles, name: str, lines: Iterable[Line], tree: str) -> Iterator[ListedVideo | Missing]:
@@ -63,7 +64,10 @@ def listing(source: SourceFiles, name: str, lines: Iterable[Line], tree: str) ->
         if entry is None:
             yield unlisted(path)
             continue
-        entry.has_file = True
+        if entry.file is not None:
+            yield Missing(stem, f"its entry has another file; {entry.file} is kept", path, fault=True)
+            continue
+        entry.file = path
         if root not in path.parents:
             yield Missing(stem, f"not in the folder of the data set; {name}", path)
             continue
@@ -72,7 +76,7 @@ def listing(source: SourceFiles, name: str, lines: Iterable[Line], tree: str) ->
             raise incomplete(f"{source.folder.address(path)} is not in the folder of its class", tree)
         yield ListedVideo(stem, path, label, entry.folds[0], tuple(entry.folds))
     for entry in entries.values():
-        if not entry.has_file:
+        if entry.file is None:
             yield Missing(entry.stem, f"listed in the official splits, {NO_FILE}")
 
 

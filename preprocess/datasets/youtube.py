@@ -42,29 +42,37 @@ def listing(source: SourceFiles, rows: Iterable[Segment]) -> Iterator[ListedVide
 
     A file named by the bare id may be the original video: it gets the times to cut out, and stands for every segment
     of its id without a file of its own. A file without a segment is left out, and of several with the same segment all
-    but the first. Of rows with the same id and start, the last counts.
+    but the first, where exact times go before rounded ones. Of rows with the same id and start, the last counts.
     """
     segments: dict[str, list[Segment]] = {}
     for row in {(row.youtube_id, row.start): row for row in rows}.values():
         segments.setdefault(row.youtube_id, []).append(row)
+    exact: list[tuple[str, Path, Segment]] = []
+    rounded: list[tuple[str, Path, Segment]] = []
     originals: list[tuple[str, Path, list[Segment]]] = []
     for name, path in source.named():
         youtube_id, start = parse_name(name)
         candidates = segments.get(youtube_id, [])
-        if start is None and candidates:
-            originals.append((name, path, candidates))  # some may turn out to have files of their own
-            continue
-        match = _match(candidates, start)
-        if match is None:
-            yield unlisted(path)
-        elif match.file is not None:
-            yield Missing(path.stem, f"its segment has another file; {match.file} is kept", path)
+        match = None if start is None else _match(candidates, start)
+        # some tools round a start up and others down
+        near = start is not None and len(candidates) == 1 and abs(candidates[0].start - start) <= 1
+        if match is not None:
+            exact.append((name, path, match))
+        elif near:
+            rounded.append((name, path, candidates[0]))
+        elif start is None and candidates:
+            originals.append((name, path, candidates))
         else:
-            yield match.video(name, path, cut=False)
+            yield unlisted(path)
+    for name, path, segment in [*exact, *rounded]:
+        if segment.file is None:
+            yield segment.video(name, path, cut=False)
+        else:
+            yield Missing(name, f"its segment has another file; {segment.file} is kept", path, fault=True)
     for name, path, candidates in originals:
         without_file = [segment for segment in candidates if segment.file is None]
         if not without_file:
-            yield Missing(path.stem, "its segments have files of their own", path)
+            yield Missing(name, "its segments have files of their own", path, fault=len(candidates) == 1)
         elif len(candidates) == 1:
             yield candidates[0].video(name, path, cut=True)
         else:
@@ -93,14 +101,11 @@ def parse_name(name: str) -> tuple[str, float | None]:
     return match["id"], None if match["start"] is None else float(match["start"])
 
 
-def _match(segments: Sequence[Segment], start: float | None) -> Segment | None:
-    """The segment that begins at `start` (seconds, whole seconds or milliseconds), or the only one if it is near."""
+def _match(segments: Sequence[Segment], start: float) -> Segment | None:
+    """The segment that begins at `start` (seconds, whole seconds or milliseconds)."""
     units: tuple[Callable[[float], float], ...] = (float, int, lambda seconds: round(1000 * seconds))
     for unit in units:
         for segment in segments:
             if unit(segment.start) == start:
                 return segment
-    if len(segments) != 1:
-        return None
-    # some tools round a start up and others down
-    return segments[0] if start is None or abs(segments[0].start - start) <= 1 else None
+    return None

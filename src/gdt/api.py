@@ -18,13 +18,12 @@ strings, and ~ is expanded. Errors in files and settings raise `gdt.UserError`, 
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
 
 from gdt.arguments import Paths, separate_networks, weights_of, with_changes
 from gdt.common.errors import UserError
@@ -34,13 +33,13 @@ from gdt.eval.features import Features
 from gdt.eval.features import read as read_features
 from gdt.eval.nearest import most_similar
 from gdt.eval.settings import Downstream, Embed, FeatureModality, Kind, Rows
-from gdt.pipeline.composition import Composition
-from gdt.pipeline.loader import Batch, Loader
+from gdt.loop import Batches
+from gdt.pipeline.loader import Batch
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.shards.layout import INDEX
 from gdt.train.checkpoint import load_trained
 from gdt.train.distributed import require_gpus
-from gdt.train.experiment import Experiment, resolve
+from gdt.train.experiment import resolve
 from gdt.train.loss import gdt_loss
 from gdt.train.models.gdt import GDT, any_device
 from gdt.train.models.given import Given, makers
@@ -294,56 +293,20 @@ def batches(
     shards. With a `model`, clips and normalisation are what its network was trained with. Raises UserError if shards,
     composition and split do not match.
     """
+    if model is not None and size is not None:
+        raise UserError("size has no effect beside a model, whose clips are taken; leave one of them out")
     changes: dict[str, Any] = {"shards": shards, "split": split, "preset": preset, "factors": factors}
     changes |= {"word2vec": word2vec, "batch_size": batch_size, "group_size": 0, "epochs": epochs, "seed": seed}
     device = any_device() if device is None else torch.device(device)
     settings = with_changes(defaults(size or "", on_cpu=device.type == "cpu"), changes)
-    start = None
     if model is not None:
-        start = model._trained
-        settings = replace(settings, clip=model.settings.clip, augmentation=model.settings.augmentation)
+        pretraining = model.settings
+        sizes = {name: getattr(pretraining, name) for name in ("size", "clip", "augmentation", "network")}
+        settings = replace(settings, **sizes)
     index = Index.open(settings.shard_folder)
     require_gpus(1, "cuda" if device.type == "cuda" else "cpu")
-    return Batches(resolve(settings, index, device, start=start), index, device)
-
-
-class Batches:
-    """An iterable of batches, the same in every pass, prepared in the background."""
-
-    def __init__(self, experiment: Experiment, index: Index, device: torch.device) -> None:
-        self.settings = experiment.settings
-        self.index = index
-        self.device = device
-        self._experiment = experiment
-
-    @property
-    def composition(self) -> Composition:
-        """Its factors are an argument of `gdt_loss`, its modalities are those of the batches."""
-        return self._experiment.composition
-
-    def __len__(self) -> int:
-        """Number of batches of all epochs."""
-        return self.settings.epochs * self._experiment.tree.batches_per_epoch
-
-    def __iter__(self) -> Iterator[Batch]:
-        experiment = self._experiment
-        s = self.settings
-        plans = experiment.tree.plans(0, len(self))
-        statistics = experiment.data.statistics
-        with Loader(self.index, plans, s.clip, self.device, statistics, s.loading, experiment.words) as loader:
-            yield from loader
-
-    def loss(self, embeddings: Tensor | Mapping[str, Tensor], batch: Batch, temperature: float = 0.07) -> Tensor:
-        """Equation 1 for the embeddings of a batch's leaves: [n, d] in the order of `batch.inputs`, or by modality.
-
-        Raises UserError unless they have length 1.
-        """
-        if isinstance(embeddings, Mapping):
-            embeddings = torch.cat([embeddings[name] for name in batch.inputs])
-        if not bool(((embeddings.norm(dim=1) - 1).abs() < 1e-2).all()):
-            raise UserError("embeddings must have length 1; pass torch.nn.functional.normalize(embeddings, dim=1)")
-        return gdt_loss(embeddings, batch.table, self.composition.factors, temperature)
-
-    def network(self) -> GDT:
-        """A network of this size with random weights."""
-        return GDT(self.settings.network, self.composition.modalities).to(self.device)
+    start = None if model is None else model._trained
+    experiment = resolve(settings, index, device, start=start)
+    if start is not None and experiment.words is not None:
+        start.require_same_words(experiment.words, "the model", Path(str(word2vec)))
+    return Batches(experiment, index, device)

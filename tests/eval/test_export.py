@@ -99,6 +99,8 @@ def test_wrong_safetensors_are_refused(tmp_path: Path) -> None:
         *((partial(out.write_bytes, whole[:n]), cut) for n in (5, 9, 3000, -1)),
         (partial(rewrite, texts | {"format": "gdt-model-9"}), "cannot be read as a checkpoint: it is not one of this"),
         (partial(rewrite, texts | {"step": "many"}), "cannot be read .* metadata is invalid .*'many'"),
+        (partial(rewrite, texts | {"step": "null"}), "cannot be read .* metadata is invalid"),
+        (partial(rewrite, texts | {"statistics": "null"}), "cannot be read .* metadata is invalid"),
         (partial(rewrite, texts | {"settings": "{}"}), "holds no settings of this version .missing: dataset"),
         (partial(save, {"weight": torch.zeros(3)}, out), "cannot be read as a checkpoint"),
     ):

@@ -504,11 +504,12 @@ def test_hmdb51_has_the_official_folds(hmdb: Path) -> None:
 def test_hmdb51_class_folders_may_be_nested(tmp_path: Path, real: Path, folder: str) -> None:
     shutil.copytree(real / "hmdb51" / "testTrainMulti_7030_splits", tmp_path / "testTrainMulti_7030_splits")
     name = "Brushing_Her_Hair__[_NEW_AUDIO_]_UPDATED!!!!_brush_hair_h_cm_np1_le_goo_1"
-    touch(tmp_path, f"{folder}/{name}.mp4", f"{folder}/mine.avi")
+    touch(tmp_path, f"{folder}/{name}.mp4", f"{folder}/{name.lower()}.avi", f"{folder}/mine.avi")
     assert [(video.id, video.label, video.folds) for video in videos("hmdb51", tmp_path)] == [
         (name, "brush_hair", ("test", "train", "test"))
     ]
-    first, *absent = missing("hmdb51", tmp_path)
+    second, first, *absent = missing("hmdb51", tmp_path)
+    assert second.reason == f"its entry has another file; {folder}/{name}.mp4 is kept" and second.fault
     assert first == unlisted(Path(folder, "mine.avi")) and len(absent) == 6765
     assert {item.reason for item in absent} == {
         "listed in the official splits, but there is no file of this name with the suffix of a video"

@@ -13,10 +13,12 @@ from tests.preprocess.test_datasets import listed, missing, segments, table, tou
 
 def test_a_segment_is_one_video_whatever_the_names_of_its_files(tmp_path: Path) -> None:
     (tmp_path / "vggsound.csv").write_text("abcdefghijk,30,dog,test\n")
-    touch(tmp_path, "abcdefghijk.mp4", "abcdefghijk_000030.mp4", "Yabcdefghijk_30.mp4")
-    assert table("vggsound", tmp_path) == {"Yabcdefghijk_30": ("dog", "test")}
-    assert {item.reason for item in missing("vggsound", tmp_path)} == {
-        "its segment has another file; Yabcdefghijk_30.mp4 is kept", "its segments have files of their own",
+    touch(tmp_path, "abcdefghijk.mp4", "abcdefghijk_000029.mp4", "abcdefghijk_000030.mp4", "a/abcdefghijk_30.mp4")
+    assert table("vggsound", tmp_path) == {"abcdefghijk_000030": ("dog", "test")}  # not the one that was rounded
+    kept = "its segment has another file; abcdefghijk_000030.mp4 is kept"
+    assert {item.id: (item.reason, item.fault) for item in missing("vggsound", tmp_path)} == {
+        "abcdefghijk_000029": (kept, True), "abcdefghijk_30": (kept, True),
+        "abcdefghijk": ("its segments have files of their own", True),
     }  # fmt: skip
 
 

@@ -1,0 +1,58 @@
+"""Batches for one's own training loop."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import Tensor
+
+from gdt.common.errors import UserError
+from gdt.pipeline.composition import Composition
+from gdt.pipeline.loader import Batch, Loader
+from gdt.pipeline.shards.index import Index
+from gdt.train.experiment import Experiment
+from gdt.train.loss import gdt_loss
+from gdt.train.models.gdt import GDT
+
+
+class Batches:
+    """An iterable of batches, the same in every pass, prepared in the background."""
+
+    def __init__(self, experiment: Experiment, index: Index, device: torch.device) -> None:
+        self.settings = experiment.settings
+        self.index = index
+        self.device = device
+        self._experiment = experiment
+
+    @property
+    def composition(self) -> Composition:
+        """Its factors are an argument of `gdt_loss`, its modalities are those of the batches."""
+        return self._experiment.composition
+
+    def __len__(self) -> int:
+        """Number of batches of all epochs."""
+        return self.settings.epochs * self._experiment.tree.batches_per_epoch
+
+    def __iter__(self) -> Iterator[Batch]:
+        experiment = self._experiment
+        s = self.settings
+        plans = experiment.tree.plans(0, len(self))
+        statistics = experiment.data.statistics
+        with Loader(self.index, plans, s.clip, self.device, statistics, s.loading, experiment.words) as loader:
+            yield from loader
+
+    def loss(self, embeddings: Tensor | Mapping[str, Tensor], batch: Batch, temperature: float = 0.07) -> Tensor:
+        """Equation 1 for the embeddings of a batch's leaves: [n, d] in the order of `batch.inputs`, or by modality.
+
+        Raises UserError unless they have length 1.
+        """
+        if isinstance(embeddings, Mapping):
+            embeddings = torch.cat([embeddings[name] for name in batch.inputs])
+        if not bool(((embeddings.norm(dim=1) - 1).abs() < 1e-2).all()):
+            raise UserError("embeddings must have length 1; pass torch.nn.functional.normalize(embeddings, dim=1)")
+        return gdt_loss(embeddings, batch.table, self.composition.factors, temperature)
+
+    def network(self) -> GDT:
+        """A network of this size with random weights."""
+        return GDT(self.settings.network, self.composition.modalities).to(self.device)
