@@ -24,12 +24,12 @@ from gdt.eval.conditions import decisive_settings, only_decisive, words_of
 from gdt.eval.folds import Fold
 from gdt.eval.jobs import Job, plan_jobs
 from gdt.eval.protocols import PROTOCOLS
-from gdt.eval.protocols.finetune import finished_epochs, planned_epochs, remove_state
 from gdt.eval.results import RANDOM, RESULTS, Result
 from gdt.eval.settings import Downstream
 from gdt.eval.subjects import Data, default_checkpoint, subjects
 from gdt.eval.subprocesses import job_limit, run_command, run_parallel
 from gdt.eval.tables import pivot, write_tables
+from gdt.eval.training import finished_epochs, planned_epochs, remove_state
 from gdt.pipeline.shards.index import names_in
 from gdt.train.checkpoint import load_trained
 from gdt.train.models.given import Given, makers

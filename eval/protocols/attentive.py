@@ -11,10 +11,9 @@ from torch import Tensor, nn
 
 from gdt.eval.evaluator import Evaluator, Outcome
 from gdt.eval.folds import Fold
-from gdt.eval.metrics import Measured
-from gdt.eval.protocols.finetune import Finetuning, Recipe, train_and_test
 from gdt.eval.settings import Downstream
 from gdt.eval.subjects import Subject
+from gdt.eval.training import ClassifierTraining, Recipe, train_and_test
 from gdt.train.models.backbone import Backbone
 from gdt.train.trained import Trained
 
@@ -52,8 +51,8 @@ class Attentive(nn.Module):
         return self.classifier((query + self.mlp(self.pooled(query)))[:, 0])
 
 
-class AttentiveProbe(Finetuning):
-    """Trained and tested like finetuning, but with the trunk frozen and with AdamW."""
+class AttentiveProbe(ClassifierTraining):
+    """Trains what attends to a frozen trunk, with AdamW."""
 
     name = "attentive"
     classifier = Attentive
@@ -68,10 +67,3 @@ class AttentiveProbe(Finetuning):
     def make_optimizer(self) -> torch.optim.Optimizer:
         learned = [value for value in self.model.parameters() if value.requires_grad]
         return torch.optim.AdamW(learned, self.recipe.first_lr, weight_decay=self.recipe.weight_decay)
-
-    def test(self, name: str) -> dict[str, Measured]:
-        """Top-1 and top-5 accuracy of videos; those of clips would share a column with finetuning's."""
-        return {key: measured for key, measured in super().test(name).items() if not key.startswith("clip")}
-
-    def _save_weights(self) -> None:
-        """Nothing: there are no new features."""

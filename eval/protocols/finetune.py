@@ -2,131 +2,24 @@
 
 from __future__ import annotations
 
-import contextlib
-import copy
-import json
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor, nn
-from torch.nn import functional
-from tqdm import tqdm
 
-from gdt.common import serialization
-from gdt.common.errors import Damaged, UserError
-from gdt.common.files import write_lines, writing
-from gdt.common.randomness import Stream, seed_sequence
-from gdt.eval.classification import classes_of, targets, top_k
+from gdt.eval.classification import top_k
 from gdt.eval.evaluator import Evaluator, Outcome
-from gdt.eval.extract import outputs, require_network
 from gdt.eval.folds import Fold
 from gdt.eval.metrics import Measured
-from gdt.eval.settings import Downstream
 from gdt.eval.subjects import FINETUNED, Subject
-from gdt.pipeline.clips import ClipSampling, random_clips, uniform_plans
-from gdt.pipeline.leaves import Clip
-from gdt.pipeline.loader import Batch, Loader
-from gdt.pipeline.shards.index import Index
-from gdt.pipeline.transformations.augmentation import Augmentation, centred
-from gdt.pipeline.tree import BatchPlan
+from gdt.eval.training import ClassifierTraining, train_and_test
 from gdt.train.models.foreign import Foreign, outputs_of
-from gdt.train.models.gdt import autocast
-from gdt.train.step import require_finite, seed_torch
-from gdt.train.tensors import load_checked
-from gdt.train.trained import Trained
-from gdt.train.weights import FINETUNED_ON, OUTPUTS, inputs_of
-
-STATE = "finetune.pt"
-EPOCHS = "finetune.jsonl"
-"""Files of a run besides the finetuned weights: the state to resume from, and loss and accuracy per epoch."""
-
-
-def planned_epochs(settings: Downstream, trained: Trained) -> int:
-    return Finetuning.recipe_of(settings, trained).epochs
-
-
-def finished_epochs(folder: Path) -> int:
-    """Epochs of the run in a folder so far."""
-    log = folder / EPOCHS
-    return len(log.read_bytes().splitlines()) if log.is_file() else 0
-
-
-def remove_state(folder: Path) -> None:
-    """Remove what a finished run needs no more."""
-    (folder / STATE).unlink(missing_ok=True)
+from gdt.train.weights import OUTPUTS
 
 
 def finetune(evaluator: Evaluator, model: Subject, fold: Fold, folder: Path) -> Outcome:
     """Top-1 and top-5 accuracy of the finetuned network, of videos and of clips."""
     return train_and_test(Finetuning, evaluator, model, fold, folder)
-
-
-def train_and_test(kind: type[Finetuning], evaluator: Evaluator, model: Subject, fold: Fold, folder: Path) -> Outcome:
-    """The metrics of a kind of finetuning, which writes to `folder`, with its recipe as details."""
-    settings = evaluator.settings
-    data = evaluator.data
-    recipe = kind.recipe_of(settings, model.trained)
-    (modality,) = settings.modalities
-    run = kind(
-        model.trained, data.index, fold, recipe, settings.seed, evaluator.device, folder, modality, data.fingerprint
-    )
-    metrics = run.run(f"{kind.name} {model.name_on(fold)}")
-    return Outcome(metrics, {name: str(value) for name, value in vars(recipe).items()})
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """How to finetune and test: one learning rate for the whole network, softmax averaged over the clips of a video."""
-
-    epochs: int = 12
-    warmup: float = 2.0
-    """Epochs over which the learning rate rises linearly from `first_lr` to `lr`."""
-    first_lr: float = 0.0025
-    lr: float = 0.02
-    drops: tuple[float, ...] = (6.0, 10.0)
-    """Epochs, from 0, at which the learning rate is multiplied by `drop`."""
-    drop: float = 0.05
-    momentum: float = 0.9
-    weight_decay: float = 5e-3
-    batch: int = 32
-    """Clips per batch."""
-    clips: int = 10
-    """Random clips per training video and epoch."""
-    clip: Clip = field(default_factory=lambda: Clip(frames=32))
-    augmentation: Augmentation = field(default_factory=Augmentation)
-    test_clips: int = 10
-    """Uniform clips per test video, centre crops at the smallest scale."""
-
-    def lr_at(self, epoch: float) -> float:
-        """Learning rate at an epoch, which may be fractional (section A.3.6)."""
-        risen = min(1.0, epoch / self.warmup) if self.warmup else 1.0
-        fallen = self.drop ** sum(epoch >= start for start in self.drops)
-        return (self.first_lr + (self.lr - self.first_lr) * risen) * fallen
-
-    def spread_over(self, epochs: int) -> Recipe:
-        """The same schedule, scaled to another number of epochs."""
-        scale = epochs / self.epochs
-        return replace(
-            self, epochs=epochs, warmup=self.warmup * scale, drops=tuple(drop * scale for drop in self.drops)
-        )
-
-
-def as_pretrained(trained: Trained, clips: int) -> Recipe:
-    """The recipe with clips as in pretraining, some per video and epoch."""
-    settings = trained.settings
-    augmentation = Augmentation(scale=settings.augmentation.scale, hue=settings.augmentation.hue)
-    return Recipe(clip=settings.clip, augmentation=augmentation, clips=clips)
-
-
-RECIPES: dict[str, Callable[[Trained], Recipe]] = {
-    "paper": lambda trained: Recipe(clip=Clip(frames=32, mel_frames=trained.settings.clip.mel_frames)),
-    "tiny": lambda trained: as_pretrained(trained, clips=4),
-}
-"""By the size of the pretrained networks."""
 
 
 class Classifier(nn.Module):
@@ -143,195 +36,30 @@ class Classifier(nn.Module):
         return self.classifier(self.base(x))
 
 
-class Finetuning:
-    """A finetuning run, resumed from its last epoch with the same numbers (bit for bit on a CPU)."""
+class Finetuning(ClassifierTraining):
+    """Trains the whole network, and keeps it."""
 
     name = "finetune"
-    classifier: Callable[..., nn.Module] = Classifier
-
-    @classmethod
-    def recipe_of(cls, settings: Downstream, trained: Trained) -> Recipe:
-        recipe = RECIPES[trained.settings.size](trained)
-        # a network of the user's own may take no other clips than those of pretraining
-        if getattr(trained.model.network, settings.modalities[0]):
-            recipe = as_pretrained(trained, recipe.clips)
-        if settings.epochs:
-            recipe = recipe.spread_over(settings.epochs)
-        if settings.lr:
-            recipe = replace(recipe, lr=settings.lr, first_lr=recipe.first_lr * settings.lr / recipe.lr)
-        return replace(recipe, clips=settings.clips_per_epoch or recipe.clips, test_clips=settings.clips)
-
-    def __init__(
-        self,
-        trained: Trained,
-        index: Index,
-        fold: Fold,
-        recipe: Recipe,
-        seed: int,
-        device: torch.device,
-        folder: Path,
-        modality: str = "video",
-        data: str = "",
-    ) -> None:
-        """Trains on the gallery of a fold and tests on its queries; `data` is the fingerprint of the shards."""
-        require_network(trained, modality)
-        self.index = index
-        self.fold = fold
-        self.recipe = recipe
-        self.statistics = trained.statistics
-        self.device = device
-        self.folder = folder
-        self.modality = modality
-        classes = classes_of(fold.gallery_label)
-        self._train_target = targets(fold.gallery_label, classes)
-        self._test_target = targets(fold.query_label, classes)
-        self._metadata = inputs_of(trained) | {"classes": classes.tolist(), FINETUNED_ON: [data, fold.number]}
-        self._pretrained_clip = trained.settings.clip
-        self._seeds = (seed, fold.number)
-        self._training = ClipSampling(recipe.clips, recipe.batch, recipe.augmentation)
-        videos = len(fold.gallery)
-        self.batches = self._training.batches(videos)
-        if not self.batches:
-            raise UserError(
-                f"{videos} training videos give fewer clips than a batch of {recipe.batch}; set --clips-per-epoch to "
-                f"{-(-recipe.batch // videos)} or more"
-            )
-        torch.manual_seed(int(seed_sequence(Stream.FINETUNING, *self._seeds, 1 << 20).generate_state(1)[0]))
-        base = copy.deepcopy(trained.model.backbone(modality))  # other folds start from the same weights
-        self.model = type(self).classifier(base, base.dim, len(classes)).to(device)
-        if modality == "video" and not trained.model.network.video:
-            self.model.to(memory_format=torch.channels_last_3d)  # type: ignore[call-overload]
-        self.optimizer = self.make_optimizer()
-
-    def make_optimizer(self) -> torch.optim.Optimizer:
-        recipe = self.recipe
-        parameters = self.model.parameters()
-        return torch.optim.SGD(parameters, recipe.first_lr, recipe.momentum, weight_decay=recipe.weight_decay)
-
-    def run(self, name: str) -> dict[str, Measured]:
-        """Train to the last epoch, save the weights, and return the metrics of `test`."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        first = self._resume()
-        total = self.recipe.epochs * self.batches
-        bar = tqdm(total=total, initial=first * self.batches, unit="step", desc=name, mininterval=0.5)
-        plans = self.plans(first)
-        with Loader(self.index, plans, self.recipe.clip, self.device, self.statistics) as loader, bar:
-            batches = iter(loader)
-            for epoch in range(first, self.recipe.epochs):
-                losses = []
-                right = 0
-                for number in range(self.batches):
-                    batch = next(batches)
-                    loss, correct = self._step(epoch, number, batch.inputs, batch.table["target"])
-                    losses.append(loss)
-                    right += correct
-                    bar.set_postfix_str(f"loss {loss:.3f}", refresh=False)
-                    bar.update()
-                self._save_epoch(epoch, float(np.mean(losses)), right)
-        metrics = self.test(name)
-        self._save_weights()
-        return metrics
+    classifier = Classifier
 
     def test(self, name: str) -> dict[str, Measured]:
         """Top-1 and top-5 accuracy of videos, whose clips are averaged, and of clips."""
-        recipe = self.recipe
-        target = self._test_target
-
-        def scored(batch: Batch) -> list[Tensor]:
-            scores = self._scores(batch.inputs).unflatten(0, (-1, recipe.test_clips))
-            return [scores.softmax(2).mean(1), scores.flatten(0, 1)]
-
-        self.model.eval()
-        bar = tqdm(total=len(target), unit="video", desc=f"{name}, test", mininterval=0.5, leave=False)
-        videos, clips = outputs(
-            self.index, self.test_plans(), recipe.clip, self.device, self.statistics, scored, bar, recipe.test_clips
-        )
+        target = self.test_target
+        per_video = self.recipe.test_clips
+        videos, clips = self.scores(name)
         of_videos = top_k(videos, target, (1, 5))
-        of_clips = top_k(clips, np.repeat(target, recipe.test_clips), (1, 5))
+        of_clips = top_k(clips, np.repeat(target, per_video), (1, 5))
         # the clips of a video are not independent: they count as one answer in the interval
         metrics = {f"{self.name} top-{k}": measured for k, measured in of_videos.items()}
         for k, measured in of_clips.items():
-            answers = measured.answers.reshape(-1, recipe.test_clips).mean(1)
+            answers = measured.answers.reshape(-1, per_video).mean(1)
             metrics[f"clip top-{k}"] = Measured(measured.metric._replace(answers=len(target)), answers)
         return metrics
 
-    def plans(self, first: int) -> Iterator[BatchPlan]:
-        """Training clips of epoch `first` and later."""
-        clip = self.recipe.clip
-        target = self._train_target
-        for epoch in range(first, self.recipe.epochs):
-            seeds = (*self._seeds, epoch)
-            yield from random_clips(self.index, self.fold.gallery, target, clip, self._training, seeds, self.modality)
-
-    def test_plans(self) -> Iterator[BatchPlan]:
-        recipe = self.recipe
-        videos = self.fold.queries
-        crop = centred(recipe.augmentation.scale[0])
-        size = 2 * recipe.batch
-        return uniform_plans(
-            self.index, videos, recipe.test_clips, recipe.clip, crop, modalities=[self.modality], clips_per_plan=size
-        )
-
-    def _step(self, epoch: int, number: int, inputs: Mapping[str, Any], target: Tensor) -> tuple[float, int]:
-        """Update the model with batch `number` of an epoch. Raises UserError if loss or gradient are not finite."""
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.recipe.lr_at(epoch + number / self.batches)
-        seed_torch(Stream.FINETUNING_DROPOUT, *self._seeds, epoch, number)
-        self.model.train()
-        self.optimizer.zero_grad(set_to_none=True)
-        scores = self._scores(inputs)
-        loss = functional.cross_entropy(scores, target)
-        loss.backward()
-        norm = nn.utils.get_total_norm([value.grad for value in self.model.parameters() if value.grad is not None])
-        value = float(loss.detach())
-        require_finite(value, float(norm), f"in epoch {epoch}, at --lr {self.recipe.lr:g}")
-        self.optimizer.step()
-        return value, int((scores.detach().argmax(1) == target).sum())
-
-    def _scores(self, inputs: Mapping[str, Any]) -> Tensor:
-        """Scores of clips, float32 [n, classes]."""
-        dtype = torch.bfloat16 if self.device.type == "cuda" else torch.float32
-        with autocast(self.device):
-            clips = inputs[self.modality]
-            return self.model(clips.floats(dtype) if self.modality == "video" else clips).float()
-
-    def _save_epoch(self, epoch: int, loss: float, right: int) -> None:
-        """Log an epoch and save the state to resume from."""
-        row = {"epoch": epoch, "loss": loss, "top-1": 100 * right / (self.batches * self.recipe.batch)}
-        path = self.folder / EPOCHS
-        before = path.read_text(errors="replace").splitlines(keepends=True)[:epoch] if path.is_file() else []
-        write_lines(path, [*before, json.dumps(row) + "\n"])
-        state = {
-            "recipe": serialization.to_json(self.recipe),
-            "epoch": epoch + 1,
-            "model": self.model.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-        }
-        self._write(STATE, state)
-
-    def _save_weights(self) -> None:
+    def keep(self) -> None:
         """Save the finetuned weights, which --ckpt reads."""
         weights = {name: value.cpu() for name, value in self.model.state_dict().items()}
         computed = {}
         if isinstance(self.model.base, Foreign):
-            computed = {self.modality: outputs_of(self.model.base, self.modality, self._pretrained_clip).tolist()}
-        self._write(FINETUNED, {"model": weights, "epoch": self.recipe.epochs, OUTPUTS: computed} | self._metadata)
-
-    def _write(self, name: str, state: dict[str, Any]) -> None:
-        with writing(self.folder / name) as file:
-            torch.save(state, file)
-
-    def _resume(self) -> int:
-        """Load the saved state and return the next epoch; 0 if there is no state or it does not match."""
-        path = self.folder / STATE
-        if not path.is_file():
-            return 0
-        state = None
-        with contextlib.suppress(Damaged):
-            state = load_checked(path)
-        if not isinstance(state, dict) or state.get("recipe") != serialization.to_json(self.recipe):
-            print(f"{path} is damaged or of another recipe; finetuning restarts from the first epoch")
-            return 0
-        self.model.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        return int(state["epoch"])
+            computed = {self.modality: outputs_of(self.model.base, self.modality, self.pretrained_clip).tolist()}
+        self.write(FINETUNED, {"model": weights, "epoch": self.recipe.epochs, OUTPUTS: computed} | self.metadata)

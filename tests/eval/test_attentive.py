@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from gdt.eval.protocols.attentive import Attentive, AttentiveProbe
-from gdt.eval.protocols.finetune import Recipe
 from gdt.eval.settings import Downstream
 from gdt.eval.subjects import FINETUNED
+from gdt.eval.training import Recipe
 from gdt.train.models.backbone import Backbone
 from gdt.train.trained import Trained
 from tests.eval.test_finetune import Task, task, trained  # noqa: F401 - fixtures

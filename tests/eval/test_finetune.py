@@ -19,9 +19,10 @@ from gdt.common.errors import UserError
 from gdt.eval.export import export
 from gdt.eval.folds import Fold
 from gdt.eval.protocols.attentive import AttentiveProbe
-from gdt.eval.protocols.finetune import EPOCHS, STATE, Classifier, Finetuning, Recipe, as_pretrained
+from gdt.eval.protocols.finetune import Classifier, Finetuning
 from gdt.eval.settings import Downstream, Export
 from gdt.eval.subjects import FINETUNED
+from gdt.eval.training import EPOCHS, STATE, Recipe, as_pretrained
 from gdt.pipeline.clips import uniform_clips
 from gdt.pipeline.loader import Loader
 from gdt.pipeline.shards.index import Index
@@ -108,7 +109,7 @@ def test_accuracy_equals_counting(trained: Trained, task: Task, tmp_path: Path) 
     augmentation = replace(EVALUATION, scale=(36, 36))
     run.model.eval()
     right = right_clips = 0
-    for video, target in zip(task[1].queries, run._test_target, strict=True):
+    for video, target in zip(task[1].queries, run.test_target, strict=True):
         plan = uniform_clips(run.index, np.array([video]), 3, TINY.clip, augmentation)
         with Loader(run.index, [plan], TINY.clip, CPU, run.statistics) as loader, torch.inference_mode():
             (batch,) = loader
@@ -243,7 +244,7 @@ def test_a_state_that_the_machine_cannot_read_is_not_started_again(
 ) -> None:
     run = Finetuning(trained, *task, quick(trained), 0, CPU, tmp_path)
     run._save_epoch(0, 1.0, 0)
-    monkeypatch.setattr("gdt.eval.protocols.finetune.load_checked", Mock(side_effect=fault))
+    monkeypatch.setattr("gdt.eval.training.load_checked", Mock(side_effect=fault))
     with pytest.raises(type(fault)):
         run.run("x")
 
@@ -252,7 +253,7 @@ def test_finetuned_weights_keep_their_metadata_when_read_and_exported(
     trained: Trained, task: Task, tmp_path: Path
 ) -> None:
     run = Finetuning(trained, *task, quick(trained), 0, CPU, tmp_path, data="0a1b")
-    run._save_weights()
+    run.keep()
     export(Export(tmp_path / "x.safetensors", ckpt=tmp_path / FINETUNED))
     for path in (tmp_path / FINETUNED, tmp_path / "x.safetensors"):
         again = load_model(path)

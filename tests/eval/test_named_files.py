@@ -22,9 +22,10 @@ from gdt.eval.card import _portable
 from gdt.eval.downstream import evaluate
 from gdt.eval.export import export
 from gdt.eval.folds import Fold
-from gdt.eval.protocols.finetune import Finetuning, as_pretrained
+from gdt.eval.protocols.finetune import Finetuning
 from gdt.eval.results import Result
 from gdt.eval.settings import Downstream, Export
+from gdt.eval.training import as_pretrained
 from gdt.pipeline.notation import read_transformations
 from gdt.pipeline.shards.index import Index
 from gdt.train import portable
@@ -73,7 +74,7 @@ def evil(checkpoint: Path, index: Index, tmp_path_factory: pytest.TempPathFactor
     portable.write(folder / "evil.safetensors", trained)
     train = (index.split == "train").nonzero()[0]
     fold = Fold(0, train, train, index.label[train].astype(str), index.label[train].astype(str))
-    Finetuning(trained, index, fold, as_pretrained(trained, 4), 0, CPU, folder)._save_weights()
+    Finetuning(trained, index, fold, as_pretrained(trained, 4), 0, CPU, folder).keep()
     assert not ran.exists()
     return folder
 
