@@ -157,8 +157,8 @@ def mcnemar(one: np.ndarray, two: np.ndarray) -> float:
     """Two-sided p of McNemar's exact test: of the queries [n] that one alone answers right, half by chance."""
     only_one = int((one & ~two).sum())
     only_two = int((two & ~one).sum())
-    tail = stats.binom.cdf(min(only_one, only_two), only_one + only_two, 0.5)
-    return min(1.0, 2 * float(tail))
+    apart = only_one + only_two
+    return float(stats.binomtest(only_one, apart).pvalue) if apart else 1.0
 
 
 def bootstrap(apart: np.ndarray) -> float:

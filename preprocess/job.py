@@ -98,7 +98,7 @@ def prepare(settings: Preprocess, entry: DataSet, source: Folder, destination: F
     details = {
         **settings.extraction.identity,
         "bands": BANDS,
-        "dataset": layout,
+        "dataset": layout,  # the name in shards of earlier versions
         "vocabulary": spoken.vocabulary.digest if spoken else "",
     }
     contents = checks.contents(destination, details, build, settings.retry_rejected)

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from gdt.train.pretrain import pretrain
 from gdt.train.record import RunData
 from gdt.train.settings import SIZES
 from tests.conftest import ROOT
+from tests.train.own_networks import Net
 
 SCRIPT = """
 import gdt
@@ -192,7 +194,7 @@ def test_home_is_expanded_in_paths(
     assert run.checkpoint.parent == tmp_path / "runs" / "e" and not (tmp_path / "~").exists()
 
 
-def test_batches_for_a_model_have_its_clips_and_normalisation(model: gdt.Model, shards: Path) -> None:
+def test_batches_for_a_model_have_its_clips_and_normalisation(model: gdt.Model, shards: Path, tmp_path: Path) -> None:
     other = replace(model._trained.statistics, mel_mean=model._trained.statistics.mel_mean + 1)
     record = replace(model._trained.record, data=RunData(other))
     shifted, shorter = copy.copy(model), copy.copy(model)
@@ -208,6 +210,11 @@ def test_batches_for_a_model_have_its_clips_and_normalisation(model: gdt.Model, 
     assert gdt.batches(shards, "e", batch_size=4, device="cpu", model=model).network().network == model.network.network
     with pytest.raises(gdt.UserError, match="size has no effect beside a model"):
         gdt.batches(shards, model=model, size="tiny")
+    own = gdt.pretrain(
+        shards, "tiny", preset="a", batch_size=4, steps=1, out=tmp_path, video_network=partial(Net, 8), device="cpu"
+    )
+    loaded = gdt.load(own.checkpoint, video_network=partial(Net, 8))
+    assert isinstance(gdt.batches(shards, "a", batch_size=4, model=loaded).network().video_network.base.net, Net)
     difference = (plain["audio"] - moved["audio"])[plain["audio"] != 0]  # masked parts are 0 in both
     assert difference.allclose(torch.tensor(1 / other.mel_std).float(), atol=1e-3)
 

@@ -152,7 +152,7 @@ def require_same_run(then: TrainingRecord, experiment: Experiment, path: Path) -
     if then.data.factors_checksum != data.factors_checksum:
         different.append("the file of --factors-from")
     same_path = then.settings.init == experiment.settings.init
-    same_start = same_path if then.data.start is None else then.data.start == data.start
+    same_start = same_path if then.data.start_digest is None else then.data.start_digest == data.start_digest
     if not same_start:
         different.append("the weights of --init")
     elif then.data.statistics.to_numbers() != data.statistics.to_numbers():

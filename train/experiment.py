@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -185,12 +185,14 @@ def architecture(
             raise UserError(f"--{modality}-network has no effect: '{composition}' has no {modality}")
         checked[modality] = check_network(modality, maker, clip, device)
         builders[modality] = partial(build, maker, checked[modality])
-    found = {
+    # not what another model's architecture holds besides its sizes
+    values = {size.name: getattr(sizes, size.name) for size in fields(Network)}
+    values |= {
         **checked,
         "word_dimensions": words.dimensions if words else 0,
         "text_padding": bool(words and start and start.model.network.text_padding),
     }
-    return Architecture(**{**vars(sizes), **found}), builders
+    return Architecture(**values), builders
 
 
 def _on_device(settings: Pretrain, device: torch.device) -> dict[str, str]:

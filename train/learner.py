@@ -73,7 +73,7 @@ class Learner:
         base: Any = self.model.backbone(modality)
         return outputs_of(base, modality, self.experiment.settings.clip)
 
-    def start(self) -> str:
+    def initialise(self) -> str:
         """Begin with random weights, or those of --init; returns which. Raises UserError as `start_from`."""
         return start_from(self.model, self.experiment.start, self.experiment.settings.init)
 

@@ -30,7 +30,7 @@ class RunData:
     """Checksum of the word vectors; empty if unknown or without text."""
     factors_checksum: str = ""
     """Checksum of the Python file with custom transformations; empty without."""
-    start: str | None = ""
+    start_digest: str | None = ""
     """Digest of the weights of --init; empty without, None if its version did not record it."""
 
 
@@ -78,7 +78,7 @@ class TrainingRecord:
             "data": self.data.fingerprint,
             "words": self.data.words_checksum,
             "factors": self.data.factors_checksum,
-            "start": self.data.start,
+            "start": self.data.start_digest,
             "step": self.step,
             "steps": self.steps,
             "per_step": self.per_step,

@@ -61,7 +61,7 @@ class Trainer:
         self.require_equal_starts()
         self.learner = Learner(experiment, self.device, self.world)
         self.require_addressable()
-        self.start_note = self.resume(state) if state else self.learner.start()
+        self.start_note = self.resume(state) if state else self.learner.initialise()
         self.log: Log | None = None
         self.failure: Exception | None = None
         self.began = time.monotonic()
@@ -97,7 +97,7 @@ class Trainer:
             "file of factors": data.factors_checksum,
             "normalisation of the inputs": data.statistics.to_numbers(),
             "version of torch": torch.__version__,
-            "file of --init": data.start,
+            "file of --init": data.start_digest,
             "step": self.step,
         }
         advice = f"start all ranks with the same command, software and shards, and with {self.path.parent} on a disk "

@@ -39,15 +39,15 @@ def layout_of(dataset: str, layout: str) -> str:
     return "folder"
 
 
-def find(dataset: str, source: Folder) -> DataSet:
-    """The data set of this name. Raises UserError for an unknown name or a missing source."""
-    if dataset not in DATASETS:
-        raise unknown("layout", dataset, DATASETS)
+def find(layout: str, source: Folder) -> DataSet:
+    """The data set of this layout. Raises UserError for an unknown one or a missing source."""
+    if layout not in DATASETS:
+        raise unknown("layout", layout, DATASETS)
     kind = "a folder" if source.remote else source.kind("")
     if kind != "a folder":
         state = {"missing": "does not exist", "inaccessible": "may not be read"}.get(kind, "is not a folder")
         raise UserError(f"the source folder {source} {state}; set --source to the folder of your videos")
-    return DATASETS[dataset]
+    return DATASETS[layout]
 
 
 def listing(entry: DataSet, source: SourceFiles) -> Iterator[ListedVideo | Missing]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -184,8 +184,9 @@ def _walk_links(root: Path, first: Path | None) -> Iterator[tuple[str, list[str]
 
     seen: set[str] = set()
     roots = [str(root)] if first is None else [str(root / first), str(root)]
-    waiting = [*roots]
-    for start in waiting:
+    waiting = deque(roots)
+    while waiting:
+        start = waiting.popleft()
         for folder, subfolders, names in os.walk(start, onerror=refuse):
             real = os.path.realpath(folder)
             below = str(PurePath(folder).relative_to(root))

@@ -59,24 +59,26 @@ def listing(source: SourceFiles, name: str, lines: Iterable[Line], tree: str) ->
     """
     entries = _entries(lines)
     root = Path(name) if source.folder.kind(name) == "a folder" else Path()
+    outside: set[str] = set()
     for stem, path in source.named(first=root):
         entry = entries.get(stem.lower())
         if entry is None:
             yield unlisted(path)
             continue
+        if root not in path.parents:
+            outside.add(entry.stem)
+            yield Missing(stem, f"not in the folder of the data set; {name}", path)
+            continue
         if entry.file is not None:
             yield Missing(stem, f"its entry has another file; {entry.file} is kept", path, fault=True)
             continue
         entry.file = path
-        if root not in path.parents:
-            yield Missing(stem, f"not in the folder of the data set; {name}", path)
-            continue
         label = composed(path.parent.name)
         if path.parent == root or label.lower() != entry.class_name.lower():
             raise incomplete(f"{source.folder.address(path)} is not in the folder of its class", tree)
         yield ListedVideo(stem, path, label, entry.folds[0], tuple(entry.folds))
     for entry in entries.values():
-        if entry.file is None:
+        if entry.file is None and entry.stem not in outside:
             yield Missing(entry.stem, f"listed in the official splits, {NO_FILE}")
 
 

@@ -54,5 +54,8 @@ class Batches:
         return gdt_loss(embeddings, batch.table, self.composition.factors, temperature)
 
     def network(self) -> GDT:
-        """A network of this size with random weights."""
-        return GDT(self.settings.network, self.composition.modalities).to(self.device)
+        """A network of this size, or of the kind of the model's, with random weights."""
+        start = self._experiment.start
+        if start is None:
+            return GDT(self.settings.network, self.composition.modalities).to(self.device)
+        return GDT(start.model.network, self.composition.modalities, start.builders).to(self.device)

@@ -514,3 +514,12 @@ def test_hmdb51_class_folders_may_be_nested(tmp_path: Path, real: Path, folder: 
     assert {item.reason for item in absent} == {
         "listed in the official splits, but there is no file of this name with the suffix of a video"
     }
+
+
+def test_a_file_outside_the_folder_of_the_data_set_takes_no_entry(tmp_path: Path, real: Path) -> None:
+    shutil.copytree(real / "hmdb51" / "testTrainMulti_7030_splits", tmp_path / "testTrainMulti_7030_splits")
+    name = "Brushing_Her_Hair__[_NEW_AUDIO_]_UPDATED!!!!_brush_hair_h_cm_np1_le_goo_1"
+    touch(tmp_path, f"hmdb51_org/brush_hair/{name}.avi.mp4", f"a/{name}.mp4")  # the first comes last, for its name
+    assert [video.path.parts[0] for video in videos("hmdb51", tmp_path)] == ["hmdb51_org"]
+    outside, *absent = missing("hmdb51", tmp_path)
+    assert outside.reason.startswith("not in the folder of the data set") and len(absent) == 6765
