@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from sklearn.neighbors import KNeighborsClassifier
 
+from gdt.eval.classification import targets
 from gdt.eval.evaluator import Evaluator, Outcome
 from gdt.eval.folds import Fold
 from gdt.eval.metrics import Measured, measured
-from gdt.eval.similarity import unit
+from gdt.eval.similarity import nearest_rows, unit
 from gdt.eval.subjects import Subject
 
 _KS = (20, 200)
@@ -37,18 +37,20 @@ def weighted_knn(
 
     Features are [q, dim] and [n, dim], labels [q] and [n]. k is at most n. Ties go to the first class.
     """
-    known = np.isin(query_label, train_label).mean()
-    chance = 100 * float(known) / len(np.unique(train_label))
-    train = unit(train)
+    classes = np.unique(train_label)
+    train_target = targets(train_label, classes)
+    known = float(np.isin(query_label, classes).mean())
+    neighbours = nearest_rows(query, train, max(ks))
     query = unit(query)
+    train = unit(train)
+    rows = np.arange(len(query))
+    scores = np.zeros((len(query), len(classes)))
     metrics: dict[int, Measured] = {}
-    for k in ks:
-        voters = KNeighborsClassifier(min(k, len(train)), weights=_votes, algorithm="brute").fit(train, train_label)
-        metrics[k] = measured(voters.predict(query) == query_label, chance)
+    for count, column in enumerate(neighbours.T, 1):  # the next neighbour of every query
+        cosine = (query * train[column]).sum(1)
+        scores[rows, train_target[column]] += np.exp(cosine / TEMPERATURE)
+        for k in ks:
+            if count == min(k, len(train)):
+                right = classes[scores.argmax(1)] == query_label
+                metrics[k] = measured(right, 100 * known / len(classes))
     return metrics
-
-
-def _votes(distance: np.ndarray) -> np.ndarray:
-    """exp(cosine / `TEMPERATURE`) of vectors of length 1 at these distances."""
-    cosine = 1 - distance**2 / 2
-    return np.exp(cosine / TEMPERATURE)
