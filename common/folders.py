@@ -65,7 +65,7 @@ class Folder(ABC):
     def files(self, below: bool = False) -> dict[str, State]:
         """The files that are there now, by name; with `below`, also those in subfolders, by path.
 
-        On this machine also what is no file, of size -1, so that it can be named.
+        A local folder also lists what is not a file, with size -1, so that messages can name it.
         """
 
     @abstractmethod

@@ -21,7 +21,7 @@ from gdt.train.models.foreign import recognise
 from gdt.train.models.gdt import GDT, modalities_of
 from gdt.train.models.given import Makers
 from gdt.train.published import fetch
-from gdt.train.record import TrainingRecord
+from gdt.train.record import TrainingRecord, require_keys
 from gdt.train.run import CHECKPOINT, require_checkpoint
 from gdt.train.schedule import Schedule
 from gdt.train.settings_text import LENGTH, differences
@@ -79,9 +79,7 @@ def read(path: Path) -> RunState:
     content = load_checked(path)
     if not isinstance(content, dict) or content.get("format") != _FORMAT:
         raise Damaged(f"it is not a checkpoint of this version ({_FORMAT})")
-    missing = {"model", "optimizer"} - content.keys()
-    if missing:
-        raise Damaged(f"it has no {', '.join(sorted(missing))}")
+    require_keys(content, "model", "optimizer")
     return RunState(TrainingRecord.from_plain(content, str(path)), content["model"], content["optimizer"])
 
 
@@ -110,8 +108,7 @@ def _model_of(content: Mapping[str, Any], path: Path, given: Makers) -> Trained:
         raise Damaged(f"it is not one of this version ({_FORMAT})")
     record_in = portable.record_in if form == portable.FORMAT else TrainingRecord.from_plain
     record = record_in(content, str(path))
-    if "model" not in content:
-        raise Damaged("it has no model")
+    require_keys(content, "model")
     builders = recognise(record.settings, content["model"], record.outputs, given, str(path))
     model = GDT(record.settings.network, modalities_of(content["model"]), builders)
     load_weights(model, content["model"], str(path))

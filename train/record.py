@@ -95,9 +95,7 @@ class TrainingRecord:
         Raises Damaged if a value is missing or invalid, and UserError with `source` if the settings are of another
         version.
         """
-        missing = {SETTINGS, STATISTICS, "data", "words", "step", "steps"} - values.keys()
-        if missing:
-            raise Damaged(f"it has no {', '.join(sorted(missing))}")
+        require_keys(values, SETTINGS, STATISTICS, "data", "words", "step", "steps")
         origin = values.get("origin")
         per_step = values.get("per_step")  # earlier versions wrote neither this nor the values with a default
         try:
@@ -119,3 +117,10 @@ class TrainingRecord:
             )
         except (ValueError, TypeError) as error:
             raise Damaged(f"its metadata is invalid ({error})") from error
+
+
+def require_keys(content: Mapping[str, Any], *keys: str) -> None:
+    """Raise Damaged if the content of a file lacks some of these keys."""
+    missing = {*keys} - content.keys()
+    if missing:
+        raise Damaged(f"it has no {', '.join(sorted(missing))}")

@@ -70,7 +70,7 @@ class Trained:
         value.update(json.dumps(inputs).encode())
         return value.hexdigest()
 
-    def require_same_words(self, words: WordVectors, model: str, path: Path) -> None:
+    def require_same_words(self, words: WordVectors, model: str, path: str | Path) -> None:
         """Raise UserError if it has a text network that was trained with other word vectors than those of a file."""
         if "text" not in self.model.modalities:
             return

@@ -308,5 +308,5 @@ def batches(
     start = None if model is None else model._trained
     experiment = resolve(settings, index, device, start=start)
     if start is not None and experiment.words is not None:
-        start.require_same_words(experiment.words, "the model", Path(str(word2vec)))
+        start.require_same_words(experiment.words, "the model", str(word2vec))
     return Batches(experiment, index, device)
