@@ -75,7 +75,7 @@ def evaluate(settings: Downstream, networks: Mapping[str, Sequence[Given]] | Non
         settings.require_effect([name for name, kind in PROTOCOLS.items() if kind.default or kind.several])
     video_first = tuple(sorted(settings.modalities, reverse=True))  # in whatever order they are given
     settings = replace(settings, modalities=video_first)
-    given = makers({**settings.networks.given, **(networks or {})})
+    given = makers({**settings.own_networks.given, **(networks or {})})
     first = load_trained(settings.ckpt[0], given)
     compared = list(subjects(settings, first, given))
     data = Data.open(settings.ckpt[0], first, settings.dataset, settings.shards, settings.query_split, settings.cache)
@@ -210,7 +210,7 @@ def _command(job: Job) -> list[str]:
         random_weights="only" if job.model.random else "exclude",
         jobs=1,
         tables=False,
-        networks=settings.networks,
+        own_networks=settings.own_networks,
         cache=settings.cache,
     )
     return ["evaluate", *arguments_of(alone, Downstream())]

@@ -66,7 +66,7 @@ def features(settings: Embed, trained: Trained | None = None) -> Features:
     Raises UserError if the checkpoint or the videos cannot be used.
     """
     checkpoint = settings.ckpt or str(latest_checkpoint())
-    trained = trained or load_trained(checkpoint, makers(settings.networks.given))
+    trained = trained or load_trained(checkpoint, makers(settings.own_networks.given))
     modalities = _modalities(settings, trained, checkpoint)
     with tempfile.TemporaryDirectory() as scratch:
         if settings.source:

@@ -31,7 +31,7 @@ def export(settings: Export) -> str:
     if settings.to and settings.to.is_file():
         raise UserError(f"--to is {settings.to}, a file; name a folder, or set --out to write a file")
     out = settings.to / EXPORTED if settings.to else cast(Path, settings.out)
-    trained = load_trained(settings.ckpt or latest_checkpoint(), makers(settings.networks.given))
+    trained = load_trained(settings.ckpt or latest_checkpoint(), makers(settings.own_networks.given))
     written = [out]
     if settings.to:
         settings.to.mkdir(parents=True, exist_ok=True)

@@ -39,7 +39,7 @@ def nearest(settings: Nearest) -> str:
             kind=cast(Kind, rows.metadata["kind"]),
             clips=int(rows.metadata["clips"]),
             workers=1,
-            networks=settings.networks,
+            own_networks=settings.own_networks,
         )
         query = features(embed)
     order, cosines = most_similar(rows, query, settings.by, among)

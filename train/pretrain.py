@@ -57,7 +57,7 @@ def pretrain(settings: Pretrain, networks: Mapping[str, Sequence[Given]] = Mappi
     with contextlib.ExitStack() as lock, explain_out_of_memory(advice):
         folder = locked(settings.run_folder, "set --out to another folder")
         together(lambda: lock.enter_context(folder) if process.rank == 0 else None)
-        trainer = _trainer(settings, process, makers({**settings.networks.given, **networks}))
+        trainer = _trainer(settings, process, makers({**settings.own_networks.given, **networks}))
         if trainer.step == trainer.steps:
             if process.rank == 0:
                 trainer.forget_later_steps()
@@ -67,7 +67,7 @@ def pretrain(settings: Pretrain, networks: Mapping[str, Sequence[Given]] = Mappi
         barrier()  # no rank exits while another still communicates with it
         if trainer.log:
             more = ["--word2vec", settings.word2vec] if settings.word2vec else []
-            for modality, (text,) in settings.networks.given.items():
+            for modality, (text,) in settings.own_networks.given.items():
                 more += [f"--{modality}-network", text]
             evaluate = gdt_command("evaluate", "--ckpt", trainer.path, *more)
             if networks:

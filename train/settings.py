@@ -108,7 +108,7 @@ class Pretrain:
     """Ranges of the augmentations."""
     network: Network = field(default_factory=Network)
     """Sizes of the networks."""
-    networks: Annotated[OwnNetworks, tyro.conf.arg(name=""), NOT_COMPARED] = PAPER_NETWORKS
+    own_networks: Annotated[OwnNetworks, tyro.conf.arg(name=""), NOT_COMPARED] = PAPER_NETWORKS
     """Networks of your own."""
     optimization: Annotated[Optimization, tyro.conf.arg(name="")] = field(default_factory=Optimization)
     """Optimizer and schedule."""

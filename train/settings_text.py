@@ -34,8 +34,11 @@ def from_json(text: str, source: str = "this text") -> RunSettings:
     or out of range.
     """
     try:
-        settings = serialization.from_dict(_StoredSettings, json.loads(text))
-        return RunSettings.of(settings, factors_from=None, networks=PAPER_NETWORKS)
+        values = json.loads(text)
+        if isinstance(values, dict) and "networks" in values:  # the name in earlier versions
+            values["own_networks"] = values.pop("networks")
+        settings = serialization.from_dict(_StoredSettings, values)
+        return RunSettings.of(settings, factors_from=None, own_networks=PAPER_NETWORKS)
     except (ValueError, UserError) as error:
         raise UserError(
             f"{source} holds no settings of this version ({error}); use the version that wrote it"

@@ -76,7 +76,7 @@ class PlannedRun:
 
     def is_done(self, results: Sequence[Result]) -> bool:
         """Whether it was trained with the same settings, and evaluated after its last step."""
-        if self.pretraining.networks.given:  # only the commands notice another text of their files
+        if self.pretraining.own_networks.given:  # only the commands notice another text of their files
             return False
         if not self.marker.is_file() or self.marker.read_text() != self.marked:
             return False
@@ -184,7 +184,7 @@ def equalise(settings: Ablation, named: Mapping[str, Pretrain], index: Index) ->
     if "compute" in settings.equal:
         # only its cost counts, so the videos may lack a modality
         best = compose(replace(first, preset=REFERENCE, factors="", factors_from=None))
-        given = makers(settings.networks.given)
+        given = makers(settings.own_networks.given)
         network, builders = architecture(first.network, given, best, first.clip, any_device())
         spent = steps * _step_flops(best, network, builders, first.clip)
         for row in sized:
@@ -201,7 +201,7 @@ def equalise(settings: Ablation, named: Mapping[str, Pretrain], index: Index) ->
 
 def _row(name: str, run: Pretrain, index: Index) -> Row:
     """A row with this run. Raises UserError if it does not fit the videos."""
-    experiment = resolve(run, index, any_device(), given=makers(run.networks.given))
+    experiment = resolve(run, index, any_device(), given=makers(run.own_networks.given))
     return Row(name, run, replace(experiment, words=None))  # word vectors may take 1.8 GB
 
 
@@ -217,7 +217,7 @@ def _step_flops(composition: Composition, network: Architecture, builders: Build
 def _pretraining(settings: Ablation, shards: Place, row: str, known: Transformations) -> Pretrain:
     """The run of a row, without its batch size and seed."""
     options: dict[str, Any] = {"steps": settings.steps, "epochs": 0} if settings.steps else {}
-    options["networks"] = settings.networks
+    options["own_networks"] = settings.own_networks
     if ":" in row:
         options |= {"factors": row, "factors_from": settings.factors_from}
     else:
@@ -228,10 +228,10 @@ def _pretraining(settings: Ablation, shards: Place, row: str, known: Transformat
     run = replace(sized, dataset=settings.dataset_name, shards=shards, group_size=settings.group_size, **options)
     modalities = compose(run, known).modalities
     networks = OwnNetworks(
-        run.networks.video_network if "video" in modalities else "",
-        run.networks.audio_network if "audio" in modalities else "",
+        run.own_networks.video_network if "video" in modalities else "",
+        run.own_networks.audio_network if "audio" in modalities else "",
     )
-    return replace(run, word2vec=settings.word2vec if "text" in modalities else None, networks=networks)
+    return replace(run, word2vec=settings.word2vec if "text" in modalities else None, own_networks=networks)
 
 
 def _evaluation(settings: Ablation, shards: Place, index: Index) -> Downstream:
@@ -244,7 +244,7 @@ def _evaluation(settings: Ablation, shards: Place, index: Index) -> Downstream:
     default = ("retrieval", "few-shot") if labelled else ("cross-modal",)
     protocols: tuple[str, ...] = settings.protocols or default
     of_labels: dict[str, Any] = {}
-    given = settings.networks.given
+    given = settings.own_networks.given
     theirs = CheckpointNetworks(given.get("video", ()), given.get("audio", ()))
     if any(PROTOCOLS[name].labels for name in protocols):
         of_labels["folds"] = (1,) if official_folds(index) else ()
@@ -255,6 +255,6 @@ def _evaluation(settings: Ablation, shards: Place, index: Index) -> Downstream:
         label=settings.label,
         query_split=settings.query_split,
         clips=settings.clips,
-        networks=theirs,
+        own_networks=theirs,
         **of_labels,
     )

@@ -69,7 +69,7 @@ def _require_same_training(settings: Ablation, run: PlannedRun, trained: bool) -
     Raises UserError if runs in the folder are `trained` otherwise: one table could not compare them.
     """
     path = settings.folder / _TRAINING
-    networks = [f"{name} {network}" for name, given in settings.networks.given.items() for network in given]
+    networks = [f"{name} {network}" for name, given in settings.own_networks.given.items() for network in given]
     now = {"settings": to_json(RunSettings.of(run.pretraining)), "networks": ", ".join(networks) or "the paper's"}
     if trained and path.is_file():
         before = json.loads(path.read_text())

@@ -51,7 +51,7 @@ class Ablation:
     """Split of the queries; val while you tune, test for the final number."""
     clips: int = 10
     """Clips per evaluated video."""
-    networks: Annotated[OwnNetworks, tyro.conf.arg(name="")] = PAPER_NETWORKS
+    own_networks: Annotated[OwnNetworks, tyro.conf.arg(name="")] = PAPER_NETWORKS
     """Networks of your own, for the rows that have their modality."""
     jobs: int = 0
     """Runs in parallel; 0: one per GPU, else per core."""

@@ -46,7 +46,7 @@ def factors(settings: Factors) -> str:
     """
     measured, checksum = read_transformations(settings.factors_from)
     paths = tuple(dict.fromkeys(settings.ckpt)) or (str(default_checkpoint(settings.dataset, settings.shards)),)
-    models = {path: load_trained(path, makers(settings.networks.given)) for path in paths}
+    models = {path: load_trained(path, makers(settings.own_networks.given)) for path in paths}
     for trained in models.values():
         _require_same_file(trained, checksum)
     data = Data.open(paths[0], models[paths[0]], settings.dataset, settings.shards, settings.split)

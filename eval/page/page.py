@@ -61,7 +61,7 @@ def report(settings: Report) -> str:
         )
     bars = {folder: folder / "table.png" for folder in evaluated if (folder / "table.png").is_file()}  # of ablations
     ranked = ranked_runs(logged, evaluated)
-    given = makers(settings.networks.given)
+    given = makers(settings.own_networks.given)
     loader = jinja2.PackageLoader("gdt.eval.page", "")
     environment = jinja2.Environment(
         loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined

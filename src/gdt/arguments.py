@@ -57,7 +57,7 @@ def separate_networks(
         elif network is not None:
             objects[modality] = several
     if texts:
-        values["networks"] = texts
+        values["own_networks"] = texts
     return values, objects
 
 

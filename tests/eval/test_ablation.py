@@ -87,7 +87,7 @@ def test_finished_rows_are_not_run_again(
     more = ablation(replace(first, rows=("e",)))
     assert all(f"row {row}" in more for row in "ael") and kinds(done) == ["pretrain", "evaluate"]
     # rows that are trained otherwise cannot be compared with them
-    own = replace(first, networks=OwnNetworks(video_network="mine.py:Net"))
+    own = replace(first, own_networks=OwnNetworks(video_network="mine.py:Net"))
     for other, run, difference in (
         (first, plan_runs(replace(first, lr=0.5))[0], "optimization.lr was 0.001, now 0.5"),
         (first, plan_runs(replace(first, batch_size=3))[0], "batch_size was 2, now 3"),

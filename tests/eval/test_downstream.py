@@ -334,8 +334,8 @@ def test_whatever_changes_a_number_changes_what_identifies_it(
         "ckpt": (tmp_path / "other",), "dataset": "y", "shards": tmp_path, "protocols": ("linear",), "folds": (2,),
         "word2vec": word2vec, "label": "parity",
         "modalities": ("video",), "gallery_split": "test", "query_split": "val",
-        "random_weights": "only", "out": tmp_path, "networks": CheckpointNetworks((own_networks.__name__ + ":Net",)),
-        "cache": "1GB",
+        "random_weights": "only", "out": tmp_path, "cache": "1GB",
+        "own_networks": CheckpointNetworks((own_networks.__name__ + ":Net",)),
     })  # fmt: skip
     everything["modalities"] = replace(
         settings, modalities=("audio",), protocols=("retrieval", "few-shot", "knn", "linear")
@@ -353,7 +353,7 @@ def test_whatever_changes_a_number_changes_what_identifies_it(
     assert [key for key, values in numbers.items() if len(values) > 1] == []
     # these change no number, so that the test above is of all others
     same = [name for name in everything if changed[name] <= changed[""]]
-    assert same == ["dataset", "protocols", "jobs", "out", "networks", "tables", "cache"]
+    assert same == ["dataset", "protocols", "jobs", "out", "own_networks", "tables", "cache"]
 
 
 def test_other_vectors_of_the_same_words_are_other_conditions(checkpoint: Path, ucf: Path) -> None:
@@ -380,7 +380,7 @@ def test_a_finetuning_process_gets_every_setting(
         "ckpt": (str(checkpoint),), "dataset": "x", "shards": shards, "protocols": ("finetune",), "folds": (2,),
         "label": "-x", "gallery_split": "val", "query_split": "test", "random_weights": "only", "out": tmp_path,
         "jobs": 2, "tables": False, "word2vec": None, "linear_c": 1.0, "modalities": ("video",),
-        "networks": CheckpointNetworks((own_networks.__name__ + ":Net",)), "cache": "1GB",
+        "own_networks": CheckpointNetworks((own_networks.__name__ + ":Net",)), "cache": "1GB",
     }  # fmt: skip
     changes(Downstream((checkpoint,)), values)  # fills in the others
     settings = Downstream(**values)

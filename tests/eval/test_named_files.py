@@ -56,7 +56,7 @@ def evil(checkpoint: Path, index: Index, tmp_path_factory: pytest.TempPathFactor
     (folder / "evil.py").write_text(f"open({str(ran)!r}, 'w').write('x')\n" + FREEZE.replace("freeze", "evil"))
     named = {
         "factors": EVIL, "preset": "l", "factors_from": str(folder / "evil.py"),
-        "networks": {"video_network": f"{folder}/evil.py:Evil", "audio_network": ""},
+        "own_networks": {"video_network": f"{folder}/evil.py:Evil", "audio_network": ""},
     }  # fmt: skip
     shutil.copytree(checkpoint.parent, folder / "run")
     path = folder / "run" / SETTINGS

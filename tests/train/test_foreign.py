@@ -85,8 +85,8 @@ def test_a_network_is_trained_resumed_used_and_exported(drawn: Path, tmp_path: P
             random_weights="exclude", out=tmp_path / "eval", video_network=text,
         )  # fmt: skip
         assert any(row["metric"] == "finetune top-1" for row in found.rows)
-    networks = CheckpointNetworks(**{option: (text,)})
-    export(Export(tmp_path / "x.pt", modality, run.checkpoint, networks=networks))  # type: ignore[arg-type]
+    theirs_own = CheckpointNetworks(**{option: (text,)})
+    export(Export(tmp_path / "x.pt", modality, run.checkpoint, own_networks=theirs_own))  # type: ignore[arg-type]
     theirs, state = given[modality][0].make(), torch.load(tmp_path / "x.pt", weights_only=True)
     missing, unexpected = theirs.load_state_dict(state, strict=False)
     assert not unexpected and all(key.startswith(removed) for key in missing)
@@ -119,9 +119,9 @@ def test_two_ranks_have_the_numbers_of_one(drawn: Path, tmp_path: Path, server: 
     run = replace(
         subject.in_float64("e", drawn, drawn, group_size=3, batch_size=6), clip=SIZES["tiny"].clip, steps=4,
         augmentation=SIZES["tiny"].augmentation,
-        networks=replace(SIZES["tiny"].networks, video_network=f"{FILE}:Net", audio_network=f"{FILE}:Unseeded"),
+        own_networks=replace(SIZES["tiny"].own_networks, video_network=f"{FILE}:Net", audio_network=f"{FILE}:Unseeded"),
     )  # fmt: skip
-    given = makers(run.networks.given)
+    given = makers(run.own_networks.given)
     (alone,), (together,) = (
         subject.train_on_ranks(server, [replace(run, out=tmp_path / f"{world}")], tmp_path, world, given)
         for world in (1, 2)

@@ -24,7 +24,7 @@ OTHER = Pretrain(
     shards=Path("/else where/é"),
     factors="video:d freeze:d:2",
     factors_from=Path("no.py"),
-    networks=OwnNetworks("mine.py:Net", "mine.py:Sound"),
+    own_networks=OwnNetworks("mine.py:Net", "mine.py:Sound"),
     word2vec=Path("no.bin"),
     clip=Clip(5, 6, 64, 98, 17, 2.5),
     augmentation=Augmentation((90, 99), True),
@@ -39,7 +39,7 @@ MINE = "video:d time_shift:d:2 modality:i:2:differs time_reversal:i:2 augmentati
 @pytest.mark.parametrize("settings", [*SIZES.values(), OTHER], ids=[*SIZES, "other"])
 def test_settings_survive_the_round_trip_but_the_python_files_that_they_name(settings: Pretrain) -> None:
     again = from_json(to_json(RunSettings.of(settings)))
-    expected = RunSettings.of(settings, factors_from=None, networks=PAPER_NETWORKS)
+    expected = RunSettings.of(settings, factors_from=None, own_networks=PAPER_NETWORKS)
     assert again == expected
     assert hash(again) == hash(expected)  # fails for lists in place of tuples
 
