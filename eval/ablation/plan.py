@@ -12,6 +12,7 @@ from gdt.common.commandline import arguments_of
 from gdt.common.errors import UserError
 from gdt.common.serialization import to_json
 from gdt.common.stores import Place
+from gdt.eval.ablation.networks import Untrained, untrained
 from gdt.eval.ablation.settings import Ablation
 from gdt.eval.folds import held_out, official_folds
 from gdt.eval.jobs import planned_protocols
@@ -53,6 +54,8 @@ class PlannedRun:
     """What all rows share, as text."""
     factors_checksum: str
     """Checksum of the Python file of its factors; empty without."""
+    networks: Untrained
+    """The networks of its modalities."""
 
     @property
     def folder(self) -> Path:
@@ -76,8 +79,6 @@ class PlannedRun:
 
     def is_done(self, results: Sequence[Result]) -> bool:
         """Whether it was trained with the same settings, and evaluated after its last step."""
-        if self.pretraining.own_networks.given:  # only the commands notice another text of their files
-            return False
         if not self.marker.is_file() or self.marker.read_text() != self.marked:
             return False
         name = self.folder.name
@@ -130,6 +131,7 @@ def plan_runs(settings: Ablation) -> list[PlannedRun]:
         same = replace(evaluation, out=settings.folder, tables=False, protocols=protocols, word2vec=word2vec)
         return same, _conditions(same, index)
 
+    networks = {row.name: untrained(row.settings, row.modalities) for row in rows}
     runs = []
     for seed in dict.fromkeys(settings.seeds):
         for row in rows:
@@ -144,7 +146,8 @@ def plan_runs(settings: Ablation) -> list[PlannedRun]:
             random_weights: Any = "include" if row is baseline else "exclude"
             of_row = replace(shared, ckpt=(str(folder),), random_weights=random_weights)
             checksum = row.experiment.data.factors_checksum
-            runs.append(PlannedRun(row.name, seeded, row.steps, of_row, keys, equal, checksum))
+            own = networks[row.name]
+            runs.append(PlannedRun(row.name, seeded, row.steps, of_row, keys, equal, checksum, own))
     if not any(run.evaluation.protocols for run in runs):
         raise UserError(
             f"nothing can compare the rows {' '.join(named)}: recall between modalities needs a row of two; add one, "

@@ -15,6 +15,7 @@ from gdt.common.files import locked, write_text, writing
 from gdt.common.serialization import to_json
 from gdt.common.wording import plural
 from gdt.eval import results
+from gdt.eval.ablation.networks import changed, untrained
 from gdt.eval.ablation.plan import PlannedRun, plan_runs
 from gdt.eval.ablation.plots import bars
 from gdt.eval.ablation.settings import Ablation
@@ -28,7 +29,7 @@ from gdt.train.settings import RunSettings
 from gdt.train.settings_text import LENGTH, differences, from_json
 
 _TRAINING = "training.json"
-"""How the runs of a folder are trained: the settings of one, and the networks of the user's own."""
+"""How the runs of a folder are trained: the settings of one, the networks, and the checksum of the factors' file."""
 _OF_A_RUN = ("composition", "seed", *LENGTH)
 """Settings in which the runs of a folder differ."""
 
@@ -42,7 +43,7 @@ def ablation(settings: Ablation) -> str:
     out = settings.folder
     with locked(out, "set --out to another folder"):
         known = results.read(out / RESULTS)
-        _require_same_training(settings, runs[0], trained=bool(known))
+        _require_same_training(out, runs, trained=bool(known))
         todo = [run for run in runs if not run.is_done(known)]
         jobs = job_limit(settings.jobs)
         print(f"{len(todo)} of {plural(len(runs), 'run')} left, {jobs} in parallel; equal {runs[0].equal}")
@@ -50,6 +51,7 @@ def ablation(settings: Ablation) -> str:
         if todo:
             _keep_factors(settings, todo)
             _run_all(runs, todo, jobs, out)
+            _require_unchanged_networks(todo)
         asked = frozenset().union(*(run.conditions for run in runs))
         evaluated = [result for result in results.read(out / RESULTS) if result.conditions in asked]
         # of a run that was made anew, the last
@@ -63,26 +65,45 @@ def ablation(settings: Ablation) -> str:
         return f"\n{short}\n\nall metrics: {out}/table.txt, table.tex, results.csv; picture: table.png"
 
 
-def _require_same_training(settings: Ablation, run: PlannedRun, trained: bool) -> None:
+def _require_same_training(folder: Path, runs: Sequence[PlannedRun], trained: bool) -> None:
     """Keep how the runs of the folder are trained, but for what differs between rows and seeds.
 
     Raises UserError if runs in the folder are `trained` otherwise: one table could not compare them.
     """
-    path = settings.folder / _TRAINING
-    networks = [f"{name} {network}" for name, given in settings.own_networks.given.items() for network in given]
-    now = {"settings": to_json(RunSettings.of(run.pretraining)), "networks": ", ".join(networks) or "the paper's"}
+    path = folder / _TRAINING
+    text = to_json(RunSettings.of(runs[0].pretraining))
+    networks = {modality: outputs for run in runs for modality, outputs in run.networks.items()}
+    factors = next((run.factors_checksum for run in runs if run.factors_checksum), "")
     if trained and path.is_file():
         before = json.loads(path.read_text())
-        earlier = to_json(from_json(before["settings"], str(path)))
-        different = differences(earlier, now["settings"], _OF_A_RUN)
-        if before["networks"] != now["networks"]:
-            different.append(f"networks were {before['networks']}, now {now['networks']}")
+        different = differences(to_json(from_json(before["settings"], str(path))), text, _OF_A_RUN)
+        earlier = before["networks"]
+        if isinstance(earlier, str):  # of a version that recorded names
+            if earlier != "the paper's":
+                different.append(f"networks were {earlier}, of which only the name is recorded")
+            earlier = dict.fromkeys(networks)
+        different += [f"the {modality} network computes something else" for modality in changed(earlier, networks)]
+        factors_before = before.get("factors", "")
+        if factors and factors_before and factors != factors_before:
+            different.append("the file of --factors-from has changed")
         if different:
             raise UserError(
-                f"the runs in {settings.folder} were trained with other settings ({'; '.join(different)}); "
+                f"the runs in {folder} were trained with other settings ({'; '.join(different)}); "
                 "set --out to another folder"
             )
-    write_text(path, json.dumps(now))
+        networks = earlier | networks
+        factors = factors or factors_before
+    write_text(path, json.dumps({"settings": text, "networks": networks, "factors": factors}))
+
+
+def _require_unchanged_networks(runs: Sequence[PlannedRun]) -> None:
+    """Raise UserError if a network of the user's own has changed since the runs were planned."""
+    for run in {run.row: run for run in runs}.values():
+        for modality in changed(run.networks, untrained(run.pretraining, [*run.networks])):
+            raise UserError(
+                f"the {modality} network has changed while the runs were trained, so that they cannot be compared; "
+                "give the command again with --out in another folder"
+            )
 
 
 def _keep_factors(settings: Ablation, todo: Sequence[PlannedRun]) -> None:

@@ -19,7 +19,7 @@ from gdt.eval.ablation import plan as planning
 from gdt.eval.ablation import runs
 from gdt.eval.ablation.plan import plan_runs
 from gdt.eval.ablation.plots import _tick
-from gdt.eval.ablation.runs import _require_same_training, ablation, logged_steps
+from gdt.eval.ablation.runs import ablation, logged_steps
 from gdt.eval.ablation.settings import Ablation
 from gdt.eval.downstream import downstream
 from gdt.eval.metrics import Metric, over_seeds
@@ -32,8 +32,17 @@ from gdt.train.models.network import OwnNetworks
 from gdt.train.pretrain import pretrain
 from gdt.train.run import METRICS
 from gdt.train.settings import RunSettings
+from tests.pipeline.test_notation import FREEZE
 from tests.tamper import annotate
+from tests.train import own_networks
 
+NET = """
+from torch import nn
+
+class Net(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.Conv3d(3, 8, 8, 8), nn.{activation}(), nn.Flatten(2))
+"""
 CUSTOM = "video:d modality:i:2:differs augmentation:i:1"
 
 
@@ -87,14 +96,14 @@ def test_finished_rows_are_not_run_again(
     more = ablation(replace(first, rows=("e",)))
     assert all(f"row {row}" in more for row in "ael") and kinds(done) == ["pretrain", "evaluate"]
     # rows that are trained otherwise cannot be compared with them
-    own = replace(first, own_networks=OwnNetworks(video_network="mine.py:Net"))
-    for other, run, difference in (
-        (first, plan_runs(replace(first, lr=0.5))[0], "optimization.lr was 0.001, now 0.5"),
-        (first, plan_runs(replace(first, batch_size=3))[0], "batch_size was 2, now 3"),
-        (own, plan_runs(first)[0], "networks were the paper's, now video mine.py:Net"),
+    own = OwnNetworks(video_network=f"{Path(own_networks.__file__)}:Net")
+    for other, difference in (
+        (replace(first, lr=0.5), "optimization.lr was 0.001, now 0.5"),
+        (replace(first, batch_size=3), "batch_size was 2, now 3"),
+        (replace(first, own_networks=own), "the video network computes something else"),
     ):
         with pytest.raises(UserError, match=rf"trained with other settings \({re.escape(difference)}\); set --out"):
-            _require_same_training(other, run, trained=True)
+            ablation(other)
     # another evaluation trains no step, and has a table of its own
     done.clear()
     text = ablation(replace(first, rows=("a",), clips=3))
@@ -108,6 +117,48 @@ def test_finished_rows_are_not_run_again(
     (tmp_path / RESULTS).unlink()
     ablation(replace(first, rows=("l",)))
     assert kinds(done) == ["pretrain", "evaluate"]
+
+
+def test_runs_with_another_text_of_networks_or_factors_are_not_compared(
+    done: list[list[str]], shards: Path, tmp_path: Path
+) -> None:
+    net = tmp_path / "net.py"
+    factors = tmp_path / "mine.py"
+    factors.write_text(FREEZE)
+    text = NET.format(activation="ReLU")
+    net.write_text(text)
+    own = OwnNetworks(video_network=f"{net}:Net")
+    frozen = "video:d freeze:d:2 augmentation:i:2"
+    first = settings(shards, tmp_path / "out", rows=(frozen,), own_networks=own, factors_from=factors)
+    ablation(first)
+    assert kinds(done) == ["pretrain", "evaluate"]
+    # another text that computes the same changes nothing, and another row may follow
+    net.write_text(f"# mine\n{text}")
+    done.clear()
+    ablation(first)
+    assert not done
+    ablation(replace(first, rows=("e",), factors_from=None))
+    assert kinds(done) == ["pretrain", "evaluate"]
+    net.write_text(NET.format(activation="GELU"))
+    done.clear()
+    with pytest.raises(UserError, match=r"trained with other settings \(the video network computes something else\)"):
+        ablation(replace(first, rows=("g",), factors_from=None))
+    net.write_text(text)
+    factors.write_text(f"# changed\n{FREEZE}")
+    with pytest.raises(UserError, match=r"\(the file of --factors-from has changed\)"):
+        ablation(first)
+    assert not done
+
+
+def test_a_network_that_changes_while_runs_are_trained(
+    done: list[list[str]], shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    net = tmp_path / "net.py"
+    net.write_text(NET.format(activation="ReLU"))
+    given = settings(shards, tmp_path / "out", rows=("a",), own_networks=OwnNetworks(video_network=f"{net}:Net"))
+    monkeypatch.setattr(runs, "run_command", lambda *_: net.write_text(NET.format(activation="GELU")))
+    with pytest.raises(UserError, match="the video network has changed while the runs were trained"):
+        ablation(given)
 
 
 def test_label_columns_have_a_table_each(

@@ -28,7 +28,7 @@ _TOLERANCE = 1e-4
 Builders = Mapping[str, Callable[[], Backbone]]
 """Make the trunks of a model that are the user's own, by modality."""
 Outputs = Sequence[Sequence[float]]
-"""What a checkpoint holds of `outputs_of`."""
+"""`outputs_of` in files."""
 
 
 class Foreign(Backbone):
