@@ -63,16 +63,16 @@ def pretrain(settings: Pretrain, networks: Mapping[str, Sequence[Given]] = Mappi
                 trainer.forget_later_steps()
                 print(f"{trainer.path} is trained to its last step, {trainer.steps}; nothing to do")
             return trainer.path
-        trainer.train()
+        summary = trainer.train()
         barrier()  # no rank exits while another still communicates with it
-        if trainer.log:
+        if summary:
             more = ["--word2vec", settings.word2vec] if settings.word2vec else []
             for modality, (text,) in settings.own_networks.given.items():
                 more += [f"--{modality}-network", text]
             evaluate = gdt_command("evaluate", "--ckpt", trainer.path, *more)
             if networks:
                 evaluate = f'gdt.evaluate("{trainer.path}", …) with the same networks'
-            print(f"{trainer.log.summary()}\nthe trained model is in {trainer.path}; evaluate it with:\n  {evaluate}")
+            print(f"{summary}\nthe trained model is in {trainer.path}; evaluate it with:\n  {evaluate}")
         return trainer.path
 
 

@@ -110,12 +110,13 @@ class Trainer:
         longer = "" if before == self.steps else f" of {before}; now {plural(self.steps, 'step')}"
         return f"resume from step {self.step}{longer}"
 
-    def train(self) -> None:
-        """Train for the remaining steps.
+    def train(self) -> str:
+        """Train for the remaining steps; returns a summary of the run on rank 0, and an empty text on others.
 
         Exits with 128 + n after a signal n. Raises UserError if a clip is damaged, both after saving the last step, or
         if loss, gradient or weights are not finite, keeping the last checkpoint.
         """
+        summary = ""
         held_out = together(self.open_probe)
         self.describe_run()
         if self.rank == 0 and self.step == 0:  # first, or a killed run would be resumed from what it replaces
@@ -145,9 +146,12 @@ class Trainer:
                 self.probe(held_out)
                 if self.save_due():
                     self.save()
+            if self.log and self.failure is None:
+                summary = self.log.summary()
         _, failure = agreed(0, self.failure)
         if failure is not None:
             raise failure
+        return summary
 
     def open_probe(self) -> Probe | None:
         """The probe of held-out videos, on rank 0, if it is set."""
