@@ -11,7 +11,7 @@ from typing import Any
 from gdt.eval.folds import Fold
 from gdt.eval.protocols import PROTOCOLS
 from gdt.eval.settings import Downstream
-from gdt.eval.subjects import Data
+from gdt.eval.subjects import EvalSet
 from gdt.pipeline.word2vec import WordVectors
 
 _VERSION = 6
@@ -33,10 +33,10 @@ def decisive_settings(settings: Downstream, protocol: str) -> dict[str, Any]:
 
 
 def conditions_of(
-    settings: Downstream, protocol: str, data: Data, fold: Fold, device: str, words: WordVectors | None
+    settings: Downstream, protocol: str, eval_set: EvalSet, fold: Fold, device: str, words: WordVectors | None
 ) -> str:
     """Digest of all that decides a protocol's numbers on a fold, besides the model."""
-    videos = data.fingerprint, data.split, fold.digest, words_of(protocol, words)
+    videos = eval_set.fingerprint, eval_set.split, fold.digest, words_of(protocol, words)
     return _digest([_VERSION, protocol, decisive_settings(settings, protocol), videos, device])
 
 
@@ -45,9 +45,9 @@ def words_of(protocol: str, words: WordVectors | None) -> str:
     return words.checksum if words and "word2vec" in PROTOCOLS[protocol].settings else ""
 
 
-def features_path(folder: Path, data: str, clips: int, device: str, modality: str = "video") -> Path:
+def features_path(folder: Path, fingerprint: str, clips: int, device: str, modality: str = "video") -> Path:
     """The file of a model's features in its folder, by shards, clips, type of device (cpu or cuda) and modality."""
-    return folder / f"features-{modality}-{_digest([_VERSION, data, clips, device])}.npz"
+    return folder / f"features-{modality}-{_digest([_VERSION, fingerprint, clips, device])}.npz"
 
 
 def _digest(values: object) -> str:

@@ -26,7 +26,7 @@ from gdt.eval.jobs import Job, plan_jobs
 from gdt.eval.protocols import PROTOCOLS
 from gdt.eval.results import RANDOM, RESULTS, Result
 from gdt.eval.settings import Downstream
-from gdt.eval.subjects import Data, default_checkpoint, subjects
+from gdt.eval.subjects import EvalSet, default_checkpoint, subjects
 from gdt.eval.subprocesses import job_limit, run_command, run_parallel
 from gdt.eval.tables import pivot, write_tables
 from gdt.eval.training import finished_epochs, planned_epochs, remove_state
@@ -72,18 +72,20 @@ def evaluate(settings: Downstream, networks: Mapping[str, Sequence[Given]] | Non
     if not settings.ckpt:
         settings = replace(settings, ckpt=(str(default_checkpoint(settings.dataset, settings.shards)),))
     if not settings.protocols:
-        settings.require_effect([name for name, kind in PROTOCOLS.items() if kind.default or kind.several])
+        settings.require_effect([name for name, facts in PROTOCOLS.items() if facts.default or facts.several])
     video_first = tuple(sorted(settings.modalities, reverse=True))  # in whatever order they are given
     settings = replace(settings, modalities=video_first)
     given = makers({**settings.own_networks.given, **(networks or {})})
     first = load_trained(settings.ckpt[0], given)
     compared = list(subjects(settings, first, given))
-    data = Data.open(settings.ckpt[0], first, settings.dataset, settings.shards, settings.query_split, settings.cache)
-    out = settings.out or Path("runs") / f"eval-{data.dataset}"
+    eval_set = EvalSet.open(
+        settings.ckpt[0], first, settings.dataset, settings.shards, settings.query_split, settings.cache
+    )
+    out = settings.out or Path("runs") / f"eval-{eval_set.dataset}"
     # in a subprocess, the parent holds the lock
     lock = locked(out, "set --out to another folder") if settings.tables else contextlib.nullcontext()
     with lock, explain_out_of_memory("lower --jobs; finished results are kept"):
-        jobs = plan_jobs(settings, data, compared, out)
+        jobs = plan_jobs(settings, eval_set, compared, out)
         done = {result.identity for result in results.read(out / RESULTS)}
         todo = list({job.identity: job for job in jobs if job.identity not in done}.values())
         for job in todo:
@@ -110,7 +112,7 @@ def _run(job: Job) -> None:
     facts = _facts(job, fold)
     outcome = evaluator.run(model, job.protocol, fold, job.folder)
     if outcome.queries is not None:
-        seen = model.seen(evaluator.data, outcome.queries)
+        seen = model.seen(evaluator.eval_set, outcome.queries)
         facts = replace(facts, queries=len(outcome.queries), seen=seen)
     same = evaluator.sameness(model, job.protocol, fold)
     details = {**facts.details, **outcome.details}
@@ -135,7 +137,7 @@ def _facts(job: Job, fold: Fold) -> Result:
     model = job.model
     evaluator = job.evaluator
     trained = model.trained
-    data = evaluator.data
+    eval_set = evaluator.eval_set
     pretraining = trained.settings
     videos, flops = trained.record.per_step or (0, 0.0)
     precision = "bfloat16" if evaluator.device.type == "cuda" else "float32"
@@ -151,11 +153,11 @@ def _facts(job: Job, fold: Fold) -> Result:
         steps=trained.record.steps,
         videos=trained.step * videos,
         tflop=trained.step * flops / 1e12,
-        seen=model.seen(data, fold.queries),
-        dataset=data.dataset,
-        shards=str(data.index.folder),
-        data=data.fingerprint,
-        query_split=data.split,
+        seen=model.seen(eval_set, fold.queries),
+        dataset=eval_set.dataset,
+        shards=str(eval_set.index.folder),
+        data=eval_set.fingerprint,
+        query_split=eval_set.split,
         label=evaluator.settings.label if PROTOCOLS[job.protocol].labels else "",
         words=words_of(job.protocol, evaluator.words),
         fold=fold.number,
@@ -201,12 +203,12 @@ def _command(job: Job) -> list[str]:
     alone = replace(
         only_decisive(settings, job.protocol),
         ckpt=(job.model.path,),
-        dataset=evaluator.data.dataset,
-        shards=evaluator.data.index.folder,
+        dataset=evaluator.eval_set.dataset,
+        shards=evaluator.eval_set.index.folder,
         out=evaluator.out,
         protocols=(job.protocol,),
         folds=(job.fold.number,) if job.fold.number else (),
-        query_split=evaluator.data.split,
+        query_split=evaluator.eval_set.split,
         random_weights="only" if job.model.random else "exclude",
         jobs=1,
         tables=False,

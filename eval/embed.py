@@ -39,24 +39,24 @@ def embed(settings: Embed) -> str:
     require_new_file(settings.out, settings.overwrite)
     if settings.out.suffix == ".parquet":
         parquet.require_pyarrow(settings.out)
-    rows = features(settings)
-    write(settings.out, rows)
-    sizes = ", ".join(f"{name} [{len(values)}, {values.shape[1]}]" for name, values in rows.features.items())
+    embedded = features(settings)
+    write(settings.out, embedded)
+    sizes = ", ".join(f"{name} [{len(values)}, {values.shape[1]}]" for name, values in embedded.features.items())
     lines = [
-        f"{settings.out}: {settings.kind} of {rows.count}: {sizes}; from {settings.clips} clips per "
-        f"video, each of {rows.metadata['clip']}"
+        f"{settings.out}: {settings.kind} of {embedded.count}: {sizes}; from {settings.clips} clips per "
+        f"video, each of {embedded.metadata['clip']}"
     ]
-    for name, values in rows.features.items():
+    for name, values in embedded.features.items():
         lacking = int(np.isnan(values[:, 0]).sum())
         if lacking:
-            lines.append(f"'{name}' is NaN for {lacking} of {rows.count}: missing or shorter than a clip")
-    lines += [f"skipped {file.path}: {file.reason}" for file in rows.skipped]
-    warning = sameness(rows.features)
+            lines.append(f"'{name}' is NaN for {lacking} of {embedded.count}: missing or shorter than a clip")
+    lines += [f"skipped {file.path}: {file.reason}" for file in embedded.skipped]
+    warning = sameness(embedded.features)
     if warning:
         lines.append(f"warning: {warning}")
-    lines += verdict_of(rows.metadata["checkpoint"])
+    lines += verdict_of(embedded.metadata["checkpoint"])
     elsewhere = ["--features", settings.out] if settings.out != Embed.out else []
-    lines.append(f"next: {gdt_command('nearest', *elsewhere, '--query', rows.id[0])}")
+    lines.append(f"next: {gdt_command('nearest', *elsewhere, '--query', embedded.id[0])}")
     return "\n".join(lines)
 
 
@@ -76,12 +76,12 @@ def features(settings: Embed, trained: Trained | None = None) -> Features:
         else:
             index = Index.open(shard_folder(settings.dataset, settings.shards), settings.cache)
             skipped = ()
-        rows = features_of(trained, index, modalities, settings.clips, settings.kind, settings.rows)
-    if not rows.features:
+        embedded = features_of(trained, index, modalities, settings.clips, settings.kind, settings.rows)
+    if not embedded.features:
         missing = f"no video has {' or '.join(modalities)}, with sound as long as a clip"
         raise Unusable(f"{missing}; use other videos, or set --modalities", skipped)
-    rows.metadata["checkpoint"] = str(checkpoint)
-    return replace(rows, skipped=skipped)
+    embedded.metadata["checkpoint"] = str(checkpoint)
+    return replace(embedded, skipped=skipped)
 
 
 def _modalities(settings: Embed, trained: Trained, checkpoint: str) -> list[str]:

@@ -23,7 +23,7 @@ from gdt.eval.metrics import Measured
 from gdt.eval.protocols import PROTOCOLS
 from gdt.eval.settings import Downstream
 from gdt.eval.similarity import unit
-from gdt.eval.subjects import Data, Subject
+from gdt.eval.subjects import EvalSet, Subject
 from gdt.pipeline.word2vec import WordVectors
 
 
@@ -51,29 +51,29 @@ class Selection(NamedTuple):
 
 @dataclass
 class Evaluator:
-    """Data, settings and device of an evaluation, with the features, kept in files."""
+    """The evaluation set, settings and device of an evaluation, with the features, kept in files."""
 
     settings: Downstream
-    data: Data
+    eval_set: EvalSet
     device: torch.device
     out: Path
     words: WordVectors | None
 
     def select(self, model: Subject, protocol: str, fold: Fold) -> Selection:
         """The videos of a fold that a protocol evaluates. Raises UserError if none is left."""
-        kind = PROTOCOLS[protocol]
-        if not kind.labels:
+        facts = PROTOCOLS[protocol]
+        if not facts.labels:
             return Selection(fold)
         modalities = self.settings.modalities
         left_out = ""
         warning = ""
-        kept = fold.having(self.data.index, model.trained.settings.clip, modalities)
+        kept = fold.having(self.eval_set.index, model.trained.settings.clip, modalities)
         lacking = len(fold.videos) - len(kept.videos)
         if lacking:
             short = ", or sound is shorter than a clip" if "audio" in modalities else ""
             left_out = f"{plural(lacking, 'video')} whose {' or '.join(modalities)} is missing{short}"
         alone = int((~np.isin(kept.query_label, kept.gallery_label)).sum())
-        if alone and not kind.several:
+        if alone and not facts.several:
             what = f"{alone} of {len(kept.queries)} queries are of classes without gallery videos"
             warning = f"{what}: any model gets them wrong"
         settings = only_decisive(self.settings, protocol)
@@ -98,8 +98,8 @@ class Evaluator:
     def features(self, model: Subject, videos: np.ndarray, modality: str) -> PooledFeatures:
         """Features of at least these videos, extracted once."""
         clips = self.settings.clips
-        path = features_path(self.out / model.folder, self.data.fingerprint, clips, self.device.type, modality)
-        return cached_features(path, model.trained, self.data.index, videos, clips, self.device, modality)
+        path = features_path(self.out / model.folder, self.eval_set.fingerprint, clips, self.device.type, modality)
+        return cached_features(path, model.trained, self.eval_set.index, videos, clips, self.device, modality)
 
     def pooled(self, model: Subject, fold: Fold, pooling: str) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """Features [n, dim] and labels of queries, then of the gallery, "average" or "maximum" pooled.

@@ -74,11 +74,11 @@ def folds(settings: Downstream, protocol: str, index: Index, query_split: str) -
     Without labels, those of a split, else the folds of --folds, or all. Raises UserError if there is no such fold, it
     has no labelled videos, or the protocol does not take such labels.
     """
-    kind = PROTOCOLS[protocol]
-    if not kind.labels:
+    facts = PROTOCOLS[protocol]
+    if not facts.labels:
         return [held_out(index, query_split)]
     cell = several_labels(index)
-    if cell and not kind.several:
+    if cell and not facts.several:
         raise UserError(
             f"videos have several labels in the column '{settings.label or 'label'}' (first: '{cell}'), and {protocol} "
             "takes one; set --protocols multilabel, or --label to another column"
@@ -90,7 +90,7 @@ def folds(settings: Downstream, protocol: str, index: Index, query_split: str) -
             f"gallery and queries are both the split '{query_split}', so every video would find itself; change "
             "--query-split or --gallery-split"
         )
-    return [_fold(settings, kind.several, index, splits, number) for number in numbers]
+    return [_fold(settings, facts.several, index, splits, number) for number in numbers]
 
 
 def _fold(settings: Downstream, several: bool, index: Index, splits: tuple[str, str], number: int) -> Fold:

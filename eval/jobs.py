@@ -14,7 +14,7 @@ from gdt.eval.extract import require_network
 from gdt.eval.folds import Fold, folds, gallery_split, several_labels
 from gdt.eval.protocols import PROTOCOLS
 from gdt.eval.settings import Downstream
-from gdt.eval.subjects import Data, Subject
+from gdt.eval.subjects import EvalSet, Subject
 from gdt.pipeline.word2vec import WordVectors
 from gdt.train.models.gdt import any_device
 
@@ -24,8 +24,8 @@ class PlannedProtocol(NamedTuple):
 
     settings: Downstream
     """The settings of this column, with its gallery."""
-    data: Data
-    """The data with the labels of this column."""
+    eval_set: EvalSet
+    """The evaluation set with the labels of this column."""
     protocol: str
     folds: list[Fold]
     conditions: list[str]
@@ -33,7 +33,7 @@ class PlannedProtocol(NamedTuple):
 
 
 def planned_protocols(
-    settings: Downstream, data: Data, device: str, words: WordVectors | None, compared: Sequence[Subject] = ()
+    settings: Downstream, eval_set: EvalSet, device: str, words: WordVectors | None, compared: Sequence[Subject] = ()
 ) -> list[PlannedProtocol]:
     """The protocols of an evaluation, for every column of labels; the default ones are chosen for models.
 
@@ -41,16 +41,16 @@ def planned_protocols(
     """
     planned = []
     for number, label in enumerate(settings.labels):
-        of_label = replace(data, index=data.index.labelled(label))
+        of_label = replace(eval_set, index=eval_set.index.labelled(label))
         of_column = replace(settings, label=label)
         protocols = choose_protocols(of_column, of_label, compared)
         if any("gallery_split" in PROTOCOLS[name].settings for name in protocols):  # others refuse it
-            gallery = gallery_split(settings.gallery_split, of_label.index, data.split)
+            gallery = gallery_split(settings.gallery_split, of_label.index, eval_set.split)
             of_column = replace(of_column, gallery_split=gallery)
         for protocol in protocols:
             if number and not PROTOCOLS[protocol].labels:
                 continue  # it is the same for every column of labels
-            found = folds(of_column, protocol, of_label.index, data.split)
+            found = folds(of_column, protocol, of_label.index, eval_set.split)
             keys = [conditions_of(of_column, protocol, of_label, fold, device, words) for fold in found]
             planned.append(PlannedProtocol(of_column, of_label, protocol, found, keys))
     return planned
@@ -81,28 +81,28 @@ class Job:
         return f"{self.model.name_on(self.fold)}, {self.protocol}"
 
 
-def plan_jobs(settings: Downstream, data: Data, compared: Sequence[Subject], out: Path) -> list[Job]:
+def plan_jobs(settings: Downstream, eval_set: EvalSet, compared: Sequence[Subject], out: Path) -> list[Job]:
     """The jobs of an evaluation, model by model. Raises UserError if models, data and settings do not fit."""
     device = any_device()
     words = None
     if settings.word2vec:
-        words = WordVectors.of(data.index, settings.word2vec)
+        words = WordVectors.of(eval_set.index, settings.word2vec)
         for model in compared:
             model.trained.require_same_words(words, model.path, settings.word2vec)
 
-    planned = planned_protocols(settings, data, device.type, words, compared)
+    planned = planned_protocols(settings, eval_set, device.type, words, compared)
     written = any("text" in model.trained.model.modalities for model in compared)
     if written and not (settings.protocols or settings.word2vec):
         print("text is not evaluated; set --word2vec to the file that the shards were made with", flush=True)
     # one for a column of labels
-    evaluators = {part.settings.label: Evaluator(part.settings, part.data, device, out, words) for part in planned}
+    evaluators = {part.settings.label: Evaluator(part.settings, part.eval_set, device, out, words) for part in planned}
     jobs = []
     for model in compared:
         for part in planned:
-            protocol = PROTOCOLS[part.protocol]
-            if protocol.labels:
-                _require_fit(model, part.settings, part.data, part.folds)
-            if protocol.pairs and not settings.protocols and not _has_pairs(model, settings, data):
+            facts = PROTOCOLS[part.protocol]
+            if facts.labels:
+                _require_fit(model, part.settings, part.eval_set, part.folds)
+            if facts.pairs and not settings.protocols and not _has_pairs(model, settings, eval_set):
                 print(f"{model.name} is skipped in {part.protocol}: the videos have fewer than two of its modalities")
                 continue
             evaluator = evaluators[part.settings.label]
@@ -111,26 +111,26 @@ def plan_jobs(settings: Downstream, data: Data, compared: Sequence[Subject], out
     return jobs
 
 
-def choose_protocols(settings: Downstream, data: Data, compared: Sequence[Subject]) -> list[str]:
+def choose_protocols(settings: Downstream, eval_set: EvalSet, compared: Sequence[Subject]) -> list[str]:
     """The protocols of --protocols, or the default ones that suit the models and the data.
 
     Raises UserError if none does.
     """
     if settings.protocols:
         return [name for name in PROTOCOLS if name in settings.protocols]
-    several = bool(several_labels(data.index))
-    suitable = {name: kind.several if several else kind.default for name, kind in PROTOCOLS.items()}
-    labelled = [name for name, kind in PROTOCOLS.items() if kind.labels and suitable[name]]
+    several = bool(several_labels(eval_set.index))
+    suitable = {name: facts.several if several else facts.default for name, facts in PROTOCOLS.items()}
+    labelled = [name for name, facts in PROTOCOLS.items() if facts.labels and suitable[name]]
     reason = ""
     try:
         for name in labelled:
-            folds(settings, name, data.index, data.split)
+            folds(settings, name, eval_set.index, eval_set.split)
     except UserError as error:
         if settings.requires_labels:
             raise
         reason = f"{' and '.join(labelled)} skipped: {error}"
-    pairs = settings.modalities == ("video",) and any(_has_pairs(model, settings, data) for model in compared)
-    paired = [name for name, kind in PROTOCOLS.items() if kind.default and kind.pairs and pairs]
+    pairs = settings.modalities == ("video",) and any(_has_pairs(model, settings, eval_set) for model in compared)
+    paired = [name for name, facts in PROTOCOLS.items() if facts.default and facts.pairs and pairs]
     chosen = [*paired, *([] if reason else labelled)]
     if not chosen:
         raise UserError(
@@ -142,12 +142,12 @@ def choose_protocols(settings: Downstream, data: Data, compared: Sequence[Subjec
     return chosen
 
 
-def _has_pairs(model: Subject, settings: Downstream, data: Data) -> bool:
+def _has_pairs(model: Subject, settings: Downstream, eval_set: EvalSet) -> bool:
     """Whether the model has two modalities that the videos have."""
-    return len(model.embedded_modalities(data.index, settings)) > 1
+    return len(model.embedded_modalities(eval_set.index, settings)) > 1
 
 
-def _require_fit(model: Subject, settings: Downstream, data: Data, evaluated: Sequence[Fold]) -> None:
+def _require_fit(model: Subject, settings: Downstream, eval_set: EvalSet, evaluated: Sequence[Fold]) -> None:
     """Raise UserError if a model lacks a network, or was finetuned on labels of query videos."""
     for name in settings.modalities:
         require_network(model.trained, name)
@@ -156,7 +156,7 @@ def _require_fit(model: Subject, settings: Downstream, data: Data, evaluated: Se
         return
     fingerprint, number = origin.finetuned_on
     others = [fold.number for fold in evaluated if fold.number != number]
-    if others and fingerprint == data.fingerprint:
+    if others and fingerprint == eval_set.fingerprint:
         raise UserError(
             f"{model.path} was finetuned on fold {number} of these videos, so it knows test labels of fold "
             f"{others[0]}; set --folds {number}"

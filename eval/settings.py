@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     FrozenName = str
 else:
     ProtocolName = Literal[tuple(PROTOCOLS)]
-    FrozenName = Literal[tuple(name for name, protocol in PROTOCOLS.items() if not protocol.trains)]
+    FrozenName = Literal[tuple(name for name, facts in PROTOCOLS.items() if not facts.trains)]
 
 FeatureModality = Literal["video", "audio"]
 Kind = Literal["embeddings", "features"]
@@ -103,9 +103,9 @@ class Downstream:
     def require_effect(self, chosen: Collection[str]) -> None:
         """Raise UserError if a setting affects none of the chosen protocols."""
         users: dict[str, list[str]] = {}
-        for protocol in PROTOCOLS.values():
-            for name in protocol.settings:
-                users.setdefault(name, []).append(protocol.name)
+        for protocol, facts in PROTOCOLS.items():
+            for name in facts.settings:
+                users.setdefault(name, []).append(protocol)
         for name, protocols in users.items():
             changed = getattr(self, name) != getattr(type(self), name)
             if changed and name != "seed" and not set(protocols) & set(chosen):  # a seed is never refused

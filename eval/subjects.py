@@ -62,7 +62,7 @@ class Subject:
         with_head = [name for name in self.trained.model.modalities if name not in self.trained.without_head]
         return [name for name in with_head if present[name]]
 
-    def seen(self, data: Data, videos: np.ndarray) -> int:
+    def seen(self, eval_set: EvalSet, videos: np.ndarray) -> int:
         """How many of these videos (rows of the index) it was pretrained on, without labels; -1 if unknown.
 
         The splits of official folds overlap with that of pretraining.
@@ -70,17 +70,17 @@ class Subject:
         settings = self.trained.settings
         if self.random:
             return 0
-        if self.trained.record.data.fingerprint != data.fingerprint:
+        if self.trained.record.data.fingerprint != eval_set.fingerprint:
             # weights from elsewhere do not name their data, which was not that of the benchmarks
-            others = data.dataset != settings.dataset if settings.dataset else data.dataset in PAPER
+            others = eval_set.dataset != settings.dataset if settings.dataset else eval_set.dataset in PAPER
             return 0 if others and not settings.init else -1
         # the fingerprint covers the splits, so this index has those of the pretraining
-        count = int((data.index.split[videos] == settings.split).sum())
+        count = int((eval_set.index.split[videos] == settings.split).sum())
         return count if count or not settings.init else -1
 
 
 @dataclass(frozen=True)
-class Data:
+class EvalSet:
     """The shards that models are evaluated on."""
 
     dataset: str
@@ -89,7 +89,9 @@ class Data:
     split: str
 
     @classmethod
-    def open(cls, path: str, first: Trained, dataset: str, shards: Place | None, split: str, cache: str = "") -> Data:
+    def open(
+        cls, path: str, first: Trained, dataset: str, shards: Place | None, split: str, cache: str = ""
+    ) -> EvalSet:
         """Open shards.
 
         Without both `dataset` and `shards`, those that the first checkpoint, at `path`, was pretrained on (its shards
@@ -106,7 +108,7 @@ class Data:
         return cls.of(name, index, split)
 
     @classmethod
-    def of(cls, dataset: str, index: Index, split: str = "") -> Data:
+    def of(cls, dataset: str, index: Index, split: str = "") -> EvalSet:
         """Shards that are open, with the default split."""
         only_val = "val" in index.split and "test" not in index.split and not official_folds(index)
         return cls(dataset, index, fingerprint(index), split or ("val" if only_val else "test"))

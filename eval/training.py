@@ -145,7 +145,7 @@ class ClassifierTraining:
         device: torch.device,
         folder: Path,
         modality: str = "video",
-        data: str = "",
+        fingerprint: str = "",
     ) -> None:
         """Trains on the gallery of a fold and tests on its queries; `data` is the fingerprint of the shards."""
         require_network(trained, modality)
@@ -159,7 +159,7 @@ class ClassifierTraining:
         classes = classes_of(fold.gallery_label)
         self._train_target = targets(fold.gallery_label, classes)
         self.test_target = targets(fold.query_label, classes)
-        self.metadata = inputs_of(trained) | {"classes": classes.tolist(), FINETUNED_ON: [data, fold.number]}
+        self.metadata = inputs_of(trained) | {"classes": classes.tolist(), FINETUNED_ON: [fingerprint, fold.number]}
         self.pretrained_clip = trained.settings.clip
         self._seeds = (seed, fold.number)
         self._training = ClipSampling(recipe.clips, recipe.batch, recipe.augmentation)
@@ -308,11 +308,19 @@ def train_and_test(
 ) -> Outcome:
     """The metrics of a kind of training, which writes to `folder`, with its recipe as details."""
     settings = evaluator.settings
-    data = evaluator.data
+    eval_set = evaluator.eval_set
     recipe = kind.recipe_of(settings, model.trained)
     (modality,) = settings.modalities
     run = kind(
-        model.trained, data.index, fold, recipe, settings.seed, evaluator.device, folder, modality, data.fingerprint
+        model.trained,
+        eval_set.index,
+        fold,
+        recipe,
+        settings.seed,
+        evaluator.device,
+        folder,
+        modality,
+        eval_set.fingerprint,
     )
     metrics = run.run(f"{kind.name} {model.name_on(fold)}")
     return Outcome(metrics, {name: str(value) for name, value in vars(recipe).items()})

@@ -19,7 +19,7 @@ from gdt.eval.jobs import planned_protocols
 from gdt.eval.protocols import PROTOCOLS
 from gdt.eval.results import RANDOM, Result
 from gdt.eval.settings import Downstream
-from gdt.eval.subjects import Data
+from gdt.eval.subjects import EvalSet
 from gdt.pipeline.composition import Composition
 from gdt.pipeline.leaves import Clip
 from gdt.pipeline.notation import Transformations, read_transformations
@@ -160,8 +160,8 @@ def _conditions(evaluation: Downstream, index: Index) -> frozenset[str]:
     """The conditions of an evaluation's results. Raises UserError if a split has no labels."""
     device = any_device().type
     words = WordVectors.of(index, evaluation.word2vec) if evaluation.word2vec else None
-    data = Data.of(evaluation.dataset, index, evaluation.query_split)
-    planned = planned_protocols(evaluation, data, device, words) if evaluation.protocols else []
+    eval_set = EvalSet.of(evaluation.dataset, index, evaluation.query_split)
+    planned = planned_protocols(evaluation, eval_set, device, words) if evaluation.protocols else []
     return frozenset(conditions for part in planned for conditions in part.conditions)
 
 

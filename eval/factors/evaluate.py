@@ -20,7 +20,7 @@ from gdt.eval.factors.trials import Planner, Trial
 from gdt.eval.folds import held_out
 from gdt.eval.metrics import Metric
 from gdt.eval.settings import PROBE_FOLDS, Factors
-from gdt.eval.subjects import Data, default_checkpoint, name_of
+from gdt.eval.subjects import EvalSet, default_checkpoint, name_of
 from gdt.eval.tables import csv_text
 from gdt.pipeline.loader import Batch
 from gdt.pipeline.notation import TRANSFORMATIONS, Transformations, read_transformations
@@ -49,16 +49,16 @@ def factors(settings: Factors) -> str:
     models = {path: load_trained(path, makers(settings.own_networks.given)) for path in paths}
     for trained in models.values():
         _require_same_file(trained, checksum)
-    data = Data.open(paths[0], models[paths[0]], settings.dataset, settings.shards, settings.split)
+    eval_set = EvalSet.open(paths[0], models[paths[0]], settings.dataset, settings.shards, settings.split)
     rows: list[_Row] = []
-    notes = [_NOTES, f"{data.split} videos of {data.dataset}, up to {settings.videos}"]
+    notes = [_NOTES, f"{eval_set.split} videos of {eval_set.dataset}, up to {settings.videos}"]
     for path, trained in models.items():
-        same = {"model": name_of(path), "weights": trained.digest(), "step": trained.step, "dataset": data.dataset}
-        rows += [same | row for row in measure(trained, data.index, data.split, settings.videos, measured)]
+        same = {"model": name_of(path), "weights": trained.digest(), "step": trained.step, "dataset": eval_set.dataset}
+        rows += [same | row for row in measure(trained, eval_set.index, eval_set.split, settings.videos, measured)]
         notes.append(f"{name_of(path)}: {trained.name}, {trained.step} steps, {path}")
     rows.sort(key=lambda row: (row["measure"] != "distance", row["factor"], row["features"]))
     text = "\n".join([_table(rows), "", *notes])
-    out = settings.out or Path("runs") / f"factors-{data.dataset}"
+    out = settings.out or Path("runs") / f"factors-{eval_set.dataset}"
     out.mkdir(parents=True, exist_ok=True)
     write_text(out / "table.txt", text + "\n")
     write_text(out / "factors.csv", csv_text([[*rows[0]], *(list(row.values()) for row in rows)]))

@@ -23,7 +23,7 @@ from gdt.eval.folds import folds
 from gdt.eval.results import Result
 from gdt.eval.settings import Downstream
 from gdt.eval.similarity import nearest_rows
-from gdt.eval.subjects import Data, folder_name
+from gdt.eval.subjects import EvalSet, folder_name
 from gdt.pipeline.clips import usable
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.shards.reader import ShardReader
@@ -62,10 +62,10 @@ def by_features(row: Result, index: Index, root: Path, trained: Trained) -> Neig
     Raises UserError if they are missing or the data has changed.
     """
     index = index.labelled(row.label)
-    data = Data.of(row.dataset, index, row.query_split)
+    eval_set = EvalSet.of(row.dataset, index, row.query_split)
     asked = Downstream(folds=(row.fold,) if row.fold else (), **row.settings)
     fold, *_ = folds(asked, row.protocol, index, row.query_split)
-    now = {conditions_of(asked, row.protocol, data, fold, device, None): device for device in ("cpu", "cuda")}
+    now = {conditions_of(asked, row.protocol, eval_set, fold, device, None): device for device in ("cpu", "cuda")}
     if row.conditions not in now:
         raise UserError(f"videos, splits or labels of {index.folder} have changed since; evaluate again")
     fold = fold.having(index, trained.settings.clip, asked.modalities)

@@ -42,8 +42,8 @@ _SAMPLED = (*_FROZEN, "seed", "train_samples")
 _PROBED = (*_SAMPLED, "linear_c")
 _TRAINED = (*_SAMPLED, "epochs", "lr", "clips_per_epoch")
 PROTOCOLS = {
-    protocol.name: protocol
-    for protocol in (
+    facts.name: facts
+    for facts in (
         Protocol("cross-modal", ("word2vec",), "cross-modal", default=True, labels=False, pairs=True),
         Protocol("retrieval", _FROZEN, "neighbours", default=True),
         Protocol("few-shot", (*_FROZEN, "seed"), "neighbours", default=True),

@@ -18,25 +18,26 @@ def cross_modal(evaluator: Evaluator, model: Subject, fold: Fold, _: Path) -> Ou
     """R@k for every pair of modalities, among the queries that have all of them."""
     trained = model.trained
     settings = evaluator.settings
-    data = evaluator.data
-    modalities = model.embedded_modalities(data.index, settings)
+    eval_set = evaluator.eval_set
+    modalities = model.embedded_modalities(eval_set.index, settings)
     if len(modalities) < 2:
         reason = "the videos have no sound"
         if trained.without_head:
             reason = f"it has no head for {' '.join(trained.without_head)}"
-        elif data.index.mel_count.any():
+        elif eval_set.index.mel_count.any():
             reason = f"it was trained on {' and '.join(trained.model.modalities)}"
         raise UserError(
             f"cross-modal retrieval needs two modalities; {model.path} has {' '.join(modalities) or 'none'} for these "
             f"videos ({reason}; text needs --word2vec)"
         )
-    index = data.index
+    index = eval_set.index
     clip = trained.settings.clip
     videos = fold.queries[usable(index, clip, modalities)[fold.queries]]
     if len(videos) < 2:
         raise UserError(
             f"cross-modal retrieval needs two videos with {' and '.join(modalities)} as long as a clip; the split "
-            f"'{data.split}' has {len(videos)} among its {len(fold.queries)} videos; evaluate on more or longer videos"
+            f"'{eval_set.split}' has {len(videos)} among its {len(fold.queries)} videos; evaluate on more or longer "
+            "videos"
         )
     device = evaluator.device
     network = trained.model.to(device)
@@ -47,8 +48,9 @@ def cross_modal(evaluator: Evaluator, model: Subject, fold: Fold, _: Path) -> Ou
     n = len(embedded.videos)
     if n < 2:
         raise UserError(
-            f"cross-modal retrieval needs two videos with captions of known words, but the split '{data.split}' has "
-            f"{n}; evaluate on more videos, or preprocess with a word2vec file that has their words"
+            f"cross-modal retrieval needs two videos with captions of known words, but the split "
+            f"'{eval_set.split}' has {n}; evaluate on more videos, or preprocess with a word2vec file that has "
+            "their words"
         )
     metrics = {
         f"{query} to {gallery} R@{k}": measured(correct, 100 * min(k, n) / n)

@@ -16,12 +16,12 @@ def evicted(held: Mapping[Any, tuple[float, int]], room: int) -> list[Any]:
     of those needed at once the largest, else the first. For one size, this fetches the least, else about 1 % more.
     """
 
-    def rank(item: tuple[Any, tuple[float, int]]) -> tuple[float, int]:
+    def priority(item: tuple[Any, tuple[float, int]]) -> tuple[float, int]:
         use, size = item[1]
         return use, -size if use < math.inf else 0
 
     victims = []
-    for shard, (_, size) in sorted(held.items(), key=rank):
+    for shard, (_, size) in sorted(held.items(), key=priority):
         if size > room:
             victims.append(shard)
         else:

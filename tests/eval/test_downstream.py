@@ -37,7 +37,7 @@ from gdt.eval.protocols import PROTOCOLS, Protocol
 from gdt.eval.results import RESULTS
 from gdt.eval.settings import Downstream, Embed, Factors
 from gdt.eval.similarity import unit
-from gdt.eval.subjects import Data, Subject
+from gdt.eval.subjects import EvalSet, Subject
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.word2vec import WordVectors
 from gdt.train.checkpoint import load_model, load_trained
@@ -300,7 +300,7 @@ def test_whatever_changes_a_number_changes_what_identifies_it(
 
     def checksum(name: str, evaluator: Evaluator, model: Subject, fold: Fold, _: Path) -> Outcome:
         given = vars(evaluator.settings) | {
-            "folds": fold.digest, "data": evaluator.data.fingerprint, "split": evaluator.data.split,
+            "folds": fold.digest, "data": evaluator.eval_set.fingerprint, "split": evaluator.eval_set.split,
             "model": model.digest, "word2vec": evaluator.settings.word2vec and evaluator.words.checksum,
         }  # fmt: skip
         number = zlib.crc32(json.dumps([name, given], default=str).encode()) % 10**6 / 10**4
@@ -357,10 +357,10 @@ def test_whatever_changes_a_number_changes_what_identifies_it(
 
 
 def test_other_vectors_of_the_same_words_are_other_conditions(checkpoint: Path, ucf: Path) -> None:
-    data = Data.open(checkpoint, load_trained(checkpoint), "ucf101", ucf, "", "")
-    fold, one = held_out(data.index, "test"), WordVectors(np.ones((2, 3), np.float16), ("a", "b"))
+    eval_set = EvalSet.open(checkpoint, load_trained(checkpoint), "ucf101", ucf, "", "")
+    fold, one = held_out(eval_set.index, "test"), WordVectors(np.ones((2, 3), np.float16), ("a", "b"))
     words = one, replace(one, vectors=2 * one.vectors), None
-    assert len({conditions_of(Downstream(), "cross-modal", data, fold, "cpu", each) for each in words}) == 3
+    assert len({conditions_of(Downstream(), "cross-modal", eval_set, fold, "cpu", each) for each in words}) == 3
 
 
 def test_a_finetuning_process_gets_every_setting(

@@ -252,7 +252,7 @@ def test_a_state_that_the_machine_cannot_read_is_not_started_again(
 def test_finetuned_weights_keep_their_metadata_when_read_and_exported(
     trained: Trained, task: Task, tmp_path: Path
 ) -> None:
-    run = Finetuning(trained, *task, quick(trained), 0, CPU, tmp_path, data="0a1b")
+    run = Finetuning(trained, *task, quick(trained), 0, CPU, tmp_path, fingerprint="0a1b")
     run.keep()
     export(Export(tmp_path / "x.safetensors", ckpt=tmp_path / FINETUNED))
     for path in (tmp_path / FINETUNED, tmp_path / "x.safetensors"):

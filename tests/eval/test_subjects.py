@@ -24,7 +24,7 @@ from gdt.eval.downstream import downstream
 from gdt.eval.embed import features
 from gdt.eval.protocols import PROTOCOLS, Protocol
 from gdt.eval.settings import Downstream, Embed
-from gdt.eval.subjects import Data, default_checkpoint, open_index
+from gdt.eval.subjects import EvalSet, default_checkpoint, open_index
 from gdt.pipeline.clips import ClipSampling, random_clips, uniform_clips
 from gdt.pipeline.loader import Loader
 from gdt.pipeline.shards.index import Index
@@ -163,12 +163,12 @@ def test_a_data_set_outside_the_usual_folder_is_found_by_the_name_it_was_trained
 ) -> None:
     monkeypatch.chdir(tmp_path)
     first = load_trained(checkpoint)
-    assert Data.open(checkpoint, first, first.settings.dataset, None, "", "").index.folder == folder_at(shards)
+    assert EvalSet.open(checkpoint, first, first.settings.dataset, None, "", "").index.folder == folder_at(shards)
     with pytest.raises(UserError, match=r"there are no shards in data/shards/another"):
-        Data.open(checkpoint, first, "another", None, "", "")
+        EvalSet.open(checkpoint, first, "another", None, "", "")
     usual = Path("data/shards") / first.settings.dataset
     shutil.copytree(shards, usual)
-    assert Data.open(checkpoint, first, first.settings.dataset, None, "", "").index.folder == folder_at(usual)
+    assert EvalSet.open(checkpoint, first, first.settings.dataset, None, "", "").index.folder == folder_at(usual)
 
 
 def test_results_are_named_after_the_shards_and_no_name_from_a_file_becomes_a_path(
@@ -176,7 +176,7 @@ def test_results_are_named_after_the_shards_and_no_name_from_a_file_becomes_a_pa
 ) -> None:
     first = load_trained(checkpoint)
     copy = shutil.copytree(shards, tmp_path / "copied")
-    assert Data.open(checkpoint, first, "", copy, "", "").dataset == "copied"
+    assert EvalSet.open(checkpoint, first, "", copy, "", "").dataset == "copied"
     for name in ("../x", "/tmp/x", "a/b", "..", "a\nb"):
         settings = json.loads(to_json(first.settings)) | {"dataset": name}
         with pytest.raises(UserError, match="--dataset is .*; give a name without slashes and control characters"):
@@ -184,7 +184,7 @@ def test_results_are_named_after_the_shards_and_no_name_from_a_file_becomes_a_pa
     elsewhere = replace(first.settings, shards=RemoteFolder("http://127.0.0.1:1/shards"))
     remote = replace(first, record=replace(first.record, settings=elsewhere))
     with pytest.raises(UserError, match="was trained on http://127.0.0.1:1/shards; pass it as --shards to use it"):
-        Data.open(checkpoint, remote, "", None, "", "")
+        EvalSet.open(checkpoint, remote, "", None, "", "")
 
 
 def test_protocols_skipped_for_lack_of_labels_are_named(
