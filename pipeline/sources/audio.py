@@ -11,7 +11,7 @@ import torch
 
 from gdt.pipeline.leaves import Leaves
 from gdt.pipeline.shards.layout import MEL_FLOOR
-from gdt.pipeline.sources.base import InputSource, Part, ahead, chunks
+from gdt.pipeline.sources.base import Given, InputSource, Part, ahead, chunks
 
 if TYPE_CHECKING:  # DALI is imported only where it decodes
     from gdt.pipeline.graphs import Pipeline
@@ -27,8 +27,8 @@ class AudioSource(InputSource):
 
     modality = "audio"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def __init__(self, given: Given) -> None:
+        super().__init__(given)
         self._graph: Pipeline | None = None
 
     def parts(self, batches: Iterator[Leaves]) -> Iterator[Part]:

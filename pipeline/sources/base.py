@@ -44,9 +44,10 @@ def ahead(items: Iterable[T], clips: int, count: Callable[[T], int]) -> Iterator
     yield from waiting
 
 
-@dataclass(eq=False)
-class InputSource(ABC):
-    modality: ClassVar[str]
+@dataclass(frozen=True)
+class Given:
+    """What a loader gives each of its sources."""
+
     reader: ShardReader
     clip: Clip
     device: torch.device
@@ -55,9 +56,18 @@ class InputSource(ABC):
     loading: Loading
     words: WordVectors | None
 
-    def __post_init__(self) -> None:
+
+class InputSource(ABC):
+    modality: ClassVar[str]
+
+    def __init__(self, given: Given) -> None:
         """Raises UserError if the source lacks something."""
-        self.index = self.reader.index
+        self.reader = given.reader
+        self.index = given.reader.index
+        self.clip = given.clip
+        self.device = given.device
+        self.statistics = given.statistics
+        self.loading = given.loading
         # one pool per source, so that no modality waits for another's disk reads
         self._pool = ThreadPoolExecutor(self.loading.readers, thread_name_prefix="reader")
 

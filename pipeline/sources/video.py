@@ -15,14 +15,14 @@ from gdt.pipeline.colour import Pixels, affine
 from gdt.pipeline.engines import CpuEngine, DaliEngine, DecodingRun
 from gdt.pipeline.leaves import Leaves
 from gdt.pipeline.shards.index import Index
-from gdt.pipeline.sources.base import InputSource, Part, ahead, chunks
+from gdt.pipeline.sources.base import Given, InputSource, Part, ahead, chunks
 
 
 class VideoSource(InputSource):
     modality = "video"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def __init__(self, given: Given) -> None:
+        super().__init__(given)
         engine = DaliEngine if self.loading.decoder == "gpu" else CpuEngine
         self._engine: CpuEngine | DaliEngine = engine(self.clip, self.loading, self.device)
 
