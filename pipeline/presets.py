@@ -14,35 +14,51 @@ class Preset(NamedTuple):
     """In the notation of pipeline/notation.py."""
 
 
-def _row(roles: str) -> Preset:
-    """A row from the roles of time reversal and time shift (distinctive, invariant, . not varied) and the modalities.
+def _row(modalities: str, shift: str = "", reversal: str = "") -> Preset:
+    """A row from its modalities and the roles of time shift and time reversal: d, i, or empty if they are not varied.
 
     Video-only rows use K_g = 2 augmentations; the others pair modalities.
     """
-    reversal = roles[0]
-    shift = roles[1]
-    letters = roles[2:]
-    names = [_MODALITIES[letter] for letter in letters]
-    modality = "modality" if letters in ("V", "VA") else f"modality({','.join(names)})"
-    modality += f":i:{len(letters)}:differs" if len(letters) > 1 else ":i:1"
-    views = 1 if len(letters) > 1 else 2
-    ts, tr = ("i:1" if role == "." else f"{role}:2" for role in (shift, reversal))
+    names = modalities.split("-")
+    modality = "modality" if modalities in ("video", "video-audio") else f"modality({','.join(names)})"
+    modality += f":i:{len(names)}:differs" if len(names) > 1 else ":i:1"
+    views = 1 if len(names) > 1 else 2
+    ts, tr = (f"{role}:2" if role else "i:1" for role in (shift, reversal))
     factors = f"video:d time_shift:{ts} {modality} time_reversal:{tr} augmentation:i:{views}"
-    varied = [f"{what} {role}" for what, role in (("shift", shift), ("reversal", reversal)) if role != "."]
-    return Preset(", ".join(["-".join(names), *varied]), factors)
+    varied = [f"{what} {role}" for what, role in (("shift", shift), ("reversal", reversal)) if role]
+    return Preset(", ".join([modalities, *varied]), factors)
 
 
-_MODALITIES = {"V": "video", "A": "audio", "T": "text"}
-_TABLE_1 = "a=..V b=i.V c=.iV d=iiV e=..VA f=i.VA g=.iVA h=iiVA i=d.VA j=.dVA k=diVA l=idVA m=ddVA"
-_TABLE_2 = "a=..V b=..VT c=d.VT d=.dVT e=diVT f=idVT g=ddVT"
-TABLE_1 = {row: _row(roles) for row, roles in (entry.split("=") for entry in _TABLE_1.split())}
-TABLE_2 = {f"text-{row}": _row(roles) for row, roles in (entry.split("=") for entry in _TABLE_2.split())}
+TABLE_1 = {
+    "a": _row("video"),
+    "b": _row("video", reversal="i"),
+    "c": _row("video", shift="i"),
+    "d": _row("video", shift="i", reversal="i"),
+    "e": _row("video-audio"),
+    "f": _row("video-audio", reversal="i"),
+    "g": _row("video-audio", shift="i"),
+    "h": _row("video-audio", shift="i", reversal="i"),
+    "i": _row("video-audio", reversal="d"),
+    "j": _row("video-audio", shift="d"),
+    "k": _row("video-audio", shift="i", reversal="d"),
+    "l": _row("video-audio", shift="d", reversal="i"),
+    "m": _row("video-audio", shift="d", reversal="d"),
+}
+TABLE_2 = {
+    "text-a": _row("video"),
+    "text-b": _row("video-text"),
+    "text-c": _row("video-text", reversal="d"),
+    "text-d": _row("video-text", shift="d"),
+    "text-e": _row("video-text", shift="i", reversal="d"),
+    "text-f": _row("video-text", shift="d", reversal="i"),
+    "text-g": _row("video-text", shift="d", reversal="d"),
+}
 PRESETS = {
     **TABLE_1,
     **TABLE_2,
     "within-modal": TABLE_1["d"],
     "cross-modal": TABLE_1["e"],
-    "three": _row("idVAT"),
+    "three": _row("video-audio-text", shift="d", reversal="i"),
     # section 3.1
     "simclr": Preset("video, two augmentations of one clip", "video:d time_shift:i:1 augmentation:i:2"),
     # cross-modal AVID without its memory bank
