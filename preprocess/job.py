@@ -16,19 +16,20 @@ from gdt.preprocess.captions import readers
 from gdt.preprocess.captions.attach import Spoken
 from gdt.preprocess.captions.words import Vocabulary
 from gdt.preprocess.datasets.listing import CAPTIONS, DataSet, ListedVideo, SourceFiles
+from gdt.preprocess.ffmpeg import Extraction
 from gdt.preprocess.plan import Listed, Plan, ShardTask, Shares, assign, collect
 from gdt.preprocess.settings import Preprocess
 
 
 @dataclass(frozen=True)
 class PreprocessJob:
-    settings: Preprocess
     source: Folder
     destination: Folder
     index_tag: str
     """Tag of the index in a store at the start; another one means that another run has written there."""
     listed: Listed
     spoken: Spoken | None
+    extraction: Extraction
     details: dict[str, Any]
     """Settings that change shards."""
     shards: dict[int, list[ListedVideo]]
@@ -43,7 +44,7 @@ class PreprocessJob:
         if self.spoken is not None:
             videos = [self.spoken.attach(video) for video in videos]
         name = shard_name(number)
-        return ShardTask(self.destination, name, self.source, videos, self.settings.extraction, self.details)
+        return ShardTask(self.destination, name, self.source, videos, self.extraction, self.details)
 
     def pending(self) -> list[int]:
         """Numbers of the shards that are absent, or made of other videos or settings."""
@@ -106,7 +107,7 @@ def prepare(settings: Preprocess, entry: DataSet, source: Folder, destination: F
         checks.require_planned(plan, listed, source, destination)
     shards = assign(listed.videos, plan.shards, settings.videos_per_shard)
     return PreprocessJob(
-        settings, source, destination, index_tag, listed, spoken, details, shards, contents, plan.times
+        source, destination, index_tag, listed, spoken, settings.extraction, details, shards, contents, plan.times
     )
 
 

@@ -94,7 +94,7 @@ def run(settings: Preprocess, entry: DataSet | None = None) -> Summary:
         pending = sorted({*pending, *checks.changed(job.source, job.doubtful(pending))})
         if pending:
             try:
-                _make_shards(job, pending)
+                _make_shards(settings, job, pending)
             except checks.TooManyRejected:
                 _remove_rejecting(job, pending)
                 raise
@@ -102,8 +102,7 @@ def run(settings: Preprocess, entry: DataSet | None = None) -> Summary:
         return finish(job, pending)
 
 
-def _make_shards(job: PreprocessJob, pending: Sequence[int]) -> None:
-    settings = job.settings
+def _make_shards(settings: Preprocess, job: PreprocessJob, pending: Sequence[int]) -> None:
     workers = settings.workers or cores()
     total = job.count(pending)
     interval = 0.5 if sys.stderr.isatty() else 20.0
