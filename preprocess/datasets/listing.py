@@ -123,6 +123,11 @@ def unlisted(path: Path) -> Missing:
     return Missing(path.stem, "not named in the official list, so it is left out", path)
 
 
+def surplus(id: str, path: Path, of: str, first: Path) -> Missing:
+    """A further file of an entry or segment of the official list, of which the first file is kept."""
+    return Missing(id, f"its {of} has another file; {first} is kept", path, fault=True)
+
+
 @dataclass(frozen=True)
 class DataSet:
     """Where the videos, labels and splits of a data set are."""

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from gdt.common.errors import UserError
 from gdt.common.folders import File, Folder
-from gdt.preprocess.datasets.listing import NO_FILE, ListedVideo, Missing, SourceFiles, incomplete, unlisted
+from gdt.preprocess.datasets.listing import NO_FILE, ListedVideo, Missing, SourceFiles, incomplete, surplus, unlisted
 from gdt.preprocess.textfiles import composed, open_text
 
 FOLDS = (1, 2, 3)
@@ -64,19 +64,17 @@ def listing(source: SourceFiles, name: str, lines: Iterable[Line], tree: str) ->
         entry = entries.get(stem.lower())
         if entry is None:
             yield unlisted(path)
-            continue
-        if root not in path.parents:
+        elif root not in path.parents:
             outside.add(entry.stem)
             yield Missing(stem, f"not in the folder of the data set; {name}", path)
-            continue
-        if entry.file is not None:
-            yield Missing(stem, f"its entry has another file; {entry.file} is kept", path, fault=True)
-            continue
-        entry.file = path
-        label = composed(path.parent.name)
-        if path.parent == root or label.lower() != entry.class_name.lower():
-            raise incomplete(f"{source.folder.address(path)} is not in the folder of its class", tree)
-        yield ListedVideo(stem, path, label, entry.folds[0], tuple(entry.folds))
+        elif entry.file is not None:
+            yield surplus(stem, path, "entry", entry.file)
+        else:
+            entry.file = path
+            label = composed(path.parent.name)
+            if path.parent == root or label.lower() != entry.class_name.lower():
+                raise incomplete(f"{source.folder.address(path)} is not in the folder of its class", tree)
+            yield ListedVideo(stem, path, label, entry.folds[0], tuple(entry.folds))
     for entry in entries.values():
         if entry.file is None and entry.stem not in outside:
             yield Missing(entry.stem, f"listed in the official splits, {NO_FILE}")

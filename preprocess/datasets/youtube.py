@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from gdt.preprocess.datasets.listing import NO_FILE, ListedVideo, Missing, SourceFiles, unlisted
+from gdt.preprocess.datasets.listing import NO_FILE, ListedVideo, Missing, SourceFiles, surplus, unlisted
 
 
 @dataclass(slots=True)
@@ -68,7 +68,7 @@ def listing(source: SourceFiles, rows: Iterable[Segment]) -> Iterator[ListedVide
         if segment.file is None:
             yield segment.video(name, path, cut=False)
         else:
-            yield Missing(name, f"its segment has another file; {segment.file} is kept", path, fault=True)
+            yield surplus(name, path, "segment", segment.file)
     for name, path, candidates in originals:
         without_file = [segment for segment in candidates if segment.file is None]
         if not without_file:
