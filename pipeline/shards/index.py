@@ -304,9 +304,7 @@ def require_index(folder: Folder) -> None:
             f"{folder} has shards but no {INDEX}: preprocessing has not finished, or found no usable video; wait, or "
             "run the same preprocessing command again, which resumes it or says why"
         )
-    beside: list[str] = []
-    if folder.parent:
-        beside = [path.parent.name for path in folder.parent.glob(f"*/{INDEX}")]
+    beside = [path.parent.name for path in folder.parent.glob(f"*/{INDEX}")] if folder.parent else []
     similar = difflib.get_close_matches(folder.name, [*beside, *DATASET_NAMES], 1)
     hint = f" did you mean '{similar[0]}'? Otherwise" if similar and similar[0] != folder.name else ""
     make = preprocess_command(folder)

@@ -89,9 +89,7 @@ class Captions:
 
     def named(self, id: str) -> str:
         """The name of the captions of a video: its id or, if there are none of that name, its id and a language."""
-        if id in self._parts:
-            return id
-        return self._languages.get(id, "")
+        return id if id in self._parts else self._languages.get(id, "")
 
     def unused(self, used: Set[str]) -> list[str]:
         """The names of captions that are not those of the videos `used`, in any language."""

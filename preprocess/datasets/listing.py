@@ -25,16 +25,11 @@ SUFFIXES = (
 SOUNDS = {".flac", ".m4a", ".mp3", ".wav"}
 """Suffixes of files of sound alone; .ogg may be either."""
 MEDIA = SUFFIXES | SOUNDS
-_NOT_SHOWN = {
-    "#recycle",
-    "#snapshot",
-    "$recycle.bin",
-    "@eadir",
-    "@recently-snapshot",
-    "@recycle",
-    "@tmp",
-    "__macosx",
-} | {"__pycache__", "lost+found", "network trash folder", "recycler", "system volume information", "~snapshot"}
+_NOT_SHOWN = (
+    {"#recycle", "#snapshot", "$recycle.bin", "@eadir", "@recently-snapshot", "@recycle", "@tmp"}
+    | {"__macosx", "__pycache__", "lost+found", "network trash folder", "recycler"}
+    | {"system volume information", "~snapshot"}
+)
 """Names, in lower case, of what systems leave in folders; names that begin with a dot are hidden anyway."""
 _ADDED = re.compile(rf"(?:\.f\d+(?:-\w+)?|{'|'.join(map(re.escape, sorted(SUFFIXES)))})+$", re.I | re.ASCII)
 """What downloaders and converters put between name and suffix: another suffix, or the number of a format."""
