@@ -60,13 +60,15 @@ class Trained:
         return tuple(name for name in self.model.modalities if head_name(name) in fresh)
 
     def digest(self) -> str:
-        """SHA-256 of the weights, of all settings of the inputs, and of networks of the user's own."""
+        """SHA-256 of the weights, of all settings of the inputs, and of what networks of the user's own compute."""
         value = hashlib.sha256()
         for name, tensor in sorted(self.model.state_dict().items()):
             value.update(name.encode())
             value.update(tensor.cpu().reshape(-1).view(torch.uint8).numpy().data)
         inputs = [self.statistics.to_numbers(), asdict(self.settings.clip), asdict(self.settings.augmentation)]
-        inputs += [asdict(network) for network in self.model.network.own.values()]
+        own = self.model.network.own
+        # not their names; a recorded output, since one that is computed again is not the same to the last bit
+        inputs += [[own[name].dim, own[name].removed, self.record.outputs.get(name)] for name in sorted(own)]
         value.update(json.dumps(inputs).encode())
         return value.hexdigest()
 
