@@ -33,27 +33,59 @@ from gdt.train.models.foreign import Builders
 from gdt.train.models.gdt import GDT, any_device
 from gdt.train.models.given import makers
 from gdt.train.models.network import Architecture, CheckpointNetworks, OwnNetworks
-from gdt.train.settings import SIZES, Pretrain
+from gdt.train.settings import SIZES, Pretrain, RunSettings
 from gdt.train.settings_text import command_of
 
 REFERENCE = "l"
 """The row whose FLOPs every row gets with --equal compute: the paper's best."""
 
 
+class Row(NamedTuple):
+    """A row of the table."""
+
+    name: str
+    settings: Pretrain
+    """The settings of its runs, but for seed and folder."""
+    experiment: Experiment
+    """What these settings give with the same videos as the other rows, without word vectors."""
+
+    @property
+    def shared(self) -> RunSettings:
+        """What all rows share: without what an architecture has of the modalities."""
+        sizes = Architecture(**vars(self.settings.network))
+        return RunSettings.of(self.experiment.settings, network=sizes)
+
+    @property
+    def factors_checksum(self) -> str:
+        """Checksum of the Python file of its factors; empty without."""
+        return self.experiment.data.factors_checksum
+
+    @property
+    def steps(self) -> int:
+        return self.experiment.schedule.steps
+
+    def of_steps(self, steps: int) -> Row:
+        """The row with another length."""
+        schedule = replace(self.experiment.schedule, steps=steps)
+        experiment = replace(self.experiment, schedule=schedule)
+        return Row(self.name, replace(self.settings, steps=steps, epochs=0), experiment)
+
+    @property
+    def modalities(self) -> tuple[str, ...]:
+        return self.experiment.composition.modalities
+
+
 @dataclass(frozen=True)
 class PlannedRun:
     """One row with one seed: its `gdt pretrain`, then its `gdt evaluate`."""
 
-    row: str
+    row: Row
     pretraining: Pretrain
-    steps: int
     evaluation: Downstream
     conditions: frozenset[str]
     """Conditions of the results of its evaluation."""
     equal: str
     """What all rows share, as text."""
-    factors_checksum: str
-    """Checksum of the Python file of its factors; empty without."""
     networks: Untrained
     """The networks of its modalities."""
 
@@ -75,42 +107,18 @@ class PlannedRun:
     @property
     def marked(self) -> str:
         """What decides its pretraining: the settings, and the text of their Python file."""
-        return to_json(self.pretraining) + self.factors_checksum
+        return to_json(self.pretraining) + self.row.factors_checksum
 
     def is_done(self, results: Sequence[Result]) -> bool:
         """Whether it was trained with the same settings, and evaluated after its last step."""
         if not self.marker.is_file() or self.marker.read_text() != self.marked:
             return False
         name = self.folder.name
-        done = {result.conditions for result in results if result.model == name and result.step == self.steps}
+        done = {result.conditions for result in results if result.model == name and result.step == self.row.steps}
         if self.evaluation.random_weights == "include":
             seed = self.pretraining.seed
             done &= {result.conditions for result in results if result.preset == RANDOM and result.seed == seed}
         return done >= self.conditions
-
-
-class Row(NamedTuple):
-    """A row of the table."""
-
-    name: str
-    settings: Pretrain
-    """The settings of its runs, but for seed and folder."""
-    experiment: Experiment
-    """What these settings give with the same videos as the other rows, without word vectors."""
-
-    @property
-    def steps(self) -> int:
-        return self.experiment.schedule.steps
-
-    def of_steps(self, steps: int) -> Row:
-        """The row with another length."""
-        schedule = replace(self.experiment.schedule, steps=steps)
-        experiment = replace(self.experiment, schedule=schedule)
-        return Row(self.name, replace(self.settings, steps=steps, epochs=0), experiment)
-
-    @property
-    def modalities(self) -> tuple[str, ...]:
-        return self.experiment.composition.modalities
 
 
 def plan_runs(settings: Ablation) -> list[PlannedRun]:
@@ -145,9 +153,7 @@ def plan_runs(settings: Ablation) -> list[PlannedRun]:
             shared, keys = evaluated(protocols, seeded.word2vec if takes_words else None)
             random_weights: Any = "include" if row is baseline else "exclude"
             of_row = replace(shared, ckpt=(str(folder),), random_weights=random_weights)
-            checksum = row.experiment.data.factors_checksum
-            own = networks[row.name]
-            runs.append(PlannedRun(row.name, seeded, row.steps, of_row, keys, equal, checksum, own))
+            runs.append(PlannedRun(row, seeded, of_row, keys, equal, networks[row.name]))
     if not any(run.evaluation.protocols for run in runs):
         raise UserError(
             f"nothing can compare the rows {' '.join(named)}: recall between modalities needs a row of two; add one, "

@@ -25,7 +25,6 @@ from gdt.eval.subprocesses import job_limit, run_command, run_parallel
 from gdt.eval.tables import pivot, row_label, write_tables
 from gdt.pipeline.notation import checksum_of
 from gdt.train.run import METRICS
-from gdt.train.settings import RunSettings
 from gdt.train.settings_text import LENGTH, differences, from_json
 
 _TRAINING = "training.json"
@@ -71,9 +70,9 @@ def _require_same_training(folder: Path, runs: Sequence[PlannedRun], trained: bo
     Raises UserError if runs in the folder are `trained` otherwise: one table could not compare them.
     """
     path = folder / _TRAINING
-    text = to_json(RunSettings.of(runs[0].pretraining))
+    text = to_json(runs[0].row.shared)
     networks = {modality: outputs for run in runs for modality, outputs in run.networks.items()}
-    factors = next((run.factors_checksum for run in runs if run.factors_checksum), "")
+    factors = next((run.row.factors_checksum for run in runs if run.row.factors_checksum), "")
     if trained and path.is_file():
         before = json.loads(path.read_text())
         different = differences(to_json(from_json(before["settings"], str(path))), text, _OF_A_RUN)
@@ -98,7 +97,7 @@ def _require_same_training(folder: Path, runs: Sequence[PlannedRun], trained: bo
 
 def _require_unchanged_networks(runs: Sequence[PlannedRun]) -> None:
     """Raise UserError if a network of the user's own has changed since the runs were planned."""
-    for run in {run.row: run for run in runs}.values():
+    for run in {run.row.name: run for run in runs}.values():
         for modality in changed(run.networks, untrained(run.pretraining, [*run.networks])):
             raise UserError(
                 f"the {modality} network has changed while the runs were trained, so that they cannot be compared; "
@@ -111,7 +110,7 @@ def _keep_factors(settings: Ablation, todo: Sequence[PlannedRun]) -> None:
 
     Raises UserError if it has changed since they were planned.
     """
-    planned = next((run.factors_checksum for run in todo if run.factors_checksum), "")
+    planned = next((run.row.factors_checksum for run in todo if run.row.factors_checksum), "")
     if settings.factors_from is None or settings.kept_factors is None or not planned:
         return
     code = settings.factors_from.read_bytes()
@@ -131,9 +130,9 @@ def _run_all(runs: Sequence[PlannedRun], todo: Sequence[PlannedRun], jobs: int, 
         write_text(run.marker, run.marked)
 
     def steps() -> int:
-        return sum(min(run.steps, logged_steps(run.folder / METRICS)) for run in runs)
+        return sum(min(run.row.steps, logged_steps(run.folder / METRICS)) for run in runs)
 
-    total = sum(run.steps for run in runs)
+    total = sum(run.row.steps for run in runs)
     with tqdm(total=total, initial=steps(), unit="step", desc="pretrain", mininterval=5.0) as bar:
         for run in run_parallel(todo, work, jobs, lambda: bar.update(steps() - bar.n)):
             evaluated = [result for result in results.read(out / RESULTS) if result.model == run.folder.name]
@@ -141,7 +140,7 @@ def _run_all(runs: Sequence[PlannedRun], todo: Sequence[PlannedRun], jobs: int, 
             if evaluated:
                 name, metric = next(iter(evaluated[0].metrics.items()))
                 score = f": {name} {metric.value:.1f} %"
-            bar.write(f"{row_label(run.row, run.steps)}, seed {run.pretraining.seed}{score}")
+            bar.write(f"{row_label(run.row.name, run.row.steps)}, seed {run.pretraining.seed}{score}")
 
 
 def logged_steps(log: Path) -> int:

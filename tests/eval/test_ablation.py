@@ -277,7 +277,7 @@ def test_steps_are_adjusted_to_the_flops_of_row_l(shards: Path, tmp_path: Path) 
     of_a = round(300 * 4 * sum(leaf.values()) / (2 * leaf["video"]))
     names = [run.folder.name for run in planned]
     assert 600 < of_a < 1200 and names == [f"a-{of_a}steps-1", "e-1200steps-1", "g-600steps-1", "l-1"]
-    assert [run.steps for run in planned] == [of_a, 1200, 600, 300]
+    assert [run.row.steps for run in planned] == [of_a, 1200, 600, 300]
     default = plan_runs(settings(shards, tmp_path, steps=0, batch_size=0))
     assert default[0].equal == "videos: 16 videos per step, 600 steps" and default[0].folder.name == "a-1"
 
