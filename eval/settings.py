@@ -12,7 +12,7 @@ import tyro
 from gdt.common.errors import UserError, require_range
 from gdt.common.location import Location
 from gdt.eval.protocols import PROTOCOLS
-from gdt.train.models.network import NO_NETWORKS, CheckpointNetworks
+from gdt.train.models.network import PAPER_NETWORKS, OwnNetworks
 
 if TYPE_CHECKING:
     ProtocolName = str
@@ -72,7 +72,7 @@ class Downstream:
     """Finetuning runs in parallel; 0: one per GPU, else per core."""
     out: Path | None = None
     """Folder of results; default: runs/eval-<dataset>."""
-    own_networks: Annotated[CheckpointNetworks, tyro.conf.arg(name="")] = NO_NETWORKS
+    own_networks: Annotated[OwnNetworks, tyro.conf.arg(name="")] = PAPER_NETWORKS
     """Those that the checkpoint was trained with."""
     tables: bool = True
     """Write the tables, alone in the folder; off in processes that a command starts."""
@@ -153,7 +153,7 @@ class Embed:
     """Replace an existing file."""
     cache: str = ""
     """Size of this machine's cache of shards in a store, such as 500GB; default: most of the free disk."""
-    own_networks: Annotated[CheckpointNetworks, tyro.conf.arg(name="")] = NO_NETWORKS
+    own_networks: Annotated[OwnNetworks, tyro.conf.arg(name="")] = PAPER_NETWORKS
     """Those that the checkpoint was trained with."""
 
     def __post_init__(self) -> None:
@@ -184,7 +184,7 @@ class Nearest:
     """Modality to search (other than --by: needs embeddings); default: --by."""
     k: int = 5
     """Number of neighbours."""
-    own_networks: Annotated[CheckpointNetworks, tyro.conf.arg(name="")] = NO_NETWORKS
+    own_networks: Annotated[OwnNetworks, tyro.conf.arg(name="")] = PAPER_NETWORKS
     """Those that the checkpoint was trained with."""
 
     def __post_init__(self) -> None:
@@ -206,7 +206,7 @@ class Export:
     """Replace an existing file or folder."""
     to: Path | None = None
     """Folder to write instead of a file, for a hub: model.safetensors, config.json and a model card."""
-    own_networks: Annotated[CheckpointNetworks, tyro.conf.arg(name="")] = NO_NETWORKS
+    own_networks: Annotated[OwnNetworks, tyro.conf.arg(name="")] = PAPER_NETWORKS
     """Those that the checkpoint was trained with."""
 
     def __post_init__(self) -> None:
@@ -278,7 +278,7 @@ class Factors:
     """Python file with custom transformations, to measure them, too."""
     out: Path | None = None
     """Folder of results; default: runs/factors-<dataset>."""
-    own_networks: Annotated[CheckpointNetworks, tyro.conf.arg(name="")] = NO_NETWORKS
+    own_networks: Annotated[OwnNetworks, tyro.conf.arg(name="")] = PAPER_NETWORKS
     """Those that the checkpoint was trained with."""
 
     def __post_init__(self) -> None:
@@ -293,5 +293,5 @@ class Report:
     """Folder of runs and evaluations, with its subfolders."""
     models: int = 4
     """Maximum number of models with examples: the best."""
-    own_networks: Annotated[CheckpointNetworks, tyro.conf.arg(name="")] = NO_NETWORKS
+    own_networks: Annotated[OwnNetworks, tyro.conf.arg(name="")] = PAPER_NETWORKS
     """Those that the checkpoints were trained with."""

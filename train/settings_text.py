@@ -35,10 +35,11 @@ def from_json(text: str, source: str = "this text") -> RunSettings:
     """
     try:
         values = json.loads(text)
-        if isinstance(values, dict) and "networks" in values:  # the name in earlier versions
-            values["own_networks"] = values.pop("networks")
+        if isinstance(values, dict):
+            values.pop("networks", None)  # the name in earlier versions
+            values["own_networks"] = json.loads(serialization.to_json(PAPER_NETWORKS))
         settings = serialization.from_dict(_StoredSettings, values)
-        return RunSettings.of(settings, factors_from=None, own_networks=PAPER_NETWORKS)
+        return RunSettings.of(settings, factors_from=None)
     except (ValueError, UserError) as error:
         raise UserError(
             f"{source} holds no settings of this version ({error}); use the version that wrote it"

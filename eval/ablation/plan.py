@@ -32,7 +32,7 @@ from gdt.train.gpu import default_size
 from gdt.train.models.foreign import Builders
 from gdt.train.models.gdt import GDT, any_device
 from gdt.train.models.given import makers
-from gdt.train.models.network import Architecture, CheckpointNetworks, OwnNetworks
+from gdt.train.models.network import Architecture
 from gdt.train.settings import SIZES, Pretrain, RunSettings
 from gdt.train.settings_text import command_of
 
@@ -236,11 +236,8 @@ def _pretraining(settings: Ablation, shards: Place, row: str, known: Transformat
         options["optimization"] = replace(sized.optimization, lr=settings.lr)
     run = replace(sized, dataset=settings.dataset_name, shards=shards, group_size=settings.group_size, **options)
     modalities = compose(run, known).modalities
-    networks = OwnNetworks(
-        run.own_networks.video_network if "video" in modalities else "",
-        run.own_networks.audio_network if "audio" in modalities else "",
-    )
-    return replace(run, word2vec=settings.word2vec if "text" in modalities else None, own_networks=networks)
+    own = run.own_networks.among(modalities)
+    return replace(run, word2vec=settings.word2vec if "text" in modalities else None, own_networks=own)
 
 
 def _evaluation(settings: Ablation, shards: Place, index: Index) -> Downstream:
@@ -253,8 +250,6 @@ def _evaluation(settings: Ablation, shards: Place, index: Index) -> Downstream:
     default = ("retrieval", "few-shot") if labelled else ("cross-modal",)
     protocols: tuple[str, ...] = settings.protocols or default
     of_labels: dict[str, Any] = {}
-    given = settings.own_networks.given
-    theirs = CheckpointNetworks(given.get("video", ()), given.get("audio", ()))
     if any(PROTOCOLS[name].labels for name in protocols):
         of_labels["folds"] = (1,) if official_folds(index) else ()
     return Downstream(
@@ -264,6 +259,6 @@ def _evaluation(settings: Ablation, shards: Place, index: Index) -> Downstream:
         label=settings.label,
         query_split=settings.query_split,
         clips=settings.clips,
-        own_networks=theirs,
+        own_networks=settings.own_networks,
         **of_labels,
     )

@@ -116,7 +116,7 @@ def pretrain(shards: str | Path, size: Size | None = None, **settings: Any) -> P
     """
     from gdt.train.pretrain import pretrain as train
 
-    changes, networks = separate_networks({"shards": shards} | settings, one_model=True)
+    changes, networks = separate_networks({"shards": shards} | settings)
     on_cpu = settings.get("device") == "cpu"
     checkpoint = train(with_changes(defaults(size or "", on_cpu), changes), networks)
     last = logged(checkpoint.parent / METRICS)[-1]

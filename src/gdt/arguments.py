@@ -41,9 +41,7 @@ def with_changes(base: T, changes: Mapping[str, Any]) -> T:
         raise UserError(f"settings of {kind.__name__}: {error}") from error
 
 
-def separate_networks(
-    settings: Mapping[str, Any], one_model: bool = False
-) -> tuple[dict[str, Any], dict[str, Sequence[Given]]]:
+def separate_networks(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Sequence[Given]]]:
     """Settings, with texts that name networks of the user's own, and the networks given as objects, by modality."""
     values = dict(settings)
     texts: dict[str, Any] = {}
@@ -53,7 +51,7 @@ def separate_networks(
         network = values.pop(option, None)
         several = network if isinstance(network, list | tuple) else [network]
         if all(isinstance(each, str) for each in several):
-            texts[option] = network if one_model else several
+            texts[option] = several
         elif network is not None:
             objects[modality] = several
     if texts:

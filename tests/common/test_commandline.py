@@ -15,7 +15,7 @@ from gdt.eval.settings import Downstream
 from gdt.pipeline.leaves import Clip
 from gdt.pipeline.sources.loading import Loading
 from gdt.pipeline.transformations.augmentation import Augmentation
-from gdt.train.models.network import CheckpointNetworks, Network, OwnNetworks
+from gdt.train.models.network import Network, OwnNetworks
 from gdt.train.schedule import Optimization
 from gdt.train.settings import Pretrain
 
@@ -24,14 +24,15 @@ TRAINED = Pretrain(
     "-d", as_place("s3://bucket/x"), "-x", 1, "e", "", "tiny", HERE, HERE, str(HERE), HERE, True, 2, 3, 0, 0.5, 4, 5,
     "on",
     Clip(5, 6, 64, 98, 17, 2.5), Augmentation((90, 99), True, 0.1, 0.2, 0.3, 0.5, 0.1, 0.2, 4, 5),
-    Network(widths=(1, 2, 3), depth=1, hidden=2, embedding=3, dropout=0.1), OwnNetworks("a.py:Net(x=1)", "b.py:Net"),
+    Network(widths=(1, 2, 3), depth=1, hidden=2, embedding=3, dropout=0.1),
+    OwnNetworks(("a.py:Net(x=1)",), ("b.py:Net",)),
     Optimization("adamw", 0.1 + 0.2, 1, 0.5, 0.25, 2.5, 0.75), Loading(1, "cpu", 2, 3, 4, 5), "cpu", "float64", "off",
     6, 7, 8, "-w", "5GB",
 )  # fmt: skip
 TESTED = Downstream(
     (str(HERE), str(HERE)), "-d", HERE, ("finetune", "few-shot", "linear", "cross-modal"), (1, 2), HERE, "-l,m",
     "-g", "-q", 3, "only", ("audio",), 4, 0.5, 5, 6, 0.25, 7, 8, HERE,
-    CheckpointNetworks(("a.py:Net",), ("b.py:Net", "c:Net")), False, "5GB",
+    OwnNetworks(("a.py:Net",), ("b.py:Net", "c:Net")), False, "5GB",
 )  # fmt: skip
 
 

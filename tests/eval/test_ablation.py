@@ -96,7 +96,7 @@ def test_finished_rows_are_not_run_again(
     more = ablation(replace(first, rows=("e",)))
     assert all(f"row {row}" in more for row in "ael") and kinds(done) == ["pretrain", "evaluate"]
     # rows that are trained otherwise cannot be compared with them
-    own = OwnNetworks(video_network=f"{Path(own_networks.__file__)}:Net")
+    own = OwnNetworks((f"{Path(own_networks.__file__)}:Net",))
     for other, difference in (
         (replace(first, lr=0.5), "optimization.lr was 0.001, now 0.5"),
         (replace(first, batch_size=3), "batch_size was 2, now 3"),
@@ -127,7 +127,7 @@ def test_runs_with_another_text_of_networks_or_factors_are_not_compared(
     factors.write_text(FREEZE)
     text = NET.format(activation="ReLU")
     net.write_text(text)
-    own = OwnNetworks(video_network=f"{net}:Net")
+    own = OwnNetworks((f"{net}:Net",))
     frozen = "video:d freeze:d:2 augmentation:i:2"
     first = settings(shards, tmp_path / "out", rows=(frozen,), own_networks=own, factors_from=factors)
     ablation(first)
@@ -155,7 +155,7 @@ def test_a_network_that_changes_while_runs_are_trained(
 ) -> None:
     net = tmp_path / "net.py"
     net.write_text(NET.format(activation="ReLU"))
-    given = settings(shards, tmp_path / "out", rows=("a",), own_networks=OwnNetworks(video_network=f"{net}:Net"))
+    given = settings(shards, tmp_path / "out", rows=("a",), own_networks=OwnNetworks((f"{net}:Net",)))
     monkeypatch.setattr(runs, "run_command", lambda *_: net.write_text(NET.format(activation="GELU")))
     with pytest.raises(UserError, match="the video network has changed while the runs were trained"):
         ablation(given)

@@ -42,7 +42,7 @@ from gdt.pipeline.shards.index import Index
 from gdt.pipeline.word2vec import WordVectors
 from gdt.train.checkpoint import load_model, load_trained
 from gdt.train.models.gdt import GDT
-from gdt.train.models.network import CheckpointNetworks
+from gdt.train.models.network import OwnNetworks
 from gdt.train.pretrain import pretrain
 from gdt.train.record import RunData
 from gdt.train.settings import SIZES
@@ -335,7 +335,7 @@ def test_whatever_changes_a_number_changes_what_identifies_it(
         "word2vec": word2vec, "label": "parity",
         "modalities": ("video",), "gallery_split": "test", "query_split": "val",
         "random_weights": "only", "out": tmp_path, "cache": "1GB",
-        "own_networks": CheckpointNetworks((own_networks.__name__ + ":Net",)),
+        "own_networks": OwnNetworks((own_networks.__name__ + ":Net",)),
     })  # fmt: skip
     everything["modalities"] = replace(
         settings, modalities=("audio",), protocols=("retrieval", "few-shot", "knn", "linear")
@@ -380,7 +380,7 @@ def test_a_finetuning_process_gets_every_setting(
         "ckpt": (str(checkpoint),), "dataset": "x", "shards": shards, "protocols": ("finetune",), "folds": (2,),
         "label": "-x", "gallery_split": "val", "query_split": "test", "random_weights": "only", "out": tmp_path,
         "jobs": 2, "tables": False, "word2vec": None, "linear_c": 1.0, "modalities": ("video",),
-        "own_networks": CheckpointNetworks((own_networks.__name__ + ":Net",)), "cache": "1GB",
+        "own_networks": OwnNetworks((own_networks.__name__ + ":Net",)), "cache": "1GB",
     }  # fmt: skip
     changes(Downstream((checkpoint,)), values)  # fills in the others
     settings = Downstream(**values)

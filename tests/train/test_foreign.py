@@ -24,7 +24,7 @@ from gdt.train.checkpoint import load_model
 from gdt.train.models.foreign import build
 from gdt.train.models.given import makers
 from gdt.train.models.inspection import check_network
-from gdt.train.models.network import CheckpointNetworks, RecordedNetwork
+from gdt.train.models.network import OwnNetworks, RecordedNetwork
 from gdt.train.run import CHECKPOINT
 from gdt.train.settings import SIZES
 from gdt.train.step import Gradient
@@ -85,7 +85,7 @@ def test_a_network_is_trained_resumed_used_and_exported(drawn: Path, tmp_path: P
             random_weights="exclude", out=tmp_path / "eval", video_network=text,
         )  # fmt: skip
         assert any(row["metric"] == "finetune top-1" for row in found.rows)
-    theirs_own = CheckpointNetworks(**{option: (text,)})
+    theirs_own = OwnNetworks(**{option: (text,)})
     export(Export(tmp_path / "x.pt", modality, run.checkpoint, own_networks=theirs_own))  # type: ignore[arg-type]
     theirs, state = given[modality][0].make(), torch.load(tmp_path / "x.pt", weights_only=True)
     missing, unexpected = theirs.load_state_dict(state, strict=False)
@@ -119,7 +119,7 @@ def test_two_ranks_have_the_numbers_of_one(drawn: Path, tmp_path: Path, server: 
     run = replace(
         subject.in_float64("e", drawn, drawn, group_size=3, batch_size=6), clip=SIZES["tiny"].clip, steps=4,
         augmentation=SIZES["tiny"].augmentation,
-        own_networks=replace(SIZES["tiny"].own_networks, video_network=f"{FILE}:Net", audio_network=f"{FILE}:Unseeded"),
+        own_networks=OwnNetworks((f"{FILE}:Net",), (f"{FILE}:Unseeded",)),
     )  # fmt: skip
     given = makers(run.own_networks.given)
     (alone,), (together,) = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -10,41 +11,31 @@ import tyro
 from gdt.common.errors import UserError, require_range
 
 
-class _GivenNetworks:
-    video_network: str | tuple[str, ...]
-    audio_network: str | tuple[str, ...]
+@dataclass(frozen=True)
+class OwnNetworks:
+    """Networks of your own, in place of the paper's."""
+
+    video_network: tuple[str, ...] = ()
+    """Your own video network, from clips [n, 3, frames, size, size] to features: file.py:Name(width=3) or
+    package.module:name. A run has one; of several, each checkpoint takes the one that computes what its own did."""
+    audio_network: tuple[str, ...] = ()
+    """The same for sound, from log-mel [n, 1, bands, frames]."""
 
     @property
     def given(self) -> dict[str, tuple[str, ...]]:
         """Those that are set, by modality."""
         networks = {"video": self.video_network, "audio": self.audio_network}
-        return {modality: (own,) if isinstance(own, str) else own for modality, own in networks.items() if own}
+        return {modality: several for modality, several in networks.items() if several}
 
-
-@dataclass(frozen=True)
-class OwnNetworks(_GivenNetworks):
-    """Networks of your own, in place of the paper's."""
-
-    video_network: str = ""
-    """Your own video network, from clips [n, 3, frames, size, size] to features: file.py:Name(width=3) or
-    package.module:name."""
-    audio_network: str = ""
-    """The same for sound, from log-mel [n, 1, bands, frames]."""
-
-
-@dataclass(frozen=True)
-class CheckpointNetworks(_GivenNetworks):
-    """Networks of your own that checkpoints were trained with."""
-
-    video_network: tuple[str, ...] = ()
-    """Your own video networks that checkpoints were trained with, as in `gdt pretrain`; of several, each checkpoint
-    takes the one that computes what its own did."""
-    audio_network: tuple[str, ...] = ()
-    """The same for sound."""
+    def among(self, modalities: Collection[str]) -> OwnNetworks:
+        """Those of some modalities."""
+        return OwnNetworks(
+            self.video_network if "video" in modalities else (),
+            self.audio_network if "audio" in modalities else (),
+        )
 
 
 PAPER_NETWORKS = OwnNetworks()
-NO_NETWORKS = CheckpointNetworks()
 """No networks of the user's own."""
 
 
