@@ -22,7 +22,7 @@ from gdt.pipeline.shards.layout import INDEX
 from gdt.pipeline.shards.naming import dataset_name, shard_folder
 from gdt.train.checkpoint import load_trained
 from gdt.train.models.given import Makers
-from gdt.train.run import CHECKPOINT, SETTINGS, latest_checkpoint
+from gdt.train.run import CHECKPOINT, SETTINGS_FILE, checkpoints, latest_checkpoint
 from gdt.train.settings_text import from_file
 from gdt.train.trained import Trained
 
@@ -140,7 +140,7 @@ def default_checkpoint(dataset: str, shards: Place | None) -> Path:
 
     Raises UserError if there is none, or it was trained on another data set.
     """
-    paths = sorted(Path("runs").glob(f"*/{CHECKPOINT}"), key=lambda path: path.stat().st_mtime, reverse=True)
+    paths = checkpoints()
     asked = dataset or (str(shards) if shards else "")
     # benchmarks with published results are evaluated after pretraining on other videos
     if not paths or not asked or dataset in PAPER or _was_trained_on(paths[0], dataset, shards):
@@ -161,7 +161,7 @@ def _was_trained_on(checkpoint: Path, dataset: str, shards: Place | None) -> boo
     if not shards:
         return _dataset_of(checkpoint) == dataset
     try:
-        trained_on = from_file(checkpoint.with_name(SETTINGS)).shard_folder
+        trained_on = from_file(checkpoint.with_name(SETTINGS_FILE)).shard_folder
         return trained_on.resolve() == folder_at(shards).resolve()
     except UserError:
         return False
@@ -170,7 +170,7 @@ def _was_trained_on(checkpoint: Path, dataset: str, shards: Place | None) -> boo
 def _dataset_of(checkpoint: Path) -> str:
     """The data set that the run of a checkpoint was trained on."""
     try:
-        return from_file(checkpoint.with_name(SETTINGS)).dataset_name
+        return from_file(checkpoint.with_name(SETTINGS_FILE)).dataset_name
     except UserError:
         return "an unknown data set"
 

@@ -47,7 +47,7 @@ class Table:
     """Comparisons of its rows with the first model and with random weights."""
 
     def __str__(self) -> str:
-        return "\n".join([wrap(self.title), layout(self.lines), "", *map(wrap, self.notes)])
+        return "\n".join([wrap(self.title), to_text(self.lines), "", *map(wrap, self.notes)])
 
 
 def pivot(
@@ -206,7 +206,7 @@ def wrap(note: str) -> str:
     return textwrap.fill(note, TERMINAL_WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
 
 
-def layout(lines: Sequence[Sequence[str]], width: int = TERMINAL_WIDTH) -> str:
+def to_text(lines: Sequence[Sequence[str]], width: int = TERMINAL_WIDTH) -> str:
     """A table as text. If it is wider than `width`, it is split into tables that all begin with the first column."""
     count = max(1, len(lines[0]) - 1)
     text = ""

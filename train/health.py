@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from itertools import combinations
+from statistics import fmean
 
 import torch
 from torch import Tensor
@@ -89,12 +90,12 @@ def verdict(rows: Sequence[Mapping[str, float]], probe: Mapping[str, float], cli
     half = max(1, len(paired) // 2)
     first = paired[: min(_FEWEST, half)]
     last = paired[-min(max(_FEWEST, math.ceil(len(paired) * _WINDOW)), half) :]
-    loss = _mean(last, "loss")
-    chance = _mean(last, "chance")
-    least = _mean(last, "least")
+    loss = fmean(row["loss"] for row in last)
+    chance = fmean(row["chance"] for row in last)
+    least = fmean(row["least"] for row in last)
     said = f"the loss is {loss:.2f} of {chance:.2f} at chance"
     ranks = [row["rank"] for row in rows if "rank" in row][-max(1, len(last) // RANK_EVERY) :]
-    rank = sum(ranks) / len(ranks) if ranks else math.inf
+    rank = fmean(ranks) if ranks else math.inf
     held_out = min((value for name, value in probe.items() if name.endswith(RANK)), default=math.inf)
     if rank < least_rank(clips) or (probe and held_out < least_rank(int(probe["videos"]))):
         return (
@@ -104,7 +105,8 @@ def verdict(rows: Sequence[Mapping[str, float]], probe: Mapping[str, float], cli
     advice = f"train longer (--epochs or --steps), with more videos or another --lr, or {_PUBLISHED}"
     if chance - loss < _LEFT_CHANCE * (chance - least):
         return f"the run has not left chance: {said}; {advice}"
-    before = _mean(first, "loss")  # below chance from the start with weights of --init, and in some compositions
+    # below chance from the start with weights of --init, and in some compositions
+    before = fmean(row["loss"] for row in first)
     if len(paired) > 1 and before - loss < _LEFT_CHANCE * (before - least):
         return f"the run has not learned: the loss is {loss:.2f}, as at its start ({chance:.2f} at chance); {advice}"
     learned = f"the loss is {loss:.2f}, of {chance:.2f} at chance and {least:.2f} at best"
@@ -132,10 +134,6 @@ def _unknown(probe: Mapping[str, float]) -> str:
     return "whether that carries over, labels will tell (gdt evaluate)"
 
 
-def _mean(rows: Sequence[Mapping[str, float]], name: str) -> float:
-    return sum(row[name] for row in rows) / len(rows)
-
-
 def probed_recall(probe: Mapping[str, float]) -> tuple[int, float, float, bool] | None:
     """k, recall at k in percent over all pairs of modalities, that of chance, and whether it is significantly above.
 
@@ -150,7 +148,7 @@ def probed_recall(probe: Mapping[str, float]) -> tuple[int, float, float, bool] 
     if not by_k or n < FEWEST_VIDEOS:
         return None
     k = max((k for k in by_k if k <= n / 10), default=min(by_k))
-    right = sum(by_k[k]) / len(by_k[k])
+    right = fmean(by_k[k])
     random = min(1.0, k / n)
     # Wilson's lower bound; the directions share their videos, so they count once
     return k, 100 * right, 100 * random, wilson(right, n)[0] > random

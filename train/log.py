@@ -23,7 +23,7 @@ from gdt.pipeline.transformations.modality import Modality
 from gdt.train.experiment import Experiment
 from gdt.train.flops import peak_flops
 from gdt.train.health import RANK, verdict, warning
-from gdt.train.run import METRICS, PROBES, SETTINGS, VERDICT, WANDB, keep_until, logged
+from gdt.train.run import METRICS, PROBES, SETTINGS_FILE, VERDICT, WANDB, keep_until, logged
 from gdt.train.settings import RunSettings
 from gdt.train.step import Metrics
 
@@ -38,7 +38,7 @@ class Log:
         composition = experiment.composition
         folder = settings.run_folder
         folder.mkdir(parents=True, exist_ok=True)
-        write_text(folder / SETTINGS, to_json(settings, indent=2) + "\n")
+        write_text(folder / SETTINGS_FILE, to_json(settings, indent=2) + "\n")
         (folder / VERDICT).unlink(missing_ok=True)
         keep_until(folder / METRICS, first - 1)
         self._file = (folder / METRICS).open("a", buffering=1)

@@ -13,7 +13,7 @@ from gdt.train.hub import EXPORTED
 from gdt.train.published import PUBLISHED
 
 CHECKPOINT = "checkpoint.pt"
-SETTINGS = "settings.json"
+SETTINGS_FILE = "settings.json"
 METRICS = "metrics.jsonl"
 """A line per step."""
 PROBES = "probe.jsonl"
@@ -62,10 +62,15 @@ def verdict_of(checkpoint: str) -> list[str]:
     return [f"of the model: {path.read_text().strip()}"] if path and path.is_file() else []
 
 
+def checkpoints() -> list[Path]:
+    """The checkpoints in runs/<run>, the latest first."""
+    return sorted(Path("runs").glob(f"*/{CHECKPOINT}"), key=lambda path: path.stat().st_mtime, reverse=True)
+
+
 def latest_checkpoint() -> Path:
     """The checkpoint in runs/<run> that was written last. Raises UserError if there is none."""
-    paths = sorted(Path("runs").glob(f"*/{CHECKPOINT}"), key=lambda path: path.stat().st_mtime)
-    if not paths:
+    latest = next(iter(checkpoints()), None)
+    if latest is None:
         raise UserError("there is no checkpoint in runs; make one with 'gdt pretrain', or set --ckpt")
-    print(f"checkpoint: {paths[-1]}, the latest in runs (--ckpt takes another)", flush=True)
-    return paths[-1]
+    print(f"checkpoint: {latest}, the latest in runs (--ckpt takes another)", flush=True)
+    return latest

@@ -47,7 +47,7 @@ def from_json(text: str, source: str = "this text") -> RunSettings:
 
 
 def from_file(path: Path) -> RunSettings:
-    """The settings in the file SETTINGS of a run. Raises UserError if it is missing or of another version."""
+    """The settings in the file SETTINGS_FILE of a run. Raises UserError if it is missing or of another version."""
     try:
         return from_json(path.read_text(), str(path))
     except (OSError, UnicodeDecodeError) as error:

@@ -15,7 +15,7 @@ from scipy.signal import convolve
 from gdt.common.errors import UserError
 from gdt.eval.drawing import STYLE, marker, picture
 from gdt.train import provenance
-from gdt.train.run import METRICS, PROBES, SETTINGS, logged
+from gdt.train.run import METRICS, PROBES, SETTINGS_FILE, logged
 from gdt.train.settings import Pretrain
 from gdt.train.settings_text import from_file
 
@@ -51,7 +51,7 @@ def read(folder: Path, root: Path) -> LoggedRun:
     metrics = _columns(folder / METRICS)
     if not metrics:
         raise UserError("it has not done a step")
-    return LoggedRun(folder, name, from_file(folder / SETTINGS), started, metrics, _columns(folder / PROBES))
+    return LoggedRun(folder, name, from_file(folder / SETTINGS_FILE), started, metrics, _columns(folder / PROBES))
 
 
 def _columns(path: Path) -> dict[str, np.ndarray]:

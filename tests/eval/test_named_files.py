@@ -33,7 +33,7 @@ from gdt.train.checkpoint import load_model
 from gdt.train.experiment import compose
 from gdt.train.flops import step_flops
 from gdt.train.pretrain import pretrain
-from gdt.train.run import CHECKPOINT, SETTINGS
+from gdt.train.run import CHECKPOINT, SETTINGS_FILE
 from gdt.train.settings import SIZES
 from tests.conftest import Run, commands_in
 from tests.pipeline.test_loader import CPU
@@ -59,7 +59,7 @@ def evil(checkpoint: Path, index: Index, tmp_path_factory: pytest.TempPathFactor
         "own_networks": {"video_network": f"{folder}/evil.py:Evil", "audio_network": ""},
     }  # fmt: skip
     shutil.copytree(checkpoint.parent, folder / "run")
-    path = folder / "run" / SETTINGS
+    path = folder / "run" / SETTINGS_FILE
     path.write_text(json.dumps(json.loads(path.read_text()) | named))
 
     def change(state: dict[str, Any]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import pytest
 
 from gdt.eval.metrics import Metric
 from gdt.eval.results import RANDOM, RESULTS, Result, append, read
-from gdt.eval.tables import Table, layout, pivot, table_lines, to_latex, write_tables
+from gdt.eval.tables import Table, pivot, table_lines, to_latex, to_text, write_tables
 
 ROW = Result(
     conditions="c1", protocol="retrieval", model="mine", weights="ab12", checkpoint="runs/a b/checkpoint.pt",
@@ -45,7 +45,7 @@ def test_a_table_has_random_weights_first_and_chance_and_published_results_last(
         ["chance", "20.0", "67.2"],
         ["paper: GDT", "62.8", ""],
     ]
-    assert layout(lines).splitlines()[1].split() == ["-" * 14, "-" * 16, "-" * 16]
+    assert to_text(lines).splitlines()[1].split() == ["-" * 14, "-" * 16, "-" * 16]
     (table,) = pivot([ROW, RANDOM_ROW])
     assert [line[0] for line in table.lines] == ["% on test", RANDOM, "mine", "chance"]
     assert table.title == "mine: 200 queries against 500 videos of 5 classes"
@@ -97,10 +97,10 @@ def test_data_sets_and_splits_have_their_own_tables_and_a_repeated_line_counts_o
 def test_wide_tables_are_split_by_columns() -> None:
     heads = ["% on test", *(f"R@{k}" for k in range(5))]
     lines = [heads, ["row", *(f"{k}.0 (10.0-20.0)" for k in range(5))], ["paper", "1.0", "", "", "", ""]]
-    tables = layout(lines, 65).split("\n\n")
+    tables = to_text(lines, 65).split("\n\n")
     assert [table.splitlines()[0].split()[3:] for table in tables] == [["R@0", "R@1", "R@2"], ["R@3", "R@4"]]
     assert ["paper" in table for table in tables] == [True, False] and "4.0 (10.0-20.0)" in tables[1]
-    assert len(layout(lines, 200).splitlines()) == 4 and "paper" in layout(lines, 200)
+    assert len(to_text(lines, 200).splitlines()) == 4 and "paper" in to_text(lines, 200)
 
 
 @pytest.mark.parametrize(
