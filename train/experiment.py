@@ -87,13 +87,16 @@ def resolve(
     network, own = architecture(settings.network, given, composition, settings.clip, device, words, start)
     for modality, own_network in network.own.items():
         say(modality, str(own_network))
+    cuda = device.type == "cuda"
+    if settings.precision == "bfloat16" and not cuda:
+        raise UserError("--precision bfloat16 needs a GPU: on CPUs, torch's bfloat16 gradients are wrong")
     filled = RunSettings.of(
         settings,
+        cuda=cuda,
         dataset=settings.dataset_name,
         factors_from=None,
         group_size=group_size,
         network=network,
-        **_on_device(settings, device),
     )
     tree = tree_of(filled, composition, index, lambda text: say("data", text))
     statistics = start.statistics if start is not None else index.statistics
@@ -193,20 +196,6 @@ def architecture(
         "text_padding": bool(words and start and start.model.network.text_padding),
     }
     return Architecture(**values), builders
-
-
-def _on_device(settings: Pretrain, device: torch.device) -> dict[str, str]:
-    """Device, precision and compilation. Raises UserError for bfloat16 on a CPU."""
-    cuda = device.type == "cuda"
-    if settings.precision == "bfloat16" and not cuda:
-        raise UserError("--precision bfloat16 needs a GPU: on CPUs, torch's bfloat16 gradients are wrong")
-    precision: str = settings.precision
-    if precision == "auto":
-        precision = "bfloat16" if cuda else "float32"
-    compiled: str = settings.compile
-    if compiled == "auto":
-        compiled = "on" if cuda else "off"
-    return {"device": "cuda" if cuda else "cpu", "precision": precision, "compile": compiled}
 
 
 def _memory(device: torch.device) -> int:

@@ -202,15 +202,15 @@ class RunSettings(Pretrain):
     compile: Annotated[Literal["on", "off"], NOT_COMPARED] = field(kw_only=True)
 
     @staticmethod
-    def of(settings: Pretrain, **values: Any) -> RunSettings:
-        """Settings with other values; what neither sets is as on a CPU."""
+    def of(settings: Pretrain, *, cuda: bool = False, **values: Any) -> RunSettings:
+        """Settings with other values; what neither sets is as on a CPU, or with `cuda` as on a GPU."""
         defaults = settings.defaults
         unset = {
             "batch_size": (None, defaults.batch_size),
             "group_size": (None, defaults.group_size),
-            "device": ("auto", "cpu"),
-            "precision": ("auto", "float32"),
-            "compile": ("auto", "off"),
+            "device": ("auto", "cuda" if cuda else "cpu"),
+            "precision": ("auto", "bfloat16" if cuda else "float32"),
+            "compile": ("auto", "on" if cuda else "off"),
         }
         values = {"network": Architecture(**vars(settings.network)), **values}
         values = vars(settings) | values
