@@ -20,7 +20,7 @@ from gdt.pipeline.shards.index import Index
 from gdt.pipeline.shards.statistics import Statistics
 from gdt.pipeline.transformations.augmentation import centred
 from gdt.pipeline.tree import BatchPlan
-from gdt.train.models.gdt import autocast
+from gdt.train.models.gdt import as_floats, autocast
 from gdt.train.trained import Trained
 
 
@@ -94,8 +94,9 @@ def extract(
     backbone = trained.model.backbone(modality).to(device)
 
     def pooled(batch: Batch) -> list[Tensor]:
-        inputs = batch.inputs[modality]
-        maps = backbone.maps(inputs.floats() if modality == "video" else inputs).float()
+        with torch.autocast(device.type, enabled=False):  # stored features are of float32 pixels
+            inputs = as_floats(batch.inputs[modality])
+        maps = backbone.maps(inputs).float()
         inner = tuple(range(2, maps.ndim))
         average = maps.mean(inner).unflatten(0, (-1, clips)).mean(1)
         maximum = maps.amax(inner).unflatten(0, (-1, clips)).mean(1)

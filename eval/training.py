@@ -33,7 +33,7 @@ from gdt.pipeline.loader import Batch, Loader
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.transformations.augmentation import Augmentation, centred
 from gdt.pipeline.tree import BatchPlan
-from gdt.train.models.gdt import autocast
+from gdt.train.models.gdt import as_floats, autocast
 from gdt.train.step import require_finite, seed_torch
 from gdt.train.tensors import load_checked
 from gdt.train.trained import Trained
@@ -264,10 +264,8 @@ class ClassifierTraining:
 
     def _scores(self, inputs: Mapping[str, Any]) -> Tensor:
         """Scores of clips, float32 [n, classes]."""
-        dtype = torch.bfloat16 if self.device.type == "cuda" else torch.float32
         with autocast(self.device):
-            clips = inputs[self.modality]
-            return self.model(clips.floats(dtype) if self.modality == "video" else clips).float()
+            return self.model(as_floats(inputs[self.modality])).float()
 
     def _save_epoch(self, epoch: int, loss: float, right: int) -> None:
         """Log an epoch and save the state to resume from."""

@@ -53,11 +53,7 @@ class Trunk(nn.Module):
 
     def forward(self, x: Pixels | Tensor) -> Tensor:
         """Clips of the loader, or floats as the network takes them, to features [n, dim]."""
-        dtype = next(self.parameters()).dtype
-        if isinstance(x, Pixels):
-            device = x.crops.device.type
-            x = x.floats(torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else dtype)
-        return self.base(x.to(dtype) if dtype == torch.float64 else x)
+        return self.base(as_floats(x, next(self.parameters()).dtype))
 
 
 class GDT(nn.Module):
@@ -114,6 +110,14 @@ class GDT(nn.Module):
     def forward(self, inputs: Mapping[str, Any]) -> Tensor:
         """Leaves by modality, as in `Batch.inputs`, to embeddings in that order: float32 [n, d]."""
         return torch.cat([self.embed(modality, leaves) for modality, leaves in inputs.items()])
+
+
+def as_floats(x: Pixels | Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Inputs of a network with parameters of a dtype: clips of the loader in the precision of autocast, if it is on."""
+    if isinstance(x, Pixels):
+        device = x.crops.device.type
+        x = x.floats(torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else dtype)
+    return x.to(dtype) if dtype == torch.float64 else x
 
 
 def head_name(modality: str) -> str:
