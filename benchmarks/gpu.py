@@ -67,11 +67,12 @@ def levels(one: Tensor, other: Tensor) -> tuple[float, int, int]:
 def pixels(index: Index, size: str, device: DeviceName) -> dict[str, Any]:
     """Compare the batches that DALI loads on the GPU with those of the processor."""
     run = settings_of(size, "l", CHECKED[size], device)
-    tree = resolve(run, index, torch.device("cpu")).tree
+    experiment = resolve(run, index, torch.device("cpu"))
+    plans = [experiment.tree.plan(0, 0)]
     loaded: list[dict[str, Tensor]] = []
     for where, decoder in (("cpu", "cpu"), (device, "gpu")):
         loading = Loading(decoder=decoder)  # type: ignore[arg-type]
-        with Loader(index, [tree.plan(0, 0)], run.clip, torch.device(where), index.statistics, loading) as loader:
+        with Loader(index, plans, experiment.inputs, torch.device(where), loading) as loader:
             batch = next(iter(loader))
             loaded.append({"crops": batch.inputs["video"].crops.cpu(), "audio": batch.inputs["audio"].cpu()})
     one, other = loaded

@@ -25,6 +25,7 @@ from torch.utils.data import DataLoader, Dataset
 from benchmarks.shared import Measurements, draw, machine
 from gdt.common.errors import exit_with_message
 from gdt.pipeline.colour import affine
+from gdt.pipeline.inputs import Inputs
 from gdt.pipeline.leaves import Clip
 from gdt.pipeline.loader import Loader
 from gdt.pipeline.notation import parse
@@ -32,6 +33,7 @@ from gdt.pipeline.presets import preset
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.shards.reader import ShardReader
 from gdt.pipeline.sources.video import regions, share_decoding
+from gdt.pipeline.transformations.augmentation import Augmentation
 from gdt.pipeline.tree import Tree, sampling_tree
 
 CLIP = Clip()
@@ -77,7 +79,8 @@ def of_peer(index: Index, tree: Tree) -> Iterator[object]:
 
 def of_loader(index: Index, tree: Tree) -> Iterator[object]:
     """Batches of our loader as floats for the encoder, endlessly."""
-    with Loader(index, tree.plans(0, sys.maxsize), CLIP, torch.device("cpu"), index.statistics) as batches:
+    inputs = Inputs(CLIP, Augmentation(), index.statistics)
+    with Loader(index, tree.plans(0, sys.maxsize), inputs, torch.device("cpu")) as batches:
         for batch in batches:
             yield batch.inputs["video"].floats()
 

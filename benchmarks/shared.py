@@ -83,7 +83,7 @@ def prepare(index: Index, run: RunSettings) -> tuple[Learner, Batch]:
     device = torch.device(run.device)
     experiment = resolve(run, index, device)
     plan = take_rank(experiment.tree.plan(0, 0), 0, 1, run.group_size)
-    with Loader(index, [plan], run.clip, device, index.statistics, Loading(decoder="cpu")) as loader:
+    with Loader(index, [plan], experiment.inputs, device, Loading(decoder="cpu")) as loader:
         batch = next(iter(loader))
     return Learner(experiment, device), batch
 

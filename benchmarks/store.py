@@ -33,12 +33,14 @@ from torch.utils.data import DataLoader
 from benchmarks.loader import cpu_seconds
 from benchmarks.shared import PER_SHARD, draw, machine
 from gdt.common.errors import exit_with_message
+from gdt.pipeline.inputs import Inputs
 from gdt.pipeline.leaves import Clip
 from gdt.pipeline.loader import Loader
 from gdt.pipeline.notation import parse
 from gdt.pipeline.presets import preset
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.shards.reader import ShardReader
+from gdt.pipeline.transformations.augmentation import Augmentation
 from gdt.pipeline.tree import sampling_tree
 
 OURS, PEER = "gdt", "streaming"
@@ -73,7 +75,8 @@ def of_store(cache: str, bound: int, window: int) -> Iterator[object]:
     tree = sampling_tree(index, parse(preset("e").factors, BATCH), CLIP, "train", 0, shuffle_shards=window)
     steps = 0, EPOCHS * tree.batches_per_epoch
     plans, coming = tree.plans(*steps), tree.videos(*steps)
-    with Loader(index, plans, CLIP, torch.device("cpu"), index.statistics, coming=coming) as batches:
+    inputs = Inputs(CLIP, Augmentation(), index.statistics)
+    with Loader(index, plans, inputs, torch.device("cpu"), coming=coming) as batches:
         yield from batches
 
 

@@ -62,9 +62,9 @@ def write(folder: Path, trained: Trained, inputs: str) -> None:
         "model_type": "gdt",
         "modalities": trained.model.modalities,
         "network": asdict(trained.model.network),
-        "clip": asdict(settings.clip),
-        "short_side": settings.augmentation.scale[0],
-        "statistics": trained.statistics.to_numbers(),
+        "clip": asdict(trained.inputs.clip),
+        "short_side": trained.inputs.short_side,
+        "statistics": trained.inputs.statistics.to_numbers(),
         "steps": trained.step,
     }
     write_text(folder / CONFIG, json.dumps(config, indent=2) + "\n")

@@ -71,14 +71,14 @@ def _weights_of(trained: Trained, modality: str) -> dict[str, Any]:
 
 
 def _expected_inputs(trained: Trained) -> str:
-    clip = trained.settings.clip
-    side = trained.settings.augmentation.scale[0]
-    statistics = trained.statistics
+    inputs = trained.inputs
+    clip = inputs.clip
+    statistics = inputs.statistics
     mean = ", ".join(f"{value / 255:.6g}" for value in statistics.pixel_mean)
     std = ", ".join(f"{value / 255:.6g}" for value in statistics.pixel_std)
     text = (
         f"clips of {clip.frames} stored frames, stride {clip.stride}, {clip.size}x{clip.size} "
-        f"pixels of frames whose shorter side is {side}; pixels in 0 to 1, mean ({mean}), std ({std})"
+        f"pixels of frames whose shorter side is {inputs.short_side}; pixels in 0 to 1, mean ({mean}), std ({std})"
     )
     if "audio" in trained.model.modalities:
         text += f"; log-mel mean {statistics.mel_mean:.6g}, std {statistics.mel_std:.6g}"

@@ -14,11 +14,9 @@ from tqdm import tqdm
 from gdt.common.errors import UserError
 from gdt.common.files import DAMAGE, require_readable, writing
 from gdt.pipeline.clips import uniform_plans
-from gdt.pipeline.leaves import Clip
+from gdt.pipeline.inputs import Inputs
 from gdt.pipeline.loader import Batch, Loader
 from gdt.pipeline.shards.index import Index
-from gdt.pipeline.shards.statistics import Statistics
-from gdt.pipeline.transformations.augmentation import centred
 from gdt.pipeline.tree import BatchPlan
 from gdt.train.models.gdt import as_floats, autocast
 from gdt.train.trained import Trained
@@ -27,20 +25,18 @@ from gdt.train.trained import Trained
 def outputs(
     index: Index,
     plans: Iterable[BatchPlan],
-    clip: Clip,
+    inputs: Inputs,
     device: torch.device,
-    statistics: Statistics,
     compute: Callable[[Batch], Sequence[Tensor]],
     bar: tqdm[None],
     per: int = 1,
 ) -> list[np.ndarray]:
     """The tensors that `compute` returns, each concatenated over the batches of all plans.
 
-    `statistics` are the normalisation that the model expects. The bar advances by one for every `per` leaves. Raises
-    UserError if a shard is damaged.
+    The bar advances by one for every `per` leaves. Raises UserError if a shard is damaged.
     """
     parts: list[list[np.ndarray]] = []
-    with Loader(index, plans, clip, device, statistics) as loader, torch.inference_mode(), autocast(device), bar:
+    with Loader(index, plans, inputs, device) as loader, torch.inference_mode(), autocast(device), bar:
         for batch in loader:
             parts.append([value.float().cpu().numpy() for value in compute(batch)])
             bar.update(len(batch.plan) // per)
@@ -57,11 +53,10 @@ def uniform_outputs(
     modality: str = "video",
 ) -> list[np.ndarray]:
     """The `outputs` of `clips` uniform clips per video, centre-cropped, of one modality."""
-    crop = centred(trained.settings.augmentation.scale[0])
     at_once = 64 if device.type == "cuda" else 16  # on a CPU, more would only move the bar less often
-    plans = uniform_plans(index, videos, clips, trained.settings.clip, crop, [modality], at_once)
+    plans = uniform_plans(index, videos, clips, trained.inputs, [modality], at_once)
     bar = tqdm(total=len(videos), unit="video", desc=f"{modality} features", mininterval=1.0, leave=False)
-    return outputs(index, plans, trained.settings.clip, device, trained.statistics, compute, bar, clips)
+    return outputs(index, plans, trained.inputs, device, compute, bar, clips)
 
 
 @dataclass(frozen=True)

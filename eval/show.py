@@ -121,7 +121,7 @@ def show_batch(settings: ShowBatch) -> str:
     tree = experiment.tree
     words = experiment.words
     plans = [tree.plan(0, 0)]
-    with Loader(index, plans, train.clip, device, index.statistics, train.loading, words) as loader:
+    with Loader(index, plans, experiment.inputs, device, train.loading, words) as loader:
         picture = draw_batch(next(iter(loader)), tree, index, settings.title, words.words if words else ())
     path = settings.out or Path("runs") / f"batch-{train.dataset_name}-{train.short_name}.png"
     save(picture, path)

@@ -28,10 +28,11 @@ from gdt.eval.metrics import Measured
 from gdt.eval.settings import Downstream
 from gdt.eval.subjects import Subject
 from gdt.pipeline.clips import ClipSampling, random_clips, uniform_plans
+from gdt.pipeline.inputs import Inputs
 from gdt.pipeline.leaves import Clip
 from gdt.pipeline.loader import Batch, Loader
 from gdt.pipeline.shards.index import Index
-from gdt.pipeline.transformations.augmentation import Augmentation, centred
+from gdt.pipeline.transformations.augmentation import Augmentation
 from gdt.pipeline.tree import BatchPlan
 from gdt.train.models.gdt import as_floats, autocast
 from gdt.train.step import require_finite, seed_torch
@@ -152,7 +153,7 @@ class ClassifierTraining:
         self.index = index
         self.fold = fold
         self.recipe = recipe
-        self.statistics = trained.statistics
+        self.inputs = Inputs(recipe.clip, recipe.augmentation, trained.inputs.statistics)
         self.device = device
         self.folder = folder
         self.modality = modality
@@ -189,7 +190,7 @@ class ClassifierTraining:
         total = self.recipe.epochs * self.batches
         bar = tqdm(total=total, initial=first * self.batches, unit="step", desc=name, mininterval=0.5)
         plans = self.plans(first)
-        with Loader(self.index, plans, self.recipe.clip, self.device, self.statistics) as loader, bar:
+        with Loader(self.index, plans, self.inputs, self.device) as loader, bar:
             batches = iter(loader)
             for epoch in range(first, self.recipe.epochs):
                 losses = []
@@ -224,9 +225,8 @@ class ClassifierTraining:
 
         self.model.eval()
         bar = tqdm(total=len(self.test_target), unit="video", desc=f"{name}, test", mininterval=0.5, leave=False)
-        videos, clips = outputs(
-            self.index, self.test_plans(), recipe.clip, self.device, self.statistics, scored, bar, recipe.test_clips
-        )
+        plans = self.test_plans()
+        videos, clips = outputs(self.index, plans, self.inputs, self.device, scored, bar, recipe.test_clips)
         return videos, clips
 
     def plans(self, first: int) -> Iterator[BatchPlan]:
@@ -240,11 +240,8 @@ class ClassifierTraining:
     def test_plans(self) -> Iterator[BatchPlan]:
         recipe = self.recipe
         videos = self.fold.queries
-        crop = centred(recipe.augmentation.scale[0])
         size = 2 * recipe.batch
-        return uniform_plans(
-            self.index, videos, recipe.test_clips, recipe.clip, crop, modalities=[self.modality], clips_per_plan=size
-        )
+        return uniform_plans(self.index, videos, recipe.test_clips, self.inputs, [self.modality], size)
 
     def _step(self, epoch: int, number: int, inputs: Mapping[str, Any], target: Tensor) -> tuple[float, int]:
         """Update the model with batch `number` of an epoch. Raises UserError if loss or gradient are not finite."""

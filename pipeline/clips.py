@@ -13,10 +13,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from gdt.common.randomness import Stream, generator
+from gdt.pipeline.inputs import Inputs
 from gdt.pipeline.leaves import MODALITIES, Clip, Leaves
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.shards.layout import MEL_RATE
-from gdt.pipeline.transformations.augmentation import Augmentation, draw_augmentations
+from gdt.pipeline.transformations.augmentation import Augmentation, centred, draw_augmentations
 from gdt.pipeline.tree import BatchPlan
 
 
@@ -121,15 +122,15 @@ def uniform_plans(
     index: Index,
     videos: np.ndarray,
     clips: int,
-    clip: Clip,
-    augmentation: Augmentation,
+    inputs: Inputs,
     modalities: Sequence[str] = MODALITIES[:1],
     clips_per_plan: int = 64,
 ) -> Iterator[BatchPlan]:
-    """`uniform_clips` of all videos, with about `clips_per_plan` clips of a modality per plan."""
+    """`uniform_clips` of all videos, centre-cropped, with about `clips_per_plan` clips of a modality per plan."""
     size = max(1, clips_per_plan // clips)
+    crop = centred(inputs.short_side)
     for first in range(0, len(videos), size):
-        yield uniform_clips(index, videos[first : first + size], clips, clip, augmentation, modalities)
+        yield uniform_clips(index, videos[first : first + size], clips, inputs.clip, crop, modalities)
 
 
 def _plan(index: Index, leaves: Leaves, columns: dict[str, np.ndarray]) -> BatchPlan:

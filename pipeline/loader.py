@@ -19,11 +19,11 @@ import numpy as np
 import torch
 
 from gdt.common.errors import UserError, is_out_of_memory
-from gdt.pipeline.leaves import Clip, Leaves
+from gdt.pipeline.inputs import Inputs
+from gdt.pipeline.leaves import Leaves
 from gdt.pipeline.shards.cache import Cache
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.shards.reader import ShardReader
-from gdt.pipeline.shards.statistics import Statistics
 from gdt.pipeline.sources.audio import AudioSource
 from gdt.pipeline.sources.base import Given, InputSource
 from gdt.pipeline.sources.loading import Loading, loading_on
@@ -84,17 +84,13 @@ class Loader:
         self,
         index: Index,
         plans: Iterable[BatchPlan],
-        clip: Clip,
+        inputs: Inputs,
         device: torch.device,
-        statistics: Statistics,
         loading: Loading = Loading(),
         words: WordVectors | None = None,
         coming: Iterator[np.ndarray] | None = None,
     ) -> None:
-        """`statistics`: normalisation of the inputs, which the model sets, not the shards (`Trained.statistics`).
-
-        `coming`: the videos of the batches to come, where that is quicker to know than their plans.
-        """
+        """`coming`: the videos of the batches to come, where that is quicker to know than their plans."""
         self._reader = ShardReader(index)
         self.cache = self._reader.cache
         if self.cache:
@@ -106,7 +102,7 @@ class Loader:
         # a stream of its own, whose short kernels run before those of training
         self._stream = torch.cuda.Stream(device, priority=-1) if device.type == "cuda" else None
         self._dali = loading.decoder == "gpu"
-        given = Given(self._reader, clip, device, statistics, loading, words)
+        given = Given(self._reader, inputs, device, loading, words)
         self._sources = {name: SOURCES[name](given) for name in modalities}
         self._device = device
         self._ahead = loading.prefetch + 1  # the waiting batches and the one in preparation

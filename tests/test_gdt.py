@@ -25,7 +25,6 @@ import gdt.preprocess.stage
 from gdt.train.checkpoint import load_model
 from gdt.train.models.gdt import GDT
 from gdt.train.pretrain import pretrain
-from gdt.train.record import RunData
 from gdt.train.settings import SIZES
 from tests.conftest import ROOT
 from tests.train.own_networks import Net
@@ -195,8 +194,9 @@ def test_home_is_expanded_in_paths(
 
 
 def test_batches_for_a_model_have_its_clips_and_normalisation(model: gdt.Model, shards: Path, tmp_path: Path) -> None:
-    other = replace(model._trained.statistics, mel_mean=model._trained.statistics.mel_mean + 1)
-    record = replace(model._trained.record, data=RunData(other))
+    statistics = model._trained.inputs.statistics
+    other = replace(statistics, mel_mean=statistics.mel_mean + 1)
+    record = replace(model._trained.record, statistics=other)
     shifted, shorter = copy.copy(model), copy.copy(model)
     shifted._trained = replace(model._trained, record=record)
     clip = replace(model.settings.clip, frames=4)

@@ -31,7 +31,7 @@ from gdt.train.checkpoint import load_model
 from gdt.train.pretrain import pretrain
 from gdt.train.run import METRICS
 from gdt.train.settings import SIZES, Optimization
-from tests.composed import composed
+from tests.composed import composed, inputs_of
 
 pytestmark = [
     pytest.mark.gpu, pytest.mark.timeout(1800), pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"),
@@ -62,7 +62,7 @@ def test_the_gpu_loads_the_same_batches_as_the_cpu(
     plans = [tree.plan(0, batch) for batch in range(4)]
     batches = []
     for name, loading in (("cpu", Loading()), ("cuda", Loading(decode_batch_size=4, decoder=decoder))):
-        with Loader(index, plans, clip, torch.device(name), index.statistics, loading, words) as loader:
+        with Loader(index, plans, inputs_of(index, clip), torch.device(name), loading, words) as loader:
             batches.append([{kind: copied(part) for kind, part in batch.inputs.items()} for batch in loader])
     for cpu, gpu in zip(*batches, strict=True):
         assert cpu.keys() == gpu.keys()
@@ -80,7 +80,7 @@ def test_no_batch_is_overwritten_while_the_device_still_reads_it(index: Index, d
     got = []
     for busy in (False, True):
         loading = Loading(prefetch=1, decode_batch_size=2, decoder=decoder)
-        with Loader(index, tree.plans(0, 8), clip, torch.device("cuda"), index.statistics, loading) as loader:
+        with Loader(index, tree.plans(0, 8), inputs_of(index, clip), torch.device("cuda"), loading) as loader:
             made = []
             for batch in loader:
                 if busy:

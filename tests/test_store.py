@@ -51,7 +51,7 @@ from gdt.preprocess.verify import Verify, verify
 from gdt.train.pretrain import pretrain
 from gdt.train.settings import SIZES
 from tests.common.test_files import without_locks
-from tests.composed import composed
+from tests.composed import composed, inputs_of
 from tests.conftest import ROOT, preprocess
 from tests.faulty import Store, serve
 from tests.train.runs import wait_until
@@ -313,7 +313,7 @@ def read(index: Index, epochs: int, window: int = 1) -> tuple[list[int], list[np
     steps = epochs * tree.batches_per_epoch
     coming = tree.videos(0, steps)
     plans, loading = tree.plans(0, steps), Loading(threads=1)
-    with Loader(index, plans, clip, torch.device("cpu"), index.statistics, loading, None, coming) as loader:
+    with Loader(index, plans, inputs_of(index, clip), torch.device("cpu"), loading, None, coming) as loader:
         read = [zlib.crc32(b"".join(x.numpy().tobytes() for x in batch.tensors().values())) for batch in loader]
     return read, [index.shard[videos] for videos in tree.videos(0, steps)]
 

@@ -152,7 +152,7 @@ def require_same_run(then: TrainingRecord, experiment: Experiment, path: Path) -
     same_start = same_path if then.data.start_digest is None else then.data.start_digest == data.start_digest
     if not same_start:
         different.append("the weights of --init")
-    elif then.data.statistics.to_numbers() != data.statistics.to_numbers():
+    elif then.statistics.to_numbers() != experiment.inputs.statistics.to_numbers():
         different.append("the normalisation of --init")
     planned = replace(schedule_of(then.settings, experiment.tree.batches_per_epoch), steps=then.steps)
     rates = _other_rates(planned, experiment.schedule, then.step)

@@ -13,17 +13,15 @@ from torch.nn import functional
 from gdt.common.errors import UserError
 from gdt.common.randomness import Stream, generator
 from gdt.pipeline.clips import uniform_plans, usable
+from gdt.pipeline.inputs import Inputs
 from gdt.pipeline.leaves import MODALITIES
 from gdt.pipeline.loader import Loader
 from gdt.pipeline.shards.index import Index
-from gdt.pipeline.shards.statistics import Statistics
 from gdt.pipeline.sources.loading import Loading
-from gdt.pipeline.transformations.augmentation import centred
 from gdt.pipeline.word2vec import WordVectors
 from gdt.train.experiment import Experiment
 from gdt.train.health import measures
 from gdt.train.models.gdt import GDT, autocast
-from gdt.train.settings import Pretrain
 
 KS = (1, 5, 10)
 _PROBE_VIDEOS = 256
@@ -45,27 +43,25 @@ def embed_videos(
     model: GDT,
     index: Index,
     videos: np.ndarray,
-    settings: Pretrain,
+    inputs: Inputs,
     clips: int,
     device: torch.device,
-    statistics: Statistics,
     modalities: Sequence[str],
     words: WordVectors | None = None,
     loading: Loading = Loading(),
 ) -> Embedded:
     """Mean embeddings over `clips` uniform centre-cropped clips of each video; all have these modalities.
 
-    `settings` are those of the model's run, of which clip and scale count. Leaves the model in evaluation mode. With
-    text, skips videos whose clips all lack captions.
+    `inputs` are those of the model, which stays in evaluation mode. With text, skips videos whose clips all lack
+    captions.
     """
     order = [name for name in MODALITIES if name in modalities]
-    crop = centred(settings.augmentation.scale[0])
-    plans = uniform_plans(index, videos, clips, settings.clip, crop, modalities=order)
+    plans = uniform_plans(index, videos, clips, inputs, modalities=order)
     model.eval()
     sums_by_batch: dict[str, list[torch.Tensor]] = {name: [] for name in order}
     used_by_batch: dict[str, list[torch.Tensor]] = {name: [] for name in order}
     with (
-        Loader(index, plans, settings.clip, device, statistics, loading, words) as loader,
+        Loader(index, plans, inputs, device, loading, words) as loader,
         torch.compiler.set_stance("force_eager"),  # compiling again takes longer than a probe while training
         torch.inference_mode(),
         autocast(device),
@@ -138,10 +134,9 @@ class Probe:
             model,
             self._index,
             self.videos,
-            settings,
+            self._experiment.inputs,
             _PROBE_CLIPS,
             self._device,
-            self._experiment.data.statistics,
             self._modalities,
             self._experiment.words,
             settings.loading,

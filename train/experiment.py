@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from gdt.common.errors import UserError
 from gdt.pipeline import notation, presets
 from gdt.pipeline.composition import Composition
+from gdt.pipeline.inputs import Inputs
 from gdt.pipeline.leaves import Clip
 from gdt.pipeline.notation import TRANSFORMATIONS, Transformations
 from gdt.pipeline.shards.index import Index, fingerprint
@@ -44,6 +45,8 @@ class Experiment:
     """Word vectors of the shards; None without text."""
     schedule: Schedule
     """It holds the length of the run."""
+    inputs: Inputs
+    """With the normalisation of the shards or of --init."""
     data: RunData
     builders: Builders = field(default_factory=dict)
     """Make the networks of the user's own, by modality."""
@@ -99,16 +102,12 @@ def resolve(
         network=network,
     )
     tree = tree_of(filled, composition, index, lambda text: say("data", text))
-    statistics = start.statistics if start is not None else index.statistics
-    data = RunData(
-        statistics,
-        fingerprint(index),
-        words.checksum if words else "",
-        checksum,
-        start.digest() if start else "",
-    )
+    statistics = start.inputs.statistics if start is not None else index.statistics
+    inputs = Inputs(filled.clip, filled.augmentation, statistics)
+    words_checksum = words.checksum if words else ""
+    data = RunData(fingerprint(index), words_checksum, checksum, start.digest() if start else "")
     schedule = schedule_of(filled, tree.batches_per_epoch)
-    return Experiment(filled, tree, words, schedule, data, own, start)
+    return Experiment(filled, tree, words, schedule, inputs, data, own, start)
 
 
 def compose(settings: Pretrain, known: Transformations = TRANSFORMATIONS) -> Composition:

@@ -60,6 +60,7 @@ class Learner:
         experiment = self.experiment
         record = TrainingRecord(
             experiment.settings,
+            experiment.inputs.statistics,
             experiment.data,
             done,
             experiment.schedule.steps,

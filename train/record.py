@@ -22,8 +22,8 @@ OUTPUTS = "outputs"
 
 @dataclass(frozen=True)
 class RunData:
-    statistics: Statistics
-    """Normalisation of the inputs, that of the shards or of --init; whoever uses the model needs it."""
+    """What a run was trained on."""
+
     fingerprint: str = ""
     """Of the training shards; empty if unknown."""
     words_checksum: str = ""
@@ -58,7 +58,9 @@ class Origin:
 class TrainingRecord:
     settings: RunSettings
     """For external weights without settings, those of the paper."""
-    data: RunData
+    statistics: Statistics
+    """Normalisation of the inputs, that of the shards or of --init."""
+    data: RunData = RunData()
     step: int = 0
     """Training steps; 0 if unknown."""
     steps: int = 0
@@ -74,7 +76,7 @@ class TrainingRecord:
         """As plain values, by the keys of files."""
         values: dict[str, Any] = {
             SETTINGS: to_json(self.settings),
-            STATISTICS: self.data.statistics.to_numbers(),
+            STATISTICS: self.statistics.to_numbers(),
             "data": self.data.fingerprint,
             "words": self.data.words_checksum,
             "factors": self.data.factors_checksum,
@@ -99,15 +101,11 @@ class TrainingRecord:
         origin = values.get("origin")
         per_step = values.get("per_step")  # earlier versions wrote neither this nor the values with a default
         try:
-            data = RunData(
-                Statistics.from_numbers(values[STATISTICS], source),
-                values["data"],
-                values["words"],
-                values.get("factors", ""),
-                values.get("start"),
-            )
+            statistics = Statistics.from_numbers(values[STATISTICS], source)
+            data = RunData(values["data"], values["words"], values.get("factors", ""), values.get("start"))
             return TrainingRecord(
                 from_json(values[SETTINGS], source),
+                statistics,
                 data,
                 int(values["step"]),
                 int(values["steps"]),

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from gdt.common.errors import UserError
-from gdt.pipeline.shards.statistics import Statistics
+from gdt.pipeline.inputs import Inputs
 from gdt.pipeline.word2vec import WordVectors
 from gdt.train.models.foreign import Builders
 from gdt.train.models.gdt import GDT, head_name
@@ -32,9 +32,8 @@ class Trained:
         return self.record.settings
 
     @property
-    def statistics(self) -> Statistics:
-        """Normalisation of the inputs."""
-        return self.record.data.statistics
+    def inputs(self) -> Inputs:
+        return Inputs(self.settings.clip, self.settings.augmentation, self.record.statistics)
 
     @property
     def step(self) -> int:
@@ -65,7 +64,7 @@ class Trained:
         for name, tensor in sorted(self.model.state_dict().items()):
             value.update(name.encode())
             value.update(tensor.cpu().reshape(-1).view(torch.uint8).numpy().data)
-        inputs = [self.statistics.to_numbers(), asdict(self.settings.clip), asdict(self.settings.augmentation)]
+        inputs = [self.inputs.statistics.to_numbers(), asdict(self.inputs.clip), asdict(self.inputs.augmentation)]
         own = self.model.network.own
         # not their names; a recorded output, since one that is computed again is not the same to the last bit
         inputs += [[own[name].dim, own[name].removed, self.record.outputs.get(name)] for name in sorted(own)]

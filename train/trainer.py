@@ -95,7 +95,7 @@ class Trainer:
             "set of shards": data.fingerprint[:12],
             "set of words": data.words_checksum,
             "file of factors": data.factors_checksum,
-            "normalisation of the inputs": data.statistics.to_numbers(),
+            "normalisation of the inputs": self.experiment.inputs.statistics.to_numbers(),
             "version of torch": torch.__version__,
             "file of --init": data.start_digest,
             "step": self.step,
@@ -166,13 +166,13 @@ class Trainer:
 
     def open_loader(self) -> Loader:
         """Loads this rank's share of each batch."""
-        s = self.settings
-        tree = self.experiment.tree
+        experiment = self.experiment
+        tree = experiment.tree
         plans = tree.plans(self.step, self.steps)
         shares = (take_rank(plan, self.rank, self.world, self.settings.group_size) for plan in plans)
         coming = tree.videos(self.step, self.steps)
-        statistics = self.experiment.data.statistics
-        return Loader(self.index, shares, s.clip, self.device, statistics, s.loading, self.experiment.words, coming)
+        loading = self.settings.loading
+        return Loader(self.index, shares, experiment.inputs, self.device, loading, experiment.words, coming)
 
     def forget_later_steps(self) -> None:
         """Make the files of a finished run those of its steps alone: a longer run may have been killed after them."""

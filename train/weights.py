@@ -26,7 +26,7 @@ from gdt.train.models.backbone import load_weights
 from gdt.train.models.foreign import recognise
 from gdt.train.models.gdt import GDT, head_name, modalities_of
 from gdt.train.models.given import Makers
-from gdt.train.record import OUTPUTS, SETTINGS, STATISTICS, Origin, RunData, TrainingRecord
+from gdt.train.record import OUTPUTS, SETTINGS, STATISTICS, Origin, TrainingRecord
 from gdt.train.settings import Pretrain, RunSettings
 from gdt.train.settings_text import from_json
 from gdt.train.trained import Trained
@@ -47,7 +47,7 @@ FINETUNED_ON = "learned"
 
 def inputs_of(trained: Trained) -> dict[str, Any]:
     """Metadata that tells `model_of` the inputs of a model."""
-    return {STATISTICS: trained.statistics.to_numbers(), SETTINGS: to_json(trained.settings)}
+    return {STATISTICS: trained.record.statistics.to_numbers(), SETTINGS: to_json(trained.settings)}
 
 
 def model_of(content: Mapping[Any, Any], path: Path, given: Makers) -> Trained:
@@ -82,7 +82,7 @@ def model_of(content: Mapping[Any, Any], path: Path, given: Makers) -> Trained:
     finetuned_on = tuple(data) if isinstance(data, list) and len(data) == 2 else None
     origin = Origin(kind, dropped, (head_name(modality),), finetuned_on)
     normalisation = statistics or (RELEASE if prefix else KINETICS)
-    record = TrainingRecord(settings, RunData(normalisation), outputs=outputs, origin=origin)
+    record = TrainingRecord(settings, normalisation, outputs=outputs, origin=origin)
     return Trained(model, record, builders)
 
 
@@ -132,7 +132,7 @@ def _of_release(weights: dict[str, Tensor], path: Path) -> Trained:
     random = {name: value for name, value in model.state_dict().items() if name.split(".")[0] in fresh}
     load_weights(model, random | kept, str(path))
     origin = Origin("published GDT weights", dropped, fresh)
-    return Trained(model, TrainingRecord(settings, RunData(statistics), origin=origin))
+    return Trained(model, TrainingRecord(settings, statistics, origin=origin))
 
 
 def _drop_parts(weights: dict[str, Tensor], prefixes: tuple[str, ...]) -> tuple[dict[str, Tensor], tuple[str, ...]]:

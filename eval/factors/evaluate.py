@@ -73,7 +73,7 @@ def measure(
     Raises UserError if none can be measured on these videos.
     """
     order = generator(Stream.FACTOR_VIDEOS, 0).permutation(held_out(index, split).queries)
-    planner = Planner(index, order, trained.settings, videos)
+    planner = Planner(index, order, trained.inputs, videos)
     models = [trained.model, trained.untrained().model]
     rows: list[_Row] = []
     for factor in known(trained, measured):
@@ -141,7 +141,7 @@ def _features_of_trial(
         return [model.trunk(network)(inputs) for model in models]
 
     bar = tqdm(total=len(trial.leaves), unit="clip", desc=f"factors, {network}", mininterval=1.0, leave=False)
-    by_model = outputs(index, trial.plans(), trained.settings.clip, device, trained.statistics, forward, bar)
+    by_model = outputs(index, trial.plans(), trained.inputs, device, forward, bar)
     return [values.reshape(*trial.shape, -1) for values in by_model]
 
 

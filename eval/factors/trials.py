@@ -13,6 +13,7 @@ import numpy as np
 
 from gdt.common.randomness import Stream, generator
 from gdt.eval.settings import PROBE_FOLDS
+from gdt.pipeline.inputs import Inputs
 from gdt.pipeline.leaves import MODALITIES, Leaves
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.transformations.augmentation import Augment, centred, draw_augmentations
@@ -20,7 +21,6 @@ from gdt.pipeline.transformations.base import Choice, Transformation
 from gdt.pipeline.transformations.modality import Modality
 from gdt.pipeline.transformations.time_shift import TimeShift
 from gdt.pipeline.tree import BatchPlan
-from gdt.train.settings import Pretrain
 
 _STARTS = 3
 """Clips per video; for the time shift, per third of it."""
@@ -57,8 +57,8 @@ class Planner:
     index: Index
     candidates: np.ndarray
     """Held-out rows of the index, the preferred ones first: int64 [n]."""
-    pretraining: Pretrain
-    """Settings of the model: its clip, and the ranges of the factor augmentation; the others have the centre crop."""
+    inputs: Inputs
+    """Of the model; factors other than augmentation have the centre crop."""
     videos: int
     """Most videos of a trial."""
 
@@ -85,18 +85,18 @@ class Planner:
 
     def _leaves(self, factor: Transformation, network: str, videos: np.ndarray, starts: np.ndarray) -> Leaves:
         """Leaves of videos [n] at start frames [n, s, k] with the factor's values in turn, and nothing else changed."""
-        leaves = Leaves.plain(starts.size, self.pretraining.clip, self.index.bands)
+        leaves = Leaves.plain(starts.size, self.inputs.clip, self.index.bands)
         leaves.video = np.repeat(videos, starts[0].size)
         leaves.start = starts.reshape(-1)
         leaves.modality[:] = MODALITIES.index(network)
         values = np.arange(starts.size, dtype=np.int64) % starts.shape[2]
         rng = generator(Stream.FACTOR_DRAWS, 0)  # the same draws for every network
-        crop = centred(self.pretraining.augmentation.scale[0])
+        crop = centred(self.inputs.short_side)
         leaves.draws = {
             name: np.repeat(draw, starts.size) for name, draw in draw_augmentations(crop, rng, 1, (1, 1)).items()
         }
         if isinstance(factor, Augment):
-            Augment(self.pretraining.augmentation).act(leaves, values, rng)
+            Augment(self.inputs.augmentation).act(leaves, values, rng)
         elif not isinstance(factor, TimeShift):  # which the starts hold
             factor.act(leaves, values, rng)
         return leaves

@@ -102,9 +102,7 @@ def by_sound(trained: Trained, index: Index, split: str) -> Neighbours:
         raise UserError(f"the split '{split}' has fewer than 2 videos with frames and sound; hold out more videos")
     device = any_device()
     model = trained.model.to(device)
-    embedded = crossmodal.embed_videos(
-        model, index, np.sort(order), trained.settings, _CLIPS, device, trained.statistics, both
-    )
+    embedded = crossmodal.embed_videos(model, index, np.sort(order), trained.inputs, _CLIPS, device, both)
     videos = embedded.videos
     video, audio = (embedded.embeddings[name].numpy() for name in both)
     neighbours = nearest_rows(audio, video, _NEIGHBOURS)

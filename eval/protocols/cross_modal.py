@@ -43,7 +43,7 @@ def cross_modal(evaluator: Evaluator, model: Subject, fold: Fold, _: Path) -> Ou
     network = trained.model.to(device)
     words = evaluator.words if "text" in modalities else None
     embedded = crossmodal.embed_videos(
-        network, index, videos, trained.settings, settings.clips, device, trained.statistics, modalities, words
+        network, index, videos, trained.inputs, settings.clips, device, modalities, words
     )
     n = len(embedded.videos)
     if n < 2:

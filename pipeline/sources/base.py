@@ -12,9 +12,9 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 import torch
 
-from gdt.pipeline.leaves import Clip, Leaves
+from gdt.pipeline.inputs import Inputs
+from gdt.pipeline.leaves import Leaves
 from gdt.pipeline.shards.reader import ShardReader
-from gdt.pipeline.shards.statistics import Statistics
 from gdt.pipeline.sources.loading import Loading
 from gdt.pipeline.word2vec import WordVectors
 
@@ -49,10 +49,8 @@ class Given:
     """What a loader gives each of its sources."""
 
     reader: ShardReader
-    clip: Clip
+    inputs: Inputs
     device: torch.device
-    statistics: Statistics
-    """Normalisation of the inputs."""
     loading: Loading
     words: WordVectors | None
 
@@ -64,9 +62,9 @@ class InputSource(ABC):
         """Raises UserError if the source lacks something."""
         self.reader = given.reader
         self.index = given.reader.index
-        self.clip = given.clip
+        self.clip = given.inputs.clip
         self.device = given.device
-        self.statistics = given.statistics
+        self.statistics = given.inputs.statistics
         self.loading = given.loading
         # one pool per source, so that no modality waits for another's disk reads
         self._pool = ThreadPoolExecutor(self.loading.readers, thread_name_prefix="reader")

@@ -36,10 +36,9 @@ class Batches:
 
     def __iter__(self) -> Iterator[Batch]:
         experiment = self._experiment
-        s = self.settings
         plans = experiment.tree.plans(0, len(self))
-        statistics = experiment.data.statistics
-        with Loader(self.index, plans, s.clip, self.device, statistics, s.loading, experiment.words) as loader:
+        loading = self.settings.loading
+        with Loader(self.index, plans, experiment.inputs, self.device, loading, experiment.words) as loader:
             yield from loader
 
     def loss(self, embeddings: Tensor | Mapping[str, Tensor], batch: Batch, temperature: float = 0.07) -> Tensor:

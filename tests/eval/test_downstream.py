@@ -44,7 +44,6 @@ from gdt.train.checkpoint import load_model, load_trained
 from gdt.train.models.gdt import GDT
 from gdt.train.models.network import OwnNetworks
 from gdt.train.pretrain import pretrain
-from gdt.train.record import RunData
 from gdt.train.settings import SIZES
 from gdt.train.trained import Trained
 from tests.conftest import Run
@@ -218,8 +217,9 @@ def test_nan_weights_are_refused(on_ucf: Downstream, tmp_path: Path) -> None:
 
 def test_everything_that_changes_results_changes_their_folder(checkpoint: Path) -> None:
     trained = load_model(checkpoint)
-    other_statistics = replace(trained.statistics, mel_mean=trained.statistics.mel_mean + 1)
-    records = [trained.record, replace(trained.record, data=RunData(other_statistics)), *(
+    statistics = trained.inputs.statistics
+    other = replace(statistics, mel_mean=statistics.mel_mean + 1)
+    records = [trained.record, replace(trained.record, statistics=other), *(
         replace(trained.record, settings=replace(trained.settings, **changed))
         for changed in ({"augmentation": replace(trained.settings.augmentation, scale=(40, 40))},
                         {"clip": replace(trained.settings.clip, stride=3)})

@@ -124,7 +124,7 @@ def test_features_are_means_of_the_outputs_of_the_networks(checkpoint: Path, ind
     plan = uniform_clips(index, np.array([2]), 3, trained.settings.clip, replace(EVALUATION, scale=(side, side)),
                          modalities=("video", "audio"))  # fmt: skip
     with (
-        Loader(index, [plan], trained.settings.clip, CPU, trained.statistics) as loader,
+        Loader(index, [plan], trained.inputs, CPU) as loader,
         torch.inference_mode(),
     ):
         (batch,) = loader

@@ -49,7 +49,7 @@ def checkpoint_of(folder: Path, settings: Pretrain, modalities: tuple[str, ...] 
     model = drawn(GDT(settings.network, modalities))
     path = folder / CHECKPOINT
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    record = TrainingRecord(settings, RunData(STATISTICS, "data"), 7)
+    record = TrainingRecord(settings, STATISTICS, RunData("data"), 7)
     checkpoint.write(path, RunState(record, model.state_dict(), optimizer.state_dict()))
     return path
 
@@ -58,7 +58,7 @@ def same(one: Trained, other: Trained) -> bool:
     """Whether two models are equal, bit for bit."""
     ours, theirs = one.model.state_dict(), other.model.state_dict()
     facts = [
-        (t.settings, t.step, t.name, t.record.data.fingerprint, t.model.network, t.statistics.to_numbers())
+        (t.settings, t.step, t.name, t.record.data.fingerprint, t.model.network, t.inputs.statistics.to_numbers())
         for t in (one, other)
     ]
     return (
@@ -113,7 +113,7 @@ def test_wrong_safetensors_are_refused(tmp_path: Path) -> None:
 def paper() -> Trained:
     """The paper's networks."""
     settings = RunSettings.of(Pretrain(clip=Clip(16, 2, 128), augmentation=Augmentation(scale=(146, 182))))
-    return Trained(drawn(GDT(Architecture())), TrainingRecord(settings, RunData(STATISTICS), 7))
+    return Trained(drawn(GDT(Architecture())), TrainingRecord(settings, STATISTICS, step=7))
 
 
 @pytest.fixture
@@ -142,14 +142,14 @@ def test_torchvision_files_load_into_torchvisions_network_and_here(
         assert torch.allclose(network(FEW), video, rtol=1e-5, atol=1e-5 * video.abs().max())
     read["back"] = back = load_model(out)
     assert str(back.origin) == "weights exported as r2plus1d_18; random mlp_v"
-    assert back.statistics.to_numbers() == STATISTICS.to_numbers() != KINETICS.to_numbers()
+    assert back.inputs.statistics.to_numbers() == STATISTICS.to_numbers() != KINETICS.to_numbers()
     assert back.settings == paper.settings != Pretrain()
     # metadata of foreign weights is kept
     export(Export(again, ckpt=Path("back")))
     assert same(load_model(again), back) and str(load_model(again).origin) == str(back.origin)
     # torchvision's names without our metadata
     safetensors.torch.save_file(state, hub)
-    assert load_model(hub).statistics is KINETICS and load_model(hub).settings == RunSettings.of(Pretrain())
+    assert load_model(hub).inputs.statistics is KINETICS and load_model(hub).settings == RunSettings.of(Pretrain())
     # what was taken is printed
     list(subjects(Downstream((out,), "x", random_weights="exclude"), back, {}))
     assert "r2plus1d_18; random mlp_v; clips of 16 frames, stride 2, 128x128" in capsys.readouterr().out
@@ -182,7 +182,7 @@ def test_pretraining_starts_from_an_exported_file(command: Run, shards: Path, tm
     rest = Optimization("sgd", lr=1e-12, base_batch_size=0, warmup_epochs=0)
     settings = replace(TINY, shards=shards, out=tmp_path / "run", preset="a", batch_size=4, steps=1, init=str(out))
     now = load_model(pretrain(replace(settings, optimization=rest)))
-    assert now.statistics.to_numbers() == STATISTICS.to_numbers()
+    assert now.inputs.statistics.to_numbers() == STATISTICS.to_numbers()
     began = load_model(path).model.video_network
     for (name, one), other in zip(began.named_parameters(), now.model.video_network.parameters(), strict=True):
         assert torch.allclose(one, other, atol=1e-8), name
@@ -209,7 +209,8 @@ def test_a_folder_for_a_hub_holds_the_model_and_its_card(
     card.write(tmp_path / "started", started, "")
     assert load_model(tmp_path / "started").settings.init == checkpoint.name
     config = json.loads((folder / "config.json").read_text())
-    assert config["network"]["widths"] == [16, 32, 64, 128] and config["statistics"] == back.statistics.to_numbers()
+    assert config["statistics"] == back.inputs.statistics.to_numbers()
+    assert config["network"]["widths"] == [16, 32, 64, 128]
     text = (folder / "README.md").read_text()
     table = (tmp_path / "runs" / "eval-mine" / "table.txt").read_text().strip()
     assert text.startswith("---\nlibrary_name: gdt\nlicense: ") and table in text

@@ -24,10 +24,11 @@ from gdt.pipeline.notation import TRANSFORMATIONS, read_transformations
 from gdt.pipeline.shards.index import Index
 from gdt.train.checkpoint import load_model
 from gdt.train.models.gdt import GDT
-from gdt.train.record import RunData, TrainingRecord
+from gdt.train.record import TrainingRecord
 from gdt.train.settings import SIZES, RunSettings
 from gdt.train.trained import Trained
 from gdt.train.weights import KINETICS
+from tests.composed import inputs_of
 from tests.pipeline.test_notation import FREEZE
 
 TINY = RunSettings.of(SIZES["tiny"])
@@ -113,7 +114,7 @@ CHANGED = {
 @pytest.fixture
 def planner(index: Index) -> Planner:
     order = np.flatnonzero(index.split == "test")[::-1]
-    return Planner(index, order, TINY, 5)
+    return Planner(index, order, inputs_of(index, TINY.clip, TINY.augmentation), 5)
 
 
 def custom(tmp_path: Path) -> Trained:
@@ -121,7 +122,7 @@ def custom(tmp_path: Path) -> Trained:
     path.write_text(FREEZE)
     factors = "video:d freeze:d:2 augmentation:i:2"
     settings = replace(TINY, factors=factors, factors_from=path)
-    return Trained(GDT(settings.network, ["video"]).eval(), TrainingRecord(settings, RunData(KINETICS), 1))
+    return Trained(GDT(settings.network, ["video"]).eval(), TrainingRecord(settings, KINETICS, step=1))
 
 
 @pytest.mark.parametrize("network", ["video", "audio"])
@@ -162,7 +163,7 @@ def test_clips_start_in_their_third_and_fit_the_video(planner: Planner) -> None:
 def loaded(planner: Planner, name: str, network: str) -> np.ndarray:
     """Inputs of a network: [n, s, k, 3, frames, height, width] or [n, s, k, 1, bands, frames]."""
     found, trial = [], planner.trial(TRANSFORMATIONS[name](), network)
-    with Loader(planner.index, trial.plans(), TINY.clip, torch.device("cpu"), planner.index.statistics) as loader:
+    with Loader(planner.index, trial.plans(), inputs_of(planner.index, TINY.clip), torch.device("cpu")) as loader:
         for batch in loader:
             inputs = batch.inputs[network]
             found.append((inputs.floats() if network == "video" else inputs).numpy().copy())
@@ -183,7 +184,7 @@ def test_clips_differ_only_by_the_factor(planner: Planner) -> None:
 
 def test_factors_of_the_composition_keep_their_settings(tmp_path: Path) -> None:
     settings = replace(TINY, factors="video:d speed(1,4):i:2 augmentation:i:1")
-    trained = Trained(GDT(settings.network, ["video"]).eval(), TrainingRecord(settings, RunData(KINETICS), 1))
+    trained = Trained(GDT(settings.network, ["video"]).eval(), TrainingRecord(settings, KINETICS, step=1))
     assert [str(factor) for factor in known(trained) if factor.name == "speed"] == ["speed(1,4)"]
     assert [factor.name for factor in known(trained)] == [*TRANSFORMATIONS]
 

@@ -31,7 +31,7 @@ from gdt.train.checkpoint import load_model
 from gdt.train.experiment import architecture, compose
 from gdt.train.models.gdt import GDT
 from gdt.train.models.given import makers
-from gdt.train.record import RunData, TrainingRecord
+from gdt.train.record import TrainingRecord
 from gdt.train.settings import SIZES, RunSettings
 from gdt.train.trained import Trained
 from gdt.train.weights import KINETICS
@@ -45,7 +45,7 @@ Task = tuple[Index, Fold]
 @pytest.fixture
 def trained() -> Trained:
     torch.manual_seed(0)
-    return Trained(GDT(TINY.network, ["video"]).eval(), TrainingRecord(TINY, RunData(KINETICS), 600))
+    return Trained(GDT(TINY.network, ["video"]).eval(), TrainingRecord(TINY, KINETICS, step=600))
 
 
 @pytest.fixture
@@ -111,7 +111,7 @@ def test_accuracy_equals_counting(trained: Trained, task: Task, tmp_path: Path) 
     right = right_clips = 0
     for video, target in zip(task[1].queries, run.test_target, strict=True):
         plan = uniform_clips(run.index, np.array([video]), 3, TINY.clip, augmentation)
-        with Loader(run.index, [plan], TINY.clip, CPU, run.statistics) as loader, torch.inference_mode():
+        with Loader(run.index, [plan], run.inputs, CPU) as loader, torch.inference_mode():
             (batch,) = loader
             scores = run.model(batch.inputs["video"].floats()).double().numpy()
         right_clips += (scores.argmax(1) == target).sum()
@@ -179,7 +179,7 @@ def test_a_run_with_a_network_with_dropout_resumes_with_the_same_numbers(
 ) -> None:
     given = makers({"video": [partial(own_networks.Net, 8, dropout=0.3)]})
     network, own = architecture(TINY.network, given, compose(replace(TINY, preset="a")), TINY.clip, CPU)
-    record = TrainingRecord(replace(TINY, network=network), RunData(KINETICS), 600)
+    record = TrainingRecord(replace(TINY, network=network), KINETICS, step=600)
     model = Trained(GDT(network, ["video"], own).eval(), record)
     recipe = quick(model)
     whole = kind(model, *task, recipe, 0, CPU, tmp_path / "whole")
@@ -257,7 +257,7 @@ def test_finetuned_weights_keep_their_metadata_when_read_and_exported(
     export(Export(tmp_path / "x.safetensors", ckpt=tmp_path / FINETUNED))
     for path in (tmp_path / FINETUNED, tmp_path / "x.safetensors"):
         again = load_model(path)
-        assert again.settings == TINY and again.statistics.to_numbers() == KINETICS.to_numbers()
+        assert again.settings == TINY and again.inputs.statistics.to_numbers() == KINETICS.to_numbers()
         assert again.origin.finetuned_on == ("0a1b", 2) and again.origin.kind == "finetuned weights"
         weights = run.model.base.state_dict()
         found = again.model.video_network.base.state_dict()
@@ -268,10 +268,10 @@ def test_models_and_videos_that_cannot_be_finetuned_are_refused(trained: Trained
     index, fold = task
     few = index, replace(fold, gallery=fold.gallery[::4][:5], gallery_label=fold.gallery_label[::4][:5])
     longer = replace(TINY, size="paper", clip=replace(TINY.clip, mel_frames=199))
-    paper = Trained(trained.model, TrainingRecord(longer, RunData(KINETICS)))
+    paper = Trained(trained.model, TrainingRecord(longer, KINETICS))
     recipe = Finetuning.recipe_of(Downstream(modalities=("audio",)), paper)
     assert (recipe.clip.frames, recipe.clip.mel_frames) == (32, 199)
-    sound = Trained(GDT(TINY.network, ["audio"]), TrainingRecord(TINY, RunData(KINETICS)))
+    sound = Trained(GDT(TINY.network, ["audio"]), TrainingRecord(TINY, KINETICS))
     for model, of, message in (
         (trained, few, "5 training videos give fewer clips than a batch of 32; set --clips-per-epoch to 7"),
         (sound, task, "trained without video"),

@@ -19,7 +19,7 @@ from gdt.pipeline.shards.index import Index
 from gdt.pipeline.shards.reader import ShardReader
 from gdt.pipeline.tree import sampling_tree
 from gdt.pipeline.word2vec import WordVectors
-from tests.composed import composed, counts
+from tests.composed import composed, counts, inputs_of
 from tests.conftest import Run
 from tests.pipeline.test_loader import CLIP, CPU, audio_oracle, leaf_oracle, tree
 from tests.pipeline.test_notation import FREEZE
@@ -75,7 +75,7 @@ def test_partner_counts_agree_with_the_lemma() -> None:
 @pytest.mark.parametrize("preset", ["a", "l"])
 def test_a_batch_is_drawn_as_the_inputs_of_the_network(index: Index, preset: str) -> None:
     reader, planned = ShardReader(index), tree(index, preset)
-    with Loader(index, [planned.plan(0, 1)], CLIP, CPU, index.statistics) as loader:
+    with Loader(index, [planned.plan(0, 1)], inputs_of(index, CLIP), CPU) as loader:
         batch = next(iter(loader))
         picture = draw_batch(batch, planned, index, preset)
     columns = batch.plan.columns
@@ -117,7 +117,7 @@ def test_captions_are_drawn_in_order(captioned: Path, word2vec: Path) -> None:
     index = Index.open(captioned)
     words = WordVectors.of(index, word2vec)
     planned = sampling_tree(index, composed("three", 2), CLIP, "train", 0)
-    with Loader(index, [planned.plan(0, 0)], CLIP, CPU, index.statistics, words=words) as loader:
+    with Loader(index, [planned.plan(0, 0)], inputs_of(index, CLIP), CPU, words=words) as loader:
         batch = next(iter(loader))
         picture = draw_batch(batch, planned, index, "three", words.words)
     columns = batch.plan.columns

@@ -35,6 +35,7 @@ from gdt.train.experiment import compose, tree_of
 from gdt.train.pretrain import pretrain
 from gdt.train.settings import SIZES, RunSettings
 from gdt.train.settings_text import from_json
+from tests.composed import inputs_of
 from tests.conftest import Run, preprocess
 from tests.eval.conftest import results
 from tests.tamper import annotate
@@ -75,7 +76,7 @@ def test_official_folds_count_every_video_however_short(checkpoint: Path, tmp_pa
     drawn = next(random_clips(index, np.array([video]), np.zeros(1), clip, ClipSampling(1, 1, centred(36)), (0,)))
     for leaves in (plan.leaves, drawn.leaves):
         assert leaves.frames[0].tolist() == [0, 4, 8, 11, 11, 11, 11, 11]
-    with Loader(index, [plan], clip, torch.device("cpu"), index.statistics) as loader:
+    with Loader(index, [plan], inputs_of(index, clip), torch.device("cpu")) as loader:
         (batch,) = loader
         pixels, bank = batch.inputs["video"].floats()[0], batch.inputs["audio"][0, 0]
     rows = int(index.mel_count[video])

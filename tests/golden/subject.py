@@ -190,7 +190,7 @@ def released(path: Path, text: bool) -> dict[str, Any]:
     with torch.no_grad():
         embedded = {name: trained.model.embed(name, inputs[name]).numpy() for name in trained.model.modalities}
     numbers = {name: values[:, ::64].flatten().tolist() for name, values in embedded.items()}
-    return {"embeddings": numbers, "statistics": trained.statistics.to_numbers(), "hash": digest(embedded)}
+    return {"embeddings": numbers, "statistics": trained.inputs.statistics.to_numbers(), "hash": digest(embedded)}
 
 
 def evaluate(

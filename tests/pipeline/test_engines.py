@@ -24,7 +24,7 @@ from gdt.pipeline.sources import audio
 from gdt.pipeline.sources.loading import Loading
 from gdt.pipeline.transformations.augmentation import Augmentation, draw_augmentations
 from gdt.pipeline.tree import BatchPlan, sampling_tree
-from tests.composed import composed
+from tests.composed import composed, inputs_of
 from tests.pipeline.test_loader import AUGMENTATION, CLIP, CPU, NO_COLOUR, tree
 
 MORE = "video:d time_shift:d:2 speed(1,2,0.5):d:2 order:i:2 time_reversal:i:2 rotation:i:3 augmentation:i:1"
@@ -50,7 +50,7 @@ def test_cores_and_dali_make_the_same_crops_within_one_grey_level(index: Index, 
     crops = []
     for decoder in ("cpu", "gpu"):
         loading = Loading(decoder=decoder, decode_batch_size=4)  # type: ignore[arg-type]
-        with Loader(index, plans, CLIP, CPU, index.statistics, loading) as loader:
+        with Loader(index, plans, inputs_of(index, CLIP), CPU, loading) as loader:
             crops.append([batch.inputs["video"].crops.numpy().astype(int) for batch in loader])
     for cores, dali in zip(*crops, strict=True):
         difference = np.abs(cores - dali)
@@ -96,7 +96,7 @@ def test_reading_ahead_spans_batches_up_to_its_limit(index: Index, monkeypatch: 
     monkeypatch.setattr(ShardReader, "frames", slow)
     planned = tree(index, "e")
     loading = Loading(readers=32, read_ahead=12, prefetch=1)
-    with Loader(index, planned.plans(0, 40), CLIP, CPU, index.statistics, loading) as loader:
+    with Loader(index, planned.plans(0, 40), inputs_of(index, CLIP), CPU, loading) as loader:
         batches = iter(loader)
         next(batches)
         for taken in range(2, 12):
@@ -120,7 +120,7 @@ def test_memory_is_flat_over_a_thousand_batches(index: Index) -> None:
     clip, process = Clip(frames=2, size=16, mel_frames=9), psutil.Process()
     composition = composed("e", 2, Augmentation(scale=(44, 60)))
     planned, memory = sampling_tree(index, composition, clip, "train", 0), []
-    with Loader(index, planned.plans(0, 1201), clip, CPU, index.statistics) as loader:
+    with Loader(index, planned.plans(0, 1201), inputs_of(index, clip), CPU) as loader:
         for number, batch in enumerate(loader):
             batch.inputs["video"].floats()
             if number in (200, 1200):

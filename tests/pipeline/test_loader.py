@@ -39,7 +39,7 @@ from gdt.pipeline.shards.reader import ShardReader
 from gdt.pipeline.sources.loading import Loading
 from gdt.pipeline.transformations.augmentation import Augmentation
 from gdt.pipeline.tree import BatchPlan, Tree, sampling_tree
-from tests.composed import composed
+from tests.composed import composed, inputs_of
 from tests.train.runs import wait_until
 
 CPU = torch.device("cpu")
@@ -56,7 +56,7 @@ def tree(index: Index, preset: str, augmentation: Augmentation = AUGMENTATION, v
 
 def load(index: Index, plans: list[BatchPlan], **loading: Any) -> list[Batch]:
     """All batches, copied out of the loader's buffers, with their pixels as floats."""
-    with Loader(index, plans, CLIP, CPU, index.statistics, Loading(**loading)) as loader:
+    with Loader(index, plans, inputs_of(index, CLIP), CPU, Loading(**loading)) as loader:
         return [copied(batch) for batch in loader]
 
 
@@ -291,7 +291,7 @@ def test_pixels_are_the_colour_map_of_their_crops(size: int) -> None:
 def test_closing_early_stops_all_threads(index: Index) -> None:
     t = tree(index, "e")
     before = set(threading.enumerate())
-    with Loader(index, (t.plan(0, 0) for _ in range(10_000)), CLIP, CPU, index.statistics) as loader:
+    with Loader(index, (t.plan(0, 0) for _ in range(10_000)), inputs_of(index, CLIP), CPU) as loader:
         batches = iter(loader)  # which closes the loader when nothing refers to it
         next(batches)
         assert len({*threading.enumerate()} - before) > 3
@@ -311,7 +311,7 @@ def test_a_loader_that_cannot_be_made_leaves_no_threads(
         plan.leaves.modality[:] = MODALITIES.index("text")
     before, following = set(threading.enumerate()), set(Cache._active)
     with pytest.raises(UserError, match="DALI" if decoder == "gpu" else "have no words"):
-        Loader(stored, [plan], CLIP, CPU, stored.statistics, Loading(decoder=decoder))
+        Loader(stored, [plan], inputs_of(stored, CLIP), CPU, Loading(decoder=decoder))
     assert set(threading.enumerate()) <= before and Cache._active == following
 
 

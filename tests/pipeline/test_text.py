@@ -33,7 +33,7 @@ from gdt.train.checkpoint import load_model
 from gdt.train.loss import gdt_loss
 from gdt.train.models.text import TextNetwork
 from gdt.train.settings_text import from_json
-from tests.composed import composed
+from tests.composed import composed, inputs_of
 from tests.conftest import Run, preprocess, write_word2vec
 from tests.tamper import changed
 from tests.train.test_loss import RHO, embed, tensors, triple_loop
@@ -60,7 +60,7 @@ def planned(index: Index, factors: str, videos: int = 4) -> tuple[Tree, BatchPla
 
 
 def loaded(index: Index, plan: BatchPlan, vectors: WordVectors) -> Batch:
-    with Loader(index, [plan], CLIP, CPU, index.statistics, Loading(), vectors) as loader:
+    with Loader(index, [plan], inputs_of(index, CLIP), CPU, Loading(), vectors) as loader:
         return next(iter(loader))
 
 
@@ -79,7 +79,7 @@ def tokens_of(
     index: Index, vectors: WordVectors, reader: Spoken, leaves: Leaves
 ) -> tuple[list[list[int]], torch.Tensor]:
     """Tokens of each leaf without padding, and whether it is usable."""
-    source = TextSource(Given(ShardReader(index), CLIP, CPU, index.statistics, Loading(), vectors))
+    source = TextSource(Given(ShardReader(index), inputs_of(index, CLIP), CPU, Loading(), vectors))
     source.reader = reader  # type: ignore[assignment]
     (part,) = source.parts(iter([leaves]))
     words: Words = part.inputs
@@ -202,7 +202,7 @@ def test_missing_words_and_vectors_are_reported(index: Index, shards: Path, word
         WordVectors.of(index, tmp_path / "other.txt")
     _, plan = planned(index, "time_shift:i:1 modality(video,text):i:2:differs augmentation:i:1")
     with pytest.raises(UserError, match="text needs word vectors"):
-        Loader(index, [plan], CLIP, CPU, index.statistics)  # before anything is read
+        Loader(index, [plan], inputs_of(index, CLIP), CPU)  # before anything is read
     silent = replace(index, text_count=np.where(np.arange(len(index)) % 2, 0, index.text_count))
     messages: list[str] = []
     composition = composed("text-f", 2, AUGMENTATION)

@@ -15,6 +15,7 @@ from gdt.pipeline.transformations.augmentation import Augmentation
 from gdt.pipeline.transformations.order import Order
 from gdt.pipeline.tree import sampling_tree
 from gdt.preprocess.settings import Preprocess
+from tests.composed import inputs_of
 from tests.conftest import preprocess
 from tests.preprocess.media import made
 
@@ -72,7 +73,7 @@ def test_sound_is_cut_where_the_frames_are(clip: Clip) -> None:
 def test_flashes_and_clicks_coincide(flashing: Index, factors: str) -> None:
     composition = parse(f"video:d time_shift:i:2 {factors} modality:i:2:differs augmentation:i:1", 3, PLAIN)
     tree = sampling_tree(flashing, composition, CLIP, "train", 0)
-    with Loader(flashing, tree.plans(0, 4), CLIP, torch.device("cpu"), flashing.statistics) as loader:
+    with Loader(flashing, tree.plans(0, 4), inputs_of(flashing, CLIP), torch.device("cpu")) as loader:
         for batch in loader:
             columns = batch.plan.columns
             clips = batch.inputs["video"].floats().mean((1, 3, 4)).numpy()

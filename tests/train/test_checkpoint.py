@@ -18,6 +18,7 @@ import torch
 
 import gdt
 from gdt.common.errors import UserError
+from gdt.pipeline.inputs import Inputs
 from gdt.pipeline.loader import Batch
 from gdt.pipeline.shards.statistics import Statistics
 from gdt.pipeline.transformations.base import VideoPool
@@ -35,7 +36,9 @@ from tests.tamper import flip
 from tests.train.own_networks import Breaking
 
 TINY = RunSettings.of(SIZES["tiny"])
-DATA = RunData(Statistics(np.array([90.0, 100.0, 110.0]), np.array([50.0, 60.0, 70.0]), -3.0, 2.5), "data")
+STATISTICS = Statistics(np.array([90.0, 100.0, 110.0]), np.array([50.0, 60.0, 70.0]), -3.0, 2.5)
+INPUTS = Inputs(TINY.clip, TINY.augmentation, STATISTICS)
+DATA = RunData("data")
 
 
 def model_at(step: int) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
@@ -49,7 +52,7 @@ def model_at(step: int) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
 
 
 def state_of(model: torch.nn.Module, optimizer: torch.optim.Optimizer, step: int) -> RunState:
-    return RunState(TrainingRecord(TINY, DATA, step), model.state_dict(), optimizer.state_dict())
+    return RunState(TrainingRecord(TINY, STATISTICS, DATA, step), model.state_dict(), optimizer.state_dict())
 
 
 def save(path: Path, step: int) -> None:
@@ -135,7 +138,7 @@ def test_the_untrained_model_has_the_initial_weights_of_the_run(
     settings = RunSettings.of(SIZES["tiny"], preset=preset, seed=5, out=tmp_path)
     source = VideoPool(np.arange(64), np.full(64, 100), 30)
     tree = Tree(compose(settings), source, settings.clip, 40, 0)
-    run = Learner(Experiment(settings, tree, None, schedule_of(settings, 4), DATA), torch.device("cpu"))
+    run = Learner(Experiment(settings, tree, None, schedule_of(settings, 4), INPUTS, DATA), torch.device("cpu"))
     began = {name: value.clone() for name, value in run.model.state_dict().items()}
     with torch.no_grad():
         for value in run.model.parameters():

@@ -34,8 +34,7 @@ def first_batch(run: RunSettings) -> Batch:
     index = Index.open(run.shard_folder)
     experiment = resolve(run, index, torch.device("cpu"))
     plan = take_rank(experiment.tree.plan(0, 0), 0, 1, run.group_size)
-    statistics = experiment.data.statistics
-    with Loader(index, [plan], run.clip, torch.device("cpu"), statistics, words=experiment.words) as loader:
+    with Loader(index, [plan], experiment.inputs, torch.device("cpu"), words=experiment.words) as loader:
         return next(iter(loader))
 
 

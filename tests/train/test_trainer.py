@@ -21,7 +21,8 @@ from gdt.train.experiment import Experiment, compose, resolve, schedule_of
 from gdt.train.learner import Learner
 from gdt.train.pretrain import pretrain
 from gdt.train.settings import SIZES, Optimization, Pretrain, RunSettings
-from tests.train.test_checkpoint import DATA
+from tests.composed import inputs_of
+from tests.train.test_checkpoint import DATA, INPUTS
 
 CPU = torch.device("cpu")
 PAPER, TINY = SIZES["paper"], SIZES["tiny"]
@@ -32,7 +33,7 @@ def trainer(settings: Pretrain, videos: int) -> Learner:
     source = VideoPool(np.arange(videos), np.full(videos, 100), 30)
     tree = Tree(compose(settings), source, settings.clip, 40, settings.seed)
     small = RunSettings.of(replace(settings, network=TINY.network))
-    return Learner(Experiment(small, tree, None, schedule_of(small, tree.batches_per_epoch), DATA), CPU)
+    return Learner(Experiment(small, tree, None, schedule_of(small, tree.batches_per_epoch), INPUTS, DATA), CPU)
 
 
 def test_the_schedule_is_the_published_one() -> None:
@@ -80,7 +81,7 @@ def test_a_step_is_sgd_with_momentum_weight_decay_and_lr(batch_settings: Pretrai
     velocity = {name: torch.zeros_like(p) for name, p in weights.items()}
     rates = [one.experiment.schedule.lr(step) for step in range(5)]
     assert len(set(rates)) > 3
-    with Loader(index, tree.plans(0, 5), settings.clip, CPU, index.statistics) as loader:
+    with Loader(index, tree.plans(0, 5), inputs_of(index, settings.clip), CPU) as loader:
         for step, batch in enumerate(loader):
             one.step(step, batch)
             for name, p in one.model.named_parameters():

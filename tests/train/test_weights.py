@@ -32,7 +32,7 @@ from gdt.train.models.gdt import GDT
 from gdt.train.models.network import Architecture
 from gdt.train.models.text import TextNetwork
 from gdt.train.pretrain import pretrain
-from gdt.train.record import Origin, RunData, TrainingRecord
+from gdt.train.record import Origin, TrainingRecord
 from gdt.train.run import CHECKPOINT
 from gdt.train.settings import SIZES, Optimization, Pretrain, RunSettings
 from gdt.train.trained import Trained
@@ -189,7 +189,7 @@ def test_published_weights_reproduce_the_outputs(release: Release, tmp_path: Pat
         assert torch.allclose(trained.model.audio_network(BANKS), sound, rtol=1e-6, atol=1e-6 * sound.abs().max())
         assert torch.allclose(trained.model.embed("video", CLIPS), release.mlp_v(video), atol=1e-6)
         assert torch.allclose(trained.model.embed("audio", BANKS), release.mlp_a(sound), atol=1e-6)
-    assert trained.statistics is RELEASE and not trained.model.training
+    assert trained.inputs.statistics is RELEASE and not trained.model.training
     assert np.allclose((np.array([0.0, 255.0]) - RELEASE.pixel_mean[0]) / RELEASE.pixel_std[0], [-2, 0.55 / 0.225])
     names = sum(1 for name in release.state_dict() if ".fc." not in name)
     assert len(trained.model.state_dict()) == names == 312 - 2  # as many as in the release's files, without fc
@@ -216,7 +216,7 @@ def test_published_text_and_finetuned_models_load(tmp_path: Path, capsys: pytest
         assert (ours(words)[0] - features[0]).abs().max() > 0.01 and torch.equal(ours(words)[1], features[1])
     message = capsys.readouterr().err
     assert message.count("30 frames at 15 fps (the script uses 16), pixels from 0 to 1, 20 words") == 1
-    clip, statistics = trained.settings.clip, trained.statistics
+    clip, statistics = trained.settings.clip, trained.inputs.statistics
     assert (clip.frames, clip.stride, clip.size, clip.words) == (30, 2, 112, 20) and "HowTo100M" in message
     assert statistics.pixel_mean.tolist() == [0] * 3 and statistics.pixel_std.tolist() == [255] * 3
     portable.write(tmp_path / "x.safetensors", trained)
@@ -256,9 +256,9 @@ def test_torchvisions_weights_load_without_the_classifier(tmp_path: Path) -> Non
     with torch.no_grad():
         video = network(CLIPS)
         assert torch.allclose(trained.model.video_network(CLIPS), video, rtol=1e-6, atol=1e-6 * video.abs().max())
-    assert trained.statistics is KINETICS
+    assert trained.inputs.statistics is KINETICS
     other = load_model(tmp_path / "r2plus1d_18-91a641e6.pth").untrained()
-    assert other.model.state_dict().keys() == trained.model.state_dict().keys() and other.statistics is KINETICS
+    assert other.model.state_dict().keys() == trained.model.state_dict().keys() and other.inputs.statistics is KINETICS
 
 
 class Evil:
@@ -352,7 +352,7 @@ def test_evaluation_uses_the_statistics_of_training(
     run: Path, index: Index, shards: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     trained = load_model(run)
-    assert trained.statistics.to_numbers() == index.statistics.to_numbers()
+    assert trained.inputs.statistics.to_numbers() == index.statistics.to_numbers()
     real = Index.open
     elsewhere = replace(index.statistics, pixel_mean=index.statistics.pixel_mean + 40, pixel_std=np.full(3, 9.0))
     monkeypatch.setattr("gdt.eval.subjects.Index.open", lambda *given: replace(real(*given), statistics=elsewhere))
@@ -382,7 +382,7 @@ def test_init_starts_from_the_given_weights(
         began.model.video_network.named_parameters(), now.model.video_network.named_parameters(), strict=True
     ):
         assert torch.allclose(one, other, atol=1e-8), name
-    assert now.statistics.to_numbers() == state["statistics"] != index.statistics.to_numbers()
+    assert now.inputs.statistics.to_numbers() == state["statistics"] != index.statistics.to_numbers()
     assert torch.load(tmp_path / "run" / CHECKPOINT, weights_only=True)["data"] == fingerprint(index)
     moved = replace(settings, init=str(shutil.copy(tmp_path / "start.pt", tmp_path / "moved.pt")))
     pretrain(moved)  # resumes, and finds that it is done
@@ -407,9 +407,7 @@ def test_random_parts_of_foreign_weights_are_not_copied() -> None:
     model, start = GDT(tiny.network), random(GDT(tiny.network, ["video"]))
     head = {name: value.clone() for name, value in model.mlp_v.state_dict().items()}
     origin = Origin("torchvision's", (), ("mlp_v",))
-    said = start_from(
-        model, Trained(start, TrainingRecord(tiny, RunData(KINETICS), origin=origin)), Path("r2plus1d_18.pth")
-    )
+    said = start_from(model, Trained(start, TrainingRecord(tiny, KINETICS, origin=origin)), Path("r2plus1d_18.pth"))
     assert said == "starting from r2plus1d_18.pth: loaded video_network; random mlp_v, audio_network, mlp_a"
     assert all(torch.equal(value, head[name]) for name, value in model.mlp_v.state_dict().items())
     weights = model.video_network.state_dict()
