@@ -13,7 +13,6 @@ from torch.nn import functional
 from gdt.common.errors import UserError
 from gdt.common.randomness import Stream, generator
 from gdt.pipeline.clips import uniform_plans, usable
-from gdt.pipeline.inputs import Inputs
 from gdt.pipeline.leaves import MODALITIES
 from gdt.pipeline.loader import Loader
 from gdt.pipeline.shards.index import Index
@@ -22,6 +21,8 @@ from gdt.pipeline.word2vec import WordVectors
 from gdt.train.experiment import Experiment
 from gdt.train.health import measures
 from gdt.train.models.gdt import GDT, autocast
+from gdt.train.record import TrainingRecord
+from gdt.train.trained import Trained
 
 KS = (1, 5, 10)
 _PROBE_VIDEOS = 256
@@ -40,10 +41,9 @@ class Embedded(NamedTuple):
 
 
 def embed_videos(
-    model: GDT,
+    trained: Trained,
     index: Index,
     videos: np.ndarray,
-    inputs: Inputs,
     clips: int,
     device: torch.device,
     modalities: Sequence[str],
@@ -52,16 +52,15 @@ def embed_videos(
 ) -> Embedded:
     """Mean embeddings over `clips` uniform centre-cropped clips of each video; all have these modalities.
 
-    `inputs` are those of the model, which stays in evaluation mode. With text, skips videos whose clips all lack
-    captions.
+    Leaves the model on the device, in evaluation mode. With text, skips videos whose clips all lack captions.
     """
     order = [name for name in MODALITIES if name in modalities]
-    plans = uniform_plans(index, videos, clips, inputs, modalities=order)
-    model.eval()
+    plans = uniform_plans(index, videos, clips, trained.inputs, modalities=order)
+    model = trained.model.to(device).eval()
     sums_by_batch: dict[str, list[torch.Tensor]] = {name: [] for name in order}
     used_by_batch: dict[str, list[torch.Tensor]] = {name: [] for name in order}
     with (
-        Loader(index, plans, inputs, device, loading, words) as loader,
+        Loader(index, plans, trained.inputs, device, loading, words) as loader,
         torch.compiler.set_stance("force_eager"),  # compiling again takes longer than a probe while training
         torch.inference_mode(),
         autocast(device),
@@ -129,16 +128,16 @@ class Probe:
 
         Empty if no two videos have clips of all modalities: words may lie between the clips.
         """
-        settings = self._experiment.settings
+        experiment = self._experiment
+        settings = experiment.settings
         embedded = embed_videos(
-            model,
+            Trained(model, TrainingRecord(settings, experiment.inputs.statistics)),
             self._index,
             self.videos,
-            self._experiment.inputs,
             _PROBE_CLIPS,
             self._device,
             self._modalities,
-            self._experiment.words,
+            experiment.words,
             settings.loading,
         )
         if len(embedded.videos) < 2:

@@ -100,9 +100,7 @@ def by_sound(trained: Trained, index: Index, split: str) -> Neighbours:
     order = generator(Stream.FIGURES).permutation(held_out)[:_VIDEOS]
     if len(order) < 2:
         raise UserError(f"the split '{split}' has fewer than 2 videos with frames and sound; hold out more videos")
-    device = any_device()
-    model = trained.model.to(device)
-    embedded = crossmodal.embed_videos(model, index, np.sort(order), trained.inputs, _CLIPS, device, both)
+    embedded = crossmodal.embed_videos(trained, index, np.sort(order), _CLIPS, any_device(), both)
     videos = embedded.videos
     video, audio = (embedded.embeddings[name].numpy() for name in both)
     neighbours = nearest_rows(audio, video, _NEIGHBOURS)

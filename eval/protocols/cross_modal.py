@@ -39,12 +39,8 @@ def cross_modal(evaluator: Evaluator, model: Subject, fold: Fold, _: Path) -> Ou
             f"'{eval_set.split}' has {len(videos)} among its {len(fold.queries)} videos; evaluate on more or longer "
             "videos"
         )
-    device = evaluator.device
-    network = trained.model.to(device)
     words = evaluator.words if "text" in modalities else None
-    embedded = crossmodal.embed_videos(
-        network, index, videos, trained.inputs, settings.clips, device, modalities, words
-    )
+    embedded = crossmodal.embed_videos(trained, index, videos, settings.clips, evaluator.device, modalities, words)
     n = len(embedded.videos)
     if n < 2:
         raise UserError(

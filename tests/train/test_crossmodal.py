@@ -21,8 +21,9 @@ from gdt.train.crossmodal import Embedded, Probe, embed_videos, hits, ranks
 from gdt.train.experiment import resolve
 from gdt.train.models.gdt import GDT
 from gdt.train.pretrain import pretrain
+from gdt.train.record import TrainingRecord
 from gdt.train.settings import SIZES, Pretrain, RunSettings
-from tests.composed import inputs_of
+from gdt.train.trained import Trained
 from tests.pipeline.test_loader import CPU
 from tests.train.drawn import draw
 from tests.train.runs import losses
@@ -52,16 +53,16 @@ def test_hits_by_direction_and_k() -> None:
 def test_embeddings_are_means_over_clips(index: Index) -> None:
     torch.manual_seed(0)
     model, videos = GDT(TINY.network), np.array([4, 11, 30])
-    inputs = inputs_of(index, TINY.clip, TINY.augmentation)
-    found = embed_videos(model, index, videos, inputs, 3, CPU, ("audio", "video"))
+    trained = Trained(model, TrainingRecord(TINY, index.statistics))
+    found = embed_videos(trained, index, videos, 3, CPU, ("audio", "video"))
     assert list(found.embeddings) == ["video", "audio"] and found.videos.tolist() == videos.tolist()
     augmentation = replace(EVALUATION, scale=(36, 36))
     for row, video in enumerate(videos):
         plan = uniform_clips(index, np.array([video]), 3, TINY.clip, augmentation, modalities=("video", "audio"))
-        with Loader(index, [plan], inputs, CPU) as loader, torch.inference_mode():
+        with Loader(index, [plan], trained.inputs, CPU) as loader, torch.inference_mode():
             (batch,) = loader
-            for name, leaves in batch.inputs.items():
-                expected = functional.normalize(model.embed(name, leaves).mean(0), dim=0)
+            for name, inputs in batch.inputs.items():
+                expected = functional.normalize(model.embed(name, inputs).mean(0), dim=0)
                 assert torch.allclose(found.embeddings[name][row], expected, atol=1e-5)
 
 
@@ -74,8 +75,8 @@ def test_videos_without_captions_are_left_out_with_text(captioned: Path, word2ve
     silent = replace(index, text_count=np.where(np.arange(len(index)) == 3, 0, index.text_count))
     kept = videos[usable(silent, TINY.clip, ("video", "text"))[videos]]
     assert kept.tolist() == [0, 1, 2, 4, 5]
-    inputs = inputs_of(silent, TINY.clip, TINY.augmentation)
-    found = embed_videos(model, silent, kept, inputs, 2, CPU, ("video", "text"), words)
+    trained = Trained(model, TrainingRecord(TINY, silent.statistics))
+    found = embed_videos(trained, silent, kept, 2, CPU, ("video", "text"), words)
     assert len(found.embeddings["text"]) == len(found.videos) <= 5 and len(found.videos) > 1
 
 
