@@ -29,7 +29,7 @@ from gdt.eval.settings import Downstream
 from gdt.eval.subjects import EvalSet, default_checkpoint, subjects
 from gdt.eval.subprocesses import job_limit, run_command, run_parallel
 from gdt.eval.tables import pivot, write_tables
-from gdt.eval.training import finished_epochs, planned_epochs, remove_state
+from gdt.eval.training import STATE, ClassifierTraining, finished_epochs
 from gdt.pipeline.shards.index import names_in
 from gdt.train.checkpoint import load_trained
 from gdt.train.models.given import Given, makers
@@ -126,8 +126,7 @@ def _run(job: Job) -> None:
     queries = fold.queries if outcome.queries is None else outcome.queries
     answers.write(evaluator.out, result.identity, Answers.of(queries, outcome.metrics))
     results.append(evaluator.out / RESULTS, result)
-    if PROTOCOLS[job.protocol].trains:
-        remove_state(job.folder)
+    (job.folder / STATE).unlink(missing_ok=True)  # a finished training needs it no more
     name, first = next(iter(result.metrics.items()))
     print(f"[{time.perf_counter() - start:4.0f} s] {job.name}: {name} {first.value:.1f} %", flush=True)
 
@@ -190,8 +189,8 @@ def _finetune_all(jobs: Sequence[Job], limit: int) -> None:
     protocols = dict.fromkeys(job.protocol for job in jobs)
     logs = " ".join(f"{jobs[0].evaluator.out}/*/{protocol}-*/log.txt" for protocol in protocols)
     print(f"{len(jobs)} finetuning runs, {limit} in parallel; logs: {logs}")
-    total = planned_epochs(jobs[0].evaluator.settings, jobs[0].model.trained) * len(jobs)
-    with tqdm(total=total, initial=finished(), unit="epoch", desc="finetune", mininterval=1.0) as bar:
+    epochs = ClassifierTraining.recipe_of(jobs[0].evaluator.settings, jobs[0].model.trained).epochs
+    with tqdm(total=epochs * len(jobs), initial=finished(), unit="epoch", desc="finetune", mininterval=1.0) as bar:
         for job in run_parallel(jobs, run, limit, lambda: bar.update(finished() - bar.n)):
             bar.write(f"{job.name}: done")
 

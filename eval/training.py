@@ -82,46 +82,10 @@ class Recipe:
         )
 
 
-def as_pretrained(trained: Trained, clips: int) -> Recipe:
-    """The recipe with clips as in pretraining, some per video and epoch."""
-    settings = trained.settings
-    augmentation = Augmentation(scale=settings.augmentation.scale, hue=settings.augmentation.hue)
-    return Recipe(clip=settings.clip, augmentation=augmentation, clips=clips)
-
-
-RECIPES: dict[str, Callable[[Trained], Recipe]] = {
-    "paper": lambda trained: Recipe(clip=Clip(frames=32, mel_frames=trained.settings.clip.mel_frames)),
-    "tiny": lambda trained: as_pretrained(trained, clips=4),
-}
-"""By the size of the pretrained networks."""
-
-
-def recipe_of(settings: Downstream, trained: Trained) -> Recipe:
-    """The recipe of finetuning a model, as far as the settings leave it."""
-    recipe = RECIPES[trained.settings.size](trained)
-    # a network of the user's own may take no other clips than those of pretraining
-    if getattr(trained.model.network, settings.modalities[0]):
-        recipe = as_pretrained(trained, recipe.clips)
-    if settings.epochs:
-        recipe = recipe.spread_over(settings.epochs)
-    if settings.lr:
-        recipe = replace(recipe, lr=settings.lr, first_lr=recipe.first_lr * settings.lr / recipe.lr)
-    return replace(recipe, clips=settings.clips_per_epoch or recipe.clips, test_clips=settings.clips)
-
-
-def planned_epochs(settings: Downstream, trained: Trained) -> int:
-    return recipe_of(settings, trained).epochs
-
-
 def finished_epochs(folder: Path) -> int:
     """Epochs of the run in a folder so far."""
     log = folder / EPOCHS
     return len(log.read_bytes().splitlines()) if log.is_file() else 0
-
-
-def remove_state(folder: Path) -> None:
-    """Remove what a finished run needs no more."""
-    (folder / STATE).unlink(missing_ok=True)
 
 
 class ClassifierTraining:
@@ -134,7 +98,21 @@ class ClassifierTraining:
 
     @classmethod
     def recipe_of(cls, settings: Downstream, trained: Trained) -> Recipe:
-        return recipe_of(settings, trained)
+        """The recipe for a model, as far as the settings leave it."""
+        pretrained = trained.settings
+        paper = pretrained.size == "paper"
+        recipe = Recipe(clips=settings.clips_per_epoch or (10 if paper else 4), test_clips=settings.clips)
+        # a network of the user's own may take no other clips than those of pretraining
+        if paper and not getattr(trained.model.network, settings.modalities[0]):
+            recipe = replace(recipe, clip=Clip(frames=32, mel_frames=pretrained.clip.mel_frames))
+        else:
+            augmentation = Augmentation(scale=pretrained.augmentation.scale, hue=pretrained.augmentation.hue)
+            recipe = replace(recipe, clip=pretrained.clip, augmentation=augmentation)
+        if settings.epochs:
+            recipe = recipe.spread_over(settings.epochs)
+        if settings.lr:
+            recipe = replace(recipe, lr=settings.lr, first_lr=recipe.first_lr * settings.lr / recipe.lr)
+        return recipe
 
     def __init__(
         self,
@@ -148,7 +126,7 @@ class ClassifierTraining:
         modality: str = "video",
         fingerprint: str = "",
     ) -> None:
-        """Trains on the gallery of a fold and tests on its queries; `data` is the fingerprint of the shards."""
+        """Trains on the gallery of a fold and tests on its queries; `fingerprint` is that of the shards."""
         require_network(trained, modality)
         self.index = index
         self.fold = fold

@@ -22,7 +22,7 @@ from gdt.eval.protocols.attentive import AttentiveProbe
 from gdt.eval.protocols.finetune import Classifier, Finetuning
 from gdt.eval.settings import Downstream, Export
 from gdt.eval.subjects import FINETUNED
-from gdt.eval.training import EPOCHS, STATE, Recipe, as_pretrained
+from gdt.eval.training import EPOCHS, STATE, Recipe
 from gdt.pipeline.clips import uniform_clips
 from gdt.pipeline.loader import Loader
 from gdt.pipeline.shards.index import Index
@@ -56,7 +56,8 @@ def task(index: Index) -> Task:
 
 
 def quick(trained: Trained, **changes: Any) -> Recipe:
-    return replace(as_pretrained(trained, 4).spread_over(3), **({"clips": 2, "test_clips": 2, "batch": 16} | changes))
+    recipe = Finetuning.recipe_of(Downstream(epochs=3, clips_per_epoch=2, clips=2), trained)
+    return replace(recipe, **({"batch": 16} | changes))
 
 
 def test_the_recipe_has_the_numbers_of_the_paper() -> None:

@@ -25,7 +25,6 @@ from gdt.eval.folds import Fold
 from gdt.eval.protocols.finetune import Finetuning
 from gdt.eval.results import Result
 from gdt.eval.settings import Downstream, Export
-from gdt.eval.training import as_pretrained
 from gdt.pipeline.notation import read_transformations
 from gdt.pipeline.shards.index import Index
 from gdt.train import portable
@@ -74,7 +73,7 @@ def evil(checkpoint: Path, index: Index, tmp_path_factory: pytest.TempPathFactor
     portable.write(folder / "evil.safetensors", trained)
     train = (index.split == "train").nonzero()[0]
     fold = Fold(0, train, train, index.label[train].astype(str), index.label[train].astype(str))
-    Finetuning(trained, index, fold, as_pretrained(trained, 4), 0, CPU, folder).keep()
+    Finetuning(trained, index, fold, Finetuning.recipe_of(Downstream(), trained), 0, CPU, folder).keep()
     assert not ran.exists()
     return folder
 
