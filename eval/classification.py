@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 from sklearn.exceptions import ConvergenceWarning
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
 from threadpoolctl import threadpool_limits
 
 from gdt.common.errors import UserError
@@ -66,3 +68,24 @@ def top_k(scores: np.ndarray, target: np.ndarray, ks: Sequence[int]) -> dict[int
     known = (target >= 0).mean()
     hits = order == target[:, None]
     return {k: measured(hits[:, :k].any(1), 100 * known * k / classes) for k in ks if k < classes}
+
+
+def linear_probe(
+    classifier: Any,
+    query: np.ndarray,
+    query_label: np.ndarray,
+    train: np.ndarray,
+    train_label: np.ndarray,
+    ks: Sequence[int],
+) -> tuple[dict[int, Measured], str]:
+    """`top_k` of a linear classifier of scikit-learn on standardised features, and what scikit-learn warned of.
+
+    Raises UserError if there is only one class.
+    """
+    classes = classes_of(train_label)
+    probe = make_pipeline(StandardScaler(), classifier)
+    caught = fit(probe, train, targets(train_label, classes))
+    scores = probe.decision_function(query)
+    if len(classes) == 2:
+        scores = np.stack([-scores, scores], 1)
+    return top_k(scores, targets(query_label, classes), ks), fit_warnings(caught, 1)

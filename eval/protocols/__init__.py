@@ -1,4 +1,4 @@
-"""Evaluation protocols: a line of PROTOCOLS with the facts about each, and its function in a module of this folder.
+"""Evaluation protocols: a line of PROTOCOLS with the facts about each, and its function in a module of its name.
 
 `--help` reads the table, so it needs neither torch nor scikit-learn; functions are imported when they run.
 """
@@ -27,14 +27,12 @@ class Protocol:
     """Whether the model and the videos need two modalities."""
     trains: bool = False
     """Whether it trains a network, in its own process."""
-    module: str = ""
-    """The module of its function, if it is not named after the protocol."""
 
     @property
     def function(self) -> str:
         """Its function, as module:attribute below `gdt`; see `Evaluator.run`."""
         name = self.name.replace("-", "_")
-        return f"eval.protocols.{self.module or name}:{name}"
+        return f"eval.protocols.{name}:{name}"
 
 
 _FROZEN = ("label", "folds", "gallery_split", "modalities")
@@ -49,7 +47,7 @@ PROTOCOLS = {
         Protocol("few-shot", (*_FROZEN, "seed"), "neighbours", default=True),
         Protocol("knn", _FROZEN, "neighbours", default=True),
         Protocol("linear", _PROBED, "classifiers"),
-        Protocol("svm", _PROBED, "classifiers", module="linear"),
+        Protocol("svm", _PROBED, "classifiers"),
         Protocol("multilabel", (*_FROZEN, "linear_c"), "labels", several=True),
         Protocol("attentive", _TRAINED, "classifiers", trains=True),
         Protocol("finetune", _TRAINED, "classifiers", trains=True),

@@ -16,10 +16,9 @@ from sklearn.linear_model import LogisticRegression
 from gdt.common.errors import UserError
 from gdt.common.randomness import Stream, generator
 from gdt.eval import extract
-from gdt.eval.classification import fit, fit_warnings, targets, top_k
+from gdt.eval.classification import fit, fit_warnings, linear_probe, targets, top_k
 from gdt.eval.protocols.few_shot import accuracy
 from gdt.eval.protocols.knn import weighted_knn
-from gdt.eval.protocols.linear import linear_probe
 from gdt.eval.protocols.retrieval import chance, recall
 from gdt.eval.similarity import nearest_rows
 from gdt.train.settings import SIZES
@@ -156,16 +155,17 @@ def test_linear_probe_separates_separable_classes(classes: int) -> None:
     label = np.repeat(list("abcd")[:classes], 50)
     centre = 100 * rng.normal(size=(classes, 6))[np.repeat(np.arange(classes), 50)] + 1000
     train, query = centre + rng.normal(size=centre.shape), centre + rng.normal(size=centre.shape)
-    found, _ = linear_probe(query, label, train, label, 1.0, (1, 5))
+    found, _ = linear_probe(LogisticRegression(), query, label, train, label, (1, 5))
     assert list(found) == [1] and found[1].metric.value == 100.0 and found[1].metric.chance == 100 / classes
     shuffled = rng.permutation(label)
-    assert linear_probe(query, label, train, shuffled, 1.0, (1,))[0][1].metric.value < 100 / classes + 30
+    found, _ = linear_probe(LogisticRegression(), query, label, train, shuffled, (1,))
+    assert found[1].metric.value < 100 / classes + 30
 
 
 def test_unknown_classes_are_never_right() -> None:
     assert targets(np.array(["b", "x", "a", "d"]), np.array(["a", "b", "c"])).tolist() == [1, -1, 0, -1]
     query, query_label, train, train_label = features()
     kept = train_label != "d"
-    found = linear_probe(query, query_label, train[kept], train_label[kept], 1.0, (1,))[0][1].metric
+    found = linear_probe(LogisticRegression(), query, query_label, train[kept], train_label[kept], (1,))[0][1].metric
     assert found.value <= 75 and found.chance == pytest.approx(25.0)
     assert accuracy(query, query_label, train[kept], train_label[kept], 2, 3).metric.chance == pytest.approx(25.0)
