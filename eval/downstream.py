@@ -12,6 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from pkgutil import resolve_name
 
 from tqdm import tqdm
 
@@ -20,18 +21,16 @@ from gdt.common.errors import explain_out_of_memory
 from gdt.common.files import locked
 from gdt.eval import answers, results
 from gdt.eval.answers import Answers
-from gdt.eval.conditions import decisive_settings, only_decisive, words_of
+from gdt.eval.conditions import decisive_settings, words_of
+from gdt.eval.evaluator import ProtocolFunction
 from gdt.eval.folds import Fold
-from gdt.eval.jobs import Job, plan_jobs
-from gdt.eval.protocols import PROTOCOLS
+from gdt.eval.jobs import Job, resolve
 from gdt.eval.results import RANDOM, RESULTS, Result
 from gdt.eval.settings import Downstream
-from gdt.eval.subjects import EvalSet, default_checkpoint, subjects
 from gdt.eval.subprocesses import job_limit, run_command, run_parallel
 from gdt.eval.tables import pivot, write_tables
 from gdt.eval.training import STATE, ClassifierTraining, finished_epochs
 from gdt.pipeline.shards.index import names_in
-from gdt.train.checkpoint import load_trained
 from gdt.train.models.given import Given, makers
 from gdt.train.provenance import provenance_of
 from gdt.train.run import home_of
@@ -63,43 +62,32 @@ def downstream(settings: Downstream) -> str:
     )
 
 
+@explain_out_of_memory("lower --jobs; finished results are kept")
 def evaluate(settings: Downstream, networks: Mapping[str, Sequence[Given]] | None = None) -> Evaluation:
     """Run the missing evaluations.
 
     `networks`: the user's own by modality, besides those in the settings, which other processes do not have.
     Raises UserError if the shards, their labels, a split, a fold or a checkpoint is missing or does not fit.
     """
-    if not settings.ckpt:
-        settings = replace(settings, ckpt=(str(default_checkpoint(settings.dataset, settings.shards)),))
-    if not settings.protocols:
-        settings.require_effect([name for name, facts in PROTOCOLS.items() if facts.default or facts.several])
-    video_first = tuple(sorted(settings.modalities, reverse=True))  # in whatever order they are given
-    settings = replace(settings, modalities=video_first)
-    given = makers({**settings.own_networks.given, **(networks or {})})
-    first = load_trained(settings.ckpt[0], given)
-    compared = list(subjects(settings, first, given))
-    eval_set = EvalSet.open(
-        settings.ckpt[0], first, settings.dataset, settings.shards, settings.query_split, settings.cache
-    )
-    out = settings.out or Path("runs") / f"eval-{eval_set.dataset}"
+    plan = resolve(settings, makers({**settings.own_networks.given, **(networks or {})}))
+    out = plan.out
     # in a subprocess, the parent holds the lock
     lock = locked(out, "set --out to another folder") if settings.tables else contextlib.nullcontext()
-    with lock, explain_out_of_memory("lower --jobs; finished results are kept"):
-        jobs = plan_jobs(settings, eval_set, compared, out)
+    with lock:
         done = {result.identity for result in results.read(out / RESULTS)}
-        todo = list({job.identity: job for job in jobs if job.identity not in done}.values())
+        todo = list({job.identity: job for job in plan.jobs if job.identity not in done}.values())
         for job in todo:
-            if not PROTOCOLS[job.protocol].trains:
+            if not job.evaluator.protocol.trains:
                 _run(job)
-        finetuning = [job for job in todo if PROTOCOLS[job.protocol].trains]
+        finetuning = [job for job in todo if job.evaluator.protocol.trains]
         if finetuning:
-            _finetune_all(finetuning, 1 if networks else job_limit(settings.jobs))
-        wanted = {job.conditions for job in jobs}
+            _finetune_all(settings, finetuning, 1 if networks else job_limit(settings.jobs))
+        wanted = {job.conditions for job in plan.jobs}
         every = [result for result in results.read(out / RESULTS) if result.conditions in wanted]
         text = ""
         if settings.tables:
             text = write_tables(out, pivot(every, answers=answers.read_all(out, every)), every)
-    return Evaluation(every, [(model.name, model.digest) for model in compared], text, out)
+    return Evaluation(every, [(model.name, model.digest) for model in plan.models], text, out)
 
 
 def _run(job: Job) -> None:
@@ -107,14 +95,15 @@ def _run(job: Job) -> None:
     start = time.perf_counter()
     evaluator = job.evaluator
     model = job.model
-    selected = evaluator.select(model, job.protocol, job.fold)
+    selected = evaluator.select(model, job.fold)
     fold = selected.fold
     facts = _facts(job, fold)
-    outcome = evaluator.run(model, job.protocol, fold, job.folder)
+    function: ProtocolFunction = resolve_name(f"gdt.{evaluator.protocol.function}")
+    outcome = function(evaluator, model, fold, job.folder)
     if outcome.queries is not None:
         seen = model.seen(evaluator.eval_set, outcome.queries)
         facts = replace(facts, queries=len(outcome.queries), seen=seen)
-    same = evaluator.sameness(model, job.protocol, fold)
+    same = evaluator.sameness(model, fold)
     details = {**facts.details, **outcome.details}
     if selected.left_out:
         details["left out"] = selected.left_out
@@ -135,6 +124,7 @@ def _facts(job: Job, fold: Fold) -> Result:
     """The result of a job on these videos, without its metrics."""
     model = job.model
     evaluator = job.evaluator
+    protocol = evaluator.protocol.name
     trained = model.trained
     eval_set = evaluator.eval_set
     pretraining = trained.settings
@@ -142,7 +132,7 @@ def _facts(job: Job, fold: Fold) -> Result:
     precision = "bfloat16" if evaluator.device.type == "cuda" else "float32"
     return Result(
         conditions=job.conditions,
-        protocol=job.protocol,
+        protocol=protocol,
         model=model.name,
         weights=model.digest,
         checkpoint=model.path,
@@ -157,19 +147,19 @@ def _facts(job: Job, fold: Fold) -> Result:
         shards=str(eval_set.index.folder),
         data=eval_set.fingerprint,
         query_split=eval_set.split,
-        label=evaluator.settings.label if PROTOCOLS[job.protocol].labels else "",
-        words=words_of(job.protocol, evaluator.words),
+        label=evaluator.settings.label,
+        words=words_of(protocol, evaluator.words),
         fold=fold.number,
         gallery=len(fold.gallery),
         queries=len(fold.queries),
         classes=len(names_in(fold.gallery_label)),
-        settings=decisive_settings(evaluator.settings, job.protocol),
+        settings=decisive_settings(evaluator.settings, protocol),
         details={"clip": str(pretraining.clip), "precision": precision},
         provenance=provenance_of(evaluator.device),
     )
 
 
-def _finetune_all(jobs: Sequence[Job], limit: int) -> None:
+def _finetune_all(settings: Downstream, jobs: Sequence[Job], limit: int) -> None:
     """Run every job in its own subprocess, `limit` in parallel, or in this process if that is 1.
 
     Thus the number of threads, which affects the last digits, does not depend on the number of remaining jobs.
@@ -181,12 +171,12 @@ def _finetune_all(jobs: Sequence[Job], limit: int) -> None:
 
     def run(job: Job, gpu: str, stop: threading.Event) -> None:
         job.folder.mkdir(parents=True, exist_ok=True)
-        run_command(_command(job), job.folder / "log.txt", gpu, f"finetuning {job.name}", stop)
+        run_command(_command(settings, job), job.folder / "log.txt", gpu, f"finetuning {job.name}", stop)
 
     def finished() -> int:
         return sum(finished_epochs(job.folder) for job in jobs)
 
-    protocols = dict.fromkeys(job.protocol for job in jobs)
+    protocols = dict.fromkeys(job.evaluator.protocol.name for job in jobs)
     logs = " ".join(f"{jobs[0].evaluator.out}/*/{protocol}-*/log.txt" for protocol in protocols)
     print(f"{len(jobs)} finetuning runs, {limit} in parallel; logs: {logs}")
     epochs = ClassifierTraining.recipe_of(jobs[0].evaluator.settings, jobs[0].model.trained).epochs
@@ -195,17 +185,16 @@ def _finetune_all(jobs: Sequence[Job], limit: int) -> None:
             bar.write(f"{job.name}: done")
 
 
-def _command(job: Job) -> list[str]:
-    """Arguments of `gdt` for one finetuning job."""
+def _command(settings: Downstream, job: Job) -> list[str]:
+    """Arguments of `gdt` for one finetuning job of an evaluation."""
     evaluator = job.evaluator
-    settings = evaluator.settings
     alone = replace(
-        only_decisive(settings, job.protocol),
+        evaluator.settings,
         ckpt=(job.model.path,),
         dataset=evaluator.eval_set.dataset,
         shards=evaluator.eval_set.index.folder,
         out=evaluator.out,
-        protocols=(job.protocol,),
+        protocols=(evaluator.protocol.name,),
         folds=(job.fold.number,) if job.fold.number else (),
         query_split=evaluator.eval_set.split,
         random_weights="only" if job.model.random else "exclude",

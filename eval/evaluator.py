@@ -1,11 +1,10 @@
-"""What protocols share: the data, settings and device of an evaluation, and the features, kept in files."""
+"""What a protocol is given: its data, settings and device, and the features, kept in files."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from pkgutil import resolve_name
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -15,12 +14,12 @@ import torch
 from gdt.common.errors import UserError
 from gdt.common.randomness import Stream, generator
 from gdt.common.wording import plural
-from gdt.eval.conditions import features_path, only_decisive
+from gdt.eval.conditions import conditions_of, features_path
 from gdt.eval.extract import PooledFeatures, cached_features
 from gdt.eval.features import sameness
 from gdt.eval.folds import Fold
 from gdt.eval.metrics import Measured
-from gdt.eval.protocols import PROTOCOLS
+from gdt.eval.protocols import Protocol
 from gdt.eval.settings import Downstream
 from gdt.eval.similarity import unit
 from gdt.eval.subjects import EvalSet, Subject
@@ -49,20 +48,28 @@ class Selection(NamedTuple):
     """As in Outcome."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class Evaluator:
-    """The evaluation set, settings and device of an evaluation, with the features, kept in files."""
+    """A protocol of an evaluation with a column of labels: all that decides its numbers, besides the model."""
 
+    protocol: Protocol
     settings: Downstream
+    """Those that decide the protocol's numbers, with the gallery's split; the others are at their defaults."""
     eval_set: EvalSet
+    """With the labels of the column."""
+    folds: list[Fold]
     device: torch.device
     out: Path
+    """Folder of the results."""
     words: WordVectors | None
 
-    def select(self, model: Subject, protocol: str, fold: Fold) -> Selection:
-        """The videos of a fold that a protocol evaluates. Raises UserError if none is left."""
-        facts = PROTOCOLS[protocol]
-        if not facts.labels:
+    def conditions(self, fold: Fold) -> str:
+        """Digest of all that decides the numbers on a fold, besides the model."""
+        return conditions_of(self.settings, self.protocol.name, self.eval_set, fold, self.device.type, self.words)
+
+    def select(self, model: Subject, fold: Fold) -> Selection:
+        """The videos of a fold that the protocol evaluates. Raises UserError if none is left."""
+        if not self.protocol.labels:
             return Selection(fold)
         modalities = self.settings.modalities
         left_out = ""
@@ -73,25 +80,14 @@ class Evaluator:
             short = ", or sound is shorter than a clip" if "audio" in modalities else ""
             left_out = f"{plural(lacking, 'video')} whose {' or '.join(modalities)} is missing{short}"
         alone = int((~np.isin(kept.query_label, kept.gallery_label)).sum())
-        if alone and not facts.several:
+        if alone and not self.protocol.several:
             what = f"{alone} of {len(kept.queries)} queries are of classes without gallery videos"
             warning = f"{what}: any model gets them wrong"
-        settings = only_decisive(self.settings, protocol)
-        return Selection(_subsample(kept, settings.train_samples, settings.seed), left_out, warning)
+        return Selection(_subsample(kept, self.settings.train_samples, self.settings.seed), left_out, warning)
 
-    def run(self, model: Subject, protocol: str, fold: Fold, folder: Path) -> Outcome:
-        """Evaluate a model on the videos of a fold; a protocol that trains writes to `folder`.
-
-        Raises UserError if the model or the videos do not fit the protocol.
-        """
-        function: ProtocolFunction = resolve_name(f"gdt.{PROTOCOLS[protocol].function}")
-        with_own_settings = replace(self, settings=only_decisive(self.settings, protocol))
-        return function(with_own_settings, model, fold, folder)
-
-    def sameness(self, model: Subject, protocol: str, fold: Fold) -> str:
+    def sameness(self, model: Subject, fold: Fold) -> str:
         """A warning of a protocol on frozen features that are nearly the same for all videos; empty without."""
-        frozen = PROTOCOLS[protocol].labels and not PROTOCOLS[protocol].trains
-        if model.random or not frozen:
+        if model.random or self.protocol.trains or not self.protocol.labels:
             return ""
         return sameness({name: self.features(model, fold.videos, name).average for name in self.settings.modalities})
 

@@ -1,59 +1,25 @@
-"""What an evaluation consists of: protocols by columns of labels, then jobs by models and folds."""
+"""What an evaluation consists of: `resolve` makes it once, from settings, models and shards."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
 from gdt.common.errors import UserError
-from gdt.eval.conditions import conditions_of
+from gdt.eval.conditions import only_decisive
 from gdt.eval.evaluator import Evaluator
 from gdt.eval.extract import require_network
 from gdt.eval.folds import Fold, folds, gallery_split, several_labels
 from gdt.eval.protocols import PROTOCOLS
 from gdt.eval.settings import Downstream
-from gdt.eval.subjects import EvalSet, Subject
+from gdt.eval.subjects import EvalSet, Subject, default_checkpoint, subjects
 from gdt.pipeline.word2vec import WordVectors
+from gdt.train.checkpoint import load_trained
 from gdt.train.models.gdt import any_device
-
-
-class PlannedProtocol(NamedTuple):
-    """What an evaluation does with a protocol and a column of labels, for any model."""
-
-    settings: Downstream
-    """The settings of this column, with its gallery."""
-    eval_set: EvalSet
-    """The evaluation set with the labels of this column."""
-    protocol: str
-    folds: list[Fold]
-    conditions: list[str]
-    """The conditions of each fold."""
-
-
-def planned_protocols(
-    settings: Downstream, eval_set: EvalSet, device: str, words: WordVectors | None, compared: Sequence[Subject] = ()
-) -> list[PlannedProtocol]:
-    """The protocols of an evaluation, for every column of labels; the default ones are chosen for models.
-
-    Raises UserError as `choose_protocols` and `folds` do.
-    """
-    planned = []
-    for number, label in enumerate(settings.labels):
-        of_label = replace(eval_set, index=eval_set.index.labelled(label))
-        of_column = replace(settings, label=label)
-        protocols = choose_protocols(of_column, of_label, compared)
-        if any("gallery_split" in PROTOCOLS[name].settings for name in protocols):  # others refuse it
-            gallery = gallery_split(settings.gallery_split, of_label.index, eval_set.split)
-            of_column = replace(of_column, gallery_split=gallery)
-        for protocol in protocols:
-            if number and not PROTOCOLS[protocol].labels:
-                continue  # it is the same for every column of labels
-            found = folds(of_column, protocol, of_label.index, eval_set.split)
-            keys = [conditions_of(of_column, protocol, of_label, fold, device, words) for fold in found]
-            planned.append(PlannedProtocol(of_column, of_label, protocol, found, keys))
-    return planned
+from gdt.train.models.given import Makers
 
 
 @dataclass(frozen=True)
@@ -62,9 +28,11 @@ class Job:
 
     evaluator: Evaluator
     model: Subject
-    protocol: str
     fold: Fold
-    conditions: str
+
+    @cached_property
+    def conditions(self) -> str:
+        return self.evaluator.conditions(self.fold)
 
     @property
     def identity(self) -> tuple[str, str, str]:
@@ -74,41 +42,80 @@ class Job:
     def folder(self) -> Path:
         """Folder of a finetuning."""
         fold = f"fold{self.fold.number}-" if self.fold.number else ""
-        return self.evaluator.out / self.model.folder / f"{self.protocol}-{fold}{self.conditions[:8]}"
+        name = f"{self.evaluator.protocol.name}-{fold}{self.conditions[:8]}"
+        return self.evaluator.out / self.model.folder / name
 
     @property
     def name(self) -> str:
-        return f"{self.model.name_on(self.fold)}, {self.protocol}"
+        return f"{self.model.name_on(self.fold)}, {self.evaluator.protocol.name}"
 
 
-def plan_jobs(settings: Downstream, eval_set: EvalSet, compared: Sequence[Subject], out: Path) -> list[Job]:
-    """The jobs of an evaluation, model by model. Raises UserError if models, data and settings do not fit."""
+class Plan(NamedTuple):
+    """All that an evaluation does."""
+
+    models: list[Subject]
+    out: Path
+    """Folder of the results."""
+    jobs: list[Job]
+    """Model by model."""
+
+
+def resolve(settings: Downstream, given: Makers) -> Plan:
+    """Fill in the defaults of an evaluation, and make what it consists of; `given` are networks of the user's own.
+
+    Raises UserError if models, data and settings do not fit each other.
+    """
+    ckpt = settings.ckpt or (str(default_checkpoint(settings.dataset, settings.shards)),)
+    if not settings.protocols:
+        settings.require_effect([name for name, facts in PROTOCOLS.items() if facts.default or facts.several])
+    video_first = tuple(sorted(settings.modalities, reverse=True))  # in whatever order they are given
+    settings = replace(settings, ckpt=ckpt, modalities=video_first)
+    first = load_trained(ckpt[0], given)
+    models = list(subjects(settings, first, given))
+    eval_set = EvalSet.open(ckpt[0], first, settings.dataset, settings.shards, settings.query_split, settings.cache)
+    out = settings.out or Path("runs") / f"eval-{eval_set.dataset}"
+    planned = evaluators(settings, eval_set, out, models)
+    written = any("text" in model.trained.model.modalities for model in models)
+    if written and not (settings.protocols or settings.word2vec):
+        print("text is not evaluated; set --word2vec to the file that the shards were made with", flush=True)
+    jobs = []
+    for model in models:
+        for evaluator in planned:
+            facts = evaluator.protocol
+            if facts.labels:
+                _require_fit(model, evaluator)
+            if facts.pairs and not settings.protocols and not _has_pairs(model, settings, eval_set):
+                print(f"{model.name} is skipped in {facts.name}: the videos have fewer than two of its modalities")
+                continue
+            jobs += [Job(evaluator, model, fold) for fold in evaluator.folds]
+    return Plan(models, out, jobs)
+
+
+def evaluators(settings: Downstream, eval_set: EvalSet, out: Path, compared: Sequence[Subject] = ()) -> list[Evaluator]:
+    """The protocols of an evaluation, for every column of labels; the default ones are chosen for models.
+
+    Raises UserError as `choose_protocols` and `folds` do, or if models were trained with other words.
+    """
     device = any_device()
     words = None
     if settings.word2vec:
         words = WordVectors.of(eval_set.index, settings.word2vec)
         for model in compared:
             model.trained.require_same_words(words, model.path, settings.word2vec)
-
-    planned = planned_protocols(settings, eval_set, device.type, words, compared)
-    written = any("text" in model.trained.model.modalities for model in compared)
-    if written and not (settings.protocols or settings.word2vec):
-        print("text is not evaluated; set --word2vec to the file that the shards were made with", flush=True)
-    # one for a column of labels
-    evaluators = {part.settings.label: Evaluator(part.settings, part.eval_set, device, out, words) for part in planned}
-    jobs = []
-    for model in compared:
-        for part in planned:
-            facts = PROTOCOLS[part.protocol]
-            if facts.labels:
-                _require_fit(model, part.settings, part.eval_set, part.folds)
-            if facts.pairs and not settings.protocols and not _has_pairs(model, settings, eval_set):
-                print(f"{model.name} is skipped in {part.protocol}: the videos have fewer than two of its modalities")
-                continue
-            evaluator = evaluators[part.settings.label]
-            for fold, conditions in zip(part.folds, part.conditions, strict=True):
-                jobs.append(Job(evaluator, model, part.protocol, fold, conditions))
-    return jobs
+    planned = []
+    for number, label in enumerate(settings.labels):
+        of_label = replace(eval_set, index=eval_set.index.labelled(label))
+        of_column = replace(settings, label=label)
+        for name in choose_protocols(of_column, of_label, compared):
+            protocol = PROTOCOLS[name]
+            if number and not protocol.labels:
+                continue  # it is the same for every column of labels
+            own = only_decisive(of_column, name)
+            if protocol.labels:
+                own = replace(own, gallery_split=gallery_split(own.gallery_split, of_label.index, eval_set.split))
+            found = folds(own, name, of_label.index, eval_set.split)
+            planned.append(Evaluator(protocol, own, of_label, found, device, out, words))
+    return planned
 
 
 def choose_protocols(settings: Downstream, eval_set: EvalSet, compared: Sequence[Subject]) -> list[str]:
@@ -147,16 +154,16 @@ def _has_pairs(model: Subject, settings: Downstream, eval_set: EvalSet) -> bool:
     return len(model.embedded_modalities(eval_set.index, settings)) > 1
 
 
-def _require_fit(model: Subject, settings: Downstream, eval_set: EvalSet, evaluated: Sequence[Fold]) -> None:
+def _require_fit(model: Subject, evaluator: Evaluator) -> None:
     """Raise UserError if a model lacks a network, or was finetuned on labels of query videos."""
-    for name in settings.modalities:
+    for name in evaluator.settings.modalities:
         require_network(model.trained, name)
     origin = model.trained.origin
     if not origin or not origin.finetuned_on or model.random:
         return
     fingerprint, number = origin.finetuned_on
-    others = [fold.number for fold in evaluated if fold.number != number]
-    if others and fingerprint == eval_set.fingerprint:
+    others = [fold.number for fold in evaluator.folds if fold.number != number]
+    if others and fingerprint == evaluator.eval_set.fingerprint:
         raise UserError(
             f"{model.path} was finetuned on fold {number} of these videos, so it knows test labels of fold "
             f"{others[0]}; set --folds {number}"

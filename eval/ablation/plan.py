@@ -15,7 +15,7 @@ from gdt.common.stores import Place
 from gdt.eval.ablation.networks import Untrained, untrained
 from gdt.eval.ablation.settings import Ablation
 from gdt.eval.folds import held_out, official_folds
-from gdt.eval.jobs import planned_protocols
+from gdt.eval.jobs import evaluators
 from gdt.eval.protocols import PROTOCOLS
 from gdt.eval.results import RANDOM, Result
 from gdt.eval.settings import Downstream
@@ -25,7 +25,6 @@ from gdt.pipeline.leaves import Clip
 from gdt.pipeline.notation import Transformations, read_transformations
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.shards.naming import shard_folder
-from gdt.pipeline.word2vec import WordVectors
 from gdt.train.experiment import Experiment, architecture, compose, resolve
 from gdt.train.flops import step_flops
 from gdt.train.gpu import default_size
@@ -137,7 +136,7 @@ def plan_runs(settings: Ablation) -> list[PlannedRun]:
     def evaluated(protocols: tuple[Any, ...], word2vec: Path | None) -> tuple[Downstream, frozenset[str]]:
         """An evaluation with the conditions of its results, which are the same for all seeds."""
         same = replace(evaluation, out=settings.folder, tables=False, protocols=protocols, word2vec=word2vec)
-        return same, _conditions(same, index)
+        return same, _conditions(same, index, settings.folder)
 
     networks = {row.name: untrained(row.settings, row.modalities) for row in rows}
     runs = []
@@ -162,13 +161,11 @@ def plan_runs(settings: Ablation) -> list[PlannedRun]:
     return runs
 
 
-def _conditions(evaluation: Downstream, index: Index) -> frozenset[str]:
+def _conditions(evaluation: Downstream, index: Index, folder: Path) -> frozenset[str]:
     """The conditions of an evaluation's results. Raises UserError if a split has no labels."""
-    device = any_device().type
-    words = WordVectors.of(index, evaluation.word2vec) if evaluation.word2vec else None
     eval_set = EvalSet.of(evaluation.dataset, index, evaluation.query_split)
-    planned = planned_protocols(evaluation, eval_set, device, words) if evaluation.protocols else []
-    return frozenset(conditions for part in planned for conditions in part.conditions)
+    planned = evaluators(evaluation, eval_set, folder) if evaluation.protocols else []
+    return frozenset(evaluator.conditions(fold) for evaluator in planned for fold in evaluator.folds)
 
 
 def equalise(settings: Ablation, named: Mapping[str, Pretrain], index: Index) -> tuple[list[Row], str]:

@@ -327,7 +327,7 @@ def test_whatever_changes_a_number_changes_what_identifies_it(
     monkeypatch.setattr("gdt.eval.downstream.job_limit", lambda _: 1)  # without subprocesses
     load = functools.cache(load_model)
     load_once = lambda path, _: load(path)  # noqa: E731
-    for module in ("downstream", "subjects"):
+    for module in ("jobs", "subjects"):
         monkeypatch.setattr(f"gdt.eval.{module}.load_trained", load_once)
     settings = Downstream((checkpoint,), "x", captioned, tuple(PROTOCOLS), (1,), random_weights="exclude")
     everything = changes(settings, {

@@ -262,7 +262,7 @@ def test_every_column_of_labels_has_a_table_and_models_and_features_are_read_onc
     real = extract.extract
     monkeypatch.setattr(extract, "extract", lambda *a, **k: calls.append(len(a[2])) or real(*a, **k))
     reads: list[Path] = []
-    monkeypatch.setattr("gdt.eval.downstream.load_trained", lambda path, _: reads.append(path) or load_trained(path))
+    monkeypatch.setattr("gdt.eval.jobs.load_trained", lambda path, _: reads.append(path) or load_trained(path))
     settings = Downstream((checkpoint,), "x", shards, clips=2, out=tmp_path / "o", random_weights="exclude",
                           label="label,parity")  # fmt: skip
     text = " ".join(downstream(settings).split())
