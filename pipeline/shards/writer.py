@@ -86,16 +86,14 @@ def _frame_checksums(record: VideoRecord) -> Iterator[int]:
 
 def _row_checksums(banks: Files) -> list[int]:
     """The checksum of every ROWS log-mel rows, across videos."""
-    checksums = [0]
+    checksums: list[int] = []
     piece = ROWS * 4 * BANDS  # bytes
-    at = 0
+    rest = b""
     for block in banks.blocks():
-        rest = memoryview(block)
-        while rest:
-            part = rest[: piece - at % piece]
-            checksums[-1] = zlib.crc32(part, checksums[-1])
-            at += len(part)
-            rest = rest[len(part) :]
-            if at % piece == 0:
-                checksums.append(0)
-    return checksums if at % piece else checksums[:-1]
+        rest += block
+        whole = len(rest) // piece * piece
+        checksums += [zlib.crc32(rest[at : at + piece]) for at in range(0, whole, piece)]
+        rest = rest[whole:]
+    if rest:
+        checksums.append(zlib.crc32(rest))
+    return checksums
