@@ -23,7 +23,7 @@ from gdt.common.errors import UserError
 from gdt.common.files import LOCK, locked, write_lines, write_text
 from gdt.common.machine import cores
 from gdt.preprocess.process import Limits
-from gdt.preprocess.synthetic.moments import FPS, SIZE, SPLITS, Scene, Synthetic, render
+from gdt.preprocess.synthetic.moments import FPS, SIZE, SPLITS, Scene, Synthetic
 from gdt.preprocess.synthetic.scenes import SOUND_RATE
 from gdt.preprocess.tools import require_tools
 
@@ -144,11 +144,11 @@ def _make_group(settings: Synthetic, group: Sequence[VideoTask]) -> int:
         inputs: list[object] = []
         outputs: list[object] = []
         for k, task in enumerate(group):
-            video = render(settings, task.split, task.action, task.n)
+            scene = Scene(settings, task.split, task.action, task.n)
             frames = Path(folder, f"{k}.rgb")
             samples = Path(folder, f"{k}.pcm")
-            video.frames.tofile(frames)
-            np.round(video.waveform * 32767).astype("<i2").tofile(samples)
+            scene.picture().tofile(frames)
+            np.round(scene.sound() * 32767).astype("<i2").tofile(samples)
             inputs += ["-f", "rawvideo", "-pix_fmt", "rgb24", "-s", f"{SIZE}x{SIZE}", "-r", FPS, "-i", frames]
             inputs += ["-f", "s16le", "-ar", SOUND_RATE, "-ac", 1, "-i", samples]
             task.path.parent.mkdir(parents=True, exist_ok=True)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -29,13 +28,6 @@ HUES = 0.85
 """Range of the background's hue: not the whole circle, whose ends look alike but would sound different."""
 HUE_NAMES = ("red", "orange", "lime", "green", "cyan", "blue", "purple", "pink")
 """Bins of the actor's hue."""
-
-
-class RenderedVideo(NamedTuple):
-    """One video before encoding: uint8 [T, SIZE, SIZE, 3], float32 [samples]."""
-
-    frames: scenes.Frames
-    waveform: Array
 
 
 @dataclass(frozen=True)
@@ -79,12 +71,6 @@ class Synthetic:
         return self.actions_per_video if split == "train" else 1
 
 
-def render(settings: Synthetic, split: str, action: str, n: int) -> RenderedVideo:
-    """The n-th video of a split that begins with an action."""
-    scene = Scene(settings, split, action, n)
-    return RenderedVideo(scene.picture(), scene.sound())
-
-
 def _radius(size: float) -> float:
     """Radius of a size from 0 to 1; distractors have negative sizes."""
     return 0.3 + 0.16 * size
@@ -95,7 +81,10 @@ def _draw_tempo(rng: np.random.Generator) -> Tempo:
 
 
 class Scene:
-    """Everything random about one video, a pure function of the arguments; numbers are from 0 to 1 unless signed."""
+    """Everything random about the n-th video of a split that begins with an action.
+
+    A pure function of the arguments; numbers are from 0 to 1 unless signed.
+    """
 
     def __init__(self, settings: Synthetic, split: str, action: str, n: int) -> None:
         key = (settings.seed, SPLITS.index(split), tuple(ACTIONS).index(action), n)

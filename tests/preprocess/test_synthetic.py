@@ -17,7 +17,7 @@ from gdt.common.errors import UserError
 from gdt.common.files import locked
 from gdt.preprocess.synthetic.actions import ACTIONS
 from gdt.preprocess.synthetic.files import GROUP, MARKER, Generate, command, generate
-from gdt.preprocess.synthetic.moments import FPS, SIZE, SPLITS, RenderedVideo, Scene, Synthetic, render
+from gdt.preprocess.synthetic.moments import FPS, SIZE, SPLITS, Scene, Synthetic
 from gdt.preprocess.synthetic.scenes import SOUND_RATE
 
 # More videos than one ffmpeg process takes, so that two workers share them.
@@ -99,16 +99,15 @@ def test_other_settings_are_refused(made: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("action", ["bounce", "spin"])
 def test_encoding_shifts_neither_picture_nor_sound(action: str, made: Path) -> None:
     frames, samples = decode(made / "train" / action / f"train_{action}_0003.mp4")
-    video = render(SMALL, "train", action, 3)
-    assert frames.shape == video.frames.shape
+    scene = Scene(SMALL, "train", action, 3)
+    picture, sound = scene.picture(), scene.sound()
+    assert frames.shape == picture.shape
     shifts = range(-2, 3)
-    differences = [
-        np.abs(np.roll(frames, -shift, axis=0)[2:-2] - video.frames[2:-2].astype(int)).mean() for shift in shifts
-    ]
+    differences = [np.abs(np.roll(frames, -shift, axis=0)[2:-2] - picture[2:-2].astype(int)).mean() for shift in shifts]
     assert shifts[int(np.argmin(differences))] == 0
-    spectrum = np.fft.rfft(samples[: len(video.waveform)]) * np.conj(np.fft.rfft(video.waveform))
-    lag = int(np.fft.irfft(spectrum, len(video.waveform)).argmax())
-    assert min(lag, len(video.waveform) - lag) <= SOUND_RATE // 1000
+    spectrum = np.fft.rfft(samples[: len(sound)]) * np.conj(np.fft.rfft(sound))
+    lag = int(np.fft.irfft(spectrum, len(sound)).argmax())
+    assert min(lag, len(sound) - lag) <= SOUND_RATE // 1000
 
 
 def test_flash_and_click_fall_together(tmp_path: Path) -> None:
@@ -128,10 +127,10 @@ def test_flash_and_click_fall_together(tmp_path: Path) -> None:
         assert len(flashes) >= 5 and delays.min() >= -0.005 and delays.max() <= 1 / FPS + 0.005
 
 
-def shown_and_heard(video: RenderedVideo) -> tuple[float, float]:
+def shown_and_heard(frames: np.ndarray, samples: np.ndarray) -> tuple[float, float]:
     """Hue of the background, and frequency of the loudest lasting tone in Hz."""
-    hue = colorsys.rgb_to_hsv(*np.median(video.frames.reshape(-1, 3), axis=0) / 255)[0]
-    windows = np.lib.stride_tricks.sliding_window_view(video.waveform, 8192)[::1024] * np.hanning(8192)
+    hue = colorsys.rgb_to_hsv(*np.median(frames.reshape(-1, 3), axis=0) / 255)[0]
+    windows = np.lib.stride_tricks.sliding_window_view(samples, 8192)[::1024] * np.hanning(8192)
     spectrum = np.quantile(np.abs(np.fft.rfft(windows)), 0.2, axis=0)
     low, high = (round(hz * 8192 / SOUND_RATE) for hz in (100, 1300))
     return hue, (low + int(spectrum[low:high].argmax())) * SOUND_RATE / 8192
@@ -146,7 +145,7 @@ def test_files_show_the_identity_and_have_its_label(tmp_path: Path) -> None:
         (path,) = (tmp_path / "test" / action).iterdir()
         row = rows[str(path.relative_to(tmp_path))]
         identity = Scene(settings, "test", action, 0).identity[0]
-        hue, pitch = shown_and_heard(RenderedVideo(*decode(path)))
+        hue, pitch = shown_and_heard(*decode(path))
         assert hue == pytest.approx(0.85 * identity, abs=0.02)
         assert np.log2(pitch / 110) / 3.5 == pytest.approx(identity, abs=0.03)
         assert (row["actions"], row["identity"]) == (action, str(int(10 * identity)))
