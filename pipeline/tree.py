@@ -12,12 +12,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from gdt.common.errors import UserError
+from gdt.common.randomness import Stream, generator
 from gdt.common.wording import plural
 from gdt.pipeline.composition import Composition, Factor
 from gdt.pipeline.leaves import Clip, Leaves
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.shards.layout import MEL_RATE
-from gdt.pipeline.transformations.base import Branches, Draw, VideoPool
+from gdt.pipeline.transformations.base import Branches, VideoPool
 
 
 @dataclass(frozen=True)
@@ -64,9 +65,7 @@ class Tree:
         return len(self.pool.videos) // self.composition.batch_size
 
     def plan(self, epoch: int, batch: int) -> BatchPlan:
-        draw = Draw(self.seed, epoch, batch)
-        rng = draw.generator()
-        columns = sample(self.composition.factors, self.pool, rng, draw)
+        columns, rng = sample(self.composition.factors, self.pool, self.seed, epoch, batch)
         leaves = Leaves.plain(len(columns["leaf"]), self.clip, self.bands)
         shapes = {name: values.shape for name, values in leaves.arrays().items()}
         for factor in self.composition.factors:
@@ -79,8 +78,9 @@ class Tree:
     def videos(self, first: int, last: int) -> Iterator[np.ndarray]:
         """The videos of the plans of these steps, without the work of the plans: int64 [batch size]."""
         for step in range(first, last):
-            draw = Draw(self.seed, *divmod(step, self.batches_per_epoch))
-            yield sample(self.composition.factors[:1], self.pool, draw.generator(), draw)["video"]
+            epoch, batch = divmod(step, self.batches_per_epoch)
+            columns, _ = sample(self.composition.factors[:1], self.pool, self.seed, epoch, batch)
+            yield columns["video"]
 
     def plans(self, first: int, last: int) -> Iterator[BatchPlan]:
         """Plans of the steps first..last-1 of the whole training."""
@@ -88,16 +88,22 @@ class Tree:
             yield self.plan(*divmod(step, self.batches_per_epoch))
 
 
-def sample(factors: Sequence[Factor], pool: VideoPool, rng: np.random.Generator, draw: Draw) -> dict[str, np.ndarray]:
-    """Factor table of the leaves: extend every branch by K_m values of each factor in turn; int64 [prod K] each."""
+def sample(
+    factors: Sequence[Factor], pool: VideoPool, seed: int, epoch: int, batch: int
+) -> tuple[dict[str, np.ndarray], np.random.Generator]:
+    """Factor table of the leaves, int64 [prod K] each, and the generator of the batch, which has drawn it.
+
+    Every branch is extended by K_m values of each factor in turn.
+    """
+    rng = generator(Stream.BATCH, seed, epoch, batch)
     columns: dict[str, np.ndarray] = {}
     n = 1
     for factor in factors:
-        values = factor.transformation.sample(rng, factor.k, Branches(n, columns, pool, draw))
+        values = factor.transformation.sample(rng, factor.k, Branches(n, columns, pool, seed, epoch, batch))
         columns = {name: np.repeat(column, factor.k) for name, column in columns.items()}
         columns[factor.name] = values.reshape(n * factor.k)
         n *= factor.k
-    return columns | {"leaf": np.arange(n, dtype=np.int64)}
+    return columns | {"leaf": np.arange(n, dtype=np.int64)}, rng
 
 
 def sampling_tree(

@@ -10,7 +10,7 @@ import pytest
 from gdt.eval.show import toy
 from gdt.pipeline.composition import Contrast, contrast, weight
 from gdt.pipeline.notation import parse
-from gdt.pipeline.transformations.base import Draw, VideoPool
+from gdt.pipeline.transformations.base import VideoPool
 from gdt.pipeline.tree import sample
 from tests.composed import composed
 
@@ -39,8 +39,7 @@ def test_batches_of_the_tree_are_unbiased_and_vary_more_than_the_theorem_says(lo
     source = VideoPool(np.arange(V), np.full(V, N), 30)
     estimates = np.empty(BATCHES)
     for batch in range(BATCHES):
-        draw = Draw(0, batch, 0)
-        columns = sample(factors, source, draw.generator(), draw)
+        columns, _ = sample(factors, source, 0, batch, 0)
         c, w = contrast(factors, columns, columns), weight(factors, columns, columns)
         j, a = columns["video"], columns["time_shift"]
         loss = losses[j[:, None], j, a[:, None], a]
@@ -54,8 +53,7 @@ def test_batches_have_the_counts_of_the_lemma(name: str) -> None:
     factors = composed(name, 5).factors
     leaves = prod(factor.k for factor in factors)
     invariant = prod(factor.k for factor in factors if factor.contrast is Contrast.INVARIANT)
-    draw = Draw(3, 0, 0)
-    columns = sample(factors, toy(composed(name, 5)).pool, draw.generator(), draw)
+    columns, _ = sample(factors, toy(composed(name, 5)).pool, 3, 0, 0)
     c = contrast(factors, columns, columns)
     assert c.shape == (leaves, leaves) and c.sum() == leaves * invariant and c.diagonal().all()
     assert ((~c).sum(1) == leaves - invariant).all()

@@ -9,7 +9,6 @@ from typing import ClassVar
 
 import numpy as np
 
-from gdt.common.randomness import Stream, generator
 from gdt.pipeline.leaves import Leaves
 
 
@@ -29,18 +28,6 @@ class VideoPool:
 
 
 @dataclass(frozen=True)
-class Draw:
-    """Seed and position of a batch, which determine its plan."""
-
-    seed: int
-    epoch: int
-    batch: int
-
-    def generator(self) -> np.random.Generator:
-        return generator(Stream.BATCH, self.seed, self.epoch, self.batch)
-
-
-@dataclass(frozen=True)
 class Branches:
     """The branches of the tree in which a factor is sampled."""
 
@@ -48,7 +35,9 @@ class Branches:
     columns: Mapping[str, np.ndarray]
     """Values of the factors sampled before: int64 [count] each."""
     pool: VideoPool
-    draw: Draw
+    seed: int
+    epoch: int
+    batch: int
 
 
 class Transformation(ABC):

@@ -17,8 +17,8 @@ class Video(Transformation):
     name = "video"
 
     def sample(self, rng: np.random.Generator, k: int, branches: Branches) -> np.ndarray:
-        draw = branches.draw
-        chosen = _order(branches.pool, draw.seed, draw.epoch)[draw.batch * k : (draw.batch + 1) * k]
+        first = branches.batch * k
+        chosen = _order(branches.pool, branches.seed, branches.epoch)[first : first + k]
         return branches.pool.videos[chosen].astype(np.int64)[None]
 
     def act(self, leaves: Leaves, values: np.ndarray, rng: np.random.Generator) -> None:

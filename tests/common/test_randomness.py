@@ -8,7 +8,6 @@ import re
 import numpy as np
 
 from gdt.common.randomness import Stream, generator, seed_sequence
-from gdt.pipeline.transformations.base import Draw
 from tests.conftest import ROOT
 
 ELSEWHERE = {
@@ -34,10 +33,10 @@ def test_streams_differ_in_purpose_and_in_every_number() -> None:
 
 def test_the_order_of_an_epoch_and_its_first_batch_differ() -> None:
     for seed, epoch in itertools.product(range(3), range(3)):
-        order, batch = generator(Stream.EPOCH, seed, epoch), Draw(seed, epoch, 0).generator()
+        order, batch = generator(Stream.EPOCH, seed, epoch), generator(Stream.BATCH, seed, epoch, 0)
         assert order.random(8).tolist() != batch.random(8).tolist()
     again = generator(Stream.BATCH, np.int64(1), np.int32(2), 3)  # also from numpy's integers
-    assert again.random() == Draw(1, 2, 3).generator().random()
+    assert again.random() == generator(Stream.BATCH, 1, 2, 3).random()
 
 
 def test_all_random_numbers_come_from_streams() -> None:

@@ -8,7 +8,7 @@ import pytest
 from gdt.pipeline import presets
 from gdt.pipeline.composition import Contrast, Factor, Weight, contrast, weight
 from gdt.pipeline.transformations.augmentation import Augment
-from gdt.pipeline.transformations.base import Draw, VideoPool
+from gdt.pipeline.transformations.base import VideoPool
 from gdt.pipeline.transformations.video import Video
 from gdt.pipeline.tree import sample
 from tests.composed import composed, counts
@@ -17,8 +17,8 @@ D, I = Contrast.DISTINCTIVE, Contrast.INVARIANT  # noqa: E741  the paper's lette
 
 
 def batch(factors: tuple[Factor, ...]) -> dict[str, np.ndarray]:
-    draw = Draw(0, 0, 0)
-    return sample(factors, VideoPool(np.arange(50), np.full(50, 50), 30), draw.generator(), draw)
+    columns, _ = sample(factors, VideoPool(np.arange(50), np.full(50, 50), 30), 0, 0, 0)
+    return columns
 
 
 @pytest.mark.parametrize("preset", [*presets.TABLE_1, *presets.TABLE_2])

@@ -8,7 +8,7 @@ import pytest
 from gdt.common.randomness import Stream, generator
 from gdt.pipeline.leaves import Clip
 from gdt.pipeline.shards.index import Index
-from gdt.pipeline.transformations.base import Branches, Draw, VideoPool
+from gdt.pipeline.transformations.base import Branches, VideoPool
 from gdt.pipeline.transformations.video import Video
 from gdt.pipeline.tree import sampling_tree
 from tests.composed import composed
@@ -23,8 +23,8 @@ def batches(where: VideoPool, k: int, epoch: int = 0, seed: int = 0) -> list[np.
     """The videos of every batch of an epoch."""
     drawn = []
     for batch in range(len(where.videos) // k):
-        draw = Draw(seed, epoch, batch)
-        drawn.append(Video().sample(draw.generator(), k, Branches(1, {}, where, draw))[0])
+        rng = generator(Stream.BATCH, seed, epoch, batch)
+        drawn.append(Video().sample(rng, k, Branches(1, {}, where, seed, epoch, batch))[0])
     return drawn
 
 
