@@ -75,10 +75,8 @@ def _shown(value: object) -> str:
 
 
 def hashes(destination: Folder, name: str, size: int) -> dict[str, str]:
-    """The hash of each file that a shard was made of, by id; none for a shard of an earlier version."""
+    """The hash of each file that a shard was made of, by id."""
     _, tables = read_table(destination, name, size)
-    if "video/hash" not in tables:
-        return {}
     kept = zip(texts(tables["video/id"]), texts(tables["video/hash"]), strict=True)
     return dict(kept) | {video.id: video.hash for video in rejected_in(tables)}
 

@@ -57,9 +57,9 @@ class PreprocessJob:
         for number in sorted(self.shards.keys() - set(pending)):
             files = [video for video in self.shards[number] if video.size >= 0]
             others = [video for video in files if not video.time or video.time != self.times.get(video.id)]
-            name = shard_name(number)
-            hashes = checks.hashes(self.destination, name, present[name].size) if others else {}
-            if hashes:
+            if others:
+                name = shard_name(number)
+                hashes = checks.hashes(self.destination, name, present[name].size)
                 doubtful += [(number, video.path, hashes[video.id]) for video in others]
         return doubtful
 

@@ -194,10 +194,8 @@ class Plan:
             with destination.open(PLAN) as file:
                 first, *rows = map(json.loads, file)
             shards = {row["shard"]: row["videos"] for row in rows}
-            times: dict[str, str] = {}
-            for row in rows:
-                times |= zip(row["videos"], row.get("times", ()), strict=False)  # earlier versions wrote no times
-            return Plan(Shares(**first["shares"]), shards, {id: time for id, time in times.items() if time})
+            times = {id: time for row in rows for id, time in zip(row["videos"], row["times"], strict=True) if time}
+            return Plan(Shares(**first["shares"]), shards, times)
         except (ValueError, LookupError, TypeError) as error:
             raise UserError(
                 f"{destination.address(PLAN)} is damaged ({error}); delete it: shards whose videos change are made "

@@ -64,7 +64,7 @@ class Summary:
             "notes": self.notes,
             "ignored": dict(self.listed.ignored),
             "splits": {split: splits[split] for split in ("train", "val", "test", "unused") if splits[split]},
-            "ffmpeg": dict(Counter(head.notes["ffmpeg"] for head in index.heads if "ffmpeg" in head.notes)),
+            "ffmpeg": dict(Counter(head.notes["ffmpeg"] for head in index.heads)),
             "classes": len(index.classes),
             "hours": float(index.length.sum()) / index.fps / 3600,
             "gigabytes": sum(head.size for head in index.heads) / 1e9,
@@ -99,9 +99,8 @@ def describe(summary: Summary) -> str:
         f"{numbers['hours']:.2f} hours, {numbers['gigabytes']:.2f} GB",
         f"{summary.decoded} decoded; {plural(summary.shards_made, 'new shard')}, {summary.shards_kept} unchanged",
     ]
-    if numbers["ffmpeg"]:
-        builds = [f"{name}: {plural(count, 'shard')}" for name, count in numbers["ffmpeg"].items()]
-        lines.append(f"ffmpeg {', '.join(builds)}")
+    builds = [f"{name}: {plural(count, 'shard')}" for name, count in numbers["ffmpeg"].items()]
+    lines.append(f"ffmpeg {', '.join(builds)}")
     if index.columns:
         label = ["label"] if index.classes else []
         lines.append(f"labels: {', '.join([*label, *sorted(index.columns)])}")
@@ -124,11 +123,6 @@ def describe(summary: Summary) -> str:
         if counts:
             lines += [f"{sum(counts.values())} {title}:", *_rows(counts)]
     lines += [*ignored_in_words(summary.listed.ignored), *summary.listed.notes]
-    older = sum("video/hash" not in head.arrays for head in index.heads)
-    if older:
-        lines.append(
-            f"{plural(older, 'shard')} of an earlier version: a change of a file that keeps its size goes unseen"
-        )
     lines.append(f"shards and {SUMMARY} in {index.folder}")
     return "\n".join(lines)
 

@@ -72,7 +72,7 @@ SHARD: dict[str, Stored] = {
     "video/mel": Stored(np.int64, "[n_videos + 1]: where each video's rows start in audio/logmel"),
     "video/text": Stored(np.int64, "[n_videos + 1]: where each video's words start in text/token"),
     **{f"video/{name}": stored for name, stored in COLUMNS.items()},
-    "video/hash": Stored(str, "[n_videos]: BLAKE2b of each video's file; only shards of earlier versions lack it"),
+    "video/hash": Stored(str, "[n_videos]: BLAKE2b of each video's file"),
     "sums/pixels": Stored(np.int64, "[3, 3]: pixels, sum and sum of squares of each colour channel"),
     "sums/mels": Stored(np.int64, "[3]: log-mel values, sum and sum of squares in fixed point (statistics.py)"),
     "rejected": Stored(str, "[n_rejected]: JSON of each rejected video (rejected.py)"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from dataclasses import replace
@@ -12,15 +11,12 @@ from typing import Any
 import pytest
 
 from gdt.common.errors import UserError
-from gdt.pipeline.shards import container
 from gdt.pipeline.shards.index import Index
-from gdt.pipeline.shards.layout import PIECES, table_checksum
 from gdt.pipeline.shards.reader import ShardReader
 from gdt.preprocess import checks, stage
 from gdt.preprocess.decode import extract_group
 from gdt.preprocess.settings import Preprocess
 from gdt.preprocess.stage import run
-from gdt.preprocess.summary import describe
 from tests.preprocess.test_stage import digests
 from tests.sounds import tone
 
@@ -158,29 +154,3 @@ def test_a_changed_file_that_cannot_be_read_stops_the_run(sounds: Preprocess, mo
         with pytest.raises(UserError, match="cannot read .*a/0.wav, which may have changed; check its disk and perm"):
             run(sounds)
     assert run(sounds).shards_made == 0 and digests(sounds.shard_folder.root) == before
-
-
-def test_shards_of_an_earlier_version_keep_the_rule_of_size(sounds: Preprocess) -> None:
-    run(sounds)
-    make_older(sounds.shard_folder.root)
-    before = digests(sounds.shard_folder.root)
-    swap(sounds)
-    summary = run(sounds)
-    assert summary.shards_made == 0 and digests(sounds.shard_folder.root).keys() == before.keys()
-    assert "2 shards of an earlier version: a change of a file that keeps its size goes unseen\n" in describe(summary)
-    with (sounds.source_folder.root / NAMES[0]).open("ab") as file:
-        file.write(bytes(10))
-    summary = run(sounds)
-    assert summary.shards_made == 1 and "1 shard of an earlier version: " in describe(summary)
-
-
-def make_older(folder: Path) -> None:
-    """Make shards without hashes of files, and a plan without times."""
-    for path in folder.glob("shard-*.h5"):
-        arrays, notes = container.read(path)
-        del arrays["video/hash"]
-        table = {name: values for name, values in arrays.items() if not name.startswith(PIECES)}
-        container.write(path, arrays, {**notes, "table": table_checksum(table)})
-    first, *rows = map(json.loads, (folder / "plan.jsonl").read_text().splitlines())
-    lines = [first, *({name: row[name] for name in ("shard", "videos")} for row in rows)]
-    (folder / "plan.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
