@@ -37,19 +37,11 @@ _SOUND = re.compile(r"\.f(?:139|14[01]|17[12]|249|25[01])(?:-\w+)?$", re.ASCII)
 """Numbers of YouTube's formats of sound alone, which may lie in a .webm beside the picture's."""
 _SHOWN = 8
 """Suffixes to print."""
-HIDDEN = "hidden"
-BESIDE = "beside"
-LISTED = "listed"
-EMPTY = "empty"
-BROKEN = "broken"
-_IGNORED = {
-    HIDDEN: "hidden or trash",
-    BESIDE: "sound beside a video of the same name",
-    LISTED: "link to a folder that is listed already",
-    EMPTY: "empty folder",
-    BROKEN: "broken link",
-}
-"""What is left out besides files with other suffixes, in words."""
+HIDDEN = "hidden or trash"
+BESIDE = "sound beside a video of the same name"
+LISTED = "link to a folder that is listed already"
+EMPTY = "empty folder"
+BROKEN = "broken link"
 CAPTIONS = "captions of no video"
 NO_FILE = "but there is no file of this name with the suffix of a video"
 SPLIT_NAMES = {"train": "train", "training": "train"}
@@ -213,7 +205,7 @@ def is_shown(name: str) -> bool:
 class SourceFiles:
     folder: Folder
     ignored: Counter[str] = field(default_factory=Counter)
-    """How many were left out so far: files by suffix, by the names in _IGNORED, and captions of no video."""
+    """How many were left out so far: by suffix, or in words."""
     notes: list[str] = field(default_factory=list)
     """How the folders were read, in words."""
 
@@ -256,7 +248,7 @@ class SourceFiles:
 
 def ignored_in_words(ignored: Mapping[str, int]) -> list[str]:
     """A line that says what SourceFiles.ignored counts; none if there is nothing."""
-    suffixes = [name for name in ignored if name not in _IGNORED and not name.startswith(CAPTIONS)]
+    suffixes = [name for name in ignored if not name or name.startswith(".")]
     suffixes.sort(key=lambda suffix: (-ignored[suffix], suffix))
     counts = [f"{suffix.removeprefix('.') or 'no suffix'} {ignored[suffix]}" for suffix in suffixes[:_SHOWN]]
     if len(suffixes) > _SHOWN:
@@ -265,6 +257,7 @@ def ignored_in_words(ignored: Mapping[str, int]) -> list[str]:
     if suffixes:
         total = sum(ignored[suffix] for suffix in suffixes)
         parts.append(f"{total} not a video by its suffix ({', '.join(counts)})")
-    parts += [f"{ignored[name]} {words}" for name, words in _IGNORED.items() if name in ignored]
-    parts += [f"{count} {name}" for name, count in ignored.items() if name.startswith(CAPTIONS)]
+    words = [name for name in (HIDDEN, BESIDE, LISTED, EMPTY, BROKEN) if name in ignored]
+    words += [name for name in ignored if name.startswith(CAPTIONS)]
+    parts += [f"{ignored[name]} {name}" for name in words]
     return [f"ignored: {'; '.join(parts)}"] if parts else []

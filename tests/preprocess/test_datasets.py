@@ -17,6 +17,10 @@ from gdt.common.errors import UserError
 from gdt.common.folders import LocalFolder
 from gdt.preprocess.datasets import DATASETS, find, listing
 from gdt.preprocess.datasets.listing import (
+    BROKEN,
+    EMPTY,
+    HIDDEN,
+    LISTED,
     SOUNDS,
     SUFFIXES,
     ListedVideo,
@@ -109,7 +113,7 @@ def test_linked_folders_are_followed_once(tmp_path: Path) -> None:
     (tmp_path / "videos" / "a link").symlink_to("dogs")  # a folder is listed by its own name
     source = SourceFiles(LocalFolder(tmp_path / "videos"))
     assert {item.id for item in listing(DATASETS["folder"], source)} == {"cats/a.mp4", "dogs/b.mp4"}
-    assert source.ignored == {"listed": 2}
+    assert source.ignored == {LISTED: 2}
 
 
 def test_every_entry_is_used_or_counted(tmp_path: Path) -> None:
@@ -120,7 +124,7 @@ def test_every_entry_is_used_or_counted(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "train" / "pipe")
     source = SourceFiles(LocalFolder(tmp_path))
     assert [item.id for item in listing(DATASETS["folder"], source)] == ["cats/b.mp4", "cats/a.mp4"]
-    assert source.ignored == {"listed": 1, "broken": 1, "empty": 1, "": 1}
+    assert source.ignored == {LISTED: 1, BROKEN: 1, EMPTY: 1, "": 1}
     (said,) = ignored_in_words(source.ignored)
     assert said.endswith("1 link to a folder that is listed already; 1 empty folder; 1 broken link")
 
@@ -134,7 +138,7 @@ def test_a_folder_of_the_data_set_is_no_link_listed_already(tmp_path: Path) -> N
     (tmp_path / "hmdb51_org").symlink_to("disk")
     source = SourceFiles(LocalFolder(tmp_path))
     assert len([item for item in listing(DATASETS["hmdb51"], source) if isinstance(item, ListedVideo)]) == 2
-    assert source.ignored == {".txt": 3, "listed": 1}  # the disk
+    assert source.ignored == {".txt": 3, LISTED: 1}  # the disk
 
 
 def test_a_broken_link_to_a_list_is_no_missing_list(tmp_path: Path) -> None:
@@ -154,7 +158,7 @@ def test_hidden_folders_trash_and_other_files_are_counted(tmp_path: Path) -> Non
     (tmp_path / "lost+found").chmod(0)  # as root made it
     source = SourceFiles(LocalFolder(tmp_path))
     assert [item.id for item in listing(DATASETS["folder"], source)] == ["cats/a.mp4"]
-    assert source.ignored == {"hidden": len(LEFTOVERS), ".gif": 2, ".txt": 1, "": 1, ".part": 1}
+    assert source.ignored == {HIDDEN: len(LEFTOVERS), ".gif": 2, ".txt": 1, "": 1, ".part": 1}
     (said,) = ignored_in_words(source.ignored)
     assert (
         said
