@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,9 @@ from gdt.preprocess import checks, datasets
 from gdt.preprocess.captions import readers
 from gdt.preprocess.captions.attach import Spoken
 from gdt.preprocess.captions.words import Vocabulary
-from gdt.preprocess.datasets.listing import CAPTIONS, DataSet, ListedVideo, SourceFiles
+from gdt.preprocess.datasets.listing import DataSet, ListedVideo
 from gdt.preprocess.ffmpeg import Extraction
-from gdt.preprocess.plan import Listed, Plan, ShardTask, Shares, assign, collect
+from gdt.preprocess.plan import Listed, Plan, ShardTask, assign, collect
 from gdt.preprocess.settings import Preprocess
 
 
@@ -85,7 +85,8 @@ def prepare(settings: Preprocess, entry: DataSet, source: Folder, destination: F
     spoken = _find_captions(settings, entry, layout, source)
     plan = Plan.read(destination)
     shares = plan.shares.changed(settings.val, settings.test)
-    listed = _list(entry, source, spoken, shares)
+    items = datasets.listing(entry, source)
+    listed = collect(items if spoken is None else spoken.select(items), source, shares)
     if not listed.videos:
         named = (f"{source.address(row.path) if row.path else row.id}: {row.reason}" for row in listed.missing)
         raise Unusable(f"none of the videos in {source} can be used: {next(named, 'there are none')}")
@@ -109,19 +110,6 @@ def prepare(settings: Preprocess, entry: DataSet, source: Folder, destination: F
     return PreprocessJob(
         source, destination, index_tag, listed, spoken, settings.extraction, details, shards, contents, plan.times
     )
-
-
-def _list(entry: DataSet, source: Folder, spoken: Spoken | None, shares: Shares) -> Listed:
-    files = SourceFiles(source)
-    used: set[str] = set()
-    items = datasets.listing(entry, files)
-    listed = collect(items if spoken is None else spoken.select(items, used), source, shares)
-    # all items have come, so these are complete
-    ignored = dict(files.ignored)
-    unused = spoken.captions.unused(used) if spoken else []
-    if unused:
-        ignored[f"{CAPTIONS} (first: '{unused[0]}')"] = len(unused)
-    return replace(listed, ignored=ignored, notes=files.notes)
 
 
 def _find_captions(settings: Preprocess, entry: DataSet, layout: str, source: Folder) -> Spoken | None:

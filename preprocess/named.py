@@ -65,11 +65,14 @@ def _find(sources: Sequence[Place]) -> list[tuple[Folder, Sequence[PurePath]]]:
         if isinstance(place, Path):
             _require_videos(place, before)
         file = file_at(place)
-        if file.path.suffix.lower() in MEDIA and not (isinstance(place, Path) and place.is_dir()):
+        if isinstance(place, Path) and place.is_dir():
+            before.add(place.resolve())
+        elif file.path.suffix.lower() in MEDIA:
             found.append((file.folder, [file.path]))
-        else:
-            folder = folder_at(place).snapshot()
-            found.append((folder, sorted(SourceFiles(folder, ignored).files(), key=composed)))
+            continue
+        files = SourceFiles(folder_at(place).snapshot())
+        found.append((files.folder, sorted(files.files(), key=composed)))
+        ignored.update(files.ignored)
     if not any(paths for _, paths in found):
         what = f"there are no videos in {' '.join(map(str, sources))}"
         raise incomplete("; ".join([what, *ignored_in_words(ignored)]), TREE)
@@ -85,17 +88,13 @@ def _bring(found: Sequence[tuple[Folder, Sequence[PurePath]]], scratch: Path) ->
 
 
 def _require_videos(path: Path, before: set[Path]) -> None:
-    """Add a folder to those `before`.
-
-    Raises UserError unless it shares no videos with them, or is a video or a sound.
-    """
+    """Raise UserError unless a path is a folder that shares no videos with those `before`, or a video or a sound."""
     if not path.exists():
         raise UserError(f"{path} does not exist")
     if path.is_dir():
         folder = path.resolve()
         if before & {folder, *folder.parents} or any(folder in other.parents for other in before):
             raise UserError(f"{path} and a folder before it share videos; name each once")
-        before.add(folder)
     elif not path.is_file() or path.suffix.lower() not in MEDIA:
         raise UserError(
             f"{path} is neither a folder nor a video or sound file, which ends in {', '.join(sorted(MEDIA))}"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass, field, replace
 from typing import Any
@@ -17,7 +18,7 @@ from gdt.common.files import dump_row, write_lines
 from gdt.common.folders import Folder
 from gdt.pipeline.shards.container import SCHEMA
 from gdt.pipeline.shards.index import Annotations
-from gdt.preprocess.datasets.listing import ListedVideo, Missing
+from gdt.preprocess.datasets.listing import Item, ListedVideo, Missing
 from gdt.preprocess.ffmpeg import Extraction
 
 PLAN = "plan.jsonl"
@@ -95,9 +96,9 @@ class Listed:
     drawn: Collection[str]
     """The ids of those."""
     ignored: Mapping[str, int] = field(default_factory=dict)
-    """Numbers of files that are no videos, as in SourceFiles."""
+    """How many files and folders are ignored, by suffix or in words."""
     notes: Sequence[str] = ()
-    """How the folders were read, as in SourceFiles."""
+    """How the folders are read."""
 
     def settled(self, kept: Collection[str]) -> Listed:
         """With a kept video, chosen from train, for each split that was asked for and would have no kept one."""
@@ -120,7 +121,7 @@ class Listed:
         return values_by_name
 
 
-def collect(items: Iterable[ListedVideo | Missing], folder: Folder, shares: Shares = Shares()) -> Listed:
+def collect(items: Iterable[Item], folder: Folder, shares: Shares = Shares()) -> Listed:
     """The list of the videos of a folder: the first of each id. Those without a split get one by `shares`.
 
     A split may be empty until decoding shows which videos are kept, see `Listed.settled`.
@@ -128,8 +129,14 @@ def collect(items: Iterable[ListedVideo | Missing], folder: Folder, shares: Shar
     videos: dict[str, ListedVideo] = {}
     missing: list[Missing] = []
     drawn: set[str] = set()
+    ignored: Counter[str] = Counter()
+    notes: list[str] = []
     for item in items:
-        if isinstance(item, Missing):
+        if isinstance(item, Counter):
+            ignored.update(item)
+        elif isinstance(item, str):
+            notes.append(item)
+        elif isinstance(item, Missing):
             missing.append(item)
         elif item.id in videos:
             reason = f"it has the id of another video; {folder.address(videos[item.id].path)} is kept"
@@ -140,7 +147,7 @@ def collect(items: Iterable[ListedVideo | Missing], folder: Folder, shares: Shar
             size, time = folder.state(item.path)
             split = item.split or shares.split(item.id)
             videos[item.id] = replace(item, split=split, size=size, time=time)
-    return Listed(dict(sorted(videos.items())), missing, shares, drawn)
+    return Listed(dict(sorted(videos.items())), missing, shares, drawn, ignored, notes)
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import PurePath
@@ -10,7 +11,7 @@ from gdt.common.folders import Folder
 from gdt.preprocess.captions.readers import Captions
 from gdt.preprocess.captions.stretches import retime, stretches
 from gdt.preprocess.captions.words import Vocabulary
-from gdt.preprocess.datasets.listing import MEDIA, ListedVideo, Missing
+from gdt.preprocess.datasets.listing import CAPTIONS, MEDIA, Item, ListedVideo, Missing
 from gdt.preprocess.textfiles import composed
 
 _STRETCHES = 1000
@@ -32,15 +33,19 @@ class Spoken:
     only_captioned: bool
     """Leave out videos without captions, and cut the others to captioned stretches."""
 
-    def select(self, items: Iterable[ListedVideo | Missing], used: set[str]) -> Iterator[ListedVideo | Missing]:
-        """Yield the videos, and add the names of their captions to those `used`."""
+    def select(self, items: Iterable[Item]) -> Iterator[Item]:
+        """Yield the items, Missing for videos without the captions that they need, and then captions of no video."""
+        used = {""}
         for item in items:
-            name = self._name(item) if isinstance(item, ListedVideo) else None
-            used.add(name or "")
-            if self.only_captioned and name == "":
-                yield Missing(item.id, "it has no captions", item.path)
-            else:
-                yield item
+            if isinstance(item, ListedVideo):
+                name = self._name(item)
+                used.add(name)
+                if self.only_captioned and not name:
+                    item = Missing(item.id, "it has no captions", item.path)
+            yield item
+        unused = self.captions.unused(used)
+        if unused:
+            yield Counter({f"{CAPTIONS} (first: '{unused[0]}')": len(unused)})
 
     def attach(self, video: ListedVideo) -> ListedVideo:
         name = self._name(video)

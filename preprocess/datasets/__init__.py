@@ -8,13 +8,14 @@ from __future__ import annotations
 import difflib
 import importlib
 import re
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 from gdt.common.errors import UserError, unknown
 from gdt.common.folders import Folder
 from gdt.pipeline.shards import naming
-from gdt.preprocess.datasets.listing import DataSet, ListedVideo, Missing, SourceFiles, ignored_in_words, incomplete
+from gdt.preprocess.datasets.listing import DataSet, Item, Missing, SourceFiles, ignored_in_words, incomplete
 
 DATASETS: dict[str, DataSet] = {
     name: importlib.import_module(f"{__name__}.{name}").DATA for name in naming.DATASET_NAMES
@@ -50,15 +51,19 @@ def find(layout: str, source: Folder) -> DataSet:
     return DATASETS[layout]
 
 
-def listing(entry: DataSet, source: SourceFiles) -> Iterator[ListedVideo | Missing]:
-    """Yield the videos of a data set; Missing for those whose names are not valid UTF-8.
+def listing(entry: DataSet, source: Folder) -> Iterator[Item]:
+    """Yield the items of a data set, Missing for videos whose names are not valid UTF-8, and then what is ignored.
 
     Raises UserError if a file or folder that all videos need is missing and, at the end, if there was no video.
     """
+    files = SourceFiles(source)
     empty = True
     unusable = ""
-    for item in entry.listing(source):
-        where = source.folder.address(item.path) if item.path else ""
+    for item in entry.listing(files):
+        if isinstance(item, str | Counter):
+            yield item
+            continue
+        where = source.address(item.path) if item.path else ""
         if isinstance(item, Missing):
             if where and not unusable:
                 unusable = f" that can be used ({where}: {item.reason})"
@@ -71,5 +76,6 @@ def listing(entry: DataSet, source: SourceFiles) -> Iterator[ListedVideo | Missi
             id = ascii(item.id) if _NOT_UTF8.search(item.id) else item.id
             yield Missing(id, "its name is not valid UTF-8; rename it", readable, fault=True)
     if empty:
-        ignored = ignored_in_words(source.ignored)
-        raise incomplete("; ".join([f"there are no videos in {source.folder}{unusable}", *ignored]), entry.tree)
+        ignored = ignored_in_words(files.ignored)
+        raise incomplete("; ".join([f"there are no videos in {source}{unusable}", *ignored]), entry.tree)
+    yield files.ignored

@@ -12,7 +12,7 @@ from operator import itemgetter
 from gdt.common.folders import File
 from gdt.pipeline.shards.index import LABEL_SEPARATOR
 from gdt.preprocess.datasets import youtube
-from gdt.preprocess.datasets.listing import DataSet, ListedVideo, Missing, SourceFiles, incomplete
+from gdt.preprocess.datasets.listing import DataSet, Item, SourceFiles, incomplete
 from gdt.preprocess.datasets.youtube import Segment
 from gdt.preprocess.textfiles import Row, read_csv
 
@@ -34,7 +34,7 @@ _SPLITS = {
 _COLUMNS = ("YTID", "start_seconds", "end_seconds", "positive_labels")
 
 
-def listing(source: SourceFiles) -> Iterator[ListedVideo | Missing]:
+def listing(source: SourceFiles) -> Iterator[Item]:
     """Videos by the names of their files; files that are not in the official csv are left out."""
     lists = [file for file in map(source.file, _SPLITS) if file.present]
     if not lists:

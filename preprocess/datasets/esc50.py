@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from gdt.preprocess.datasets.listing import NO_FILE, DataSet, ListedVideo, Missing, SourceFiles, incomplete, unlisted
+from gdt.preprocess.datasets.listing import NO_FILE, DataSet, Item, ListedVideo, Missing, SourceFiles, incomplete
 from gdt.preprocess.textfiles import Row, read_csv
 
 TREE = """\
@@ -18,7 +18,7 @@ source/audio/1-100032-A-0.wav    the sounds, in any folders"""
 _FOLDS = 5
 
 
-def listing(source: SourceFiles) -> Iterator[ListedVideo | Missing]:
+def listing(source: SourceFiles) -> Iterator[Item]:
     """Sounds by their file stems, each a test sound of one fold; those that are not in the csv are left out."""
     table = source.file("meta/esc50.csv")
     if not table.present:
@@ -27,7 +27,7 @@ def listing(source: SourceFiles) -> Iterator[ListedVideo | Missing]:
     present: set[str] = set()
     for name, sound in source.named():
         if name not in rows:
-            yield unlisted(sound)
+            yield Missing.unlisted(sound)
             continue
         present.add(name)
         label, fold = rows[name]

@@ -9,7 +9,7 @@ from itertools import chain
 
 from gdt.common.errors import UserError
 from gdt.preprocess.datasets.labels import LABELS_FILE, PATH_COLUMNS, Labels
-from gdt.preprocess.datasets.listing import SOUNDS, SPLIT_NAMES, SUFFIXES, DataSet, ListedVideo, Missing, SourceFiles
+from gdt.preprocess.datasets.listing import SOUNDS, SPLIT_NAMES, SUFFIXES, DataSet, Item, ListedVideo, SourceFiles
 from gdt.preprocess.textfiles import composed
 
 TREE = f"""\
@@ -24,7 +24,7 @@ _SHOWN = 5
 """Folders to name in a message."""
 
 
-def listing(source: SourceFiles, official: bool = False) -> Iterator[ListedVideo | Missing]:
+def listing(source: SourceFiles, official: bool = False) -> Iterator[Item]:
     """One video per file, with its row of labels.csv; then the rows without a file.
 
     The id is the path below a top folder that is named as a split, so that neither another split nor another reading of
@@ -39,17 +39,18 @@ def listing(source: SourceFiles, official: bool = False) -> Iterator[ListedVideo
         id = _below_split(name)
         videos.append((name, labels.apply(ListedVideo(id if shared[id] == 1 else name, path), name)))
     settled = all(video.split for name, video in videos if _below_split(name) != name)
-    splits = official or has_splits(source, names.values(), settled)
+    splits, notes = (True, []) if official else read_folders(source, names.values(), settled)
+    yield from notes
     for name, video in videos:
         yield placed(video, name, splits)
     yield from labels.unused()
 
 
-def has_splits(source: SourceFiles, names: Iterable[str], settled: bool = False) -> bool:
+def read_folders(source: SourceFiles, names: Iterable[str], settled: bool = False) -> tuple[bool, list[str]]:
     """Whether top folders named as splits are splits: if train is there, and val or test. Otherwise they are classes.
 
-    `names` are the paths of the videos; the source notes how they are read. Raises UserError if they can be read in
-    both ways, unless the videos in those folders have `settled` splits.
+    `names` are the paths of the videos. Also returns notes that say how they are read. Raises UserError if they can be
+    read in both ways, unless the videos in those folders have `settled` splits.
     """
     folders = {tuple(name.split("/")[:-1]) for name in names} - {()}
     named = sorted({path[0] for path in folders if path[0].lower() in SPLIT_NAMES})
@@ -70,10 +71,8 @@ def has_splits(source: SourceFiles, names: Iterable[str], settled: bool = False)
     reserved = sorted({name for path in folders for name in path if name.lower() in SPLIT_NAMES})
     rule = "splits are train with val or test at the top, and nothing else beside them"
     classes_too = f", also {_few(reserved)} ({rule})" if reserved else ""
-    if folders:
-        what = f"{_few(named)} are splits, those in them classes" if splits else f"all are classes{classes_too}"
-        source.notes.append(f"folders: {what}")
-    return splits
+    what = f"{_few(named)} are splits, those in them classes" if splits else f"all are classes{classes_too}"
+    return splits, [f"folders: {what}"] if folders else []
 
 
 def _few(names: Sequence[str]) -> str:

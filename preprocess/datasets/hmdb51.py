@@ -13,7 +13,7 @@ from pathlib import PurePath
 from gdt.common.errors import UserError
 from gdt.common.folders import File, Folder
 from gdt.preprocess.datasets import official
-from gdt.preprocess.datasets.listing import DataSet, ListedVideo, Missing, SourceFiles, incomplete
+from gdt.preprocess.datasets.listing import DataSet, Item, SourceFiles, incomplete
 from gdt.preprocess.datasets.official import Line
 
 TREE = """\
@@ -24,7 +24,7 @@ source/testTrainMulti_7030_splits/brush_hair_test_split1.txt to 3      the offic
 _SPLITS = {"0": "unused", "1": "train", "2": "test"}
 
 
-def listing(source: SourceFiles) -> Iterator[ListedVideo | Missing]:
+def listing(source: SourceFiles) -> Iterator[Item]:
     """Videos by the names of their files, in all folds; those in no list are left out."""
     lists = official.find_lists(source, "testTrainMulti_7030_splits", TREE)
     return official.listing(source, "hmdb51_org", _lines(lists), TREE)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 
-from gdt.preprocess.datasets.listing import NO_FILE, DataSet, ListedVideo, Missing, SourceFiles, unlisted
+from gdt.preprocess.datasets.listing import NO_FILE, DataSet, Item, ListedVideo, Missing, SourceFiles
 from gdt.preprocess.textfiles import Row, read_csv
 
 TABLE = "HowTo100M_v1.csv"
@@ -21,7 +21,7 @@ source/caption.json               captions, or raw_caption.json, captions.json
 source/captions/0wR5jVB-WPk.csv   captions, if each video has its own file: start,end,text"""
 
 
-def listing(source: SourceFiles) -> Iterator[ListedVideo | Missing]:
+def listing(source: SourceFiles) -> Iterator[Item]:
     """One video per file, its id the name of the file and its label category_1, then listed videos without a file.
 
     If there is the official table, files that it does not name are left out. Holds it in memory, about 250 MB. Raises
@@ -34,7 +34,7 @@ def listing(source: SourceFiles) -> Iterator[ListedVideo | Missing]:
     for name, file in source.named():
         if listed:
             if name not in labels:
-                yield unlisted(file)
+                yield Missing.unlisted(file)
                 continue
             seen.add(name)
         yield ListedVideo(name, file, labels.get(name, ""))

@@ -6,13 +6,14 @@ https://github.com/cvdfoundation/kinetics-dataset; test files have no label colu
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator
 from dataclasses import replace
 
 from gdt.common.folders import File
 from gdt.preprocess.datasets import folder, youtube
-from gdt.preprocess.datasets.listing import SPLIT_NAMES, DataSet, ListedVideo, Missing, SourceFiles
+from gdt.preprocess.datasets.listing import SPLIT_NAMES, DataSet, Item, ListedVideo, SourceFiles
 from gdt.preprocess.datasets.youtube import Segment
 from gdt.preprocess.textfiles import Row, composed, read_csv
 
@@ -29,13 +30,14 @@ _COLUMNS = ("youtube_id", "time_start", "time_end", "split")  # and a label, exc
 _TIMES = re.compile(r"(.{11})_(\d{6})_(\d{6})", re.ASCII)
 
 
-def listing(source: SourceFiles) -> Iterator[ListedVideo | Missing]:
+def listing(source: SourceFiles) -> Iterator[Item]:
     """Videos by the names of their files; label and split are from the csv or, if there is none, from the folders."""
     paths = [*source.folder.glob("[!.]*.csv"), *source.folder.glob("annotations/[!.]*.csv")]
     if not paths:
         named = [(name, path, composed(path)) for name, path in source.named()]
-        splits = folder.has_splits(source, [below for _, _, below in named])
-        return (_named(folder.placed(ListedVideo(name, path), below, splits)) for name, path, below in named)
+        splits, notes = folder.read_folders(source, [below for _, _, below in named])
+        videos = (_named(folder.placed(ListedVideo(name, path), below, splits)) for name, path, below in named)
+        return itertools.chain(notes, videos)
     rows = (row for path in paths for row in read_csv(File(source.folder, path), _COLUMNS, _segment))
     return youtube.listing(source, rows)
 

@@ -1,4 +1,4 @@
-"""What a data set yields: videos, and videos that are missing or cannot be used."""
+"""What a data set yields: videos, those that are missing or cannot be used, and what is ignored."""
 
 from __future__ import annotations
 
@@ -104,22 +104,26 @@ class Missing:
     fault: bool = False
     """Whether it is a fault, of which many stop the run; lists may leave out most files, and that is none."""
 
+    @staticmethod
+    def unlisted(path: Path) -> Missing:
+        """A file that the official list of its data set does not name: it has no class or split that can be trusted."""
+        return Missing(path.stem, "not named in the official list, so it is left out", path)
 
-def unlisted(path: Path) -> Missing:
-    """A file that the official list of its data set does not name: it has no class or split that can be trusted."""
-    return Missing(path.stem, "not named in the official list, so it is left out", path)
+    @staticmethod
+    def surplus(id: str, path: Path, of: str, first: Path) -> Missing:
+        """A further file of an entry or segment of the official list, of which the first file is kept."""
+        return Missing(id, f"its {of} has another file; {first} is kept", path, fault=True)
 
 
-def surplus(id: str, path: Path, of: str, first: Path) -> Missing:
-    """A further file of an entry or segment of the official list, of which the first file is kept."""
-    return Missing(id, f"its {of} has another file; {first} is kept", path, fault=True)
+Item = ListedVideo | Missing | Counter[str] | str
+"""What a listing yields: also numbers of what is ignored, by suffix or in words, and how the folders are read."""
 
 
 @dataclass(frozen=True)
 class DataSet:
     """Where the videos, labels and splits of a data set are."""
 
-    listing: Callable[[SourceFiles], Iterator[ListedVideo | Missing]]
+    listing: Callable[[SourceFiles], Iterator[Item]]
     """Yields the videos of a source in a fixed order."""
     tree: str
     """The expected files and folders, for messages."""
@@ -141,15 +145,15 @@ def hash_of(path: Path) -> str:
     return ""
 
 
-def walk(folder: Folder, first: Path | None = None) -> Iterator[tuple[str, list[str], Counter[str]]]:
+def walk(folder: Folder, first: Path = Path()) -> Iterator[tuple[str, list[str], Counter[str]]]:
     """A folder and those below in a fixed order: path in it, sorted names of the files, and how much is left out.
 
-    Begins with the folder `first` if it is given. Hidden files and folders, trash and the like are left out. Raises
-    UserError for a folder that cannot be read.
+    Begins with the folder `first` in it. Hidden files and folders, trash and the like are left out. Raises UserError
+    for a folder that cannot be read.
     """
     if isinstance(folder, LocalFolder):
         return _walk_links(folder.root, first)
-    return _walk_names(folder, () if first is None else first.parts)
+    return _walk_names(folder, first.parts)
 
 
 def _walk_names(folder: Folder, first: tuple[str, ...]) -> Iterator[tuple[str, list[str], Counter[str]]]:
@@ -168,14 +172,14 @@ def _walk_names(folder: Folder, first: tuple[str, ...]) -> Iterator[tuple[str, l
     yield "", [], Counter({HIDDEN: len(hidden)})
 
 
-def _walk_links(root: Path, first: Path | None) -> Iterator[tuple[str, list[str], Counter[str]]]:
+def _walk_links(root: Path, first: Path) -> Iterator[tuple[str, list[str], Counter[str]]]:
     """`walk` on this machine: links to folders are followed at the end, and each folder is read once."""
 
     def refuse(error: OSError) -> None:
         raise UserError(f"cannot read the folder {error.filename}: {error.strerror}; check its disk and permissions")
 
     seen: set[str] = set()
-    roots = [str(root)] if first is None else [str(root / first), str(root)]
+    roots = dict.fromkeys([str(root / first), str(root)])
     waiting = deque(roots)
     while waiting:
         start = waiting.popleft()
@@ -201,21 +205,21 @@ def is_shown(name: str) -> bool:
     return not name.startswith(".") and name.lower() not in _NOT_SHOWN
 
 
-@dataclass(frozen=True)
+@dataclass
 class SourceFiles:
+    """Reads the files of a source."""
+
     folder: Folder
-    ignored: Counter[str] = field(default_factory=Counter)
-    """How many were left out so far: by suffix, or in words."""
-    notes: list[str] = field(default_factory=list)
-    """How the folders were read, in words."""
+    ignored: Counter[str] = field(default_factory=Counter, init=False)
+    """How many files and folders it has left out so far: by suffix, or in words."""
 
     def file(self, name: str) -> File:
         return File(self.folder, PurePath(name))
 
-    def files(self, first: Path | None = None) -> Iterator[Path]:
+    def files(self, first: Path = Path()) -> Iterator[Path]:
         """Yield the paths in it with the suffix of a video or sound, whatever kind of file, in the order of `walk`.
 
-        Begins with the folder `first` if it is given. A sound next to a video of the same name is left out.
+        Begins with the folder `first` in it. A sound next to a video of the same name is left out.
         """
         for parent, names, ignored in walk(self.folder, first):
             self.ignored.update(+ignored)
@@ -231,7 +235,7 @@ class SourceFiles:
                 else:
                     self.ignored[suffix] += 1
 
-    def named(self, first: Path | None = None) -> Iterator[tuple[str, Path]]:
+    def named(self, first: Path = Path()) -> Iterator[tuple[str, Path]]:
         """Yield the names and paths of `files`: names without suffix and what downloaders and converters add to it.
 
         Files with such an addition come last, so that a.mp4 goes before a.f137.mp4; sound alone is at the end.
@@ -247,7 +251,7 @@ class SourceFiles:
 
 
 def ignored_in_words(ignored: Mapping[str, int]) -> list[str]:
-    """A line that says what SourceFiles.ignored counts; none if there is nothing."""
+    """A line that says what is ignored; none if nothing is."""
     suffixes = [name for name in ignored if not name or name.startswith(".")]
     suffixes.sort(key=lambda suffix: (-ignored[suffix], suffix))
     counts = [f"{suffix.removeprefix('.') or 'no suffix'} {ignored[suffix]}" for suffix in suffixes[:_SHOWN]]

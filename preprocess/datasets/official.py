@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from gdt.common.errors import UserError
 from gdt.common.folders import File, Folder
-from gdt.preprocess.datasets.listing import NO_FILE, ListedVideo, Missing, SourceFiles, incomplete, surplus, unlisted
+from gdt.preprocess.datasets.listing import NO_FILE, Item, ListedVideo, Missing, SourceFiles, incomplete
 from gdt.preprocess.textfiles import composed, open_text
 
 FOLDS = (1, 2, 3)
@@ -50,7 +50,7 @@ class _Entry:
     """The first that is found."""
 
 
-def listing(source: SourceFiles, name: str, lines: Iterable[Line], tree: str) -> Iterator[ListedVideo | Missing]:
+def listing(source: SourceFiles, name: str, lines: Iterable[Line], tree: str) -> Iterator[Item]:
     """Yield the videos, labelled by their folder, then the listed ones without a file.
 
     Videos in no list are left out, as are those outside of the folder `name` if there is one. Case and suffix of names
@@ -63,12 +63,12 @@ def listing(source: SourceFiles, name: str, lines: Iterable[Line], tree: str) ->
     for stem, path in source.named(first=root):
         entry = entries.get(stem.lower())
         if entry is None:
-            yield unlisted(path)
+            yield Missing.unlisted(path)
         elif root not in path.parents:
             outside.add(entry.stem)
             yield Missing(stem, f"not in the folder of the data set; {name}", path)
         elif entry.file is not None:
-            yield surplus(stem, path, "entry", entry.file)
+            yield Missing.surplus(stem, path, "entry", entry.file)
         else:
             entry.file = path
             label = composed(path.parent.name)

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from gdt.preprocess.datasets import folder
-from gdt.preprocess.datasets.listing import DataSet, ListedVideo, Missing, SourceFiles
+from gdt.preprocess.datasets.listing import DataSet, Item, ListedVideo, SourceFiles
 
 
-def _listing(source: SourceFiles) -> Iterator[ListedVideo | Missing]:
+def _listing(source: SourceFiles) -> Iterator[Item]:
     for item in folder.listing(source, official=True):
         yield replace(item, id=item.path.stem) if isinstance(item, ListedVideo) else item
 

@@ -12,7 +12,7 @@ from pathlib import PurePath
 from gdt.common.errors import UserError
 from gdt.common.folders import File, Folder
 from gdt.preprocess.datasets import official
-from gdt.preprocess.datasets.listing import DataSet, ListedVideo, Missing, SourceFiles
+from gdt.preprocess.datasets.listing import DataSet, Item, SourceFiles
 from gdt.preprocess.datasets.official import Line
 
 TREE = """\
@@ -24,7 +24,7 @@ _LINE = re.compile(r"([^/<>\s]+)/([^/<>\s]+\.\w+)(?:\s+\d+)?\s*")
 """Class and file; in training lists, the class number follows."""
 
 
-def listing(source: SourceFiles) -> Iterator[ListedVideo | Missing]:
+def listing(source: SourceFiles) -> Iterator[Item]:
     """Videos by the names of their files, in all folds; those in no list are left out."""
     lists = official.find_lists(source, "ucfTrainTestlist", TREE)
     return official.listing(source, "UCF-101", _lines(lists), TREE)

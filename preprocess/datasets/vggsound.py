@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gdt.preprocess.datasets import youtube
-from gdt.preprocess.datasets.listing import SPLIT_NAMES, DataSet, ListedVideo, Missing, SourceFiles, incomplete
+from gdt.preprocess.datasets.listing import SPLIT_NAMES, DataSet, Item, SourceFiles, incomplete
 from gdt.preprocess.datasets.youtube import Segment
 from gdt.preprocess.textfiles import Row, read_csv
 
@@ -21,7 +21,7 @@ _COLUMNS = ("youtube_id", "start_seconds", "label", "split")
 _SECONDS = 10
 
 
-def listing(source: SourceFiles) -> Iterator[ListedVideo | Missing]:
+def listing(source: SourceFiles) -> Iterator[Item]:
     """Videos by the names of their files; files that are not in the official csv are left out."""
     table = source.file("vggsound.csv")
     if not table.present:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from gdt.preprocess.datasets.listing import NO_FILE, ListedVideo, Missing, SourceFiles, surplus, unlisted
+from gdt.preprocess.datasets.listing import NO_FILE, Item, ListedVideo, Missing, SourceFiles
 
 
 @dataclass(slots=True)
@@ -37,7 +37,7 @@ class Segment:
         return f"{self.youtube_id}_{int(self.start):06d}_{int(self.end):06d}"
 
 
-def listing(source: SourceFiles, rows: Iterable[Segment]) -> Iterator[ListedVideo | Missing]:
+def listing(source: SourceFiles, rows: Iterable[Segment]) -> Iterator[Item]:
     """Yield the files of `source` with the label and split of their segments, then the segments without a file.
 
     A file named by the bare id may be the original video: it gets the times to cut out, and stands for every segment
@@ -63,12 +63,12 @@ def listing(source: SourceFiles, rows: Iterable[Segment]) -> Iterator[ListedVide
         elif start is None and candidates:
             originals.append((name, path, candidates))
         else:
-            yield unlisted(path)
+            yield Missing.unlisted(path)
     for name, path, segment in [*exact, *rounded]:
         if segment.file is None:
             yield segment.video(name, path, cut=False)
         else:
-            yield surplus(name, path, "segment", segment.file)
+            yield Missing.surplus(name, path, "segment", segment.file)
     for name, path, candidates in originals:
         without_file = [segment for segment in candidates if segment.file is None]
         if not without_file:

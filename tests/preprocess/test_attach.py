@@ -10,8 +10,8 @@ import pytest
 from gdt.common.folders import LocalFolder
 from gdt.preprocess.captions.attach import Spoken
 from gdt.preprocess.captions.words import Vocabulary
-from gdt.preprocess.datasets import DATASETS
-from gdt.preprocess.datasets.listing import Missing, SourceFiles
+from gdt.preprocess.datasets import DATASETS, listing
+from gdt.preprocess.plan import collect
 from tests.preprocess.test_caption_readers import find
 
 LISTEN = Vocabulary({"bark": 0, "meow": 1, "moo": 2}, [])
@@ -34,8 +34,9 @@ def write_subtitles(source: Path, captions: dict[str, list[tuple[float, float, s
 def tokens(source: Path, dataset: str = "folder", only_captioned: bool = False) -> dict[str, list[int] | str]:
     """The words of each video, or why it is left out."""
     spoken = Spoken(find(source), LISTEN, LocalFolder(source), only_captioned)
-    items = spoken.select(DATASETS[dataset].listing(SourceFiles(LocalFolder(source))), set())
-    return {item.id: item.reason if isinstance(item, Missing) else spoken.attach(item).words.token for item in items}
+    found = collect(spoken.select(listing(DATASETS[dataset], LocalFolder(source))), LocalFolder(source))
+    words = {id: spoken.attach(video).words.token for id, video in found.videos.items()}
+    return words | {row.id: row.reason for row in found.missing}
 
 
 @pytest.fixture
@@ -104,10 +105,8 @@ PART = [(0, 1.0, 2.0), (1, 3.5, 4.0)]
 
 def said_in_parts(source: Path, dataset: str) -> dict[str, list[tuple[int, float, float]]]:
     spoken = Spoken(find(source), LISTEN, LocalFolder(source), only_captioned=False)
-    videos = [
-        spoken.attach(video)
-        for video in spoken.select(DATASETS[dataset].listing(SourceFiles(LocalFolder(source))), set())
-    ]
+    found = collect(spoken.select(listing(DATASETS[dataset], LocalFolder(source))), LocalFolder(source))
+    videos = map(spoken.attach, found.videos.values())
     return {video.id: list(zip(video.words.token, video.words.start, video.words.end, strict=True)) for video in videos}
 
 

@@ -23,14 +23,13 @@ from gdt.preprocess.datasets.listing import (
     LISTED,
     SOUNDS,
     SUFFIXES,
+    Item,
     ListedVideo,
     Missing,
-    SourceFiles,
     ignored_in_words,
-    unlisted,
 )
 from gdt.preprocess.ffmpeg import _FORMATS
-from gdt.preprocess.plan import collect
+from gdt.preprocess.plan import Listed, collect
 from tests.conftest import ROOT
 
 
@@ -40,9 +39,17 @@ def touch(root: Path, *names: str) -> None:
         (root / name).touch()
 
 
-def listed(dataset: str, root: Path) -> Iterator[ListedVideo | Missing]:
+def items(dataset: str, root: Path) -> Iterator[Item]:
     source = LocalFolder(root)
-    return listing(find(dataset, source), SourceFiles(source))
+    return listing(find(dataset, source), source)
+
+
+def collected(dataset: str, root: Path) -> Listed:
+    return collect(items(dataset, root), LocalFolder(root))
+
+
+def listed(dataset: str, root: Path) -> Iterator[ListedVideo | Missing]:
+    return (item for item in items(dataset, root) if isinstance(item, ListedVideo | Missing))
 
 
 def videos(dataset: str, root: Path) -> list[ListedVideo]:
@@ -111,9 +118,9 @@ def test_linked_folders_are_followed_once(tmp_path: Path) -> None:
     (tmp_path / "videos" / "cats").symlink_to(tmp_path / "disk" / "cats")
     (tmp_path / "disk" / "cats" / "loop").symlink_to(tmp_path / "disk" / "cats")
     (tmp_path / "videos" / "a link").symlink_to("dogs")  # a folder is listed by its own name
-    source = SourceFiles(LocalFolder(tmp_path / "videos"))
-    assert {item.id for item in listing(DATASETS["folder"], source)} == {"cats/a.mp4", "dogs/b.mp4"}
-    assert source.ignored == {LISTED: 2}
+    found = collected("folder", tmp_path / "videos")
+    assert found.videos.keys() == {"cats/a.mp4", "dogs/b.mp4"}
+    assert found.ignored == {LISTED: 2}
 
 
 def test_every_entry_is_used_or_counted(tmp_path: Path) -> None:
@@ -122,10 +129,10 @@ def test_every_entry_is_used_or_counted(tmp_path: Path) -> None:
     (tmp_path / "unmounted").symlink_to("/nowhere")
     (tmp_path / "train" / "dogs").mkdir()
     os.mkfifo(tmp_path / "train" / "pipe")
-    source = SourceFiles(LocalFolder(tmp_path))
-    assert [item.id for item in listing(DATASETS["folder"], source)] == ["cats/b.mp4", "cats/a.mp4"]
-    assert source.ignored == {LISTED: 1, BROKEN: 1, EMPTY: 1, "": 1}
-    (said,) = ignored_in_words(source.ignored)
+    assert [video.id for video in videos("folder", tmp_path)] == ["cats/b.mp4", "cats/a.mp4"]
+    found = collected("folder", tmp_path)
+    assert not found.missing and found.ignored == {LISTED: 1, BROKEN: 1, EMPTY: 1, "": 1}
+    (said,) = ignored_in_words(found.ignored)
     assert said.endswith("1 link to a folder that is listed already; 1 empty folder; 1 broken link")
 
 
@@ -136,9 +143,9 @@ def test_a_folder_of_the_data_set_is_no_link_listed_already(tmp_path: Path) -> N
         (tmp_path / f"testTrainMulti_7030_splits/wave_test_split{fold}.txt").write_text(lists)
     touch(tmp_path, "disk/wave/a.avi", "disk/wave/b.avi")
     (tmp_path / "hmdb51_org").symlink_to("disk")
-    source = SourceFiles(LocalFolder(tmp_path))
-    assert len([item for item in listing(DATASETS["hmdb51"], source) if isinstance(item, ListedVideo)]) == 2
-    assert source.ignored == {".txt": 3, LISTED: 1}  # the disk
+    found = collected("hmdb51", tmp_path)
+    assert len(found.videos) == 2
+    assert found.ignored == {".txt": 3, LISTED: 1}  # the disk
 
 
 def test_a_broken_link_to_a_list_is_no_missing_list(tmp_path: Path) -> None:
@@ -156,10 +163,10 @@ LEFTOVERS = (
 def test_hidden_folders_trash_and_other_files_are_counted(tmp_path: Path) -> None:
     touch(tmp_path, "cats/a.mp4", *LEFTOVERS, "a.gif", "cats/b.GIF", "notes.txt", "README", "cats/c.mp4.part")
     (tmp_path / "lost+found").chmod(0)  # as root made it
-    source = SourceFiles(LocalFolder(tmp_path))
-    assert [item.id for item in listing(DATASETS["folder"], source)] == ["cats/a.mp4"]
-    assert source.ignored == {HIDDEN: len(LEFTOVERS), ".gif": 2, ".txt": 1, "": 1, ".part": 1}
-    (said,) = ignored_in_words(source.ignored)
+    found = collected("folder", tmp_path)
+    assert list(found.videos) == ["cats/a.mp4"] and not found.missing
+    assert found.ignored == {HIDDEN: len(LEFTOVERS), ".gif": 2, ".txt": 1, "": 1, ".part": 1}
+    (said,) = ignored_in_words(found.ignored)
     assert (
         said
         == f"ignored: 5 not a video by its suffix (gif 2, no suffix 1, part 1, txt 1); {len(LEFTOVERS)} hidden or trash"
@@ -227,12 +234,10 @@ def test_folders_named_as_splits_are_classes_without_their_counterparts(
     tmp_path: Path, dataset: str, names: list[str], labels: list[str]
 ) -> None:
     touch(tmp_path, *names)
-    source = SourceFiles(LocalFolder(tmp_path))
-    found = [item for item in listing(DATASETS[dataset], source) if isinstance(item, ListedVideo)]
-    by_name = {video.path.as_posix(): (video.label, video.split) for video in found}
+    by_name = {video.path.as_posix(): (video.label, video.split) for video in videos(dataset, tmp_path)}
     assert by_name == {name: (label, "") for name, label in zip(names, labels, strict=True)}
     reserved = {part for name in names for part in Path(name).parts if part.lower() in ("train", "val", "test")}
-    (note,) = source.notes
+    (note,) = collected(dataset, tmp_path).notes
     assert note.startswith("folders: all are classes") and all(part in note for part in reserved)
 
 
@@ -298,15 +303,14 @@ def test_added_suffixes_and_encodings_of_lists(tmp_path: Path, dataset: str, enc
         (tmp_path / name).write_bytes(lines.replace("\n", "\r\n").encode(encoding))
     touch(tmp_path, *(f"A/{form.format(id)}" for form, id in zip(DOWNLOADED, ids, strict=True)))
     touch(tmp_path, f"A/{ids[1]}.mp4", f"A/{ids[1]}.f251.webm")  # the exact name wins, and sound alone is last
-    source = SourceFiles(LocalFolder(tmp_path))
-    listed = collect(listing(DATASETS[dataset], source), source.folder)
+    found = collected(dataset, tmp_path)
     label = "A;B" if dataset == "audioset" else "A"
-    assert [(video.id, video.label) for video in listed.videos.values()] == [(id, label) for id in ids]
-    assert listed.videos[ids[1]].path.name == f"{ids[1]}.mp4"
-    second = [row.path.name for row in listed.missing if row.path]
+    assert [(video.id, video.label) for video in found.videos.values()] == [(id, label) for id in ids]
+    assert found.videos[ids[1]].path.name == f"{ids[1]}.mp4"
+    second = [row.path.name for row in found.missing if row.path]
     assert second == [f"{ids[1]}.f399.mp4", f"{ids[1]}.f251.webm"]
     files = sum(path.is_file() for path in tmp_path.rglob("*"))
-    assert files == len(listed.videos) + len(second) + source.ignored.total()  # each is accounted for
+    assert files == len(found.videos) + len(second) + found.ignored.total()  # each is accounted for
 
 
 # Kinetics
@@ -353,7 +357,7 @@ def test_the_kinetics_csv_wins_over_folders(tmp_path: Path) -> None:
         "0wR5jVB-WPk_000416_000426": ("playing drums", "val"),
         "3caPS4FHFF8": ("", "test"),  # test files have no label
     }
-    assert missing("kinetics", tmp_path) == [unlisted(Path("train/a_b/AAAAAAAAAAA.mp4"))]
+    assert missing("kinetics", tmp_path) == [Missing.unlisted(Path("train/a_b/AAAAAAAAAAA.mp4"))]
 
 
 def test_one_original_stands_for_all_rows_without_a_file(tmp_path: Path) -> None:
@@ -437,7 +441,7 @@ def test_ucf101_class_folders_may_be_the_source(tmp_path: Path, real: Path) -> N
     root = tmp_path / "UCF-101"
     touch(root, "HandstandPushups/v_HandstandPushups_g08_c01.MP4", "Archery/v_Archery_g99_c01.avi")
     first, video, *absent = listed("ucf101", root)
-    assert first == unlisted(Path("Archery/v_Archery_g99_c01.avi"))
+    assert first == Missing.unlisted(Path("Archery/v_Archery_g99_c01.avi"))
     path, folds = Path("HandstandPushups/v_HandstandPushups_g08_c01.MP4"), ("train", "test", "train")
     assert video == ListedVideo("v_HandstandPushups_g08_c01", path, "HandstandPushups", "train", folds)
     reason = "listed in the official splits, but there is no file of this name with the suffix of a video"
@@ -514,7 +518,7 @@ def test_hmdb51_class_folders_may_be_nested(tmp_path: Path, real: Path, folder: 
     ]
     second, first, *absent = missing("hmdb51", tmp_path)
     assert second.reason == f"its entry has another file; {folder}/{name}.mp4 is kept" and second.fault
-    assert first == unlisted(Path(folder, "mine.avi")) and len(absent) == 6765
+    assert first == Missing.unlisted(Path(folder, "mine.avi")) and len(absent) == 6765
     assert {item.reason for item in absent} == {
         "listed in the official splits, but there is no file of this name with the suffix of a video"
     }

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from gdt.common.folders import LocalFolder
 from gdt.preprocess.datasets import DATASETS, howto100m
-from gdt.preprocess.datasets.listing import ListedVideo, Missing, SourceFiles, unlisted
+from gdt.preprocess.datasets.listing import ListedVideo, Missing, SourceFiles
 from tests.preprocess.test_datasets import touch
 
 
@@ -22,7 +22,7 @@ def test_howto100m(tmp_path: Path) -> None:
     assert list(DATASETS["howto100m"].listing(SourceFiles(LocalFolder(tmp_path)))) == [
         ListedVideo("0wR5jVB-WPk", Path("0wR5jVB-WPk.mp4"), "Food and Entertaining"),
         ListedVideo("-caPS4FHFF8", Path("part1/-caPS4FHFF8.webm"), "Home and Garden"),
-        unlisted(Path("part2/x/unlisted.mkv")),
+        Missing.unlisted(Path("part2/x/unlisted.mkv")),
         Missing(
             "missing0001", "listed in HowTo100M_v1.csv, but there is no file of this name with the suffix of a video"
         ),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gdt.preprocess.datasets.listing import ListedVideo, Missing, unlisted
+from gdt.preprocess.datasets.listing import ListedVideo, Missing
 from tests.preprocess.test_datasets import listed, missing, segments, table, touch
 
 
@@ -53,7 +53,7 @@ def test_vggsound(tmp_path: Path) -> None:
     }
     no_file = "listed in the official annotations, but there is no file of this name with the suffix of a video"
     assert missing("vggsound", tmp_path) == [
-        unlisted(Path("b/2Cfc0r3l5Ww_000046.mp4")), unlisted(Path("b/holiday.mp4")),
+        Missing.unlisted(Path("b/2Cfc0r3l5Ww_000046.mp4")), Missing.unlisted(Path("b/holiday.mp4")),
         Missing("0Cfc0r3l5Ww_000017_000027", no_file), Missing("Y_5_10_15_2_000009_000019", no_file),
     ]  # fmt: skip
 
@@ -99,7 +99,7 @@ def test_audioset_splits_and_labels(audioset: Path) -> None:
         "---1_cCGK4M_500": ("Speech;/m/x", "train"),
     }
     assert missing("audioset", audioset) == [
-        unlisted(Path("train/AAAAAAAAAAA_0.mp4")),
+        Missing.unlisted(Path("train/AAAAAAAAAAA_0.mp4")),
         Missing(
             "-0RWZT-miFs_000420_000430",
             "listed in the official annotations, but there is no file of this name with the suffix of a video",
