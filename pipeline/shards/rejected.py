@@ -31,7 +31,6 @@ class RejectedVideo:
 
 def cause_of(reason: str) -> str:
     """What videos that are rejected for the same reason have in common: the cause, without numbers."""
-    reason = re.sub(r"^only [\d.]+ s of it can be decoded.*", "it is too short", reason)  # of earlier versions
     cause, _, _ = reason.partition(";")
     return re.sub(r"(?<!UTF-)\b(0x[0-9a-f]+|\d+(\.\d+)?)(?=\D|$)", "…", cause)
 

@@ -21,7 +21,6 @@ from gdt.pipeline.shards import container
 from gdt.pipeline.shards.index import Index, gather_tables, write_index
 from gdt.pipeline.shards.layout import COLUMNS, SHARD, Stored
 from gdt.pipeline.shards.reader import ShardReader
-from gdt.pipeline.shards.rejected import cause_of
 from gdt.pipeline.shards.statistics import Statistics, mel_sums
 from gdt.pipeline.shards.writer import VideoRecord, write_shard
 from tests.tamper import annotate, flip
@@ -316,15 +315,3 @@ def test_a_disk_error_names_the_shard(index: Index, monkeypatch: pytest.MonkeyPa
     name = index.shard_names[index.shard[0]]
     with pytest.raises(UserError, match=f"{name} cannot be read: {os.strerror(number)}; check its disk"):
         reader.logmel(0, 0, 10)
-
-
-@pytest.mark.parametrize(
-    "reason",
-    [
-        "it is too short; only 0.10 s can be decoded, 1 s are needed",
-        "only 0.10 s of it can be decoded, 1 s are needed",  # of earlier versions
-        "only 0.90 s of it can be decoded, 1 s are needed; File ended",
-    ],
-)
-def test_a_video_too_short_has_one_cause_whichever_version_tried_it(reason: str) -> None:
-    assert cause_of(reason) == "it is too short"
