@@ -21,13 +21,13 @@ from gdt.pipeline.shards.cache import forecast
 from gdt.pipeline.shards.index import Index
 from gdt.train import checkpoint
 from gdt.train.checkpoint import RunState
-from gdt.train.crossmodal import Probe
 from gdt.train.distributed import Process, StopSignal, agreed, barrier, require_equal, together
 from gdt.train.experiment import Experiment
 from gdt.train.flops import max_leaves, step_seconds
 from gdt.train.learner import Learner
 from gdt.train.log import Log
 from gdt.train.provenance import device_name, write_provenance
+from gdt.train.recall import Probe
 from gdt.train.run import CHECKPOINT, METRICS, logged
 from gdt.train.settings_text import decisive
 

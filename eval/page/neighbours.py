@@ -27,7 +27,7 @@ from gdt.eval.subjects import EvalSet, folder_name
 from gdt.pipeline.clips import usable
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.shards.reader import ShardReader
-from gdt.train import crossmodal
+from gdt.train import recall
 from gdt.train.models.gdt import any_device
 from gdt.train.trained import Trained
 
@@ -100,7 +100,7 @@ def by_sound(trained: Trained, index: Index, split: str) -> Neighbours:
     order = generator(Stream.FIGURES).permutation(held_out)[:_VIDEOS]
     if len(order) < 2:
         raise UserError(f"the split '{split}' has fewer than 2 videos with frames and sound; hold out more videos")
-    embedded = crossmodal.embed_videos(trained, index, np.sort(order), _CLIPS, any_device(), both)
+    embedded = recall.embed_videos(trained, index, np.sort(order), _CLIPS, any_device(), both)
     videos = embedded.videos
     video, audio = (embedded.embeddings[name].numpy() for name in both)
     neighbours = nearest_rows(audio, video, _NEIGHBOURS)

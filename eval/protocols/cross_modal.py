@@ -11,7 +11,7 @@ from gdt.eval.folds import Fold
 from gdt.eval.metrics import measured
 from gdt.eval.subjects import Subject
 from gdt.pipeline.clips import usable
-from gdt.train import crossmodal
+from gdt.train import recall
 
 
 def cross_modal(evaluator: Evaluator, model: Subject, fold: Fold, _: Path) -> Outcome:
@@ -40,7 +40,7 @@ def cross_modal(evaluator: Evaluator, model: Subject, fold: Fold, _: Path) -> Ou
             "videos"
         )
     words = evaluator.words if "text" in modalities else None
-    embedded = crossmodal.embed_videos(trained, index, videos, settings.clips, evaluator.device, modalities, words)
+    embedded = recall.embed_videos(trained, index, videos, settings.clips, evaluator.device, modalities, words)
     n = len(embedded.videos)
     if n < 2:
         raise UserError(
@@ -50,7 +50,7 @@ def cross_modal(evaluator: Evaluator, model: Subject, fold: Fold, _: Path) -> Ou
         )
     metrics = {
         f"{query} to {gallery} R@{k}": measured(correct, 100 * min(k, n) / n)
-        for (query, gallery, k), correct in crossmodal.hits(embedded.embeddings).items()
+        for (query, gallery, k), correct in recall.hits(embedded.embeddings).items()
     }
     warning = ""
     if not model.random:

@@ -17,10 +17,10 @@ from gdt.pipeline.loader import Loader
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.transformations.augmentation import EVALUATION
 from gdt.pipeline.word2vec import WordVectors
-from gdt.train.crossmodal import Embedded, Probe, embed_videos, hits, ranks
 from gdt.train.experiment import resolve
 from gdt.train.models.gdt import GDT
 from gdt.train.pretrain import pretrain
+from gdt.train.recall import Embedded, Probe, embed_videos, hits, ranks
 from gdt.train.record import TrainingRecord
 from gdt.train.settings import SIZES, Pretrain, RunSettings
 from gdt.train.trained import Trained
@@ -118,7 +118,7 @@ def test_a_probe_without_words_in_its_clips_measures_nothing(
     experiment = resolve(run, index, CPU)
     model = GDT(experiment.settings.network, ("video", "text"))
     one = Embedded(np.arange(1), {name: torch.ones(1, 8) for name in ("video", "text")})
-    monkeypatch.setattr("gdt.train.crossmodal.embed_videos", lambda *_: one)
+    monkeypatch.setattr("gdt.train.recall.embed_videos", lambda *_: one)
     assert Probe(experiment, index, CPU)(model) == {}
 
 
