@@ -5,8 +5,6 @@ drawn, so neither videos nor ffmpeg are needed. `--device cpu --size tiny` runs 
 operators then run on the processor, and numbers other than differences mean nothing.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import json

@@ -6,8 +6,6 @@ the region, at whole pixels, and one `cv2.transform` for the colours. No sound, 
 instead of bytes.
 """
 
-from __future__ import annotations
-
 import sys
 import tempfile
 import time

@@ -5,8 +5,6 @@ The usual way pipes raw frames that ffmpeg has shrunk into Python, encodes JPEGs
 second process.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """What the benchmarks share: measurements printed as they are taken, drawn shards, and settings of a run."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

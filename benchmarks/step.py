@@ -6,8 +6,6 @@ already. Ours converts bytes, compares the factors of any composition, and can t
 group (cached gradients), in the memory of one group and with a second forward pass.
 """
 
-from __future__ import annotations
-
 import tempfile
 import time
 from collections.abc import Callable

@@ -6,8 +6,6 @@ but no CPU time. The peer neither verifies checksums nor augments. Install it el
 `pip install --no-deps --target peer mosaicml-streaming brotli catalogue cramjam python-snappy xxhash 'zstd<2'`.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import itertools
 import os

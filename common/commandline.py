@@ -1,7 +1,5 @@
 """Command lines of settings dataclasses, and the commands that messages suggest."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import shutil

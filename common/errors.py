@@ -1,7 +1,5 @@
 """Errors that the user can fix: one message and exit status 2, without a traceback."""
 
-from __future__ import annotations
-
 import difflib
 import io
 import os

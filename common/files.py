@@ -1,7 +1,5 @@
 """Atomic writes, locks, and reasons why files cannot be read."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import glob

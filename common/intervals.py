@@ -1,7 +1,5 @@
 """95 % confidence intervals of shares."""
 
-from __future__ import annotations
-
 import math
 
 Z = 1.959963984540054

@@ -1,7 +1,5 @@
 """The type of options that take a path or the URL of a folder in a store."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from tyro.constructors import PrimitiveConstructorSpec

@@ -1,7 +1,5 @@
 """The cores of this machine, and child processes that do not outlive the process that starts them."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Streams of random numbers, one for each purpose; no two coincide."""
 
-from __future__ import annotations
-
 import hashlib
 from enum import StrEnum, auto
 

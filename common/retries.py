@@ -1,7 +1,5 @@
 """Actions over a network, tried again after the faults that may pass, and after no others."""
 
-from __future__ import annotations
-
 import random
 import re
 import time

@@ -1,7 +1,5 @@
 """Dataclasses to JSON and back, with nested ones, paths, literals, tuples, named tuples and dicts with int keys."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict, fields, is_dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Numbers and lengths of time in words, and how wide printed text may be."""
 
-from __future__ import annotations
-
 TERMINAL_WIDTH = 100
 """Maximum width of what a command prints."""
 

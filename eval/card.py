@@ -1,7 +1,5 @@
 """A folder in the form of the Hugging Face hub: weights, config.json and a model card."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

@@ -1,7 +1,5 @@
 """Classes of labels, fitting of classifiers, and accuracy of their scores."""
 
-from __future__ import annotations
-
 import warnings
 from collections import Counter
 from collections.abc import Sequence

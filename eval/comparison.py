@@ -1,7 +1,5 @@
 """Whether two rows of a table differ on the same queries: paired tests of their answers."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """What decides the numbers of a protocol: which settings, and the digest by which results are found again."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from dataclasses import fields, replace

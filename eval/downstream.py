@@ -4,8 +4,6 @@ A line that is there is not computed again. The tables include every model that 
 by this call or an earlier one.
 """
 
-from __future__ import annotations
-
 import contextlib
 import threading
 import time

@@ -1,7 +1,5 @@
 """Style, colours and markers of all figures, image files, and pictures for pages."""
 
-from __future__ import annotations
-
 import base64
 import io
 import re

@@ -1,7 +1,5 @@
 """`gdt embed`: features of videos, from files, folders or shards."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Sequence
 from copy import deepcopy

@@ -1,7 +1,5 @@
 """What a protocol is given: its data, settings and device, and the features, kept in files."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Export of weights for other programs."""
 
-from __future__ import annotations
-
 import shlex
 from pathlib import Path
 from typing import Any, cast

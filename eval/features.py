@@ -1,7 +1,5 @@
 """Features of videos, and the files that hold them."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field

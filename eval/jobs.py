@@ -1,7 +1,5 @@
 """What an evaluation consists of: `resolve` makes it once, from settings, models and shards."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property

@@ -1,7 +1,5 @@
 """Metrics with 95 % confidence intervals."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple

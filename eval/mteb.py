@@ -1,7 +1,5 @@
 """A model that MTEB evaluates on its tasks on video and sound, as in MVEB and MAEB; needs the package mteb."""
 
-from __future__ import annotations
-
 import sys
 import tempfile
 from functools import partial

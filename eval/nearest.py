@@ -1,7 +1,5 @@
 """Nearest neighbours of a video, within a modality or across the two."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import cast
 

@@ -1,7 +1,5 @@
 """Published results, shown in the tables next to ours."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from gdt.eval.protocols import PROTOCOLS

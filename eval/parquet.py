@@ -1,7 +1,5 @@
 """Features as Parquet tables, by pyarrow, which is imported only here."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Lines of `results.jsonl`: what a protocol measured of a model, and all that decides it. Tables are views of them."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Iterable, Iterator, Sequence

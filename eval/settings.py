@@ -1,7 +1,5 @@
 """Settings of `gdt evaluate`, `embed`, `nearest`, `export`, `show-tree` and `show-batch`."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Commands as subprocesses in parallel: one per GPU, or one single-threaded per core."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import queue

@@ -1,7 +1,5 @@
 """Tables as views of results: one pivot, models x metrics, as text, LaTeX and CSV."""
 
-from __future__ import annotations
-
 import csv
 import io
 import textwrap

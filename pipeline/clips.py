@@ -5,8 +5,6 @@ Videos shorter than a clip are padded by repeating the last frame and the last l
 every video.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 

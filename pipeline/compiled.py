@@ -1,7 +1,5 @@
 """Inner loops of the loader on a CPU, compiled on first use; they release the GIL."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

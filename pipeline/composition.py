@@ -4,8 +4,6 @@
 `leaf` numbers the leaves of the batch: T = T' iff the numbers are equal.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum

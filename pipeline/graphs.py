@@ -1,7 +1,5 @@
 """The DALI graphs of the loader, which run on the CPU and on a GPU."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 

@@ -4,8 +4,6 @@ Batch norm takes its statistics over groups of `group_size` leaves of one modali
 The order is a function of the plan, so the groups are the same on any number of ranks.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from gdt.common.errors import UserError

@@ -1,7 +1,5 @@
 """What a model takes: the clips, how they are cropped, and the normalisation."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from gdt.pipeline.leaves import Clip

@@ -4,8 +4,6 @@ A factor is name:contrast:K with the contrast d (distinctive) or i (invariant); 
 differ in it. Settings of the transformation follow the name in brackets: `speed(1,2,4):i:3`.
 """
 
-from __future__ import annotations
-
 import hashlib
 import importlib
 import inspect

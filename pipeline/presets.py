@@ -1,7 +1,5 @@
 """Named compositions: the rows of the paper's tables 1 and 2, and special cases."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from gdt.common.errors import unknown

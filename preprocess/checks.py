@@ -4,8 +4,6 @@ A file is the same if its size and its hash are. Shards hold the hash, not the t
 same shard; the plan holds the time, so that only files of another time are read again.
 """
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Iterator, Sequence

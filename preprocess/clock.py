@@ -6,8 +6,6 @@ ffmpeg's `aresample=async=1` sees one time stamp at a time, so it cannot tell a 
 and webcam recordings. Here all stamps are known: a lasting offset is a gap, a temporary one is jitter.
 """
 
-from __future__ import annotations
-
 import os
 import warnings
 from collections.abc import Iterable

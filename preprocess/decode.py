@@ -1,7 +1,5 @@
 """Extract frames and sound with ffmpeg, several small files per process."""
 
-from __future__ import annotations
-
 import errno
 import io
 import math

@@ -1,7 +1,5 @@
 """The end of a run: the index, the list of rejected videos and the summary of finished shards."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """What a run of preprocessing has to do: its videos, listed and assigned to shards."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path

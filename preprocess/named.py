@@ -1,7 +1,5 @@
 """Videos that are named one by one, or by the folders that they are in, wherever these are."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace

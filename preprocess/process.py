@@ -1,7 +1,5 @@
 """Run ffmpeg with limits on time and memory, and read its log."""
 
-from __future__ import annotations
-
 import errno
 import os
 import re

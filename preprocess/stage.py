@@ -1,7 +1,5 @@
 """Videos to shards: list the videos, make the missing shards, and write the index."""
 
-from __future__ import annotations
-
 import sys
 import tempfile
 from collections import Counter

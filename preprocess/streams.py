@@ -1,7 +1,5 @@
 """What of a file is decoded: the streams that ffmpeg itself takes, but picture and sound of one program."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """The summary of a run, printed and written to `summary.json`."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Iterable

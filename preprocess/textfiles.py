@@ -1,7 +1,5 @@
 """Text files, and rows of csv files."""
 
-from __future__ import annotations
-
 import codecs
 import csv
 import io

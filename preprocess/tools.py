@@ -4,8 +4,6 @@ The clip (FFV1 and FLAC, BT.709) lasts 4 s. Its left quarter has COLOUR, its rig
 10 per second. Its sound begins at 1.25 s, and holds a tone of 0.02 s at 1.5 s. A second of it is cut out.
 """
 
-from __future__ import annotations
-
 import hashlib
 import io
 import shutil

@@ -1,7 +1,5 @@
 """gdt verify: check that every shard is as it was written."""
 
-from __future__ import annotations
-
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext

@@ -1,7 +1,5 @@
 """The work of a worker: make one shard."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import shutil

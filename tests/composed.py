@@ -1,7 +1,5 @@
 """Compositions of presets, the counts of their batches, and inputs of models."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from math import prod
 from typing import NamedTuple

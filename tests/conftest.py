@@ -1,7 +1,5 @@
 """Shared test data: a small synthetic set and its shards, and real files if there are any."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """A local S3 (moto's) behind a proxy that counts requests and can fail in the ways of networks."""
 
-from __future__ import annotations
-
 import contextlib
 import http.client
 import logging

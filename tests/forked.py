@@ -3,8 +3,6 @@
 This process must not start threads: it could not be forked safely.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import json

@@ -1,7 +1,5 @@
 """Sounds for tests."""
 
-from __future__ import annotations
-
 import wave
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Change files, with or without updating their checksums."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import zlib

@@ -1,7 +1,5 @@
 """The benchmarks at tiny size: each runs, compares what it should, and says what fails."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

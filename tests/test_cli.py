@@ -1,7 +1,5 @@
 """The command line: commands and options, make's short forms, and one sentence for every mistake."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

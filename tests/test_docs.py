@@ -1,7 +1,5 @@
 """README and docs/: commands and Python run on small data, or are parsed; links, files and options exist."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib.util
 import io

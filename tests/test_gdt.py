@@ -1,7 +1,5 @@
 """The Python API does what the commands do."""
 
-from __future__ import annotations
-
 import copy
 import json
 import math

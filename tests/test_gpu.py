@@ -1,7 +1,5 @@
 """What only a GPU can show: the same batches, and training on them."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -4,8 +4,6 @@ An audit hook (sys.addaudithook) sees every file before it is opened, renamed, l
 later, all processes of the run are killed. Most of the forty kills are slow tests: `python -m pytest -m slow`.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Code that executes plans has no branches on names of factors or presets."""
 
-from __future__ import annotations
-
 import ast
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The package: one name per module, importable from any folder, beside anything."""
 
-from __future__ import annotations
-
 import ast
 import os
 import re

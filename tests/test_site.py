@@ -1,7 +1,5 @@
 """The documentation as a site, with the API reference made from the docstrings."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The project stays small: files, functions, words and options have limits; one is raised only for what users get."""
 
-from __future__ import annotations
-
 import ast
 import subprocess
 from collections.abc import Iterator
@@ -14,7 +12,7 @@ from gdt.common.commandline import options
 from tests.conftest import ROOT
 
 PRODUCT = ("common", "pipeline", "preprocess", "train", "eval", "src")
-LINES = 21_000
+LINES = 20_800
 """Lines of Python of the product."""
 FILE, FUNCTION, TEST_FILE = 350, 60, 600
 """Lines of a file and of a function of the product, and of a file of tests or benchmarks."""

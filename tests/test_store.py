@@ -1,7 +1,5 @@
 """Shards in an object store: the same bytes and losses as from a folder, and nothing silent or lost when it fails."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import itertools

@@ -1,7 +1,5 @@
 """The paper's lemma on the counts of a batch, and its theorem on the estimate's variance (sections 3.1, A.1, A.2)."""
 
-from __future__ import annotations
-
 from math import prod
 
 import numpy as np

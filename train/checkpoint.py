@@ -1,7 +1,5 @@
 """Checkpoints: written atomically, read without unpickling objects, and checked against the run that resumes."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Mapping
 from dataclasses import replace

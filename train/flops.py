@@ -1,7 +1,5 @@
 """What training takes: FLOPs, for MFU and comparisons at equal compute, the largest activation, and time."""
 
-from __future__ import annotations
-
 import copy
 import time
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """Whether there is a GPU, without importing torch."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 

@@ -1,7 +1,5 @@
 """Whether a run learns: its loss beside that at chance, the rank of its embeddings, and recall on held-out videos."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from itertools import combinations

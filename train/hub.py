@@ -3,8 +3,6 @@
 Of a repository, only the file with the weights is downloaded. It also holds the settings, and no code.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from pathlib import Path

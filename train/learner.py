@@ -1,7 +1,5 @@
 """Model, optimizer and schedule of a run."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

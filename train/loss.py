@@ -1,7 +1,5 @@
 """Equation 1 on one or several ranks."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 

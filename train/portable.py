@@ -4,8 +4,6 @@ The metadata is that of `record.TrainingRecord.to_plain`, each value as text: as
 as in `GDT`; the names tell the modalities.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

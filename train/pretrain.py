@@ -1,7 +1,5 @@
 """`gdt pretrain`: from settings to a checkpoint, as one process or as one of the ranks that torchrun started."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib.util
 import os

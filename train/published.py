@@ -1,7 +1,5 @@
 """Weights by name: published ones in the cache of torch.hub, and models in a hub (`train.hub`)."""
 
-from __future__ import annotations
-
 import hashlib
 import sys
 from dataclasses import dataclass

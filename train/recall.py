@@ -1,7 +1,5 @@
 """Cross-modal recall among held-out videos, which needs no labels."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import permutations
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """The files of a run: their names, its logs, and the latest of all runs."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

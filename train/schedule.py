@@ -1,7 +1,5 @@
 """Length of a run and the learning rate of each step."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

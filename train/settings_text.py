@@ -1,7 +1,5 @@
 """The settings of a run as text, in its files and on the command line, and what of them must not change."""
 
-from __future__ import annotations
-
 import argparse
 import json
 from collections.abc import Collection, Sequence

@@ -1,7 +1,5 @@
 """A run: `Trainer.__init__` prepares it, `Trainer.train` is its loop."""
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Iterator

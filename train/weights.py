@@ -5,8 +5,6 @@ Each kind has its own normalisation, and the clips of the paper, unless the file
 this program do.
 """
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Mapping

@@ -3,8 +3,6 @@
 As in a checkpoint, a network is recognised by what it computes, not by its name or text.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from functools import partial
 

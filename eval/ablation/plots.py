@@ -1,7 +1,5 @@
 """The plot of an ablation."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from matplotlib.figure import Figure

@@ -1,7 +1,5 @@
 """`gdt ablation`: pretrain compositions, evaluate their frozen features, and compare them in a table."""
 
-from __future__ import annotations
-
 import json
 import threading
 from collections.abc import Sequence

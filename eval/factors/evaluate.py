@@ -1,7 +1,5 @@
 """`gdt factors`: measure every factor in the features of models, beside random weights."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

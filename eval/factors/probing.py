@@ -3,8 +3,6 @@
 Features are float [n, s, k, d]: n videos, s clips each, k values of the factor with all else equal.
 """
 
-from __future__ import annotations
-
 import numpy as np
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import PredefinedSplit, cross_val_predict

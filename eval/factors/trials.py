@@ -4,8 +4,6 @@ The transformations fill in the plans, and the loader of the training executes t
 measured.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 

@@ -2,8 +2,6 @@
 analysis"), beside that over clips of different videos of a class, and of any videos.
 """
 
-from __future__ import annotations
-
 import numpy as np
 from matplotlib import rc_context
 from matplotlib.figure import Figure

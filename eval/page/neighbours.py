@@ -1,7 +1,5 @@
 """What a model finds: nearest neighbours of test videos, by the features of an evaluation or by sound."""
 
-from __future__ import annotations
-
 from collections import Counter
 from glob import escape
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`gdt report`: one HTML file without scripts that needs no network."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Pretraining runs: their logs, a table of them, and their learning curves."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 `--help` reads the table, so it needs neither torch nor scikit-learn; functions are imported when they run.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

@@ -1,7 +1,5 @@
 """Recall from one modality to another among held-out videos, which needs no labels."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from gdt.common.errors import UserError

@@ -1,7 +1,5 @@
 """Few-shot classification with frozen features (table 3, section A.3.6)."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Finetuning of a network on labels (table 4, section A.3.6)."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Weighted k-nearest-neighbour classification with frozen features (Wu et al. 2018, section 3.4)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Logistic regression on frozen features."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from sklearn.linear_model import LogisticRegression

@@ -1,7 +1,5 @@
 """Mean average precision over the labels of videos that have any number of them, with frozen features."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Retrieval of videos of the same class with frozen features (table 3, section A.3.6)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

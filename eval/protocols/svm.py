@@ -1,7 +1,5 @@
 """One-versus-rest linear support vector machines on frozen features."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from sklearn.svm import LinearSVC

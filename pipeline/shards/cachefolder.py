@@ -1,7 +1,5 @@
 """The folder of the cache of shards, which all processes of a machine share; its files are all of its state."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import re

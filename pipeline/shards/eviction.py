@@ -1,7 +1,5 @@
 """Which shards a cache evicts, and what a plan fetches: eviction by next use, without any files."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -9,8 +9,6 @@ To add a column of the video table, add a line with a default to `VideoTable`, a
 (preprocess/worker.py). Existing shards and indexes get the default.
 """
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass

@@ -1,7 +1,5 @@
 """Names of data sets, the usual folders of their shards, and the commands that make and check these."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from gdt.common.commandline import gdt_command

@@ -1,7 +1,5 @@
 """Random access to frames, log-mel rows and words, with their checksums verified."""
 
-from __future__ import annotations
-
 import os
 import resource
 import zlib

@@ -1,7 +1,5 @@
 """Videos that are in no shard: rows of the shard that tried them, and of the list beside the shards."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping

@@ -1,7 +1,5 @@
 """Write a shard from the decoded videos that it holds."""
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

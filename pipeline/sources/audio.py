@@ -1,7 +1,5 @@
 """Log-mel rows -> amplified, normalised, masked."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from typing import TYPE_CHECKING

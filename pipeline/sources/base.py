@@ -1,7 +1,5 @@
 """Base class of sources, which make the leaves of one modality, batch by batch."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence

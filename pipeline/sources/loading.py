@@ -1,7 +1,5 @@
 """Settings of the loader, without torch, so that command lines start fast."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib.util
 import os

@@ -4,8 +4,6 @@ Frames that leaves share are decoded once. Per leaf, one resize of a region does
 permutation orders the frames, and one affine map of RGB does colour jitter and normalisation on the encoder's device.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np

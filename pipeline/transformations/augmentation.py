@@ -1,7 +1,5 @@
 """g = (g_v, g_a): crop, flip, colour jitter, loudness and SpecAugment."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Base classes of transformations: a set of values to sample, and their effect on the leaves of a batch."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass

@@ -1,7 +1,5 @@
 """m: video, audio or text."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

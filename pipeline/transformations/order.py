@@ -1,7 +1,5 @@
 """Order of the segments of a clip."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from itertools import permutations
 

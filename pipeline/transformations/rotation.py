@@ -1,7 +1,5 @@
 """Rotation of the frames."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from gdt.pipeline.leaves import Leaves

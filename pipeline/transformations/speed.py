@@ -1,7 +1,5 @@
 """Playback rate."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -1,7 +1,5 @@
 """r: forward or backward in time."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from gdt.pipeline.leaves import Leaves

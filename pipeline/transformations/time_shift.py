@@ -1,7 +1,5 @@
 """tau: where in the video the clip begins."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from gdt.pipeline.leaves import Leaves

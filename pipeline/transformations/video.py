@@ -1,7 +1,5 @@
 """i: which video."""
 
-from __future__ import annotations
-
 from functools import lru_cache
 
 import numpy as np

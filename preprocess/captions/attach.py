@@ -1,7 +1,5 @@
 """Videos with the words of their captions."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace

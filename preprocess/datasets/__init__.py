@@ -3,8 +3,6 @@
 Each is a module here that defines DATA, and a name in pipeline/shards/naming.py.
 """
 
-from __future__ import annotations
-
 import difflib
 import importlib
 import re

@@ -4,8 +4,6 @@ The csv files are at https://research.google.com/audioset/download.html; the dow
 segment has several labels: display names from class_labels_indices.csv, or else machine ids (/m/09x0r).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from operator import itemgetter
 

@@ -3,8 +3,6 @@
 Unpack the archive of https://github.com/karolpiczak/ESC-50.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

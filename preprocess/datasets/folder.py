@@ -1,7 +1,5 @@
 """Any tree of videos or sounds: subfolders are classes, and top folders named train, val or test may be splits."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace

@@ -5,8 +5,6 @@ https://serre-lab.clps.brown.edu/resource/hmdb-a-large-human-motion-database/. A
 so the stem is the id.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import PurePath
 

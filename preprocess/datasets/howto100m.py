@@ -4,8 +4,6 @@ The official files (HowTo100M_v1.csv, caption.json, ...) are at https://www.di.e
 videos are your downloads from YouTube. preprocess/captions/readers.py finds the captions.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 

@@ -4,8 +4,6 @@ The csv files (kinetics-400_train.csv, ...) are those of the official annotation
 https://github.com/cvdfoundation/kinetics-dataset; test files have no label column.
 """
 
-from __future__ import annotations
-
 import itertools
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """labels.csv: labels, splits and further columns of the videos in a folder."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """List data sets with class folders and three official folds (UCF-101 and HMDB-51)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath

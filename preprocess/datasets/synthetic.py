@@ -3,8 +3,6 @@
 source/train/bounce/*.mp4, source/val/..., source/test/..., source/captions.json, source/synthetic.json
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 

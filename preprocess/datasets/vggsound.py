@@ -3,8 +3,6 @@
 The csv is at https://www.robots.ox.ac.uk/~vgg/data/vggsound/; it has several segments of some videos.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from gdt.preprocess.datasets import youtube

@@ -1,7 +1,5 @@
 """Data sets of YouTube segments: official annotations, and files named by a YouTube id and a start."""
 
-from __future__ import annotations
-
 import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence

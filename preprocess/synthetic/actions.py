@@ -1,7 +1,5 @@
 """The ten actions of the synthetic data set: motions and sounds that follow the events of a tempo."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

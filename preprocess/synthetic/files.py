@@ -1,7 +1,5 @@
 """The files of the synthetic data set, and `gdt generate`."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import multiprocessing

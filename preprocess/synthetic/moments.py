@@ -4,8 +4,6 @@ Background and drone show the identity throughout a video: one number sets the h
 the drone, another the brightness of both. Both numbers are drawn independently of the actions.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

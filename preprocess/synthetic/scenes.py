@@ -1,7 +1,5 @@
 """Drawing and sound of synthetic videos: objects, backgrounds, tones and room noise."""
 
-from __future__ import annotations
-
 import colorsys
 import math
 from collections.abc import Callable

@@ -2,8 +2,6 @@
 
 # ruff: noqa: F405
 
-from __future__ import annotations
-
 import os
 from typing import TYPE_CHECKING, Any
 

@@ -1,7 +1,5 @@
 """The arguments of `gdt.api`: paths, settings by name, and networks, as the functions behind it take them."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, is_dataclass

@@ -3,8 +3,6 @@
 A command's module is imported only when the command runs, and torch and DALI only when something is computed.
 """
 
-from __future__ import annotations
-
 import contextlib
 import faulthandler
 import importlib.metadata

@@ -1,7 +1,5 @@
 """Batches for one's own training loop."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 
 import torch

@@ -1,7 +1,5 @@
 """Settings as options and back."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from operator import attrgetter
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Atomic writes, kinds of paths, and files that cannot be opened."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import os

@@ -1,7 +1,5 @@
 """Random numbers for different purposes never come from the same stream."""
 
-from __future__ import annotations
-
 import itertools
 import re
 

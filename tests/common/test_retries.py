@@ -1,7 +1,5 @@
 """Which errors of a store are tried again."""
 
-from __future__ import annotations
-
 import errno
 from http.client import IncompleteRead
 

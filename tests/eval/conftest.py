@@ -1,7 +1,5 @@
 """Official folds, settings and changed indices that several tests of evaluations share."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The ablation: which commands run, what rows share, and the table."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

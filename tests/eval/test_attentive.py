@@ -1,7 +1,5 @@
 """The attentive probe: attention against a loop, a frozen trunk, and its result among others."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from pathlib import Path

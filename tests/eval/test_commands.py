@@ -1,7 +1,5 @@
 """Commands of evaluation on tiny data, as a user runs them."""
 
-from __future__ import annotations
-
 import json
 import shlex
 import signal

@@ -1,7 +1,5 @@
 """Differences between rows of a table on the same queries: against scipy, and as marks and columns."""
 
-from __future__ import annotations
-
 import csv
 import math
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """`gdt evaluate`: all protocols over official folds, as a user runs them."""
 
-from __future__ import annotations
-
 import csv
 import functools
 import json

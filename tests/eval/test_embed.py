@@ -1,7 +1,5 @@
 """Features of videos and their nearest neighbours."""
 
-from __future__ import annotations
-
 import errno
 import os
 import random

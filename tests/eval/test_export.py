@@ -1,7 +1,5 @@
 """Exported weights are read back unchanged, by this program and by torchvision's network."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from functools import partial

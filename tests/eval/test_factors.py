@@ -1,7 +1,5 @@
 """How far factors move features: tested on constructed features and videos with known answers."""
 
-from __future__ import annotations
-
 import csv
 import itertools
 import re

@@ -1,7 +1,5 @@
 """Finetuning: recipe, training and test clips, accuracy, resuming."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from functools import partial

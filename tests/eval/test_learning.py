@@ -1,7 +1,5 @@
 """Pretrained weights beat random ones on official lists, and shuffled labels give chance."""
 
-from __future__ import annotations
-
 import csv
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Intervals and differences against scipy, published numbers and simulations."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from scipy.stats import binomtest

@@ -1,7 +1,5 @@
 """MTEB evaluates a model on tasks made of local clips."""
 
-from __future__ import annotations
-
 import errno
 import subprocess
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Python files that a checkpoint names are never run; only those that the user gives to a command or a process are."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """The HTML report: its numbers are those of the files, broken files are listed, and it needs no network."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Features, retrieval, few-shot and linear classification against slow counting."""
 
-from __future__ import annotations
-
 import errno
 import math
 import warnings

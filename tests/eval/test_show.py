@@ -1,7 +1,5 @@
 """Compositions as pairs and as clips, against the algebra and the oracles of the loader's tests."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Evaluation of the audio network on sounds."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

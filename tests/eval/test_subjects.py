@@ -1,7 +1,5 @@
 """`gdt evaluate`: which videos, labels and modalities are evaluated, and by which protocols."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Lines of results, and tables as views of them."""
 
-from __future__ import annotations
-
 import csv
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Columns in which a video may have any number of labels, or none."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable
 from dataclasses import replace

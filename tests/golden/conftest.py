@@ -4,8 +4,6 @@
 changes behaviour and must say why. Values that depend on dropout or on several batch-norm groups have their own files.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import platform

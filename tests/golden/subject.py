@@ -1,7 +1,5 @@
 """The product, as the golden tests call it: a change of its interfaces changes this file and no recorded value."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

@@ -1,7 +1,5 @@
 """Protocols and embeddings by one checkpoint, and embeddings by weights in the form of the published release."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Frames, log-mel, words and labels as read back from shards."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Plans, equal on every machine, and losses of short runs."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Stops the process (SIGSTOP) just before a file is renamed to a name for the nth time, where a test finds it."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

@@ -1,7 +1,5 @@
 """The numbers of this program against those of other libraries: `make oracles`."""
 
-from __future__ import annotations
-
 import importlib
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Log-mel spectrograms and networks against the libraries that they come from."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path

@@ -3,8 +3,6 @@
 float64, temperature 0.07, odd numbers of videos; values to 1e-9 relative, gradients to 1e-9 of their length.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path

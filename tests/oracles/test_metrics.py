@@ -1,7 +1,5 @@
 """Metrics against scikit-learn, SciPy and torchmetrics."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

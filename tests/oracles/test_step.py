@@ -1,7 +1,5 @@
 """The cached gradient of a step against one pass of plain autograd with a loss of another library, with dropout."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

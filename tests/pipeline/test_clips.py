@@ -1,7 +1,5 @@
 """Plans of clips for finetuning and evaluation."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """The paper's tables and conditions; test_random_compositions.py tests arbitrary compositions."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

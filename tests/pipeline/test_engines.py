@@ -1,7 +1,5 @@
 """The decoding engines: CPU cores against DALI, and reading ahead."""
 
-from __future__ import annotations
-
 import threading
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """The loader against a slow NumPy oracle of the same plan."""
 
-from __future__ import annotations
-
 import functools
 import io
 import itertools

@@ -1,7 +1,5 @@
 """What decodes, and in how many threads, by device and what is installed."""
 
-from __future__ import annotations
-
 import pytest
 
 from gdt.common.errors import UserError

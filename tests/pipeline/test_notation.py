@@ -1,7 +1,5 @@
 """Compositions as text, and custom transformations from a file."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Random compositions of all factors: batches match the composition, or it is refused by factor."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Shards: reading returns what was written, and damage is reported."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

@@ -1,7 +1,5 @@
 """Shuffling all videos, or windows of shards: randomness of the batches and reading of the shards."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Text as a modality, from the plan to the loss, against examples and a slow oracle."""
 
-from __future__ import annotations
-
 import json
 import math
 import shutil

@@ -1,7 +1,5 @@
 """Transformations keep video and audio in sync: flashes and clicks coincide."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Hierarchical sampling is a pure, balanced function of (seed, epoch, batch)."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

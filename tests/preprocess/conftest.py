@@ -1,7 +1,5 @@
 """Fixtures of several files of tests of preprocessing."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What is wrong with a shard, frame by frame: an oracle for what preprocessing writes."""
 
-from __future__ import annotations
-
 import io
 import json
 import zlib

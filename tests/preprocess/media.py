@@ -1,7 +1,5 @@
 """Files made by ffmpeg, and what is shown and heard in what was taken from them."""
 
-from __future__ import annotations
-
 import io
 import os
 import shutil

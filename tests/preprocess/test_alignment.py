@@ -1,7 +1,5 @@
 """Sound stays aligned with the video whatever its time stamps do: every flash has its click within one frame."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

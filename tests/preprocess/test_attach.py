@@ -1,7 +1,5 @@
 """Captions are attached to the right videos."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

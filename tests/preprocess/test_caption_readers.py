@@ -1,7 +1,5 @@
 """Files of captions: their layouts and their content."""
 
-from __future__ import annotations
-
 import json
 import random
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """Files that change are decoded again, whatever their size and time; files that do not are never."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from dataclasses import replace

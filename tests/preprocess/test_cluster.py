@@ -1,7 +1,5 @@
 """Runs with killed workers, and with a real scheduler."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os

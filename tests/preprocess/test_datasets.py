@@ -1,7 +1,5 @@
 """Listings of data sets: videos with class and split, and missing ones."""
 
-from __future__ import annotations
-
 import csv
 import itertools
 import os

@@ -1,7 +1,5 @@
 """One pass of ffmpeg over real and generated files: picture, sound, clock, parts and silence."""
 
-from __future__ import annotations
-
 import re
 import struct
 import subprocess

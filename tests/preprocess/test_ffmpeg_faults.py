@@ -1,7 +1,5 @@
 """ffmpeg with broken files, faults of the machine, limits, and groups of files."""
 
-from __future__ import annotations
-
 import errno
 import itertools
 import os

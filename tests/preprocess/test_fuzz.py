@@ -1,7 +1,5 @@
 """Many damaged files: every one is kept or rejected with a reason, and nothing else happens."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The list of HowTo100M."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from gdt.common.folders import LocalFolder

@@ -1,7 +1,5 @@
 """A folder of videos: their ids, and what labels.csv says of them."""
 
-from __future__ import annotations
-
 import unicodedata
 from pathlib import Path
 

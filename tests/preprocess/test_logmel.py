@@ -1,7 +1,5 @@
 """The log-mel bank against the library that computed the published features."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

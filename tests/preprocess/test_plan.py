@@ -1,7 +1,5 @@
 """The list of videos, and the assignment of videos to shards."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 from pathlib import Path

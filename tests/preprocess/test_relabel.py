@@ -1,7 +1,5 @@
 """Labels, splits and folds change without decoding a video again."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from dataclasses import replace

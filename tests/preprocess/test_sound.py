@@ -1,7 +1,5 @@
 """Files of sound: shards without frames, and ESC-50."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The stage is complete, resumable and byte-identical, and reports what it rejects."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import hashlib

@@ -1,7 +1,5 @@
 """The parts of a video that captions cover, and the times of words after the others are cut out."""
 
-from __future__ import annotations
-
 import itertools
 import random
 

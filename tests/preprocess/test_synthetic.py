@@ -1,7 +1,5 @@
 """The synthetic data set: reproducible files, their layout, and audio in sync with video."""
 
-from __future__ import annotations
-
 import colorsys
 import csv
 import json

@@ -1,7 +1,5 @@
 """A fault of the machine stops the run, is never a video's, and costs nothing once it is mended."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

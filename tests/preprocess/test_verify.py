@@ -1,7 +1,5 @@
 """Damage of any kind is found and named; intact files are not reported, and only damaged ones are removed."""
 
-from __future__ import annotations
-
 import errno
 import os
 import random

@@ -1,7 +1,5 @@
 """The words of captions: their rows in the vocabulary and their times."""
 
-from __future__ import annotations
-
 import gzip
 import pickle
 from pathlib import Path

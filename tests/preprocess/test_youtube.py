@@ -1,7 +1,5 @@
 """Listings of data sets of YouTube segments."""
 
-from __future__ import annotations
-
 import itertools
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Shards drawn by formulas, without ffmpeg and identical on every machine."""
 
-from __future__ import annotations
-
 import io
 import json
 from collections.abc import Sequence

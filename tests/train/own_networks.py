@@ -1,7 +1,5 @@
 """Networks as users write them, for test_foreign: their own, and small ones of libraries."""
 
-from __future__ import annotations
-
 import os
 import random
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Start runs of the command line, wait for them and read their logs."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

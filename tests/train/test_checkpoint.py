@@ -1,7 +1,5 @@
 """Checkpoints: whole or not at all, intact or rejected."""
 
-from __future__ import annotations
-
 import os
 import random
 import shutil

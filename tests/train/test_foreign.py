@@ -1,7 +1,5 @@
 """Networks of the user's own: from pretraining to export, what a run promises, and what is refused."""
 
-from __future__ import annotations
-
 import pickle
 import shlex
 import subprocess

@@ -1,7 +1,5 @@
 """A machine's GPU as `nvidia-smi` lists it, which torch may not be able to use."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Measures of collapse against loops, and a run that is made to collapse."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

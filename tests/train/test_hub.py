@@ -1,7 +1,5 @@
 """Models in a hub, from a server on this machine that answers as the hub does."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shlex

@@ -1,7 +1,5 @@
 """Runs that torchrun starts, and runs that signals stop."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """Equation 1 against a loop in float64, forward and gradient; and across ranks."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from datetime import timedelta

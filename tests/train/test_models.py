@@ -1,7 +1,5 @@
 """Networks: sizes, shapes and parameter names of the paper and the published weights."""
 
-from __future__ import annotations
-
 import copy
 import math
 from dataclasses import replace

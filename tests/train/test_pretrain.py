@@ -1,7 +1,5 @@
 """Pretraining: exact resuming, clean stops, and one message per mistake."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Provenance of a run: command, code, software and device."""
 
-from __future__ import annotations
-
 import json
 import platform
 import shlex

@@ -1,7 +1,5 @@
 """Weights by name, from a server on this machine."""
 
-from __future__ import annotations
-
 import hashlib
 import threading
 import time

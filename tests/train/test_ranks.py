@@ -1,7 +1,5 @@
 """Two ranks start equal and stop together."""
 
-from __future__ import annotations
-
 import contextlib
 import shutil
 import signal

@@ -1,7 +1,5 @@
 """Cross-modal recall against plain counting, and the probe of a run."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Settings to text and back, across versions and machines."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The gradient of a step in groups, against a direct computation, and over ranks."""
 
-from __future__ import annotations
-
 import math
 import subprocess
 from dataclasses import replace

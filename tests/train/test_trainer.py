@@ -1,7 +1,5 @@
 """Parts of training: schedule, optimizer, signals, memory."""
 
-from __future__ import annotations
-
 import os
 import signal
 from dataclasses import replace

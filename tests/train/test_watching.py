@@ -1,7 +1,5 @@
 """Logs of a run, and a full disk."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Foreign weights, saved as their programs save them, against independent implementations of the networks."""
 
-from __future__ import annotations
-
 import argparse
 import collections
 import contextlib

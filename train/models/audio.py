@@ -1,7 +1,5 @@
 """ResNet over log-mel clips, one basic block per stage (9 layers with four stages), with torchvision's names."""
 
-from __future__ import annotations
-
 from torch import Tensor, nn
 
 from gdt.train.models.backbone import Backbone

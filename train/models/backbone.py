@@ -1,7 +1,5 @@
 """Base class of networks over maps, and loading of weights."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from torch import Tensor, nn

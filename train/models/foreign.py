@@ -4,8 +4,6 @@ A checkpoint holds what its network computes for fixed inputs, and nothing that 
 network again, which must have parameters of the same names and shapes and compute the same.
 """
 
-from __future__ import annotations
-
 import copy
 import math
 from collections.abc import Callable, Mapping, Sequence

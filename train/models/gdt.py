@@ -1,7 +1,5 @@
 """The model: a trunk and a projection head per modality, with the parameter names of the published weights."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any

@@ -1,7 +1,5 @@
 """Networks as the user gives them: as text, as modules or as callables."""
 
-from __future__ import annotations
-
 import ast
 import copy
 import importlib

@@ -1,7 +1,5 @@
 """What a network of the user's own is, found out by running it once, and what it must keep."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping, Sequence
 

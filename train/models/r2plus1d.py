@@ -1,7 +1,5 @@
 """R(2+1)D (Tran et al. 2018) with the parameter names of torchvision's `r2plus1d_18`, so that its weights load."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch import Tensor, nn

@@ -1,7 +1,5 @@
 """A linear layer over word vectors and the maximum over words (section A.3.4), with the release's parameter names."""
 
-from __future__ import annotations
-
 from torch import Tensor, nn
 from torch.nn import functional
 
