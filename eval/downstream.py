@@ -22,7 +22,7 @@ from gdt.eval.answers import Answers
 from gdt.eval.conditions import decisive_settings, words_of
 from gdt.eval.evaluator import ProtocolFunction
 from gdt.eval.folds import Fold
-from gdt.eval.jobs import Job, resolve
+from gdt.eval.jobs import Job, plan_evaluation
 from gdt.eval.results import RANDOM, RESULTS, Result
 from gdt.eval.settings import Downstream
 from gdt.eval.subprocesses import job_limit, run_command, run_parallel
@@ -67,7 +67,7 @@ def evaluate(settings: Downstream, networks: Mapping[str, Sequence[Given]] | Non
     `networks`: the user's own by modality, besides those in the settings, which other processes do not have.
     Raises UserError if the shards, their labels, a split, a fold or a checkpoint is missing or does not fit.
     """
-    plan = resolve(settings, makers({**settings.own_networks.given, **(networks or {})}))
+    plan = plan_evaluation(settings, makers({**settings.own_networks.given, **(networks or {})}))
     out = plan.out
     # in a subprocess, the parent holds the lock
     lock = locked(out, "set --out to another folder") if settings.tables else contextlib.nullcontext()

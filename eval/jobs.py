@@ -1,4 +1,4 @@
-"""What an evaluation consists of: `resolve` makes it once, from settings, models and shards."""
+"""What an evaluation consists of: `plan_evaluation` makes it once, from settings, models and shards."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -48,7 +48,7 @@ class Job:
         return f"{self.model.name_on(self.fold)}, {self.evaluator.protocol.name}"
 
 
-class Plan(NamedTuple):
+class EvaluationPlan(NamedTuple):
     """All that an evaluation does."""
 
     models: list[Subject]
@@ -58,7 +58,7 @@ class Plan(NamedTuple):
     """Model by model."""
 
 
-def resolve(settings: Downstream, given: Makers) -> Plan:
+def plan_evaluation(settings: Downstream, given: Makers) -> EvaluationPlan:
     """Fill in the defaults of an evaluation, and make what it consists of; `given` are networks of the user's own.
 
     Raises UserError if models, data and settings do not fit each other.
@@ -86,7 +86,7 @@ def resolve(settings: Downstream, given: Makers) -> Plan:
                 print(f"{model.name} is skipped in {facts.name}: the videos have fewer than two of its modalities")
                 continue
             jobs += [Job(evaluator, model, fold) for fold in evaluator.folds]
-    return Plan(models, out, jobs)
+    return EvaluationPlan(models, out, jobs)
 
 
 def evaluators(settings: Downstream, eval_set: EvalSet, out: Path, compared: Sequence[Subject] = ()) -> list[Evaluator]:

@@ -25,7 +25,7 @@ from gdt.pipeline.shards.cache import Cache
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.shards.reader import ShardReader
 from gdt.pipeline.sources.audio import AudioSource
-from gdt.pipeline.sources.base import Given, InputSource
+from gdt.pipeline.sources.base import InputSource, SourceContext
 from gdt.pipeline.sources.loading import Loading, loading_on
 from gdt.pipeline.sources.text import TextSource
 from gdt.pipeline.sources.video import VideoSource
@@ -102,8 +102,8 @@ class Loader:
         # a stream of its own, whose short kernels run before those of training
         self._stream = torch.cuda.Stream(device, priority=-1) if device.type == "cuda" else None
         self._dali = loading.decoder == "gpu"
-        given = Given(self._reader, inputs, device, loading, words)
-        self._sources = {name: SOURCES[name](given) for name in modalities}
+        context = SourceContext(self._reader, inputs, device, loading, words)
+        self._sources = {name: SOURCES[name](context) for name in modalities}
         self._device = device
         self._ahead = loading.prefetch + 1  # the waiting batches and the one in preparation
         self._batches = self._execute(itertools.chain(first, stream))

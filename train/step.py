@@ -119,9 +119,9 @@ class Gradient:
         norm = torch.nn.utils.get_total_norm(gradients)
         values = [value.detach().double() for value in (*result, norm)]  # waits for the device once
         loss, top1, chance, least, size = torch.stack(values).tolist()
-        return Metrics(loss, top1, chance, least, size, self._rank_of(step, batch, embeddings.detach()))
+        return Metrics(loss, top1, chance, least, size, self._effective_rank(step, batch, embeddings.detach()))
 
-    def _rank_of(self, step: int, batch: Batch, embeddings: Tensor) -> float | None:
+    def _effective_rank(self, step: int, batch: Batch, embeddings: Tensor) -> float | None:
         """The least rank of a modality; of text, of the clips with words, if there are enough."""
         if step % RANK_EVERY or not embeddings.isfinite().all():
             return None

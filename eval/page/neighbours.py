@@ -118,8 +118,8 @@ def confusion(label: np.ndarray, answer: np.ndarray) -> dict[str, dict[str, floa
 
     `label` and `answer`, str [n], are the classes of queries and neighbours. Of many, those with the lowest R@1.
     """
-    recall = {name: (answer[label == name] == name).mean() for name in np.unique(label)}
-    lowest_first = sorted(recall, key=lambda name: (recall[name], name))
+    recall_of = {name: (answer[label == name] == name).mean() for name in np.unique(label)}
+    lowest_first = sorted(recall_of, key=lambda name: (recall_of[name], name))
     rows = {str(name): answer[label == name] for name in sorted(lowest_first[:_CLASSES])}
     return {name: {column: 100 * float((row == column).mean()) for column in rows} for name, row in rows.items()}
 

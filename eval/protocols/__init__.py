@@ -28,7 +28,7 @@ class Protocol:
 
     @property
     def function(self) -> str:
-        """Its function, as module:attribute below `gdt`; see `Evaluator.run`."""
+        """Its function, as module:attribute below `gdt`; `eval.downstream` calls it."""
         name = self.name.replace("-", "_")
         return f"eval.protocols.{name}:{name}"
 

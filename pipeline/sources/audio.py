@@ -9,7 +9,7 @@ import torch
 
 from gdt.pipeline.leaves import Leaves
 from gdt.pipeline.shards.layout import MEL_FLOOR
-from gdt.pipeline.sources.base import Given, InputSource, Part, ahead, chunks
+from gdt.pipeline.sources.base import InputSource, Part, SourceContext, ahead, chunks
 
 if TYPE_CHECKING:  # DALI is imported only where it decodes
     from gdt.pipeline.graphs import Pipeline
@@ -25,8 +25,8 @@ class AudioSource(InputSource):
 
     modality = "audio"
 
-    def __init__(self, given: Given) -> None:
-        super().__init__(given)
+    def __init__(self, context: SourceContext) -> None:
+        super().__init__(context)
         self._graph: Pipeline | None = None
 
     def parts(self, batches: Iterator[Leaves]) -> Iterator[Part]:

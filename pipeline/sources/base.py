@@ -43,7 +43,7 @@ def ahead(items: Iterable[T], clips: int, count: Callable[[T], int]) -> Iterator
 
 
 @dataclass(frozen=True)
-class Given:
+class SourceContext:
     """What a loader gives each of its sources."""
 
     reader: ShardReader
@@ -56,14 +56,14 @@ class Given:
 class InputSource(ABC):
     modality: ClassVar[str]
 
-    def __init__(self, given: Given) -> None:
+    def __init__(self, context: SourceContext) -> None:
         """Raises UserError if the source lacks something."""
-        self.reader = given.reader
-        self.index = given.reader.index
-        self.clip = given.inputs.clip
-        self.device = given.device
-        self.statistics = given.inputs.statistics
-        self.loading = given.loading
+        self.reader = context.reader
+        self.index = context.reader.index
+        self.clip = context.inputs.clip
+        self.device = context.device
+        self.statistics = context.inputs.statistics
+        self.loading = context.loading
         # one pool per source, so that no modality waits for another's disk reads
         self._pool = ThreadPoolExecutor(self.loading.readers, thread_name_prefix="reader")
 

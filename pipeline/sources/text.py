@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from gdt.pipeline.leaves import Leaves
-from gdt.pipeline.sources.base import Given, InputSource, Part, ahead
+from gdt.pipeline.sources.base import InputSource, Part, SourceContext, ahead
 from gdt.pipeline.word2vec import WordVectors
 
 NOTHING = -1
@@ -43,9 +43,9 @@ class TextSource(InputSource):
 
     modality = "text"
 
-    def __init__(self, given: Given) -> None:
-        super().__init__(given)
-        self._vectors = (given.words or WordVectors.of(self.index, None)).vectors  # raises where there are none
+    def __init__(self, context: SourceContext) -> None:
+        super().__init__(context)
+        self._vectors = (context.words or WordVectors.of(self.index, None)).vectors  # raises where there are none
 
     def parts(self, batches: Iterator[Leaves]) -> Iterator[Part]:
         for read, which, order in ahead(map(self._begin, batches), self.loading.read_ahead, lambda work: len(work[0])):

@@ -13,14 +13,14 @@ from gdt.pipeline.colour import Pixels, affine
 from gdt.pipeline.engines import CpuEngine, DaliEngine, DecodingRun
 from gdt.pipeline.leaves import Leaves
 from gdt.pipeline.shards.index import Index
-from gdt.pipeline.sources.base import Given, InputSource, Part, ahead, chunks
+from gdt.pipeline.sources.base import InputSource, Part, SourceContext, ahead, chunks
 
 
 class VideoSource(InputSource):
     modality = "video"
 
-    def __init__(self, given: Given) -> None:
-        super().__init__(given)
+    def __init__(self, context: SourceContext) -> None:
+        super().__init__(context)
         engine = DaliEngine if self.loading.decoder == "gpu" else CpuEngine
         self._engine: CpuEngine | DaliEngine = engine(self.clip, self.loading, self.device)
 

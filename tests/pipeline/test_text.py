@@ -19,7 +19,7 @@ from gdt.pipeline.loader import Batch, Loader
 from gdt.pipeline.notation import parse
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.shards.reader import ShardReader
-from gdt.pipeline.sources.base import Given
+from gdt.pipeline.sources.base import SourceContext
 from gdt.pipeline.sources.loading import Loading
 from gdt.pipeline.sources.text import NOTHING, TextSource, Words
 from gdt.pipeline.transformations.augmentation import Augmentation
@@ -77,7 +77,7 @@ def tokens_of(
     index: Index, vectors: WordVectors, reader: Spoken, leaves: Leaves
 ) -> tuple[list[list[int]], torch.Tensor]:
     """Tokens of each leaf without padding, and whether it is usable."""
-    source = TextSource(Given(ShardReader(index), inputs_of(index, CLIP), CPU, Loading(), vectors))
+    source = TextSource(SourceContext(ShardReader(index), inputs_of(index, CLIP), CPU, Loading(), vectors))
     source.reader = reader  # type: ignore[assignment]
     (part,) = source.parts(iter([leaves]))
     words: Words = part.inputs
