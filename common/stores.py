@@ -54,8 +54,9 @@ class RemoteFolder(Folder):
 
             # s3fs would hold ten parts of 50 MB in memory, for each file
             sequential = {"max_concurrency": 1} if scheme in ("s3", "s3a") else {}
-            address = self.address(name) if str(name) else self.url
-            return fsspec.core.url_to_fs(address, use_listings_cache=False, **sequential)
+            store, root = fsspec.core.url_to_fs(self.url, use_listings_cache=False, **sequential)
+            # joined here: fsspec would read :: in a name as a chain of addresses
+            return store, f"{root.rstrip('/')}/{name}" if str(name) else root
         except (ImportError, ValueError) as error:
             extra = "gdt-video[s3]" if scheme in ("s3", "s3a") else "the package of fsspec for it"
             raise UserError(f"cannot open {scheme}:// ({first_line(error)}); install {extra} with pip") from None

@@ -140,11 +140,14 @@ def read_transformations(path: Path | None) -> tuple[Transformations, str]:
     """The built-in transformations with those of a Python file, which is run, and the file's checksum.
 
     Only for a file that the user has given to this process: one that a checkpoint names is never run. Without a file,
-    the checksum is empty. Raises UserError if a name is taken; errors of the file are Python's own.
+    the checksum is empty. Raises UserError if it cannot be read, or a name is taken; other errors are Python's own.
     """
     if path is None:
         return TRANSFORMATIONS, ""
-    code = path.read_bytes()
+    try:
+        code = path.read_bytes()
+    except OSError as error:
+        raise UserError(f"cannot read the factors in {path} ({error.strerror}); give the path of your file") from error
     return {**TRANSFORMATIONS, **_defined_by(path, code)}, checksum_of(code)
 
 

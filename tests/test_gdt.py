@@ -138,6 +138,11 @@ def refused(model: gdt.Model, shards: Path) -> dict[str, Any]:
         (lambda r: gdt.nearest(r["stored"], r["other"]), "of other.pt and embeddings of .* cannot be compared"),
         (lambda r: gdt.nearest(r["mute"], r["first"], by="audio"), "audio of the query is missing or shorter"),
         (lambda r: gdt.nearest("nowhere.h5", "x"), "no features file nowhere.h5"),
+        (lambda r: gdt.nearest(r["stored"], r["first"], k=-1), "^k is -1; it must be 1 or more"),
+        (
+            lambda r: gdt.pretrain(r["shards"], factors="video:d", factors_from="no.py"),
+            "cannot read the factors in no.py",
+        ),
         (lambda r: r["model"].embed([]), "^videos is empty; give one or more"),
         (lambda r: r["model"].embed("/nowhere"), "^/nowhere does not exist"),
         (lambda r: r["model"].embed(r["shards"], kind="head"), "settings of Embed: kind is 'head' instead of one of"),

@@ -187,6 +187,15 @@ def test_what_is_evicted_is_needed_room() -> None:
     assert evicted({"a": (1, 3)}, -1) == ["a"]
 
 
+def test_a_name_is_no_chain_of_addresses(tmp_path: Path) -> None:
+    for name in ("a.mp4", "a.mp4::b.mp4"):
+        (tmp_path / name).write_text(name)
+    folder = RemoteFolder(f"file://{tmp_path}")
+    for name in folder.files():
+        with folder.open(name) as file:
+            assert file.read().decode() == name
+
+
 @pytest.mark.parametrize(("bound", "fetches"), [(8, 4), (11, 3)])
 def test_the_cache_evicts_what_the_forecast_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bound: int, fetches: int

@@ -114,8 +114,13 @@ def _model_of(content: Mapping[str, Any], path: Path, given: Makers) -> Trained:
 
 
 def load_trained(name: str | Path, given: Makers = MappingProxyType({})) -> Trained:
-    """`load_model`, with a warning if the run of the model has not finished."""
+    """`load_model`, with warnings if a given network has no effect, or if the run of the model has not finished."""
     trained = load_model(name, given)
+    for modality in sorted(given.keys() - trained.model.network.own.keys()):
+        print(
+            f"warning: --{modality}-network has no effect on {name}, which was not trained with one of your own",
+            file=sys.stderr,
+        )
     steps = trained.record.steps
     if trained.step < steps:
         print(

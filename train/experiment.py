@@ -87,6 +87,8 @@ def resolve(
     if group_size is None:
         group_size = default_group_size(settings.defaults.group_size, composition.batch_size, _memory(device))
     words = _words_of(settings, composition, index)
+    if start is not None and words is not None:
+        start.require_same_words(words, settings.init or "the model", str(settings.word2vec))
     network, own = architecture(settings.network, given, composition, settings.clip, device, words, start)
     for modality, own_network in network.own.items():
         say(modality, str(own_network))

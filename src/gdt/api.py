@@ -166,7 +166,7 @@ def load(path: str | Path, *, video_network: Given | None = None, audio_network:
     If the checkpoint was trained with networks of your own, give them again (see `pretrain`). Raises UserError for any
     other file. No code in a file is run.
     """
-    (path,) = weights_of(path)
+    path = str(path)
     networks = {"video": video_network, "audio": audio_network}
     given = {modality: (network,) for modality, network in networks.items() if network is not None}
     return Model(path, load_trained(path, makers(given)))
@@ -240,6 +240,8 @@ def nearest(
     `by` is compared with the modality `among` of the others, by default the same; across modalities, features must be
     embeddings.
     """
+    if k < 1:
+        raise UserError(f"k is {k}; it must be 1 or more")
     if not isinstance(features, Features):
         features = read_features(features)
     if not isinstance(query, Features):
@@ -267,7 +269,7 @@ def mteb(
         raise UserError("gdt.mteb needs the package mteb; run pip install mteb")
     from gdt.eval.mteb import Encoder
 
-    (path,) = weights_of(checkpoint)
+    path = str(checkpoint)
     model = load(path, video_network=video_network, audio_network=audio_network)
     return Encoder(path, model._trained, kind, clips)
 
@@ -307,6 +309,4 @@ def batches(
     require_gpus(1, "cuda" if device.type == "cuda" else "cpu")
     start = None if model is None else model._trained
     experiment = resolve(settings, index, device, start=start)
-    if start is not None and experiment.words is not None:
-        start.require_same_words(experiment.words, "the model", str(word2vec))
     return Batches(experiment, index, device)

@@ -155,6 +155,8 @@ def test_a_text_model_without_word2vec_is_told_to_set_it(
         vectors.write_text("\n".join([f"{len(lines)} {len(changed[0].split()) - 1}", *changed]) + "\n")
         with pytest.raises(UserError, match=f"trained with other word vectors than those of {vectors}; set --word2vec"):
             downstream(replace(settings, word2vec=vectors))
+        with pytest.raises(UserError, match="trained with other word vectors"):
+            pretrain(replace(tiny, shards=captioned, out=tmp_path / "next", init=str(path), word2vec=vectors))
 
 
 def test_a_data_set_outside_the_usual_folder_is_found_by_the_name_it_was_trained_under(

@@ -171,6 +171,10 @@ def test_a_checkpoint_imports_nothing_and_knows_its_network_by_what_it_computes(
     source.write_text(text.replace(".mean(1)", ".amax(1)"))
     changed = command(*embed, *own)
     assert changed.returncode == 2 and "mine.py:Net(width=8) computes something else" in changed.stderr
+    source.write_text(text)
+    unused = command(*embed, *own, "--audio-network", "mine.py:Sound")
+    assert unused.returncode == 0 and "--audio-network has no effect on run, which was not trained" in unused.stderr
+    source.write_text(text.replace(".mean(1)", ".amax(1)"))
     resumed = command("pretrain", *options, *own, "--steps", 3, "--device", "cpu")
     assert resumed.returncode == 2 and "computes something else" in resumed.stderr and "--overwrite" in resumed.stderr
     state = torch.load(tmp_path / "run" / CHECKPOINT, weights_only=True)
