@@ -10,16 +10,23 @@ import tyro
 
 from gdt.common.errors import UserError, require_range
 
+_Networks = Annotated[tuple[str, ...] | None, tyro.conf.arg(metavar="NETWORK ...")]
+
 
 @dataclass(frozen=True)
 class OwnNetworks:
     """Networks of your own, in place of the paper's."""
 
-    video_network: tuple[str, ...] = ()
+    video_network: _Networks = None
     """Your own video network, from clips [n, 3, frames, size, size] to features: file.py:Name(width=3) or
     package.module:name. A run has one; of several, each checkpoint takes the one that computes what its own did."""
-    audio_network: tuple[str, ...] = ()
+    audio_network: _Networks = None
     """The same for sound, from log-mel [n, 1, bands, frames]."""
+
+    def __post_init__(self) -> None:
+        for modality in ("video", "audio"):
+            if getattr(self, f"{modality}_network") == ():
+                raise UserError(f"--{modality}-network is empty; give one or more, or leave it out")
 
     @property
     def given(self) -> dict[str, tuple[str, ...]]:
@@ -30,8 +37,8 @@ class OwnNetworks:
     def among(self, modalities: Collection[str]) -> OwnNetworks:
         """Those of some modalities."""
         return OwnNetworks(
-            self.video_network if "video" in modalities else (),
-            self.audio_network if "audio" in modalities else (),
+            self.video_network if "video" in modalities else None,
+            self.audio_network if "audio" in modalities else None,
         )
 
 
