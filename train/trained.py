@@ -11,8 +11,9 @@ import torch
 
 from gdt.common.errors import UserError
 from gdt.pipeline.inputs import Inputs
+from gdt.pipeline.leaves import Clip
 from gdt.pipeline.word2vec import WordVectors
-from gdt.train.models.foreign import Builders
+from gdt.train.models.foreign import Builders, outputs_of
 from gdt.train.models.gdt import GDT, head_name
 from gdt.train.record import Origin, TrainingRecord
 from gdt.train.settings import RunSettings
@@ -26,6 +27,9 @@ class Trained:
     record: TrainingRecord
     builders: Builders = field(default_factory=dict)
     """Make its networks of the user's own anew."""
+    initial_outputs: str = ""
+    """Of initial weights, which files with other text may share: some outputs of networks of the user's own, rounded,
+    since they are not the same to the last bit everywhere."""
 
     @property
     def settings(self) -> RunSettings:
@@ -59,16 +63,14 @@ class Trained:
         return tuple(name for name in self.model.modalities if head_name(name) in fresh)
 
     def digest(self) -> str:
-        """SHA-256 of the weights, of all settings of the inputs, and of what networks of the user's own compute."""
+        """SHA-256 of the weights, of all settings of the inputs, and of networks of the user's own."""
         value = hashlib.sha256()
         for name, tensor in sorted(self.model.state_dict().items()):
             value.update(name.encode())
             value.update(tensor.cpu().reshape(-1).view(torch.uint8).numpy().data)
         inputs = [self.inputs.statistics.to_numbers(), asdict(self.inputs.clip), asdict(self.inputs.augmentation)]
-        own = self.model.network.own
-        # not their names; a recorded output, since one that is computed again is not the same to the last bit
-        inputs += [[own[name].dim, own[name].removed, self.record.outputs.get(name)] for name in sorted(own)]
-        value.update(json.dumps(inputs).encode())
+        inputs += [asdict(network) for network in self.model.network.own.values()]
+        value.update(json.dumps(inputs).encode() + self.initial_outputs.encode())
         return value.hexdigest()
 
     def require_same_words(self, words: WordVectors, model: str, path: str | Path) -> None:
@@ -88,4 +90,15 @@ class Trained:
             torch.default_generator.manual_seed(0 if self.origin else self.settings.seed)
             model = GDT(self.model.network, self.model.modalities, self.builders).eval()
         data = replace(self.record.data, fingerprint="")
-        return replace(self, model=model, record=replace(self.record, data=data, step=0, steps=0))
+        record = replace(self.record, data=data, step=0, steps=0)
+        return replace(self, model=model, record=record, initial_outputs=_rounded_outputs(model, self.settings.clip))
+
+
+def _rounded_outputs(model: GDT, clip: Clip) -> str:
+    """The first outputs of its networks of the user's own, as shares of the largest; empty without."""
+    texts = []
+    for modality in model.network.own.keys() & {*model.modalities}:
+        outputs = outputs_of(model.backbone(modality), modality, clip)
+        shares = (outputs[0, :8] / outputs.abs().max()).tolist()
+        texts.append(" ".join([modality, *(f"{round(share, 2) + 0.0}" for share in shares)]))  # no -0.0
+    return "; ".join(sorted(texts))

@@ -131,14 +131,14 @@ def test_two_ranks_have_the_numbers_of_one(drawn: Path, tmp_path: Path, server: 
 def test_initial_weights_of_networks_that_compute_something_else_are_not_the_same(drawn: Path, tmp_path: Path) -> None:
     """Or results and features of one would be taken for those of the other."""
     net = tmp_path / "net.py"
-    digests = set()
-    for activation in ("ReLU", "Sigmoid"):
+    digests = []
+    for activation, steps in (("ReLU", 1), ("ReLU", 2), ("Sigmoid", 1)):
         layers = f"nn.Conv3d(3, 8, 8, 8), nn.{activation}(), nn.Flatten(2)"
         net.write_text(f"from torch import nn\n\ndef make():\n    return nn.Sequential({layers})\n")
         text = f"{net}:make"
-        run = pretrain(drawn, tmp_path / activation, video_network=text, steps=1, preset="a")
-        digests.add(load_model(run.checkpoint, makers({"video": (text,)})).untrained().digest())
-    assert len(digests) == 2
+        run = pretrain(drawn, tmp_path / f"{activation}{steps}", video_network=text, steps=steps, preset="a")
+        digests.append(load_model(run.checkpoint, makers({"video": (text,)})).untrained().digest())
+    assert digests[0] == digests[1] != digests[2]
 
 
 def test_a_checkpoint_imports_nothing_and_knows_its_network_by_what_it_computes(
