@@ -12,7 +12,6 @@ from gdt.common.commandline import arguments_of
 from gdt.common.errors import UserError
 from gdt.common.serialization import to_json
 from gdt.common.stores import Place
-from gdt.eval.ablation.networks import Untrained, untrained
 from gdt.eval.ablation.settings import Ablation
 from gdt.eval.folds import held_out, official_folds
 from gdt.eval.jobs import evaluators
@@ -32,7 +31,7 @@ from gdt.train.models.foreign import Builders
 from gdt.train.models.gdt import GDT, any_device
 from gdt.train.models.given import makers
 from gdt.train.models.network import Architecture
-from gdt.train.settings import SIZES, Pretrain, RunSettings
+from gdt.train.settings import SIZES, Pretrain
 from gdt.train.settings_text import command_of
 
 REFERENCE = "l"
@@ -47,12 +46,6 @@ class Row(NamedTuple):
     """The settings of its runs, but for seed and folder."""
     experiment: Experiment
     """What these settings give with the same videos as the other rows, without word vectors."""
-
-    @property
-    def shared(self) -> RunSettings:
-        """What all rows share: without what an architecture has of the modalities."""
-        sizes = Architecture(**vars(self.settings.network))
-        return RunSettings.of(self.experiment.settings, network=sizes)
 
     @property
     def factors_checksum(self) -> str:
@@ -85,8 +78,6 @@ class PlannedRun:
     """Conditions of the results of its evaluation."""
     equal: str
     """What all rows share, as text."""
-    networks: Untrained
-    """The networks of its modalities."""
 
     @property
     def folder(self) -> Path:
@@ -138,7 +129,6 @@ def plan_runs(settings: Ablation) -> list[PlannedRun]:
         same = replace(evaluation, out=settings.folder, tables=False, protocols=protocols, word2vec=word2vec)
         return same, _conditions(same, index, settings.folder)
 
-    networks = {row.name: untrained(row.settings, row.modalities) for row in rows}
     runs = []
     for seed in dict.fromkeys(settings.seeds):
         for row in rows:
@@ -152,7 +142,7 @@ def plan_runs(settings: Ablation) -> list[PlannedRun]:
             shared, keys = evaluated(protocols, seeded.word2vec if takes_words else None)
             random_weights: Any = "include" if row is baseline else "exclude"
             of_row = replace(shared, ckpt=(str(folder),), random_weights=random_weights)
-            runs.append(PlannedRun(row, seeded, of_row, keys, equal, networks[row.name]))
+            runs.append(PlannedRun(row, seeded, of_row, keys, equal))
     if not any(run.evaluation.protocols for run in runs):
         raise UserError(
             f"nothing can compare the rows {' '.join(named)}: recall between modalities needs a row of two; add one, "

@@ -3,7 +3,7 @@
 import json
 import threading
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 from tqdm import tqdm
@@ -13,20 +13,21 @@ from gdt.common.files import locked, write_text, writing
 from gdt.common.serialization import to_json
 from gdt.common.wording import plural
 from gdt.eval import results
-from gdt.eval.ablation.networks import changed, untrained
 from gdt.eval.ablation.plan import PlannedRun, plan_runs
 from gdt.eval.ablation.plots import bars
 from gdt.eval.ablation.settings import Ablation
 from gdt.eval.drawing import save
-from gdt.eval.results import RESULTS
+from gdt.eval.results import RESULTS, Result
 from gdt.eval.subprocesses import job_limit, run_command, run_parallel
 from gdt.eval.tables import pivot, row_label, write_tables
 from gdt.pipeline.notation import checksum_of
-from gdt.train.run import METRICS
-from gdt.train.settings_text import LENGTH, differences, from_json
+from gdt.train.checkpoint import load_model
+from gdt.train.models.given import makers
+from gdt.train.models.network import Architecture, Network
+from gdt.train.run import CHECKPOINT, METRICS
+from gdt.train.settings import RunSettings
+from gdt.train.settings_text import LENGTH, differences
 
-_TRAINING = "training.json"
-"""How the runs of a folder are trained: the settings of one, the networks, and the checksum of the factors' file."""
 _OF_A_RUN = ("composition", "seed", *LENGTH)
 """Settings in which the runs of a folder differ."""
 
@@ -40,15 +41,18 @@ def ablation(settings: Ablation) -> str:
     out = settings.folder
     with locked(out, "set --out to another folder"):
         known = results.read(out / RESULTS)
-        _require_same_training(out, runs, trained=bool(known))
+        checksum = next((run.row.factors_checksum for run in runs if run.row.factors_checksum), "")
+        now = runs[0].row.experiment.settings
+        _require_same_training(settings, now, checksum, known)
         todo = [run for run in runs if not run.is_done(known)]
         jobs = job_limit(settings.jobs)
         print(f"{len(todo)} of {plural(len(runs), 'run')} left, {jobs} in parallel; equal {runs[0].equal}")
         print(f"logs: {out}/<run>/log.txt", flush=True)
         if todo:
-            _keep_factors(settings, todo)
+            _keep_factors(settings, checksum)
             _run_all(runs, todo, jobs, out)
-            _require_unchanged_networks(todo)
+            # a network may have changed while runs were trained
+            _require_same_training(settings, now, checksum, results.read(out / RESULTS))
         asked = frozenset().union(*(run.conditions for run in runs))
         evaluated = [result for result in results.read(out / RESULTS) if result.conditions in asked]
         # of a run that was made anew, the last
@@ -62,53 +66,43 @@ def ablation(settings: Ablation) -> str:
         return f"\n{short}\n\nall metrics: {out}/table.txt, table.tex, results.csv; picture: table.png"
 
 
-def _require_same_training(folder: Path, runs: Sequence[PlannedRun], trained: bool) -> None:
-    """Keep how the runs of the folder are trained, but for what differs between rows and seeds.
+def _require_same_training(settings: Ablation, now: RunSettings, checksum: str, evaluated: Sequence[Result]) -> None:
+    """Raise UserError if a run with results was trained otherwise than `now`, but for its row and seed.
 
-    Raises UserError if runs in the folder are `trained` otherwise: one table could not compare them.
+    One table could not compare them. Checkpoints say how they were trained, and recognise networks of the user's own.
+    `checksum` is that of the Python file of the factors.
     """
-    path = folder / _TRAINING
-    text = to_json(runs[0].row.shared)
-    networks = {modality: outputs for run in runs for modality, outputs in run.networks.items()}
-    factors = next((run.row.factors_checksum for run in runs if run.row.factors_checksum), "")
-    if trained and path.is_file():
-        before = json.loads(path.read_text())
-        different = differences(to_json(from_json(before["settings"], str(path))), text, _OF_A_RUN)
-        earlier = before["networks"]
-        if isinstance(earlier, str):  # of a version that recorded names
-            if earlier != "the paper's":
-                different.append(f"networks were {earlier}, of which only the name is recorded")
-            earlier = dict.fromkeys(networks)
-        different += [f"the {modality} network computes something else" for modality in changed(earlier, networks)]
-        factors_before = before.get("factors", "")
-        if factors and factors_before and factors != factors_before:
+    given = makers(settings.own_networks.given)
+    for name in sorted({result.model for result in evaluated}):
+        path = settings.folder / name / CHECKPOINT
+        if not path.is_file():
+            continue
+        trained = load_model(path, given)
+        different = differences(_shared(trained.settings), _shared(now), _OF_A_RUN)
+        for modality in trained.model.modalities:
+            if (modality in given) != (modality in trained.model.network.own):
+                before = "the paper's" if modality in given else "your own"
+                different.append(f"the {modality} network was {before}")
+        if len({trained.record.data.factors_checksum, checksum} - {""}) > 1:
             different.append("the file of --factors-from has changed")
         if different:
             raise UserError(
-                f"the runs in {folder} were trained with other settings ({'; '.join(different)}); "
+                f"the runs in {settings.folder} were trained with other settings ({name}: {'; '.join(different)}); "
                 "set --out to another folder"
             )
-        networks = earlier | networks
-        factors = factors or factors_before
-    write_text(path, json.dumps({"settings": text, "networks": networks, "factors": factors}))
 
 
-def _require_unchanged_networks(runs: Sequence[PlannedRun]) -> None:
-    """Raise UserError if a network of the user's own has changed since the runs were planned."""
-    for run in {run.row.name: run for run in runs}.values():
-        for modality in changed(run.networks, untrained(run.pretraining, [*run.networks])):
-            raise UserError(
-                f"the {modality} network has changed while the runs were trained, so that they cannot be compared; "
-                "give the command again with --out in another folder"
-            )
+def _shared(settings: RunSettings) -> str:
+    """The settings that all rows share: without what an architecture has of the modalities."""
+    sizes = {size.name: getattr(settings.network, size.name) for size in fields(Network)}
+    return to_json(replace(settings, network=Architecture(**sizes)))
 
 
-def _keep_factors(settings: Ablation, todo: Sequence[PlannedRun]) -> None:
+def _keep_factors(settings: Ablation, planned: str) -> None:
     """Copy the Python file of the factors, which may change while the runs read it.
 
     Raises UserError if it has changed since they were planned.
     """
-    planned = next((run.row.factors_checksum for run in todo if run.row.factors_checksum), "")
     if settings.factors_from is None or settings.kept_factors is None or not planned:
         return
     code = settings.factors_from.read_bytes()

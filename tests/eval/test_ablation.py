@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -40,6 +41,17 @@ from torch import nn
 class Net(nn.Sequential):
     def __init__(self):
         super().__init__(nn.Conv3d(3, 8, 8, 8), nn.{activation}(), nn.Flatten(2))
+"""
+DRAWN = """
+import numpy
+import torch
+
+class Drawn(Net):
+    def __init__(self):
+        super().__init__()
+        self[0].weight.data.mul_(numpy.random.rand())
+
+instance = Net()
 """
 CUSTOM = "video:d modality:i:2:differs augmentation:i:1"
 
@@ -98,9 +110,11 @@ def test_finished_rows_are_not_run_again(
     for other, difference in (
         (replace(first, lr=0.5), "optimization.lr was 0.001, now 0.5"),
         (replace(first, batch_size=3), "batch_size was 2, now 3"),
-        (replace(first, own_networks=own), "the video network computes something else"),
+        (replace(first, own_networks=own), "the video network was the paper's"),
     ):
-        with pytest.raises(UserError, match=rf"trained with other settings \({re.escape(difference)}\); set --out"):
+        with pytest.raises(
+            UserError, match=rf"trained with other settings \(a-1: {re.escape(difference)}\); set --out"
+        ):
             ablation(other)
     # another evaluation trains no step, and has a table of its own
     done.clear()
@@ -139,11 +153,13 @@ def test_runs_with_another_text_of_networks_or_factors_are_not_compared(
     assert kinds(done) == ["pretrain", "evaluate"]
     net.write_text(NET.format(activation="GELU"))
     done.clear()
-    with pytest.raises(UserError, match=r"trained with other settings \(the video network computes something else\)"):
+    with pytest.raises(UserError, match=r"net\.py:Net computes something else with its weights"):
         ablation(replace(first, rows=("g",), factors_from=None))
+    with pytest.raises(UserError, match=r"\(.*: the video network was your own\)|which is not imported by itself"):
+        ablation(replace(first, own_networks=OwnNetworks()))
     net.write_text(text)
     factors.write_text(f"# changed\n{FREEZE}")
-    with pytest.raises(UserError, match=r"\(the file of --factors-from has changed\)"):
+    with pytest.raises(UserError, match=r": the file of --factors-from has changed\)"):
         ablation(first)
     assert not done
 
@@ -151,12 +167,39 @@ def test_runs_with_another_text_of_networks_or_factors_are_not_compared(
 def test_a_network_that_changes_while_runs_are_trained(
     done: list[list[str]], shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The table of this call and of the next is refused, although the file is as before."""
     net = tmp_path / "net.py"
-    net.write_text(NET.format(activation="ReLU"))
-    given = settings(shards, tmp_path / "out", rows=("a",), own_networks=OwnNetworks((f"{net}:Net",)))
-    monkeypatch.setattr(runs, "run_command", lambda *_: net.write_text(NET.format(activation="GELU")))
-    with pytest.raises(UserError, match="the video network has changed while the runs were trained"):
+    text = NET.format(activation="ReLU")
+    net.write_text(text)
+    own = OwnNetworks((f"{net}:Net",))
+    given = settings(shards, tmp_path / "out", rows=("a",), seeds=(0, 1), own_networks=own)
+    run_all = runs.run_command
+
+    def edited(arguments: Sequence[str], *others: Any) -> None:
+        run_all(arguments, *others)
+        if arguments[0] == "evaluate":
+            net.write_text(NET.format(activation="Sigmoid"))
+
+    monkeypatch.setattr(runs, "run_command", edited)
+    with pytest.raises(UserError, match="computes something else"):
         ablation(given)
+    net.write_text(text)
+    done.clear()
+    with pytest.raises(UserError, match="computes something else"):
+        ablation(given)
+    assert not done
+
+
+@pytest.mark.parametrize("network", ["instance", "Drawn"])
+def test_networks_whose_initial_weights_differ_are_compared_after_training(
+    done: list[list[str]], shards: Path, tmp_path: Path, network: str
+) -> None:
+    net = tmp_path / "net.py"
+    net.write_text(NET.format(activation="ReLU") + DRAWN)
+    given = settings(shards, tmp_path / "out", rows=("a",), own_networks=OwnNetworks((f"{net}:{network}",)))
+    assert "row a" in ablation(given)
+    done.clear()
+    assert "row a" in ablation(given) and not done
 
 
 def test_label_columns_have_a_table_each(

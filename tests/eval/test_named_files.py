@@ -188,11 +188,11 @@ def test_the_runs_of_an_ablation_read_the_file_as_it_was_planned(shards: Path, t
     runs = plan_runs(asked)
     path.write_text(FREEZE.replace("// 2", "// 3"))
     with pytest.raises(UserError, match=r"mine\.py has changed since the runs were planned; give the command again"):
-        _keep_factors(asked, runs)
+        _keep_factors(asked, runs[0].row.factors_checksum)
     assert plan_runs(asked)[0].marked != runs[0].marked
     path.write_text(FREEZE)
     asked.folder.mkdir()
-    _keep_factors(asked, runs)
+    _keep_factors(asked, runs[0].row.factors_checksum)
     assert runs[0].pretraining.factors_from.read_text() == FREEZE
 
 
