@@ -87,15 +87,14 @@ def mark(compared: Compared | None) -> str:
 
 def notes(groups: Mapping[str, Sequence[Result]], comparisons: Comparisons) -> list[str]:
     """What the marks in a table mean."""
-    first, _ = _references(groups)
-    marks = "".join(map(mark, comparisons.values()))
-    meanings = []
-    if "*" in marks:
-        meanings.append(f"* differs from {first}")
-    if "†" in marks:
-        meanings.append("† differs from random weights")
-    if not meanings:
+    if not comparisons:
         return []
+    first, _ = _references(groups)
+    meanings = []
+    if any(compared.first for compared in comparisons.values()):
+        meanings.append(f"* differs from {first}")
+    if any(compared.random for compared in comparisons.values()):
+        meanings.append("† differs from random weights")
     return [f"{', '.join(meanings)}: p < {LEVEL} on the same queries, not corrected for the number of comparisons"]
 
 

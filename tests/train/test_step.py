@@ -88,16 +88,16 @@ def test_the_rank_is_of_leaves_with_words_and_of_finite_embeddings(drawn: tuple[
     step = Gradient(model_of(run), run, compose(run).factors)
     sizes = [len(inputs) for inputs in batch.inputs.values()]
     embeddings = functional.normalize(torch.randn(sum(sizes), 32, generator=torch.Generator().manual_seed(0)), dim=1)
-    rank = step._rank_of(0, batch, embeddings)
+    rank = step._effective_rank(0, batch, embeddings)
     assert rank is not None and rank > 2
     embeddings[-sizes[-1] + 8 :] = embeddings[-1]  # leaves without words have the same input
-    same = step._rank_of(0, batch, embeddings)
+    same = step._effective_rank(0, batch, embeddings)
     batch.table["usable"][-sizes[-1] + 8 :] = 0
-    of_words = step._rank_of(0, batch, embeddings)
+    of_words = step._effective_rank(0, batch, embeddings)
     assert same is not None and of_words is not None and same < of_words
     batch.table["usable"][-sizes[-1] :] = 0
-    assert step._rank_of(0, batch, embeddings) is not None  # of the other modalities
-    assert step._rank_of(1, batch, embeddings) is None and step._rank_of(0, batch, embeddings * math.nan) is None
+    assert step._effective_rank(0, batch, embeddings) is not None  # of the other modalities
+    assert step._effective_rank(1, batch, embeddings) is None and step._rank_of(0, batch, embeddings * math.nan) is None
 
 
 @pytest.mark.parametrize("ways", [("on", 0), ("auto", 0), ("auto", 3), ("auto", 99)])
