@@ -52,7 +52,10 @@ def bare(paths: Sequence[Path], workers: int, folder: Path) -> None:
 
     def run_one(number: int) -> None:
         target = Target(
-            ListedVideo(paths[number].name, paths[number]), folder / f"{number}.mjpeg", folder / f"{number}.pcm"
+            ListedVideo(paths[number].name, paths[number]),
+            paths[number],
+            folder / f"{number}.mjpeg",
+            folder / f"{number}.pcm",
         )
         arguments = decode_command([target], Extraction())
         subprocess.run(arguments, check=False, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

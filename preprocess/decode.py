@@ -68,17 +68,17 @@ class _Attempt(NamedTuple):
     errors: list[str]
 
 
-def groups(videos: Sequence[ListedVideo]) -> Iterator[list[ListedVideo]]:
+def groups(videos: Sequence[ListedVideo], files: Sequence[Path]) -> Iterator[list[tuple[ListedVideo, Path]]]:
     """Group consecutive small files for one ffmpeg process, whose start takes longer than decoding a small file."""
-    group: list[ListedVideo] = []
+    group: list[tuple[ListedVideo, Path]] = []
     total = 0
-    for video in videos:
-        size = max(0, state_of(video.path).size)
+    for video, file in zip(videos, files, strict=True):
+        size = max(0, state_of(file).size)
         if group and (len(group) == _GROUP or total + size > _GROUP_BYTES):
             yield group
             group = []
             total = 0
-        group.append(video)
+        group.append((video, file))
         total += size
     if group:
         yield group
@@ -88,7 +88,7 @@ def extract_group(targets: Sequence[Target], settings: Extraction) -> list[Extra
     """Decode several videos in one process; after an error, each separately, so that a bad one affects no other."""
     # segments are decoded separately: the length of the file decides whether to cut them out
     together = len(targets) > 1 and all(
-        state_of(target.video.path).size > 0 and not target.video.segment for target in targets
+        state_of(target.file).size > 0 and not target.video.segment for target in targets
     )
     if together and _decode_together(targets, settings):
         return [_attempt(_collect, target, settings, []) for target in targets]
@@ -115,13 +115,13 @@ def _attempt(step: Callable[..., Extracted], *arguments: object) -> Extracted | 
 
 def _extract(target: Target, settings: Extraction) -> Extracted:
     """Decode one video. Raises Rejected with a reason if there is no usable output."""
-    _require_bytes(target.video)
+    _require_bytes(target)
     target = choose(target, settings)
     log = _decode(target, settings)
     printed = "\n".join(log.errors)
     failure = next((message for message in _READING if message in printed), "")
     if failure:
-        if not hash_of(target.video.path):
+        if not hash_of(target.file):
             raise Unread(f"it cannot be read ({failure}); {_NEXT_RUN}")
         log = _decode(target, settings)
     trials: list[Target] = []
@@ -152,13 +152,13 @@ def _extract(target: Target, settings: Extraction) -> Extracted:
     )
 
 
-def _require_bytes(video: ListedVideo) -> None:
+def _require_bytes(target: Target) -> None:
     """Raise Rejected unless the file of a video has bytes."""
-    size = state_of(video.path).size
+    size = state_of(target.file).size
     if size < 0:
-        if video.size >= 0:
+        if target.video.size >= 0:
             raise Unread(f"the file has disappeared during the run; {_NEXT_RUN}")
-        what = kind(video.path)
+        what = kind(target.file)
         raise Rejected("the file does not exist" if what == "missing" else f"it is {what}, not a file")
     if size == 0:
         raise Rejected("the file is empty")
@@ -183,7 +183,7 @@ def _collect(target: Target, settings: Extraction, errors: list[str]) -> Extract
         raise Failed(f"{reason}; {_first(errors)}", is_of_build(errors[0])) if errors else Rejected(reason)
     if short and not errors:
         errors = ["shorter than --min-seconds, kept because its official folds count every video"]
-    limit = ffmpeg.max_seconds(target.video.path, settings)
+    limit = ffmpeg.max_seconds(target.file, settings)
     if not errors and seconds >= limit:
         rule = "--max-hours" if limit == settings.max_hours * 3600 else "its file is too small for more"
         errors = [f"cut at {limit:g} s ({rule})"]
@@ -202,9 +202,9 @@ def _collect(target: Target, settings: Extraction, errors: list[str]) -> Extract
 
 def _align(target: Target, settings: Extraction) -> float:
     """Put the sound on the clock. Returns its peak in dBFS."""
-    put_on_clock(target.pcm, target.stamps, round(ffmpeg.end_seconds(target.video, settings) * SAMPLE_RATE))
+    put_on_clock(target.pcm, target.stamps, round(ffmpeg.end_seconds(target, settings) * SAMPLE_RATE))
     target.stamps.unlink()
-    stretches = ffmpeg.kept_stretches(target.video, settings)
+    stretches = ffmpeg.kept_stretches(target, settings)
     if stretches:
         rearrange(target.pcm, [(0, round(a * SAMPLE_RATE), round(b * SAMPLE_RATE)) for a, b in stretches])
     return 20 * math.log10(max(1, peak_levels(Waveform(target.pcm)).max(initial=0)) / 32768)

@@ -86,9 +86,10 @@ class Extraction:
 
 @dataclass(frozen=True)
 class Target:
-    """A video and the files for its frames and sound."""
+    """A video, its file on this machine and the files for its frames and sound."""
 
     video: ListedVideo
+    file: Path
     jpeg: Path
     pcm: Path
     pictures: bool = True
@@ -105,10 +106,10 @@ class Target:
     """Whether another build of ffmpeg may decode more of it."""
 
     @staticmethod
-    def within(folder: Path, video: ListedVideo) -> Target:
+    def within(folder: Path, video: ListedVideo, file: Path) -> Target:
         """Output files in a new folder."""
         folder.mkdir()
-        return Target(video, folder / "frames.mjpeg", folder / "sound.pcm", video.path.suffix.lower() not in SOUNDS)
+        return Target(video, file, folder / "frames.mjpeg", folder / "sound.pcm", file.suffix.lower() not in SOUNDS)
 
     @property
     def outputs(self) -> list[Path]:
@@ -147,7 +148,7 @@ def _frames_output(source: Any, target: Target, settings: Extraction) -> Any:
     width, height = (f"max(2,min({longest},2*round({side}*{shrink}/2)))" for side in ("iw*sar", "ih"))
     size = f"w='{width}':h='{height}'"
     chain = ["yadif=deint=interlaced", _latest(target, settings.fps), f"fps={settings.fps}", "trim=start_pts=0"]
-    chain += _select(kept_stretches(target.video, settings), settings.fps)
+    chain += _select(kept_stretches(target, settings), settings.fps)
     if target.hdr:  # on the small frame; without it an HDR video looks washed out
         chain += [f"scale={size}", "zscale=t=linear:npl=100", "format=gbrpf32le", "zscale=p=bt709"]
         chain += ["tonemap=hable:desat=0", "zscale=t=bt709:m=bt709:r=tv", "format=yuv420p"]
@@ -165,7 +166,7 @@ def _frames_output(source: Any, target: Target, settings: Extraction) -> Any:
         flags="+bitexact",
         r=settings.fps,
         fps_mode="cfr",  # without it, ffmpeg does not pad a late video that is the only stream of its file
-        t=end_seconds(target.video, settings),
+        t=end_seconds(target, settings),
         **{"q:v": settings.quality},
     )
 
@@ -202,7 +203,7 @@ def _sound_filters(target: Target, settings: Extraction) -> str:
     A single stamp may be wrong, so the sound ends once its stamps have been beyond the limit for a second; `t` would
     end it at the first.
     """
-    limit = round(end_seconds(target.video, settings) * SAMPLE_RATE)
+    limit = round(end_seconds(target, settings) * SAMPLE_RATE)
     within = f"st(0,if(lt(PTS,{limit}),N,ld(0)))"  # samples before the last frame that begins within the limit
     ended = f"asetpts='PTS+{_NEVER}*gt(N-{within},{SAMPLE_RATE})',atrim=end_pts={_NEVER // 2}"
     most = 2 * limit + (round(_EARLY * SAMPLE_RATE) if target.video.segment else 0)
@@ -238,10 +239,10 @@ def _inputs(targets: Sequence[Target]) -> list[Any]:
         begin = video.segment[0] if video.segment else 0
         if begin:
             options["ss"] = begin  # no `t`, which would end the sound at the first stamp beyond it
-            if video.path.suffix.lower() in _WITHOUT_INDEX:  # what comes before the segment gets times before 0
+            if target.file.suffix.lower() in _WITHOUT_INDEX:  # what comes before the segment gets times before 0
                 options |= {"ss": max(0, begin - _EARLY), "itsoffset": -begin}
                 options |= {"copyts": None, "start_at_zero": None, "noaccurate_seek": None}
-        sources.append(graphs.input(f"file:{video.path}", **options))
+        sources.append(graphs.input(f"file:{target.file}", **options))
     return sources
 
 
@@ -264,11 +265,11 @@ def _select(stretches: Sequence[tuple[float, float]], fps: int) -> list[str]:
     return [f"select='{kept}'", f"setpts='PTS{gaps}'"]
 
 
-def kept_stretches(video: ListedVideo, settings: Extraction) -> list[tuple[float, float]]:
+def kept_stretches(target: Target, settings: Extraction) -> list[tuple[float, float]]:
     """The stretches to keep, of frames and sound alike, within the length limit."""
-    limit = max_seconds(video.path, settings)
-    kept = [(begin, min(end, limit)) for begin, end in video.stretches if begin < limit]
-    return kept if kept or not video.stretches else [(0.0, 0.1)]
+    limit = max_seconds(target.file, settings)
+    kept = [(begin, min(end, limit)) for begin, end in target.video.stretches if begin < limit]
+    return kept if kept or not target.video.stretches else [(0.0, 0.1)]
 
 
 def max_seconds(path: Path, settings: Extraction) -> float:
@@ -277,12 +278,12 @@ def max_seconds(path: Path, settings: Extraction) -> float:
     return min(settings.max_hours * 3600, 60 + size // _MIN_BYTES)
 
 
-def end_seconds(video: ListedVideo, settings: Extraction) -> float:
+def end_seconds(target: Target, settings: Extraction) -> float:
     """Length limit of a video or its segment."""
-    limit = max_seconds(video.path, settings)
-    if video.segment is None:
+    limit = max_seconds(target.file, settings)
+    if target.video.segment is None:
         return limit
-    begin, end = video.segment
+    begin, end = target.video.segment
     return min(limit, end - begin)
 
 

@@ -39,7 +39,7 @@ def choose(target: Target, settings: Extraction) -> Target:
     streams = [stream for stream in contents["streams"] if not stream["disposition"]["attached_pic"]]
     pictures = [stream for stream in streams if stream.get("codec_type") == "video"]
     sounds = [stream for stream in streams if stream.get("codec_type") == "audio"]
-    if target.video.path.suffix.lower() == ".ogg" and not pictures:  # it may be either
+    if target.file.suffix.lower() == ".ogg" and not pictures:  # it may be either
         target = replace(target, pictures=False)
     if not (pictures if target.pictures else sounds):
         raise Rejected("there is no video stream in it" if target.pictures else "there is no sound in it")
@@ -87,7 +87,7 @@ def choose(target: Target, settings: Extraction) -> Target:
 def _contents(target: Target, settings: Extraction) -> dict[str, Any]:
     """What ffprobe says of a file: duration, streams, programs, first packets; empty if it cannot read the file."""
     report = target.pcm.with_suffix(".json")
-    run(ffmpeg.probe(target.video.path, report), settings.limits, target.log, report)
+    run(ffmpeg.probe(target.file, report), settings.limits, target.log, report)
     try:
         return dict(json.loads(report.read_bytes()))
     except (OSError, ValueError):

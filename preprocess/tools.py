@@ -48,7 +48,7 @@ def require_tools(limits: Limits, folder: Path) -> str:
 def decode_known_clip(limits: Limits, folder: Path) -> None:
     """Decode the clip within a folder. Raises UserError if that fails, or gives other frames or another sound."""
     with tempfile.TemporaryDirectory(prefix=".shard-probe-", dir=folder) as scratch:
-        target = Target.within(Path(scratch) / "clip", ListedVideo(CLIP.name, CLIP, segment=(1.0, 2.0)))
+        target = Target.within(Path(scratch) / "clip", ListedVideo(CLIP.name, CLIP, segment=(1.0, 2.0)), CLIP)
         fault = _fault(extract_group([target], Extraction(limits=limits))[0])
         if fault:
             raise UserError(

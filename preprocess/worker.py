@@ -5,6 +5,7 @@ import json
 import shutil
 import socket
 import tempfile
+from collections.abc import Sequence
 from dataclasses import astuple, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -44,8 +45,7 @@ def make_shard(task: ShardTask) -> MadeShard:
     try:
         with tempfile.TemporaryDirectory(prefix=f".{Path(task.name).stem}-", dir=where) as folder:
             files = task.source.bring([video.path for video in task.videos], Path(folder))
-            videos = [replace(video, path=file) for video, file in zip(task.videos, files, strict=True)]
-            rejected = _make_shard(replace(task, videos=videos), Path(folder))
+            rejected = _make_shard(task, files, Path(folder))
         return MadeShard(len(task.videos), rejected)
     except (UserError, OSError) as error:
         if isinstance(error, UserError):
@@ -57,7 +57,7 @@ def make_shard(task: ShardTask) -> MadeShard:
         raise UserError(f"{socket.gethostname()}: {message}") from error
 
 
-def _make_shard(task: ShardTask, folder: Path) -> list[RejectedVideo]:
+def _make_shard(task: ShardTask, paths: Sequence[Path], folder: Path) -> list[RejectedVideo]:
     from distributed import get_worker
 
     build = require_tools(task.extraction.limits, folder)
@@ -67,12 +67,12 @@ def _make_shard(task: ShardTask, folder: Path) -> list[RejectedVideo]:
     mels = np.zeros(3, np.int64)
     final = True
     of_build = False
-    files = {video.path: (state_of(video.path), hash_of(video.path)) for video in task.videos}
-    for group in groups(task.videos):
+    files = {path: (state_of(path), hash_of(path)) for path in paths}
+    for group in groups(task.videos, paths):
         first = len(records) + len(rejected)
-        targets = [Target.within(folder / str(first + k), video) for k, video in enumerate(group)]
+        targets = [Target.within(folder / str(first + k), video, file) for k, (video, file) in enumerate(group)]
         for target, output in zip(targets, extract_group(targets, task.extraction), strict=True):
-            _, hash = files[target.video.path]
+            _, hash = files[target.file]
             of_build |= output.of_build
             if isinstance(output, Failed) or (isinstance(output, Extracted) and output.suspicious):
                 decode_known_clip(task.extraction.limits, folder)  # is it the video's fault, or the machine's?
@@ -88,7 +88,7 @@ def _make_shard(task: ShardTask, folder: Path) -> list[RejectedVideo]:
                 pixels += pixel_sums(record.jpeg, record.sizes, every=task.extraction.fps)
         with contextlib.suppress(ValueError):  # without Dask
             get_worker().log_event(PROGRESS, len(group))
-    if all(state_of(video.path).size < 0 <= video.size for video in task.videos):
+    if all(state_of(path).size < 0 <= video.size for video, path in zip(task.videos, paths, strict=True)):
         raise UserError(
             f"it sees none of the videos of {task}; mount their disk on every machine, then run the same command again"
         )

@@ -68,7 +68,7 @@ class ListedVideo:
     id: str
     """Unique in the data set."""
     path: Path
-    """Path of its file in the source; where it is decoded, on that machine."""
+    """Path of its file in the source."""
     label: str = ""
     """Class name; empty if unknown."""
     split: str = ""

@@ -62,7 +62,7 @@ def grey(luma: int, pixels: str = "yuv420p", seconds: float = 1.2) -> str:
 
 def extract(source: Path | ListedVideo, folder: Path, settings: Extraction = Extraction()) -> Extracted | Rejected:
     video = source if isinstance(source, ListedVideo) else ListedVideo(source.name, source)
-    return extract_group([Target.within(Path(tempfile.mkdtemp(dir=folder)) / "out", video)], settings)[0]
+    return extract_group([Target.within(Path(tempfile.mkdtemp(dir=folder)) / "out", video, video.path)], settings)[0]
 
 
 def kept(source: Path | ListedVideo, folder: Path, settings: Extraction = Extraction()) -> Extracted:
@@ -145,5 +145,5 @@ def shard(folder: Path, videos: list[ListedVideo], settings: Extraction) -> h5py
 
 def pair(folder: Path, first: Path, second: Path) -> list[Extracted]:
     """The outputs of two files that are decoded as a group."""
-    targets = [Target.within(folder / path.stem, ListedVideo(path.name, path)) for path in (first, second)]
+    targets = [Target.within(folder / path.stem, ListedVideo(path.name, path), path) for path in (first, second)]
     return [one for one in extract_group(targets, Extraction()) if isinstance(one, Extracted)]

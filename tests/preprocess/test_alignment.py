@@ -129,7 +129,7 @@ def test_gaps_are_filled_in_every_video_of_a_group(
     sounds = [clicks(jumping((size,) * 4), 4.5 - 4 * size) for size in sizes]
     paths = [muxed(tmp_path / f"{k}.mp4", picture, sound) for k, sound in enumerate(sounds)]
     monkeypatch.delattr(decode, "_extract")  # single files are not to be decoded
-    targets = [Target.within(tmp_path / path.stem, ListedVideo(path.name, path)) for path in paths]
+    targets = [Target.within(tmp_path / path.stem, ListedVideo(path.name, path), path) for path in paths]
     for taken in extract_group(targets, Extraction()):
         assert isinstance(taken, Extracted)
         assert_aligned(taken, 4)
@@ -285,7 +285,7 @@ def test_jitter_leaves_the_sound_unbroken(
 def test_constant_stamps_do_not_fill_the_disk(tmp_path: Path, picture: Path) -> None:
     sound = f"sine=440:d=20:r=48000,{stamped('0.001*floor({t})', 1024)}"
     path = muxed(tmp_path / "still.mkv", picture, sound, "-c:a", "libopus")
-    target = Target.within(tmp_path / "out", ListedVideo("still", path))
+    target = Target.within(tmp_path / "out", ListedVideo("still", path), path)
     settings = Extraction(max_hours=2 / 3600)
     run(decode_command([target], settings), settings.limits, target.log)
     assert target.pcm.stat().st_size <= 2 * 2 * 2 * 24_000

@@ -148,7 +148,8 @@ def test_interrupted_ffmpeg_neither_shortens_nor_rejects_the_video(
     real: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
 ) -> None:
     start = subprocess.Popen
-    target = Target.within(tmp_path / "out", ListedVideo("nasa", real / "clips" / "nasa_13013.mp4"))
+    path = real / "clips" / "nasa_13013.mp4"
+    target = Target.within(tmp_path / "out", ListedVideo("nasa", path), path)
 
     def started(arguments: list[str], **options: object) -> subprocess.Popen[bytes]:
         process = start(arguments, **options)
@@ -307,7 +308,7 @@ def test_flood_of_errors_neither_hangs_nor_takes_memory(ticking: Path, tmp_path:
 
 def test_group_gives_the_same_bytes_as_single_files(synthetic: Path, tmp_path: Path) -> None:
     videos = [ListedVideo(path.stem, path) for path in sorted((synthetic / "train").rglob("*.mp4"))[:5]]
-    together = extract_group([Target.within(tmp_path / f"g{k}", v) for k, v in enumerate(videos)], Extraction())
+    together = extract_group([Target.within(tmp_path / f"g{k}", v, v.path) for k, v in enumerate(videos)], Extraction())
     for video, one in zip(videos, together, strict=True):
         other = kept(video, tmp_path)
         assert isinstance(one, Extracted)
@@ -325,7 +326,7 @@ def test_broken_file_does_not_affect_its_group(synthetic: Path, tmp_path: Path, 
     for bad in ([crash], [broken, empty, tmp_path / "gone.mp4"]):
         paths = [good[0], *bad, good[1]]
         targets = [
-            Target.within(tmp_path / f"{len(bad)}{k}", ListedVideo(str(k), path)) for k, path in enumerate(paths)
+            Target.within(tmp_path / f"{len(bad)}{k}", ListedVideo(str(k), path), path) for k, path in enumerate(paths)
         ]
         first, *results, last = extract_group(targets, Extraction())
         assert all(isinstance(taken, Extracted) and len(taken.sizes) == 90 for taken in (first, last))
@@ -430,6 +431,6 @@ def test_groups_are_limited_in_number_and_bytes(tmp_path: Path) -> None:
     small.write_bytes(b"x" * 1000)
     large.write_bytes(b"x" * (5 << 20))
     videos = [ListedVideo(str(k), path) for k, path in enumerate([small] * 20 + [large, large, small])]
-    divided = list(groups(videos))
+    divided = list(groups(videos, [video.path for video in videos]))
     assert [len(group) for group in divided] == [16, 4, 1, 1, 1]
-    assert [video for group in divided for video in group] == videos
+    assert [video for group in divided for video, _ in group] == videos
