@@ -97,7 +97,10 @@ def test_the_rank_is_of_leaves_with_words_and_of_finite_embeddings(drawn: tuple[
     assert same is not None and of_words is not None and same < of_words
     batch.table["usable"][-sizes[-1] :] = 0
     assert step._effective_rank(0, batch, embeddings) is not None  # of the other modalities
-    assert step._effective_rank(1, batch, embeddings) is None and step._rank_of(0, batch, embeddings * math.nan) is None
+    assert (
+        step._effective_rank(1, batch, embeddings) is None
+        and step._effective_rank(0, batch, embeddings * math.nan) is None
+    )
 
 
 @pytest.mark.parametrize("ways", [("on", 0), ("auto", 0), ("auto", 3), ("auto", 99)])
