@@ -13,7 +13,7 @@ class Inputs:
 
     clip: Clip
     augmentation: Augmentation
-    """Of training."""
+    """Ranges of the augmentations of training."""
     statistics: Statistics
     """Normalisation."""
 

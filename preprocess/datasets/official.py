@@ -18,7 +18,7 @@ class Line(NamedTuple):
     file: str
     fold: int
     split: str
-    """train, test or unused"""
+    """train, test or unused."""
 
 
 def find_lists(source: SourceFiles, name: str, tree: str) -> Folder:
