@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -165,7 +165,7 @@ def default_group_size(most: int, videos: int, memory: int) -> int:
 
 
 def architecture(
-    sizes: Network,
+    network: Network,
     given: Makers,
     composition: Composition,
     clip: Clip,
@@ -189,9 +189,7 @@ def architecture(
             raise UserError(f"--{modality}-network has no effect: '{composition}' has no {modality}")
         checked[modality] = check_network(modality, maker, clip, device)
         builders[modality] = partial(build, maker, checked[modality])
-    # not what another model's architecture holds besides its sizes
-    values = {size.name: getattr(sizes, size.name) for size in fields(Network)}
-    values |= {
+    values = network.sizes | {
         **checked,
         "word_dimensions": words.dimensions if words else 0,
         "text_padding": bool(words and start and start.model.network.text_padding),

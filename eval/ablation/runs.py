@@ -3,7 +3,7 @@
 import json
 import threading
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 
 from tqdm import tqdm
@@ -23,7 +23,7 @@ from gdt.eval.tables import pivot, row_label, write_tables
 from gdt.pipeline.notation import checksum_of
 from gdt.train.checkpoint import load_model
 from gdt.train.models.given import makers
-from gdt.train.models.network import Architecture, Network
+from gdt.train.models.network import Architecture
 from gdt.train.run import CHECKPOINT, METRICS
 from gdt.train.settings import RunSettings
 from gdt.train.settings_text import LENGTH, differences
@@ -51,10 +51,11 @@ def ablation(settings: Ablation) -> str:
         if todo:
             _keep_factors(settings, checksum)
             _run_all(runs, todo, jobs, out)
-            # a network may have changed while runs were trained
-            _require_same_training(settings, now, checksum, results.read(out / RESULTS))
+            known = results.read(out / RESULTS)
+            if settings.own_networks.given:  # one may have changed while runs were trained
+                _require_same_training(settings, now, checksum, known)
         asked = frozenset().union(*(run.conditions for run in runs))
-        evaluated = [result for result in results.read(out / RESULTS) if result.conditions in asked]
+        evaluated = [result for result in known if result.conditions in asked]
         # of a run that was made anew, the last
         latest = {(result.conditions, result.model, result.seed, result.step): result for result in evaluated}
         every = list(latest.values())
@@ -94,8 +95,7 @@ def _require_same_training(settings: Ablation, now: RunSettings, checksum: str, 
 
 def _shared(settings: RunSettings) -> str:
     """The settings that all rows share: without what an architecture has of the modalities."""
-    sizes = {size.name: getattr(settings.network, size.name) for size in fields(Network)}
-    return to_json(replace(settings, network=Architecture(**sizes)))
+    return to_json(replace(settings, network=Architecture(**settings.network.sizes)))
 
 
 def _keep_factors(settings: Ablation, planned: str) -> None:

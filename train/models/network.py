@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
-from typing import Annotated
+from dataclasses import dataclass, fields
+from typing import Annotated, Any
 
 import tyro
 
@@ -96,6 +96,11 @@ class Network:
         require_range(self, "dropout", least=0, most=1, group="network")
         if not self.widths or min(*self.widths, *self.audio_widths) < 1:
             raise UserError(f"--network.widths is {self.widths}; it must be one or more numbers of 1 or more")
+
+    @property
+    def sizes(self) -> dict[str, Any]:
+        """The sizes by name, without what an `Architecture` holds besides them."""
+        return {size.name: getattr(self, size.name) for size in fields(Network)}
 
 
 @dataclass(frozen=True)
