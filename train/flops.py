@@ -2,8 +2,8 @@
 
 import copy
 import time
-from contextlib import suppress
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -13,13 +13,12 @@ from gdt.pipeline.composition import Composition
 from gdt.pipeline.leaves import Clip
 from gdt.train.models.foreign import input_shape
 from gdt.train.models.gdt import GDT
-from gdt.train.models.network import Architecture
 from gdt.train.settings import Pretrain
 
+T = TypeVar("T")
 _MAX_ELEMENTS = 2**31 - 1
 """Elements that 32-bit indices can address. For larger tensors, cuDNN has few kernels, one of them wrong
 (pytorch#163539)."""
-_META = torch.device("meta")
 _TIMED = 16
 """Clips whose time is measured."""
 _PASSES = 5
@@ -36,14 +35,17 @@ def step_flops(model: GDT, composition: Composition, clip: Clip) -> float:
 
 
 def training_flops(model: GDT, clip: Clip) -> dict[str, float]:
-    """FLOPs of a leaf of each modality, forward and backward; 0 if a network of the user's own does not run there."""
-    flops = dict.fromkeys(model.modalities, 0.0)
-    with suppress(*_errors(model.network)):
-        model = _on_meta(model)
-        for modality in model.modalities:
+    """FLOPs of a leaf of each modality, forward and backward; 0 if torch knows those of no layer of a network."""
+
+    def count(copied: GDT) -> dict[str, float]:
+        flops: dict[str, float] = {}
+        for modality in copied.modalities:
             with FlopCounterMode(display=False) as counter:
-                model.embed(modality, _inputs(model, modality, clip, 4)).sum().backward()
+                copied.embed(modality, _inputs(copied, modality, clip, 4)).sum().backward()
             flops[modality] = counter.get_total_flops() / 4
+        return flops
+
+    flops = _of_copy(model, count)
     return flops if all(flops.values()) else dict.fromkeys(flops, 0.0)
 
 
@@ -52,19 +54,21 @@ def max_leaves(model: GDT, clip: Clip) -> int:
 
     Channels are rounded up to multiples of 8, since kernels may pad them.
     """
-    elements = [1]
 
-    def note(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
-        tensors = [x for x in (*inputs, output) if isinstance(x, Tensor) and x.dim() > 1]
-        # of a leaf; networks of the user's own may fold time into the first dimension
-        elements.extend(-(-x.shape[0] // 2) * -(-x.shape[1] // 8) * 8 * x[0, 0].numel() for x in tensors)
+    def largest(copied: GDT) -> int:
+        elements = [1]
 
-    with suppress(*_errors(model.network)):
-        model = _on_meta(model)
-        for module in model.video_network.base.modules():
+        def note(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+            tensors = [x for x in (*inputs, output) if isinstance(x, Tensor) and x.dim() > 1]
+            # of a leaf; networks of the user's own may fold time into the first dimension
+            elements.extend(-(-x.shape[0] // 2) * -(-x.shape[1] // 8) * 8 * x[0, 0].numel() for x in tensors)
+
+        for module in copied.video_network.base.modules():
             module.register_forward_hook(note)
-        model.video_network(_inputs(model, "video", clip, 2))
-    return _MAX_ELEMENTS // max(elements)
+        copied.video_network(_inputs(copied, "video", clip, 2))
+        return max(elements)
+
+    return _MAX_ELEMENTS // _of_copy(model, largest)
 
 
 def step_seconds(model: GDT, settings: Pretrain, composition: Composition, world: int) -> float:
@@ -76,7 +80,7 @@ def step_seconds(model: GDT, settings: Pretrain, composition: Composition, world
     with torch.no_grad(), torch.compiler.set_stance("force_eager"):
         for modality in model.modalities:
             few = min(_TIMED, leaves)
-            inputs = _inputs(model, modality, settings.clip, few, device)
+            inputs = _inputs(model, modality, settings.clip, few)
             with torch.autocast(device.type, torch.bfloat16, enabled=settings.precision == "bfloat16"):
                 times: list[float] = []
                 while len(times) < 2 or (len(times) < _PASSES and sum(times) < 1):  # the first one takes longer
@@ -100,18 +104,23 @@ def peak_flops(device: torch.device) -> float | None:
     return next((1e12 * _PEAKS[part] for part in longest_first if part in name), None)
 
 
-def _errors(network: Architecture) -> list[type[Exception]]:
-    """What may be raised on the meta device: anything by networks of the user's own."""
-    return [Exception] if network.own else []
+def _of_copy(model: GDT, measure: Callable[[GDT], T]) -> T:
+    """What a copy tells, in evaluation mode, in which batch norms do not wait for other ranks.
+
+    It has no values, which takes no time; networks of the user's own that need values get them.
+    """
+    with torch.random.fork_rng(()), torch.compiler.set_stance("force_eager"):
+        try:
+            return measure(copy.deepcopy(model).to("meta").float().eval())
+        except Exception:  # a network may ask for a value in many ways
+            if not model.network.own:
+                raise
+            return measure(copy.deepcopy(model).cpu().float().eval())
 
 
-def _on_meta(model: GDT) -> GDT:
-    """A copy without values, in evaluation mode, in which batch norms do not wait for other ranks."""
-    return copy.deepcopy(model).to(_META).eval()
-
-
-def _inputs(model: GDT, modality: str, clip: Clip, n: int, device: torch.device = _META) -> Tensor:
-    """Zeros in the form of the inputs of a modality."""
+def _inputs(model: GDT, modality: str, clip: Clip, n: int) -> Tensor:
+    """Zeros in the form of the inputs of a modality, where the model is."""
+    device = next(model.parameters()).device
     if modality == "text":
         return torch.zeros(n, clip.words, model.text_network.fc1.in_features, device=device)
     return torch.zeros(n, *input_shape(modality, clip), device=device)
