@@ -77,15 +77,19 @@ def resolve(
     if settings.factors_from and not settings.factors:
         raise UserError("--factors-from has no effect on a preset; set --factors")
     transformations, checksum = notation.read_transformations(settings.factors_from)
-    if earlier is not None and settings.batch_size is None and not notation.batch_size(settings.factors):
-        settings = replace(settings, batch_size=earlier.batch_size)
-    if earlier is not None and settings.group_size is None:
-        settings = replace(settings, group_size=earlier.group_size)
-    settings = _with_batch_size(settings, index, transformations)
-    composition = compose(settings, transformations)
+    batch_size = settings.fixed_batch_size or (earlier.batch_size if earlier else 0)
+    # which videos are usable does not depend on the batch size, which depends on them
+    composition = compose(settings, transformations, batch_size or 2)
+    tree = tree_of(settings, composition, index, lambda text: say("data", text))
+    if not batch_size:
+        batch_size = _default_batch_size(settings, len(tree.pool.videos))
+        composition = compose(settings, transformations, batch_size)
+        tree = replace(tree, composition=composition)
     group_size = settings.group_size
+    if group_size is None and earlier is not None:
+        group_size = earlier.group_size
     if group_size is None:
-        group_size = default_group_size(settings.defaults.group_size, composition.batch_size, _memory(device))
+        group_size = default_group_size(settings.defaults.group_size, batch_size, _memory(device))
     words = _words_of(settings, composition, index)
     if start is not None and words is not None:
         start.require_same_words(words, settings.init or "the model", str(settings.word2vec))
@@ -100,10 +104,10 @@ def resolve(
         cuda=cuda,
         dataset=settings.dataset_name,
         factors_from=None,
+        batch_size=batch_size,
         group_size=group_size,
         network=network,
     )
-    tree = tree_of(filled, composition, index, lambda text: say("data", text))
     statistics = start.inputs.statistics if start is not None else index.statistics
     inputs = Inputs(filled.clip, filled.augmentation, statistics)
     words_checksum = words.checksum if words else ""
@@ -112,25 +116,17 @@ def resolve(
     return Experiment(filled, tree, words, schedule, inputs, data, own, start)
 
 
-def compose(settings: Pretrain, known: Transformations = TRANSFORMATIONS) -> Composition:
-    """The factors of a batch, of known transformations."""
+def compose(settings: Pretrain, known: Transformations = TRANSFORMATIONS, batch_size: int = 0) -> Composition:
+    """The factors of a batch, of known transformations, by default with the planned number of videos."""
     factors = settings.factors or presets.preset(settings.preset).factors
-    batch_size = settings.batch_size or notation.batch_size(factors) or settings.defaults.batch_size
-    return notation.parse(factors, batch_size, settings.augmentation, known)
+    return notation.parse(factors, batch_size or settings.planned_batch_size, settings.augmentation, known)
 
 
-def _with_batch_size(settings: Pretrain, index: Index, known: Transformations = TRANSFORMATIONS) -> Pretrain:
-    """With the default batch size filled in, lowered to whole groups if there are fewer videos.
-
-    Raises UserError if there are too few videos for a batch.
-    """
-    if settings.batch_size is not None or notation.batch_size(settings.factors):
-        return replace(settings, batch_size=compose(settings, known).batch_size)
-    smallest = compose(replace(settings, batch_size=2), known)
-    usable = len(tree_of(settings, smallest, index).pool.videos)
+def _default_batch_size(settings: Pretrain, usable: int) -> int:
+    """That of the size, lowered to whole groups if there are fewer videos."""
     videos = min(settings.defaults.batch_size, usable)
     group_size = settings.defaults.group_size if settings.group_size is None else settings.group_size
-    return replace(settings, batch_size=videos - videos % max(1, group_size) or videos)
+    return videos - videos % max(1, group_size) or videos
 
 
 def tree_of(

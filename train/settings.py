@@ -13,7 +13,7 @@ import tyro
 from gdt.common.errors import UserError, require_range
 from gdt.common.folders import Folder
 from gdt.common.location import Location
-from gdt.pipeline import presets
+from gdt.pipeline import notation, presets
 from gdt.pipeline.leaves import Clip
 from gdt.pipeline.shards.naming import dataset_name, shard_folder
 from gdt.pipeline.sources.loading import Loading
@@ -172,6 +172,16 @@ class Pretrain:
         return DEFAULTS[self.size]
 
     @property
+    def fixed_batch_size(self) -> int:
+        """Videos per batch as set by --batch-size or --factors; 0 if neither sets it."""
+        return self.batch_size or notation.batch_size(self.factors)
+
+    @property
+    def planned_batch_size(self) -> int:
+        """Videos per batch, if there are as many."""
+        return self.fixed_batch_size or self.defaults.batch_size
+
+    @property
     def planned_epochs(self) -> int:
         """Passes over the videos; 0 if the length is in steps."""
         return self.epochs or (0 if self.steps else self.defaults.epochs)
@@ -206,7 +216,7 @@ class RunSettings(Pretrain):
         """Settings with other values; what neither sets is as on a CPU, or with `cuda` as on a GPU."""
         defaults = settings.defaults
         unset = {
-            "batch_size": (None, defaults.batch_size),
+            "batch_size": (None, settings.planned_batch_size),
             "group_size": (None, defaults.group_size),
             "device": ("auto", "cuda" if cuda else "cpu"),
             "precision": ("auto", "bfloat16" if cuda else "float32"),

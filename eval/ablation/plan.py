@@ -29,7 +29,7 @@ from gdt.train.flops import step_flops
 from gdt.train.gpu import default_size
 from gdt.train.models.foreign import Builders
 from gdt.train.models.gdt import GDT, any_device
-from gdt.train.models.given import makers
+from gdt.train.models.given import Makers, makers
 from gdt.train.models.network import Architecture
 from gdt.train.settings import SIZES, Pretrain
 from gdt.train.settings_text import command_of
@@ -163,13 +163,16 @@ def equalise(settings: Ablation, named: Mapping[str, Pretrain], index: Index) ->
 
     Returns the rows, each once, and what they share. Raises UserError if a row has too few videos.
     """
-    asked = [_row(name, replace(run, batch_size=settings.batch_size or None), index) for name, run in named.items()]
+    given = makers(settings.own_networks.given)
+    asked = [
+        _row(name, replace(run, batch_size=settings.batch_size or None), index, given) for name, run in named.items()
+    ]
     videos = min(row.experiment.composition.batch_size for row in asked)
     sized = []
     for row in asked:
         run = replace(row.settings, batch_size=videos)
         same = row.experiment.composition.batch_size == videos
-        sized.append(Row(row.name, run, row.experiment) if same else _row(row.name, run, index))
+        sized.append(Row(row.name, run, row.experiment) if same else _row(row.name, run, index, given))
     first = sized[0].settings
     steps = sized[0].steps
     rows: list[Row] = []
@@ -180,7 +183,6 @@ def equalise(settings: Ablation, named: Mapping[str, Pretrain], index: Index) ->
     if "compute" in settings.equal:
         # only its cost counts, so the videos may lack a modality
         best = compose(replace(first, preset=REFERENCE, factors="", factors_from=None))
-        given = makers(settings.own_networks.given)
         network, builders = architecture(first.network, given, best, first.clip, any_device())
         spent = steps * _step_flops(best, network, builders, first.clip)
         for row in sized:
@@ -195,9 +197,10 @@ def equalise(settings: Ablation, named: Mapping[str, Pretrain], index: Index) ->
     return rows, f"{' and '.join(settings.equal)}: {videos} videos per step, {' or '.join(shared)}"
 
 
-def _row(name: str, run: Pretrain, index: Index) -> Row:
-    """A row with this run. Raises UserError if it does not fit the videos."""
-    experiment = resolve(run, index, any_device(), given=makers(run.own_networks.given))
+def _row(name: str, run: Pretrain, index: Index, given: Makers) -> Row:
+    """A row with this run; `given` are networks of the user's own. Raises UserError if it does not fit the videos."""
+    of_row = {modality: given[modality] for modality in run.own_networks.given}
+    experiment = resolve(run, index, any_device(), given=of_row)
     return Row(name, run, replace(experiment, words=None))  # word vectors may take 1.8 GB
 
 

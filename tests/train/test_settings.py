@@ -37,6 +37,7 @@ MINE = "video:d time_shift:d:2 modality:i:2:differs time_reversal:i:2 augmentati
 @pytest.mark.parametrize("settings", [*SIZES.values(), OTHER], ids=[*SIZES, "other"])
 def test_settings_survive_the_round_trip_but_the_python_files_that_they_name(settings: Pretrain) -> None:
     again = from_json(to_json(RunSettings.of(settings)))
+    assert RunSettings.of(replace(SIZES["tiny"], factors="video:d:7 augmentation:i:2")).batch_size == 7
     expected = RunSettings.of(settings, factors_from=None, own_networks=PAPER_NETWORKS)
     assert again == expected
     assert hash(again) == hash(expected)  # fails for lists in place of tuples
