@@ -7,7 +7,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -207,7 +207,8 @@ class Index(VideoTable):
 
         settings = json.loads(notes["settings"])
         sums = json.loads(column("sums")[0])
-        videos: dict[str, Any] = group("video/")
+        known = {field.name for field in fields(Index)}  # a later version may have more
+        videos: dict[str, Any] = {name: values for name, values in group("video/").items() if name in known}
         videos["label"] = _joined(videos["label"])
         return Index(
             folder=folder,

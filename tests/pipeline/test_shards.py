@@ -178,6 +178,8 @@ def test_a_new_column_takes_one_line_of_the_table(tmp_path: Path, monkeypatch: p
     assert written(tmp_path, records).rate.tolist() == [25.0, 24.0]
     assert table.open(old).rate.tolist() == [25.0]  # an index and a shard of before
     assert gather_tables(LocalFolder(old), ["shard-000000.h5"]).arrays["video/rate"].tolist() == [25.0]
+    monkeypatch.undo()
+    assert Index.open(tmp_path).id.tolist() == ["a", "b"]  # without the column, as an earlier version
 
 
 def test_folds_replace_the_split(tmp_path: Path, index: Index) -> None:
