@@ -12,8 +12,8 @@ from gdt.eval.settings import Downstream
 from gdt.eval.subjects import EvalSet
 from gdt.pipeline.word2vec import WordVectors
 
-_VERSION = 6
-"""Increase it when the same settings give different numbers."""
+_FEATURES = 6
+"""Version of features; increase it when they change, and those of the protocols that use them."""
 _RESOLVED = ("folds", "word2vec")
 """Settings that the digests of the fold and of the words stand for."""
 
@@ -35,7 +35,8 @@ def conditions_of(
 ) -> str:
     """Digest of all that decides a protocol's numbers on a fold, besides the model."""
     videos = eval_set.fingerprint, eval_set.split, fold.digest, words_of(protocol, words)
-    return _digest([_VERSION, protocol, decisive_settings(settings, protocol), videos, device])
+    version = PROTOCOLS[protocol].version
+    return _digest([version, protocol, decisive_settings(settings, protocol), videos, device])
 
 
 def words_of(protocol: str, words: WordVectors | None) -> str:
@@ -45,7 +46,7 @@ def words_of(protocol: str, words: WordVectors | None) -> str:
 
 def features_path(folder: Path, fingerprint: str, clips: int, device: str, modality: str = "video") -> Path:
     """The file of a model's features in its folder, by shards, clips, type of device (cpu or cuda) and modality."""
-    return folder / f"features-{modality}-{_digest([_VERSION, fingerprint, clips, device])}.npz"
+    return folder / f"features-{modality}-{_digest([_FEATURES, fingerprint, clips, device])}.npz"
 
 
 def _digest(values: object) -> str:

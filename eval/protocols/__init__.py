@@ -25,6 +25,8 @@ class Protocol:
     """Whether the model and the videos need two modalities."""
     trains: bool = False
     """Whether it trains a network, in its own process."""
+    version: int = 6
+    """Increase it when the same settings give other numbers, also by constants in the code."""
 
     @property
     def function(self) -> str:
@@ -47,7 +49,7 @@ PROTOCOLS = {
         Protocol("linear", _PROBED, "classifiers"),
         Protocol("svm", _PROBED, "classifiers"),
         Protocol("multilabel", (*_FROZEN, "linear_c"), "labels", several=True),
-        Protocol("attentive", _TRAINED, "classifiers", trains=True),
+        Protocol("attentive", _TRAINED, "classifiers", trains=True, version=7),
         Protocol("finetune", _TRAINED, "classifiers", trains=True),
     )
 }

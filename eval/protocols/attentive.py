@@ -62,7 +62,11 @@ class AttentiveProbe(ClassifierTraining):
         """That of finetuning, but with the clips of pretraining, weight decay 0.01 and, by default, a rate of 0.001."""
         recipe = super().recipe_of(settings, trained)
         lr = settings.lr or 1e-3
-        return replace(recipe, clip=trained.settings.clip, lr=lr, first_lr=lr / 8, weight_decay=0.01)
+        pretrained = trained.settings
+        augmentation = replace(recipe.augmentation, scale=pretrained.augmentation.scale)  # crops fit into it
+        return replace(
+            recipe, clip=pretrained.clip, augmentation=augmentation, lr=lr, first_lr=lr / 8, weight_decay=0.01
+        )
 
     def make_optimizer(self) -> torch.optim.Optimizer:
         learned = [value for value in self.model.parameters() if value.requires_grad]

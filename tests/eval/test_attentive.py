@@ -11,6 +11,8 @@ from gdt.eval.protocols.attentive import Attentive, AttentiveProbe
 from gdt.eval.settings import Downstream
 from gdt.eval.subjects import FINETUNED
 from gdt.eval.training import Recipe
+from gdt.pipeline.leaves import Clip
+from gdt.pipeline.transformations.augmentation import Augmentation
 from gdt.train.models.backbone import Backbone
 from gdt.train.trained import Trained
 from tests.eval.test_finetune import Task, task, trained  # noqa: F401 - fixtures
@@ -56,6 +58,10 @@ def test_the_trunk_stays_and_the_rest_learns(
 ) -> None:  # fmt: skip
     recipe = AttentiveProbe.recipe_of(Downstream(clips=2, epochs=3, clips_per_epoch=2), trained)
     assert (recipe.lr, recipe.clip, Recipe().clip.frames) == (1e-3, trained.settings.clip, 32)
+    larger = replace(trained.settings, size="paper", clip=Clip(size=160), augmentation=Augmentation(scale=(176, 200)))
+    of_larger = replace(trained, record=replace(trained.record, settings=larger))
+    cropped = AttentiveProbe.recipe_of(Downstream(clips=2), of_larger)
+    assert (cropped.clip.size, cropped.augmentation.scale) == (160, (176, 200))
     run = AttentiveProbe(trained, *task, replace(recipe, lr=0.01, batch=16), 0, CPU, tmp_path)
     before = {name: value.clone() for name, value in run.model.state_dict().items()}
     found = run.run("x")
