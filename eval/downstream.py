@@ -81,7 +81,10 @@ def evaluate(settings: Downstream, networks: Mapping[str, Sequence[Given]] | Non
         if finetuning:
             _finetune_all(settings, finetuning, 1 if networks else job_limit(settings.jobs))
         wanted = {job.conditions for job in plan.jobs}
+        # tables compare with the first model
+        order = {(model.name, model.digest): number for number, model in enumerate(plan.models)}
         every = [result for result in results.read(out / RESULTS) if result.conditions in wanted]
+        every.sort(key=lambda result: order.get((result.model, result.weights), len(order)))
         text = ""
         if settings.tables:
             text = write_tables(out, pivot(every, answers=answers.read_all(out, every)), every)

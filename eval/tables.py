@@ -56,8 +56,14 @@ def pivot(
 
     With the `answers` of results, by identity, differences from the first model and from random weights are marked.
     """
+
+    def order(result: Result) -> tuple[bool, int, str, int, int]:
+        """Random weights first; then protocols as in PROTOCOLS, folds and seeds, or models as in `every`."""
+        protocol = [*PROTOCOLS].index(result.protocol)
+        return result.preset != RANDOM, protocol, result.label, result.fold, result.seed if by_row else 0
+
     parts: dict[tuple[str, ...], list[Result]] = {}
-    for result in sorted({result.identity: result for result in every}.values(), key=_order):
+    for result in sorted({result.identity: result for result in every}.values(), key=order):
         shared = (result.dataset, result.query_split, result.label, result.words)
         key = (PROTOCOLS[result.protocol].table, *shared, *_modalities(result))
         parts.setdefault(key, []).append(result)
@@ -101,11 +107,6 @@ def _published(part: Sequence[Result]) -> Reported:
     samples = max(result.settings.get("train_samples", 0) for result in part)
     protocols = list(dict.fromkeys(result.protocol for result in part))
     return reported(first.dataset, protocols, samples, min(result.queries for result in part))
-
-
-def _order(result: Result) -> tuple[bool, int, str, int, int]:
-    """Random weights first; then protocols as in PROTOCOLS, folds and seeds."""
-    return result.preset != RANDOM, [*PROTOCOLS].index(result.protocol), result.label, result.fold, result.seed
 
 
 def _subject(result: Result) -> tuple[str, str]:

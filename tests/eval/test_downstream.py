@@ -177,6 +177,7 @@ def test_tables_include_models_of_earlier_calls_with_the_same_settings(on_ucf: D
     text = downstream(replace(run, ckpt=(other,), random_weights="exclude"))
     rows = [line.split("  ")[0] for line in text.splitlines()]
     assert [rows.count(name) for name in ("random weights", "synthetic-e", "mine", "chance")] == [1] * 4
+    assert rows.index("mine") < rows.index("synthetic-e")  # the model of the call is what others are compared with
 
 
 def test_a_model_with_fewer_folds_is_named_with_them(on_ucf: Downstream, tmp_path: Path) -> None:
