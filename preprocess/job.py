@@ -46,7 +46,12 @@ class PreprocessJob:
 
     def pending(self) -> list[int]:
         """Numbers of the shards that are absent, or made of other videos or settings."""
-        return [number for number in self.shards if self.contents.get(shard_name(number)) != self.task(number).content]
+
+        def is_pending(number: int) -> bool:
+            content = self.contents.get(shard_name(number))
+            return not content or content != self.task(number).content  # whose captions take time
+
+        return [number for number in self.shards if is_pending(number)]
 
     def doubtful(self, pending: Sequence[int]) -> list[tuple[int, Path, str]]:
         """The files of finished shards whose time is another or unknown: number of the shard, path, hash."""
