@@ -56,9 +56,9 @@ def contents(destination: Folder, details: dict[str, Any], build: str, retry_rej
             continue
         recorded = json.loads(head.notes["settings"])
         differing = [
-            f"{key.replace('_', '-')} was {_shown(recorded.get(key))}, now {_shown(value)}"
-            for key, value in details.items()
-            if recorded.get(key) != value
+            f"{key.replace('_', '-')} was {_shown(recorded.get(key))}, now {_shown(details.get(key))}"
+            for key in recorded | details
+            if recorded.get(key) != details.get(key)
         ]
         if differing:
             raise UserError(f"{destination} holds shards made with other settings: {'; '.join(differing)}; {another}")

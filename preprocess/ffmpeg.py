@@ -75,7 +75,11 @@ class Extraction:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """The settings that change shards: all but the limits."""
+        """The settings that change shards: all but the limits.
+
+        Shards are recognised by them, in this order. So a later setting goes last, and is left out at the value that
+        shards of before were made with.
+        """
         return {setting.name: getattr(self, setting.name) for setting in fields(self) if setting.name != "limits"}
 
     @property

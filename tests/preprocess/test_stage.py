@@ -25,7 +25,7 @@ from gdt.pipeline.shards import container
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.shards.reader import ShardReader
 from gdt.pipeline.shards.rejected import read_rejected
-from gdt.preprocess import datasets, stage
+from gdt.preprocess import checks, datasets, stage
 from gdt.preprocess.decode import extract_group
 from gdt.preprocess.ffmpeg import Extraction
 from gdt.preprocess.finish import finish
@@ -85,6 +85,8 @@ def test_other_settings_do_not_replace_finished_shards(alone: None, synthetic: P
     with pytest.raises(UserError, match="short-side was 160, now 32; set --destination"):
         run(small)
     assert run(settings).shards_made == 0 and digests(tmp_path) == before
+    with pytest.raises(UserError, match="fps was 30, now none"):  # as if the option had been removed
+        checks.contents(folder_at(tmp_path), {}, "", False)
     # limits on time and memory do not change shards
     assert (
         run(replace(settings, extraction=Extraction(limits=Limits(timeout_factor=50, ffmpeg_memory=8)))).shards_made
