@@ -47,7 +47,7 @@ def report(settings: Report) -> str:
     unread: list[str] = []
     logged: list[LoggedRun] = []
     for path in sorted(root.rglob(METRICS)):
-        with noting(str(path.parent), unread):
+        with noting(str(path.parent), unread, *DAMAGE):
             logged.append(runs.read(path.parent, root))
     logged.sort(key=lambda run: run.started, reverse=True)
     every = {path.parent: latest(results.read(path)) for path in sorted(root.rglob(RESULTS))}
@@ -85,11 +85,14 @@ def report(settings: Report) -> str:
 
 
 @contextmanager
-def noting(what: str, unread: list[str]) -> Iterator[None]:
-    """Note an error in what is read or computed inside, and go on: the page shows the rest."""
+def noting(what: str, unread: list[str], *others: type[Exception]) -> Iterator[None]:
+    """Note what the user can mend of what is read or computed inside, and go on: the page shows the rest.
+
+    So UserError, OSError and `others`: faults of this program end it.
+    """
     try:
         yield
-    except (UserError, OSError, *DAMAGE) as error:
+    except (UserError, OSError, *others) as error:
         unread.append(f"{what}: {first_line(error)}")
 
 

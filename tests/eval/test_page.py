@@ -225,6 +225,12 @@ def test_broken_files_are_listed_and_the_rest_is_shown(runs: Path, page: Page, t
     assert shown.cells()["random weights", "R@20"] == page.cells()["random weights", "R@20"]
 
 
+def test_faults_of_the_program_are_not_noted_as_those_of_files(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gdt.eval.page.page.deviation", lambda *_: {}["a typo"])
+    with pytest.raises(KeyError, match="a typo"):
+        write_page(runs)
+
+
 def altered(runs: Path, folder: Path, **values: Any) -> None:
     """Results of the model in another folder, with other values."""
     folder.mkdir(parents=True)
