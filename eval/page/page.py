@@ -90,9 +90,10 @@ def noting(what: str, unread: list[str], *others: type[Exception]) -> Iterator[N
 
     So UserError, OSError and `others`: faults of this program end it.
     """
+    caught: tuple[type[Exception], ...] = (UserError, OSError, *others)
     try:
         yield
-    except (UserError, OSError, *others) as error:
+    except caught as error:
         unread.append(f"{what}: {first_line(error)}")
 
 

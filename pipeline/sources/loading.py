@@ -6,11 +6,12 @@ import os
 import sys
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Literal
+from typing import Any, Literal, get_args
 
-from gdt.common.errors import UserError, require_range
+from gdt.common.errors import UserError, require_range, unknown
 from gdt.common.machine import cores
 
+Decoder = Literal["auto", "cpu", "gpu"]
 _BESIDE_GPU = 4
 """Decoding threads that feed a GPU. The thread that trains waits for their GIL: 378 clips/s with 4, 308 with 16 (row l
 on an H200)."""
@@ -35,8 +36,9 @@ class Loading:
 
     threads: int = 0
     """Decoding threads; 0: the cores divided by the processes on this machine, but 4 if the cores decode for a GPU."""
-    decoder: Literal["auto", "cpu", "gpu"] = "auto"
-    """What decodes frames: the cores, or DALI, on the GPU if there is one; auto: DALI beside a GPU, if installed."""
+    decoder: Decoder = "auto"
+    """What decodes frames: the cores, or DALI, on the GPU if there is one; auto: as the environment variable
+    GDT_DECODER says, else DALI beside a GPU, if installed."""
     readers: int = 16
     """Threads per modality that read shards; more hide the latency of slow or remote disks."""
     read_ahead: int = 128
@@ -52,15 +54,25 @@ class Loading:
 
 
 def loading_on(device: str, loading: Loading) -> Loading:
-    """Settings with decoder and threads chosen for a type of device. Raises UserError for DALI where it is missing."""
+    """Settings with decoder and threads chosen for a type of device.
+
+    Raises UserError for DALI where it is missing, and for an unknown GDT_DECODER.
+    """
     gpu = device == "cuda"
-    decoder = loading.decoder
+    option = "--loading.decoder"
+    decoder: str = loading.decoder
+    if decoder == "auto":
+        option = "GDT_DECODER"
+        decoder = os.environ.get(option, "auto")
+    if decoder not in get_args(Decoder):
+        raise unknown(f"value of {option}", decoder, get_args(Decoder))
     if decoder == "auto":
         decoder = "gpu" if gpu and has_dali() else "cpu"
         if gpu and decoder == "cpu":
             advise_dali()
     elif decoder == "gpu" and not has_dali():
-        raise UserError(f"--loading.decoder gpu needs DALI; {_GET_DALI}, or leave the option out")
+        raise UserError(f"{option} gpu needs DALI; {_GET_DALI}, or leave it out")
     share = max(1, cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))  # of each process by torchrun
     most = min(share, _BESIDE_GPU) if gpu and decoder == "cpu" else share
-    return replace(loading, decoder=decoder, threads=loading.threads or most)
+    chosen: Any = decoder
+    return replace(loading, decoder=chosen, threads=loading.threads or most)

@@ -20,6 +20,16 @@ def test_dali_decodes_beside_a_gpu_and_the_cores_elsewhere(monkeypatch: pytest.M
         assert (found.decoder, found.threads) == expected
 
 
+def test_the_environment_chooses_for_commands_without_the_option(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loading, "has_dali", lambda: True)
+    monkeypatch.setenv("GDT_DECODER", "cpu")
+    assert loading_on("cuda", Loading()).decoder == "cpu"
+    assert loading_on("cuda", Loading(decoder="gpu")).decoder == "gpu"
+    monkeypatch.setenv("GDT_DECODER", "gpus")
+    with pytest.raises(UserError, match="unknown value of GDT_DECODER 'gpus'; did you mean 'gpu'"):
+        loading_on("cpu", Loading())
+
+
 def test_without_dali_the_cores_decode_for_a_gpu_and_say_so_once(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
