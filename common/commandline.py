@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
 from gdt.common.errors import UserError
-from gdt.common.stores import local_path
+from gdt.common.places import local_path
 
 T = TypeVar("T")
 

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from tyro.constructors import PrimitiveConstructorSpec
 
-from gdt.common.stores import Place, as_place
+from gdt.common.places import Place, as_place
 
 Location = Annotated[
     Place,

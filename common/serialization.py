@@ -7,7 +7,7 @@ from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from gdt.common.folders import Folder
-from gdt.common.stores import as_place, local_path
+from gdt.common.places import as_place, local_path
 
 T = TypeVar("T")
 _SCALARS: dict[Any, tuple[type, ...]] = {bool: (bool,), int: (int,), float: (int, float), str: (str,), Path: (str,)}

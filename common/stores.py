@@ -1,12 +1,10 @@
-"""Folders in object stores, named by URLs such as s3://bucket/shards, and which kind of folder a name stands for.
+"""Folders in object stores, named by URLs such as s3://bucket/shards.
 
 fsspec talks with stores, and is imported where one is used. Credentials are the store's own business (fsspec, boto).
 """
 
 from __future__ import annotations
 
-import os
-import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,14 +14,12 @@ from pathlib import Path, PurePath
 from typing import Any, BinaryIO, TypeVar
 
 from gdt.common.errors import UserError, first_line
-from gdt.common.folders import File, Folder, LocalFolder, State
+from gdt.common.folders import Folder, State
 from gdt.common.retries import persist
 
 T = TypeVar("T")
 _THREADS = 16
 """Objects that are copied at once."""
-_SCHEME = re.compile(r"[a-z][a-z0-9+.-]+:/")
-_SECRET = re.compile(r":/+[^/]*:[^/]*@|\?")
 _TAGS = ("ETag", "etag", "LastModified", "last_modified", "mtime")
 """Names of tags, by store."""
 
@@ -223,47 +219,3 @@ class _Snapshot(RemoteFolder):
 def _tag_in(entry: Mapping[str, Any]) -> str:
     """What changes when an object is written anew; empty if the store does not tell."""
     return next((str(entry[name]) for name in _TAGS if entry.get(name)), "")
-
-
-Place = Path | Folder
-"""A folder as settings hold it: a path on this machine, or a folder of either kind."""
-
-
-def as_place(name: str | Place) -> Place:
-    """The place of this name, with ~ expanded in a path; a Path may have been made of a URL.
-
-    Raises UserError, without repeating it, for a URL with a password or a query.
-    """
-    if isinstance(name, Folder):
-        return name
-    if not _SCHEME.match(str(name)):
-        return Path(os.path.expanduser(name))  # noqa: PTH111 - pathlib's raises for an unknown user
-    if _SECRET.search(str(name)):
-        raise UserError(
-            "a URL has a password or a query, which would be stored with settings and results; leave it out, and give "
-            "credentials as the store's own tools take them (environment, files, roles)"
-        )
-    return RemoteFolder(str(name))
-
-
-def local_path(name: str | Path) -> Path:
-    """The path of this name, with ~ expanded. Raises UserError for a URL."""
-    where = as_place(name)
-    if isinstance(where, Path):
-        return where
-    raise UserError(f"{where} is in a store, which can hold only videos and shards; name a path on this machine")
-
-
-def folder_at(where: str | Place) -> Folder:
-    """The folder at a place."""
-    where = as_place(where)
-    return where if isinstance(where, Folder) else LocalFolder(where)
-
-
-def file_at(where: Place) -> File:
-    """The file at a place."""
-    if isinstance(where, RemoteFolder):
-        folder, _, name = where.url.rpartition("/")
-        return File(RemoteFolder(folder), PurePath(name))
-    path = Path(str(where))
-    return File(LocalFolder(path.parent), PurePath(path.name))

@@ -12,7 +12,7 @@ import numpy as np
 
 from gdt.common.errors import UserError
 from gdt.common.folders import Folder
-from gdt.common.stores import Place, folder_at
+from gdt.common.places import Place, folder_at
 from gdt.eval.folds import Fold, official_folds
 from gdt.eval.paper import PAPER
 from gdt.eval.results import RANDOM

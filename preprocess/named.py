@@ -9,7 +9,7 @@ import numpy as np
 
 from gdt.common.errors import Skipped, Unusable, UserError
 from gdt.common.folders import Folder, LocalFolder
-from gdt.common.stores import Place, file_at, folder_at
+from gdt.common.places import Place, file_at, folder_at
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.shards.rejected import read_rejected
 from gdt.preprocess.datasets.folder import TREE

@@ -9,7 +9,7 @@ import tyro
 from gdt.common.errors import UserError, require_range
 from gdt.common.folders import Folder
 from gdt.common.location import Location
-from gdt.common.stores import folder_at
+from gdt.common.places import folder_at
 from gdt.pipeline.shards.naming import shard_folder
 from gdt.preprocess.ffmpeg import Extraction
 from gdt.preprocess.plan import Shares

@@ -29,7 +29,8 @@ import torch
 
 from gdt.cli import parse_command
 from gdt.common.errors import UserError
-from gdt.common.stores import RemoteFolder, as_place
+from gdt.common.places import as_place
+from gdt.common.stores import RemoteFolder
 from gdt.eval.downstream import evaluate
 from gdt.eval.embed import features as features_of
 from gdt.eval.results import rows

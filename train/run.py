@@ -6,7 +6,7 @@ from typing import Any
 
 from gdt.common.errors import UserError
 from gdt.common.files import write_text
-from gdt.common.stores import as_place
+from gdt.common.places import as_place
 from gdt.train.hub import EXPORTED
 from gdt.train.published import PUBLISHED
 

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 from gdt.common.commandline import arguments_of
 from gdt.common.errors import UserError
+from gdt.common.places import Place
 from gdt.common.serialization import to_json
-from gdt.common.stores import Place
 from gdt.eval.ablation.settings import Ablation
 from gdt.eval.folds import held_out, official_folds
 from gdt.eval.jobs import evaluators

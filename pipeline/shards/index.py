@@ -18,7 +18,8 @@ import numpy as np
 from gdt.common.commandline import size_of
 from gdt.common.errors import UserError, unknown
 from gdt.common.folders import Folder
-from gdt.common.stores import Place, RemoteFolder, folder_at
+from gdt.common.places import Place, folder_at
+from gdt.common.stores import RemoteFolder
 from gdt.pipeline.shards import container, layout
 from gdt.pipeline.shards.container import Damaged, Head, OtherSchema, text_array, texts
 from gdt.pipeline.shards.layout import INDEX, MEL_RATE, VideoTable, table_checksum

@@ -5,7 +5,7 @@ from pathlib import Path
 from gdt.common.commandline import gdt_command
 from gdt.common.errors import UserError
 from gdt.common.folders import Folder
-from gdt.common.stores import Place, folder_at
+from gdt.common.places import Place, folder_at
 
 DATASET_NAMES = ("audioset", "esc50", "folder", "hmdb51", "howto100m", "kinetics", "synthetic", "ucf101", "vggsound")
 """Data sets of preprocess/datasets."""

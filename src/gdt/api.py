@@ -27,7 +27,7 @@ import torch
 
 from gdt.arguments import Paths, separate_networks, weights_of, with_changes
 from gdt.common.errors import UserError
-from gdt.common.stores import Place, as_place, folder_at
+from gdt.common.places import Place, as_place, folder_at
 from gdt.eval.embed import features
 from gdt.eval.features import Features
 from gdt.eval.features import read as read_features

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gdt.common.commandline import arguments_of, options, parse
-from gdt.common.stores import as_place
+from gdt.common.places import as_place
 from gdt.eval.settings import Downstream
 from gdt.pipeline.leaves import Clip
 from gdt.pipeline.sources.loading import Loading

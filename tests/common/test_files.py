@@ -9,7 +9,7 @@ import pytest
 
 from gdt.common.errors import UserError
 from gdt.common.files import kind, lock, locked, open_regular, write_lines, write_text, writing
-from gdt.common.stores import as_place, local_path
+from gdt.common.places import as_place, local_path
 from gdt.eval.downstream import evaluate
 from gdt.eval.settings import Downstream
 from tests.conftest import ROOT

@@ -15,8 +15,9 @@ import pytest
 import torch
 
 from gdt.common.errors import UserError
+from gdt.common.places import folder_at
 from gdt.common.serialization import to_json
-from gdt.common.stores import RemoteFolder, folder_at
+from gdt.common.stores import RemoteFolder
 from gdt.eval import extract
 from gdt.eval.downstream import downstream
 from gdt.eval.embed import features

@@ -16,7 +16,7 @@ import numpy as np
 import simplejpeg
 import torch
 
-from gdt.common.stores import folder_at
+from gdt.common.places import folder_at
 from gdt.eval.downstream import downstream
 from gdt.eval.embed import features
 from gdt.eval.results import RESULTS, read

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gdt.common.errors import UserError
-from gdt.common.stores import folder_at
+from gdt.common.places import folder_at
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.shards.rejected import RejectedVideo, read_rejected
 from gdt.preprocess.datasets.labels import NO_VIDEO

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 from gdt.common.errors import UserError
-from gdt.common.stores import folder_at
+from gdt.common.places import folder_at
 from gdt.pipeline.shards import container
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.shards.reader import ShardReader
