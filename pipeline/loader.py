@@ -152,7 +152,7 @@ class Loader:
                 cause = str(error).partition("encountered:")[2] or str(error)  # DALI names it there
                 raise UserError(
                     f"decoding failed although all frames are intact: {' '.join(cause.split())[:200]}; check "
-                    "nvidia-smi, or set GDT_DECODER=cpu in the environment"
+                    "nvidia-smi, or set GDT_DECODER=cpu in the environment, without --loading.decoder"
                 ) from error
             if batch is None:
                 return None

@@ -58,7 +58,7 @@ def contents(destination: Folder, details: dict[str, Any], build: str, retry_rej
         differing = [
             f"{key.replace('_', '-')} was {_shown(recorded.get(key))}, now {_shown(details.get(key))}"
             for key in recorded | details
-            if recorded.get(key) != details.get(key)
+            if _shown(recorded.get(key)) != _shown(details.get(key))
         ]
         if differing:
             raise UserError(f"{destination} holds shards made with other settings: {'; '.join(differing)}; {another}")

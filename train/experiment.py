@@ -78,8 +78,9 @@ def resolve(
         raise UserError("--factors-from has no effect on a preset; set --factors")
     transformations, checksum = notation.read_transformations(settings.factors_from)
     batch_size = settings.fixed_batch_size or (earlier.batch_size if earlier else 0)
-    # which videos are usable does not depend on the batch size, which depends on them
     composition = compose(settings, transformations, batch_size or 2)
+    words = _words_of(settings, composition, index)
+    # which videos are usable does not depend on the batch size, which depends on them
     tree = tree_of(settings, composition, index, lambda text: say("data", text))
     if not batch_size:
         batch_size = _default_batch_size(settings, len(tree.pool.videos))
@@ -90,7 +91,6 @@ def resolve(
         group_size = earlier.group_size
     if group_size is None:
         group_size = default_group_size(settings.defaults.group_size, batch_size, _memory(device))
-    words = _words_of(settings, composition, index)
     if start is not None and words is not None:
         start.require_same_words(words, settings.init or "the model", str(settings.word2vec))
     network, own = architecture(settings.network, given, composition, settings.clip, device, words, start)

@@ -2,11 +2,14 @@
 
 import copy
 import time
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from gdt.pipeline.composition import Composition
@@ -35,7 +38,7 @@ def step_flops(model: GDT, composition: Composition, clip: Clip) -> float:
 
 
 def training_flops(model: GDT, clip: Clip) -> dict[str, float]:
-    """FLOPs of a leaf of each modality, forward and backward; 0 if torch knows those of no layer of a network."""
+    """FLOPs of a leaf of each modality, forward and backward; 0 if those of a network cannot be counted."""
 
     def count(copied: GDT) -> dict[str, float]:
         flops: dict[str, float] = {}
@@ -45,7 +48,7 @@ def training_flops(model: GDT, clip: Clip) -> dict[str, float]:
             flops[modality] = counter.get_total_flops() / 4
         return flops
 
-    flops = _of_copy(model, count)
+    flops = _of_copy(model, count, dict.fromkeys(model.modalities, 0.0))
     return flops if all(flops.values()) else dict.fromkeys(flops, 0.0)
 
 
@@ -59,16 +62,17 @@ def max_leaves(model: GDT, clip: Clip) -> int:
         elements = [1]
 
         def note(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
-            tensors = [x for x in (*inputs, output) if isinstance(x, Tensor) and x.dim() > 1]
+            tensors = [x for x in (*inputs, output) if isinstance(x, Tensor) and x.dim() > 1 and x.numel()]
             # of a leaf; networks of the user's own may fold time into the first dimension
             elements.extend(-(-x.shape[0] // 2) * -(-x.shape[1] // 8) * 8 * x[0, 0].numel() for x in tensors)
 
         for module in copied.video_network.base.modules():
-            module.register_forward_hook(note)
+            if not isinstance(module, torch.jit.ScriptModule):  # which takes no hooks
+                module.register_forward_hook(note)
         copied.video_network(_inputs(copied, "video", clip, 2))
         return max(elements)
 
-    return _MAX_ELEMENTS // _of_copy(model, largest)
+    return _MAX_ELEMENTS // _of_copy(model, largest, 1)
 
 
 def step_seconds(model: GDT, settings: Pretrain, composition: Composition, world: int) -> float:
@@ -104,18 +108,30 @@ def peak_flops(device: torch.device) -> float | None:
     return next((1e12 * _PEAKS[part] for part in longest_first if part in name), None)
 
 
-def _of_copy(model: GDT, measure: Callable[[GDT], T]) -> T:
+def _of_copy(model: GDT, measure: Callable[[GDT], T], unknown: T) -> T:
     """What a copy tells, in evaluation mode, in which batch norms do not wait for other ranks.
 
-    It has no values, which takes no time; networks of the user's own that need values get them.
+    It has no values, which takes no time; networks of the user's own that need values get them. `unknown` if these
+    cannot be measured either way.
     """
-    with torch.random.fork_rng(()), torch.compiler.set_stance("force_eager"):
-        try:
-            return measure(copy.deepcopy(model).to("meta").float().eval())
-        except Exception:  # a network may ask for a value in many ways
-            if not model.network.own:
-                raise
-            return measure(copy.deepcopy(model).cpu().float().eval())
+    devices = ("meta", "cpu") if model.network.own else ("meta",)
+    with torch.random.fork_rng(()), torch.compiler.set_stance("force_eager"), _counted_kernels():
+        for device in devices:
+            try:
+                return measure(copy.deepcopy(model).to(device).float().eval())
+            except Exception:  # networks of the user's own may raise anything
+                if not model.network.own:
+                    raise
+    return unknown
+
+
+@contextmanager
+def _counted_kernels() -> Iterator[None]:
+    """On a CPU, too, attention and recurrent layers in the operations whose FLOPs torch counts."""
+    with warnings.catch_warnings(), sdpa_kernel(SDPBackend.MATH):
+        warnings.simplefilter("ignore")  # about the TF32 of GPUs that are not there
+        with torch.backends.mkldnn.flags(enabled=False):
+            yield
 
 
 def _inputs(model: GDT, modality: str, clip: Clip, n: int) -> Tensor:

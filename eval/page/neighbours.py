@@ -61,7 +61,10 @@ def by_features(row: Result, index: Index, root: Path, trained: Trained) -> Neig
     """
     index = index.labelled(row.label)
     eval_set = EvalSet.of(row.dataset, index, row.query_split)
-    asked = Downstream(folds=(row.fold,) if row.fold else (), **row.settings)
+    try:
+        asked = Downstream(folds=(row.fold,) if row.fold else (), **row.settings)
+    except TypeError as error:
+        raise UserError(f"its evaluation has settings of another version ({error}); evaluate again") from error
     fold, *_ = folds(asked, row.protocol, index, row.query_split)
     now = {conditions_of(asked, row.protocol, eval_set, fold, device, None): device for device in ("cpu", "cuda")}
     if row.conditions not in now:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jinja2
 from tqdm import tqdm
 
-from gdt.common.errors import UserError, first_line
+from gdt.common.errors import UserError, explain_out_of_memory, first_line
 from gdt.common.files import DAMAGE, write_text
 from gdt.eval import answers, results
 from gdt.eval.drawing import data_uri
@@ -67,6 +67,7 @@ def report(settings: Report) -> str:
     tables = {}
     for folder, rows in evaluated.items():
         ablation = folder in bars
+        rows = sorted(rows, key=lambda row: row.seed)  # not in the order in which parallel jobs have finished
         tables[folder] = pivot(rows, by_row=ablation, answers={} if ablation else answers.read_all(folder, rows))
     datasets = sorted({run.settings.dataset for run in logged})
     text = environment.get_template("page.html.j2").render(
@@ -88,11 +89,12 @@ def report(settings: Report) -> str:
 def noting(what: str, unread: list[str], *others: type[Exception]) -> Iterator[None]:
     """Note what the user can mend of what is read or computed inside, and go on: the page shows the rest.
 
-    So UserError, OSError and `others`: faults of this program end it.
+    So UserError, OSError, no memory and `others`: faults of this program end it.
     """
     caught: tuple[type[Exception], ...] = (UserError, OSError, *others)
     try:
-        yield
+        with explain_out_of_memory("use a machine with more memory"):
+            yield
     except caught as error:
         unread.append(f"{what}: {first_line(error)}")
 

@@ -31,8 +31,8 @@ def too_small(bound: int, least: int) -> UserError:
     """The error about a cache that cannot hold the shards of one batch."""
     return UserError(
         f"a cache of {bound / 1e6:,.1f} MB cannot hold the shards of one batch; set --cache to "
-        f"{math.ceil(least / 1e6)}MB or more, or GDT_CACHE to a folder on a disk with as much free (or gdt pretrain's "
-        "--shuffle-shards: batches then take fewer shards)"
+        f"{math.ceil(least / 1e6)}MB or more or, without --cache, GDT_CACHE to a folder on a disk with as much "
+        "free (or gdt pretrain's --shuffle-shards: batches then take fewer shards)"
     )
 
 

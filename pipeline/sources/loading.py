@@ -63,7 +63,7 @@ def loading_on(device: str, loading: Loading) -> Loading:
     decoder: str = loading.decoder
     if decoder == "auto":
         option = "GDT_DECODER"
-        decoder = os.environ.get(option, "auto")
+        decoder = os.environ.get(option) or "auto"
     if decoder not in get_args(Decoder):
         raise unknown(f"value of {option}", decoder, get_args(Decoder))
     if decoder == "auto":

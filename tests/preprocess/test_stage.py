@@ -87,6 +87,10 @@ def test_other_settings_do_not_replace_finished_shards(alone: None, synthetic: P
     assert run(settings).shards_made == 0 and digests(tmp_path) == before
     with pytest.raises(UserError, match="fps was 30, now none"):  # as if the option had been removed
         checks.contents(folder_at(tmp_path), {}, "", False)
+    details = Extraction().identity | {"bands": 40, "dataset": "folder"}  # no vocabulary is as an empty one
+    assert set(checks.contents(folder_at(tmp_path), details, "", False)) == {
+        path.name for path in tmp_path.glob("*.h5")
+    }
     # limits on time and memory do not change shards
     assert (
         run(replace(settings, extraction=Extraction(limits=Limits(timeout_factor=50, ffmpeg_memory=8)))).shards_made
