@@ -89,12 +89,12 @@ def notes(groups: Mapping[str, Sequence[Result]], comparisons: Comparisons) -> l
     """What the marks in a table mean."""
     if not comparisons:
         return []
-    first, _ = _references(groups)
+    first, random = _references(groups)
     meanings = []
     if any(compared.first for compared in comparisons.values()):
         meanings.append(f"* differs from {first}")
     if any(compared.random for compared in comparisons.values()):
-        meanings.append("† differs from random weights")
+        meanings.append(f"† differs from {random}")
     return [f"{', '.join(meanings)}: p < {LEVEL} on the same queries, not corrected for the number of comparisons"]
 
 

@@ -12,15 +12,15 @@ from gdt.common.commandline import options
 from tests.conftest import ROOT
 
 PRODUCT = ("common", "pipeline", "preprocess", "train", "eval", "src")
-LINES = 20_800
-"""Lines of Python of the product."""
+LINES = 21_000
+"""Lines of Python of the product; a data set or a protocol takes some 60."""
 FILE, FUNCTION, TEST_FILE = 350, 60, 600
 """Lines of a file and of a function of the product, and of a file of tests or benchmarks."""
 WORDS, OPTIONS = 16_500, 120
 
 
 def tracked(*patterns: str) -> list[Path]:
-    command = ["git", "ls-files", *patterns]
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", *patterns]
     listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     return [ROOT / name for name in listed.splitlines()]
 
