@@ -77,11 +77,12 @@ class Evaluator:
         if lacking:
             short = ", or sound is shorter than a clip" if "audio" in modalities else ""
             left_out = f"{plural(lacking, 'video')} whose {' or '.join(modalities)} is missing{short}"
-        alone = int((~np.isin(kept.query_label, kept.gallery_label)).sum())
+        chosen = _subsample(kept, self.settings.train_samples, self.settings.seed)
+        alone = int((~np.isin(chosen.query_label, chosen.gallery_label)).sum())
         if alone and not self.protocol.several:
-            what = f"{alone} of {len(kept.queries)} queries are of classes without gallery videos"
+            what = f"{alone} of {len(chosen.queries)} queries are of classes without gallery videos"
             warning = f"{what}: any model gets them wrong"
-        return Selection(_subsample(kept, self.settings.train_samples, self.settings.seed), left_out, warning)
+        return Selection(chosen, left_out, warning)
 
     def sameness(self, model: Subject, fold: Fold) -> str:
         """A warning of a protocol on frozen features that are nearly the same for all videos; empty without."""

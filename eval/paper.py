@@ -46,8 +46,8 @@ PAPER: dict[str, dict[str, Reported]] = {
 }
 """By data set and protocol: tables 3 and 4, results of the SEVERE benchmark with the published K-400 weights, and, on
 ESC-50, for which the paper has none, of CrissCross (Sarkar and Etemad 2023; its README)."""
-QUERIES = {"ucf101": 3696, "hmdb51": 1530, "esc50": 400}
-"""Test videos of the smallest official fold of each data set."""
+VIDEOS = {"ucf101": (9537, 3696), "hmdb51": (3570, 1530), "esc50": (1600, 400)}
+"""Training and test videos of the smallest official fold of each data set."""
 _COMPLETE = 0.95
 """Share of these that an evaluation must have to stand beside published results; some files may be damaged."""
 SOUND = {"esc50"}
@@ -58,13 +58,15 @@ SAMPLED: dict[str, dict[str, Reported]] = {
 """Published results with --train-samples 1000."""
 
 
-def reported(dataset: str, protocols: Sequence[str], train_samples: int, queries: int) -> Reported:
+def reported(dataset: str, protocols: Sequence[str], train_samples: int, queries: int, gallery: int) -> Reported:
     """Published results of some protocols with this number of training samples (0: all) on a data set.
 
-    None with far fewer queries than it has, as of a part of it, or of other videos in its layout.
+    None with far fewer queries or gallery videos than it has, as of a part of it, or of other videos in its layout;
+    `gallery` is 0 where there are only samples of it.
     """
     rows: Reported = {}
-    if queries < _COMPLETE * QUERIES.get(dataset, 0):
+    train, test = VIDEOS.get(dataset, (0, 0))
+    if queries < _COMPLETE * test or 0 < gallery < _COMPLETE * train:
         return rows
     for protocol in protocols:
         sampled = train_samples and "train_samples" in PROTOCOLS[protocol].settings

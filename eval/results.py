@@ -105,7 +105,10 @@ def read(path: Path) -> list[Result]:
 
 
 def latest(rows: Sequence[Result]) -> list[Result]:
-    """Those with the settings that a protocol was evaluated with last, by data set, labels, words and modalities."""
+    """Those under the conditions that a protocol was evaluated under last, by data set, labels, words and modalities.
+
+    Others have other settings, or other videos, labels or code, and a table must not average both.
+    """
 
     def kind(row: Result) -> tuple[str, ...]:
         return row.protocol, row.dataset, row.label, row.words, str(row.settings.get("modalities"))
@@ -114,7 +117,15 @@ def latest(rows: Sequence[Result]) -> list[Result]:
         return row.data, row.query_split, str(row.settings)
 
     last = {kind(row): settings(row) for row in rows}
-    return [row for row in rows if last[kind(row)] == settings(row)]
+    last_of_fold = {(kind(row), row.fold): row.conditions for row in rows}
+    return [
+        row for row in rows if last[kind(row)] == settings(row) and last_of_fold[kind(row), row.fold] == row.conditions
+    ]
+
+
+def last_of_runs(rows: Iterable[Result]) -> list[Result]:
+    """The last result of each run under the same conditions: one that was made anew keeps its name."""
+    return [*{(row.conditions, row.model, row.seed, row.step): row for row in rows}.values()]
 
 
 def rows(results: Iterable[Result]) -> Iterator[dict[str, Any]]:

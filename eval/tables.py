@@ -104,9 +104,13 @@ def _published(part: Sequence[Result]) -> Reported:
     first = part[0]
     if first.label or _modalities(first) != ["audio" if first.dataset in SOUND else "video"]:
         return {}
+    if first.query_split != "test" or first.settings.get("gallery_split", "train") != "train":
+        return {}
     samples = max(result.settings.get("train_samples", 0) for result in part)
     protocols = list(dict.fromkeys(result.protocol for result in part))
-    return reported(first.dataset, protocols, samples, min(result.queries for result in part))
+    whole = [result.gallery for result in part if not result.settings.get("train_samples")]
+    queries = min(result.queries for result in part)
+    return reported(first.dataset, protocols, samples, queries, min(whole, default=0))
 
 
 def _subject(result: Result) -> tuple[str, str]:
@@ -235,7 +239,8 @@ def write_tables(out: Path, tables: Sequence[Table], every: Iterable[Result]) ->
     """Write table.txt, table.tex and results.csv; returns the text."""
     text = "\n\n".join(map(str, tables))
     write_text(out / "table.txt", text + "\n")
-    write_text(out / "table.tex", "\n\n".join(to_latex(table.lines) for table in tables) + "\n")
+    titled = (f"% {' '.join(table.title.split())}\n{to_latex(table.lines)}" for table in tables)
+    write_text(out / "table.tex", "\n\n".join(titled) + "\n")
     comparisons = {
         (*result.identity, metric): comparison.columns(compared)
         for table in tables

@@ -102,6 +102,10 @@ def test_batches_give_the_losses_of_the_trainer(shards: Path, tmp_path: Path) ->
     assert load_model(pretrain(settings)).record.steps == len(batches)
     trained = [json.loads(line)["loss"] for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     np.testing.assert_allclose(losses, trained, rtol=1e-4)
+    with pytest.raises(gdt.UserError, match="there are 15 embeddings, and 32 leaves in the batch"):
+        batches.loss(torch.ones(15, 1), batch)
+    with pytest.raises(gdt.UserError, match="there are no embeddings of audio, which the batch has"):
+        batches.loss({"video": torch.ones(8, 1)}, batch)
     first = [batch.plan.leaves.start.tolist() for batch in batches]
     assert first == [batch.plan.leaves.start.tolist() for batch in batches]
 
@@ -164,6 +168,9 @@ def refused(model: gdt.Model, shards: Path) -> dict[str, Any]:
         (lambda r: gdt.pretrain(r["shards"], preset="e", factors="video:d"), "^--preset and --factors both set the"),
         (lambda r: gdt.batches(r["shards"], split="x"), "is in the split 'x'; set --split to test or train or val"),
         (lambda r: gdt.evaluate([], r["shards"]), "^checkpoints is empty"),
+        (lambda r: gdt.evaluate(r["model"]), "^checkpoints are paths or names of weights, not Model"),
+        (lambda r: gdt.evaluate("a.pt", ckpt=("b.pt",)), "^ckpt is the first argument, checkpoints"),
+        (lambda r: gdt.pretrain(r["shards"], batch_size=np.int64(1)), "^--batch-size is 1, the K of"),
         (lambda r: gdt.evaluate("no/checkpoint.pt", r["shards"]), "no/checkpoint.pt.* or give the path of yours"),
         pytest.param(
             lambda r: gdt.batches(r["shards"], device="cuda"),

@@ -1,6 +1,7 @@
 """The files of a run: their names, its logs, and the latest of all runs."""
 
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,13 @@ WANDB = "wandb.id"
 
 
 def logged(path: Path) -> list[dict[str, Any]]:
-    """The lines of METRICS or PROBES, without one that is not complete; none without the file."""
+    """The lines of METRICS or PROBES, without those that are damaged or not complete; none without the file."""
     lines = path.read_text(errors="replace").split("\n")[:-1] if path.is_file() else []
-    return [json.loads(line) for line in lines]
+    rows = []
+    for line in lines:
+        with suppress(ValueError):
+            rows.append(json.loads(line))
+    return [row for row in rows if isinstance(row, dict) and "step" in row]
 
 
 def keep_until(path: Path, last: int) -> None:

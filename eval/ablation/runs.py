@@ -17,7 +17,7 @@ from gdt.eval.ablation.plan import PlannedRun, plan_runs
 from gdt.eval.ablation.plots import bars
 from gdt.eval.ablation.settings import Ablation
 from gdt.eval.drawing import save
-from gdt.eval.results import RESULTS, Result
+from gdt.eval.results import RANDOM, RESULTS, Result
 from gdt.eval.subprocesses import job_limit, run_command, run_parallel
 from gdt.eval.tables import pivot, row_label, write_tables
 from gdt.pipeline.notation import checksum_of
@@ -55,10 +55,15 @@ def ablation(settings: Ablation) -> str:
             if settings.own_networks.given:  # one may have changed while runs were trained
                 _require_same_training(settings, now, checksum, known)
         asked = frozenset().union(*(run.conditions for run in runs))
-        evaluated = [result for result in known if result.conditions in asked]
-        # of a run that was made anew, the last
-        latest = {(result.conditions, result.model, result.seed, result.step): result for result in evaluated}
-        every = list(latest.values())
+        found = results.last_of_runs(result for result in known if result.conditions in asked)
+        gone = {
+            result.model
+            for result in found
+            if result.preset != RANDOM and not (out / result.model / CHECKPOINT).is_file()
+        }
+        if gone:
+            print(f"left out: {', '.join(sorted(gone))}, whose checkpoint is gone, so nothing says how it was trained")
+        every = [result for result in found if result.model not in gone]
         tables = pivot(every, by_row=True)
         write_tables(out, tables, every)
         save(bars(tables), out / "table.png")

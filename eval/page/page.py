@@ -16,7 +16,7 @@ from gdt.eval.page import runs
 from gdt.eval.page.deviation import deviation
 from gdt.eval.page.neighbours import by_features, by_sound
 from gdt.eval.page.runs import CURVES, LoggedRun, curves
-from gdt.eval.results import RANDOM, RESULTS, Result, latest
+from gdt.eval.results import RANDOM, RESULTS, Result, last_of_runs, latest
 from gdt.eval.settings import Report
 from gdt.eval.subjects import local_shards, pretraining_shards
 from gdt.eval.tables import pivot
@@ -50,8 +50,8 @@ def report(settings: Report) -> str:
         with noting(str(path.parent), unread, *DAMAGE):
             logged.append(runs.read(path.parent, root))
     logged.sort(key=lambda run: run.started, reverse=True)
-    every = {path.parent: latest(results.read(path)) for path in sorted(root.rglob(RESULTS))}
-    evaluated = {folder: rows for folder, rows in every.items() if rows}
+    every = {path.parent: results.read(path) for path in sorted(root.rglob(RESULTS))}
+    evaluated = {folder: latest(rows) for folder, rows in every.items() if rows}
     if not (logged or evaluated or unread):
         raise UserError(
             f"{root} has no runs or evaluations; set --runs to the folder of your runs, or start one with 'gdt "
@@ -65,14 +65,19 @@ def report(settings: Report) -> str:
         loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
     )
     tables = {}
+    outdated = {}
     for folder, rows in evaluated.items():
+        outdated[folder] = sorted({row.model for row in every[folder]} - {row.model for row in rows})
         ablation = folder in bars
+        if ablation:
+            rows = last_of_runs(rows)
         rows = sorted(rows, key=lambda row: row.seed)  # not in the order in which parallel jobs have finished
         tables[folder] = pivot(rows, by_row=ablation, answers={} if ablation else answers.read_all(folder, rows))
     datasets = sorted({run.settings.dataset for run in logged})
     text = environment.get_template("page.html.j2").render(
         root=root,
         results=tables,
+        outdated=outdated,
         bars={folder: data_uri(path.read_bytes(), "png") for folder, path in bars.items()},
         models=[examples(model, root, given) for model in tqdm(ranked[: settings.models], "report", unit="model")],
         others=len(ranked[settings.models :]),

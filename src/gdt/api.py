@@ -119,7 +119,10 @@ def pretrain(shards: str | Path, size: Size | None = None, **settings: Any) -> P
     changes, networks = separate_networks({"shards": shards} | settings)
     on_cpu = settings.get("device") == "cpu"
     checkpoint = train(with_changes(defaults(size or "", on_cpu), changes), networks)
-    last = logged(checkpoint.parent / METRICS)[-1]
+    log = logged(checkpoint.parent / METRICS)
+    if not log:
+        raise UserError(f"the run has no log {checkpoint.parent / METRICS}; use gdt.load('{checkpoint}')")
+    last = log[-1]
     return Pretrained(checkpoint, last["step"] + 1, last["loss"], last["top1"])
 
 
@@ -148,6 +151,8 @@ def evaluate(checkpoints: Paths, shards: str | Path | None = None, **settings: A
     paths = weights_of(checkpoints)
     if not paths:
         raise UserError("checkpoints is empty; give one or more")
+    if "ckpt" in settings:
+        raise UserError("ckpt is the first argument, checkpoints; leave it out")
     folder = as_place(shards) if shards else None
     dataset = settings.get("dataset") or (folder.name if folder else "")
     changes, networks = separate_networks(settings)

@@ -6,6 +6,8 @@ from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
+
 from gdt.common import serialization
 from gdt.common.errors import UserError, unknown
 from gdt.train.models.given import Given
@@ -15,8 +17,10 @@ T = TypeVar("T")
 
 
 def weights_of(paths: Paths) -> tuple[str, ...]:
-    """The paths or names of weights, one or several."""
+    """The paths or names of weights, one or several. Raises UserError for anything else."""
     several = [paths] if isinstance(paths, str | Path) else paths
+    if not isinstance(several, Sequence):
+        raise UserError(f"checkpoints are paths or names of weights, not {type(several).__name__}")
     return tuple(map(str, several))
 
 
@@ -24,6 +28,8 @@ def with_changes(base: T, changes: Mapping[str, Any]) -> T:
     """Settings with changes, and ~ expanded. Raises UserError for an unknown name or a value of the wrong type."""
 
     def plain(value: Any) -> Any:
+        if isinstance(value, np.generic):
+            return value.item()
         return asdict(value) if is_dataclass(value) and not isinstance(value, type) else str(value)
 
     known = vars(base)

@@ -42,10 +42,15 @@ class Batches:
     def loss(self, embeddings: Tensor | Mapping[str, Tensor], batch: Batch, temperature: float = 0.07) -> Tensor:
         """Equation 1 for the embeddings of a batch's leaves: [n, d] in the order of `batch.inputs`, or by modality.
 
-        Raises UserError unless they have length 1.
+        Raises UserError unless they are of all leaves and have length 1.
         """
         if isinstance(embeddings, Mapping):
+            missing = batch.inputs.keys() - embeddings.keys()
+            if missing:
+                raise UserError(f"there are no embeddings of {' and '.join(sorted(missing))}, which the batch has")
             embeddings = torch.cat([embeddings[name] for name in batch.inputs])
+        if len(embeddings) != len(batch.plan):
+            raise UserError(f"there are {len(embeddings)} embeddings, and {len(batch.plan)} leaves in the batch")
         if not bool(((embeddings.norm(dim=1) - 1).abs() < 1e-2).all()):
             raise UserError("embeddings must have length 1; pass torch.nn.functional.normalize(embeddings, dim=1)")
         return gdt_loss(embeddings, batch.table, self.composition.factors, temperature)

@@ -343,7 +343,7 @@ def test_a_default_is_lowered_to_the_videos_for_all_rows(
 
 
 def test_equal_videos_and_equal_compute_share_runs_and_a_table(
-    done: list[list[str]], shards: Path, tmp_path: Path
+    done: list[list[str]], shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     videos = settings(shards, tmp_path, rows=("e", "l"), protocols=("retrieval",), clips=1)
     ablation(videos)
@@ -360,6 +360,10 @@ def test_equal_videos_and_equal_compute_share_runs_and_a_table(
                     ("row e: video-audio, 8 steps", "16", "4.0x")]  # fmt: skip
     done.clear()
     assert ablation(replace(videos, equal=("compute",))) == ablation(both) and not done
+    shutil.rmtree(tmp_path / "l-1")
+    capsys.readouterr()
+    assert "row l" not in ablation(replace(videos, rows=("e",)))
+    assert "left out: l-1, whose checkpoint is gone" in capsys.readouterr().out
 
 
 def metric(value: float, answers: int = 200) -> Metric:

@@ -241,7 +241,7 @@ def altered(runs: Path, folder: Path, **values: Any) -> None:
 
 def test_ablations_are_averaged_over_seeds_and_published_results_are_shown(runs: Path, tmp_path: Path) -> None:
     folder = tmp_path / "runs"
-    altered(runs, folder / "ucf", dataset="ucf101", queries=3783)
+    altered(runs, folder / "ucf", dataset="ucf101", queries=3783, gallery=9537)
     (folder / "demo").mkdir()
     row = next(row for row in read(runs / "eval" / RESULTS) if row.model != RANDOM and row.protocol == "retrieval")
     for seed, value in enumerate((25.0, 50.0)):
@@ -256,6 +256,19 @@ def test_ablations_are_averaged_over_seeds_and_published_results_are_shown(runs:
     assert any("as bars" in str(attrs.get("alt")) for _, attrs in page.tags)
     assert cells["paper: GDT, K-400 (split 1)", "R@1"] == "62.8"
     assert cells["paper: GDT, K-400 (split 1)", "1-shot"] == "26.7"
+
+
+def test_models_of_other_settings_than_the_last_are_named(runs: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "runs"
+    altered(runs, folder / "former", model="former", data="other videos")
+    altered(runs, folder / "both")
+    with (folder / "both" / RESULTS).open("r+") as file:
+        now = file.read()
+        file.seek(0)
+        file.write((folder / "former" / RESULTS).read_text() + now)
+    shutil.rmtree(folder / "former")
+    shown = Page(write_page(folder, models=1))
+    assert "Without former, whose evaluation has other settings, videos or labels than the last one" in shown.text
 
 
 def test_the_best_models_are_shown_and_the_others_counted(runs: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gdt.eval.metrics import Metric
-from gdt.eval.results import RANDOM, RESULTS, Result, append, read
+from gdt.eval.results import RANDOM, RESULTS, Result, append, last_of_runs, latest, read
 from gdt.eval.tables import Table, pivot, table_lines, to_latex, to_text, write_tables
 
 ROW = Result(
@@ -90,6 +90,36 @@ def test_data_sets_and_splits_have_their_own_tables_and_a_repeated_line_counts_o
     others = [replace(ROW, dataset="hmdb51", conditions="c2"), replace(ROW, query_split="val", conditions="c3")]
     assert [line[0] for table in pivot([ROW, *others]) for line in table.lines[1:2]] == ["mine"] * 3
     assert pivot([ROW, ROW])[0].lines == pivot([ROW])[0].lines
+
+
+def test_a_table_averages_neither_earlier_labels_nor_earlier_runs() -> None:
+    of_folds = [replace(ROW, fold=fold, conditions=f"{labels}{fold}") for labels in ("old", "new") for fold in (1, 2)]
+    assert [row.conditions for row in latest(of_folds)] == ["new1", "new2"]
+    assert latest([replace(ROW, model="other", data="before"), ROW]) == [ROW]
+    again = replace(ROW, weights="cd34")
+    assert last_of_runs([ROW, again]) == [again]
+
+
+@pytest.mark.parametrize(
+    ("changes", "row"),
+    [
+        ({}, "paper: GDT, K-400 (split 1)"),
+        ({"query_split": "train"}, ""),
+        ({"settings": {"gallery_split": "val"}}, ""),
+        ({"gallery": 5000}, ""),
+        ({"queries": 3000}, ""),
+        (
+            {"protocol": "finetune", "gallery": 1000, "settings": {"train_samples": 1000}},
+            "SEVERE: GDT, K-400, 1,000 sam",
+        ),
+    ],
+)
+def test_published_results_stand_only_beside_the_official_videos(changes: dict, row: str) -> None:
+    metrics = {"R@1": Metric(1.0), "finetune top-1": Metric(2.0)}
+    ours = replace(ROW, dataset="ucf101", gallery=9537, queries=3783, metrics=metrics)
+    (table,) = pivot([replace(ours, **changes)])
+    published = [line[0] for line in table.lines if line[0].startswith(("paper", "SEVERE"))]
+    assert len(published) == bool(row) and all(name.startswith(row) for name in published)
 
 
 def test_wide_tables_are_split_by_columns() -> None:

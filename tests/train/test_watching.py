@@ -16,7 +16,7 @@ from gdt.train import checkpoint
 from gdt.train.experiment import resolve
 from gdt.train.log import Log
 from gdt.train.pretrain import pretrain
-from gdt.train.run import CHECKPOINT
+from gdt.train.run import CHECKPOINT, METRICS, keep_until, logged
 from gdt.train.settings import SIZES, Pretrain
 from gdt.train.step import Metrics
 from tests.conftest import Run
@@ -43,6 +43,14 @@ def test_every_step_is_logged_with_all_metrics(settings: Pretrain, tmp_path: Pat
             "memory_gib", *(["rank"] if row["step"] == 0 else []),
         }  # fmt: skip
         assert 0 <= row["top1"] <= 1 and row["gradient_norm"] > 0 and row["memory_gib"] > 0.05
+
+
+def test_damaged_lines_of_a_log_are_left_out(tmp_path: Path) -> None:
+    log = tmp_path / METRICS
+    log.write_bytes(b'{"step": 0}\n\0\0\0\n5\n{"step": 1}\n{"step": 2}\n{"st')
+    assert [row["step"] for row in logged(log)] == [0, 1, 2]
+    keep_until(log, 1)
+    assert log.read_text() == '{"step": 0}\n{"step": 1}\n'
 
 
 def test_mfu_is_flops_over_peak_flops(settings: Pretrain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
