@@ -42,7 +42,11 @@ def load(path: Path) -> KeyedVectors:
 
     binary = path.name.lower().endswith((".bin", ".bin.gz"))
     try:
-        return KeyedVectors.load_word2vec_format(str(path), binary=binary, datatype=np.float16)
+        loaded = KeyedVectors.load_word2vec_format(str(path), binary=binary, datatype=np.float16)
+        words = len(loaded.key_to_index)  # fewer than the file's header says if some are repeated
+        loaded.index_to_key = loaded.index_to_key[:words]
+        loaded.vectors = loaded.vectors[:words]
+        return loaded
     # gensim raises any of these for a damaged file
     except (OSError, ValueError, EOFError, AssertionError, MemoryError, OverflowError, zlib.error) as error:
         raise UserError(

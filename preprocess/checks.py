@@ -17,6 +17,7 @@ from gdt.common.errors import UserError
 from gdt.common.folders import Folder
 from gdt.common.machine import cores
 from gdt.common.wording import plural
+from gdt.pipeline.shards import container
 from gdt.pipeline.shards.container import Damaged, Head, OtherSchema, texts
 from gdt.pipeline.shards.index import read_table
 from gdt.pipeline.shards.layout import INDEX
@@ -97,11 +98,27 @@ def changed(source: Folder, doubtful: Sequence[tuple[int, Path, str]]) -> set[in
         return {*tqdm(numbers, "compare", len(doubtful), unit="video")} - {-1}
 
 
+def indexed(destination: Folder) -> list[str]:
+    """The ids of the videos in the index of finished shards; none without it, or if it is damaged."""
+    if not destination.exists(INDEX):
+        return []
+    try:
+        with destination.local(INDEX) as local:
+            arrays, _ = container.read(local)
+        return texts(arrays["video/id"]).tolist()
+    except (Damaged, OtherSchema, KeyError):
+        return []
+
+
 def require_planned(plan: Plan, listed: Listed, source: Folder, destination: Folder) -> None:
     """Refuse to drop videos of finished shards after a wrong SOURCE or an unmounted disk."""
-    known = listed.videos.keys() | {video.id for video in read_rejected(destination)}
-    known |= {missing.id for missing in listed.missing if missing.fault}  # whose files are there
-    gone = [name for names in plan.shards.values() for name in names if name not in known]
+    known = listed.videos.keys() | {missing.id for missing in listed.missing if missing.fault}  # whose files are there
+    planned = [name for names in plan.shards.values() for name in names] or indexed(destination)
+    gone = [name for name in planned if name not in known]
+    if gone:
+        kept = set(indexed(destination))
+        rejected = {video.id for video in read_rejected(destination)} - kept  # maybe also of a kept one's id
+        gone = [name for name in gone if name not in rejected]
     if gone:
         raise UserError(
             f"the shards in {destination} hold {plural(len(gone), 'video')} no longer in {source} (first: '{gone[0]}')"

@@ -35,6 +35,8 @@ _CANCELLED = 30.0
 """A channel replaces the mix if it is louder by this many dB; no ordinary mix attenuates a channel as much."""
 _OUT_OF_ORDER = "non monotonically increasing dts"
 _NEXT_RUN = "the next run tries it again"
+_TRANSPORT = {".m2t", ".m2ts", ".mts", ".tp", ".trp", ".ts"}
+"""Suffixes of MPEG's transport streams, which may have several programs."""
 _READING = [
     os.strerror(number)
     for number in (errno.EIO, errno.EACCES, errno.EPERM, errno.ESTALE, errno.ETIMEDOUT, errno.EREMOTEIO)
@@ -86,13 +88,17 @@ def groups(videos: Sequence[ListedVideo], files: Sequence[Path]) -> Iterator[lis
 
 def extract_group(targets: Sequence[Target], settings: Extraction) -> list[Extracted | Rejected]:
     """Decode several videos in one process; after an error, each separately, so that a bad one affects no other."""
-    # segments are decoded separately: the length of the file decides whether to cut them out
-    together = len(targets) > 1 and all(
-        state_of(target.file).size > 0 and not target.video.segment for target in targets
-    )
+    together = len(targets) > 1 and all(map(_is_plain, targets))
     if together and _decode_together(targets, settings):
         return [_attempt(_collect, target, settings, []) for target in targets]
     return [_attempt(_extract, target, settings) for target in targets]
+
+
+def _is_plain(target: Target) -> bool:
+    """Whether a video can be decoded without a look at its streams."""
+    if state_of(target.file).size <= 0 or target.file.suffix.lower() in _TRANSPORT:
+        return False
+    return not target.video.segment  # the length of the file decides whether to cut it out
 
 
 def _decode_together(targets: Sequence[Target], settings: Extraction) -> bool:

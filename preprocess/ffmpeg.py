@@ -37,11 +37,10 @@ _MIN_BYTES = 250
 """Fewest plausible bytes per second, after the first minute."""
 _MAX_STAMPS = 1 << 22
 """Maximum number of sound time stamps, 62 bytes each: a file of tiny frames could fill the disk with them."""
-_WITHOUT_INDEX = {".m2p", ".m2t", ".m2ts", ".mpe", ".mpeg", ".mpg", ".mpv", ".mts", ".tp", ".trp", ".ts", ".vob"}
-"""Suffixes of MPEG's program and transport streams."""
-_EARLY = 8.0
-"""Seconds before a segment at which decoding such files starts, since ffmpeg may find no earlier key frame than the
-next."""
+WITHOUT_INDEX = {"mpeg", "mpegts", "mpegvideo"}
+"""ffmpeg's names of formats in which it may find no earlier key frame than the next."""
+_EARLY = 30.0
+"""Seconds before a segment at which decoding such files starts: x264's key frames are up to 250 frames apart."""
 _NEVER = 10**12
 """A time in samples beyond all stamps: ffmpeg drops packets that are more than 30 hours off."""
 
@@ -104,6 +103,8 @@ class Target:
     fast: bool | None = None
     """Whether it has more than twice as many frames per second as are stored; None: as ffmpeg guesses."""
     hdr: bool = False
+    without_index: bool = False
+    """Whether its format is one of WITHOUT_INDEX."""
     note: str = ""
     """What to say of its streams."""
     of_build: bool = False
@@ -195,8 +196,9 @@ def _compiled(outputs: Sequence[Any]) -> list[str]:
 def probe(path: Path, out: Path) -> list[str]:
     """The ffprobe command line that writes as JSON what a file holds, with its first packets."""
     options = ["-hide_banner", "-loglevel", "level+info", "-protocol_whitelist", "file", "-format_whitelist", _FORMATS]
-    streams = "stream=index,codec_type,width,height,channels,color_transfer:stream_disposition=default,attached_pic"
-    entries = f"format=duration:program_stream=index:{streams}:packet=stream_index,dts_time"
+    of_stream = "index,codec_type,codec_name,width,height,channels,color_transfer"
+    streams = f"stream={of_stream}:stream_disposition=default,attached_pic"
+    entries = f"format=duration,format_name:program_stream=index:{streams}:packet=stream_index,dts_time"
     options += ["-show_entries", entries, "-read_intervals", "%+#2000", "-of", "json", "-o", str(out)]
     return [*killed_with_parent(), "ffprobe", *options, f"file:{path}"]
 
@@ -243,7 +245,7 @@ def _inputs(targets: Sequence[Target]) -> list[Any]:
         begin = video.segment[0] if video.segment else 0
         if begin:
             options["ss"] = begin  # no `t`, which would end the sound at the first stamp beyond it
-            if target.file.suffix.lower() in _WITHOUT_INDEX:  # what comes before the segment gets times before 0
+            if target.without_index:  # what comes before the segment gets times before 0
                 options |= {"ss": max(0, begin - _EARLY), "itsoffset": -begin}
                 options |= {"copyts": None, "start_at_zero": None, "noaccurate_seek": None}
         sources.append(graphs.input(f"file:{target.file}", **options))

@@ -9,7 +9,7 @@ from gdt.common.errors import Unusable, UserError
 from gdt.common.wording import plural
 from gdt.pipeline.shards.index import Index, ShardTables, gather_tables, write_index
 from gdt.pipeline.shards.layout import INDEX, REJECTED
-from gdt.pipeline.shards.naming import shard_name
+from gdt.pipeline.shards.naming import is_shard, shard_name
 from gdt.pipeline.shards.rejected import RejectedVideo, write_rejected
 from gdt.preprocess.job import PreprocessJob
 from gdt.preprocess.summary import Summary, summarise
@@ -51,7 +51,7 @@ def finish(job: PreprocessJob, new_shards: Sequence[int]) -> Summary:
 
     index = job.destination.write(INDEX, write, before=job.index_tag)
     for name in job.destination.files().keys() - set(names):
-        if name.startswith("shard-") and ".h5" in name:
+        if is_shard(name, or_partial=True):
             job.destination.remove(name)
     return summarise(index, job.listed, len(new_shards), job.count(new_shards))
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from gdt.common.commandline import gdt_command
+from gdt.common.errors import UserError
 from gdt.common.folders import Folder
 from gdt.common.machine import cores
 from gdt.common.wording import plural
@@ -82,6 +83,10 @@ def run(settings: Preprocess, entry: DataSet | None = None) -> Summary:
     source = settings.source_folder
     destination = settings.absolute_shards
     entry = entry or _data_set(settings, source)
+    try:
+        str(destination).encode()
+    except UnicodeEncodeError as error:
+        raise UserError("the name of --destination is not UTF-8; set it to another folder") from error
     with destination.locked():
         build = require_tools(settings.extraction.limits, destination.scratch)
         job = prepare(settings, entry, source, destination, build)

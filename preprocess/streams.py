@@ -49,7 +49,9 @@ def choose(target: Target, settings: Extraction) -> Target:
         indices = {stream["index"] for stream in program["streams"]}
         if picture.get("index") in indices:
             with_picture |= indices
-    sound = _best([stream for stream in sounds if not with_picture or stream["index"] in with_picture])
+    of_picture = [stream for stream in sounds if not with_picture or stream["index"] in with_picture]
+    known = [stream for stream in of_picture if stream.get("codec_name", "unknown") not in ("none", "unknown")]
+    sound = _best(known or of_picture)
     notes = [
         f"it has {len(several)} {name} streams (#{best.get('index', 'none')} is used)"
         for name, several, best in (("video", pictures, picture), ("audio", sounds, sound))
@@ -75,6 +77,7 @@ def choose(target: Target, settings: Extraction) -> Target:
     return replace(
         target,
         video=video,
+        without_index=not ffmpeg.WITHOUT_INDEX.isdisjoint(contents["format"].get("format_name", "").split(",")),
         picture=f"V:{pictures.index(picture)}" if picture else target.picture,
         sound=f"a:{sounds.index(sound)}" if sound else "",
         hdr=hdr and not lacks_filter,

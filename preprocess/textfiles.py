@@ -49,6 +49,10 @@ def read_csv(
             delimiter = next((character for character in delimiters if character in first), delimiters[0])
             lines = map(composed, file)
             rows = csv.DictReader(lines, names, strict=True, skipinitialspace=not header, delimiter=delimiter)
+            heads = [name for name in rows.fieldnames or () if name]
+            twice = [name for name in heads if heads.count(name) > 1]
+            if twice:
+                raise UserError(f"{source} has two columns '{twice[0]}'; rename or remove one")
             missing = [name for name in columns if name not in (rows.fieldnames or ())]
             if missing:
                 raise UserError(f"{source} has no column {', '.join(missing)}{expected}")

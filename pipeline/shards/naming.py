@@ -1,5 +1,6 @@
 """Names of data sets, the usual folders of their shards, and the commands that make and check these."""
 
+import re
 from pathlib import Path
 
 from gdt.common.commandline import gdt_command
@@ -31,8 +32,10 @@ def shard_name(number: int) -> str:
     return f"shard-{number:06d}.h5"
 
 
-def is_shard(name: str) -> bool:
-    return name.startswith("shard-") and name.endswith(".h5")
+def is_shard(name: str, or_partial: bool = False) -> bool:
+    """Whether a file is a shard, or maybe one that is being written; people may have other files beside them."""
+    pattern = r"shard-\d{6,}\.h5" + r"(\.\d+\.partial)?" * or_partial
+    return re.fullmatch(pattern, name) is not None
 
 
 def preprocess_command(folder: Folder) -> str:

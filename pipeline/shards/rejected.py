@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from gdt.common.errors import UserError
 from gdt.common.files import dump_row, write_lines
 from gdt.common.folders import Folder
 from gdt.pipeline.shards.container import text_array
@@ -50,11 +51,17 @@ def write_rejected(folder: Folder, videos: Iterable[RejectedVideo]) -> None:
 
 
 def read_rejected(folder: Folder) -> Iterator[RejectedVideo]:
-    """All that a folder of shards lists."""
+    """All that a folder of shards lists. Raises UserError if the list is damaged."""
     if folder.exists(REJECTED):
         with folder.open(REJECTED) as file:
-            for line in file:
-                yield RejectedVideo(**json.loads(line))
+            for number, line in enumerate(file, 1):
+                try:
+                    yield RejectedVideo(**json.loads(line))
+                except (ValueError, TypeError) as error:
+                    raise UserError(
+                        f"line {number} of {folder.address(REJECTED)} is damaged ({error}); delete the file: the next "
+                        "run of the same preprocessing command writes it again"
+                    ) from error
 
 
 def _row(video: RejectedVideo, *names: str) -> dict[str, Any]:

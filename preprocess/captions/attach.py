@@ -69,7 +69,8 @@ class Spoken:
             names = [video.id, path]  # a.avi, beside a.avi.mp4, has its own
         if video.part:
             names.append(video.part[0])
-        name = next((name for name in names if name in self.captions), "")
+        exact = (name for name in names if self.captions.has(name))
+        name = next(exact, "") or next((name for name in names if name in self.captions), "")
         with_language = PurePath(self.captions.named(name)).name
         if with_language != PurePath(name).name:
             beside = [video.path.with_name(with_language + end) for end in ("", *MEDIA)]

@@ -89,7 +89,11 @@ class Captions:
 
     def named(self, id: str) -> str:
         """The name of the captions of a video: its id or, if there are none of that name, its id and a language."""
-        return id if id in self._parts else self._languages.get(id, "")
+        return id if self.has(id) else self._languages.get(id, "")
+
+    def has(self, id: str) -> bool:
+        """Whether there are captions of exactly this name."""
+        return id in self._parts
 
     def unused(self, used: Set[str]) -> list[str]:
         """The names of captions that are not those of the videos `used`, in any language."""
@@ -163,6 +167,9 @@ _ROW = itemgetter(*CAPTION_COLUMNS)
 
 
 def _rows(columns: Any) -> _Rows:
+    kinds = {type(column).__name__ for column in _ROW(columns)} - {"list"}
+    if kinds:
+        raise TypeError(f"a column is not a list but {' and '.join(sorted(kinds))}")
     yield from zip(*_ROW(columns), strict=True)
 
 

@@ -96,6 +96,13 @@ def test_captions_in_a_language_are_not_those_of_another_video(tmp_path: Path) -
     assert tokens(tmp_path) == expected | {"c.avi": [2]}
 
 
+def test_captions_by_a_full_name_are_not_taken_for_a_language(tmp_path: Path) -> None:
+    for name in ("a.avi", "a.mp4"):
+        (tmp_path / name).touch()
+    write_captions(tmp_path, {"a.avi": "moo", "a.mp4": "bark"})
+    assert tokens(tmp_path) == {"a.avi": [2], "a.mp4": [0]}
+
+
 SAID = [(4, 5, "moo"), (7, 8, "bark"), (9.5, 10.5, "meow meow"), (12, 13, "moo")]
 """What is said in a long video, and below in its part from 6 to 10 s."""
 PART = [(0, 1.0, 2.0), (1, 3.5, 4.0)]

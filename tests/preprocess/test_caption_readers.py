@@ -243,6 +243,7 @@ def test_unusable_captions_are_dropped_and_the_others_sorted(tmp_path: Path) -> 
     [
         ([1], r"cannot read the captions of video 'a' of .*caption.json: .*; expected \{start: \[...\], end: "),
         ({"start": [1], "end": [2]}, "'text'; expected {start"),
+        ({"start": {"0": 1}, "end": {"0": 2}, "text": {"0": "x"}}, "a column is not a list but dict; expected {start"),
         ({"start": [1, 2], "end": [2], "text": ["x"]}, "argument 2 is shorter than argument 1; expected {start"),
         ({"start": ["early"], "end": [2], "text": ["x"]}, "'early'; expected .* with times in seconds"),
     ],

@@ -267,6 +267,16 @@ def test_picture_and_sound_are_of_one_program(tmp_path: Path, silent: bool) -> N
     assert silent or abs(hertz_and_purity(taken)[0] - 440) < 2
 
 
+def test_sound_of_an_unknown_codec_is_not_taken_beside_another(tmp_path: Path) -> None:
+    sounds = ["-f", "lavfi", "-i", tone(1.2, 440), "-f", "lavfi", "-i", "aevalsrc='0.1|0.1|0.1|0.1':d=1.2"]
+    maps = ["-map", 0, "-map", 1, "-map", 2, "-c:a", "aac", "-disposition:a", "default"]
+    path = encode(tmp_path / "two.mp4", "-f", "lavfi", "-i", grey(60), *sounds, *maps)
+    content = path.read_bytes()
+    last = content.rindex(b"mp4a")
+    path.write_bytes(content[:last] + content[last:].replace(b"mp4a", b"apac").replace(b"esds", b"skip"))
+    assert abs(hertz_and_purity(kept(path, tmp_path))[0] - 440) < 2
+
+
 COVER = ("-c:v", "mjpeg", "-disposition:v", "attached_pic")
 
 
@@ -413,6 +423,8 @@ def test_a_file_that_ends_before_its_segment_and_is_longer_than_it_is_rejected(t
         ("mpg", "-g 15 -bf 2 -q:v 2"),
         ("vob", "-g 100 -q:v 2"),
         ("ts", "-c:v mpeg2video -g 100 -q:v 2"),
+        ("ts", "-c:v libx264 -g 250 -sc_threshold 0 -crf 8"),
+        ("mp4", "-c:v libx264 -g 100 -crf 8 -f mpegts"),
         ("flv", "-q:v 2"),
     ],
 )

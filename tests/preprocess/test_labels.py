@@ -152,6 +152,7 @@ def test_rows_without_a_video_are_reported(tmp_path: Path) -> None:
         (b'path,x\na.mp4,"1\n2"\nb.mp4,1\na.mp4,2\n', ".*/labels.csv names 'a.mp4' on two lines; remove one"),
         (b"path,label\ntest/a.mp4,1\na.mp4,2\n", ".*/labels.csv names a video twice, as a.mp4 and as test/a.mp4; rem"),
         (b"path,label\n ,cat\n", "line 2 of .*: the name of the video is empty"),
+        (b"path,label,label\na.mp4,cat,dog\n", ".*/labels.csv has two columns 'label'; rename or remove one"),
         (b"path,label,folds\na.mp4,cat,1\n", "line 2 of .*: a further column has the name folds, which the index"),
     ],
 )

@@ -105,12 +105,29 @@ def test_drop_missing_leaves_a_complete_data_set(alone: None, synthetic: Path, t
     assert run(settings).shards_made == 3
     for path in sorted(videos.rglob("*.mp4"))[8:]:  # all videos of the last shard
         path.unlink()
+    plan = tmp_path / "shards" / "plan.jsonl"
     before = digests(tmp_path / "shards")
     with pytest.raises(UserError, match=r"the shards in .* hold 4 videos no longer in .* \(first: '.*'\);"):
         run(settings)
     assert digests(tmp_path / "shards") == before
+    plan.rename(tmp_path / "plan")  # as where only the shards were copied
+    with pytest.raises(UserError, match=r"the shards in .* hold 4 videos no longer in .*"):
+        run(settings)
+    (tmp_path / "plan").rename(plan)
+    listed = json.dumps({"id": sorted(Index.open(tmp_path / "shards").id)[-1], "path": "a", "reason": "a second file"})
+    (tmp_path / "shards" / "rejected.jsonl").write_text(listed + "\n")
+    with pytest.raises(UserError, match=r"the shards in .* hold 4 videos no longer in .*"):
+        run(settings)
+    (tmp_path / "shards" / "rejected.jsonl").write_text("{\n")
+    with pytest.raises(UserError, match=r"line 1 of .*rejected.jsonl is damaged .*; delete the file"):
+        run(settings)
+    (tmp_path / "shards" / "rejected.jsonl").unlink()
+    of_others = [tmp_path / "shards" / name for name in ("shard-mine.h5", "shard-000000.h5.bak", "shard-1.h5.txt")]
+    for path in of_others:
+        path.touch()
     summary = run(replace(settings, drop_missing=True))
     assert (summary.kept, summary.shards_made, len(summary.index.shard_names)) == (8, 0, 2)
+    assert all(path.is_file() for path in of_others) and not (tmp_path / "shards" / "shard-000002.h5").exists()
     (tmp_path / "shards" / "index.h5").write_bytes(b"nonsense")
     assert run(settings).kept == 8
     shutil.rmtree(tmp_path / "shards")
@@ -459,6 +476,12 @@ def test_sound_after_the_last_frame_is_cut(alone: None, tmp_path: Path) -> None:
     index = run(Preprocess("folder", tmp_path, tmp_path / "shards", workers=1)).index
     assert (index.frame_count[0], index.mel_count[0]) == (45, 149)
     assert index.start_counts(30, 1, 99)[0] == 16  # the last clip has its sound
+
+
+def test_a_destination_that_is_not_utf8_is_refused(four: Preprocess, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="the name of --destination is not UTF-8; set it to another folder"):
+        run(replace(four, destination=tmp_path / os.fsdecode(b"out\xe9")))
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith("out")]
 
 
 def test_no_usable_video_is_an_error_with_the_reason(alone: None, tmp_path: Path) -> None:

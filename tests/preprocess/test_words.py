@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from gdt.common.errors import UserError
+from gdt.pipeline.word2vec import digest, load
 from gdt.preprocess.captions.readers import Caption
 from gdt.preprocess.captions.words import Vocabulary
 from gdt.preprocess.datasets.listing import TimedWords
@@ -30,6 +31,13 @@ def word2vec(tmp_path: Path) -> Path:
 
 def rows(vocabulary: Vocabulary, text: str) -> list[int]:
     return vocabulary.words([Caption(0, 1, text)]).token
+
+
+def test_a_repeated_word_counts_once(tmp_path: Path) -> None:
+    (tmp_path / "twice.txt").write_text("5 2\ncat 1 2\ndog 3 4\ncat 1 1\nsun 5 6\nsun 7 8\n")
+    loaded = load(tmp_path / "twice.txt")
+    assert loaded.index_to_key == ["cat", "dog", "sun"] and loaded.vectors.tolist() == [[1, 2], [3, 4], [5, 6]]
+    assert Vocabulary.load(tmp_path / "twice.txt").digest == digest(loaded.index_to_key)
 
 
 def test_text_and_binary_files_give_the_same_rows(word2vec: Path) -> None:
