@@ -63,6 +63,7 @@ def write(folder: Path, trained: Trained, inputs: str) -> None:
         "clip": asdict(trained.inputs.clip),
         "short_side": trained.inputs.short_side,
         "statistics": trained.inputs.statistics.to_numbers(),
+        "fps": trained.inputs.fps,
         "steps": trained.step,
     }
     write_text(folder / CONFIG, json.dumps(config, indent=2) + "\n")

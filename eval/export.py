@@ -75,8 +75,9 @@ def _expected_inputs(trained: Trained) -> str:
     mean = ", ".join(f"{value / 255:.6g}" for value in statistics.pixel_mean)
     std = ", ".join(f"{value / 255:.6g}" for value in statistics.pixel_std)
     text = (
-        f"clips of {clip.frames} stored frames, stride {clip.stride}, {clip.size}x{clip.size} "
-        f"pixels of frames whose shorter side is {inputs.short_side}; pixels in 0 to 1, mean ({mean}), std ({std})"
+        f"clips of {clip.frames} stored frames ({inputs.fps} per second), stride {clip.stride}, "
+        f"{clip.size}x{clip.size} pixels of frames whose shorter side is {inputs.short_side}; pixels in 0 to 1, "
+        f"mean ({mean}), std ({std})"
     )
     if "audio" in trained.model.modalities:
         text += f"; log-mel mean {statistics.mel_mean:.6g}, std {statistics.mel_std:.6g}"

@@ -131,7 +131,7 @@ class ClassifierTraining:
         self.index = index
         self.fold = fold
         self.recipe = recipe
-        self.inputs = Inputs(recipe.clip, recipe.augmentation, trained.inputs.statistics)
+        self.inputs = Inputs(recipe.clip, recipe.augmentation, trained.inputs.statistics, trained.inputs.fps)
         self.device = device
         self.folder = folder
         self.modality = modality

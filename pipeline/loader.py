@@ -91,6 +91,7 @@ class Loader:
         coming: Iterator[np.ndarray] | None = None,
     ) -> None:
         """`coming`: the videos of the batches to come, where that is quicker to know than their plans."""
+        inputs.warn_of_other_rate(index)
         self._reader = ShardReader(index)
         self.cache = self._reader.cache
         if self.cache:

@@ -14,6 +14,7 @@ from gdt.pipeline.shards.index import Index
 from gdt.pipeline.shards.rejected import read_rejected
 from gdt.preprocess.datasets.folder import TREE
 from gdt.preprocess.datasets.listing import MEDIA, DataSet, ListedVideo, SourceFiles, ignored_in_words, incomplete
+from gdt.preprocess.ffmpeg import Extraction
 from gdt.preprocess.settings import Preprocess
 from gdt.preprocess.stage import run
 from gdt.preprocess.textfiles import composed
@@ -22,7 +23,7 @@ _ROOT = Path("/")
 """The folder that holds all of them, once those in stores are copied."""
 
 
-def decode_named(sources: Sequence[Place], scratch: Path, workers: int) -> tuple[Index, tuple[Skipped, ...]]:
+def decode_named(sources: Sequence[Place], scratch: Path, workers: int, fps: int) -> tuple[Index, tuple[Skipped, ...]]:
     """An index of videos in the order of the sources, with paths as ids, and the skipped files with reasons.
 
     `sources` are folders or files. The shards in `scratch` are the loader's way of reading videos. Raises Unusable,
@@ -38,7 +39,8 @@ def decode_named(sources: Sequence[Place], scratch: Path, workers: int) -> tuple
             yield ListedVideo(f"{number:08d}", file.absolute().relative_to(_ROOT))
 
     shards = scratch / "shards"
-    settings = Preprocess("folder", _ROOT, shards, workers=workers, allow_rejected=True)
+    extraction = Extraction(fps=fps)
+    settings = Preprocess("folder", _ROOT, shards, workers=workers, allow_rejected=True, extraction=extraction)
     try:
         index = run(settings, DataSet(listing, TREE)).index
     except Unusable as error:

@@ -109,7 +109,9 @@ def resolve(
         network=network,
     )
     statistics = start.inputs.statistics if start is not None else index.statistics
-    inputs = Inputs(filled.clip, filled.augmentation, statistics)
+    if start is not None:
+        start.inputs.warn_of_other_rate(index)
+    inputs = Inputs(filled.clip, filled.augmentation, statistics, index.fps)
     words_checksum = words.checksum if words else ""
     data = RunData(fingerprint(index), words_checksum, checksum, start.digest() if start else "")
     schedule = schedule_of(filled, tree.batches_per_epoch)

@@ -64,6 +64,7 @@ class Learner:
             experiment.schedule.steps,
             per_step=(experiment.composition.batch_size, self.flops),
             outputs={modality: self._outputs(modality).tolist() for modality in experiment.settings.network.own},
+            fps=experiment.inputs.fps,
         )
         return RunState(record, self.model.state_dict(), self.optimizer.state_dict())
 

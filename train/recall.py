@@ -129,7 +129,7 @@ class Probe:
         experiment = self._experiment
         settings = experiment.settings
         embedded = embed_videos(
-            Trained(model, TrainingRecord(settings, experiment.inputs.statistics)),
+            Trained(model, TrainingRecord(settings, experiment.inputs.statistics, fps=experiment.inputs.fps)),
             self._index,
             self.videos,
             _PROBE_CLIPS,

@@ -16,6 +16,8 @@ STATISTICS = "statistics"
 """Key of the normalisation in files: `Statistics.to_numbers`."""
 SETTINGS = "settings"
 """Key of the pretraining settings, with the sizes of networks and clips, as JSON."""
+FPS = "fps"
+"""Key of `TrainingRecord.fps`."""
 OUTPUTS = "outputs"
 """Key of `TrainingRecord.outputs`."""
 
@@ -71,6 +73,8 @@ class TrainingRecord:
     """What networks of the user's own compute, by modality: `models.foreign.outputs_of`."""
     origin: Origin | None = None
     """Origin of weights that are not from a checkpoint of this program."""
+    fps: int = 30
+    """Frames per second of the training shards; earlier versions did not record it."""
 
     def to_plain(self) -> dict[str, Any]:
         """As plain values, by the keys of files."""
@@ -85,6 +89,7 @@ class TrainingRecord:
             "steps": self.steps,
             "per_step": self.per_step,
             OUTPUTS: dict(self.outputs),
+            FPS: self.fps,
         }
         if self.origin is not None:
             values["origin"] = asdict(self.origin)
@@ -112,6 +117,7 @@ class TrainingRecord:
                 tuple(per_step) if per_step else None,
                 values.get(OUTPUTS, {}),
                 from_dict(Origin, origin) if origin else None,
+                int(values.get(FPS, 30)),
             )
         except (ValueError, TypeError) as error:
             raise Damaged(f"its metadata is invalid ({error})") from error

@@ -37,7 +37,7 @@ class Trained:
 
     @property
     def inputs(self) -> Inputs:
-        return Inputs(self.settings.clip, self.settings.augmentation, self.record.statistics)
+        return Inputs(self.settings.clip, self.settings.augmentation, self.record.statistics, self.record.fps)
 
     @property
     def step(self) -> int:

@@ -24,7 +24,7 @@ from gdt.train.models.backbone import load_weights
 from gdt.train.models.foreign import recognise
 from gdt.train.models.gdt import GDT, head_name, modalities_of
 from gdt.train.models.given import Makers
-from gdt.train.record import OUTPUTS, SETTINGS, STATISTICS, Origin, TrainingRecord
+from gdt.train.record import FPS, OUTPUTS, SETTINGS, STATISTICS, Origin, TrainingRecord
 from gdt.train.settings import Pretrain, RunSettings
 from gdt.train.settings_text import from_json
 from gdt.train.trained import Trained
@@ -45,7 +45,8 @@ FINETUNED_ON = "learned"
 
 def inputs_of(trained: Trained) -> dict[str, Any]:
     """Metadata that tells `model_of` the inputs of a model."""
-    return {STATISTICS: trained.record.statistics.to_numbers(), SETTINGS: to_json(trained.settings)}
+    record = trained.record
+    return {STATISTICS: record.statistics.to_numbers(), SETTINGS: to_json(record.settings), FPS: record.fps}
 
 
 def model_of(content: Mapping[Any, Any], path: Path, given: Makers) -> Trained:
@@ -56,7 +57,7 @@ def model_of(content: Mapping[Any, Any], path: Path, given: Makers) -> Trained:
     weights = _parameters(content)
     if modalities_of(weights):
         return _of_release(weights, path)
-    statistics, settings = _metadata(content, path)
+    statistics, settings, fps = _metadata(content, path)
     # finetuned weights: ours have settings and maybe another network; those of the release are R(2+1)D-18
     prefix = "base." if any(name.startswith("base.") for name in weights) else ""
     if f"{prefix}stem.0.weight" not in weights and not (settings and prefix):
@@ -80,19 +81,23 @@ def model_of(content: Mapping[Any, Any], path: Path, given: Makers) -> Trained:
     finetuned_on = tuple(data) if isinstance(data, list) and len(data) == 2 else None
     origin = Origin(kind, dropped, (head_name(modality),), finetuned_on)
     normalisation = statistics or (RELEASE if prefix else KINETICS)
-    record = TrainingRecord(settings, normalisation, outputs=outputs, origin=origin)
+    record = TrainingRecord(settings, normalisation, outputs=outputs, origin=origin, fps=fps)
     return Trained(model, record, builders)
 
 
-def _metadata(content: Mapping[Any, Any], path: Path) -> tuple[Statistics | None, RunSettings | None]:
-    """Normalisation and settings in a file, next to its weights or in the metadata of a state_dict; None if missing."""
+def _metadata(content: Mapping[Any, Any], path: Path) -> tuple[Statistics | None, RunSettings | None, int]:
+    """Normalisation, settings and frame rate in a file, next to its weights or in the metadata of a state_dict.
+
+    None, and 30 frames per second, if they are missing.
+    """
     root = getattr(content, "_metadata", {}).get("", {})
     stated = root if STATISTICS in root else content
     numbers = stated.get(STATISTICS)
     text = stated.get(SETTINGS)
     statistics = Statistics.from_numbers(numbers, str(path)) if isinstance(numbers, list) else None
     settings = from_json(text, str(path)) if isinstance(text, str) else None
-    return statistics, settings
+    fps = stated.get(FPS)
+    return statistics, settings, fps if isinstance(fps, int) else 30
 
 
 def _parameters(content: Mapping[Any, Any]) -> dict[str, Tensor]:

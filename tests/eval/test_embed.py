@@ -17,15 +17,20 @@ import torch
 
 from gdt.common.errors import Unusable, UserError
 from gdt.eval.embed import embed, features, features_of
+from gdt.eval.export import export
 from gdt.eval.features import Features, read, sameness
 from gdt.eval.nearest import _row_of, most_similar, nearest
-from gdt.eval.settings import Embed, Nearest
+from gdt.eval.settings import Embed, Export, Nearest
 from gdt.pipeline.clips import uniform_clips
 from gdt.pipeline.loader import Loader
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.transformations.augmentation import EVALUATION
+from gdt.preprocess.ffmpeg import Extraction
 from gdt.preprocess.named import decode_named
-from gdt.train.checkpoint import load_model
+from gdt.preprocess.settings import Preprocess
+from gdt.preprocess.stage import run
+from gdt.train.checkpoint import load_model, read_run
+from gdt.train.checkpoint import write as write_run
 from tests.conftest import Run
 from tests.pipeline.test_loader import CPU
 from tests.tamper import flip
@@ -104,12 +109,32 @@ def test_rows_are_in_the_order_of_the_sources(
     assert np.allclose(found, stored.features["video"][places], atol=1e-5)
 
 
+def test_files_are_decoded_at_the_frame_rate_of_the_model(
+    alone: None, checkpoint: Path, synthetic: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    slow = Preprocess("folder", synthetic / "test", tmp_path / "slow", extraction=Extraction(fps=10), workers=1)
+    index = run(slow).index
+    state = read_run(checkpoint.parent)
+    assert state is not None and state.record.fps == 30
+    write_run(tmp_path / "slow.pt", state._replace(record=replace(state.record, fps=10)))
+    export(Export(tmp_path / "slow.safetensors", ckpt=str(tmp_path / "slow.pt")))
+    files = tuple(synthetic / "test" / id for id in index.id)
+    for model in ("slow.pt", "slow.safetensors"):
+        asked = Embed(tmp_path / model, files, clips=1, workers=1)
+        rows, stored = features(asked), features(replace(asked, source=(), shards=tmp_path / "slow", workers=0))
+        assert np.allclose(rows.features["video"], stored.features["video"], atol=1e-5)
+    assert "another speed" not in capsys.readouterr().err
+    features(Embed(checkpoint, shards=tmp_path / "slow", clips=1))
+    said = "slow has 10 frames/s, and the model was trained with 30, so its clips play at another speed"
+    assert said in capsys.readouterr().err
+
+
 def test_paths_are_those_of_the_files(synthetic: Path, tmp_path: Path) -> None:
     names = [unicodedata.normalize(form, f"é{form}/ü.mp4") for form in ("NFC", "NFD")]
     for name, clip in zip(names, sorted(synthetic.rglob("*.mp4")), strict=False):
         (tmp_path / "mine" / name).parent.mkdir(parents=True)
         shutil.copy(clip, tmp_path / "mine" / name)
-    index, _ = decode_named([tmp_path / "mine"], tmp_path, 1)
+    index, _ = decode_named([tmp_path / "mine"], tmp_path, 1, 30)
     assert sorted(index.id) == sorted(str(tmp_path / "mine" / name) for name in names)
 
 

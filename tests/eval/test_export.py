@@ -82,7 +82,10 @@ def test_safetensors_equal_the_checkpoint(tmp_path: Path, modalities: tuple[str,
     assert (texts["step"], own["network"]["widths"], own["clip"]["size"]) == ("7", [16, 32, 64, 128], 32)
     assert own["seed"] == 3 and json.loads(texts["statistics"]) == STATISTICS.to_numbers()
     assert f"holds {', '.join(dict(load_model(path).model.named_children()))}\n" in text
-    assert "clips of 8 stored frames, stride 4, 32x32 pixels of frames whose shorter side is 36; pixels" in text
+    assert (
+        "clips of 8 stored frames (30 per second), stride 4, 32x32 pixels of frames whose shorter side is 36; pixels"
+        in text
+    )
     assert ("log-mel mean -3, std 2.5" in text) == ("audio" in modalities)
 
 
