@@ -6,7 +6,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+
 from gdt.common.errors import UserError
+from gdt.common.wording import plural
 from gdt.eval.conditions import only_decisive
 from gdt.eval.evaluator import Evaluator
 from gdt.eval.extract import require_network
@@ -153,16 +156,22 @@ def _has_pairs(model: Subject, settings: Downstream, eval_set: EvalSet) -> bool:
 
 
 def _require_fit(model: Subject, evaluator: Evaluator) -> None:
-    """Raise UserError if a model lacks a network, or was finetuned on labels of query videos."""
+    """Raise UserError if a model lacks a network, or was finetuned on labels of queries."""
     for name in evaluator.settings.modalities:
         require_network(model.trained, name)
     origin = model.trained.origin
     if not origin or not origin.finetuned_on or model.random:
         return
-    fingerprint, number = origin.finetuned_on
-    others = [fold.number for fold in evaluator.folds if fold.number != number]
-    if others and fingerprint == evaluator.eval_set.fingerprint:
-        raise UserError(
-            f"{model.path} was finetuned on fold {number} of these videos, so it knows test labels of fold "
-            f"{others[0]}; set --folds {number}"
-        )
+    dataset, learned = origin.finetuned_on
+    if dataset != evaluator.eval_set.dataset:
+        return
+    known = [int(np.isin(evaluator.eval_set.index.id[fold.queries], learned).sum()) for fold in evaluator.folds]
+    if not any(known):
+        return
+    of_fold = next(fold.number for fold, count in zip(evaluator.folds, known, strict=True) if count)
+    unknown = [str(fold.number) for fold, count in zip(evaluator.folds, known, strict=True) if not count]
+    raise UserError(
+        f"{model.path} was finetuned on {plural(max(known), 'query', 'queries')}"
+        f"{f' of fold {of_fold}' if of_fold else ''}, so it knows their labels; set "
+        + (f"--folds {' '.join(unknown)}" if unknown else "--query-split or --folds to other videos")
+    )

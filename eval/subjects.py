@@ -65,11 +65,15 @@ class Subject:
     def seen(self, eval_set: EvalSet, videos: np.ndarray) -> int:
         """How many of these videos (rows of the index) it was pretrained on, without labels; -1 if unknown.
 
+        Also -1 if its weights were finetuned on unknown videos; those of known ones are not evaluated on them.
         The splits of official folds overlap with that of pretraining.
         """
         settings = self.trained.settings
+        origin = self.trained.origin
         if self.random:
             return 0
+        if origin and origin.finetuned and not origin.finetuned_on:
+            return -1
         if self.trained.record.data.fingerprint != eval_set.fingerprint:
             # weights from elsewhere do not name their data, which was not that of the benchmarks
             others = eval_set.dataset != settings.dataset if settings.dataset else eval_set.dataset in PAPER

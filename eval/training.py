@@ -124,9 +124,9 @@ class ClassifierTraining:
         device: torch.device,
         folder: Path,
         modality: str = "video",
-        fingerprint: str = "",
+        dataset: str = "",
     ) -> None:
-        """Trains on the gallery of a fold and tests on its queries; `fingerprint` is that of the shards."""
+        """Trains on the gallery of a fold of a data set and tests on its queries."""
         require_network(trained, modality)
         self.index = index
         self.fold = fold
@@ -138,7 +138,8 @@ class ClassifierTraining:
         classes = classes_of(fold.gallery_label)
         self._train_target = targets(fold.gallery_label, classes)
         self.test_target = targets(fold.query_label, classes)
-        self.metadata = inputs_of(trained) | {"classes": classes.tolist(), FINETUNED_ON: [fingerprint, fold.number]}
+        learned = [dataset, index.id[fold.gallery].tolist()]
+        self.metadata = inputs_of(trained) | {"classes": classes.tolist(), FINETUNED_ON: learned}
         self.pretrained_clip = trained.settings.clip
         self._seeds = (seed, fold.number)
         self._training = ClipSampling(recipe.clips, recipe.batch, recipe.augmentation)
@@ -293,7 +294,7 @@ def train_and_test(
         evaluator.device,
         folder,
         modality,
-        eval_set.fingerprint,
+        eval_set.dataset,
     )
     metrics = run.run(f"{kind.name} {model.name_on(fold)}")
     return Outcome(metrics, {name: str(value) for name, value in vars(recipe).items()})

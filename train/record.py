@@ -45,8 +45,12 @@ class Origin:
     """Parts of the file that the model does not have."""
     fresh: tuple[str, ...]
     """Parts of the model that the file does not have; their weights are random."""
-    finetuned_on: tuple[str, int] | None = None
-    """Fingerprint of the shards and fold that the weights were finetuned on; None if unknown."""
+    finetuned_on: tuple[str, tuple[str, ...]] | None = None
+    """Data set, and ids of the videos, whose labels the weights learned; None if unknown, as in earlier versions."""
+
+    @property
+    def finetuned(self) -> bool:
+        return "finetuned" in self.kind
 
     def __str__(self) -> str:
         text = self.kind
@@ -104,6 +108,8 @@ class TrainingRecord:
         """
         require_keys(values, SETTINGS, STATISTICS, "data", "words", "step", "steps")
         origin = values.get("origin")
+        if origin and origin.get("finetuned_on") and not isinstance(origin["finetuned_on"][1], list):
+            origin = origin | {"finetuned_on": None}  # earlier versions wrote a number
         per_step = values.get("per_step")  # earlier versions wrote neither this nor the values with a default
         try:
             statistics = Statistics.from_numbers(values[STATISTICS], source)

@@ -40,7 +40,7 @@ HOWTO100M = Statistics(np.zeros(3), np.full(3, 255.0), RELEASE.mel_mean, RELEASE
 _WRAPPERS = re.compile(r"^(?:(?:module|model|_orig_mod)\.)+|\b_orig_mod\.")
 """Prefixes of names by data-parallel training, torch.compile and Lightning; compiled parts have one in the middle."""
 FINETUNED_ON = "learned"
-"""Key of the finetuning data in finetuned weights: fingerprint of the shards, and fold."""
+"""Key of the finetuning data in finetuned weights: `Origin.finetuned_on`."""
 
 
 def inputs_of(trained: Trained) -> dict[str, Any]:
@@ -78,7 +78,9 @@ def model_of(content: Mapping[Any, Any], path: Path, given: Makers) -> Trained:
     model = GDT(settings.network, [modality], builders).eval()
     load_weights(model.backbone(modality), trunk, str(path))
     data = content.get(FINETUNED_ON)
-    finetuned_on = tuple(data) if isinstance(data, list) and len(data) == 2 else None
+    finetuned_on = None
+    if isinstance(data, list) and len(data) == 2 and isinstance(data[1], list):
+        finetuned_on = str(data[0]), tuple(map(str, data[1]))
     origin = Origin(kind, dropped, (head_name(modality),), finetuned_on)
     normalisation = statistics or (RELEASE if prefix else KINETICS)
     record = TrainingRecord(settings, normalisation, outputs=outputs, origin=origin, fps=fps)

@@ -109,8 +109,11 @@ def test_all_protocols_on_three_folds(command: Run, checkpoint: Path, ucf: Path,
                            out=tmp_path / "again")  # fmt: skip
     downstream(finetuned)
     assert results(tmp_path / "again")[0].preset == "finetuned weights"
-    with pytest.raises(UserError, match="was finetuned on fold 1 of these videos"):
+    known = r"was finetuned on \d+ queries of fold 2, so it knows their labels; set --folds 1"
+    with pytest.raises(UserError, match=known):
         downstream(replace(finetuned, folds=(1, 2)))
+    with pytest.raises(UserError, match="was finetuned on 24 queries of fold 1, .*; set --query-split or --folds"):
+        downstream(replace(finetuned, query_split="train", gallery_split="test"))
 
 
 def test_killed_parallel_finetuning_resumes_with_the_numbers_of_sequential_runs(
