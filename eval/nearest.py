@@ -87,7 +87,13 @@ def most_similar(stored: Features, query: str | Features, by: str, among: str) -
             instead = " or ".join(searched.features)
             raise UserError(f"there are no {name} features of these videos; set --{option} {instead}")
     if any(asked.metadata[name] != stored.metadata[name] for name in ("kind", "weights")):
-        both = " and ".join(f"{made.metadata['kind']} of {made.metadata['checkpoint']}" for made in (asked, stored))
+        whose = [f"{made.metadata['kind']} of {made.metadata['checkpoint']}" for made in (asked, stored)]
+        both = " and ".join(whose)
+        if whose[0] == whose[1]:
+            changed = stored.metadata["checkpoint"]
+            raise UserError(
+                f"the weights of {changed} have changed since one of the two was embedded; embed both again"
+            )
         raise UserError(f"{both} cannot be compared; embed both with the same checkpoint and --kind")
     if among != by and asked.metadata["kind"] != "embeddings":
         raise UserError("features of trunks cannot be compared across modalities; embed again with --kind embeddings")

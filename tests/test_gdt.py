@@ -129,7 +129,8 @@ def refused(model: gdt.Model, shards: Path) -> dict[str, Any]:
     mute = replace(stored, features=stored.features | {"audio": np.full_like(stored.features["audio"], np.nan)})
     trunks = replace(stored, metadata=stored.metadata | {"kind": "features"})
     other = replace(stored, metadata=stored.metadata | {"weights": "others", "checkpoint": "other.pt"})
-    names = {"stored": stored, "other": other, "trunks": trunks, "mute": mute}
+    changed = replace(stored, metadata=stored.metadata | {"weights": "others"})
+    names = {"changed": changed, "stored": stored, "other": other, "trunks": trunks, "mute": mute}
     return names | {"first": stored.id[0], "model": model, "shards": shards}
 
 
@@ -140,6 +141,10 @@ def refused(model: gdt.Model, shards: Path) -> dict[str, Any]:
         (lambda r: gdt.nearest(r["trunks"], r["first"], by="audio", among="video"), "be compared across modalities"),
         (lambda r: gdt.nearest(r["trunks"], r["stored"]), "embeddings of .* and features of .* cannot be compared"),
         (lambda r: gdt.nearest(r["stored"], r["other"]), "of other.pt and embeddings of .* cannot be compared"),
+        (
+            lambda r: gdt.nearest(r["stored"], r["changed"]),
+            "the weights of .* have changed since one of the two",
+        ),
         (lambda r: gdt.nearest(r["mute"], r["first"], by="audio"), "audio of the query is missing or shorter"),
         (lambda r: gdt.nearest("nowhere.h5", "x"), "no features file nowhere.h5"),
         (lambda r: gdt.nearest(r["stored"], r["first"], k=-1), "^k is -1; it must be 1 or more"),
