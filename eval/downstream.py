@@ -108,7 +108,8 @@ def _run(job: Job) -> None:
     details = {**facts.details, **outcome.details}
     if selected.left_out:
         details["left out"] = selected.left_out
-    rate = model.trained.inputs.other_rate(evaluator.eval_set.index)
+    pictures = "video" in evaluator.settings.modalities
+    rate = model.trained.inputs.other_rate(evaluator.eval_set.index) if pictures else ""
     warnings = [*filter(None, (outcome.warning, same, selected.warning, rate))]
     if warnings:
         details["warning"] = "; ".join(warnings)

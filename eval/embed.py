@@ -70,7 +70,7 @@ def features(settings: Embed, trained: Trained | None = None) -> Features:
         if settings.source:
             from gdt.preprocess.named import decode_named
 
-            index, skipped = decode_named(settings.source, Path(scratch), settings.workers, trained.inputs.fps)
+            index, skipped = decode_named(settings.source, Path(scratch), settings.workers, trained.inputs.fps or 30)
         else:
             index = Index.open(shard_folder(settings.dataset, settings.shards), settings.cache)
             skipped = ()

@@ -71,11 +71,12 @@ def _weights_of(trained: Trained, modality: str) -> dict[str, Any]:
 def _expected_inputs(trained: Trained) -> str:
     inputs = trained.inputs
     clip = inputs.clip
+    rate = f" ({inputs.fps} per second)" if inputs.fps else ""
     statistics = inputs.statistics
     mean = ", ".join(f"{value / 255:.6g}" for value in statistics.pixel_mean)
     std = ", ".join(f"{value / 255:.6g}" for value in statistics.pixel_std)
     text = (
-        f"clips of {clip.frames} stored frames ({inputs.fps} per second), stride {clip.stride}, "
+        f"clips of {clip.frames} stored frames{rate}, stride {clip.stride}, "
         f"{clip.size}x{clip.size} pixels of frames whose shorter side is {inputs.short_side}; pixels in 0 to 1, "
         f"mean ({mean}), std ({std})"
     )

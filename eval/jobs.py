@@ -6,8 +6,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
-
 from gdt.common.errors import UserError
 from gdt.common.wording import plural
 from gdt.eval.conditions import only_decisive
@@ -162,10 +160,11 @@ def _require_fit(model: Subject, evaluator: Evaluator) -> None:
     origin = model.trained.origin
     if not origin or not origin.finetuned_on or model.random:
         return
-    dataset, learned = origin.finetuned_on
-    if dataset != evaluator.eval_set.dataset:
-        return
-    known = [int(np.isin(evaluator.eval_set.index.id[fold.queries], learned).sum()) for fold in evaluator.folds]
+    eval_set = evaluator.eval_set
+    known = [
+        origin.finetuned_on.count(eval_set.dataset, eval_set.fingerprint, eval_set.index.id[fold.queries])
+        for fold in evaluator.folds
+    ]
     if not any(known):
         return
     of_fold = next(fold.number for fold, count in zip(evaluator.folds, known, strict=True) if count)

@@ -87,9 +87,9 @@ def most_similar(stored: Features, query: str | Features, by: str, among: str) -
             instead = " or ".join(searched.features)
             raise UserError(f"there are no {name} features of these videos; set --{option} {instead}")
     if any(asked.metadata[name] != stored.metadata[name] for name in ("kind", "weights")):
-        whose = [f"{made.metadata['kind']} of {made.metadata['checkpoint']}" for made in (asked, stored)]
-        both = " and ".join(whose)
-        if whose[0] == whose[1]:
+        sides = [f"{made.metadata['kind']} of {made.metadata['checkpoint']}" for made in (asked, stored)]
+        both = " and ".join(sides)
+        if sides[0] == sides[1]:
             changed = stored.metadata["checkpoint"]
             raise UserError(
                 f"the weights of {changed} have changed since one of the two was embedded; embed both again"

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -107,7 +108,8 @@ def read(path: Path) -> list[Result]:
 def latest(rows: Sequence[Result]) -> list[Result]:
     """Those under the conditions that a protocol was evaluated under last, by data set, labels, words and modalities.
 
-    Others have other settings, or other videos, labels or code, and a table must not average both.
+    Others have other settings, or other videos, labels, code or kind of device, and a table must not average both. So
+    where a fold is evaluated anew under others, folds that are not go, too.
     """
 
     def kind(row: Result) -> tuple[str, ...]:
@@ -117,10 +119,25 @@ def latest(rows: Sequence[Result]) -> list[Result]:
         return row.data, row.query_split, str(row.settings)
 
     last = {kind(row): settings(row) for row in rows}
-    last_of_fold = {(kind(row), row.fold): row.conditions for row in rows}
-    return [
-        row for row in rows if last[kind(row)] == settings(row) and last_of_fold[kind(row), row.fold] == row.conditions
-    ]
+    current = [row for row in rows if last[kind(row)] == settings(row)]
+    conditions: dict[Any, str] = {}
+    changes: Counter[Any] = Counter()
+    begins: dict[Any, int] = {}
+    newest: dict[Any, tuple[int, int]] = {}  # the most changes of a fold, and the place of the first row after them
+    for place, row in enumerate(current):
+        fold = kind(row), row.fold
+        if conditions.get(fold) != row.conditions:
+            changes[fold] += fold in conditions
+            begins[fold] = place
+            if changes[fold] > newest.get(kind(row), (0, 0))[0]:
+                newest[kind(row)] = changes[fold], place
+        conditions[fold] = row.conditions
+
+    def is_current(row: Result) -> bool:
+        fold = kind(row), row.fold
+        return conditions[fold] == row.conditions and begins[fold] >= newest.get(kind(row), (0, 0))[1]
+
+    return [row for row in current if is_current(row)]
 
 
 def last_of_runs(rows: Iterable[Result]) -> list[Result]:

@@ -35,6 +35,7 @@ from gdt.pipeline.shards.index import Index
 from gdt.pipeline.transformations.augmentation import Augmentation
 from gdt.pipeline.tree import BatchPlan
 from gdt.train.models.gdt import as_floats, autocast
+from gdt.train.record import Learned
 from gdt.train.step import require_finite, seed_torch
 from gdt.train.tensors import load_checked
 from gdt.train.trained import Trained
@@ -125,8 +126,9 @@ class ClassifierTraining:
         folder: Path,
         modality: str = "video",
         dataset: str = "",
+        shards: str = "",
     ) -> None:
-        """Trains on the gallery of a fold of a data set and tests on its queries."""
+        """Trains on the gallery of a fold and tests on its queries; `shards` is the fingerprint of the data set's."""
         require_network(trained, modality)
         self.index = index
         self.fold = fold
@@ -138,8 +140,9 @@ class ClassifierTraining:
         classes = classes_of(fold.gallery_label)
         self._train_target = targets(fold.gallery_label, classes)
         self.test_target = targets(fold.query_label, classes)
-        learned = [dataset, index.id[fold.gallery].tolist()]
-        self.metadata = inputs_of(trained) | {"classes": classes.tolist(), FINETUNED_ON: learned}
+        learned = Learned.of(dataset, shards, index.id[fold.gallery])
+        plain = {**vars(learned), "videos": [*learned.videos]}
+        self.metadata = inputs_of(trained) | {"classes": classes.tolist(), FINETUNED_ON: plain}
         self.pretrained_clip = trained.settings.clip
         self._seeds = (seed, fold.number)
         self._training = ClipSampling(recipe.clips, recipe.batch, recipe.augmentation)
@@ -295,6 +298,7 @@ def train_and_test(
         folder,
         modality,
         eval_set.dataset,
+        eval_set.fingerprint,
     )
     metrics = run.run(f"{kind.name} {model.name_on(fold)}")
     return Outcome(metrics, {name: str(value) for name, value in vars(recipe).items()})

@@ -20,7 +20,7 @@ class Inputs:
     statistics: Statistics
     """Normalisation."""
     fps: int = 30
-    """Frames per second, of which a clip is a sequence."""
+    """Frames per second, of which a clip is a sequence; 0 if unknown."""
 
     @property
     def short_side(self) -> int:
@@ -29,7 +29,7 @@ class Inputs:
 
     def other_rate(self, index: Index) -> str:
         """What to say of shards with another frame rate; empty for its own."""
-        if index.fps == self.fps:
+        if self.fps in (0, index.fps):
             return ""
         return (
             f"{index.folder} has {index.fps} frames/s, and the model was trained with {self.fps}, so its clips play at "

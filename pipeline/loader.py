@@ -91,7 +91,6 @@ class Loader:
         coming: Iterator[np.ndarray] | None = None,
     ) -> None:
         """`coming`: the videos of the batches to come, where that is quicker to know than their plans."""
-        inputs.warn_of_other_rate(index)
         self._reader = ShardReader(index)
         self.cache = self._reader.cache
         if self.cache:
@@ -99,6 +98,8 @@ class Loader:
         stream = iter(plans)
         first = list(itertools.islice(stream, 1))  # it tells the modalities; without plans, there are no batches
         modalities = first[0].leaves.modalities if first else ()
+        if "video" in modalities:  # sound has no frames
+            inputs.warn_of_other_rate(index)
         loading = loading_on(device.type, loading)
         # a stream of its own, whose short kernels run before those of training
         self._stream = torch.cuda.Stream(device, priority=-1) if device.type == "cuda" else None

@@ -49,7 +49,7 @@ def read_csv(
             delimiter = next((character for character in delimiters if character in first), delimiters[0])
             lines = map(composed, file)
             rows = csv.DictReader(lines, names, strict=True, skipinitialspace=not header, delimiter=delimiter)
-            heads = [name for name in rows.fieldnames or () if name]
+            heads = [name.strip() for name in rows.fieldnames or () if name.strip()]
             twice = [name for name in heads if heads.count(name) > 1]
             if twice:
                 raise UserError(f"{source} has two columns '{twice[0]}'; rename or remove one")

@@ -109,7 +109,7 @@ def resolve(
         network=network,
     )
     statistics = start.inputs.statistics if start is not None else index.statistics
-    if start is not None:
+    if start is not None and "video" in composition.modalities:
         start.inputs.warn_of_other_rate(index)
     inputs = Inputs(filled.clip, filled.augmentation, statistics, index.fps)
     words_checksum = words.checksum if words else ""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -37,6 +38,32 @@ class RunData:
 
 
 @dataclass(frozen=True)
+class Learned:
+    """Videos with labels, as files name them."""
+
+    dataset: str
+    shards: str
+    """Fingerprint of the shards."""
+    videos: tuple[str, ...]
+    """Hashes of their ids, which may be paths."""
+
+    @staticmethod
+    def of(dataset: str, shards: str, ids: Iterable[str]) -> Learned:
+        return Learned(dataset, shards, tuple(sorted(map(_hash, ids))))
+
+    def count(self, dataset: str, shards: str, ids: Iterable[str]) -> int:
+        """How many of these videos are among them; 0 if both are neither of one data set nor of the same shards."""
+        if dataset != self.dataset and shards != self.shards:
+            return 0
+        learned = set(self.videos)
+        return sum(_hash(id) in learned for id in ids)
+
+
+def _hash(id: str) -> str:
+    return hashlib.blake2b(id.encode(errors="surrogateescape"), digest_size=8).hexdigest()
+
+
+@dataclass(frozen=True)
 class Origin:
     """Origin of weights that are not from a run."""
 
@@ -45,8 +72,8 @@ class Origin:
     """Parts of the file that the model does not have."""
     fresh: tuple[str, ...]
     """Parts of the model that the file does not have; their weights are random."""
-    finetuned_on: tuple[str, tuple[str, ...]] | None = None
-    """Data set, and ids of the videos, whose labels the weights learned; None if unknown, as in earlier versions."""
+    finetuned_on: Learned | None = None
+    """Videos whose labels the weights learned; None if unknown, as in earlier versions."""
 
     @property
     def finetuned(self) -> bool:
@@ -78,7 +105,7 @@ class TrainingRecord:
     origin: Origin | None = None
     """Origin of weights that are not from a checkpoint of this program."""
     fps: int = 30
-    """Frames per second of the training shards; earlier versions did not record it."""
+    """Frames per second of the training shards; 0 if unknown, as of runs of earlier versions."""
 
     def to_plain(self) -> dict[str, Any]:
         """As plain values, by the keys of files."""
@@ -108,8 +135,8 @@ class TrainingRecord:
         """
         require_keys(values, SETTINGS, STATISTICS, "data", "words", "step", "steps")
         origin = values.get("origin")
-        if origin and origin.get("finetuned_on") and not isinstance(origin["finetuned_on"][1], list):
-            origin = origin | {"finetuned_on": None}  # earlier versions wrote a number
+        if origin and isinstance(origin.get("finetuned_on"), list):
+            origin = origin | {"finetuned_on": None}  # the fold, in earlier versions
         per_step = values.get("per_step")  # earlier versions wrote neither this nor the values with a default
         try:
             statistics = Statistics.from_numbers(values[STATISTICS], source)
@@ -123,7 +150,7 @@ class TrainingRecord:
                 tuple(per_step) if per_step else None,
                 values.get(OUTPUTS, {}),
                 from_dict(Origin, origin) if origin else None,
-                int(values.get(FPS, 30)),
+                int(values.get(FPS, 0)),
             )
         except (ValueError, TypeError) as error:
             raise Damaged(f"its metadata is invalid ({error})") from error

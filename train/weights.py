@@ -16,7 +16,7 @@ import numpy as np
 from torch import Tensor
 
 from gdt.common.errors import Damaged
-from gdt.common.serialization import to_json
+from gdt.common.serialization import from_dict, to_json
 from gdt.pipeline.leaves import Clip
 from gdt.pipeline.shards.statistics import Statistics
 from gdt.pipeline.transformations.augmentation import Augmentation
@@ -24,7 +24,7 @@ from gdt.train.models.backbone import load_weights
 from gdt.train.models.foreign import recognise
 from gdt.train.models.gdt import GDT, head_name, modalities_of
 from gdt.train.models.given import Makers
-from gdt.train.record import FPS, OUTPUTS, SETTINGS, STATISTICS, Origin, TrainingRecord
+from gdt.train.record import FPS, OUTPUTS, SETTINGS, STATISTICS, Learned, Origin, TrainingRecord
 from gdt.train.settings import Pretrain, RunSettings
 from gdt.train.settings_text import from_json
 from gdt.train.trained import Trained
@@ -78,9 +78,7 @@ def model_of(content: Mapping[Any, Any], path: Path, given: Makers) -> Trained:
     model = GDT(settings.network, [modality], builders).eval()
     load_weights(model.backbone(modality), trunk, str(path))
     data = content.get(FINETUNED_ON)
-    finetuned_on = None
-    if isinstance(data, list) and len(data) == 2 and isinstance(data[1], list):
-        finetuned_on = str(data[0]), tuple(map(str, data[1]))
+    finetuned_on = from_dict(Learned, data) if isinstance(data, dict) else None  # a list in earlier versions
     origin = Origin(kind, dropped, (head_name(modality),), finetuned_on)
     normalisation = statistics or (RELEASE if prefix else KINETICS)
     record = TrainingRecord(settings, normalisation, outputs=outputs, origin=origin, fps=fps)
@@ -90,7 +88,7 @@ def model_of(content: Mapping[Any, Any], path: Path, given: Makers) -> Trained:
 def _metadata(content: Mapping[Any, Any], path: Path) -> tuple[Statistics | None, RunSettings | None, int]:
     """Normalisation, settings and frame rate in a file, next to its weights or in the metadata of a state_dict.
 
-    None, and 30 frames per second, if they are missing.
+    None if they are missing, as in published weights, of 30 frames per second.
     """
     root = getattr(content, "_metadata", {}).get("", {})
     stated = root if STATISTICS in root else content
@@ -99,7 +97,8 @@ def _metadata(content: Mapping[Any, Any], path: Path) -> tuple[Statistics | None
     statistics = Statistics.from_numbers(numbers, str(path)) if isinstance(numbers, list) else None
     settings = from_json(text, str(path)) if isinstance(text, str) else None
     fps = stated.get(FPS)
-    return statistics, settings, fps if isinstance(fps, int) else 30
+    unknown = 0 if statistics else 30
+    return statistics, settings, fps if isinstance(fps, int) else unknown
 
 
 def _parameters(content: Mapping[Any, Any]) -> dict[str, Tensor]:

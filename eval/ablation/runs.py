@@ -24,6 +24,7 @@ from gdt.pipeline.notation import checksum_of
 from gdt.train.checkpoint import load_model
 from gdt.train.models.given import makers
 from gdt.train.models.network import Architecture
+from gdt.train.published import located
 from gdt.train.run import CHECKPOINT, METRICS
 from gdt.train.settings import RunSettings
 from gdt.train.settings_text import LENGTH, differences
@@ -56,11 +57,7 @@ def ablation(settings: Ablation) -> str:
                 _require_same_training(settings, now, checksum, known)
         asked = frozenset().union(*(run.conditions for run in runs))
         found = results.last_of_runs(result for result in known if result.conditions in asked)
-        gone = {
-            result.model
-            for result in found
-            if result.preset != RANDOM and not (out / result.model / CHECKPOINT).is_file()
-        }
+        gone = {result.model for result in found if result.preset != RANDOM and not _has_checkpoint(result, out)}
         if gone:
             print(f"left out: {', '.join(sorted(gone))}, whose checkpoint is gone, so nothing says how it was trained")
         every = [result for result in found if result.model not in gone]
@@ -96,6 +93,12 @@ def _require_same_training(settings: Ablation, now: RunSettings, checksum: str, 
                 f"the runs in {settings.folder} were trained with other settings ({name}: {'; '.join(different)}); "
                 "set --out to another folder"
             )
+
+
+def _has_checkpoint(result: Result, out: Path) -> bool:
+    """Whether its model is in the folder of the ablation or where it was evaluated."""
+    elsewhere = located(result.checkpoint)
+    return (out / result.model / CHECKPOINT).is_file() or (elsewhere is not None and elsewhere.exists())
 
 
 def _shared(settings: RunSettings) -> str:

@@ -67,7 +67,9 @@ def report(settings: Report) -> str:
     tables = {}
     outdated = {}
     for folder, rows in evaluated.items():
-        outdated[folder] = sorted({row.model for row in every[folder]} - {row.model for row in rows})
+        models = {row.protocol: {other.model for other in rows if other.protocol == row.protocol} for row in rows}
+        gone = [f"{row.model} ({row.protocol})" for row in every[folder] if row.model not in models[row.protocol]]
+        outdated[folder] = list(dict.fromkeys(gone))
         ablation = folder in bars
         if ablation:
             rows = last_of_runs(rows)

@@ -1,7 +1,7 @@
 """The arguments of `gdt.api`: paths, settings by name, and networks, as the functions behind it take them."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,7 +19,7 @@ T = TypeVar("T")
 def weights_of(paths: Paths) -> tuple[str, ...]:
     """The paths or names of weights, one or several. Raises UserError for anything else."""
     several = [paths] if isinstance(paths, str | Path) else paths
-    if not isinstance(several, Sequence):
+    if not isinstance(several, Iterable):
         raise UserError(f"checkpoints are paths or names of weights, not {type(several).__name__}")
     return tuple(map(str, several))
 

@@ -29,7 +29,7 @@ from gdt.train.checkpoint import load_model
 from gdt.train.experiment import architecture, compose
 from gdt.train.models.gdt import GDT
 from gdt.train.models.given import makers
-from gdt.train.record import TrainingRecord
+from gdt.train.record import Learned, TrainingRecord
 from gdt.train.settings import SIZES, RunSettings
 from gdt.train.trained import Trained
 from gdt.train.weights import KINETICS
@@ -158,7 +158,7 @@ def test_a_stopped_run_resumes_with_the_same_numbers(
     assert all(torch.equal(one["model"][name], other["model"][name]) for name in one["model"])
     assert (tmp_path / "whole" / EPOCHS).read_text() == (tmp_path / "cut" / EPOCHS).read_text()
     assert [json.loads(line)["epoch"] for line in (tmp_path / "cut" / EPOCHS).read_text().splitlines()] == [0, 1, 2]
-    assert one["learned"] == ["", task[0].id[task[1].gallery].tolist()] and one["classes"] == sorted(set(task[0].label))
+    assert len(one["learned"]["videos"]) == len(task[1].gallery) and one["classes"] == sorted(set(task[0].label))
     # the pretrained weights are not changed
     assert all(torch.equal(value, before[name]) for name, value in trained.model.state_dict().items())
     # a run that was stopped in its test is not trained again
@@ -251,13 +251,16 @@ def test_a_state_that_the_machine_cannot_read_is_not_started_again(
 def test_finetuned_weights_keep_their_metadata_when_read_and_exported(
     trained: Trained, task: Task, tmp_path: Path
 ) -> None:
-    run = Finetuning(trained, *task, quick(trained), 0, CPU, tmp_path, dataset="mine")
+    run = Finetuning(trained, *task, quick(trained), 0, CPU, tmp_path, dataset="mine", shards="0a1b")
     run.keep()
     export(Export(tmp_path / "x.safetensors", ckpt=tmp_path / FINETUNED))
     for path in (tmp_path / FINETUNED, tmp_path / "x.safetensors"):
         again = load_model(path)
         assert again.settings == TINY and again.inputs.statistics.to_numbers() == KINETICS.to_numbers()
-        assert again.origin.finetuned_on == ("mine", tuple(task[0].id[task[1].gallery]))
+        ids = task[0].id[task[1].gallery]
+        learned = again.origin.finetuned_on
+        assert learned == Learned.of("mine", "0a1b", ids) and learned.count("mine", "x", [*ids[:3], "other"]) == 3
+        assert learned.count("copied", "0a1b", ids) == len(ids) and learned.count("others", "x", ids) == 0
         assert again.origin.kind == "finetuned weights"
         weights = run.model.base.state_dict()
         found = again.model.video_network.base.state_dict()

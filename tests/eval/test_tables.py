@@ -95,6 +95,10 @@ def test_data_sets_and_splits_have_their_own_tables_and_a_repeated_line_counts_o
 def test_a_table_averages_neither_earlier_labels_nor_earlier_runs() -> None:
     of_folds = [replace(ROW, fold=fold, conditions=f"{labels}{fold}") for labels in ("old", "new") for fold in (1, 2)]
     assert [row.conditions for row in latest(of_folds)] == ["new1", "new2"]
+    assert [row.conditions for row in latest(of_folds[:3])] == ["new1"]
+    assert [row.conditions for row in latest([of_folds[0], *of_folds[2:]])] == ["new1", "new2"]
+    again = replace(of_folds[0], model="other")
+    assert latest([*of_folds[:3], again]) == [of_folds[0], again]  # as before a change that was taken back
     assert latest([replace(ROW, model="other", data="before"), ROW]) == [ROW]
     again = replace(ROW, weights="cd34")
     assert last_of_runs([ROW, again]) == [again]
