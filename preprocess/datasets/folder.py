@@ -6,6 +6,7 @@ from dataclasses import replace
 from itertools import chain
 
 from gdt.common.errors import UserError
+from gdt.pipeline.shards.index import LABEL_SEPARATOR
 from gdt.preprocess.datasets.labels import LABELS_FILE, PATH_COLUMNS, Labels
 from gdt.preprocess.datasets.listing import SOUNDS, SPLIT_NAMES, SUFFIXES, DataSet, Item, ListedVideo, SourceFiles
 from gdt.preprocess.textfiles import composed
@@ -79,10 +80,18 @@ def _few(names: Sequence[str]) -> str:
 
 
 def placed(video: ListedVideo, name: str, splits: bool) -> ListedVideo:
-    """The video with the label and split of the folders in its path `name`, where it has none."""
+    """The video with the label and split of the folders in its path `name`, where it has none.
+
+    Raises UserError if that label would be read as several.
+    """
     *folders, _ = name.split("/")
     split = SPLIT_NAMES.get(folders[0].lower(), "") if splits and folders else ""
     label = "/".join(folders[1:] if split else folders)
+    if LABEL_SEPARATOR in label and not video.label:
+        raise UserError(
+            f"the folder '{label}' has a {LABEL_SEPARATOR} in its name, which divides labels; rename it, or give its "
+            f"videos labels in {LABELS_FILE}"
+        )
     return replace(video, label=video.label or label, split=video.split or split)
 
 

@@ -121,6 +121,14 @@ def test_a_row_that_is_the_whole_name_of_a_file_is_not_that_of_another(tmp_path:
     assert (videos(tmp_path)["clip.avi"].label, videos(tmp_path)["clip.avi.mp4"].label) == ("1", "2")
 
 
+def test_a_folder_that_would_be_two_labels_is_refused(tmp_path: Path) -> None:
+    touch(tmp_path, "rock;paper/a.mp4")
+    with pytest.raises(UserError, match="the folder 'rock;paper' has a ; in its name, which divides labels; rename"):
+        videos(tmp_path)
+    write(tmp_path, "path,label\nrock;paper/a.mp4,rock\n")
+    assert videos(tmp_path)["rock;paper/a.mp4"].label == "rock"
+
+
 @pytest.mark.parametrize("forms", [("NFC", "NFD"), ("NFD", "NFC")])
 def test_composed_and_decomposed_names_are_one(tmp_path: Path, forms: tuple[str, str]) -> None:
     of_file, of_row = (unicodedata.normalize(form, "café/é") for form in forms)
