@@ -161,16 +161,16 @@ def _require_fit(model: Subject, evaluator: Evaluator) -> None:
     if not origin or not origin.finetuned_on or model.random:
         return
     eval_set = evaluator.eval_set
-    known = [
-        origin.finetuned_on.count(eval_set.dataset, eval_set.fingerprint, eval_set.index.id[fold.queries])
-        for fold in evaluator.folds
-    ]
-    if not any(known):
+    known: dict[int, int] = {}
+    for fold in evaluator.folds:
+        ids = eval_set.index.id[fold.queries]
+        known[fold.number] = origin.finetuned_on.count(eval_set.dataset, eval_set.fingerprint, ids)
+    number, count = next(((number, count) for number, count in known.items() if count), (0, 0))
+    if not count:
         return
-    of_fold = next(fold.number for fold, count in zip(evaluator.folds, known, strict=True) if count)
-    unknown = [str(fold.number) for fold, count in zip(evaluator.folds, known, strict=True) if not count]
+    of_fold = f" of fold {number}" if number else ""
+    others = " ".join(str(number) for number, count in known.items() if not count)
     raise UserError(
-        f"{model.path} was finetuned on {plural(max(known), 'query', 'queries')}"
-        f"{f' of fold {of_fold}' if of_fold else ''}, so it knows their labels; set "
-        + (f"--folds {' '.join(unknown)}" if unknown else "--query-split or --folds to other videos")
+        f"{model.path} was finetuned on {plural(count, 'query', 'queries')}{of_fold}, so it knows their labels; set "
+        + (f"--folds {others}" if others else "--query-split or --folds to other videos")
     )
