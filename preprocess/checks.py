@@ -116,8 +116,8 @@ def require_planned(plan: Plan, listed: Listed, source: Folder, destination: Fol
     planned = [name for names in plan.shards.values() for name in names] or indexed(destination)
     gone = [name for name in planned if name not in known]
     if gone:
-        kept = set(indexed(destination))
-        rejected = {video.id for video in read_rejected(destination)} - kept  # maybe also of a kept one's id
+        rejected = {video.id for video in read_rejected(destination)}
+        rejected -= {*indexed(destination)}  # a further file of a kept video's id was rejected
         gone = [name for name in gone if name not in rejected]
     if gone:
         raise UserError(

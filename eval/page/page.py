@@ -67,9 +67,9 @@ def report(settings: Report) -> str:
     tables = {}
     outdated = {}
     for folder, rows in evaluated.items():
-        models = {row.protocol: {other.model for other in rows if other.protocol == row.protocol} for row in rows}
-        gone = [f"{row.model} ({row.protocol})" for row in every[folder] if row.model not in models[row.protocol]]
-        outdated[folder] = list(dict.fromkeys(gone))
+        kept = {(row.model, row.protocol) for row in rows}
+        before = dict.fromkeys((row.model, row.protocol) for row in every[folder])
+        outdated[folder] = [f"{model} ({protocol})" for model, protocol in before if (model, protocol) not in kept]
         ablation = folder in bars
         if ablation:
             rows = last_of_runs(rows)

@@ -148,7 +148,7 @@ def hash_of(path: Path) -> str:
 def walk(folder: Folder, first: Path = Path()) -> Iterator[tuple[str, list[str], Counter[str]]]:
     """A folder and those below in a fixed order: path in it, sorted names of the files, and how much is left out.
 
-    Its folder `first` comes first. Hidden files and folders, trash and the like are left out. Raises UserError for a
+    Starts with its folder `first`. Leaves out hidden files and folders, trash and the like. Raises UserError for a
     folder that cannot be read.
     """
     if isinstance(folder, LocalFolder):
@@ -219,7 +219,7 @@ class SourceFiles:
     def files(self, first: Path = Path()) -> Iterator[Path]:
         """Yield the paths in it with the suffix of a video or sound, whatever kind of file, in the order of `walk`.
 
-        The folder `first` comes first. A sound next to a video of the same name is left out.
+        Starts with the folder `first`. A sound next to a video of the same name is left out.
         """
         for parent, names, ignored in walk(self.folder, first):
             self.ignored.update(+ignored)
