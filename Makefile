@@ -1,4 +1,4 @@
-#: make demo        everything on generated videos, with a report: 6 to 8 minutes on 2 cores, no GPU
+#: make demo        everything on generated videos, with a report: 6 to 9 minutes on 2 cores, no GPU
 #: make test        style, types and all tests except the slow ones
 #: make generate    labelled videos in data/videos/synthetic                      [SEED=]
 #: make preprocess  videos to shards; again: resume                               [DATASET=kinetics] [SOURCE=]
