@@ -28,6 +28,7 @@ from gdt.eval.settings import Downstream
 from gdt.eval.subprocesses import job_limit, run_command, run_parallel
 from gdt.eval.tables import pivot, write_tables
 from gdt.eval.training import STATE, ClassifierTraining, finished_epochs
+from gdt.pipeline.shards.copies import between_splits
 from gdt.pipeline.shards.index import names_in
 from gdt.train.models.given import Given, makers
 from gdt.train.provenance import provenance_of
@@ -108,6 +109,10 @@ def _run(job: Job) -> None:
     details = {**facts.details, **outcome.details}
     if selected.left_out:
         details["left out"] = selected.left_out
+    index = evaluator.eval_set.index
+    copies = between_splits(index.fold(fold.number) if fold.number else index, evaluator.eval_set.split)
+    if copies:
+        details["copies"] = f"{f'fold {fold.number}: ' if fold.number else ''}{'; '.join(copies)}"
     pictures = "video" in evaluator.settings.modalities
     rate = model.trained.inputs.other_rate(evaluator.eval_set.index) if pictures else ""
     warnings = [*filter(None, (outcome.warning, same, selected.warning, rate))]

@@ -83,7 +83,7 @@ def folds(settings: Downstream, protocol: str, index: Index, query_split: str) -
             f"videos have several labels in the column '{settings.label or 'label'}' (first: '{cell}'), and {protocol} "
             "takes one; set --protocols multilabel, or --label to another column"
         )
-    numbers = dict.fromkeys(settings.folds) or official_folds(index) or (0,)
+    numbers = dict.fromkeys(settings.folds) or index.official_folds or (0,)
     splits = (gallery_split(settings.gallery_split, index, query_split), query_split)
     if splits[0] == query_split:
         raise UserError(
@@ -130,12 +130,6 @@ def _members(index: Index, split: str, several: bool = False) -> np.ndarray:
 def several_labels(index: Index) -> str:
     """The first cell with several labels; empty if there is none."""
     return next((cell for cell in index.label.tolist() if LABEL_SEPARATOR in cell), "")
-
-
-def official_folds(index: Index) -> range:
-    """Numbers of the official folds, from 1; empty if there are none."""
-    counts = [len(row.split(",")) for row in index.folds if row]
-    return range(1, max(counts, default=0) + 1)
 
 
 def held_out(index: Index, split: str) -> Fold:

@@ -13,7 +13,7 @@ import numpy as np
 from gdt.common.errors import UserError
 from gdt.common.folders import Folder
 from gdt.common.places import Place, folder_at
-from gdt.eval.folds import Fold, official_folds
+from gdt.eval.folds import Fold
 from gdt.eval.paper import PAPER
 from gdt.eval.results import RANDOM
 from gdt.eval.settings import Downstream
@@ -114,7 +114,7 @@ class EvalSet:
     @classmethod
     def of(cls, dataset: str, index: Index, split: str = "") -> EvalSet:
         """Shards that are open, with the default split."""
-        only_val = "val" in index.split and "test" not in index.split and not official_folds(index)
+        only_val = "val" in index.split and "test" not in index.split and not index.official_folds
         return cls(dataset, index, fingerprint(index), split or ("val" if only_val else "test"))
 
 

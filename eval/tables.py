@@ -29,7 +29,7 @@ Groups = Mapping[str, Sequence[Result]]
 """Rows of a table by name: the results of their seeds and folds."""
 _PUBLISHED = "published results were obtained with their authors' networks and clips, and on all classes"
 _ROWS = "features should distinguish (d) or ignore (i) a shift or a reversal in time"
-_NOTED = ("left out", "warning", "labels", "neighbours")
+_NOTED = ("left out", "copies", "warning", "labels", "neighbours")
 """Details of results that are printed below the tables."""
 _FEW_QUERIES = 50
 """A note warns of fewer: the 95 % interval of a share of 50 answers is up to 27 points wide."""

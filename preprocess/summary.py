@@ -9,8 +9,9 @@ from typing import Any
 from gdt.common.files import write_text
 from gdt.common.intervals import FEWEST_VIDEOS
 from gdt.common.wording import plural
+from gdt.pipeline.shards.copies import between_splits
 from gdt.pipeline.shards.index import Index
-from gdt.pipeline.shards.layout import INDEX, REJECTED
+from gdt.pipeline.shards.layout import INDEX, REJECTED, SPLITS
 from gdt.pipeline.shards.rejected import cause_of, read_rejected
 from gdt.preprocess.datasets.listing import ignored_in_words
 from gdt.preprocess.plan import Listed
@@ -61,7 +62,7 @@ class Summary:
             "left_out": self.reasons,
             "notes": self.notes,
             "ignored": dict(self.listed.ignored),
-            "splits": {split: splits[split] for split in ("train", "val", "test", "unused") if splits[split]},
+            "splits": {split: splits[split] for split in (*SPLITS, "unused") if splits[split]},
             "ffmpeg": dict(Counter(head.notes["ffmpeg"] for head in index.heads)),
             "classes": len(index.classes),
             "hours": float(index.length.sum()) / index.fps / 3600,
@@ -75,7 +76,8 @@ class Summary:
 def summarise(index: Index, listed: Listed, new_shards: int, decoded: int) -> Summary:
     """Count the contents of the shards and write `summary.json` next to them."""
     reasons = _count(video.reason for video in read_rejected(index.folder))
-    summary = Summary(index, listed, reasons, _count(filter(None, index.note)), new_shards, decoded)
+    notes = _count(part for note in index.note for part in note.split("; ") if part)
+    summary = Summary(index, listed, reasons, notes, new_shards, decoded)
     text = json.dumps(summary.numbers, indent=1, ensure_ascii=False) + "\n"
     index.folder.write(SUMMARY, lambda path: write_text(path, text))
     return summary
@@ -107,6 +109,7 @@ def describe(summary: Summary) -> str:
     test = numbers["splits"].get("test", 0)
     if summary.listed.drawn and 0 < test < FEWEST_VIDEOS:
         lines.append(f"{plural(test, 'test video')} will hardly tell whether training carries over; raise --test")
+    lines += [f"warning: {line}" for line in _leaks(index)]
     if index.settings.get("vocabulary"):
         lines.append(f"{numbers['words']} words, without stop words and unknown words")
     sounds = int((index.frame_count == 0).sum())
@@ -114,15 +117,24 @@ def describe(summary: Summary) -> str:
         lines.append(f"{sounds} without pictures: usable only for sound")
     if summary.without_sound:
         lines.append(f"{summary.without_sound} without sound: usable only with presets without audio")
-    for title, counts in (
-        (f"rejected (see {index.folder.address(REJECTED)})", summary.reasons),
-        (f"kept with a note (see video/note in {index.folder.address(INDEX)})", summary.notes),
-    ):
-        if counts:
-            lines += [f"{sum(counts.values())} {title}:", *_rows(counts)]
+    if summary.reasons:
+        total = sum(summary.reasons.values())
+        lines += [f"{total} rejected (see {index.folder.address(REJECTED)}):", *_rows(summary.reasons)]
+    if summary.notes:
+        total = int((index.note != "").sum())
+        where = f"see video/note in {index.folder.address(INDEX)}"
+        lines += [f"{total} kept with a note ({where}):", *_rows(summary.notes)]
     lines += [*ignored_in_words(summary.listed.ignored), *summary.listed.notes]
     lines.append(f"shards and {SUMMARY} in {index.folder}")
     return "\n".join(lines)
+
+
+def _leaks(index: Index) -> list[str]:
+    """What splits share, or those of each official fold."""
+    lines = []
+    for number in index.official_folds:
+        lines += [f"fold {number}: {line}" for line in between_splits(index.fold(number))]
+    return lines or between_splits(index)
 
 
 def left_out(listed: Listed) -> list[str]:

@@ -16,6 +16,7 @@ from gdt.common.wording import duration, plural
 from gdt.pipeline.groups import check_groups, take_rank
 from gdt.pipeline.loader import Batch, Loader
 from gdt.pipeline.shards.cache import forecast
+from gdt.pipeline.shards.copies import between_splits
 from gdt.pipeline.shards.index import Index
 from gdt.train import checkpoint
 from gdt.train.checkpoint import RunState
@@ -160,6 +161,8 @@ class Trainer:
         probe = Probe(self.experiment, self.index, self.device)
         if every:
             probe.require_videos()
+        for line in between_splits(self.index, probe.split):
+            describe(self.rank, "warning", line)
         return probe if len(probe.videos) else None
 
     def open_loader(self) -> Loader:

@@ -13,7 +13,7 @@ from gdt.common.errors import UserError
 from gdt.common.places import Place
 from gdt.common.serialization import to_json
 from gdt.eval.ablation.settings import Ablation
-from gdt.eval.folds import held_out, official_folds
+from gdt.eval.folds import held_out
 from gdt.eval.jobs import evaluators
 from gdt.eval.protocols import PROTOCOLS
 from gdt.eval.results import RANDOM, Result
@@ -241,7 +241,7 @@ def _evaluation(settings: Ablation, shards: Place, index: Index) -> Downstream:
     protocols: tuple[str, ...] = settings.protocols or default
     of_labels: dict[str, Any] = {}
     if any(PROTOCOLS[name].labels for name in protocols):
-        of_labels["folds"] = (1,) if official_folds(index) else ()
+        of_labels["folds"] = (1,) if index.official_folds else ()
     return Downstream(
         dataset=settings.dataset_name,
         shards=shards,

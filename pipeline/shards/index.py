@@ -232,6 +232,12 @@ class Index(VideoTable):
     def classes(self) -> list[str]:
         return names_in(self.label)
 
+    @property
+    def official_folds(self) -> range:
+        """Their numbers, from 1; empty if there are none."""
+        counts = [len(row.split(",")) for row in self.folds if row]
+        return range(1, max(counts, default=0) + 1)
+
     def fold(self, number: int) -> Index:
         """The index with the splits of an official fold, from 1. Raises UserError if there is no such fold."""
         folds = [row.split(",") for row in self.folds]

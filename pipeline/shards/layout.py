@@ -18,6 +18,7 @@ import numpy as np
 
 INDEX = "index.h5"
 REJECTED = "rejected.jsonl"
+SPLITS = ("train", "val", "test")
 BANDS = 40
 """Bands of log-mel banks."""
 MEL_RATE = 100
@@ -51,6 +52,8 @@ class VideoTable:
     silence: Annotated[np.ndarray, Stored(np.float32, "silent seconds of the sound", 0.0)]
     id: Annotated[np.ndarray, Stored(str, "name of the video; the index is sorted by it")]
     note: Annotated[np.ndarray, Stored(str, "decoder warnings, or empty", "")]
+    hash: Annotated[np.ndarray, Stored(str, "BLAKE2b of the file, or empty", "")]
+    segment: Annotated[np.ndarray, Stored(str, "seconds of the file that were cut out, or empty", "")]
 
 
 COLUMNS: dict[str, Stored] = {
@@ -70,7 +73,6 @@ SHARD: dict[str, Stored] = {
     "video/mel": Stored(np.int64, "[n_videos + 1]: where each video's rows start in audio/logmel"),
     "video/text": Stored(np.int64, "[n_videos + 1]: where each video's words start in text/token"),
     **{f"video/{name}": stored for name, stored in COLUMNS.items()},
-    "video/hash": Stored(str, "[n_videos]: BLAKE2b of each video's file"),
     "sums/pixels": Stored(np.int64, "[3, 3]: pixels, sum and sum of squares of each colour channel"),
     "sums/mels": Stored(np.int64, "[3]: log-mel values, sum and sum of squares in fixed point (statistics.py)"),
     "rejected": Stored(str, "[n_rejected]: JSON of each rejected video (rejected.py)"),

@@ -28,8 +28,6 @@ class VideoRecord:
     """File of float32 [n_mel, BANDS], empty without sound."""
     words: Sequence[Sequence[float]] = ((),) * len(WORDS)
     """The columns WORDS, [n_words] each."""
-    hash: str = ""
-    """BLAKE2b of its file, in hexadecimal."""
 
 
 def write_shard(
@@ -54,7 +52,6 @@ def write_shard(
         **{f"sums/{name}": values for name, values in sums.items()},
         "rejected": rejected_column(rejected),
     }
-    table["video/hash"] = text_array([record.hash for record in records])
     for name, column in COLUMNS.items():
         values = [record.columns.get(name, column.default) for record in records]
         table[f"video/{name}"] = text_array(values) if column.dtype is str else np.array(values, column.dtype)

@@ -15,10 +15,12 @@ from gdt.eval.nearest import most_similar
 from gdt.eval.protocols.multilabel import mean_average_precision
 from gdt.eval.results import RESULTS, read
 from gdt.eval.settings import Downstream, Embed
+from gdt.pipeline.shards.copies import between_splits
 from gdt.preprocess.settings import Preprocess
+from gdt.preprocess.summary import describe
 from gdt.train.checkpoint import load_trained
 from tests.conftest import preprocess
-from tests.sounds import esc50
+from tests.sounds import esc50, tone
 
 pytestmark = pytest.mark.usefixtures("alone")
 
@@ -89,3 +91,44 @@ def test_mean_average_precision_of_several_labels() -> None:
     assert found.value == pytest.approx(100 * np.mean(precisions)) and found.low < found.value < found.high
     with pytest.raises(UserError, match="joined"):
         mean_average_precision(features[40:], np.full(40, "x"), features[:40], np.full(40, "x"), c=1.0)
+
+
+def test_copies_between_splits_are_told(checkpoint: Path, tmp_path: Path) -> None:
+    """Of another name, by preprocessing and below every table; they count as they are."""
+    for label, hertz in (("low", 300), ("high", 3000)):
+        for split in ("train", "test"):
+            folder = tmp_path / "sounds" / split / label
+            folder.mkdir(parents=True)
+            for take in range(3):  # the last is another sound in each split
+                tone(folder / f"{split}{take}.wav", hertz, 2.0, seed=take + 9 * (take == 2 and split == "test"))
+    summary = preprocess(Preprocess("folder", tmp_path / "sounds", tmp_path / "shards"))
+    said = "4 of 6 test videos are also in train, as other files"
+    assert f"warning: {said}" in describe(summary).splitlines()
+    table = downstream(
+        Downstream(
+            (checkpoint,), "sounds", tmp_path / "shards", ("retrieval", "knn"), clips=1, modalities=("audio",),
+            random_weights="exclude", out=tmp_path / "results",
+        )
+    )  # fmt: skip
+    assert table.count(f"copies: {said}") == 1 and table.count("6 queries") == 2
+
+
+def test_copies_between_folds_are_told(tmp_path: Path) -> None:
+    source = esc50(tmp_path / "esc50")
+    (source / "audio" / "2-000.wav").write_bytes((source / "audio" / "1-000.wav").read_bytes())
+    said = describe(preprocess(Preprocess("esc50", source, tmp_path / "shards"))).splitlines()
+    copies = [f"warning: fold {fold}: 1 of 4 test videos are also in train, as other files" for fold in (1, 2)]
+    assert [line for line in said if "other files" in line] == copies
+
+
+def test_segments_of_a_file_are_no_copies(tmp_path: Path) -> None:
+    index = preprocess(Preprocess("esc50", esc50(tmp_path / "esc50"), tmp_path / "shards")).index
+    count = len(index)
+    index.split = np.array(["train", "test"] * (count // 2), object)
+    index.hash = np.array(["same"] * count, object)
+    index.segment = np.array([f"{k} to {k + 1}" for k in range(count)], object)
+    assert between_splits(index) == []
+    index.segment[1] = index.segment[0]
+    assert between_splits(index) == ["1 of 10 test videos are also in train, as other files"]
+    index.hash[:] = ""  # unknown
+    assert between_splits(index) == []
