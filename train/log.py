@@ -1,17 +1,14 @@
-"""Progress bar, metrics.jsonl, TensorBoard and Weights & Biases of a run."""
+"""The log of a run: its progress bar, metrics.jsonl and the verdict at its end; curves.py has its curves elsewhere."""
 
 from __future__ import annotations
 
 import json
 import resource
 import sys
-import uuid
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
 from gdt.common.files import write_text
@@ -20,11 +17,11 @@ from gdt.common.wording import plural
 from gdt.pipeline.composition import Contrast
 from gdt.pipeline.shards.cache import Cache
 from gdt.pipeline.transformations.modality import Modality
+from gdt.train.curves import Curves
 from gdt.train.experiment import Experiment
 from gdt.train.flops import peak_flops
 from gdt.train.health import RANK, verdict, warning
-from gdt.train.run import METRICS, PROBES, SETTINGS_FILE, VERDICT, WANDB, keep_until, logged
-from gdt.train.settings import RunSettings
+from gdt.train.run import METRICS, PROBES, SETTINGS_FILE, VERDICT, keep_until, logged
 from gdt.train.step import Metrics
 
 
@@ -51,7 +48,7 @@ class Log:
         self._probed = ""
         self._embedding_rank = ""
         self._fetched = 0
-        self._board = SummaryWriter(str(folder), purge_step=first)
+        self._curves = Curves(settings, first)
         form = "step {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]"
         seconds = 0.5 if sys.stderr.isatty() else 30.0
         self._bar = tqdm(total=schedule.steps, initial=first, bar_format=form, mininterval=seconds)
@@ -62,7 +59,6 @@ class Log:
         self._clips = composition.batch_size * composition.clips_per_video
         peak = peak_flops(self._device)
         self._seconds_at_peak = flops / world / peak if peak else 0.0
-        self._wandb = _start_wandb(settings, first) if settings.wandb else None
         self._warned = False
 
     def __enter__(self) -> Log:
@@ -70,10 +66,8 @@ class Log:
 
     def __exit__(self, *error: object) -> None:
         self._bar.close()
-        self._board.close()
         self._file.close()
-        if self._wandb:
-            self._wandb.finish()
+        self._curves.close()
 
     def add_step(self, step: int, metrics: Metrics, seconds: float, waiting: float, cache: Cache | None = None) -> None:
         """Log a step that took `seconds`, of which `waiting` for its batch; shards may come through a cache."""
@@ -93,7 +87,7 @@ class Log:
             row["cache_hits"] = max(0.0, 1 - cache.fetched / max(cache.used, 1))
             shown += f", {speed:.0f} MB/s fetched, cache hits {100 * row['cache_hits']:.0f} %"
         self._file.write(json.dumps({"step": step} | row) + "\n")
-        self._plot(row, step)
+        self._curves.add(row, step)
         self._rates.append(rate)
         if metrics.rank is not None:
             self._embedding_rank = f", rank {metrics.rank:.1f}"
@@ -132,7 +126,7 @@ class Log:
         with self._probes.open("a") as file:
             file.write(json.dumps({"step": done} | metrics) + "\n")
         # at the previous step, or `purge_step` would remove it if the run resumes here
-        self._plot({f"probe/{name}": value for name, value in metrics.items()}, max(done - 1, 0))
+        self._curves.add({f"probe/{name}": value for name, value in metrics.items()}, max(done - 1, 0))
         name, value = next(iter(metrics.items()))
         self._probed = f", {name.split()[-1]} {value:.1f}"
         if name.endswith("R@1"):
@@ -143,27 +137,9 @@ class Log:
             self._warned = True
             self._bar.write(f"warning: at step {done}, {said}; start again with a lower --lr", sys.stderr)
 
-    def _plot(self, metrics: dict[str, float], step: int) -> None:
-        for name, value in metrics.items():
-            self._board.add_scalar(name, value, step)
-        if self._wandb:
-            self._wandb.log(metrics, step=step)
-
 
 def peak_memory(device: torch.device) -> float:
     """Peak memory so far, GiB: of a GPU's tensors, or of the process."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 2**30
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-
-
-def _start_wandb(settings: RunSettings, first: int) -> Any:
-    """Start the Weights & Biases run of a run, or resume it if the run resumes at step `first`."""
-    import wandb  # type: ignore[import-not-found]
-
-    folder = settings.run_folder.resolve()
-    kept = folder / WANDB
-    name = kept.read_text() if first and kept.is_file() else uuid.uuid4().hex
-    write_text(kept, name)
-    config = json.loads(to_json(settings))
-    return wandb.init(project=settings.wandb, id=name, name=folder.name, dir=str(folder), resume="allow", config=config)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.utils.tensorboard import SummaryWriter
 
 from gdt.common.errors import UserError
 from gdt.pipeline.shards.index import Index
@@ -110,6 +111,27 @@ def test_a_resumed_run_goes_on_in_its_curves_and_a_new_one_starts_its_own(
     (tmp_path / "run").rename(tmp_path / "elsewhere")
     pretrain(replace(short, steps=2))
     assert len({*ids}) == 3
+
+
+@pytest.mark.parametrize("moment", ["log", "finish", "add_scalar", "close"])
+def test_a_logger_that_fails_costs_a_warning(
+    settings: Pretrain,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    moment: str,
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise OSError("the service is gone")
+
+    run = types.SimpleNamespace(log=lambda metrics, step: None, finish=lambda: None)
+    monkeypatch.setattr(run if hasattr(run, moment) else SummaryWriter, moment, fail)
+    wandb = types.SimpleNamespace(init=lambda **_: run, __spec__=object())
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    path = pretrain(replace(settings, out=tmp_path / "run", wandb="mine", steps=3))
+    name = "Weights & Biases" if hasattr(run, moment) else "TensorBoard"
+    assert capsys.readouterr().err.count(f"warning: {name} has failed (the service is gone)") == 1
+    assert path.is_file() and [row["step"] for row in logged(path.with_name(METRICS))] == [0, 1, 2]
 
 
 def test_a_full_disk_ends_the_run_with_one_sentence(command: Run, shards: Path, tmp_path: Path) -> None:
