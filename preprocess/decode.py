@@ -3,7 +3,6 @@
 import errno
 import io
 import math
-import mmap
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -27,12 +26,16 @@ from gdt.preprocess.streams import choose, is_odd
 
 _GROUP = 16
 _GROUP_BYTES = 4 << 20
+_BLOCK = 1 << 24
+"""Bytes of frames that are read at once."""
 _END = b"\xff\xd9"
 """The end marker of a JPEG."""
 _QUIET = -50.0
 """Peak of a mix, dBFS, below which the peaks of its channels are measured."""
 _CANCELLED = 30.0
 """A channel replaces the mix if it is louder by this many dB; no ordinary mix attenuates a channel as much."""
+_APART = 1.0
+"""Seconds between the ends of picture and sound from which a note says so."""
 _OUT_OF_ORDER = "non monotonically increasing dts"
 _NEXT_RUN = "the next run tries it again"
 _TRANSPORT = {".m2t", ".m2ts", ".mts", ".tp", ".trp", ".ts"}
@@ -56,7 +59,9 @@ class Extracted:
     waveform: Waveform
     """Mono, 24 kHz; empty without sound."""
     note: str
-    """First error of the decoder; empty if none."""
+    """First error of the decoder, and what is missing or odd; empty if nothing is."""
+    segment: tuple[float, float] | None = None
+    """Seconds of the file that were cut out; None for the whole file."""
     of_build: bool = False
     """Whether another build of ffmpeg may give another note."""
     suspicious: bool = False
@@ -175,11 +180,13 @@ def _decode(target: Target, settings: Extraction) -> FfmpegLog:
 
 
 def _collect(target: Target, settings: Extraction, errors: list[str]) -> Extracted:
-    """Check and align the output of ffmpeg."""
+    """Check and align the output of ffmpeg; decodes anew what was cut for its few bytes, with its frames counted."""
     if not target.pictures:
         target.jpeg.touch()
     sizes = frame_sizes(target.jpeg)
-    os.truncate(target.jpeg, int(sizes.sum()))
+    whole = int(sizes.sum())
+    if target.jpeg.stat().st_size > whole:
+        os.truncate(target.jpeg, whole)
     peak = _align(target, settings) if _has_bytes(target.pcm) else None
     seconds = len(sizes) / settings.fps if target.pictures else len(Waveform(target.pcm)) / SAMPLE_RATE
     short = seconds < settings.min_seconds
@@ -189,9 +196,14 @@ def _collect(target: Target, settings: Extraction, errors: list[str]) -> Extract
         raise Failed(f"{reason}; {_first(errors)}", is_of_build(errors[0])) if errors else Rejected(reason)
     if short and not errors:
         errors = ["shorter than --min-seconds, kept because its official folds count every video"]
-    limit = ffmpeg.max_seconds(target.file, settings)
-    if not errors and seconds >= limit:
-        rule = "--max-hours" if limit == settings.max_hours * 3600 else "its file is too small for more"
+    limit = ffmpeg.max_seconds(target, settings)
+    cut = not errors and seconds >= limit
+    if cut:
+        rule = "--max-hours"
+        if limit < settings.max_hours * 3600:
+            if not target.frames:
+                return _extract(target, settings)
+            rule = f"{ffmpeg.MAX_SHOWN} s for each of its {target.frames} {'frames' if target.pictures else 'packets'}"
         errors = [f"cut at {limit:g} s ({rule})"]
     width = 0
     height = 0
@@ -203,7 +215,14 @@ def _collect(target: Target, settings: Extraction, errors: list[str]) -> Extract
         replaced = _use_loudest_channel(target, settings, peak)
         if replaced:
             notes.insert(0, replaced)
-    return Extracted(target.jpeg, sizes, height, width, Waveform(target.pcm), "; ".join(notes))
+    waveform = Waveform(target.pcm)
+    if target.pictures and peak is not None and peak > settings.silence_db and not cut:
+        longer = len(waveform) / SAMPLE_RATE - seconds
+        if longer >= _APART:
+            notes.append(f"its picture ends {longer:.1f} s before its sound, whose rest is cut")
+        elif longer <= -_APART:
+            notes.append(f"its sound ends {-longer:.1f} s before its picture")
+    return Extracted(target.jpeg, sizes, height, width, waveform, "; ".join(notes), target.video.segment)
 
 
 def _align(target: Target, settings: Extraction) -> float:
@@ -244,13 +263,19 @@ def frame_sizes(path: Path) -> np.ndarray:
 
     A frame ends where an end marker is followed by a start marker; within a frame, 0xff is followed by neither.
     """
-    if not _has_bytes(path):
-        return np.zeros(0, np.int64)
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        ends = [match.end() for match in re.finditer(_END + b"(?=\xff\xd8)", data)]
-        if data[-2:] == _END:
-            ends.append(len(data))
-    return np.diff(np.asarray([0, *ends], np.int64))
+    ends = [0]
+    at = 0
+    last = b""  # the end of the block before, where a marker may begin
+    with path.open("rb") as file:
+        while block := last + file.read(_BLOCK):
+            ends += [at + match.end() for match in re.finditer(_END + b"(?=\xff\xd8)", block)]
+            if len(block) == len(last):
+                break
+            last = block[-3:]
+            at += len(block) - len(last)
+    if last.endswith(_END):
+        ends.append(at + len(last))
+    return np.diff(np.asarray(ends, np.int64))
 
 
 def pixel_sums(jpeg: Path, sizes: np.ndarray, every: int) -> np.ndarray:

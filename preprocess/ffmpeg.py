@@ -33,8 +33,12 @@ _QUEUE = 1024
 """Packets read ahead of the decoder: with ffmpeg's 8, the videos of a group wait for each other's readers."""
 _MAX_ASPECT = 16
 """Maximum aspect ratio of a frame: a pixel aspect of 400 would fill the disk."""
+_FREE = 60
+"""Seconds of any file; beyond these, its bytes and frames bound its length."""
 _MIN_BYTES = 250
-"""Fewest plausible bytes per second, after the first minute."""
+"""Fewest plausible bytes per second. Of files with fewer, frames are counted."""
+MAX_SHOWN = 10
+"""Most plausible seconds per frame of those; a few files show slides for longer."""
 _MAX_STAMPS = 1 << 22
 """Maximum number of sound time stamps, 62 bytes each: a file of tiny frames could fill the disk with them."""
 WITHOUT_INDEX = {"mpeg", "mpegts", "mpegvideo"}
@@ -105,6 +109,8 @@ class Target:
     hdr: bool = False
     without_index: bool = False
     """Whether its format is one of WITHOUT_INDEX."""
+    frames: int = 0
+    """Frames in a file with few bytes for its length, packets if it is a sound; 0 if they are not counted."""
     note: str = ""
     """What to say of its streams."""
     of_build: bool = False
@@ -193,14 +199,16 @@ def _compiled(outputs: Sequence[Any]) -> list[str]:
     return [*killed_with_parent(), *graphs.compile(merged, overwrite_output=True)]
 
 
-def probe(path: Path, out: Path) -> list[str]:
-    """The ffprobe command line that writes as JSON what a file holds, with its first packets."""
+def probe(target: Target, out: Path, settings: Extraction) -> list[str]:
+    """The ffprobe command line that writes as JSON what a file holds, with its first packets, or all if it is small."""
     options = ["-hide_banner", "-loglevel", "level+info", "-protocol_whitelist", "file", "-format_whitelist", _FORMATS]
     of_stream = "index,codec_type,codec_name,width,height,channels,color_transfer"
     streams = f"stream={of_stream}:stream_disposition=default,attached_pic"
     entries = f"format=duration,format_name:program_stream=index:{streams}:packet=stream_index,dts_time"
-    options += ["-show_entries", entries, "-read_intervals", "%+#2000", "-of", "json", "-o", str(out)]
-    return [*killed_with_parent(), "ffprobe", *options, f"file:{path}"]
+    options += ["-show_entries", entries, "-of", "json", "-o", str(out)]
+    if not is_small(target, settings):
+        options += ["-read_intervals", "%+#2000"]
+    return [*killed_with_parent(), "ffprobe", *options, f"file:{target.file}"]
 
 
 def _sound_filters(target: Target, settings: Extraction) -> str:
@@ -273,20 +281,29 @@ def _select(stretches: Sequence[tuple[float, float]], fps: int) -> list[str]:
 
 def kept_stretches(target: Target, settings: Extraction) -> list[tuple[float, float]]:
     """The stretches to keep, of frames and sound alike, within the length limit."""
-    limit = max_seconds(target.file, settings)
+    limit = max_seconds(target, settings)
     kept = [(begin, min(end, limit)) for begin, end in target.video.stretches if begin < limit]
     return kept if kept or not target.video.stretches else [(0.0, 0.1)]
 
 
-def max_seconds(path: Path, settings: Extraction) -> float:
+def max_seconds(target: Target, settings: Extraction) -> float:
     """Length limit of a file: huge time stamps in a small one would become hours of one repeated frame."""
-    size = max(0, state_of(path).size)
-    return min(settings.max_hours * 3600, 60 + size // _MIN_BYTES)
+    plausible = _FREE + max(_seconds_of_bytes(target), MAX_SHOWN * target.frames)
+    return min(settings.max_hours * 3600, plausible)
+
+
+def is_small(target: Target, settings: Extraction) -> bool:
+    """Whether a file has too few bytes for the longest videos."""
+    return _FREE + _seconds_of_bytes(target) < settings.max_hours * 3600
+
+
+def _seconds_of_bytes(target: Target) -> int:
+    return max(0, state_of(target.file).size) // _MIN_BYTES
 
 
 def end_seconds(target: Target, settings: Extraction) -> float:
     """Length limit of a video or its segment."""
-    limit = max_seconds(target.file, settings)
+    limit = max_seconds(target, settings)
     if target.video.segment is None:
         return limit
     begin, end = target.video.segment

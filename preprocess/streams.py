@@ -35,7 +35,7 @@ def choose(target: Target, settings: Extraction) -> Target:
     """
     contents = _contents(target, settings)
     if not contents:  # ffmpeg will say why
-        return target
+        return replace(target, frames=1)
     streams = [stream for stream in contents["streams"] if not stream["disposition"]["attached_pic"]]
     pictures = [stream for stream in streams if stream.get("codec_type") == "video"]
     sounds = [stream for stream in streams if stream.get("codec_type") == "audio"]
@@ -57,6 +57,7 @@ def choose(target: Target, settings: Extraction) -> Target:
         for name, several, best in (("video", pictures, picture), ("audio", sounds, sound))
         if len(several) > 1
     ]
+    frames = [packet for packet in contents["packets"] if packet["stream_index"] == (picture or sound).get("index")]
     hdr = bool(_HDR.search(picture.get("color_transfer", "")))
     lacks_filter = hdr and not ffmpeg.has_tonemap()
     if lacks_filter:
@@ -81,7 +82,8 @@ def choose(target: Target, settings: Extraction) -> Target:
         picture=f"V:{pictures.index(picture)}" if picture else target.picture,
         sound=f"a:{sounds.index(sound)}" if sound else "",
         hdr=hdr and not lacks_filter,
-        fast=_is_fast(contents["packets"], picture, settings.fps),
+        fast=_is_fast(frames, settings.fps) if picture else None,
+        frames=max(1, len(frames)),
         note="; ".join(notes),
         of_build=lacks_filter,
     )
@@ -90,7 +92,7 @@ def choose(target: Target, settings: Extraction) -> Target:
 def _contents(target: Target, settings: Extraction) -> dict[str, Any]:
     """What ffprobe says of a file: duration, streams, programs, first packets; empty if it cannot read the file."""
     report = target.pcm.with_suffix(".json")
-    run(ffmpeg.probe(target.file, report), settings.limits, target.log, report)
+    run(ffmpeg.probe(target, report, settings), settings.limits, target.log, report)
     try:
         return dict(json.loads(report.read_bytes()))
     except (OSError, ValueError):
@@ -109,10 +111,9 @@ def _best(streams: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return max(streams, key=score, default={})
 
 
-def _is_fast(packets: Sequence[dict[str, Any]], picture: dict[str, Any], fps: int) -> bool | None:
-    """Whether the frames are more than `fps` * 2 per second; None without time stamps."""
-    of_picture = [packet for packet in packets if packet["stream_index"] == picture.get("index")]
-    times = [float(packet["dts_time"]) for packet in of_picture if "dts_time" in packet]
+def _is_fast(frames: Sequence[dict[str, Any]], fps: int) -> bool | None:
+    """Whether the frames, as packets, are more than `fps` * 2 per second; None without time stamps."""
+    times = [float(packet["dts_time"]) for packet in frames if "dts_time" in packet]
     if len(times) < 2 or times[0] >= times[-1]:
         return None
     return (len(times) - 1) / (times[-1] - times[0]) > 2 * _ROUNDED * fps

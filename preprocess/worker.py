@@ -83,7 +83,7 @@ def _make_shard(task: ShardTask, paths: Sequence[Path], folder: Path) -> list[Re
                 final &= not error.again
                 shutil.rmtree(target.jpeg.parent)
             else:
-                records.append(replace(record, hash=hash))
+                records.append(replace(record, columns={**record.columns, "hash": hash}))
                 mels += mel
                 pixels += pixel_sums(record.jpeg, record.sizes, every=task.extraction.fps)
         with contextlib.suppress(ValueError):  # without Dask
@@ -125,6 +125,8 @@ def _record(target: Target, output: Extracted | Rejected, settings: Extraction) 
     words = video.words or TimedWords([], [], [])
     kept = [k for k, end in enumerate(words.end) if end <= seconds]
     columns = {"id": video.id, "height": output.height, "width": output.width, "silence": silence, "note": note}
+    if output.segment:
+        columns["segment"] = "{:g} to {:g}".format(*output.segment)
     text = [[column[k] for k in kept] for column in astuple(words)]
     return VideoRecord(columns, output.jpeg, output.sizes, bank, text), sums
 

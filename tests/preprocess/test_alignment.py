@@ -12,7 +12,7 @@ from gdt.preprocess.datasets.listing import ListedVideo
 from gdt.preprocess.decode import Extracted, extract_group
 from gdt.preprocess.ffmpeg import Extraction, Target, decode_command
 from gdt.preprocess.process import run
-from tests.preprocess.media import FRAME, encode, events, kept, made, seconds
+from tests.preprocess.media import FRAME, encode, events, kept, made, seconds, tone
 
 GAPS = (0.01, 0.015, 0.02, 0.03, 0.04, 0.06, 0.08, 0.095, 0.12, 0.15)
 
@@ -367,3 +367,17 @@ def test_pieces_are_cut_at_the_limit() -> None:
     assert cut(160, found) == cut(120, found) == [(10, 0, 100)]
     assert cut(40, found) == [(10, 0, 30)]
     assert cut(10, found) == []
+
+
+@pytest.mark.parametrize(
+    ("pictured", "heard", "note"),
+    [
+        (2, 12, "its picture ends 10.0 s before its sound, whose rest is cut"),
+        (6, 2, "its sound ends 4.0 s before its picture"),
+        (2, 2.8, ""),
+        (2.8, 2, ""),
+    ],
+)
+def test_ends_that_are_apart_are_noted(tmp_path: Path, pictured: float, heard: float, note: str) -> None:
+    path = made(tmp_path / "apart.mkv", flashes(pictured), tone(heard), "-c:a", "flac")
+    assert kept(path, tmp_path).note == note

@@ -91,12 +91,21 @@ def test_file_without_declared_length_is_decoded(tmp_path: Path, suffix: str) ->
 def test_late_time_stamp_does_not_repeat_a_frame_for_an_hour(tmp_path: Path) -> None:
     late = clock(2, 10) + ",setpts='PTS+if(gte(N,19),3600/TB,0)'"
     path = made(tmp_path / "late.mkv", late, tone(2), "-fps_mode", "passthrough", "-bf", 0)
-    limit = 60 + path.stat().st_size // 250
-    assert limit < 200
     taken = kept(path, tmp_path)
-    assert len(taken.sizes) == 30 * limit
-    assert taken.note == f"cut at {limit} s (its file is too small for more)"
+    assert len(taken.sizes) == 30 * 260
+    assert taken.note == "cut at 260 s (10 s for each of its 20 frames)"
     assert abs(seconds(taken) - 2) < 0.06
+
+
+@pytest.mark.parametrize("sound", ["", "anoisesrc=d=0.5:r=24000,apad=whole_dur=1200"])
+def test_slides_are_not_cut_for_their_small_file(tmp_path: Path, sound: str) -> None:
+    """Alone and among others; of sounds, packets count."""
+    options = ["-c:a", "flac"] if sound else ["-g", 1200, "-crf", 40, "-tune", "stillimage"]
+    slides = "color=gray:s=32x32:r=1:d=1200,format=yuv420p"
+    path = made(tmp_path / ("quiet.flac" if sound else "slides.mp4"), "" if sound else slides, sound, *options)
+    assert path.stat().st_size < 250 * 1100
+    for taken in (kept(path, tmp_path), *pair(tmp_path, made(tmp_path / "plain.mkv", grey(60), tone(1.2)), path)[1:]):
+        assert (seconds(taken) if sound else len(taken.sizes) / 30) == pytest.approx(1200, abs=1) and not taken.note
 
 
 # ------------------------------------------------------------------------------------------------------- memory, limits
