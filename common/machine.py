@@ -3,17 +3,52 @@
 import contextlib
 import os
 import subprocess
+from collections.abc import Iterator
 from functools import cache
-from pathlib import Path
+from pathlib import Path, PurePosixPath
+
+_GROUPS = Path("/sys/fs/cgroup")
+_MEMBER = Path("/proc/self/cgroup")
 
 
 def cores() -> int:
-    """CPU cores that this process may use, within the limit of its cgroup."""
-    here = len(os.sched_getaffinity(0))
-    with contextlib.suppress(OSError, ValueError):  # without a limit its first word is max
-        quota, period = map(int, Path("/sys/fs/cgroup/cpu.max").read_text().split())
-        here = min(here, quota // period)
-    return max(1, here)
+    """CPU cores that this process may use, within the quotas of its control groups."""
+    here = float(len(os.sched_getaffinity(0)))
+    return max(1, int(min([here, *_quotas()])))
+
+
+def limit_threads() -> None:
+    """Where a quota leaves fewer cores than there are, let torch and other libraries that start use no more threads.
+
+    They would all run at once, and then wait for the rest of each period. OMP_NUM_THREADS wins.
+    """
+    if cores() < len(os.sched_getaffinity(0)):
+        os.environ.setdefault("OMP_NUM_THREADS", str(cores()))
+
+
+def _quotas() -> Iterator[float]:
+    """Cores by the quota of each control group that this process is in, of version 2 and of version 1."""
+    with contextlib.suppress(OSError):
+        for line in _MEMBER.read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            if controllers and "cpu" not in controllers.split(","):
+                continue
+            # a container may see its own group at the root, and others by their paths
+            for group in (PurePosixPath(path), *PurePosixPath(path).parents):
+                yield from _quota(_GROUPS / controllers / group.relative_to("/"))
+    yield from _quota(_GROUPS)
+    yield from _quota(_GROUPS / "cpu")
+
+
+def _quota(group: Path) -> Iterator[float]:
+    """Without a limit, the file of version 2 begins with max, and that of version 1 has -1."""
+    with contextlib.suppress(OSError, ValueError):
+        quota, period = map(int, (group / "cpu.max").read_text().split())
+        yield quota / period
+    with contextlib.suppress(OSError, ValueError):
+        quota = int((group / "cpu.cfs_quota_us").read_text())
+        if quota > 0:
+            yield quota / int((group / "cpu.cfs_period_us").read_text())
 
 
 @cache

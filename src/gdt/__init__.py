@@ -5,9 +5,12 @@
 import os
 from typing import TYPE_CHECKING, Any
 
+from gdt.common.machine import limit_threads
+
 # before torch is imported: its threads wait for each other by spinning, by default so long that two programs on the
 # same cores stop each other
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+limit_threads()
 
 if TYPE_CHECKING:
     from gdt.api import *  # noqa: F403
