@@ -3,17 +3,20 @@
 import errno
 import fcntl
 import glob
+import io
 import json
 import os
+import shutil
 import stat
 import struct
 import sys
+import tempfile
 import zipfile
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any, BinaryIO
+from typing import IO, Any, BinaryIO, NoReturn, cast
 
 from gdt.common.errors import UserError
 
@@ -39,6 +42,8 @@ DAMAGE = (
     struct.error,
 )
 """What h5py, zipfile and numpy raise for damaged files, besides OSError."""
+_TRIED = 1 << 30
+"""Most bytes that are allocated to try whether they fit; on some disks that takes seconds."""
 _NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK, errno.EINVAL)
 """What flock fails with where the file system has no locks: Lustre without -o flock, NFS without lockd, some FUSE."""
 
@@ -49,6 +54,37 @@ def is_disk_full(error: Exception) -> bool:
     return getattr(error, "errno", None) in full or any(f"errno = {number}," in str(error) for number in full)
 
 
+TEMPORARY = "gdt-"
+"""Begin of the names of our folders in the system's folder for temporary files; of shards, a dot and theirs."""
+
+
+def no_space(folder: Path) -> str:
+    """What to say of a full disk, and what to do."""
+    temporary = Path(tempfile.gettempdir())
+    elsewhere = ""
+    if folder == temporary or (
+        folder.is_relative_to(temporary) and folder.relative_to(temporary).parts[0].startswith((TEMPORARY, ".shard-"))
+    ):
+        elsewhere = ", or set TMPDIR to a folder on another"
+    return f"no space left on the disk of {folder}; free some{elsewhere}"
+
+
+def require_space(path: Path, size: int) -> None:
+    """Raise UserError unless `size` bytes fit beside a file that is to be written there at the end of a long run."""
+    full = (
+        f"no space on the disk of {path.absolute().parent} for {path.name}, which takes {size / 1e6:,.1f} MB; free "
+        "some, or set --out to another disk"
+    )
+    if shutil.disk_usage(path.absolute().parent).free < size:
+        raise UserError(full)
+    with suppress(OSError), tempfile.TemporaryFile(dir=path.absolute().parent) as file:
+        try:
+            os.posix_fallocate(file.fileno(), 0, min(max(size, 1), _TRIED))  # a quota may leave less
+        except OSError as error:
+            if is_disk_full(error):
+                raise UserError(full) from error
+
+
 def require_readable(what: object, error: Exception) -> None:
     """Raise UserError if `error` comes from the disk or permissions, not from the content of `what`."""
     if isinstance(error, OSError) and error.errno in _UNREADABLE:
@@ -56,18 +92,26 @@ def require_readable(what: object, error: Exception) -> None:
         raise UserError(message) from error
 
 
+class _Forward(io.BufferedWriter):
+    """A file that libraries write from its beginning to its end; some network disks take nothing else."""
+
+    def seekable(self) -> bool:
+        return False
+
+    def seek(self, *_: int) -> NoReturn:
+        raise io.UnsupportedOperation("seek")
+
+
 @contextmanager
 def writing(path: Path, scratch: Path | None = None) -> Iterator[BinaryIO]:
     """Write a binary file atomically: it appears complete or not at all.
 
     Yields `<name>.<process>.partial` next to `path`, or `<name>` in `scratch`, a folder of the same file system. It is
-    synced to disk and renamed at the end, and removed after an error. Removes what killed writers left; of two writers
-    at once, the first fails. For example:
+    synced to disk and renamed at the end, and removed after an error. It cannot be sought in. Removes what killed
+    writers left; of two writers at once, the first fails. For example:
 
         with writing(out / "features.npz") as file:
             np.savez(file, features=features)
-        with writing(out / "rows.h5") as file, h5py.File(file.name, "w") as rows:
-            rows["id"] = ids
     """
     if scratch:  # nothing is left next to `path`, and a folder of shards is long to list
         partial = scratch / path.name
@@ -76,8 +120,8 @@ def writing(path: Path, scratch: Path | None = None) -> Iterator[BinaryIO]:
         for left in path.parent.glob(f"{glob.escape(path.name)}.[0-9]*.partial"):
             left.unlink()
     try:
-        with partial.open("wb") as file:
-            yield file
+        with _Forward(io.FileIO(str(partial), "w")) as file:
+            yield cast(BinaryIO, file)
             file.flush()
             os.fsync(file.fileno())
         partial.rename(path)
@@ -86,7 +130,7 @@ def writing(path: Path, scratch: Path | None = None) -> Iterator[BinaryIO]:
             partial.unlink()
         if isinstance(error, RuntimeError) and isinstance(error.__context__, OSError):
             error = error.__context__  # torch.save hides why a file cannot be written
-        if isinstance(error, OSError) and error.errno == errno.ENOSPC and error.filename is None:
+        if isinstance(error, OSError) and error.errno is not None and error.filename is None:
             error.filename = str(path)  # for the message
         raise error
 

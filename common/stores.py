@@ -14,6 +14,7 @@ from pathlib import Path, PurePath
 from typing import Any, BinaryIO, TypeVar
 
 from gdt.common.errors import UserError, first_line
+from gdt.common.files import TEMPORARY
 from gdt.common.folders import Folder, State
 from gdt.common.retries import persist
 
@@ -102,7 +103,7 @@ class RemoteFolder(Folder):
 
     @contextmanager
     def local(self, path: PurePath | str) -> Iterator[Path]:
-        with tempfile.TemporaryDirectory(prefix="gdt-") as folder:
+        with tempfile.TemporaryDirectory(prefix=TEMPORARY) as folder:
             copy = Path(folder) / PurePath(path).name
             self.fetch(path, copy)
             yield copy
@@ -138,7 +139,7 @@ class RemoteFolder(Folder):
         persist(f"cannot read {self.address(name)}", copy)
 
     def write(self, name: str, write: Callable[[Path], T], before: str | None = None) -> T:
-        with tempfile.TemporaryDirectory(prefix="gdt-") as folder:
+        with tempfile.TemporaryDirectory(prefix=TEMPORARY) as folder:
             file = Path(folder) / name
             result = write(file)
             store, object_name = self.connect(name)

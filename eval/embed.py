@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gdt.common.commandline import gdt_command
 from gdt.common.errors import Unusable, UserError
-from gdt.common.files import require_new_file
+from gdt.common.files import TEMPORARY, require_new_file, require_space
 from gdt.eval import parquet
 from gdt.eval.extract import uniform_outputs
 from gdt.eval.features import VERSION, Features, sameness, write
@@ -37,7 +37,7 @@ def embed(settings: Embed) -> str:
     require_new_file(settings.out, settings.overwrite)
     if settings.out.suffix == ".parquet":
         parquet.require_pyarrow(settings.out)
-    embedded = features(settings)
+    embedded = features(settings, out=settings.out)
     write(settings.out, embedded)
     sizes = ", ".join(f"{name} [{len(values)}, {values.shape[1]}]" for name, values in embedded.features.items())
     lines = [
@@ -58,28 +58,45 @@ def embed(settings: Embed) -> str:
     return "\n".join(lines)
 
 
-def features(settings: Embed, trained: Trained | None = None) -> Features:
-    """Compute features; `trained` is the checkpoint, if it is already loaded.
+def features(settings: Embed, trained: Trained | None = None, out: Path | None = None) -> Features:
+    """Compute features; `trained` is the checkpoint, if it is already loaded, `out` the file for which there is room.
 
-    Raises UserError if the checkpoint or the videos cannot be used.
+    Raises UserError if the checkpoint or the videos cannot be used, or there is no room.
     """
     checkpoint = settings.ckpt or str(latest_checkpoint())
     trained = trained or load_trained(checkpoint, makers(settings.own_networks.given))
     modalities = _modalities(settings, trained, checkpoint)
-    with tempfile.TemporaryDirectory() as scratch:
+    with tempfile.TemporaryDirectory(prefix=TEMPORARY) as scratch:
         if settings.source:
-            from gdt.preprocess.named import decode_named
+            from gdt.preprocess import named
 
-            index, skipped = decode_named(settings.source, Path(scratch), settings.workers, trained.inputs.fps or 30)
+            found = named.find(settings.source)
+            if modalities == ["video"] and named.only_sounds(found):
+                raise UserError("no video has pictures: all files are sounds; set --modalities to audio")
+            count = sum(len(paths) for _, paths in found)
+            _require_space(out, settings, trained, modalities, count)
+            index, skipped = named.decode_named(found, Path(scratch), settings.workers, trained.inputs.fps or 30)
         else:
             index = Index.open(shard_folder(settings.dataset, settings.shards), settings.cache)
             skipped = ()
+            _require_space(out, settings, trained, modalities, len(index))
         embedded = features_of(trained, index, modalities, settings.clips, settings.kind, settings.rows)
     if not embedded.features:
         missing = f"no video has {' or '.join(modalities)}, with sound as long as a clip"
         raise Unusable(f"{missing}; use other videos, or set --modalities", skipped)
     embedded.metadata["checkpoint"] = str(checkpoint)
     return replace(embedded, skipped=skipped)
+
+
+def _require_space(out: Path | None, settings: Embed, trained: Trained, modalities: Sequence[str], videos: int) -> None:
+    """Raise UserError unless there is room for the features of all videos."""
+    if out is None:
+        return
+    model = trained.model
+    of_trunk = settings.kind == "features"
+    width = sum(model.backbone(name).dim if of_trunk else model.network.embedding for name in modalities)
+    rows = videos * (settings.clips if settings.rows == "clip" else 1)
+    require_space(out, 4 * rows * width)
 
 
 def _modalities(settings: Embed, trained: Trained, checkpoint: str) -> list[str]:

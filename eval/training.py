@@ -18,7 +18,7 @@ from tqdm import tqdm
 
 from gdt.common import serialization
 from gdt.common.errors import Damaged, UserError
-from gdt.common.files import write_lines, writing
+from gdt.common.files import require_space, write_lines, writing
 from gdt.common.randomness import Stream, seed_sequence
 from gdt.eval.classification import classes_of, targets, top_k
 from gdt.eval.evaluator import Evaluator, Outcome
@@ -168,6 +168,8 @@ class ClassifierTraining:
     def run(self, name: str) -> dict[str, Measured]:
         """Train to the last epoch, keep what is to be kept, and return the metrics of `test`."""
         self.folder.mkdir(parents=True, exist_ok=True)
+        # the state of an epoch, weights and moments, beside that of the one before, and what is kept
+        require_space(self.folder / STATE, 5 * sum(value.nbytes for value in self.model.state_dict().values()))
         first = self._resume()
         total = self.recipe.epochs * self.batches
         bar = tqdm(total=total, initial=first * self.batches, unit="step", desc=name, mininterval=0.5)

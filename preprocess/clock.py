@@ -6,7 +6,6 @@ ffmpeg's `aresample=async=1` sees one time stamp at a time, so it cannot tell a 
 and webcam recordings. Here all stamps are known: a lasting offset is a gap, a temporary one is jitter.
 """
 
-import os
 import warnings
 from collections.abc import Iterable
 from pathlib import Path
@@ -99,10 +98,11 @@ def rearrange(pcm: Path, kept: Iterable[Piece]) -> None:
     pcm.rename(original)
     with original.open("rb") as source, pcm.open("wb") as target:
         for silence, start, stop in kept:
-            target.seek(2 * silence, os.SEEK_CUR)  # leaves zeros
+            for block in range(0, 2 * silence, _BYTES):
+                target.write(bytes(min(_BYTES, 2 * silence - block)))
             source.seek(2 * start)
             remaining = 2 * (stop - start)
-            while remaining and (block := source.read(min(_BYTES, remaining))):
-                target.write(block)
-                remaining -= len(block)
+            while remaining and (samples := source.read(min(_BYTES, remaining))):
+                target.write(samples)
+                remaining -= len(samples)
     original.unlink()

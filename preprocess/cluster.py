@@ -6,11 +6,13 @@ import contextlib
 import errno
 import itertools
 import logging
+import os
 import signal
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from multiprocessing import resource_tracker
+from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -34,9 +36,13 @@ _CONFIG: dict[str, Any] = {
     "distributed.admin.tick.limit": "30s",
     "distributed.admin.system-monitor.interval": "5s",
 }
-_ADVICE: dict[int | None, str] = {
+_SEMAPHORES = Path("/dev/shm")
+_ADVICE = {
+    errno.EAGAIN: "allow more processes (ulimit -u, or the limit of the container)",
     errno.EMFILE: "allow more open files (ulimit -n)",
     errno.ENETUNREACH: "bring up the network interface lo",
+    errno.ENOMEM: "free some memory, or set --workers to fewer",
+    errno.ENOSPC: f"free some space in {_SEMAPHORES} and in the temporary folder",
 }
 
 
@@ -98,14 +104,23 @@ def _local(workers: int) -> distributed.LocalCluster:
         )
     except (RuntimeError, OSError) as error:  # a worker that dies at its start ends the whole cluster
         cause = _cause(error)
-        advice = _ADVICE.get(getattr(cause, "errno", None), "check the free memory, 'ulimit -a' and variables DASK_*")
-        raise UserError(f"worker processes cannot be started ({first_line(cause)}); {advice}") from error
+        raise UserError(f"worker processes cannot be started ({first_line(cause)}); {_advice(cause)}") from error
     finally:
         if main:
             signal.signal(signal.SIGINT, before)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         if interrupts:
             raise KeyboardInterrupt
+
+
+def _advice(cause: BaseException) -> str:
+    number = getattr(cause, "errno", None)
+    if not os.access(_SEMAPHORES, os.W_OK | os.X_OK):
+        state = "may not be written to" if _SEMAPHORES.is_dir() else "does not exist"
+        return f"{_SEMAPHORES}, which processes share, {state}; mount it writable (mount -t tmpfs tmpfs {_SEMAPHORES})"
+    if number is None:
+        return "check the free memory, 'ulimit -a' and variables DASK_*"
+    return _ADVICE.get(number, "check 'ulimit -a' and variables DASK_*")
 
 
 def _cause(error: BaseException) -> BaseException:

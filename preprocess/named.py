@@ -13,7 +13,15 @@ from gdt.common.places import Place, file_at, folder_at
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.shards.rejected import read_rejected
 from gdt.preprocess.datasets.folder import TREE
-from gdt.preprocess.datasets.listing import MEDIA, DataSet, ListedVideo, SourceFiles, ignored_in_words, incomplete
+from gdt.preprocess.datasets.listing import (
+    MEDIA,
+    SOUNDS,
+    DataSet,
+    ListedVideo,
+    SourceFiles,
+    ignored_in_words,
+    incomplete,
+)
 from gdt.preprocess.ffmpeg import Extraction
 from gdt.preprocess.settings import Preprocess
 from gdt.preprocess.stage import run
@@ -23,14 +31,16 @@ _ROOT = Path("/")
 """The folder that holds all of them, once those in stores are copied."""
 
 
-def decode_named(sources: Sequence[Place], scratch: Path, workers: int, fps: int) -> tuple[Index, tuple[Skipped, ...]]:
-    """An index of videos in the order of the sources, with paths as ids, and the skipped files with reasons.
+Found = list[tuple[Folder, Sequence[PurePath]]]
+"""Folders, and the paths of files in each."""
 
-    `sources` are folders or files. The shards in `scratch` are the loader's way of reading videos. Raises Unusable,
-    with the skipped files, if no video can be used, and UserError if a source is neither a folder, a video nor a sound,
-    or if none of them holds a video.
+
+def decode_named(found: Found, scratch: Path, workers: int, fps: int) -> tuple[Index, tuple[Skipped, ...]]:
+    """An index of videos in the order in which they were found, with paths as ids, and the skipped files with reasons.
+
+    The shards in `scratch` are the loader's way of reading videos. Raises Unusable, with the skipped files, if no video
+    can be used.
     """
-    found = _find(sources)
     names = [folder.address(path) for folder, paths in found for path in paths]
 
     def listing(source: SourceFiles) -> Iterator[ListedVideo]:
@@ -56,11 +66,14 @@ def _skipped(shards: Path, names: Sequence[str]) -> tuple[Skipped, ...]:
     return tuple(Skipped(names[int(video.id)], video.reason, video.again) for video in rejected)
 
 
-def _find(sources: Sequence[Place]) -> list[tuple[Folder, Sequence[PurePath]]]:
-    """For each source a folder, and the paths of its videos in it."""
+def find(sources: Sequence[Place]) -> Found:
+    """The videos and sounds of each source, a folder or a file.
+
+    Raises UserError if a source is neither a folder, a video nor a sound, or if none of them holds any.
+    """
     ignored: Counter[str] = Counter()
     before: set[Path] = set()
-    found: list[tuple[Folder, Sequence[PurePath]]] = []
+    found: Found = []
     for place in sources:
         if isinstance(place, Path):
             _require_videos(place, before)
@@ -79,7 +92,11 @@ def _find(sources: Sequence[Place]) -> list[tuple[Folder, Sequence[PurePath]]]:
     return found
 
 
-def _bring(found: Sequence[tuple[Folder, Sequence[PurePath]]], scratch: Path) -> Iterator[Path]:
+def only_sounds(found: Found) -> bool:
+    return all(path.suffix.lower() in SOUNDS for _, paths in found for path in paths)
+
+
+def _bring(found: Found, scratch: Path) -> Iterator[Path]:
     """The files on this machine."""
     for number, (folder, paths) in enumerate(found):
         copies = scratch / str(number)

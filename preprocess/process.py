@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from gdt.common.errors import ABOVE_ZERO, UserError, require_range
-from gdt.common.files import is_disk_full
+from gdt.common.files import is_disk_full, no_space
 
 _NOT_STARTED = {126, 127}
 """Exit statuses of a shell, setpriv or the dynamic linker when a program cannot be started."""
@@ -168,7 +168,7 @@ def _run_once(arguments: list[str], limits: Limits, last: bool, log: Path, *outp
     if (interrupted or any(f"({cause})" in fault for cause in _PASSING)) and not last:
         raise _Retry
     if fault:
-        raise UserError(f"{fault} and run the same command again: finished shards are kept")
+        raise UserError(f"{fault}, and run the same command again")
     errors += [_strip_prefix(line) for line in interrupted]
     if process.returncode < 0:
         raise Failed(f"ffmpeg crashes on it ({signal.Signals(-process.returncode).name})", of_build=True)
@@ -197,7 +197,7 @@ def _fault_of_machine(status: int, errors: Sequence[str], folder: Path) -> str:
         limit = _LIMITS.get(status, _LIMITS[-signal.SIGXFSZ])
         return f"ffmpeg exceeds this machine's limit on the {limit}; raise it"
     if cause in _FULL or (status and not errors and _is_full(folder)):  # a full disk may hold no log
-        return f"no space left on the disk of {folder}; free some"
+        return no_space(folder)
     return f"ffmpeg cannot write to {folder} ({cause}); mend that" if cause else ""
 
 

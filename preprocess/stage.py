@@ -5,6 +5,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from tqdm import tqdm
@@ -24,7 +25,7 @@ from gdt.preprocess.job import PreprocessJob, prepare
 from gdt.preprocess.settings import Preprocess
 from gdt.preprocess.summary import Summary, describe, left_out
 from gdt.preprocess.tools import require_tools
-from gdt.preprocess.worker import PROGRESS, SCRATCH, make_shard
+from gdt.preprocess.worker import PROGRESS, SAME_FOLDER, SCRATCH, MadeShard, make_shard
 
 
 def command(settings: Preprocess) -> str:
@@ -114,13 +115,21 @@ def _make_shards(settings: Preprocess, job: PreprocessJob, pending: Sequence[int
         tqdm(total=total, unit="video", desc="preprocess", smoothing=0.02, mininterval=interval) as bar,
     ):
         client.subscribe_topic(PROGRESS, lambda event: bar.update(event[1]))
-        results = cluster.map_unordered(client, make_shard, map(job.task, pending), workers)
+        made = cluster.map_unordered(client, make_shard, map(job.task, pending), workers)
+        results = map(partial(_require_here, job), made)
         if not settings.allow_rejected:
             checks.require_usable(results)
         for _ in results:
             pass
         client.unsubscribe_topic(PROGRESS)
         bar.update(total - bar.n)
+
+
+def _require_here(job: PreprocessJob, made: MadeShard) -> MadeShard:
+    """Raise UserError if a machine has written its shard to another disk; the other shards are kept."""
+    if not job.destination.exists(made.name):
+        raise UserError(f"{made.host} has written {made.name}, but not to {job.destination} here; {SAME_FOLDER}")
+    return made
 
 
 def _remove_rejecting(job: PreprocessJob, numbers: Iterable[int]) -> None:

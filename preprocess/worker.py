@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from gdt.common.errors import UserError
-from gdt.common.files import is_disk_full
+from gdt.common.files import is_disk_full, no_space
 from gdt.common.folders import state_of
 from gdt.pipeline.shards.rejected import RejectedVideo
 from gdt.pipeline.shards.statistics import mel_sums
@@ -30,10 +30,14 @@ PROGRESS = "gdt-preprocess"
 """Dask topic of the number of videos just done."""
 SCRATCH = ".shard-*"
 """Names of the temporary folders of `make_shard`."""
-_AGAIN = "and run the same command again: finished shards are kept"
+_AGAIN = "and run the same command again"
+SAME_FOLDER = "mount it there: all machines must see the same folder of shards"
 
 
 class MadeShard(NamedTuple):
+    name: str
+    host: str
+    """The machine that has made it."""
     videos: int
     rejected: list[RejectedVideo]
     """The videos that are not in it."""
@@ -42,19 +46,22 @@ class MadeShard(NamedTuple):
 def make_shard(task: ShardTask) -> MadeShard:
     """Decode the videos of one shard and write it. Raises UserError if the machine, not a video, is at fault."""
     where = task.destination.scratch
+    host = socket.gethostname()
     try:
+        if not where.is_dir():
+            raise UserError(f"it does not see the folder {where}; {SAME_FOLDER}")
         with tempfile.TemporaryDirectory(prefix=f".{Path(task.name).stem}-", dir=where) as folder:
             files = task.source.bring([video.path for video in task.videos], Path(folder))
             rejected = _make_shard(task, files, Path(folder))
-        return MadeShard(len(task.videos), rejected)
+        return MadeShard(task.name, host, len(task.videos), rejected)
     except (UserError, OSError) as error:
         if isinstance(error, UserError):
             message = str(error)
         elif is_disk_full(error):
-            message = f"no space left on the disk of {where}; free some {_AGAIN}"
+            message = f"{no_space(where)}, {_AGAIN}"
         else:
-            message = f"cannot write {task.destination.address(task.name)}: {error}; fix this {_AGAIN}"
-        raise UserError(f"{socket.gethostname()}: {message}") from error
+            message = f"cannot write {task.destination.address(task.name)}: {error}; fix this, {_AGAIN}"
+        raise UserError(f"{host}: {message}") from error
 
 
 def _make_shard(task: ShardTask, paths: Sequence[Path], folder: Path) -> list[RejectedVideo]:

@@ -68,6 +68,13 @@ class Learner:
         )
         return RunState(record, self.model.state_dict(), self.optimizer.state_dict())
 
+    @property
+    def state_bytes(self) -> int:
+        """Roughly the bytes of a checkpoint: weights, and moments of each."""
+        moments = 2 if isinstance(self.optimizer, torch.optim.AdamW) else 1
+        weights = sum(value.nbytes for value in self.model.state_dict().values())
+        return weights + moments * sum(value.nbytes for value in self.model.parameters())
+
     def _outputs(self, modality: str) -> Tensor:
         """What a network of the user's own computes now."""
         base: Any = self.model.backbone(modality)

@@ -12,6 +12,7 @@ import torch
 from tqdm import tqdm
 
 from gdt.common.errors import UserError
+from gdt.common.files import require_space
 from gdt.common.wording import duration, plural
 from gdt.pipeline.groups import check_groups, take_rank
 from gdt.pipeline.loader import Batch, Loader
@@ -117,6 +118,7 @@ class Trainer:
         """
         summary = ""
         held_out = together(self.open_probe)
+        together(self.require_space)
         self.describe_run()
         if self.rank == 0 and self.step == 0:  # first, or a killed run would be resumed from what it replaces
             self.path.unlink(missing_ok=True)
@@ -164,6 +166,13 @@ class Trainer:
         for line in between_splits(self.index, probe.split):
             describe(self.rank, "warning", line)
         return probe if len(probe.videos) else None
+
+    def require_space(self) -> None:
+        """Raise UserError unless the next checkpoint fits beside the last one."""
+        if self.rank == 0:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            present = self.path.stat().st_size if self.path.is_file() and self.step else 0
+            require_space(self.path, 2 * self.learner.state_bytes - present)
 
     def open_loader(self) -> Loader:
         """Loads this rank's share of each batch."""

@@ -14,7 +14,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from io import FileIO
-from itertools import chain
 from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -168,19 +167,30 @@ def write(
         places = _lay_out(memory, arrays, notes, user_block)
         size = os.fstat(memory.fileno()).st_size
         head = {"schema": SCHEMA, "size": size, "crc32": f"{0:08x}", "notes": dict(notes), "arrays": places}
-        at = len(_encoded(head))
-        file.write(bytes(at))
+        first = len(_encoded(head))
         checksum = 0
-        end = ArrayPlace(size, "u1", [0])  # so that the metadata after the last array is written, too
-        for name, place in sorted([*places.items(), ("", end)], key=lambda item: item[1].begin):
-            metadata = os.pread(memory.fileno(), max(place.begin - at, 0), at)
-            for part in chain([metadata], _blocks(arrays[name]) if name else ()):
-                checksum = zlib.crc32(part, checksum)
-                at += file.write(part)
+        for part in _content(memory, arrays, places, first, size):
+            checksum = zlib.crc32(part, checksum)
+        # read twice, as a disk may take files only from their beginning to their end
+        at = file.write(_encoded(head | {"crc32": f"{checksum:08x}"}))
+        for part in _content(memory, arrays, places, first, size):
+            at += file.write(part)
         if at != size:
             raise RuntimeError(f"{path} has {at} bytes instead of {size}")
-        file.seek(0)
-        file.write(_encoded(head | {"crc32": f"{checksum:08x}"}))
+
+
+def _content(
+    memory: FileIO, arrays: Mapping[str, np.ndarray | Files], places: Mapping[str, ArrayPlace], at: int, size: int
+) -> Iterator[Any]:
+    """All bytes of a file from a place on: arrays, and between them HDF5's metadata, which are in memory."""
+    end = ArrayPlace(size, "u1", [0])  # so that the metadata after the last array come, too
+    for name, place in sorted([*places.items(), ("", end)], key=lambda item: item[1].begin):
+        metadata = os.pread(memory.fileno(), max(place.begin - at, 0), at)
+        at += len(metadata)
+        yield metadata
+        for part in _blocks(arrays[name]) if name else ():
+            at += len(part)
+            yield part
 
 
 def _line(text: bytes) -> bytes:

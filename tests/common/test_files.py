@@ -5,7 +5,9 @@ import fcntl
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
 from gdt.common.errors import UserError
 from gdt.common.files import kind, lock, locked, open_regular, write_lines, write_text, writing
@@ -38,6 +40,22 @@ def test_a_file_appears_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.
     assert path.read_bytes() == b"by name" and not [*scratch.iterdir()]
     with pytest.raises(OSError, match=f"No space left on device: '{path}'"), writing(path):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # write() names no file
+
+
+def test_libraries_write_from_the_beginning_to_the_end(tmp_path: Path) -> None:
+    """As disks without random access need it; what the system says of a file names it."""
+    arrays = {"a": np.arange(5), "b": np.zeros((2, 3))}
+    for save in (np.savez, np.savez_compressed, lambda file, **values: torch.save(values, file)):
+        with writing(tmp_path / "file") as file:
+            save(file, **arrays)
+        with (tmp_path / "file").open("rb") as content:
+            loaded = torch.load(content, weights_only=False) if save not in (np.savez, np.savez_compressed) else None
+            found = loaded or dict(np.load(tmp_path / "file"))
+        assert all(np.array_equal(found[name], arrays[name]) for name in arrays)
+    with pytest.raises(OSError, match="seek"), writing(tmp_path / "other") as file:
+        file.seek(0)
+    with pytest.raises(OSError, match=f"not supported: '{tmp_path}/other'"), writing(tmp_path / "other"):
+        raise OSError(errno.EOPNOTSUPP, "Operation not supported")
 
 
 def test_of_two_writers_the_first_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,7 +26,7 @@ from gdt.pipeline.loader import Loader
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.transformations.augmentation import EVALUATION
 from gdt.preprocess.ffmpeg import Extraction
-from gdt.preprocess.named import decode_named
+from gdt.preprocess.named import decode_named, find
 from gdt.preprocess.settings import Preprocess
 from gdt.preprocess.stage import run
 from gdt.train.checkpoint import load_model, read_run
@@ -134,7 +134,7 @@ def test_paths_are_those_of_the_files(synthetic: Path, tmp_path: Path) -> None:
     for name, clip in zip(names, sorted(synthetic.rglob("*.mp4")), strict=False):
         (tmp_path / "mine" / name).parent.mkdir(parents=True)
         shutil.copy(clip, tmp_path / "mine" / name)
-    index, _ = decode_named([tmp_path / "mine"], tmp_path, 1, 30)
+    index, _ = decode_named(find([tmp_path / "mine"]), tmp_path, 1, 30)
     assert sorted(index.id) == sorted(str(tmp_path / "mine" / name) for name in names)
 
 

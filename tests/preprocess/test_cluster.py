@@ -10,13 +10,17 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from gdt.common.errors import UserError
+from gdt.common.folders import LocalFolder
 from gdt.preprocess import cluster
+from gdt.preprocess import stage as stage_module
 from gdt.preprocess import worker as worker_module
+from gdt.preprocess.plan import ShardTask
 from gdt.preprocess.settings import Preprocess
 from tests.conftest import ROOT, preprocess
 from tests.preprocess.test_stage import digests
@@ -79,6 +83,35 @@ def test_the_error_of_a_worker_names_its_host(
         monkeypatch.setattr(worker_module, "require_tools", fail)
         with pytest.raises(UserError, match=f"^node17: {said}"):
             preprocess(Preprocess("folder", videos, tmp_path / "shards"))
+
+
+def test_a_worker_with_another_disk_is_named(
+    alone: None, videos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own folder of that name, or none."""
+    settings = Preprocess("folder", videos, tmp_path / "shards")
+    (tmp_path / "its-own").mkdir()
+    monkeypatch.setattr(socket, "gethostname", lambda: "node17")
+    for elsewhere, said in (
+        ("its-own", "has written shard-000000.h5, but not to .*shards here"),
+        ("none", ": it does"),
+    ):
+
+        def elsewhere_made(task: ShardTask, folder: Path = tmp_path / elsewhere) -> worker_module.MadeShard:
+            return worker_module.make_shard(replace(task, destination=LocalFolder(folder)))
+
+        monkeypatch.setattr(stage_module, "make_shard", elsewhere_made)
+        with pytest.raises(UserError, match=f"^node17 ?{said}.*all machines must see the same folder"):
+            preprocess(settings)
+
+
+def test_what_keeps_processes_from_starting_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert cluster._advice(OSError(errno.ENOSPC, "")) == "free some space in /dev/shm and in the temporary folder"
+    assert "memory" in cluster._advice(TimeoutError("Timed out"))
+    monkeypatch.setattr(cluster, "_SEMAPHORES", tmp_path / "shm")
+    for number in (errno.ENOENT, errno.EROFS):
+        assert "shm, which processes share, does not exist" in cluster._advice(OSError(number, ""))
+        assert "memory" not in cluster._advice(OSError(number, ""))
 
 
 Start = Callable[..., "subprocess.Popen[str]"]

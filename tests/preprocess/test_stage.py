@@ -229,7 +229,7 @@ def test_full_disk_stops_the_run_without_partial_shards(
     alone: None, synthetic: Path, small_disk: Path, tmp_path: Path
 ) -> None:
     settings = Preprocess("folder", synthetic / "test", small_disk / "shards", videos_per_shard=2)
-    with pytest.raises(UserError, match="no space left on the disk of .*disk/shards.*; free some and run the same"):
+    with pytest.raises(UserError, match="no space left on the disk of .*disk/shards.*; free some, and run the same"):
         run(settings)
     shards = list((small_disk / "shards").glob("shard-*"))
     assert shards and all(problems(path) == [] for path in shards)
