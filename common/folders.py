@@ -35,6 +35,8 @@ class Folder(ABC):
     """Whether it is in a store, where there are no locks and no temporary folders, and reading is slow."""
     reads_at_once: int
     """Threads that read small parts of many files."""
+    opened: set[str]
+    """Addresses of the files that a `File` of it, or of a folder below, has opened."""
 
     @abstractmethod
     def __str__(self) -> str: ...
@@ -147,9 +149,10 @@ class LocalFolder(Folder):
     remote = False
     reads_at_once = 1
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, opened: set[str] | None = None) -> None:
         self.root = path
         self.name = path.absolute().name
+        self.opened = set() if opened is None else opened
 
     def __str__(self) -> str:
         return str(self.root)
@@ -189,7 +192,7 @@ class LocalFolder(Folder):
         return sorted(path.relative_to(self.root) for path in self.root.glob(pattern))
 
     def below(self, path: str) -> Folder:
-        return LocalFolder(self.root / path)
+        return LocalFolder(self.root / path, self.opened)
 
     def open(self, path: PurePath | str) -> BinaryIO:
         return files.open_regular(self.root / path)
@@ -240,6 +243,7 @@ class File:
 
     def open(self) -> BinaryIO:
         """Raises UserError if that fails."""
+        self.folder.opened.add(str(self))
         return self.folder.open(self.path)
 
 

@@ -31,7 +31,8 @@ class RemoteFolder(Folder):
     remote = True
     reads_at_once = 4 * _THREADS
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, opened: set[str] | None = None) -> None:
+        self.opened = set() if opened is None else opened
         scheme, _, path = url.partition(":")
         root = "///" if scheme == "file" else "//"
         self.url = f"{scheme}:{root}{PurePath(path.strip('/'))}"
@@ -90,7 +91,7 @@ class RemoteFolder(Folder):
         return self.snapshot().glob(pattern)
 
     def below(self, path: str) -> Folder:
-        return RemoteFolder(self.address(path))
+        return RemoteFolder(self.address(path), self.opened)
 
     def open(self, path: PurePath | str) -> BinaryIO:
         with self.local(path) as copy:

@@ -9,7 +9,7 @@ from gdt.common.folders import Folder
 from gdt.preprocess.captions.readers import Captions
 from gdt.preprocess.captions.stretches import retime, stretches
 from gdt.preprocess.captions.words import Vocabulary
-from gdt.preprocess.datasets.listing import CAPTIONS, MEDIA, Item, ListedVideo, Missing
+from gdt.preprocess.datasets.listing import CAPTIONS, MEDIA, NO_CAPTIONS, Item, ListedVideo, Missing, titled_id
 from gdt.preprocess.textfiles import composed
 
 _STRETCHES = 1000
@@ -37,13 +37,16 @@ class Spoken:
         for item in items:
             if isinstance(item, ListedVideo):
                 name = self._name(item)
-                used.add(name)
+                used.add(self.captions.named(name))
                 if self.only_captioned and not name:
                     item = Missing(item.id, "it has no captions", item.path)
             yield item
         unused = self.captions.unused(used)
         if unused:
             yield Counter({f"{CAPTIONS} (first: '{unused[0]}')": len(unused)})
+        others = self.captions.others
+        if others:
+            yield Counter({f"{NO_CAPTIONS} (first: '{others[0]}')": len(others)})
 
     def attach(self, video: ListedVideo) -> ListedVideo:
         name = self._name(video)
@@ -67,13 +70,12 @@ class Spoken:
         names = [video.id, path.removesuffix(suffix), path, video.id.removesuffix(suffix)]
         if "." in video.path.stem and not self.source.kind(video.path.with_suffix("")):
             names = [video.id, path]  # a.avi, beside a.avi.mp4, has its own
-        if video.part:
-            names.append(video.part[0])
+        names.append(video.part[0] if video.part else titled_id(composed(video.path.stem)))
         exact = (name for name in names if self.captions.has(name))
         name = next(exact, "") or next((name for name in names if name in self.captions), "")
         with_language = PurePath(self.captions.named(name)).name
         if with_language != PurePath(name).name:
-            beside = [video.path.with_name(with_language + end) for end in ("", *MEDIA)]
+            beside = {video.path.with_name(with_language + end) for end in ("", *MEDIA)} - {video.path}
             if not all(map(self.source.kind, beside)):
                 return ""  # a.en.mp4, beside a.mp4, has its own
         return name

@@ -10,6 +10,7 @@ import math
 import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Set
+from contextlib import suppress
 from operator import attrgetter, itemgetter
 from pathlib import Path, PurePath
 from typing import Any, NamedTuple
@@ -17,7 +18,7 @@ from typing import Any, NamedTuple
 from gdt.common.errors import UserError, first_line
 from gdt.common.folders import File, Folder
 from gdt.pipeline.word2vec import NEEDS_TEXT
-from gdt.preprocess.datasets.listing import walk
+from gdt.preprocess.datasets.listing import titled_id, walk
 from gdt.preprocess.textfiles import composed, open_text, read_csv
 
 JSON_NAMES = ("caption.json", "raw_caption.json", "captions.json", "raw_caption_superclean.json")
@@ -27,7 +28,8 @@ FOLDERS = ("captions", "csv")
 CAPTION_COLUMNS = ("start", "end", "text")
 EXPECTED = f"""\
 source/{JSON_NAMES[0]} or {", ".join(JSON_NAMES[1:])}     {{id: {{start: [...], end: [...], text: [...]}}}}
-source/{FOLDERS[0]}/<id>.csv, .json, .srt or .vtt  one file per video, or <id>.en.vtt; a csv has start,end,text
+source/{FOLDERS[0]}/<id>.csv, .json, .srt or .vtt  one file per video, or <id>.en.vtt; a csv has start,end,text,
+                                              JSON the same lists, or Whisper's segments
 source/*.csv                              with the columns video_id,start,end,text
 <id> is the id of the video, or its path below source without the suffix (cats/a for source/cats/a.mp4)"""
 
@@ -42,6 +44,10 @@ _ARROW = re.compile(r"\s*[\d:.,]+\s*-->")
 _WORD_TIME = re.compile(r"<((?:\d{2,9}:)?[0-5]\d:[0-5]\d\.\d{3})>")
 
 
+class _NoCaptions(Exception):
+    """A file beside captions holds none."""
+
+
 class Caption(NamedTuple):
     """Text spoken from `start` to `end`, in seconds from the start of the video."""
 
@@ -53,16 +59,21 @@ class Caption(NamedTuple):
 class Captions:
     """The captions of a data set by video id."""
 
-    def __init__(self, videos: Iterable[tuple[str, list[Caption]]]) -> None:
-        """Keep the captions of `videos`; those of an id may come in several parts."""
+    def __init__(self, videos: Iterable[tuple[str, list[Caption] | None]]) -> None:
+        """Keep the captions of `videos`; those of an id may come in several parts. None: the file holds none."""
         self._parts: dict[str, list[bytes]] = {}
-        self._languages: dict[str, str] = {}
+        self._named: dict[str, str] = {}
+        self.others: list[str] = []
+        """Names of files in the folder of captions that hold none."""
         for id, lines in videos:
-            if lines:
+            if lines is None:
+                self.others.append(id)
+            elif lines:
                 self._parts.setdefault(composed(id), []).append(zlib.compress(json.dumps(lines).encode(), level=1))
-        in_a_language = filter(_LANGUAGE.search, self._parts)
-        for id in sorted(in_a_language, key=lambda id: (not _ENGLISH.search(id), id)):  # English before others
-            self._languages.setdefault(_LANGUAGE.sub("", id), id)
+        for id in sorted(self._parts, key=lambda id: (not _ENGLISH.search(id), id)):  # English before others
+            name = _LANGUAGE.sub("", id)
+            for short in (name, titled_id(name)):
+                self._named.setdefault(short, id)
 
     @staticmethod
     def find(source: Folder) -> Captions | None:
@@ -88,16 +99,17 @@ class Captions:
         return sorted(itertools.starmap(Caption, rows), key=attrgetter("start"))
 
     def named(self, id: str) -> str:
-        """The name of the captions of a video: its id or, if there are none of that name, its id and a language."""
-        return id if self.has(id) else self._languages.get(id, "")
+        """The name of the captions of a video: its id or, if there are none of that name, with a language or title."""
+        return id if self.has(id) else self._named.get(id, "") if id else ""
 
     def has(self, id: str) -> bool:
         """Whether there are captions of exactly this name."""
         return id in self._parts
 
     def unused(self, used: Set[str]) -> list[str]:
-        """The names of captions that are not those of the videos `used`, in any language."""
-        return sorted(name for name in self._parts if name not in used and _LANGUAGE.sub("", name) not in used)
+        """The names of captions that are not `used`, in any language."""
+        names = {_LANGUAGE.sub("", name) for name in used}
+        return sorted(name for name in self._parts if name not in used and _LANGUAGE.sub("", name) not in names)
 
     def __contains__(self, id: str) -> bool:
         return bool(self.named(id))
@@ -107,7 +119,7 @@ class Captions:
         return len(self._parts)
 
 
-def _locations(source: Folder) -> Iterator[tuple[str, Iterator[tuple[str, list[Caption]]]]]:
+def _locations(source: Folder) -> Iterator[tuple[str, Iterator[tuple[str, list[Caption] | None]]]]:
     """The names of files or folders of captions, the preferred one first, with its videos; of tables the first."""
     for name in JSON_NAMES:
         file = File(source, PurePath(name))
@@ -118,7 +130,7 @@ def _locations(source: Folder) -> Iterator[tuple[str, Iterator[tuple[str, list[C
             folder = source.below(name)
             yield str(folder), _folder_videos(folder)
     csv_files = [File(source, path) for path in source.glob("[!.]*.csv")]
-    tables = list(filter(_is_table, csv_files))
+    tables = [file for file in csv_files if {"video_id", *CAPTION_COLUMNS} <= _header(file)]
     if tables:
         yield str(tables[0]), itertools.chain.from_iterable(map(_csv_videos, tables))
 
@@ -142,11 +154,22 @@ def _csv_videos(path: File) -> Iterator[tuple[str, list[Caption]]]:
         yield id, _usable(map(_ROW, group), f"video '{id}' of {path}")
 
 
-def _folder_videos(folder: Folder) -> Iterator[tuple[str, list[Caption]]]:
-    """The video of each file; of several formats the last counts, as .vtt may hold the times of words."""
-    for path in {path.with_suffix(""): path for path in _caption_files(folder)}.values():
-        file = File(folder, path)
-        yield str(path.with_suffix("")), _usable(_READERS[path.suffix.lower()](file), str(file))
+def _folder_videos(folder: Folder) -> Iterator[tuple[str, list[Caption] | None]]:
+    """The video of each file; of several formats the last that holds captions counts, as .vtt may have times of words.
+
+    Downloaders put other files beside captions, such as .info.json; these come with None.
+    """
+    by_video: dict[Path, list[Path]] = {}
+    for path in _caption_files(folder):
+        by_video.setdefault(path.with_suffix(""), []).append(path)
+    for name, paths in by_video.items():
+        for path in reversed(paths):
+            file = File(folder, path)
+            try:
+                yield str(name), _usable(_READERS[path.suffix.lower()](file), str(file))
+                break
+            except _NoCaptions:
+                yield path.name, None
 
 
 def _caption_files(folder: Folder) -> Iterator[Path]:
@@ -155,10 +178,10 @@ def _caption_files(folder: Folder) -> Iterator[Path]:
     return (path for path in paths if path.suffix.lower() in _READERS)
 
 
-def _is_table(path: File) -> bool:
+def _header(path: File) -> set[str]:
+    """The names of the columns of a csv."""
     with open_text(path, errors="replace") as file:
-        header = file.readline(1 << 16)
-    return {"video_id", *CAPTION_COLUMNS} <= set(next(csv.reader([header]), []))
+        return {*next(csv.reader([file.readline(1 << 16)]), [])}
 
 
 _Rows = Iterable[tuple[Any, Any, Any]]
@@ -174,8 +197,28 @@ def _rows(columns: Any) -> _Rows:
 
 
 def _read_json(path: File) -> _Rows:
+    """Of columns, or of segments as Whisper writes them. Raises _NoCaptions for other JSON, also for JSON lines."""
     with path.open() as file:
-        yield from _rows(json.loads(file.read()))
+        text = file.read()
+    try:
+        content = json.loads(text)
+    except ValueError:
+        with suppress(ValueError):
+            json.loads(text.partition(b"\n")[0])
+            raise _NoCaptions from None
+        raise
+    if isinstance(content, dict) and "segments" in content:
+        yield from map(_ROW, content["segments"])
+    elif isinstance(content, dict) and not content.keys().isdisjoint(CAPTION_COLUMNS):
+        yield from _rows(content)
+    else:
+        raise _NoCaptions
+
+
+def _read_csv(path: File) -> _Rows:
+    if _header(path).isdisjoint(CAPTION_COLUMNS):
+        raise _NoCaptions
+    yield from map(_ROW, read_csv(path, CAPTION_COLUMNS, dict))
 
 
 def _read_subtitles(path: File) -> _Rows:
@@ -213,7 +256,7 @@ def _read_subtitles(path: File) -> _Rows:
 
 
 _READERS: dict[str, Callable[[File], _Rows]] = {
-    ".csv": lambda path: map(_ROW, read_csv(path, CAPTION_COLUMNS, dict)),
+    ".csv": _read_csv,
     ".json": _read_json,
     ".srt": _read_subtitles,
     ".vtt": _read_subtitles,

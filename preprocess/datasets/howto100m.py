@@ -7,13 +7,13 @@ videos are your downloads from YouTube. preprocess/captions/readers.py finds the
 import sys
 from collections.abc import Iterator
 
-from gdt.preprocess.datasets.listing import NO_FILE, DataSet, Item, ListedVideo, Missing, SourceFiles
+from gdt.preprocess.datasets.listing import NO_FILE, DataSet, Item, ListedVideo, Missing, SourceFiles, titled_id
 from gdt.preprocess.textfiles import Row, read_csv
 
 TABLE = "HowTo100M_v1.csv"
 TREE = f"""\
 source/0wR5jVB-WPk.mp4            named by the YouTube id, any video format, in folders at any depth
-source/part1/3caPS4FHFF8.webm
+source/part1/3caPS4FHFF8.webm     or Title [3caPS4FHFF8].webm
 source/{TABLE}         optional, video_id,category_1,...: the videos and their labels
 source/caption.json               captions, or raw_caption.json, captions.json
 source/captions/0wR5jVB-WPk.csv   captions, if each video has its own file: start,end,text"""
@@ -30,6 +30,7 @@ def listing(source: SourceFiles) -> Iterator[Item]:
     labels = dict(read_csv(table, ("video_id", "category_1"), _label)) if listed else {}
     seen: set[str] = set()
     for name, file in source.named():
+        name = titled_id(name) or name
         if listed:
             if name not in labels:
                 yield Missing.unlisted(file)

@@ -35,6 +35,7 @@ _ADDED = re.compile(rf"(?:\.f\d+(?:-\w+)?|{'|'.join(map(re.escape, sorted(SUFFIX
 """What downloaders and converters put between name and suffix: another suffix, or the number of a format."""
 _SOUND = re.compile(r"\.f(?:139|14[01]|17[12]|249|25[01])(?:-\w+)?$", re.ASCII)
 """Numbers of YouTube's formats of sound alone, which may lie in a .webm beside the picture's."""
+_TITLED = re.compile(r".*\[([A-Za-z0-9_-]{11})\]", re.ASCII | re.S)
 _SHOWN = 8
 """Suffixes to print."""
 HIDDEN = "hidden or trash"
@@ -43,6 +44,7 @@ LISTED = "link to a folder that is listed already"
 EMPTY = "empty folder"
 BROKEN = "broken link"
 CAPTIONS = "captions of no video"
+NO_CAPTIONS = "in the folder of captions, but none"
 NO_FILE = "but there is no file of this name with the suffix of a video"
 SPLIT_NAMES = {"train": "train", "training": "train"}
 SPLIT_NAMES |= dict.fromkeys(("val", "valid", "validation", "validate"), "val")
@@ -210,8 +212,15 @@ class SourceFiles:
     """Reads the files of a source."""
 
     folder: Folder
-    ignored: Counter[str] = field(default_factory=Counter, init=False)
-    """How many files and folders it has left out so far: by suffix, or in words."""
+    _left_out: Counter[str] = field(default_factory=Counter, init=False)
+    _others: list[PurePath] = field(default_factory=list, init=False)
+    """Files that are no videos by their suffix."""
+
+    @property
+    def ignored(self) -> Counter[str]:
+        """How many files and folders it has left out so far: by suffix, without those that were read, or in words."""
+        others = (path for path in self._others if self.folder.address(path) not in self.folder.opened)
+        return self._left_out + Counter(path.suffix.lower() for path in others)
 
     def file(self, name: str) -> File:
         return File(self.folder, PurePath(name))
@@ -222,18 +231,18 @@ class SourceFiles:
         Starts with the folder `first`. A sound next to a video of the same name is left out.
         """
         for parent, names, ignored in walk(self.folder, first):
-            self.ignored.update(+ignored)
+            self._left_out.update(ignored)
             parts = [(path.stem, path.suffix.lower()) for path in map(PurePath, names)]
             videos = {stem for stem, suffix in parts if suffix in SUFFIXES}
             for name, (stem, suffix) in zip(names, parts, strict=True):
                 if suffix in SOUNDS and stem in videos:
-                    self.ignored[BESIDE] += 1
+                    self._left_out[BESIDE] += 1
                 elif suffix in MEDIA:
                     yield Path(parent, name)
                 elif not suffix and self.folder.kind(Path(parent, name)) == "missing":
-                    self.ignored[BROKEN] += 1
+                    self._left_out[BROKEN] += 1
                 else:
-                    self.ignored[suffix] += 1
+                    self._others.append(PurePath(parent, name))
 
     def named(self, first: Path = Path()) -> Iterator[tuple[str, Path]]:
         """Yield the names and paths of `files`: names without suffix and what downloaders and converters add to it.
@@ -250,6 +259,12 @@ class SourceFiles:
         yield from sorted(added, key=lambda row: _SOUND.search(row[1].stem) is not None)
 
 
+def titled_id(name: str) -> str:
+    """The YouTube id of `<title> [<id>]`, as yt-dlp names files by default; empty for other names."""
+    match = _TITLED.fullmatch(name)
+    return match[1] if match else ""
+
+
 def ignored_in_words(ignored: Mapping[str, int]) -> list[str]:
     """A line that says what is ignored; none if nothing is."""
     suffixes = [name for name in ignored if not name or name.startswith(".")]
@@ -262,6 +277,6 @@ def ignored_in_words(ignored: Mapping[str, int]) -> list[str]:
         total = sum(ignored[suffix] for suffix in suffixes)
         parts.append(f"{total} not a video by its suffix ({', '.join(counts)})")
     words = [name for name in (HIDDEN, BESIDE, LISTED, EMPTY, BROKEN) if name in ignored]
-    words += [name for name in ignored if name.startswith(CAPTIONS)]
+    words += [name for name in ignored if name.startswith((CAPTIONS, NO_CAPTIONS))]
     parts += [f"{ignored[name]} {name}" for name in words]
     return [f"ignored: {'; '.join(parts)}"] if parts else []

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from gdt.preprocess.datasets.listing import NO_FILE, Item, ListedVideo, Missing, SourceFiles
+from gdt.preprocess.datasets.listing import NO_FILE, Item, ListedVideo, Missing, SourceFiles, titled_id
 
 
 @dataclass(slots=True)
@@ -84,18 +84,18 @@ def listing(source: SourceFiles, rows: Iterable[Segment]) -> Iterator[Item]:
 # An id is any 11 of these characters: it may contain or begin with what looks like a separator or a number. Times are
 # in seconds or milliseconds. Some tools put a Y in front, because a leading '-' looks like an option.
 _NAME = re.compile(
-    r"Y?(?P<id>[A-Za-z0-9_-]{11})(?:_(?P<start>[0-9]+(?:\.[0-9]+)?)(?:_[0-9]+(?:\.[0-9]+)?)?)?", re.ASCII
+    r"Y?(?P<id>[A-Za-z0-9_-]{11})(?:_(?P<start>[0-9]+(?:\.[0-9]+)?)(?:[_-][0-9]+(?:\.[0-9]+)?)?)?", re.ASCII
 )
 
 
 def parse_name(name: str) -> tuple[str, float | None]:
-    """YouTube id and start of `<id>`, `<id>_<start>` or `<id>_<start>_<end>`; ("", None) for other names.
+    """YouTube id and start of `<id>`, `<id>_<start>`, `<id>_<start>_<end>`, `<id>_<start>-<end>` or `<title> [<id>]`.
 
-    The end is ignored: no two segments of a video have the same start.
+    ("", None) for other names. The end is ignored: no two segments of a video have the same start.
     """
     match = _NAME.fullmatch(name)
     if match is None:
-        return "", None
+        return titled_id(name), None
     return match["id"], None if match["start"] is None else float(match["start"])
 
 

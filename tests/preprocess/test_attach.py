@@ -74,6 +74,17 @@ def test_captions_match_a_video_of_a_split_by_id_or_path(tmp_path: Path) -> None
     }  # fmt: skip
 
 
+def test_captions_match_by_the_id_in_the_names_of_yt_dlp(tmp_path: Path) -> None:
+    for name in ("part/Dog [abcdefghijk].mp4", "Cat [ccccccccccc].mkv", "lmnopqrstuv.mp4", "Cow [short].mp4"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    names = {"Dog [abcdefghijk].en": "bark", "ccccccccccc": "meow", "A cow [lmnopqrstuv].de": "moo", "[]": "bark"}
+    write_subtitles(tmp_path, {name: [(0, 5, said)] for name, said in names.items()})
+    assert tokens(tmp_path) == {
+        "part/Dog [abcdefghijk].mp4": [0], "Cat [ccccccccccc].mkv": [1], "lmnopqrstuv.mp4": [2], "Cow [short].mp4": [],
+    }  # fmt: skip
+
+
 def test_captions_by_id_match_in_any_folder(tmp_path: Path) -> None:
     for name in ("0wR5jVB-WPk.mp4", "part1/-caPS4FHFF8.webm", "part2/silent.mkv"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)

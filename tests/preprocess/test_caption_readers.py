@@ -88,6 +88,24 @@ def test_subtitles(tmp_path: Path) -> None:
     assert captions.get("b") == [(1.25, 2, "One two")]
 
 
+def test_what_downloaders_and_whisper_put_beside_captions(tmp_path: Path) -> None:
+    """Of several formats the last that holds captions counts; files that hold none are counted."""
+    vtt = "WEBVTT\n\n00:01.000 --> 00:02.000\nhi\n"
+    segments = [{"id": 0, "start": 1.0, "end": 2.5, "text": " dogs"}, {"id": 1, "start": 2.5, "end": 3, "text": "cats"}]
+    whisper = json.dumps({"text": " dogs cats", "segments": segments, "language": "en"})
+    for name, content in {
+        "a.en.vtt": vtt, "a.live_chat.json": '{"action": 1}\n{"action": 2}\n', "a.info.json": '{"id": "a"}',
+        "b.json": whisper, "b.txt": "dogs", "b.tsv": "start\tend\ttext\n",
+        "c.json": whisper, "c.srt": "1\n00:00:05,000 --> 00:00:06,000\nhello\n",
+        "d.csv": "start,end,text\n1,2,said\n", "d.json": "[1, 2]", "stats.csv": "views,likes\n1,2\n",
+    }.items():  # fmt: skip
+        write(tmp_path / "captions" / name, content)
+    captions = find(tmp_path)
+    assert captions.get("a") == [(1, 2, "hi")] and captions.get("b") == [(1, 2.5, "dogs"), (2.5, 3, "cats")]
+    assert captions.get("c") == [(5, 6, "hello")] and captions.get("d") == [(1, 2, "said")] and len(captions) == 4
+    assert captions.others == ["a.info.json", "a.live_chat.json", "d.json", "stats.csv"]
+
+
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
 @pytest.mark.parametrize("newline", ["\n", "\r\n"])
 def test_subtitles_as_they_are_written(tmp_path: Path, encoding: str, newline: str) -> None:

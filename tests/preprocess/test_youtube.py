@@ -20,6 +20,19 @@ def test_a_segment_is_one_video_whatever_the_names_of_its_files(tmp_path: Path) 
     }  # fmt: skip
 
 
+def test_names_of_yt_dlp(tmp_path: Path) -> None:
+    """By default, and with the times that were cut out."""
+    (tmp_path / "vggsound.csv").write_text("abcdefghijk,30,dog,test\nlmnopqrstuv,4,cat,train\n")
+    touch(tmp_path, "A dog [in a car] [abcdefghijk].mp4", "lmnopqrstuv_4.0-14.0.webm", "No [id].mp4")
+    assert segments("vggsound", tmp_path) == {
+        "A dog [in a car] [abcdefghijk]": ("A dog [in a car] [abcdefghijk].mp4", (30, 40)),
+        "lmnopqrstuv_4.0-14.0": ("lmnopqrstuv_4.0-14.0.webm", None),
+    }
+    assert missing("vggsound", tmp_path) == [Missing.unlisted(Path("No [id].mp4"))]
+    (tmp_path / "HowTo100M_v1.csv").write_text("video_id,category_1\nabcdefghijk,Pets\n")
+    assert table("howto100m", tmp_path) == {"abcdefghijk": ("Pets", "")}
+
+
 # VGGSound
 
 
