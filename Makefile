@@ -53,8 +53,9 @@ options = $(foreach name,$(filter-out $(1),$(typed)),$(error 'make $@' takes $(o
   name,$(filter $(typed),$(1)),$(if $($(name)),$($(name)_option)))
 
 gdt := $(PYTHON) -m gdt
-# torchrun does not pass on SIGUSR1, and kills its ranks after 30 s, unless told otherwise
-ranks := PET_SIGNALS_TO_HANDLE=SIGTERM,SIGINT,SIGUSR1 PET_SHUTDOWN_TIMEOUT=600 $(PYTHON) -m torch.distributed.run --standalone
+# torchrun does not pass on SIGUSR1, kills its ranks after 30 s, and takes SIGHUP in spite of nohup, unless told otherwise
+ranks := PET_SIGNALS_TO_HANDLE=SIGTERM,SIGINT,SIGUSR1$$(trap -p HUP | grep -q "''" || echo ,SIGHUP) \
+  PET_SHUTDOWN_TIMEOUT=600 $(PYTHON) -m torch.distributed.run --standalone
 official := --protocols finetune retrieval few-shot knn linear
 
 .PHONY: help setup demo test lint clean generate preprocess verify pretrain eval eval-ucf eval-hmdb eval-esc50 factors embed \

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import stat
 import subprocess
 from collections.abc import Iterator
 from functools import cache
@@ -49,6 +50,15 @@ def _quota(group: Path) -> Iterator[float]:
         quota = int((group / "cpu.cfs_quota_us").read_text())
         if quota > 0:
             yield quota / int((group / "cpu.cfs_period_us").read_text())
+
+
+def leave_terminal() -> None:
+    """Write to the null device instead of a terminal that has hung up, where each write would fail."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    for number in (1, 2):
+        if stat.S_ISCHR(os.fstat(number).st_mode):
+            os.dup2(null, number)
+    os.close(null)
 
 
 @cache

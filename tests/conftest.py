@@ -31,6 +31,7 @@ for name in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL"):  # of `make test`, for make in
     os.environ.pop(name, None)
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell ignore it, and so would children
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # as under nohup
 
 ROOT = Path(__file__).resolve().parents[1]
 REAL = Path(os.environ.get("GDT_TEST_DATA", ROOT.parent / "shared" / "data"))

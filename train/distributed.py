@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from gdt.common.errors import UserError
+from gdt.common.machine import leave_terminal
 from gdt.common.wording import plural
 from gdt.train.gpu import require_no_gpu
 
@@ -141,7 +142,10 @@ def leave_without_teardown(status: int = 0) -> NoReturn:
 
 
 class StopSignal:
-    """Context that remembers SIGTERM, SIGUSR1 or Ctrl-C, so that the step in progress is finished and saved."""
+    """Context that remembers SIGTERM, SIGUSR1, Ctrl-C or a hang-up, so that the step in progress is finished and saved.
+
+    nohup lets a process ignore SIGHUP; torchrun takes it over even so, and then ends its ranks, which do not ignore it.
+    """
 
     def __init__(self) -> None:
         self.signal = 0
@@ -149,8 +153,9 @@ class StopSignal:
 
     def __enter__(self) -> StopSignal:
         if threading.current_thread() is threading.main_thread():  # only it can set signal handlers
-            for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
-                self._before[number] = signal.signal(number, self._remember)
+            for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP):
+                if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
+                    self._before[number] = signal.signal(number, self._remember)
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -159,3 +164,5 @@ class StopSignal:
 
     def _remember(self, number: int, frame: Any) -> None:
         self.signal = number
+        if number == signal.SIGHUP:
+            leave_terminal()

@@ -15,6 +15,7 @@ from pkgutil import resolve_name
 from typing import Any, NamedTuple
 
 from gdt.common.errors import UserError, exit_with_message, unknown
+from gdt.common.machine import leave_terminal
 
 
 class Command(NamedTuple):
@@ -108,10 +109,19 @@ def run(name: str, arguments: list[str]) -> None:
     # of several processes, the first says what is wrong with the options
     with contextlib.nullcontext() if first else contextlib.redirect_stderr(io.StringIO()):
         settings = parse_command(name, arguments)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # ends with the clean-up of an exception
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) == signal.SIG_DFL:  # nohup ignores SIGHUP
+            signal.signal(number, _stop)
     text = below_gdt(COMMANDS[name].run)(settings)
     if text:
         print(text)
+
+
+def _stop(number: int, frame: object) -> None:
+    """End with the clean-up of an exception."""
+    if number == signal.SIGHUP:
+        leave_terminal()
+    sys.exit(128 + number)
 
 
 def parse_command(name: str, arguments: list[str]) -> Any:

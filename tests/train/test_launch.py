@@ -17,7 +17,7 @@ from tests.train.drawn import draw
 from tests.train.runs import go_on, losses, paused, pausing
 
 STEPS = 20
-SIGNALS = [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1]
+SIGNALS = [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP]
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +48,7 @@ def whole(drawn: Path, server: subprocess.Popen[str], tmp_path_factory: pytest.T
 
 def torchrun(arguments: list[str], **environment: str) -> subprocess.Popen[str]:
     """Start two ranks as `make pretrain GPUS=2` does, in a new session."""
-    stopping = {"PET_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGUSR1", "PET_SHUTDOWN_TIMEOUT": "600"}
+    stopping = {"PET_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGUSR1,SIGHUP", "PET_SHUTDOWN_TIMEOUT": "600"}
     ranks = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     return subprocess.Popen(
         [sys.executable, "-m", *ranks, "-m", "gdt", *arguments], text=True, start_new_session=True,

@@ -99,6 +99,13 @@ def test_signals_are_remembered_and_handlers_restored() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
         os.kill(os.getpid(), signal.SIGTERM)  # as when a launcher and a supervisor both send it
         assert stop.signal == signal.SIGTERM
+        os.kill(os.getpid(), signal.SIGHUP)
+        assert stop.signal == signal.SIGHUP
+    ignored = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as under nohup
+    with StopSignal() as stop:
+        os.kill(os.getpid(), signal.SIGHUP)
+        assert stop.signal == 0
+    signal.signal(signal.SIGHUP, ignored)
     assert before == [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)]
 
 
