@@ -101,9 +101,6 @@ def describe(summary: Summary) -> str:
     ]
     builds = [f"{name}: {plural(count, 'shard')}" for name, count in numbers["ffmpeg"].items()]
     lines.append(f"ffmpeg {', '.join(builds)}")
-    if index.columns:
-        label = ["label"] if index.classes else []
-        lines.append(f"labels: {', '.join([*label, *sorted(index.columns)])}")
     if summary.listed.drawn and not numbers["splits"].keys() & {"val", "test"}:
         lines.append("no test split: evaluation needs one; set --test 0.1 and run again (nothing is decoded again)")
     test = numbers["splits"].get("test", 0)

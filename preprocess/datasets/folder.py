@@ -40,6 +40,7 @@ def listing(source: SourceFiles, official: bool = False) -> Iterator[Item]:
     settled = all(video.split for name, video in videos if _below_split(name) != name)
     splits, notes = (True, []) if official else read_folders(source, names.values(), settled)
     yield from notes
+    yield from labels.notes()
     for name, video in videos:
         yield placed(video, name, splits)
     yield from labels.unused()

@@ -1,7 +1,10 @@
 """labels.csv: labels, splits and further columns of the videos in a folder."""
 
+from __future__ import annotations
+
+import difflib
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import PurePath
 from typing import NamedTuple
@@ -20,6 +23,54 @@ PATH_COLUMNS = ("path", "id", "file", "filename", "video", "name")
 """Accepted names of the first column, which identifies the videos."""
 _CLASS = ("label", "class", "labels", "classes")
 """Accepted names of the column of labels; the first of them that is there counts."""
+_SPLIT = "split"
+
+
+_MISSING = ("nan", "NaN")
+"""What pandas writes for a missing value."""
+
+
+class _Columns(NamedTuple):
+    """What the columns of the file are read as."""
+
+    video: str
+    label: str
+    """Empty without; likewise the split."""
+    split: str
+    further: list[str]
+
+    @staticmethod
+    def of(names: Sequence[str]) -> _Columns:
+        """Raises ValueError if the first one does not identify videos, or another may be misspelt."""
+        first, *others = names or [""]
+        if first.lower() not in PATH_COLUMNS:
+            raise ValueError(
+                f"the first column is '{first}'; expected one of {', '.join(PATH_COLUMNS)}, as in path,label"
+            )
+        lowered = {name.lower(): name for name in others}
+        label = next((lowered[name] for name in _CLASS if name in lowered), "")
+        split = lowered.get(_SPLIT, "")
+        further = [name for name in others if name not in (label, split)]
+        taken = [name for name in further if name in index.ANNOTATION_COLUMNS]
+        if taken:
+            raise ValueError(f"a further column has the name {taken[0]}, which the index uses itself; rename it")
+        lacking = [*(_CLASS if not label else ()), *([_SPLIT] if not split else ())]
+        for name in further:
+            similar = difflib.get_close_matches(name.lower(), lacking, 1, 0.75)
+            if similar:
+                raise ValueError(
+                    f"unknown column '{name}'; did you mean '{similar[0]}'? Columns are {PATH_COLUMNS[0]} (or "
+                    f"{', '.join(PATH_COLUMNS[1:])}), {_CLASS[0]} (or {', '.join(_CLASS[1:])}), {_SPLIT}, and further "
+                    "ones of other names"
+                )
+        return _Columns(first, label, split, further)
+
+    def __str__(self) -> str:
+        read = [f"'{self.video}' names the videos"]
+        read += [f"'{name}' is the {role}" for name, role in ((self.label, "label"), (self.split, "split")) if name]
+        if self.further:
+            read.append(f"further labels are {', '.join(self.further)}")
+        return f"{LABELS_FILE}: {'; '.join(read)}"
 
 
 class _Labelled(NamedTuple):
@@ -38,42 +89,43 @@ class Labels:
         """
         self._source = source
         self._table = source.file(LABELS_FILE)
+        self._columns: _Columns | None = None
         self._rows: dict[str, _Labelled] = {}
         self._used: set[str] = set()
-        self._file_names: set[str] = set()
+        self._names = dict.fromkeys(names) if self._table.present else {}
+        self._of_windows = not any("\\" in name for name in self._names)
         if not self._table.present:
             return
         for name, row in read_csv(self._table, (), self._parse, delimiters=",;\t"):
             if name in self._rows:
                 raise UserError(f"{self._table} names '{name}' on two lines; remove one of the two")
             self._rows[name] = row
-        self._file_names = {name for name in names if name in self._rows}
+        self._file_names = self._names.keys() & self._rows.keys()
         for name in self._rows.keys() - self._file_names:
             if PurePath(name).suffix.lower() not in SUFFIXES and not source.folder.kind(name):
                 self._file_names.add(name)
 
     def _parse(self, row: Row) -> tuple[str, _Labelled]:
-        values = {name.strip(): value.strip() for name, value in row.items()}
-        first, *others = [*filter(None, values)] or [""]  # spreadsheets add columns without a name
-        if first.lower() not in PATH_COLUMNS:
-            raise ValueError(
-                f"the first column is '{first}'; expected one of {', '.join(PATH_COLUMNS)}, as in path,label"
-            )
-        if not values[first]:
+        # spreadsheets add columns without a name
+        values = {name.strip(): value.strip() for name, value in row.items() if name.strip()}
+        if self._columns is None:
+            self._columns = _Columns.of([*values])
+        video, label, split, further = self._columns
+        name = values[video].replace("\\", "/") if self._of_windows else values[video]
+        if not name:
             raise ValueError("the name of the video is empty")
-        video = os.path.normpath(values[first].removeprefix(f"{composed(str(self._source.folder))}/"))
-        lowered = {name.lower(): name for name in others}
-        label = next((lowered[name] for name in _CLASS if name in lowered), None)
-        split = lowered.get("split")
-        word = values[split].lower() if split else ""
+        name = os.path.normpath(name.removeprefix(f"{composed(str(self._source.folder))}/"))
+        values = {column: "" if value in _MISSING else value for column, value in values.items()}
+        word = values.get(split, "").lower()
         if word and word not in SPLIT_NAMES:
             raise ValueError(f"unknown split '{word}'; available: {', '.join(SPLIT_NAMES)}, or nothing")
-        further = [name for name in others if name not in (label, split)]
-        taken = [name for name in further if name in index.ANNOTATION_COLUMNS]
-        if taken:
-            raise ValueError(f"a further column has the name {taken[0]}, which the index uses itself; rename it")
-        columns = tuple((name, values[name]) for name in further)
-        return video, _Labelled(values[label] if label else "", SPLIT_NAMES.get(word, ""), columns)
+        columns = tuple((column, values[column]) for column in further)
+        return name, _Labelled(values.get(label, ""), SPLIT_NAMES.get(word, ""), columns)
+
+    def notes(self) -> Iterator[str]:
+        """A line that says how the columns are read, if there is the file."""
+        if self._columns is not None:
+            yield str(self._columns)
 
     def apply(self, video: ListedVideo, path: str) -> ListedVideo:
         """The video with the values of its row, found by its id or its path below the source, with or without suffix.
@@ -81,6 +133,8 @@ class Labels:
         A row that is the whole name of a file is not that of another (a.avi, with a.avi.mp4 beside it). Raises
         UserError if there are several.
         """
+        if not self._rows:
+            return video
         names = {video.id, path}
         names |= {str(PurePath(name).with_suffix("")) for name in (video.id, path)} - self._file_names
         matches = sorted(names & self._rows.keys())
@@ -93,7 +147,12 @@ class Labels:
         return replace(video, label=row.label or video.label, split=row.split or video.split, columns=row.columns)
 
     def unused(self) -> Iterator[Missing]:
-        """The rows that named none of the videos so far."""
+        """The rows that named none of the videos so far. Raises UserError if that are all."""
+        if self._rows and self._names and not self._used:
+            raise UserError(
+                f"no row of {self._table} names a video: the first is '{next(iter(self._rows))}', and a video is "
+                f"'{next(iter(self._names))}'; write paths below {self._source.folder}, or remove the file"
+            )
         for name in self._rows:
             if name not in self._used:
                 yield Missing(name, NO_VIDEO if self._source.folder.kind(name) else NOT_LISTED)

@@ -8,7 +8,7 @@ import pytest
 from gdt.common.errors import UserError
 from gdt.preprocess.datasets.labels import NO_VIDEO, NOT_LISTED
 from gdt.preprocess.datasets.listing import ListedVideo, Missing
-from tests.preprocess.test_datasets import missing, table, touch
+from tests.preprocess.test_datasets import collected, missing, table, touch
 from tests.preprocess.test_datasets import videos as listed_videos
 
 
@@ -170,3 +170,44 @@ def test_a_damaged_labels_csv_is_refused(tmp_path: Path, text: bytes, message: s
     with pytest.raises(UserError, match=f"^{message}") as error:
         listed_videos("folder", tmp_path)
     assert "\n" not in str(error.value)
+
+
+def test_how_columns_are_read_is_said(tmp_path: Path) -> None:
+    touch(tmp_path, "a.mp4")
+    write(tmp_path, "File,Class,weather,split,place\na.mp4,cat,rain,val,zoo\n")
+    found = collected("folder", tmp_path)
+    assert found.notes == [
+        "labels.csv: 'File' names the videos; 'Class' is the label; 'split' is the split; further labels are weather, "
+        "place"
+    ]
+    assert not found.ignored
+
+
+@pytest.mark.parametrize(
+    ("header", "meant"), [("name,klass", "class"), ("path,lable", "label"), ("id,label,spilt", "split")]
+)
+def test_a_misspelt_column_is_refused(tmp_path: Path, header: str, meant: str) -> None:
+    touch(tmp_path, "a.mp4")
+    write(tmp_path, f"{header}\na.mp4,{'x,' * (header.count(',') - 1)}y\n")
+    with pytest.raises(
+        UserError, match=f"line 2 of .*; did you mean '{meant}'. Columns are path .or id.* label .or cl"
+    ):
+        listed_videos("folder", tmp_path)
+
+
+def test_what_windows_and_pandas_write(tmp_path: Path) -> None:
+    """Separators, unless names have them, and missing values."""
+    touch(tmp_path, "cats/a.mp4", "cats/b.mp4")
+    write(tmp_path, "path,label,weather,split\ncats\\a.mp4,nan,NaN,nan\n.\\cats\\b,Nan,rain,test\n")
+    assert table("folder", tmp_path) == {"cats/a.mp4": ("cats", ""), "cats/b.mp4": ("Nan", "test")}
+    assert videos(tmp_path)["cats/a.mp4"].columns == (("weather", ""),)
+    touch(tmp_path, "c\\d.mp4")
+    write(tmp_path, "path,label\nc\\d.mp4,x\n")
+    assert table("folder", tmp_path)["c\\d.mp4"] == ("x", "")
+
+
+def test_a_table_of_other_videos_is_refused(tmp_path: Path) -> None:
+    touch(tmp_path, "cats/a.mp4")
+    write(tmp_path, "path,label\nvideos/cats/a.mp4,x\n")
+    with pytest.raises(UserError, match=r"no row of .*labels.csv names a video: the first is 'videos/cats/a.mp4', and"):
+        listed_videos("folder", tmp_path)
