@@ -26,8 +26,8 @@ from gdt.preprocess.logmel import SAMPLE_RATE
 from gdt.preprocess.process import Limits
 
 _FORMATS = (
-    "asf,avi,flac,flv,h264,hevc,ivf,m4v,matroska,mjpeg,mov,mp3,mpeg,mpegts,mpegvideo,mxf,nut,ogg,rm,wav,"
-    "webm_dash_manifest"
+    "aac,ac3,aiff,asf,avi,eac3,flac,flv,h264,hevc,ivf,m4v,matroska,mjpeg,mov,mp3,mpeg,mpegts,mpegvideo,mxf,nut,ogg,rm,"
+    "wav,webm_dash_manifest"
 )
 _QUEUE = 1024
 """Packets read ahead of the decoder: with ffmpeg's 8, the videos of a group wait for each other's readers."""

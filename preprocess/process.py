@@ -49,6 +49,7 @@ _OF_BUILD = re.compile(
 _UNPRINTABLE = re.compile(rb"[\x00-\x07\x0e-\x1f]")
 """Bytes that ffmpeg prints as question marks."""
 _CHANNEL = re.compile(r"^\[Parsed_astats_\d+ @ 0x[0-9a-f]+\] \[info\] Channel: (\d{1,3})$")
+_REFUSED = re.compile(r"^\[([^ \]]+) @ 0x[0-9a-f]+\] \[error\] Format not on whitelist ")
 _PEAK = re.compile(r"^\[Parsed_astats_\d+ @ 0x[0-9a-f]+\] \[info\] Peak level dB: (-?\d+\.\d+)$")
 
 
@@ -276,5 +277,8 @@ def is_of_build(error: str) -> bool:
 
 
 def _strip_prefix(line: str) -> str:
-    """A log line without component, memory address and level."""
+    """A log line without component, memory address and level; of a format that is not accepted, its name."""
+    refused = _REFUSED.match(line)
+    if refused:
+        return f"files of the format {refused[1]} are not accepted"
     return _ERROR.sub("", line).strip(" :")

@@ -97,6 +97,11 @@ def test_late_time_stamp_does_not_repeat_a_frame_for_an_hour(tmp_path: Path) -> 
     assert abs(seconds(taken) - 2) < 0.06
 
 
+def test_a_format_that_is_not_accepted_is_named(tmp_path: Path) -> None:
+    path = made(tmp_path / "moving.gif", grey(60)).rename(tmp_path / "moving.mp4")
+    assert reason(path, tmp_path) == "ffmpeg cannot decode it: files of the format gif are not accepted"
+
+
 @pytest.mark.parametrize("sound", ["", "anoisesrc=d=0.5:r=24000,apad=whole_dur=1200"])
 def test_slides_are_not_cut_for_their_small_file(tmp_path: Path, sound: str) -> None:
     """Alone and among others; of sounds, packets count."""

@@ -27,8 +27,10 @@ def test_files_of_sound_become_shards_without_frames(tmp_path: Path) -> None:
     (source / "low").mkdir(parents=True)
     wav = source / "low" / "a.wav"
     tone(wav, 300, seconds=3.0)
-    for suffix in ("flac", "mp3", "ogg", "m4a"):
+    suffixes = ("aac", "aiff", "flac", "m4a", "mp3", "ogg", "opus")
+    for suffix in suffixes:
         encode(wav, to=source / "low" / f"{suffix}.{suffix}")
+    encode(wav, "-f", "adts", to=source / "low" / "adts.m4a")  # AAC without a container
     picture = ["-f", "lavfi", "-i", "color=red:s=64x64:d=0.1"]
     encode(wav, *picture, "-map", "0", "-map", "1", "-disposition:v", "attached_pic", "-frames:v", "1",
            to=source / "cover.mp3")  # fmt: skip
@@ -41,9 +43,8 @@ def test_files_of_sound_become_shards_without_frames(tmp_path: Path) -> None:
     index = summary.index
     frames = dict(zip(index.id.tolist(), index.frame_count.tolist(), strict=True))
     assert frames.pop("video.mp4") == 90
-    assert frames == dict.fromkeys(
-        ["cover.mp3", "low/a.wav", "low/flac.flac", "low/m4a.m4a", "low/mp3.mp3", "low/ogg.ogg"], 0
-    )
+    names = [f"low/{suffix}.{suffix}" for suffix in suffixes]
+    assert frames == dict.fromkeys(["cover.mp3", "low/a.wav", "low/adts.m4a", *names], 0)
     assert all(count == pytest.approx(299, abs=8) for count in index.mel_count)  # codecs pad
     assert sum(summary.reasons.values()) == 3
     row = index.id.tolist().index("low/a.wav")
