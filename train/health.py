@@ -21,6 +21,10 @@ _PUBLISHED = "use published weights: gdt embed --ckpt gdt-k400"
 _HOLD_OUT = f"hold out more (gdt preprocess --test 0.3), train on more videos, or {_PUBLISHED}"
 _LEARNED = 0.25
 """Share of that way after which training videos count as learned."""
+_ENOUGH_STEPS = 50
+"""Fewest steps after which low ranks mean that a run has collapsed: those of random weights are low, too."""
+_ENOUGH_CLIPS = 8
+"""Fewest embeddings whose rank says so."""
 _FEWEST = 5
 """Steps at the start that are averaged, and fewest at the end; half of the run, if it is shorter than twice as many."""
 
@@ -54,17 +58,17 @@ def measures(embeddings: Mapping[str, Tensor]) -> dict[str, float]:
     return values_by_name
 
 
-def least_rank(n: int) -> float:
-    """The effective rank of n embeddings below which they have collapsed.
+def has_collapsed(rank: float, n: int, steps: int) -> bool:
+    """Whether the effective rank of n embeddings after some steps says that they have collapsed.
 
-    In runs of the tiny size, it is 1.0 to 1.7 when collapsed, and 5 or more otherwise.
+    In runs of the tiny size, it is 1.0 to 1.7 when they have, and 5 or more otherwise.
     """
-    return min(2.0, n / 4)
+    return n >= _ENOUGH_CLIPS and steps >= _ENOUGH_STEPS and rank < 2
 
 
-def warning(ranks: Mapping[str, float], videos: int) -> str:
+def warning(ranks: Mapping[str, float], videos: int, steps: int) -> str:
     """What to say if the embeddings of a modality have collapsed, given their effective ranks; empty if none has."""
-    low = [f"{name} ({RANK} {value:.1f})" for name, value in ranks.items() if value < least_rank(videos)]
+    low = [f"{name} ({RANK} {value:.1f})" for name, value in ranks.items() if has_collapsed(value, videos, steps)]
     if not low:
         return ""
     return (
@@ -91,11 +95,14 @@ def verdict(rows: Sequence[Mapping[str, float]], probe: Mapping[str, float], cli
     loss = fmean(row["loss"] for row in last)
     chance = fmean(row["chance"] for row in last)
     least = fmean(row["least"] for row in last)
-    said = f"the loss is {loss:.2f} of {chance:.2f} at chance"
+    of_last = f"the last {len(last)} steps" if len(last) > 1 else "the last step"
+    mean = f"the mean loss of {of_last} is {loss:.2f}"
+    said = f"{mean}, {chance:.2f} at chance"
     ranks = [row["rank"] for row in rows if "rank" in row][-max(1, len(last) // RANK_EVERY) :]
     rank = fmean(ranks) if ranks else math.inf
     held_out = min((value for name, value in probe.items() if name.endswith(RANK)), default=math.inf)
-    if rank < least_rank(clips) or (probe and held_out < least_rank(int(probe["videos"]))):
+    collapsed = has_collapsed(rank, clips, len(rows))
+    if collapsed or (probe and has_collapsed(held_out, int(probe["videos"]), len(rows))):
         return (
             f"the run has collapsed: the effective rank of the embeddings is {min(rank, held_out):.1f}, so all clips "
             f"look alike, and {said}; start again with --overwrite and a third of the --lr, or {_PUBLISHED}"
@@ -106,14 +113,15 @@ def verdict(rows: Sequence[Mapping[str, float]], probe: Mapping[str, float], cli
     # below chance from the start with weights of --init, and in some compositions
     before = fmean(row["loss"] for row in first)
     if len(paired) > 1 and before - loss < _LEFT_CHANCE * (before - least):
-        return f"the run has not learned: the loss is {loss:.2f}, as at its start ({chance:.2f} at chance); {advice}"
-    learned = f"the loss is {loss:.2f}, of {chance:.2f} at chance and {least:.2f} at best"
+        return f"the run has not learned: {mean}, as at its start ({chance:.2f} at chance); {advice}"
+    learned = f"{said} and {least:.2f} at best"
     has = "has learned" if chance - loss > _LEARNED * (chance - least) else "has begun to learn"
     recalled = probed_recall(probe)
     if recalled is None:
         return f"the run {has} its training videos: {learned}; {_unknown(probe)}"
     k, right, random, above = recalled
-    shown = f"{right:.0f} % of {int(probe['videos'])} held-out videos find their own among the first {k}"
+    place = "first" if k == 1 else f"among the first {k}"
+    shown = f"{right:.0f} % of {int(probe['videos'])} held-out videos find their own {place}"
     if not above:
         return (
             f"the run {has} its training videos ({learned}) but not what carries over: {shown}, at chance "

@@ -20,7 +20,7 @@ from gdt.pipeline.transformations.modality import Modality
 from gdt.train.curves import Curves
 from gdt.train.experiment import Experiment
 from gdt.train.flops import peak_flops
-from gdt.train.health import RANK, verdict, warning
+from gdt.train.health import RANK, probed_recall, verdict, warning
 from gdt.train.run import METRICS, PROBES, SETTINGS_FILE, VERDICT, keep_until, logged
 from gdt.train.step import Metrics
 
@@ -44,7 +44,6 @@ class Log:
             keep_until(self._probes, first or -1)
         self._device = torch.device(settings.device)
         self._rates = list[float]()
-        self._last = ""
         self._probed = ""
         self._embedding_rank = ""
         self._fetched = 0
@@ -91,20 +90,18 @@ class Log:
         self._rates.append(rate)
         if metrics.rank is not None:
             self._embedding_rank = f", rank {metrics.rank:.1f}"
-        self._last = (
-            f"loss {metrics.loss:.3f} of {metrics.chance:.2f} at chance{self._embedding_rank}, "
-            f"top-1 {100 * metrics.top1:.0f} %"
-        )
-        self._bar.set_postfix_str(f"{self._last}{self._probed}, {shown}", False)
+        loss = f"loss {metrics.loss:.3f} of {metrics.chance:.2f} at chance"
+        top1 = f"top-1 {100 * metrics.top1:.0f} %"
+        self._bar.set_postfix_str(f"{loss}{self._embedding_rank}, {top1}{self._probed}, {shown}", False)
         self._bar.update()
 
     def summary(self) -> str:
-        """Last metrics, median clips/s and peak memory of a finished run, and whether it has learned, as in VERDICT."""
+        """Median clips/s and peak memory of a finished run, and whether it has learned, as in VERDICT."""
         of = "tensors" if self._device.type == "cuda" else "the process"
         learned = self.write_verdict()
         return (
-            f"{plural(self._bar.n, 'step')}: {self._last}{self._probed}; median {np.median(self._rates):.0f} clips/s, "
-            f"peak memory of {of} {peak_memory(self._device):.1f} GiB\n{learned}"
+            f"{plural(self._bar.n, 'step')}: median {np.median(self._rates):.0f} clips/s, peak memory of {of} "
+            f"{peak_memory(self._device):.1f} GiB\n{learned}"
         )
 
     def write_verdict(self) -> str:
@@ -127,12 +124,13 @@ class Log:
             file.write(json.dumps({"step": done} | metrics) + "\n")
         # at the previous step, or `purge_step` would remove it if the run resumes here
         self._curves.add({f"probe/{name}": value for name, value in metrics.items()}, max(done - 1, 0))
-        name, value = next(iter(metrics.items()))
-        self._probed = f", {name.split()[-1]} {value:.1f}"
-        if name.endswith("R@1"):
-            self._probed += f" % (chance {100 / metrics['videos']:.1f})"
         ranks = {name.removesuffix(f" {RANK}"): value for name, value in metrics.items() if name.endswith(RANK)}
-        said = warning(ranks, int(metrics["videos"])) if done else ""
+        self._probed = f", held-out rank {min(ranks.values()):.1f}"
+        recalled = probed_recall(metrics)
+        if recalled:
+            k, right, random, _ = recalled
+            self._probed = f", held-out R@{k} {right:.0f} % (chance {random:.0f} %)"
+        said = warning(ranks, int(metrics["videos"]), done)
         if said and not self._warned:
             self._warned = True
             self._bar.write(f"warning: at step {done}, {said}; start again with a lower --lr", sys.stderr)

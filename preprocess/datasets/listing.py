@@ -22,10 +22,21 @@ SUFFIXES = (
     | {".ogg", ".ogm", ".ogv", ".psp", ".qt", ".rm", ".rmvb", ".tp", ".trp", ".ts", ".vob", ".webm", ".wmv"}
 )
 """Suffixes of the formats that ffmpeg may read, without those for sound or stills alone."""
-SOUNDS = (
-    {".aac", ".ac3", ".afc", ".aif", ".aifc", ".aiff", ".eac3", ".ec3", ".flac", ".m4a", ".mka", ".mp3", ".oga"}
-    | {".opus", ".wav", ".weba", ".wma"}
-)
+SOUNDS = {
+    ".aac",
+    ".ac3",
+    ".afc",
+    ".aif",
+    ".aifc",
+    ".aiff",
+    ".eac3",
+    ".ec3",
+    ".flac",
+    ".m4a",
+    ".mka",
+    ".mp3",
+    ".oga",
+} | {".opus", ".wav", ".weba", ".wma"}
 """Suffixes of files of sound alone; .ogg may be either."""
 MEDIA = SUFFIXES | SOUNDS
 _NOT_SHOWN = (

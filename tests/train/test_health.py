@@ -36,7 +36,7 @@ def test_a_run_that_collapses_warns_once(tmp_path: Path, capsys: pytest.CaptureF
     shards, _ = draw(tmp_path, videos=24, splits=("train", "val"))
     tiny = SIZES["tiny"]
     healthy = replace(
-        tiny, preset="a", shards=shards, out=tmp_path / "healthy", batch_size=6, steps=8, probe_every=4, device="cpu"
+        tiny, preset="a", shards=shards, out=tmp_path / "healthy", batch_size=8, steps=100, probe_every=50, device="cpu"
     )
     pretrain(healthy)
     assert "collapsed" not in capsys.readouterr().err
@@ -81,13 +81,13 @@ def probed(recall: float, videos: int = 200) -> dict[str, float]:
         (1.0, 1.6, {}, "collapsed"),
         (2.77, 2.5, probed(0.05) | {"a effective rank": 1.7}, "collapsed: the effective rank of the embeddings is 1.7"),
         (2.75, 9.0, probed(0.05, 4) | {"a effective rank": 1.7}, "not left chance"),
-        (2.75, 9.0, {}, r"not left chance: the loss is 2.75 of 2.77 at chance; train longer"),
+        (2.75, 9.0, {}, r"not left chance: the mean loss of the last 20 steps is 2.75, 2.77 at chance; train longer"),
         (2.82, 9.0, probed(0.06), "not left chance"),
         (
             1.4,
             9.0,
             {},
-            r"training videos: the loss is 1.40, of 2.77 .* 0.00 at best; there are no held-out videos to tell",
+            r"training videos: the mean loss .* is 1.40, 2.77 at chance and 0.00 at best; there are no held-out videos",
         ),
         (1.4, 9.0, probed(0.15), r"has learned: .* and 15 % of 200 held-out videos .* the first 10 \(chance 5 %\)"),
         (
@@ -96,6 +96,7 @@ def probed(recall: float, videos: int = 200) -> dict[str, float]:
             {"videos": 200, "a effective rank": 9.0},
             "training videos: .*; whether that carries over, labels will",
         ),
+        (1.4, 9.0, probed(5.0, videos=20), r"has learned: .* 50 % of 20 .* find their own first \(chance 5 %\)"),
         (1.4, 9.0, probed(1.0, videos=19), "training videos: .*; 19 held-out videos are too few to tell whether"),
         (1.4, 9.0, probed(0.06), r"its training videos .* not what carries over: 6 % of 200 .*at chance 5 %"),
     ],
@@ -105,13 +106,16 @@ def test_the_last_line_says_whether_a_run_has_learned(loss: float, rank: float, 
 
 
 def test_a_short_run_has_a_verdict() -> None:
-    assert "not left chance" in verdict(rows(2.8, 5.0, steps=1), {}, 16)
+    """Too few steps or clips tell nothing of collapse."""
+    for steps, clips in ((1, 16), (49, 16), (200, 7)):
+        assert "not left chance" in verdict(rows(2.8, 1.2, steps), {}, clips)
+    assert "has collapsed" in verdict(rows(2.8, 1.2, 50), {}, 8)
 
 
 @pytest.mark.parametrize("steps", [2, 12, 200])
 def test_a_loss_below_chance_from_the_start_is_not_learned(steps: int) -> None:
     said = verdict(rows(1.4, 9.0, steps, first=1.41), {}, 16)
-    assert said.startswith("the run has not learned: the loss is 1.40, as at its start (2.77 at chance); train longer")
+    assert re.match(r"the run has not learned: the mean loss of .* is 1.40, as at its start \(2.77 at chance\)", said)
     assert verdict(rows(0.7, 9.0, steps, first=1.41), {}, 16).startswith("the run has learned its training videos")
 
 
