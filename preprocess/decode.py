@@ -5,6 +5,8 @@ import io
 import math
 import os
 import re
+import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from operator import itemgetter
@@ -26,6 +28,7 @@ from gdt.preprocess.streams import choose, is_odd
 
 _GROUP = 16
 _GROUP_BYTES = 4 << 20
+_GROUP_SECONDS = 3.0
 _BLOCK = 1 << 24
 """Bytes of frames that are read at once."""
 _END = b"\xff\xd9"
@@ -76,19 +79,27 @@ class _Attempt(NamedTuple):
 
 
 def groups(videos: Sequence[ListedVideo], files: Sequence[Path]) -> Iterator[list[tuple[ListedVideo, Path]]]:
-    """Group consecutive small files for one ffmpeg process, whose start takes longer than decoding a small file."""
-    group: list[tuple[ListedVideo, Path]] = []
-    total = 0
-    for video, file in zip(videos, files, strict=True):
-        size = max(0, state_of(file).size)
-        if group and (len(group) == _GROUP or total + size > _GROUP_BYTES):
-            yield group
-            group = []
-            total = 0
-        group.append((video, file))
-        total += size
-    if group:
+    """Group consecutive small files for one ffmpeg process, whose start takes longer than decoding a small file.
+
+    Where that takes long, groups become smaller, since progress is reported after each; shards do not depend on them.
+    """
+    most = _GROUP // 4
+    left = deque(zip(videos, files, strict=True))
+    while left:
+        group: list[tuple[ListedVideo, Path]] = []
+        total = 0
+        while left and len(group) < most:
+            total += max(0, state_of(left[0][1]).size)
+            if group and total > _GROUP_BYTES:
+                break
+            group.append(left.popleft())
+        began = time.monotonic()
         yield group
+        seconds = time.monotonic() - began  # until the next group is asked for
+        if seconds > _GROUP_SECONDS:
+            most = max(1, most // 2)
+        elif seconds < _GROUP_SECONDS / 2:
+            most = min(_GROUP, 2 * most)
 
 
 def extract_group(targets: Sequence[Target], settings: Extraction) -> list[Extracted | Rejected]:
