@@ -10,8 +10,9 @@ from torch import Tensor
 from gdt.common.errors import UserError
 from gdt.common.randomness import Stream, generator
 from gdt.eval.drawing import COLOURS, STYLE, marker, picture
-from gdt.eval.extract import require_network, uniform_outputs
+from gdt.eval.extract import uniform_outputs
 from gdt.eval.similarity import unit
+from gdt.pipeline.clips import start_counts, usable
 from gdt.pipeline.loader import Batch
 from gdt.pipeline.shards.index import Index, labels_in, names_in
 from gdt.train.models.gdt import any_device
@@ -28,11 +29,12 @@ _VIDEOS = 60
 def deviation(trained: Trained, index: Index, split: str) -> str:
     """Histograms of a model's deviations on videos of a split, with their medians and those of random weights.
 
-    Raises UserError if the model has no video network, or the split fewer than two videos with as many starts as clips.
+    Those of frames, or of sounds if the model has no video network. Raises UserError if the split has fewer than two
+    videos with as many starts as clips.
     """
-    require_network(trained, "video")
-    videos = _choose(trained, index, split)
-    features, random_features = _features(trained, index, videos)
+    modality = "video" if "video" in trained.model.modalities else "audio"
+    videos = _choose(trained, index, split, modality)
+    features, random_features = _features(trained, index, videos, modality)
     deviations = group_deviations(features, index.label[videos])
     random = group_deviations(random_features, index.label[videos])
     largest = max(float(values.max()) for values in deviations.values())
@@ -51,10 +53,10 @@ def deviation(trained: Trained, index: Index, split: str) -> str:
     return picture(figure, names, 1)
 
 
-def _choose(trained: Trained, index: Index, split: str) -> np.ndarray:
+def _choose(trained: Trained, index: Index, split: str, modality: str) -> np.ndarray:
     """Random rows of the index, up to ten of a class, of as few classes as fill the plot: int64 [n], ascending."""
     clip = trained.settings.clip
-    long_enough = index.start_counts(clip.frames, clip.stride) >= _CLIPS
+    long_enough = usable(index, clip, [modality]) & (start_counts(index, clip, [modality]) >= _CLIPS)
     order = generator(Stream.FIGURES).permutation(np.flatnonzero((index.split == split) & long_enough))
     if len(order) < 2:
         raise UserError(f"the split '{split}' has {len(order)} videos with {_CLIPS} different starts; hold out more")
@@ -63,15 +65,15 @@ def _choose(trained: Trained, index: Index, split: str) -> np.ndarray:
     return np.sort(np.concatenate(grouped)[:_VIDEOS])
 
 
-def _features(trained: Trained, index: Index, videos: np.ndarray) -> list[np.ndarray]:
+def _features(trained: Trained, index: Index, videos: np.ndarray, modality: str) -> list[np.ndarray]:
     """Features of length 1 of uniform, centre-cropped clips, of the model and of random weights: [n, clips, d] each."""
     device = any_device()
-    networks = [which.model.video_network.to(device).eval() for which in (trained, trained.untrained())]
+    networks = [which.model.trunk(modality).to(device).eval() for which in (trained, trained.untrained())]
 
     def forward(batch: Batch) -> list[Tensor]:
-        return [network(batch.inputs["video"]) for network in networks]
+        return [network(batch.inputs[modality]) for network in networks]
 
-    by_network = uniform_outputs(trained, index, videos, _CLIPS, device, forward)
+    by_network = uniform_outputs(trained, index, videos, _CLIPS, device, forward, modality)
     return [unit(values).reshape(len(videos), _CLIPS, -1) for values in by_network]
 
 

@@ -1,13 +1,15 @@
 """What a model finds: nearest neighbours of test videos, by the features of an evaluation or by sound."""
 
+import io
 from collections import Counter
 from glob import escape
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from matplotlib import rc_context
+from matplotlib import colormaps, rc_context
 from matplotlib.figure import Figure
+from PIL import Image
 from sklearn.decomposition import PCA
 from sklearn.manifold import TSNE
 from threadpoolctl import threadpool_limits
@@ -25,6 +27,7 @@ from gdt.eval.subjects import EvalSet, folder_name
 from gdt.pipeline.clips import usable
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.shards.reader import ShardReader
+from gdt.pipeline.shards.statistics import Statistics
 from gdt.train import recall
 from gdt.train.models.gdt import any_device
 from gdt.train.trained import Trained
@@ -34,6 +37,8 @@ _NEIGHBOURS = 5
 """Queries shown, and neighbours of each."""
 _CLASSES = 20
 """Most classes of a confusion matrix."""
+_ROWS = 500
+"""Most log-mel rows of a sound that are shown."""
 _VIDEOS = 500
 _CLIPS = 2
 """Most videos that are searched by sound, and clips of each, as in a probe of pretraining."""
@@ -55,7 +60,7 @@ class Neighbours(NamedTuple):
 
 
 def by_features(row: Result, index: Index, root: Path, trained: Trained) -> Neighbours:
-    """Videos of an index found by the features of an evaluation, which are below `root`, of a model.
+    """Videos or sounds of an index found by the features of an evaluation of one modality, which are below `root`.
 
     Raises UserError if they are missing or the data has changed.
     """
@@ -69,9 +74,10 @@ def by_features(row: Result, index: Index, root: Path, trained: Trained) -> Neig
     now = {conditions_of(asked, row.protocol, eval_set, fold, device, None): device for device in ("cpu", "cuda")}
     if row.conditions not in now:
         raise UserError(f"videos, splits or labels of {index.folder} have changed since; evaluate again")
-    fold = fold.having(index, trained.settings.clip, asked.modalities)
+    (modality,) = asked.modalities
+    fold = fold.having(index, trained.settings.clip, [modality])
     folder = Path(escape(folder_name(row.model, row.weights)))
-    name = features_path(folder, row.data, asked.clips, now[row.conditions])
+    name = features_path(folder, row.data, asked.clips, now[row.conditions], modality)
     path = next(root.rglob(str(name)), None)
     features = extract.read(path) if path else None
     if not features:
@@ -84,7 +90,8 @@ def by_features(row: Result, index: Index, root: Path, trained: Trained) -> Neig
     order = generator(Stream.FIGURES).permutation(len(queries))
     firsts = np.sort(np.unique(fold.query_label[order], return_index=True)[1])  # of every class
     shown = order[firsts[:_QUERIES]]
-    how = f"by the frames' features after {row.step} steps; correct: the same class; R@1 {_percent(right)}"
+    what = "frames'" if modality == "video" else "sounds'"
+    how = f"by the {what} features after {row.step} steps; correct: the same class; R@1 {_percent(right)}"
     average = features.average[features.positions(fold.queries)]
     pictures = thumbnails(index, fold.queries[shown], fold.gallery[neighbours[shown]], right[shown])
     plane = maps(average, fold.query_label)
@@ -96,7 +103,7 @@ def by_sound(trained: Trained, index: Index, split: str) -> Neighbours:
     both = ("video", "audio")
     clip = trained.settings.clip
     if not set(both) <= set(trained.model.modalities):
-        raise UserError("it is not evaluated with labels, and has no two networks for a search by sound")
+        raise UserError("it has no results of retrieval (gdt evaluate), and no two networks for a search by sound")
     held_out = np.flatnonzero((index.split == split) & usable(index, clip, both))
     order = generator(Stream.FIGURES).permutation(held_out)[:_VIDEOS]
     if len(order) < 2:
@@ -132,13 +139,18 @@ def thumbnails(
 ) -> list[list[dict[str, str]]]:
     """Middle frames of queries, each followed by its neighbours, given rows of the index: int64 [q] and [q, k].
 
+    Sounds are shown as spectrograms.
+
     Raises UserError if a shard is damaged.
     """
     reader = ShardReader(index)
 
     def thumbnail(video: int, kind: str) -> dict[str, str]:
-        (jpeg,) = reader.frames(video, np.array([int(index.frame_count[video]) // 2]))
-        image = data_uri(jpeg.tobytes(), "jpeg")
+        if index.frame_count[video]:
+            (jpeg,) = reader.frames(video, np.array([int(index.frame_count[video]) // 2]))
+            image = data_uri(jpeg.tobytes(), "jpeg")
+        else:
+            image = _spectrogram(reader.logmel(video, 0, min(int(index.mel_count[video]), _ROWS)), index.statistics)
         return {"image": image, "id": index.id[video], "label": index.label[video], "kind": kind}
 
     kinds = np.where(right, "right", "wrong")
@@ -146,6 +158,15 @@ def thumbnails(
         [thumbnail(query, "asked"), *map(thumbnail, near, kind)]
         for query, near, kind in zip(queries, neighbours, kinds, strict=True)
     ]
+
+
+def _spectrogram(logmel: np.ndarray, statistics: Statistics) -> str:
+    """The picture of log-mel rows [n, bands], in time from left to right."""
+    levels = 0.5 + (logmel.T[::-1] - statistics.mel_mean) / (6 * statistics.mel_std)
+    colours = colormaps["magma"](levels.clip(0, 1), bytes=True)[..., :3]
+    file = io.BytesIO()
+    Image.fromarray(colours).resize((160, 120)).save(file, "png")
+    return data_uri(file.getvalue(), "png")
 
 
 @rc_context(STYLE)

@@ -84,6 +84,7 @@ def report(settings: Report) -> str:
         models=[examples(model, root, given) for model in tqdm(ranked[: settings.models], "report", unit="model")],
         others=len(ranked[settings.models :]),
         pretraining=runs.table(logged),
+        verdicts={run.name: run.verdict for run in logged if run.verdict},
         curves={name: curves([run for run in logged if run.settings.dataset == name][:CURVES]) for name in datasets},
         most=CURVES,
         unread=unread,
@@ -125,7 +126,7 @@ def examples(model: EvaluatedRun, root: Path, given: Makers) -> dict[str, Any]:
     missing: list[str] = []
     parts: dict[str, Any] = {"name": model.name, "missing": missing, "neighbours": None, "deviation": ""}
     asked = (row for row in reversed(model.results) if row.protocol == "retrieval")
-    row = next((row for row in asked if row.settings["modalities"] == ["video"]), None)
+    row = next((row for row in asked if len(row.settings["modalities"]) == 1), None)
     with noting("examples", missing):
         trained = load_model(model.checkpoint, given)
         evaluated = local_shards(row.shards, f"{model.name} was evaluated on") if row else None

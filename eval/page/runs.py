@@ -13,7 +13,7 @@ from scipy.signal import convolve
 from gdt.common.errors import UserError
 from gdt.eval.drawing import STYLE, marker, picture
 from gdt.train import provenance
-from gdt.train.run import METRICS, PROBES, SETTINGS_FILE, logged
+from gdt.train.run import METRICS, PROBES, SETTINGS_FILE, VERDICT, logged
 from gdt.train.settings import Pretrain
 from gdt.train.settings_text import from_file
 
@@ -23,8 +23,8 @@ _SMOOTHING = 21
 _POINTS = 1000
 """Steps over which curves are averaged, and most points of a curve."""
 _TITLES = {
-    "loss": "training loss",
-    "clips_per_second": "video clips per second",
+    "loss": "training loss (dashed: at chance)",
+    "clips_per_second": "clips per second",
     "data_wait": "waiting for data, share",
 }
 
@@ -40,6 +40,8 @@ class LoggedRun:
     """Per step, float64 [steps] by name: step, loss, clips_per_second, data_wait."""
     probes: dict[str, np.ndarray]
     """Per probe, float64 [probes] by name: step, R@k in percent, and measures of collapse."""
+    verdict: str
+    """Whether it has learned; empty if it has not finished."""
 
 
 def read(folder: Path, root: Path) -> LoggedRun:
@@ -49,7 +51,9 @@ def read(folder: Path, root: Path) -> LoggedRun:
     metrics = _columns(folder / METRICS)
     if not metrics:
         raise UserError("it has not done a step")
-    return LoggedRun(folder, name, from_file(folder / SETTINGS_FILE), started, metrics, _columns(folder / PROBES))
+    verdict = folder / VERDICT
+    said = verdict.read_text().strip() if verdict.is_file() else ""
+    return LoggedRun(folder, name, from_file(folder / SETTINGS_FILE), started, metrics, _columns(folder / PROBES), said)
 
 
 def _columns(path: Path) -> dict[str, np.ndarray]:
@@ -96,4 +100,7 @@ def curves(runs: Sequence[LoggedRun]) -> str:
                 steps = logged["step"][::every]
                 marked = max(1, len(steps) // 6)
                 axes.plot(steps, values[::every], **marker(k), markersize=4, markevery=marked, linewidth=1.4)
+                if name == "loss":
+                    at_chance = smooth(logged["chance"])[::every]
+                    axes.plot(steps, at_chance, color=marker(k)["color"], linestyle="--", linewidth=0.8)
     return picture(figure, [run.name for run in runs])

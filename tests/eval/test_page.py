@@ -28,7 +28,7 @@ from gdt.train.checkpoint import load_model
 from gdt.train.pretrain import pretrain
 from gdt.train.settings import SIZES
 from tests.conftest import preprocess
-from tests.sounds import tone
+from tests.sounds import esc50, tone
 from tests.tamper import annotate, edit_json
 
 EVIL = "<script>alert('{}')</script>&\"$x$"
@@ -112,6 +112,7 @@ def test_runs_are_those_of_the_logs(page: Page, runs: Path) -> None:
         assert cells[name, "final loss"] == f"{np.mean([row['loss'] for row in log]):.3f}"  # within 10 steps
         assert cells[name, "clips/s"] == f"{np.median([row['clips_per_second'] for row in log]):.0f}"
         assert cells[name, "steps"] == "5"
+        assert f"{name}: {(runs / name / 'verdict.txt').read_text().strip()}" in page.text
     assert [tag["alt"] for name, tag in page.tags if name == "img" and "learning curves" in str(tag["alt"])] == [
         "learning curves on labelled", "learning curves on quiet"
     ]  # fmt: skip
@@ -290,6 +291,21 @@ def test_a_folder_without_runs_is_refused(tmp_path: Path) -> None:
     (tmp_path / "runs" / "deep").mkdir(parents=True)
     with pytest.raises(UserError, match="has no runs or evaluations; set --runs to the folder of your runs"):
         write_page(tmp_path / "runs")
+
+
+def test_sounds_are_shown_as_spectrograms(alone: None, checkpoint: Path, tmp_path: Path) -> None:
+    """Of a model of sound, too, with its confusion and deviation."""
+    preprocess(Preprocess("esc50", esc50(tmp_path / "esc50"), tmp_path / "shards"))
+    settings = Downstream(
+        (checkpoint,), "esc50", tmp_path / "shards", ("retrieval",), clips=2, modalities=("audio",), jobs=1,
+        random_weights="exclude", out=tmp_path / "runs" / "eval",
+    )  # fmt: skip
+    downstream(settings)
+    text = write_page(tmp_path / "runs")
+    page = Page(text)
+    pictures = [tag["src"] for name, tag in page.tags if name == "img" and tag["alt"] in ("asked", "right", "wrong")]
+    assert len(pictures) == 2 * 6 and all(str(source).startswith("data:image/png") for source in pictures)
+    assert page.cells()["dog", "rain"] == "0" and "Not shown: nearest neighbours" not in page.text
 
 
 @pytest.fixture(scope="module")
