@@ -1,6 +1,7 @@
 """Errors that the user can fix: one message and exit status 2, without a traceback."""
 
 import difflib
+import errno
 import io
 import os
 import re
@@ -127,7 +128,10 @@ def exit_with_message(main: Callable[[], object]) -> None:
         _show_traceback()
         if error.filename is None:
             _exit(2, f"error: {error.strerror or first_line(error)}; check that the disks are mounted and not full")
-        _exit(2, f"error: {error.filename}: {error.strerror}; check the path, its permissions and the free space")
+        advice = "check the path, its permissions and the free space"
+        if error.errno in (errno.EOPNOTSUPP, errno.ENOSYS):
+            advice = "its disk cannot extend or rename files; use a local one"
+        _exit(2, f"error: {error.filename}: {error.strerror}; {advice}")
     except KeyboardInterrupt:
         _exit(INTERRUPT, INTERRUPTED)
 

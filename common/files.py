@@ -60,7 +60,7 @@ TEMPORARY = "gdt-"
 
 def no_space(folder: Path) -> str:
     """What to say of a full disk, and what to do."""
-    temporary = Path(tempfile.gettempdir())
+    temporary = Path(os.environ.get("TMPDIR", "/tmp"))  # tempfile takes another folder once the disk is full
     elsewhere = ""
     if folder == temporary or (
         folder.is_relative_to(temporary) and folder.relative_to(temporary).parts[0].startswith((TEMPORARY, ".shard-"))
@@ -71,11 +71,13 @@ def no_space(folder: Path) -> str:
 
 def require_space(path: Path, size: int) -> None:
     """Raise UserError unless `size` bytes fit beside a file that is to be written there at the end of a long run."""
+    needed = f"{size / 1e6:,.1f} MB" if size >= 100_000 else f"{size / 1e3:.1f} kB"
     full = (
-        f"no space on the disk of {path.absolute().parent} for {path.name}, which takes {size / 1e6:,.1f} MB; free "
-        "some, or set --out to another disk"
+        f"no space on the disk of {path.absolute().parent} for {path.name}, which needs {needed} while it is written; "
+        "free some, or set --out to another disk"
     )
-    if shutil.disk_usage(path.absolute().parent).free < size:
+    disk = shutil.disk_usage(path.absolute().parent)
+    if disk.free < size and disk.total:  # some network disks report zeros
         raise UserError(full)
     with suppress(OSError), tempfile.TemporaryFile(dir=path.absolute().parent) as file:
         try:

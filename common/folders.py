@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePath
-from typing import BinaryIO, NamedTuple, TypeVar
+from typing import Any, BinaryIO, NamedTuple, TypeVar
 
 from gdt.common import files
 
@@ -153,6 +153,9 @@ class LocalFolder(Folder):
         self.root = path
         self.name = path.absolute().name
         self.opened = set() if opened is None else opened
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return LocalFolder, (self.root,)  # tasks do not need the files that were opened
 
     def __str__(self) -> str:
         return str(self.root)

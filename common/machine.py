@@ -4,6 +4,7 @@ import contextlib
 import os
 import stat
 import subprocess
+import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path, PurePosixPath
@@ -23,8 +24,10 @@ def limit_threads() -> None:
 
     They would all run at once, and then wait for the rest of each period. OMP_NUM_THREADS wins.
     """
-    if cores() < len(os.sched_getaffinity(0)):
-        os.environ.setdefault("OMP_NUM_THREADS", str(cores()))
+    if cores() < len(os.sched_getaffinity(0)) and "OMP_NUM_THREADS" not in os.environ:
+        os.environ["OMP_NUM_THREADS"] = str(cores())
+        if "torch" in sys.modules:  # which has read that already
+            sys.modules["torch"].set_num_threads(cores())
 
 
 def _quotas() -> Iterator[float]:
@@ -53,10 +56,14 @@ def _quota(group: Path) -> Iterator[float]:
 
 
 def leave_terminal() -> None:
-    """Write to the null device instead of a terminal that has hung up, where each write would fail."""
+    """Write to the null device instead of a terminal that has hung up, or a pipe to a program on it (tee).
+
+    There, each write would fail.
+    """
     null = os.open(os.devnull, os.O_WRONLY)
     for number in (1, 2):
-        if stat.S_ISCHR(os.fstat(number).st_mode):
+        mode = os.fstat(number).st_mode
+        if stat.S_ISCHR(mode) or stat.S_ISFIFO(mode):
             os.dup2(null, number)
     os.close(null)
 

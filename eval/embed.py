@@ -72,7 +72,9 @@ def features(settings: Embed, trained: Trained | None = None, out: Path | None =
 
             found = named.find(settings.source)
             if modalities == ["video"] and named.only_sounds(found):
-                raise UserError("no video has pictures: all files are sounds; set --modalities to audio")
+                has = "audio" in trained.model.modalities
+                instead = "set --modalities to audio" if has else "use a checkpoint with a network for audio"
+                raise UserError(f"no video has pictures: all files are sounds; {instead}")
             count = sum(len(paths) for _, paths in found)
             _require_space(out, settings, trained, modalities, count)
             index, skipped = named.decode_named(found, Path(scratch), settings.workers, trained.inputs.fps or 30)

@@ -12,7 +12,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from gdt.common.errors import UserError
-from gdt.common.files import DAMAGE, require_readable, writing
+from gdt.common.files import DAMAGE, require_readable, require_space, writing
 from gdt.pipeline.clips import uniform_plans
 from gdt.pipeline.inputs import Inputs
 from gdt.pipeline.loader import Batch, Loader
@@ -128,13 +128,15 @@ def cached_features(
     missing = np.setdiff1d(videos, known.videos) if known else np.unique(videos)
     if not len(missing) and known:
         return known
+    path.parent.mkdir(parents=True, exist_ok=True)
+    count = len(missing) + (len(known.videos) if known else 0)
+    require_space(path, 2 * 4 * count * trained.model.backbone(modality).dim)
     features = extract(trained, index, missing, clips, device, modality=modality)
     if known:
         order = np.argsort(np.concatenate([known.videos, missing]))
         average = np.concatenate([known.average, features.average])[order]
         maximum = np.concatenate([known.maximum, features.maximum])[order]
         features = PooledFeatures(np.concatenate([known.videos, missing])[order], average, maximum)
-    path.parent.mkdir(parents=True, exist_ok=True)
     with writing(path) as file:
         np.savez(file, videos=features.videos, average=features.average, maximum=features.maximum)
     return features

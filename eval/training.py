@@ -168,8 +168,10 @@ class ClassifierTraining:
     def run(self, name: str) -> dict[str, Measured]:
         """Train to the last epoch, keep what is to be kept, and return the metrics of `test`."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        # the state of an epoch, weights and moments, beside that of the one before, and what is kept
-        require_space(self.folder / STATE, 5 * sum(value.nbytes for value in self.model.state_dict().values()))
+        # the state of an epoch, weights and moments, beside that of the one before; later, what is kept
+        state = self.folder / STATE
+        present = state.stat().st_size if state.is_file() else 0
+        require_space(state, 4 * sum(value.nbytes for value in self.model.state_dict().values()) - present)
         first = self._resume()
         total = self.recipe.epochs * self.batches
         bar = tqdm(total=total, initial=first * self.batches, unit="step", desc=name, mininterval=0.5)

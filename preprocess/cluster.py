@@ -89,7 +89,7 @@ def _local(workers: int) -> distributed.LocalCluster:
 
     main = threading.current_thread() is threading.main_thread()
     interrupts: list[int] = []
-    resource_tracker.ensure_running()  # it would unblock signals when it starts
+    _start_tracker()
     # blocked, not ignored: child processes inherit both, but this process must still receive the signal
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     before = signal.signal(signal.SIGINT, lambda number, _: interrupts.append(number)) if main else None
@@ -111,6 +111,15 @@ def _local(workers: int) -> distributed.LocalCluster:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         if interrupts:
             raise KeyboardInterrupt
+
+
+def _start_tracker() -> None:
+    """Start Python's process that tracks semaphores, which a hang-up must not end, now: it unblocks signals."""
+    main = threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN) if main else None  # which it inherits
+    resource_tracker.ensure_running()
+    if main:
+        signal.signal(signal.SIGHUP, before)
 
 
 def _advice(cause: BaseException) -> str:

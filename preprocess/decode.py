@@ -208,20 +208,18 @@ def _collect(target: Target, settings: Extraction, errors: list[str]) -> Extract
     if short and not errors:
         errors = ["shorter than --min-seconds, kept because its official folds count every video"]
     limit = ffmpeg.max_seconds(target, settings)
-    cut = not errors and seconds >= limit
-    if cut:
-        rule = "--max-hours"
-        if limit < settings.max_hours * 3600:
-            if not target.frames:
-                return _extract(target, settings)
-            rule = f"{ffmpeg.MAX_SHOWN} s for each of its {target.frames} {'frames' if target.pictures else 'packets'}"
-        errors = [f"cut at {limit:g} s ({rule})"]
+    cut = _is_cut(target, settings, seconds)
+    rule = "--max-hours"
+    if cut and limit < settings.max_hours * 3600:
+        if not target.frames:
+            return _extract(target, settings)
+        rule = f"{ffmpeg.MAX_SHOWN} s for each of its {target.frames} {'frames' if target.pictures else 'packets'}"
     width = 0
     height = 0
     if target.pictures:
         with target.jpeg.open("rb") as file:
             width, height = Image.open(io.BytesIO(file.read(int(sizes[0])))).size
-    notes = [note for note in (*errors[:1], target.note) if note]
+    notes = [*errors[:1], *([f"cut at {limit:g} s ({rule})"] if cut else ()), *filter(None, [target.note])]
     if peak is not None and peak < _QUIET:
         replaced = _use_loudest_channel(target, settings, peak)
         if replaced:
@@ -234,6 +232,16 @@ def _collect(target: Target, settings: Extraction, errors: list[str]) -> Extract
         elif longer <= -_APART:
             notes.append(f"its sound ends {-longer:.1f} s before its picture")
     return Extracted(target.jpeg, sizes, height, width, waveform, "; ".join(notes), target.video.segment)
+
+
+def _is_cut(target: Target, settings: Extraction, seconds: float) -> bool:
+    """Whether as many seconds were decoded as the length limit allows, and more may follow."""
+    limit = ffmpeg.max_seconds(target, settings)
+    kept = ffmpeg.kept_stretches(target, settings)
+    if not kept:
+        return seconds >= limit
+    allowed = sum(end - begin for begin, end in kept)
+    return target.video.stretches[-1][1] > limit and seconds >= allowed - 1 / settings.fps
 
 
 def _align(target: Target, settings: Extraction) -> float:

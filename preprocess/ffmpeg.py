@@ -26,7 +26,7 @@ from gdt.preprocess.logmel import SAMPLE_RATE
 from gdt.preprocess.process import Limits
 
 _FORMATS = (
-    "aac,ac3,aiff,asf,avi,eac3,flac,flv,h264,hevc,ivf,m4v,matroska,mjpeg,mov,mp3,mpeg,mpegts,mpegvideo,mxf,nut,ogg,rm,"
+    "aac,ac3,aiff,asf,avi,eac3,flac,flv,h264,hevc,ivf,loas,m4v,matroska,mjpeg,mov,mp3,mpeg,mpegts,mpegvideo,mxf,nut,ogg,rm,"
     "wav,webm_dash_manifest"
 )
 _QUEUE = 1024

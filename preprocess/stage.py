@@ -127,9 +127,10 @@ def _make_shards(settings: Preprocess, job: PreprocessJob, pending: Sequence[int
 
 def _require_here(job: PreprocessJob, made: MadeShard) -> MadeShard:
     """Raise UserError if a machine has written its shard to another disk; the other shards are kept."""
-    if not job.destination.exists(made.name):
-        raise UserError(f"{made.host} has written {made.name}, but not to {job.destination} here; {SAME_FOLDER}")
-    return made
+    with suppress(Damaged, UserError, OSError):
+        if Head.read_in(job.destination, made.name, job.destination.state(made.name).size).crc32 == made.crc32:
+            return made
+    raise UserError(f"{made.host} has written {made.name}, but not to {job.destination} here; {SAME_FOLDER}")
 
 
 def _remove_rejecting(job: PreprocessJob, numbers: Iterable[int]) -> None:

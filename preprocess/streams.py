@@ -42,7 +42,8 @@ def choose(target: Target, settings: Extraction) -> Target:
     if target.file.suffix.lower() == ".ogg" and not pictures:  # it may be either
         target = replace(target, pictures=False)
     if not (pictures if target.pictures else sounds):
-        raise Rejected("there is no video stream in it" if target.pictures else "there is no sound in it")
+        instead = "; if it is a sound, rename it to .mka" if sounds else ""
+        raise Rejected(f"there is no video stream in it{instead}" if target.pictures else "there is no sound in it")
     picture = _best(pictures)
     with_picture: set[int] = set()  # the streams of the programs that the picture is in
     for program in contents["programs"]:

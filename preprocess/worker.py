@@ -38,6 +38,8 @@ class MadeShard(NamedTuple):
     name: str
     host: str
     """The machine that has made it."""
+    crc32: str
+    """Its checksum, in hexadecimal."""
     videos: int
     rejected: list[RejectedVideo]
     """The videos that are not in it."""
@@ -52,8 +54,8 @@ def make_shard(task: ShardTask) -> MadeShard:
             raise UserError(f"it does not see the folder {where}; {SAME_FOLDER}")
         with tempfile.TemporaryDirectory(prefix=f".{Path(task.name).stem}-", dir=where) as folder:
             files = task.source.bring([video.path for video in task.videos], Path(folder))
-            rejected = _make_shard(task, files, Path(folder))
-        return MadeShard(task.name, host, len(task.videos), rejected)
+            crc32, rejected = _make_shard(task, files, Path(folder))
+        return MadeShard(task.name, host, crc32, len(task.videos), rejected)
     except (UserError, OSError) as error:
         if isinstance(error, UserError):
             message = str(error)
@@ -64,7 +66,8 @@ def make_shard(task: ShardTask) -> MadeShard:
         raise UserError(f"{host}: {message}") from error
 
 
-def _make_shard(task: ShardTask, paths: Sequence[Path], folder: Path) -> list[RejectedVideo]:
+def _make_shard(task: ShardTask, paths: Sequence[Path], folder: Path) -> tuple[str, list[RejectedVideo]]:
+    """The checksum of the shard, and the videos that are not in it."""
     from distributed import get_worker
 
     build = require_tools(task.extraction.limits, folder)
@@ -105,8 +108,8 @@ def _make_shard(task: ShardTask, paths: Sequence[Path], folder: Path) -> list[Re
     if of_build:
         notes["only"] = build  # nor does another ffmpeg take this as content
     sums = {"pixels": pixels, "mels": mels}
-    task.destination.write(task.name, lambda path: write_shard(path, records, sums, folder, rejected, notes))
-    return rejected
+    crc32 = task.destination.write(task.name, lambda path: write_shard(path, records, sums, folder, rejected, notes))
+    return crc32, rejected
 
 
 def _record(target: Target, output: Extracted | Rejected, settings: Extraction) -> tuple[VideoRecord, np.ndarray]:

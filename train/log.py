@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import resource
 import sys
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
+from typing import Any, TextIO
 
 import numpy as np
 import torch
@@ -25,6 +28,14 @@ from gdt.train.run import METRICS, PROBES, SETTINGS_FILE, VERDICT, keep_until, l
 from gdt.train.step import Metrics
 
 
+class _Bar(tqdm):
+    """Goes on when nobody reads it any more: the signal that stops a run may have ended tee."""
+
+    def display(self, *arguments: Any, **named: Any) -> None:
+        with suppress(OSError):
+            super().display(*arguments, **named)
+
+
 class Log:
     """Log of one run, on rank 0; a context manager."""
 
@@ -35,6 +46,7 @@ class Log:
         composition = experiment.composition
         folder = settings.run_folder
         folder.mkdir(parents=True, exist_ok=True)
+        self._curves = Curves(settings, first)  # which may refuse, before anything is replaced
         write_text(folder / SETTINGS_FILE, to_json(settings, indent=2) + "\n")
         (folder / VERDICT).unlink(missing_ok=True)
         keep_until(folder / METRICS, first - 1)
@@ -45,12 +57,12 @@ class Log:
         self._device = torch.device(settings.device)
         self._rates = list[float]()
         self._probed = ""
+        self._shown = ("", "")
         self._embedding_rank = ""
         self._fetched = 0
-        self._curves = Curves(settings, first)
         form = "step {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]"
         seconds = 0.5 if sys.stderr.isatty() else 30.0
-        self._bar = tqdm(total=schedule.steps, initial=first, bar_format=form, mininterval=seconds)
+        self._bar = _Bar(total=schedule.steps, initial=first, bar_format=form, mininterval=seconds)
         self._schedule = schedule
         self._modalities_differ = any(
             factor.name == Modality.name and factor.contrast is Contrast.DISTINCTIVE for factor in composition.factors
@@ -64,7 +76,8 @@ class Log:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._bar.close()
+        with suppress(OSError):
+            self._bar.close()
         self._file.close()
         self._curves.close()
 
@@ -85,15 +98,27 @@ class Log:
             row["fetched_mb_per_second"] = speed
             row["cache_hits"] = max(0.0, 1 - cache.fetched / max(cache.used, 1))
             shown += f", {speed:.0f} MB/s fetched, cache hits {100 * row['cache_hits']:.0f} %"
-        self._file.write(json.dumps({"step": step} | row) + "\n")
+        self._write(self._file, {"step": step} | row)
         self._curves.add(row, step)
         self._rates.append(rate)
         if metrics.rank is not None:
             self._embedding_rank = f", rank {metrics.rank:.1f}"
         loss = f"loss {metrics.loss:.3f} of {metrics.chance:.2f} at chance"
-        top1 = f"top-1 {100 * metrics.top1:.0f} %"
-        self._bar.set_postfix_str(f"{loss}{self._embedding_rank}, {top1}{self._probed}, {shown}", False)
+        self._shown = f"{loss}{self._embedding_rank}, top-1 {100 * metrics.top1:.0f} %", shown
+        self._show(refresh=False)
         self._bar.update()
+
+    def _show(self, refresh: bool) -> None:
+        learning, speed = self._shown
+        self._bar.set_postfix_str(f"{learning}{self._probed}, {speed}", refresh)
+
+    def _write(self, file: TextIO, row: Mapping[str, float]) -> None:
+        """Write a line of METRICS or PROBES. Raises OSError with its name."""
+        try:
+            file.write(json.dumps(row) + "\n")
+        except OSError as error:
+            error.filename = file.name
+            raise
 
     def summary(self) -> str:
         """Median clips/s and peak memory of a finished run, and whether it has learned, as in VERDICT."""
@@ -120,8 +145,8 @@ class Log:
 
     def add_probe(self, done: int, metrics: dict[str, float]) -> None:
         """Log a probe after `done` steps; the first time that embeddings have collapsed, print a warning."""
-        with self._probes.open("a") as file:
-            file.write(json.dumps({"step": done} | metrics) + "\n")
+        with self._probes.open("a", buffering=1) as file:
+            self._write(file, {"step": done} | metrics)
         # at the previous step, or `purge_step` would remove it if the run resumes here
         self._curves.add({f"probe/{name}": value for name, value in metrics.items()}, max(done - 1, 0))
         ranks = {name.removesuffix(f" {RANK}"): value for name, value in metrics.items() if name.endswith(RANK)}
@@ -130,6 +155,8 @@ class Log:
         if recalled:
             k, right, random, _ = recalled
             self._probed = f", held-out R@{k} {right:.0f} % (chance {random:.0f} %)"
+        if done:
+            self._show(refresh=True)
         said = warning(ranks, int(metrics["videos"]), done)
         if said and not self._warned:
             self._warned = True

@@ -120,14 +120,14 @@ class Trainer:
         held_out = together(self.open_probe)
         together(self.require_space)
         self.describe_run()
-        if self.rank == 0 and self.step == 0:  # first, or a killed run would be resumed from what it replaces
-            self.path.unlink(missing_ok=True)
         with (
             self.open_loader() as loader,
             together(self.open_log) or nullcontext() as self.log,
             StopSignal() as stop,
         ):
             if self.rank == 0:
+                if self.step == 0:  # or a run killed before its first checkpoint would be resumed from what it replaces
+                    self.path.unlink(missing_ok=True)
                 write_provenance(self.settings.run_folder, self.device, self.step, self.experiment.data.fingerprint)
             batches = iter(loader)
             self.began = time.monotonic()
@@ -163,15 +163,13 @@ class Trainer:
         probe = Probe(self.experiment, self.index, self.device)
         if every:
             probe.require_videos()
-        for line in between_splits(self.index, probe.split):
-            describe(self.rank, "warning", line)
         return probe if len(probe.videos) else None
 
     def require_space(self) -> None:
         """Raise UserError unless the next checkpoint fits beside the last one."""
         if self.rank == 0:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            present = self.path.stat().st_size if self.path.is_file() and self.step else 0
+            present = self.path.stat().st_size if self.path.is_file() else 0
             require_space(self.path, 2 * self.learner.state_bytes - present)
 
     def open_loader(self) -> Loader:
@@ -280,6 +278,8 @@ class Trainer:
         left = duration((self.steps - self.step) * seconds)
         say("schedule", f"{plural(self.steps, 'step')} ({epochs}), {rates}; {left}")
         say("folder", str(s.run_folder))
+        for line in between_splits(self.index):
+            say("warning", line)
         if self.index.store:
             coming = [*self.experiment.tree.videos(self.step, min(self.steps, self.step + 500))]
             say("store", forecast(self.index, coming))

@@ -2,6 +2,8 @@
 analysis"), beside that over clips of different videos of a class, and of any videos.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 from matplotlib import rc_context
 from matplotlib.figure import Figure
@@ -26,13 +28,13 @@ _VIDEOS = 60
 
 
 @rc_context(STYLE)
-def deviation(trained: Trained, index: Index, split: str) -> str:
+def deviation(trained: Trained, index: Index, split: str, modalities: Sequence[str]) -> str:
     """Histograms of a model's deviations on videos of a split, with their medians and those of random weights.
 
-    Those of frames, or of sounds if the model has no video network. Raises UserError if the split has fewer than two
-    videos with as many starts as clips.
+    Those of frames, or of sounds without them. Raises UserError if the split has fewer than two videos with as many
+    starts as clips.
     """
-    modality = "video" if "video" in trained.model.modalities else "audio"
+    modality = "video" if "video" in modalities else "audio"
     videos = _choose(trained, index, split, modality)
     features, random_features = _features(trained, index, videos, modality)
     deviations = group_deviations(features, index.label[videos])

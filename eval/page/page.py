@@ -125,8 +125,8 @@ def examples(model: EvaluatedRun, root: Path, given: Makers) -> dict[str, Any]:
     """The figures of a model, maybe with one of the given networks, and the reasons for missing ones."""
     missing: list[str] = []
     parts: dict[str, Any] = {"name": model.name, "missing": missing, "neighbours": None, "deviation": ""}
-    asked = (row for row in reversed(model.results) if row.protocol == "retrieval")
-    row = next((row for row in asked if len(row.settings["modalities"]) == 1), None)
+    asked = {tuple(row.settings["modalities"]): row for row in model.results if row.protocol == "retrieval"}
+    row = asked.get(("video",)) or asked.get(("audio",))
     with noting("examples", missing):
         trained = load_model(model.checkpoint, given)
         evaluated = local_shards(row.shards, f"{model.name} was evaluated on") if row else None
@@ -136,5 +136,6 @@ def examples(model: EvaluatedRun, root: Path, given: Makers) -> dict[str, Any]:
         with noting("nearest neighbours", missing):
             parts["neighbours"] = by_features(row, index, root, trained) if row else by_sound(trained, index, split)
         with noting("deviation", missing):
-            parts["deviation"] = deviation(trained, index, split)
+            sound = row is not None and list(row.settings["modalities"]) == ["audio"]
+            parts["deviation"] = deviation(trained, index, split, ["audio"] if sound else trained.model.modalities)
     return parts

@@ -13,6 +13,7 @@ from scipy.signal import convolve
 from gdt.common.errors import UserError
 from gdt.eval.drawing import STYLE, marker, picture
 from gdt.train import provenance
+from gdt.train.health import last_steps
 from gdt.train.run import METRICS, PROBES, SETTINGS_FILE, VERDICT, logged
 from gdt.train.settings import Pretrain
 from gdt.train.settings_text import from_file
@@ -68,13 +69,14 @@ def smooth(values: np.ndarray, width: int = _SMOOTHING) -> np.ndarray:
 
 
 def table(runs: Sequence[LoggedRun]) -> list[list[str]]:
-    """A line of cells per run, headings first; clips/s and data wait are medians, the loss is a moving mean."""
+    """A line of cells per run, headings first; clips/s and data wait are medians, the loss is that of the verdict."""
     lines = [["run", "data set", "composition", "steps", "seed", "final loss", "clips/s", "data wait", "started"]]
     for run in runs:
         settings = run.settings
         logged = run.metrics
         cells = [run.name, settings.dataset, settings.factors or settings.preset]
-        cells += [f"{logged['step'][-1] + 1:.0f}", str(settings.seed), f"{smooth(logged['loss'])[-1]:.3f}"]
+        final = np.mean(logged["loss"][-last_steps(len(logged["loss"])) :])
+        cells += [f"{logged['step'][-1] + 1:.0f}", str(settings.seed), f"{final:.3f}"]
         cells += [f"{np.median(logged['clips_per_second']):.0f}", f"{100 * np.median(logged['data_wait']):.0f} %"]
         lines.append([*cells, run.started[:16].replace("T", " ")])
     return lines
@@ -100,7 +102,7 @@ def curves(runs: Sequence[LoggedRun]) -> str:
                 steps = logged["step"][::every]
                 marked = max(1, len(steps) // 6)
                 axes.plot(steps, values[::every], **marker(k), markersize=4, markevery=marked, linewidth=1.4)
-                if name == "loss":
+                if name == "loss" and "chance" in logged:
                     at_chance = smooth(logged["chance"])[::every]
                     axes.plot(steps, at_chance, color=marker(k)["color"], linestyle="--", linewidth=0.8)
     return picture(figure, [run.name for run in runs])

@@ -156,8 +156,11 @@ def texts(array: np.ndarray) -> np.ndarray:
 
 def write(
     path: Path, arrays: Mapping[str, np.ndarray | Files], notes: Mapping[str, str], scratch: Path | None = None
-) -> None:
-    """Write a file atomically, see `writing`; equal contents give equal bytes. Raises OSError for a full disk."""
+) -> str:
+    """Write a file atomically, see `writing`; equal contents give equal bytes. Returns `Head.crc32`.
+
+    Raises OSError for a full disk.
+    """
     longest = len(json.dumps(dict(notes))) + sum(len(name) + 100 for name in arrays) + 200
     user_block = 4096  # HDF5 takes powers of two
     while user_block < longest:
@@ -172,11 +175,13 @@ def write(
         for part in _content(memory, arrays, places, first, size):
             checksum = zlib.crc32(part, checksum)
         # read twice, as a disk may take files only from their beginning to their end
-        at = file.write(_encoded(head | {"crc32": f"{checksum:08x}"}))
+        crc32 = f"{checksum:08x}"
+        at = file.write(_encoded(head | {"crc32": crc32}))
         for part in _content(memory, arrays, places, first, size):
             at += file.write(part)
         if at != size:
             raise RuntimeError(f"{path} has {at} bytes instead of {size}")
+    return crc32
 
 
 def _content(

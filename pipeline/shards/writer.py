@@ -37,8 +37,8 @@ def write_shard(
     scratch: Path,
     rejected: Sequence[RejectedVideo] = (),
     notes: Mapping[str, str] = MappingProxyType({}),
-) -> None:
-    """Write a shard in the folder `scratch`, then move it to `path`.
+) -> str:
+    """Write a shard in the folder `scratch`, then move it to `path`; returns its checksum, `container.Head.crc32`.
 
     `sums` are those of the datasets sums/; `notes` go into the first line of the file.
     """
@@ -65,7 +65,7 @@ def write_shard(
     }
     for k, (name, dtype) in enumerate(WORDS.items()):
         arrays[f"text/{name}"] = np.concatenate([np.zeros(0, dtype), *(columns[k] for columns in words)])
-    write(path, arrays | table, {**notes, "table": table_checksum(table)}, scratch)
+    return write(path, arrays | table, {**notes, "table": table_checksum(table)}, scratch)
 
 
 def _bounds(counts: Sequence[int] | np.ndarray) -> np.ndarray:

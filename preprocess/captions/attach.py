@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import PurePath
 
 from gdt.common.folders import Folder
-from gdt.preprocess.captions.readers import Captions
+from gdt.preprocess.captions.readers import Captions, without_language
 from gdt.preprocess.captions.stretches import retime, stretches
 from gdt.preprocess.captions.words import Vocabulary
 from gdt.preprocess.datasets.listing import CAPTIONS, MEDIA, NO_CAPTIONS, Item, ListedVideo, Missing, titled_id
@@ -74,8 +74,11 @@ class Spoken:
         exact = (name for name in names if self.captions.has(name))
         name = next(exact, "") or next((name for name in names if name in self.captions), "")
         with_language = PurePath(self.captions.named(name)).name
-        if with_language != PurePath(name).name:
-            beside = {video.path.with_name(with_language + end) for end in ("", *MEDIA)} - {video.path}
-            if not all(map(self.source.kind, beside)):
-                return ""  # a.en.mp4, beside a.mp4, has its own
-        return name
+        stem = composed(video.path.stem)
+        if with_language in (PurePath(name).name, stem):
+            return name
+        title = without_language(with_language)
+        if title != stem and titled_id(stem) and titled_id(title):
+            return ""  # they are of another video, with the same word in brackets
+        beside = {video.path.with_name(with_language + end) for end in ("", *MEDIA)} - {video.path}
+        return name if all(map(self.source.kind, beside)) else ""  # a.en.mp4, beside a.mp4, has its own

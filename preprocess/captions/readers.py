@@ -71,7 +71,7 @@ class Captions:
             elif lines:
                 self._parts.setdefault(composed(id), []).append(zlib.compress(json.dumps(lines).encode(), level=1))
         for id in sorted(self._parts, key=lambda id: (not _ENGLISH.search(id), id)):  # English before others
-            name = _LANGUAGE.sub("", id)
+            name = without_language(id)
             for short in (name, titled_id(name)):
                 self._named.setdefault(short, id)
 
@@ -108,8 +108,8 @@ class Captions:
 
     def unused(self, used: Set[str]) -> list[str]:
         """The names of captions that are not `used`, in any language."""
-        names = {_LANGUAGE.sub("", name) for name in used}
-        return sorted(name for name in self._parts if name not in used and _LANGUAGE.sub("", name) not in names)
+        names = set(map(without_language, used))
+        return sorted(name for name in self._parts if name not in used and without_language(name) not in names)
 
     def __contains__(self, id: str) -> bool:
         return bool(self.named(id))
@@ -117,6 +117,11 @@ class Captions:
     def __len__(self) -> int:
         """Number of videos with captions."""
         return len(self._parts)
+
+
+def without_language(name: str) -> str:
+    """A name of captions without .en, .en-US or the like."""
+    return _LANGUAGE.sub("", name)
 
 
 def _locations(source: Folder) -> Iterator[tuple[str, Iterator[tuple[str, list[Caption] | None]]]]:
@@ -197,9 +202,11 @@ def _rows(columns: Any) -> _Rows:
 
 
 def _read_json(path: File) -> _Rows:
-    """Of columns, or of segments as Whisper writes them. Raises _NoCaptions for other JSON, also for JSON lines."""
+    """Of columns, or of segments as Whisper writes them, also alone. Raises _NoCaptions for other JSON."""
     with path.open() as file:
         text = file.read()
+    if not text.strip():
+        raise _NoCaptions
     try:
         content = json.loads(text)
     except ValueError:
@@ -207,16 +214,23 @@ def _read_json(path: File) -> _Rows:
             json.loads(text.partition(b"\n")[0])
             raise _NoCaptions from None
         raise
-    if isinstance(content, dict) and "segments" in content:
-        yield from map(_ROW, content["segments"])
-    elif isinstance(content, dict) and not content.keys().isdisjoint(CAPTION_COLUMNS):
+    rows = content.get("segments") if isinstance(content, dict) else content
+    if isinstance(rows, list) and rows and all(map(_is_like_captions, rows)):
+        yield from map(_ROW, rows)
+    elif _is_like_captions(content):
         yield from _rows(content)
     else:
         raise _NoCaptions
 
 
+def _is_like_captions(values: Any) -> bool:
+    """Whether a table has at least two of the columns of captions: with one more, it may be damaged."""
+    return isinstance(values, dict) and len(values.keys() & {*CAPTION_COLUMNS}) > 1
+
+
 def _read_csv(path: File) -> _Rows:
-    if _header(path).isdisjoint(CAPTION_COLUMNS):
+    names = {name.strip().lower() for cell in _header(path) for name in cell.split(";")}
+    if len(names & {*CAPTION_COLUMNS}) < 2:
         raise _NoCaptions
     yield from map(_ROW, read_csv(path, CAPTION_COLUMNS, dict))
 

@@ -26,8 +26,8 @@ _CLASS = ("label", "class", "labels", "classes")
 _SPLIT = "split"
 
 
-_MISSING = ("nan", "NaN")
-"""What pandas writes for a missing value."""
+_MISSING = ("nan", "NaN", "None", "<NA>", "NaT")
+"""What pandas and Python write for a missing value."""
 
 
 class _Columns(NamedTuple):
@@ -56,8 +56,9 @@ class _Columns(NamedTuple):
             raise ValueError(f"a further column has the name {taken[0]}, which the index uses itself; rename it")
         lacking = [*(_CLASS if not label else ()), *([_SPLIT] if not split else ())]
         for name in further:
-            similar = difflib.get_close_matches(name.lower(), lacking, 1, 0.75)
-            if similar:
+            alike = [known for known in lacking if name[:1].lower() == known[0] and abs(len(name) - len(known)) < 2]
+            similar = difflib.get_close_matches(name.lower(), alike, 1, 0.75)
+            if similar and name.isalpha():  # class_1 and class2 are names of their own
                 raise ValueError(
                     f"unknown column '{name}'; did you mean '{similar[0]}'? Columns are {PATH_COLUMNS[0]} (or "
                     f"{', '.join(PATH_COLUMNS[1:])}), {_CLASS[0]} (or {', '.join(_CLASS[1:])}), {_SPLIT}, and further "

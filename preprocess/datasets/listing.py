@@ -33,7 +33,9 @@ SOUNDS = {
     ".ec3",
     ".flac",
     ".m4a",
+    ".m4b",
     ".mka",
+    ".mp2",
     ".mp3",
     ".oga",
 } | {".opus", ".wav", ".weba", ".wma"}
@@ -58,7 +60,7 @@ LISTED = "link to a folder that is listed already"
 EMPTY = "empty folder"
 BROKEN = "broken link"
 CAPTIONS = "captions of no video"
-NO_CAPTIONS = "in the folder of captions, but none"
+NO_CAPTIONS = "in the folder of captions, but no captions"
 NO_FILE = "but there is no file of this name with the suffix of a video"
 SPLIT_NAMES = {"train": "train", "training": "train"}
 SPLIT_NAMES |= dict.fromkeys(("val", "valid", "validation", "validate"), "val")

@@ -67,6 +67,7 @@ def listing(source: SourceFiles, rows: Iterable[Segment]) -> Iterator[Item]:
             yield segment.video(name, path, cut=False)
         else:
             yield Missing.surplus(name, path, "segment", segment.file)
+    originals.sort(key=lambda original: len(original[0]))  # its chapters have longer names
     for name, path, candidates in originals:
         without_file = [segment for segment in candidates if segment.file is None]
         if not without_file:

@@ -3,6 +3,8 @@
 import errno
 import fcntl
 import os
+import shutil
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +12,17 @@ import pytest
 import torch
 
 from gdt.common.errors import UserError
-from gdt.common.files import kind, lock, locked, open_regular, write_lines, write_text, writing
+from gdt.common.files import (
+    kind,
+    lock,
+    locked,
+    no_space,
+    open_regular,
+    require_space,
+    write_lines,
+    write_text,
+    writing,
+)
 from gdt.common.places import as_place, local_path
 from gdt.eval.downstream import evaluate
 from gdt.eval.settings import Downstream
@@ -56,6 +68,23 @@ def test_libraries_write_from_the_beginning_to_the_end(tmp_path: Path) -> None:
         file.seek(0)
     with pytest.raises(OSError, match=f"not supported: '{tmp_path}/other'"), writing(tmp_path / "other"):
         raise OSError(errno.EOPNOTSUPP, "Operation not supported")
+
+
+def test_a_full_disk_of_temporary_files_is_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "_get_default_tempdir", lambda *_: pytest.fail("it tries to write there"))
+    for folder, is_temporary in ((".shard-000000-x/4", True), ("gdt-x/shards", True), ("shards", False)):
+        assert ("set TMPDIR" in no_space(tmp_path / folder)) == is_temporary
+
+
+def test_room_is_asked_for_where_a_disk_says_its_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = type("Usage", (), {"total": 10**9, "free": 50})
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
+    with pytest.raises(UserError, match=f"no space on the disk of {tmp_path} for a.h5, which needs 0.1 kB while"):
+        require_space(tmp_path / "a.h5", 60)
+    usage.total = 0
+    require_space(tmp_path / "a.h5", 60)
+    assert not [*tmp_path.iterdir()]
 
 
 def test_of_two_writers_the_first_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,8 +1,10 @@
 """Cores within the quotas of control groups."""
 
 import os
+import sys
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -36,9 +38,12 @@ def test_quotas_of_both_versions(
     monkeypatch.setattr(machine, "_MEMBER", tmp_path / "member")
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(8))
     assert machine.cores() == cores
-    for before, after in (("", str(cores) if cores < 8 else None), ("5", "5")):
-        monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-        if before:
-            monkeypatch.setenv("OMP_NUM_THREADS", before)
-        machine.limit_threads()
-        assert os.environ.get("OMP_NUM_THREADS") == after
+    taken: list[int] = []
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(set_num_threads=taken.append))
+    monkeypatch.setenv("OMP_NUM_THREADS", "5")
+    machine.limit_threads()
+    assert (os.environ["OMP_NUM_THREADS"], taken) == ("5", [])
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    machine.limit_threads()
+    assert os.environ.get("OMP_NUM_THREADS") == (str(cores) if cores < 8 else None)
+    assert taken == [cores] * (cores < 8)  # it has been imported, so that the variable comes too late

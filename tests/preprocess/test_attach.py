@@ -85,6 +85,19 @@ def test_captions_match_by_the_id_in_the_names_of_yt_dlp(tmp_path: Path) -> None
     }  # fmt: skip
 
 
+def test_titles_that_end_in_the_same_word_are_of_two_videos(tmp_path: Path) -> None:
+    """A sound of the same name has no captions of its own."""
+    for name in ("v/Show 01 [English-Sub].mkv", "v/Show 02 [English-Sub].mkv", "v/Dogs [dQw4w9WgXcQ].mpg",
+                 "v/Dogs [dQw4w9WgXcQ].wav"):  # fmt: skip
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    said = {"Show 01 [English-Sub].en": "moo", "Dogs [dQw4w9WgXcQ]": "bark"}
+    write_subtitles(tmp_path, {name: [(0, 5, word)] for name, word in said.items()})
+    assert tokens(tmp_path) == {
+        "v/Show 01 [English-Sub].mkv": [2], "v/Show 02 [English-Sub].mkv": [], "v/Dogs [dQw4w9WgXcQ].mpg": [0],
+    }  # fmt: skip
+
+
 def test_captions_by_id_match_in_any_folder(tmp_path: Path) -> None:
     for name in ("0wR5jVB-WPk.mp4", "part1/-caPS4FHFF8.webm", "part2/silent.mkv"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)

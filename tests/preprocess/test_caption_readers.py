@@ -98,12 +98,16 @@ def test_what_downloaders_and_whisper_put_beside_captions(tmp_path: Path) -> Non
         "b.json": whisper, "b.txt": "dogs", "b.tsv": "start\tend\ttext\n",
         "c.json": whisper, "c.srt": "1\n00:00:05,000 --> 00:00:06,000\nhello\n",
         "d.csv": "start,end,text\n1,2,said\n", "d.json": "[1, 2]", "stats.csv": "views,likes\n1,2\n",
+        "e.json": json.dumps(segments), "f.json": '{"text": "hello"}', "g.json": "", "h.json": '{"segments": null}',
+        "i.json": '{"segments": [{"segment": [1, 2], "labels": "x"}]}',
     }.items():  # fmt: skip
         write(tmp_path / "captions" / name, content)
     captions = find(tmp_path)
     assert captions.get("a") == [(1, 2, "hi")] and captions.get("b") == [(1, 2.5, "dogs"), (2.5, 3, "cats")]
-    assert captions.get("c") == [(5, 6, "hello")] and captions.get("d") == [(1, 2, "said")] and len(captions) == 4
-    assert captions.others == ["a.info.json", "a.live_chat.json", "d.json", "stats.csv"]
+    assert captions.get("c") == [(5, 6, "hello")] and captions.get("d") == [(1, 2, "said")] and len(captions) == 5
+    assert captions.get("e") == captions.get("b")
+    none = ["a.info.json", "a.live_chat.json", "d.json", "f.json", "g.json", "h.json", "i.json", "stats.csv"]
+    assert captions.others == none
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])

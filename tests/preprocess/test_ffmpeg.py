@@ -284,7 +284,9 @@ COVER = ("-c:v", "mjpeg", "-disposition:v", "attached_pic")
 def test_sound_without_video_or_with_a_cover_is_rejected(
     tmp_path: Path, picture: str, options: tuple[str, ...]
 ) -> None:
-    assert reason(made(tmp_path / "song.mp4", picture, tone(), *options), tmp_path) == "there is no video stream in it"
+    assert reason(made(tmp_path / "song.mp4", picture, tone(), *options), tmp_path) == (
+        "there is no video stream in it; if it is a sound, rename it to .mka"
+    )
 
 
 def test_video_shorter_than_min_seconds_is_rejected(tmp_path: Path) -> None:

@@ -184,7 +184,7 @@ def test_how_columns_are_read_is_said(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("header", "meant"), [("name,klass", "class"), ("path,lable", "label"), ("id,label,spilt", "split")]
+    ("header", "meant"), [("name,calss", "class"), ("path,lable", "label"), ("id,label,spilt", "split")]
 )
 def test_a_misspelt_column_is_refused(tmp_path: Path, header: str, meant: str) -> None:
     touch(tmp_path, "a.mp4")
@@ -195,10 +195,18 @@ def test_a_misspelt_column_is_refused(tmp_path: Path, header: str, meant: str) -
         listed_videos("folder", tmp_path)
 
 
+def test_columns_of_other_names_are_further_labels(tmp_path: Path) -> None:
+    touch(tmp_path, "a.mp4")
+    write(tmp_path, "path,class1,label_id,subclass,glasses,split_id\na.mp4,1,2,3,4,5\n")
+    assert [name for name, _ in videos(tmp_path)["a.mp4"].columns] == [
+        "class1", "label_id", "subclass", "glasses", "split_id"
+    ]  # fmt: skip
+
+
 def test_what_windows_and_pandas_write(tmp_path: Path) -> None:
     """Separators, unless names have them, and missing values."""
     touch(tmp_path, "cats/a.mp4", "cats/b.mp4")
-    write(tmp_path, "path,label,weather,split\ncats\\a.mp4,nan,NaN,nan\n.\\cats\\b,Nan,rain,test\n")
+    write(tmp_path, "path,label,weather,split\ncats\\a.mp4,None,<NA>,nan\n.\\cats\\b,Nan,rain,test\n")
     assert table("folder", tmp_path) == {"cats/a.mp4": ("cats", ""), "cats/b.mp4": ("Nan", "test")}
     assert videos(tmp_path)["cats/a.mp4"].columns == (("weather", ""),)
     touch(tmp_path, "c\\d.mp4")

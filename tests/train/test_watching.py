@@ -1,5 +1,6 @@
 """Logs of a run, and a full disk."""
 
+import io
 import json
 import subprocess
 import sys
@@ -134,6 +135,35 @@ def test_a_logger_that_fails_costs_a_warning(
     assert path.is_file() and [row["step"] for row in logged(path.with_name(METRICS))] == [0, 1, 2]
 
 
+def test_a_logger_that_refuses_costs_no_earlier_run(
+    settings: Pretrain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finished = replace(settings, out=tmp_path / "run", steps=2)
+    path = pretrain(finished)
+    before = {name: path.with_name(name).read_bytes() for name in (CHECKPOINT, METRICS)}
+
+    def refuse(**_: object) -> None:
+        raise OSError("no key")
+
+    monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(init=refuse, __spec__=object()))
+    with pytest.raises(UserError, match="Weights & Biases does not start"):
+        pretrain(replace(finished, wandb="mine", overwrite=True))
+    assert {name: path.with_name(name).read_bytes() for name in before} == before
+
+
+def test_a_reader_of_the_bar_that_has_ended_does_not_end_the_run(
+    settings: Pretrain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As tee, by the same Ctrl-C."""
+
+    class Ended(io.StringIO):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError
+
+    monkeypatch.setattr(sys, "stderr", Ended())
+    assert pretrain(replace(settings, out=tmp_path / "run", steps=2)).is_file()
+
+
 def test_a_full_disk_ends_the_run_with_one_sentence(command: Run, shards: Path, tmp_path: Path) -> None:
     """The disk has 8 kB; TensorBoard's thread fails, too."""
     disk = tmp_path / "disk"
@@ -144,7 +174,7 @@ def test_a_full_disk_ends_the_run_with_one_sentence(command: Run, shards: Path, 
         done = command("pretrain", "--shards", shards, "--out", disk / "run", "--batch-size", 4, "--steps", 2)
     finally:
         subprocess.run(["umount", "-l", disk], check=True)
-    assert done.returncode == 2 and "run for checkpoint.pt, which takes 15.3 MB" in done.stderr.splitlines()[-1]
+    assert done.returncode == 2 and "run for checkpoint.pt, which needs 15.3 MB" in done.stderr.splitlines()[-1]
     assert "Traceback" not in done.stderr
 
 
