@@ -27,7 +27,7 @@ from gdt.eval.results import RANDOM, RESULTS, Result
 from gdt.eval.settings import Downstream
 from gdt.eval.subprocesses import job_limit, run_command, run_parallel
 from gdt.eval.tables import pivot, write_tables
-from gdt.eval.training import STATE, ClassifierTraining, finished_epochs
+from gdt.eval.training import STATE, Finetuning, finished_epochs
 from gdt.pipeline.shards.copies import between_splits
 from gdt.pipeline.shards.index import names_in
 from gdt.train.models.given import Given, makers
@@ -187,7 +187,7 @@ def _finetune_all(settings: Downstream, jobs: Sequence[Job], limit: int) -> None
     protocols = dict.fromkeys(job.evaluator.protocol.name for job in jobs)
     logs = " ".join(f"{jobs[0].evaluator.out}/*/{protocol}-*/log.txt" for protocol in protocols)
     print(f"{len(jobs)} finetuning runs, {limit} in parallel; logs: {logs}")
-    epochs = ClassifierTraining.recipe_of(jobs[0].evaluator.settings, jobs[0].model.trained).epochs
+    epochs = Finetuning.recipe_of(jobs[0].evaluator.settings, jobs[0].model.trained).epochs
     with tqdm(total=epochs * len(jobs), initial=finished(), unit="epoch", desc="finetune", mininterval=1.0) as bar:
         for job in run_parallel(jobs, run, limit, lambda: bar.update(finished() - bar.n)):
             bar.write(f"{job.name}: done")

@@ -55,13 +55,13 @@ class Downstream:
     modalities: tuple[FeatureModality, ...] = ("video",)
     """Networks to take features from; both: L2-normalised and concatenated."""
     epochs: int = 0
-    """Epochs of finetune and attentive; the schedule is scaled to them; 0: 12."""
+    """Epochs of finetune; the schedule is scaled to them; 0: 12."""
     lr: float = 0.0
-    """Peak learning rate of finetune and attentive; 0: 0.02 and 0.001."""
+    """Peak learning rate of finetune; 0: 0.02."""
     clips_per_epoch: int = 0
     """Random clips per training video and epoch; 0: 10 (tiny: 4)."""
     train_samples: int = 0
-    """Random training videos of finetune, attentive and linear; 0: all."""
+    """Random training videos of finetune, linear and svm; 0: all."""
     linear_c: float = 1.0
     """Inverse strength of L2 regularisation of linear probe and SVM."""
     seed: int = 0

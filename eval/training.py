@@ -1,4 +1,4 @@
-"""Training of a classifier on clips with labels, as finetuning and the attentive probe do."""
+"""Finetuning of a network on clips with labels (section A.3.6)."""
 
 from __future__ import annotations
 
@@ -21,12 +21,11 @@ from gdt.common.errors import Damaged, UserError
 from gdt.common.files import require_space, write_lines, writing
 from gdt.common.randomness import Stream, seed_sequence
 from gdt.eval.classification import classes_of, targets, top_k
-from gdt.eval.evaluator import Evaluator, Outcome
 from gdt.eval.extract import outputs, require_network
 from gdt.eval.folds import Fold
 from gdt.eval.metrics import Measured
 from gdt.eval.settings import Downstream
-from gdt.eval.subjects import Subject
+from gdt.eval.subjects import FINETUNED
 from gdt.pipeline.clips import ClipSampling, random_clips, uniform_plans
 from gdt.pipeline.inputs import Inputs
 from gdt.pipeline.leaves import Clip
@@ -34,12 +33,13 @@ from gdt.pipeline.loader import Batch, Loader
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.transformations.augmentation import Augmentation
 from gdt.pipeline.tree import BatchPlan
+from gdt.train.models.foreign import Foreign, outputs_of
 from gdt.train.models.gdt import as_floats, autocast
 from gdt.train.record import Learned
 from gdt.train.step import require_finite, seed_torch
 from gdt.train.tensors import load_checked
 from gdt.train.trained import Trained
-from gdt.train.weights import FINETUNED_ON, inputs_of
+from gdt.train.weights import FINETUNED_ON, OUTPUTS, inputs_of
 
 STATE = "finetune.pt"
 EPOCHS = "finetune.jsonl"
@@ -89,12 +89,25 @@ def finished_epochs(folder: Path) -> int:
     return len(log.read_bytes().splitlines()) if log.is_file() else 0
 
 
-class ClassifierTraining:
-    """A run that trains a classifier, resumed from its last epoch with the same numbers (bit for bit on a CPU)."""
+class Classifier(nn.Module):
+    """A trunk with a linear layer, named as in the published finetuned checkpoints."""
 
-    name: ClassVar[str]
-    """Of its protocol."""
-    classifier: ClassVar[Callable[..., nn.Module]]
+    def __init__(self, base: nn.Module, dim: int, classes: int) -> None:
+        super().__init__()
+        self.base = base
+        self.classifier = nn.Linear(dim, classes)
+        nn.init.orthogonal_(self.classifier.weight)
+        nn.init.zeros_(self.classifier.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Clips to scores [n, classes]."""
+        return self.classifier(self.base(x))
+
+
+class Finetuning:
+    """A run that trains the whole network, resumed from its last epoch with the same numbers (bit for bit on a CPU)."""
+
+    classifier: ClassVar[Callable[..., nn.Module]] = Classifier
     """Made of a trunk, the size of its features and the number of classes."""
 
     @classmethod
@@ -158,15 +171,11 @@ class ClassifierTraining:
         self.model = self.classifier(base, base.dim, len(classes)).to(device)
         if modality == "video" and not trained.model.network.video:
             self.model.to(memory_format=torch.channels_last_3d)  # type: ignore[call-overload]
-        self.optimizer = self.make_optimizer()
-
-    def make_optimizer(self) -> torch.optim.Optimizer:
-        recipe = self.recipe
         parameters = self.model.parameters()
-        return torch.optim.SGD(parameters, recipe.first_lr, recipe.momentum, weight_decay=recipe.weight_decay)
+        self.optimizer = torch.optim.SGD(parameters, recipe.first_lr, recipe.momentum, weight_decay=recipe.weight_decay)
 
     def run(self, name: str) -> dict[str, Measured]:
-        """Train to the last epoch, keep what is to be kept, and return the metrics of `test`."""
+        """Train to the last epoch, keep the weights, and return the metrics of `test`."""
         self.folder.mkdir(parents=True, exist_ok=True)
         # the state of an epoch, weights and moments, beside that of the one before; later, what is kept
         state = self.folder / STATE
@@ -194,12 +203,26 @@ class ClassifierTraining:
         return metrics
 
     def test(self, name: str) -> dict[str, Measured]:
-        """Top-1 and top-5 accuracy of videos, whose clips are averaged."""
-        videos, _ = self.scores(name)
-        return {f"{self.name} top-{k}": measured for k, measured in top_k(videos, self.test_target, (1, 5)).items()}
+        """Top-1 and top-5 accuracy of videos, whose clips are averaged, and of clips."""
+        target = self.test_target
+        per_video = self.recipe.test_clips
+        videos, clips = self.scores(name)
+        of_videos = top_k(videos, target, (1, 5))
+        of_clips = top_k(clips, np.repeat(target, per_video), (1, 5))
+        # the clips of a video are not independent: they count as one answer in the interval
+        metrics = {f"finetune top-{k}": measured for k, measured in of_videos.items()}
+        for k, measured in of_clips.items():
+            answers = measured.answers.reshape(-1, per_video).mean(1)
+            metrics[f"clip top-{k}"] = Measured(measured.metric._replace(answers=len(target)), answers)
+        return metrics
 
     def keep(self) -> None:
-        """Write what is kept of a finished run: nothing."""
+        """Save the finetuned weights, which --ckpt reads."""
+        weights = {name: value.cpu() for name, value in self.model.state_dict().items()}
+        computed = {}
+        if isinstance(self.model.base, Foreign):
+            computed = {self.modality: outputs_of(self.model.base, self.modality, self.pretrained_clip).tolist()}
+        self.write(FINETUNED, {"model": weights, "epoch": self.recipe.epochs, OUTPUTS: computed} | self.metadata)
 
     def scores(self, name: str) -> tuple[np.ndarray, np.ndarray]:
         """Scores of the test videos, means of softmax over their clips, and of all their clips: [n, classes] each."""
@@ -282,27 +305,3 @@ class ClassifierTraining:
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         return int(state["epoch"])
-
-
-def train_and_test(
-    kind: type[ClassifierTraining], evaluator: Evaluator, model: Subject, fold: Fold, folder: Path
-) -> Outcome:
-    """The metrics of a kind of training, which writes to `folder`, with its recipe as details."""
-    settings = evaluator.settings
-    eval_set = evaluator.eval_set
-    recipe = kind.recipe_of(settings, model.trained)
-    (modality,) = settings.modalities
-    run = kind(
-        model.trained,
-        eval_set.index,
-        fold,
-        recipe,
-        settings.seed,
-        evaluator.device,
-        folder,
-        modality,
-        eval_set.dataset,
-        eval_set.fingerprint,
-    )
-    metrics = run.run(f"{kind.name} {model.name_on(fold)}")
-    return Outcome(metrics, {name: str(value) for name, value in vars(recipe).items()})

@@ -49,7 +49,6 @@ PROTOCOLS = {
         Protocol("linear", _PROBED, "classifiers"),
         Protocol("svm", _PROBED, "classifiers"),
         Protocol("multilabel", (*_FROZEN, "linear_c"), "labels", several=True),
-        Protocol("attentive", _TRAINED, "classifiers", trains=True, version=7),
         Protocol("finetune", _TRAINED, "classifiers", trains=True),
     )
 }

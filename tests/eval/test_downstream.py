@@ -244,10 +244,10 @@ def test_train_samples_limits_the_training_videos(on_ucf: Downstream, tmp_path: 
         ("--gallery-split nix", "has no labelled videos in the split 'nix' .*are in: test, train"),
         ("--modalities audio video --protocols linear finetune", "finetune trains one network"),
         ("--modalities video video", "'video video'; set it to video, audio, or video audio"),
-        ("--lr 5 --protocols retrieval", "--lr has no effect on retrieval; it applies only to attentive and finetune"),
+        ("--lr 5 --protocols retrieval", "--lr has no effect on retrieval; it applies only to finetune"),
         (
             "--epochs 2",
-            "--epochs has no effect on cross-modal, .*; it applies only to attentive and finetune",
+            "--epochs has no effect on cross-modal, .*; it applies only to finetune",
         ),
         ("--lr nan --protocols finetune", "--lr is nan; it must be 0 or more"),
         ("--train-samples 25 --protocols linear", "--train-samples is 25, but there are only 24 training videos"),

@@ -16,11 +16,9 @@ from torch.nn import functional
 from gdt.common.errors import UserError
 from gdt.eval.export import export
 from gdt.eval.folds import Fold
-from gdt.eval.protocols.attentive import AttentiveProbe
-from gdt.eval.protocols.finetune import Classifier, Finetuning
 from gdt.eval.settings import Downstream, Export
 from gdt.eval.subjects import FINETUNED
-from gdt.eval.training import EPOCHS, STATE, Recipe
+from gdt.eval.training import EPOCHS, STATE, Classifier, Finetuning, Recipe
 from gdt.pipeline.clips import uniform_clips
 from gdt.pipeline.loader import Loader
 from gdt.pipeline.shards.index import Index
@@ -172,18 +170,17 @@ def test_a_stopped_run_resumes_with_the_same_numbers(
     assert last.run("x") == whole
 
 
-@pytest.mark.parametrize("kind", [Finetuning, AttentiveProbe])
 def test_a_run_with_a_network_with_dropout_resumes_with_the_same_numbers(
-    task: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[Finetuning]
+    task: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given = makers({"video": [partial(own_networks.Net, 8, dropout=0.3)]})
     network, own = architecture(TINY.network, given, compose(replace(TINY, preset="a")), TINY.clip, CPU)
     record = TrainingRecord(replace(TINY, network=network), KINETICS, step=600)
     model = Trained(GDT(network, ["video"], own).eval(), record)
     recipe = quick(model)
-    whole = kind(model, *task, recipe, 0, CPU, tmp_path / "whole")
+    whole = Finetuning(model, *task, recipe, 0, CPU, tmp_path / "whole")
     whole.run("x")
-    real = kind._save_epoch
+    real = Finetuning._save_epoch
 
     def stopped(self: Finetuning, epoch: int, loss: float, right: int) -> None:
         real(self, epoch, loss, right)
@@ -191,9 +188,9 @@ def test_a_run_with_a_network_with_dropout_resumes_with_the_same_numbers(
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(kind, "_save_epoch", stopped)
-        kind(model, *task, recipe, 0, CPU, tmp_path / "cut").run("x")
-    again = kind(model, *task, recipe, 0, CPU, tmp_path / "cut")
+        patch.setattr(Finetuning, "_save_epoch", stopped)
+        Finetuning(model, *task, recipe, 0, CPU, tmp_path / "cut").run("x")
+    again = Finetuning(model, *task, recipe, 0, CPU, tmp_path / "cut")
     again.run("x")
     assert all(torch.equal(value, again.model.state_dict()[name]) for name, value in whole.model.state_dict().items())
 

@@ -20,9 +20,9 @@ from gdt.eval.card import _portable
 from gdt.eval.downstream import evaluate
 from gdt.eval.export import export
 from gdt.eval.folds import Fold
-from gdt.eval.protocols.finetune import Finetuning
 from gdt.eval.results import Result
 from gdt.eval.settings import Downstream, Export
+from gdt.eval.training import Finetuning
 from gdt.pipeline.notation import read_transformations
 from gdt.pipeline.shards.index import Index
 from gdt.train import portable

@@ -89,7 +89,7 @@ def test_a_single_label_in_an_untidy_cell_is_a_class(evaluate: Evaluate, index: 
     assert row.classes == 2 and row.metrics["R@1"].chance == pytest.approx(50, abs=20)
 
 
-@pytest.mark.parametrize("protocol", ["retrieval", "few-shot", "knn", "linear", "svm", "finetune", "attentive"])
+@pytest.mark.parametrize("protocol", ["retrieval", "few-shot", "knn", "linear", "svm", "finetune"])
 def test_several_labels_are_refused_where_a_video_has_one_class(
     evaluate: Evaluate, index: Index, protocol: str
 ) -> None:
