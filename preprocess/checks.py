@@ -31,10 +31,10 @@ _FIRST = 100
 """Number of videos of which most must be usable."""
 
 
-def contents(destination: Folder, details: dict[str, Any], build: str, retry_rejected: bool) -> dict[str, str]:
+def contents(destination: Folder, details: dict[str, Any], retry_rejected: bool) -> dict[str, str]:
     """What the finished shards were made of, by file name. Raises UserError for those of other settings or versions.
 
-    Empty for shards to be made again, as another ffmpeg may decode more, or their rejected videos are to be retried.
+    Empty for shards whose rejected videos are to be retried.
     """
     another = f"set --destination to another folder, or delete those shards and {INDEX} first"
     contents: dict[str, str] = {}
@@ -63,9 +63,8 @@ def contents(destination: Folder, details: dict[str, Any], build: str, retry_rej
         ]
         if differing:
             raise UserError(f"{destination} holds shards made with other settings: {'; '.join(differing)}; {another}")
-        other_ffmpeg = head.notes.get("only", build) != build
         retried = retry_rejected and name != INDEX and head.arrays["rejected"].shape[0] > 0
-        contents[name] = "" if other_ffmpeg or retried else head.notes.get("content", "")
+        contents[name] = "" if retried else head.notes.get("content", "")
     return contents
 
 

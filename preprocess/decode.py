@@ -23,7 +23,7 @@ from gdt.preprocess.clock import put_on_clock, rearrange
 from gdt.preprocess.datasets.listing import ListedVideo, hash_of
 from gdt.preprocess.ffmpeg import Extraction, Target
 from gdt.preprocess.logmel import SAMPLE_RATE, Waveform, peak_levels
-from gdt.preprocess.process import Failed, FfmpegLog, Rejected, Unread, is_of_build, run
+from gdt.preprocess.process import Failed, FfmpegLog, Rejected, Unread, run
 from gdt.preprocess.streams import choose, is_odd
 
 _GROUP = 16
@@ -65,8 +65,6 @@ class Extracted:
     """First error of the decoder, and what is missing or odd; empty if nothing is."""
     segment: tuple[float, float] | None = None
     """Seconds of the file that were cut out; None for the whole file."""
-    of_build: bool = False
-    """Whether another build of ffmpeg may give another note."""
     suspicious: bool = False
     """Whether the machine may be at fault."""
 
@@ -160,7 +158,7 @@ def _extract(target: Target, settings: Extraction) -> Extracted:
     # ffmpeg restarts its filters where sound changes its rate or channels
     errors = [line for line in attempts[-1].errors if _OUT_OF_ORDER not in line]
     if not _has_bytes(target.outputs[0]):
-        raise Failed(f"ffmpeg cannot decode it: {_first(errors)}", any(map(is_of_build, errors[:1])))
+        raise Failed(f"ffmpeg cannot decode it: {_first(errors)}")
     lost_sound = bool(target.sound and not used.sound)
     if lost_sound:
         errors = [f"its sound cannot be decoded: {_first(log.errors)}", *errors]
@@ -169,7 +167,6 @@ def _extract(target: Target, settings: Extraction) -> Extracted:
         errors = [*errors, f"HDR without tone mapping: {_first(last_as_hdr.errors)}"]
     return replace(
         _collect(used, settings, errors),
-        of_build=target.of_build or any(map(is_of_build, errors[:1])),
         suspicious=lost_sound or any(os.strerror(errno.ENOMEM) in error for error in errors[:1]),
     )
 
@@ -204,7 +201,7 @@ def _collect(target: Target, settings: Extraction, errors: list[str]) -> Extract
     official = bool(target.video.folds and seconds)
     if short and not official:
         reason = f"it is too short; only {seconds:.2f} s can be decoded, {settings.min_seconds:g} s are needed"
-        raise Failed(f"{reason}; {_first(errors)}", is_of_build(errors[0])) if errors else Rejected(reason)
+        raise Failed(f"{reason}; {_first(errors)}") if errors else Rejected(reason)
     if short and not errors:
         errors = ["shorter than --min-seconds, kept because its official folds count every video"]
     limit = ffmpeg.max_seconds(target, settings)

@@ -78,11 +78,7 @@ class Extraction:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """The settings that change shards: all but the limits.
-
-        Shards are recognised by them, in this order. So a later setting goes last, and is left out at the value that
-        shards of before were made with.
-        """
+        """The settings that change shards: all but the limits."""
         return {setting.name: getattr(self, setting.name) for setting in fields(self) if setting.name != "limits"}
 
     @property
@@ -113,8 +109,6 @@ class Target:
     """Frames in a file with few bytes for its length, packets if it is a sound; 0 if they are not counted."""
     note: str = ""
     """What to say of its streams."""
-    of_build: bool = False
-    """Whether another build of ffmpeg may decode more of it."""
 
     @staticmethod
     def within(folder: Path, video: ListedVideo, file: Path) -> Target:

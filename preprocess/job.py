@@ -77,11 +77,8 @@ class PreprocessJob:
         return sum(len(self.shards[number]) for number in numbers)
 
 
-def prepare(settings: Preprocess, entry: DataSet, source: Folder, destination: Folder, build: str) -> PreprocessJob:
-    """List the videos of a data set and assign them to shards. Raises UserError if finished shards would be lost.
-
-    `build` is the version and build of ffmpeg.
-    """
+def prepare(settings: Preprocess, entry: DataSet, source: Folder, destination: Folder) -> PreprocessJob:
+    """List the videos of a data set and assign them to shards. Raises UserError if finished shards would be lost."""
     source = source.snapshot()
     index_tag = destination.tag(INDEX)
     layout = datasets.layout_of(settings.dataset, settings.layout)
@@ -103,10 +100,10 @@ def prepare(settings: Preprocess, entry: DataSet, source: Folder, destination: F
     details = {
         **settings.extraction.identity,
         "bands": BANDS,
-        "dataset": layout,  # the name in shards of earlier versions
+        "dataset": layout,
         "vocabulary": spoken.vocabulary.digest if spoken else "",
     }
-    contents = checks.contents(destination, details, build, settings.retry_rejected)
+    contents = checks.contents(destination, details, settings.retry_rejected)
     if not settings.drop_missing:
         checks.require_planned(plan, listed, source, destination)
     shards = assign(listed.videos, plan.shards, settings.videos_per_shard)

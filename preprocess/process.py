@@ -42,10 +42,6 @@ _WRITING = re.compile(
     rf"\b(?:[Ww]rit|[Mm]ux|[Cc]los).*: ({'|'.join(_PASSING)})$"
 )
 """End of an error line about a file that ffmpeg writes."""
-_OF_BUILD = re.compile(
-    "[Dd]ecoder .*(not found|is experimental)|no decoder found|is not implemented|hardware accelerated|"
-    "Function not implemented"
-)
 _UNPRINTABLE = re.compile(rb"[\x00-\x07\x0e-\x1f]")
 """Bytes that ffmpeg prints as question marks."""
 _CHANNEL = re.compile(r"^\[Parsed_astats_\d+ @ 0x[0-9a-f]+\] \[info\] Channel: (\d{1,3})$")
@@ -58,11 +54,6 @@ class Rejected(Exception):
 
     again = False
     """Whether that is no verdict on the video: the next run tries it again."""
-
-    def __init__(self, reason: str, of_build: bool = False) -> None:
-        super().__init__(reason)
-        self.of_build = of_build
-        """Whether another build of ffmpeg may decode the video."""
 
 
 class Unread(Rejected):
@@ -172,7 +163,7 @@ def _run_once(arguments: list[str], limits: Limits, last: bool, log: Path, *outp
         raise UserError(f"{fault}, and run the same command again")
     errors += [_strip_prefix(line) for line in interrupted]
     if process.returncode < 0:
-        raise Failed(f"ffmpeg crashes on it ({signal.Signals(-process.returncode).name})", of_build=True)
+        raise Failed(f"ffmpeg crashes on it ({signal.Signals(-process.returncode).name})")
     if process.returncode and not errors:
         errors = [f"ffmpeg ended with status {process.returncode}"]
     inputs = takewhile(lambda line: not line.startswith("[info] Output #"), lines)
@@ -269,11 +260,6 @@ def _wait(process: subprocess.Popen[bytes], timeout_factor: float) -> None:
         process.wait(_GRACE)
     except subprocess.TimeoutExpired:
         raise _TimedOut(f"ffmpeg did not end within {_GRACE:.0f} s of its last line") from None
-
-
-def is_of_build(error: str) -> bool:
-    """Whether an error is one that another build of ffmpeg may not have."""
-    return bool(_OF_BUILD.search(error))
 
 
 def _strip_prefix(line: str) -> str:

@@ -47,7 +47,7 @@ class Preprocess:
     retry_rejected: bool = False
     """Rebuild the shards with rejected videos, to try these again."""
     allow_rejected: bool = False
-    """Go on where more than a third of the first hundred videos are rejected for one reason."""
+    """Go on where a third of the first hundred videos are rejected for one reason, or where some cannot be read now."""
     dry_run: bool = False
     """List and count the videos; decode none."""
 

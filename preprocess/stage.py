@@ -29,10 +29,19 @@ from gdt.preprocess.worker import PROGRESS, SAME_FOLDER, SCRATCH, MadeShard, mak
 
 
 def command(settings: Preprocess) -> str:
-    """Preprocess; returns a summary and the commands that follow."""
+    """Preprocess; returns a summary and the commands that follow.
+
+    Raises UserError, after the summary, if a video could not be read.
+    """
     if settings.dry_run:
         return dry_run(settings)
     summary = run(settings)
+    if summary.unread and not settings.allow_rejected:
+        print(describe(summary))
+        raise UserError(
+            f"{plural(len(summary.unread), 'video')} could not be read or decoded now (first: {summary.unread[0]}); "
+            "mend the disk or free memory and run the same command again, or set --allow-rejected to go on without"
+        )
     usual = settings.shard_folder == shard_folder(settings.dataset)
     data = ["--dataset", settings.dataset] if usual else ["--shards", settings.shard_folder]
     silent = ["--preset", "d"] if summary.without_sound == summary.kept else []
@@ -50,9 +59,9 @@ def command(settings: Preprocess) -> str:
 
 def dry_run(settings: Preprocess) -> str:
     """List and count the videos; decode none and write nothing."""
-    build = require_tools(settings.extraction.limits, Path(tempfile.gettempdir()))
+    require_tools(settings.extraction.limits, Path(tempfile.gettempdir()))
     source = settings.source_folder
-    job = prepare(settings, _data_set(settings, source), source, settings.absolute_shards, build)
+    job = prepare(settings, _data_set(settings, source), source, settings.absolute_shards)
     pending = job.pending()
     doubtful = job.doubtful(pending)
     videos = job.listed.settled(job.listed.videos).videos.values()  # as if decoding rejected none
@@ -89,8 +98,8 @@ def run(settings: Preprocess, entry: DataSet | None = None) -> Summary:
     except UnicodeEncodeError as error:
         raise UserError("the name of --destination is not UTF-8; set it to another folder") from error
     with destination.locked():
-        build = require_tools(settings.extraction.limits, destination.scratch)
-        job = prepare(settings, entry, source, destination, build)
+        require_tools(settings.extraction.limits, destination.scratch)
+        job = prepare(settings, entry, source, destination)
         if not settings.scheduler:  # workers of a cluster may still be busy with tasks of a killed run
             destination.remove_scratch(SCRATCH)
         job.plan(number for number in job.shards if shard_name(number) not in job.contents).write(destination)

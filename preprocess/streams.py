@@ -86,7 +86,6 @@ def choose(target: Target, settings: Extraction) -> Target:
         fast=_is_fast(frames, settings.fps) if picture else None,
         frames=max(1, len(frames)),
         note="; ".join(notes),
-        of_build=lacks_filter,
     )
 
 

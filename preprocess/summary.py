@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +29,8 @@ class Summary:
     """Number of rejected videos by reason."""
     notes: dict[str, int]
     """Number of kept videos by note."""
+    unread: Sequence[str]
+    """The files that the machine could not read; the next run tries them again."""
     shards_made: int
     decoded: int
     """Videos of the new shards."""
@@ -75,9 +77,11 @@ class Summary:
 
 def summarise(index: Index, listed: Listed, new_shards: int, decoded: int) -> Summary:
     """Count the contents of the shards and write `summary.json` next to them."""
-    reasons = _count(video.reason for video in read_rejected(index.folder))
+    rejected = [*read_rejected(index.folder)]
+    reasons = _count(video.reason for video in rejected)
     notes = _count(part for note in index.note for part in note.split("; ") if part)
-    summary = Summary(index, listed, reasons, notes, new_shards, decoded)
+    unread = [video.path for video in rejected if video.again]
+    summary = Summary(index, listed, reasons, notes, unread, new_shards, decoded)
     text = json.dumps(summary.numbers, indent=1, ensure_ascii=False) + "\n"
     index.folder.write(SUMMARY, lambda path: write_text(path, text))
     return summary

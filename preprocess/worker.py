@@ -76,14 +76,12 @@ def _make_shard(task: ShardTask, paths: Sequence[Path], folder: Path) -> tuple[s
     pixels = np.zeros((3, 3), np.int64)
     mels = np.zeros(3, np.int64)
     final = True
-    of_build = False
     files = {path: (state_of(path), hash_of(path)) for path in paths}
     for group in groups(task.videos, paths):
         first = len(records) + len(rejected)
         targets = [Target.within(folder / str(first + k), video, file) for k, (video, file) in enumerate(group)]
         for target, output in zip(targets, extract_group(targets, task.extraction), strict=True):
             _, hash = files[target.file]
-            of_build |= output.of_build
             if isinstance(output, Failed) or (isinstance(output, Extracted) and output.suspicious):
                 decode_known_clip(task.extraction.limits, folder)  # is it the video's fault, or the machine's?
             try:
@@ -105,8 +103,6 @@ def _make_shard(task: ShardTask, paths: Sequence[Path], folder: Path) -> tuple[s
     # without content, the next run makes the shard again, as of files that changed meanwhile or could not be read
     final &= all(state_of(path) == state and (hash or state.size < 0) for path, (state, hash) in files.items())
     notes = {"settings": json.dumps(dict(task.details)), "content": task.content if final else "", "ffmpeg": build}
-    if of_build:
-        notes["only"] = build  # nor does another ffmpeg take this as content
     sums = {"pixels": pixels, "mels": mels}
     crc32 = task.destination.write(task.name, lambda path: write_shard(path, records, sums, folder, rejected, notes))
     return crc32, rejected

@@ -33,7 +33,7 @@ from gdt.preprocess.job import PreprocessJob, prepare
 from gdt.preprocess.plan import ShardTask
 from gdt.preprocess.process import Limits
 from gdt.preprocess.settings import Preprocess
-from gdt.preprocess.stage import run
+from gdt.preprocess.stage import command, run
 from gdt.preprocess.summary import describe
 from gdt.preprocess.worker import make_shard
 from tests.conftest import ROOT
@@ -86,11 +86,9 @@ def test_other_settings_do_not_replace_finished_shards(alone: None, synthetic: P
         run(small)
     assert run(settings).shards_made == 0 and digests(tmp_path) == before
     with pytest.raises(UserError, match="fps was 30, now none"):  # as if the option had been removed
-        checks.contents(folder_at(tmp_path), {}, "", False)
+        checks.contents(folder_at(tmp_path), {}, False)
     details = Extraction().identity | {"bands": 40, "dataset": "folder"}  # no vocabulary is as an empty one
-    assert set(checks.contents(folder_at(tmp_path), details, "", False)) == {
-        path.name for path in tmp_path.glob("*.h5")
-    }
+    assert set(checks.contents(folder_at(tmp_path), details, False)) == {path.name for path in tmp_path.glob("*.h5")}
     # limits on time and memory do not change shards
     assert (
         run(replace(settings, extraction=Extraction(limits=Limits(timeout_factor=50, ffmpeg_memory=8)))).shards_made
@@ -370,8 +368,10 @@ def test_a_file_that_cannot_be_read_is_tried_again(
     (four.shard_folder.root / "shard-000001.h5").unlink()
     with monkeypatch.context() as patch:
         patch.setattr("gdt.preprocess.worker.extract_group", unreadable)
-        summary = run(four)
-    assert (summary.kept, summary.reasons) == (3, {"the file has disappeared during the run": 1})
+        with pytest.raises(UserError, match=rf"1 video could not be read .*first: {path}.* --allow-rejected"):
+            command(four)
+        assert " 3 of 4 videos kept" in f" {command(replace(four, allow_rejected=True))}"
+        assert next(read_rejected(four.shard_folder)).reason.startswith("the file has disappeared during the run; ")
     assert run(four).shards_made == 1 and digests(four.shard_folder.root) == expected
 
 
@@ -415,7 +415,7 @@ def test_shards_of_another_run_are_not_indexed(four: Preprocess) -> None:
     """Two runs with other videos may write into one folder of a store, which has no locks."""
     run(four)
     source = four.source_folder
-    job = prepare(four, datasets.find("folder", source), source, four.absolute_shards, "")
+    job = prepare(four, datasets.find("folder", source), source, four.absolute_shards)
     listed = replace(job.listed, videos={id: video for id, video in job.listed.videos.items() if id != "2.mp4"})
     with pytest.raises(UserError, match=r"has shards of another run with other videos \(first: '2.mp4'\)"):
         finish(replace(job, listed=listed), [])

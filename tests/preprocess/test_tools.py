@@ -12,11 +12,9 @@ from gdt.common.errors import UserError
 from gdt.common.machine import killed_with_parent
 from gdt.pipeline.shards.container import Head
 from gdt.preprocess import checks, cluster
-from gdt.preprocess.ffmpeg import Extraction
 from gdt.preprocess.process import Limits
 from gdt.preprocess.settings import Preprocess
 from gdt.preprocess.stage import dry_run, run
-from gdt.preprocess.summary import describe
 from gdt.preprocess.tools import decode_known_clip, require_tools
 from tests.conftest import ROOT
 from tests.preprocess.intact import rejected_of
@@ -102,28 +100,6 @@ def test_a_video_that_kills_ffmpeg_is_rejected_and_can_be_retried(
     assert run(replace(four, retry_rejected=True)).shards_made == (number != "KILL")
     assert digests(four.shard_folder.root) == undisturbed
     assert run(replace(four, retry_rejected=True)).shards_made == 0
-
-
-@pytest.mark.parametrize(("streams", "kept"), [("", 3), ("*0:a:0", 4)], ids=["video", "sound"])
-def test_another_ffmpeg_tries_again_what_the_last_one_could_not_decode(
-    undisturbed: dict[str, str], four: Preprocess, fake: Fake, streams: str, kept: int  # noqa: F811
-) -> None:  # fmt: skip
-    lacks = "echo '[error] Decoder (codec none) not found for input stream #0:0' >&2; exit 1"
-    fake(
-        'case "$*" in -version) echo ffmpeg version 5.9 Copyright; exit;; '
-        f"*3.mp4{streams}*) {lacks};; esac; {REAL}"
-    )  # fmt: skip
-    limits = Extraction(limits=Limits(timeout_factor=19))  # versions are cached
-    settings = replace(four, extraction=limits)
-    summary = run(settings)
-    assert summary.kept == kept and summary.without_sound == kept - 3
-    assert run(settings).shards_made == 0
-    fake(REAL)
-    summary = run(four)
-    assert (summary.kept, summary.without_sound, summary.shards_made) == (4, 0, 1)
-    assert "ffmpeg 5.9" in describe(summary) and len(summary.numbers["ffmpeg"]) == 2
-    assert digests(four.shard_folder.root)["shard-000001.h5"] == undisturbed["shard-000001.h5"]
-    assert run(four).shards_made == 0
 
 
 def test_a_run_whose_first_videos_fail_for_one_reason_stops(
