@@ -102,7 +102,7 @@ def test_batches_give_the_losses_of_the_trainer(shards: Path, tmp_path: Path) ->
     assert load_model(pretrain(settings)).record.steps == len(batches)
     trained = [json.loads(line)["loss"] for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     np.testing.assert_allclose(losses, trained, rtol=1e-4)
-    with pytest.raises(gdt.UserError, match="there are 15 embeddings, and 32 leaves in the batch"):
+    with pytest.raises(gdt.UserError, match="15 embeddings, and column 'video' has the shape \\[32\\]"):
         batches.loss(torch.ones(15, 1), batch)
     with pytest.raises(gdt.UserError, match="there are no embeddings of audio, which the batch has"):
         batches.loss({"video": torch.ones(8, 1)}, batch)

@@ -7,7 +7,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from gdt.pipeline.composition import Factor, contrast, weight
+from gdt.common.errors import UserError
+from gdt.pipeline.composition import Composition, Contrast, Factor, Weight, contrast, weight
 from gdt.train.distributed import gather
 
 
@@ -24,19 +25,40 @@ class GdtLoss(NamedTuple):
     """Lower bound of the loss: that of positives which are the same, and infinitely far from negatives."""
 
 
-def gdt_loss(embeddings: Tensor, table: Mapping[str, Tensor], factors: Sequence[Factor], temperature: float) -> Tensor:
+def gdt_loss(
+    embeddings: Tensor, table: Mapping[str, Any], composition: Composition | Sequence[Factor], temperature: float
+) -> Tensor:
     """Equation 1 as the mean over the positive pairs (c w = 1) of the whole batch: a scalar, equal on every rank.
 
-    `embeddings` [n, d] of length 1 and `table` (factor name and `leaf` -> int64 [n]) are this rank's leaves, equally
-    many on all ranks. The gradient, averaged over ranks as in DDP, is that of the whole batch. Computed in float32, or
-    float64 if the embeddings are. Ignores leaves whose `usable` in the table is 0; the loss is 0 if no positive pair is
-    left.
+    `embeddings` [n, d] of length 1 and `table` (factor name and `leaf` -> int64 [n], tensors or arrays) are this rank's
+    leaves, equally many on all ranks. The gradient, averaged over ranks as in DDP, is that of the whole batch. Computed
+    in float32, or float64 if the embeddings are. Ignores leaves whose `usable` in the table is 0; the loss is 0 if no
+    positive pair is left. Raises UserError if embeddings and table do not fit each other, or lengths are not 1, for
+    which it waits for the device.
     """
-    return outcome(embeddings, table, factors, temperature).loss
+    if isinstance(composition, str):
+        raise UserError(f"the composition is a text; pass gdt.composition('{composition}', batch_size)")
+    factors = composition.factors if isinstance(composition, Composition) else composition
+    if embeddings.dim() != 2:
+        raise UserError(f"embeddings have the shape {[*embeddings.shape]}; pass [n, d], a row per leaf")
+    columns = {name: torch.as_tensor(values, device=embeddings.device) for name, values in table.items()}
+    compared = [f.name for f in factors if f.contrast is Contrast.DISTINCTIVE or f.weight is Weight.DIFFERS]
+    for name in ["leaf", *compared]:
+        if name not in columns:
+            raise UserError(f"the table has no column '{name}'; pass the columns of the batch's plan")
+    for name, values in columns.items():
+        if values.shape != embeddings.shape[:1]:
+            raise UserError(
+                f"there are {len(embeddings)} embeddings, and column '{name}' has the shape {[*values.shape]}; "
+                "pass a value per leaf"
+            )
+    if not bool(((embeddings.norm(dim=1) - 1).abs() < 1e-2).all()):
+        raise UserError("embeddings must have length 1; pass torch.nn.functional.normalize(embeddings, dim=1)")
+    return outcome(embeddings, columns, factors, temperature).loss
 
 
 def outcome(embeddings: Tensor, table: Mapping[str, Tensor], factors: Sequence[Factor], temperature: float) -> GdtLoss:
-    """`gdt_loss` and the top-1 accuracy; does not wait for the device."""
+    """`gdt_loss` and the top-1 accuracy, unchecked; does not wait for the device."""
     world = dist.get_world_size() if dist.is_initialized() else 1
     columns = dict(table)
     gathered = embeddings

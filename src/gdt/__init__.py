@@ -15,9 +15,9 @@ limit_threads()
 if TYPE_CHECKING:
     from gdt.api import *  # noqa: F403
 
-__all__ = ["GDT", "Batch", "Batches", "Evaluated", "Features", "Index", "Model", "Preprocessed", "Pretrained"]
-__all__ += ["UserError", "batches", "evaluate", "gdt_loss", "load", "make_shards", "mteb", "nearest", "pretrain"]
-__all__ += ["read_features"]
+__all__ = ["GDT", "Batch", "Batches", "Composition", "Evaluated", "Features", "Index", "Model", "Preprocessed"]
+__all__ += ["Pretrained", "Tree", "UserError", "batches", "composition", "evaluate", "gdt_loss", "load", "make_shards"]
+__all__ += ["mteb", "nearest", "pretrain", "read_features", "tree"]
 
 
 def __getattr__(name: str) -> Any:

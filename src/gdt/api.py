@@ -33,10 +33,12 @@ from gdt.eval.features import Features
 from gdt.eval.features import read as read_features
 from gdt.eval.nearest import most_similar
 from gdt.eval.settings import Downstream, Embed, FeatureModality, Kind, Rows
-from gdt.loop import Batches
+from gdt.loop import Batches, composition, tree
+from gdt.pipeline.composition import Composition
 from gdt.pipeline.loader import Batch
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.shards.layout import INDEX
+from gdt.pipeline.tree import Tree
 from gdt.train.checkpoint import load_trained
 from gdt.train.distributed import require_gpus
 from gdt.train.experiment import resolve
@@ -48,9 +50,9 @@ from gdt.train.settings import Pretrain
 from gdt.train.settings_text import defaults
 from gdt.train.trained import Trained
 
-__all__ = ["GDT", "Batch", "Batches", "Evaluated", "Features", "Index", "Model", "Preprocessed", "Pretrained"]
-__all__ += ["UserError", "batches", "evaluate", "gdt_loss", "load", "make_shards", "mteb", "nearest", "pretrain"]
-__all__ += ["read_features"]
+__all__ = ["GDT", "Batch", "Batches", "Composition", "Evaluated", "Features", "Index", "Model", "Preprocessed"]
+__all__ += ["Pretrained", "Tree", "UserError", "batches", "composition", "evaluate", "gdt_loss", "load", "make_shards"]
+__all__ += ["mteb", "nearest", "pretrain", "read_features", "tree"]
 
 Size = Literal["paper", "tiny"]
 

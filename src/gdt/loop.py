@@ -1,17 +1,45 @@
-"""Batches for one's own training loop."""
+"""Compositions, plans and batches for one's own training loop."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from gdt.common.errors import UserError
+from gdt.pipeline import notation
 from gdt.pipeline.composition import Composition
+from gdt.pipeline.leaves import Clip
 from gdt.pipeline.loader import Batch, Loader
+from gdt.pipeline.presets import PRESETS
 from gdt.pipeline.shards.index import Index
+from gdt.pipeline.shards.layout import BANDS
+from gdt.pipeline.transformations.base import VideoPool
+from gdt.pipeline.tree import Tree
 from gdt.train.experiment import Experiment
 from gdt.train.loss import gdt_loss
 from gdt.train.models.gdt import GDT
+
+
+def composition(text: str, batch_size: int) -> Composition:
+    """The composition of a preset, such as "l", or of a text as --factors takes; a batch has `batch_size` videos.
+
+    Raises UserError, naming the factor to change, if no batch can meet the conditions of section 3.1.
+    """
+    factors = PRESETS[text].factors if text in PRESETS else text
+    return notation.parse(factors, batch_size)
+
+
+def tree(composition: Composition, starts: Sequence[int], *, clip: Clip = Clip(), fps: int = 30, seed: int = 0) -> Tree:
+    """The sampling tree of a composition over videos of your own: `tree.plan(epoch, batch)` is a batch.
+
+    `starts` is the number of frames of each video at which a clip may start. Of a plan, `plan.leaves` says what to load
+    for each leaf: its video (a position in `starts`), modality, start and frames; `plan.columns` is the table for
+    `gdt_loss`. Raises UserError if a batch needs more videos, or more starts of one.
+    """
+    counts = np.asarray(starts, np.int64)
+    usable = np.flatnonzero(counts >= composition.starts_needed)
+    return Tree(composition, VideoPool(usable, counts, fps), clip, BANDS, seed)
 
 
 class Batches:
@@ -25,7 +53,7 @@ class Batches:
 
     @property
     def composition(self) -> Composition:
-        """Its factors are an argument of `gdt_loss`, its modalities are those of the batches."""
+        """An argument of `gdt_loss`; its modalities are those of the batches."""
         return self._experiment.composition
 
     def __len__(self) -> int:
@@ -49,11 +77,7 @@ class Batches:
             if missing:
                 raise UserError(f"there are no embeddings of {' and '.join(sorted(missing))}, which the batch has")
             embeddings = torch.cat([embeddings[name] for name in batch.inputs])
-        if len(embeddings) != len(batch.plan):
-            raise UserError(f"there are {len(embeddings)} embeddings, and {len(batch.plan)} leaves in the batch")
-        if not bool(((embeddings.norm(dim=1) - 1).abs() < 1e-2).all()):
-            raise UserError("embeddings must have length 1; pass torch.nn.functional.normalize(embeddings, dim=1)")
-        return gdt_loss(embeddings, batch.table, self.composition.factors, temperature)
+        return gdt_loss(embeddings, batch.table, self.composition, temperature)
 
     def network(self) -> GDT:
         """A network of this size, or of the kind of the model's, with random weights."""

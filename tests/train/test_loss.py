@@ -12,6 +12,8 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch.nn import functional
 
+import gdt
+from gdt.common.errors import UserError
 from gdt.pipeline import presets
 from gdt.pipeline.composition import Factor, contrast, weight
 from gdt.pipeline.groups import take_rank
@@ -128,6 +130,29 @@ def test_the_losses_of_chance_and_of_perfect_embeddings_are_told(preset: str) ->
     best = outcome(perfect, table, factors, 0.01)
     assert best.loss.item() == pytest.approx(said.least.item(), abs=1e-9)
     assert best.chance.item() == said.chance.item()
+
+
+def test_a_composition_in_words_gives_the_loss_of_its_plan_and_what_does_not_fit_is_refused() -> None:
+    text = "video:d time_shift:d:2 modality:i:2:differs augmentation:i:1"
+    composition = gdt.composition(text, batch_size=3)
+    plan = gdt.tree(composition, starts=[40] * 7).plan(epoch=0, batch=1)
+    z = embed(len(plan))
+    c, w = (f(composition.factors, plan.columns, plan.columns).astype(int) for f in (contrast, weight))
+    loss = gdt_loss(z, plan.columns, composition, RHO)
+    assert math.isclose(loss.item(), triple_loop(z, c, w).item(), rel_tol=1e-12)
+    without = {name: values for name, values in plan.columns.items() if name != "leaf"}
+    wrong = {
+        "is a text; pass gdt.composition": (z, plan.columns, text),
+        "the table has no column 'leaf'": (z, without, composition),
+        "there are 11 embeddings": (z[1:], plan.columns, composition),
+        "must have length 1": (2 * z, plan.columns, composition),
+        "pass \\[n, d\\], a row per leaf": (z[None], plan.columns, composition),
+    }
+    for words, arguments in wrong.items():
+        with pytest.raises(UserError, match=words):
+            gdt_loss(*arguments, RHO)
+    with pytest.raises(UserError, match="a batch takes 3 videos but only 2 can be used"):
+        gdt.tree(composition, starts=[40, 1, 40, 0])
 
 
 def _rank(rank: int, world: int, folder: str, names: tuple[str, ...]) -> None:
