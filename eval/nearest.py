@@ -10,6 +10,7 @@ from gdt.common.errors import UserError, unknown
 from gdt.common.wording import plural
 from gdt.eval.features import Features, read, sameness
 from gdt.eval.settings import Embed, FeatureModality, Kind, Nearest
+from gdt.eval.similarity import unit
 from gdt.train.run import verdict_of
 
 
@@ -74,8 +75,6 @@ def most_similar(stored: Features, query: str | Features, by: str, among: str) -
     The query is the id of a row, which is left out, or features of other videos. Raises UserError if features are
     missing or cannot be compared.
     """
-    from gdt.eval.similarity import unit  # scikit-learn is slow to import
-
     if isinstance(query, Features):
         asked = query
         is_query = np.zeros(len(stored.id), bool)

@@ -8,9 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import tyro
 
 from gdt.common.errors import UserError, require_range
+from gdt.common.files import require_new_file
 from gdt.common.location import Location
+from gdt.common.places import folder_at
 from gdt.eval.protocols import PROTOCOLS
+from gdt.pipeline.shards.index import require_index
+from gdt.pipeline.shards.naming import shard_folder
 from gdt.train.models.network import PAPER_NETWORKS, OwnNetworks
+from gdt.train.run import require_weights
 
 if TYPE_CHECKING:
     ProtocolName = str
@@ -98,6 +103,12 @@ class Downstream:
         if self.protocols:
             self.require_effect(self.protocols)
 
+    def require_inputs(self) -> None:
+        """Raise UserError if weights or shards are missing."""
+        require_weights(self.ckpt)
+        if self.shards:
+            require_index(folder_at(self.shards))
+
     def require_effect(self, chosen: Collection[str]) -> None:
         """Raise UserError if a setting affects none of the chosen protocols."""
         users: dict[str, list[str]] = {}
@@ -167,6 +178,18 @@ class Embed:
         if self.out.suffix not in (".h5", ".npz", ".parquet"):
             raise UserError(f"--out is {self.out}; its name must end in .h5, .npz or .parquet")
 
+    def require_inputs(self) -> None:
+        """Raise UserError if the file to write exists, or weights, videos or shards are missing."""
+        require_new_file(self.out, self.overwrite)
+        require_weights([self.ckpt] if self.ckpt else [])
+        if not self.source:
+            require_index(shard_folder(self.dataset, self.shards))
+        elif local := [place for place in self.source if isinstance(place, Path)]:
+            from gdt.preprocess.named import require_videos  # half a second to import
+
+            for path in local:
+                require_videos(path, set())
+
 
 @dataclass(frozen=True)
 class Nearest:
@@ -212,6 +235,10 @@ class Export:
             raise UserError("set --out to a file, or --to to a folder, but not both")
         if self.to and self.network:
             raise UserError(f"--network {self.network} is for a file; set --out instead of --to")
+
+    def require_inputs(self) -> None:
+        """Raise UserError if the weights are missing."""
+        require_weights([self.ckpt] if self.ckpt else [])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -281,6 +308,12 @@ class Factors:
 
     def __post_init__(self) -> None:
         require_range(self, "videos", least=PROBE_FOLDS, why="at least one per fold of the probe's cross-validation")
+
+    def require_inputs(self) -> None:
+        """Raise UserError if weights or shards are missing."""
+        require_weights(self.ckpt)
+        if self.shards:
+            require_index(folder_at(self.shards))
 
 
 @dataclass(frozen=True)

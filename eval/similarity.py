@@ -1,7 +1,6 @@
 """Nearest neighbours by cosine."""
 
 import numpy as np
-from sklearn.neighbors import NearestNeighbors
 
 from gdt.common.errors import UserError
 
@@ -11,6 +10,8 @@ def nearest_rows(query: np.ndarray, gallery: np.ndarray, k: int) -> np.ndarray:
 
     In bounded memory.
     """
+    from sklearn.neighbors import NearestNeighbors  # slow to import, and one query needs none
+
     # distances of unit vectors have the order of their cosines, and scikit-learn is faster with distances
     neighbours = NearestNeighbors(n_neighbors=min(k, len(gallery)), algorithm="brute").fit(unit(gallery))
     return neighbours.kneighbors(unit(query), return_distance=False)

@@ -76,7 +76,7 @@ def find(sources: Sequence[Place]) -> Found:
     found: Found = []
     for place in sources:
         if isinstance(place, Path):
-            _require_videos(place, before)
+            require_videos(place, before)
         file = file_at(place)
         if isinstance(place, Path) and place.is_dir():
             before.add(place.resolve())
@@ -104,7 +104,7 @@ def _bring(found: Found, scratch: Path) -> Iterator[Path]:
         yield from folder.bring(paths, copies)
 
 
-def _require_videos(path: Path, before: set[Path]) -> None:
+def require_videos(path: Path, before: set[Path]) -> None:
     """Raise UserError unless a path is a folder that shares no videos with those `before`, or a video or a sound."""
     if not path.exists():
         raise UserError(f"{path} does not exist")

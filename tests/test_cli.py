@@ -46,6 +46,36 @@ def test_help_and_version_import_nothing_slow() -> None:
     assert not {"torch", "numpy", "tyro"} & set(done.stdout.splitlines()[-1].split())
 
 
+def test_what_is_missing_is_refused_before_torch_is_imported(tmp_path: Path) -> None:
+    code = """if True:
+        import sys
+        from gdt.cli import run
+        for words in sys.stdin.read().splitlines():
+            name, *arguments = words.split()
+            try:
+                run(name, arguments)
+            except Exception as error:
+                print(error)
+        print(sorted({"torch", "sklearn", "distributed"} & sys.modules.keys()))"""
+    commands = {
+        "pretrain --dataset misspelt": "there are no shards in data/shards/misspelt",
+        "pretrain --shards made --init gone.pt": "there is no checkpoint gone.pt",
+        "embed --ckpt r2plus1d_18 --source gone": "gone does not exist",
+        "embed --ckpt r2plus1d_18 --dataset misspelt": "there are no shards in data/shards/misspelt",
+        "evaluate --ckpt r2plus1d_18 --shards gone": "there are no shards in gone",
+        "factors": "there is no checkpoint in runs",
+        "export --out x --ckpt gone.pt": "there is no checkpoint gone.pt",
+        "nearest --query gone": "no features file features.h5",
+    }
+    (tmp_path / "made").mkdir()
+    (tmp_path / "made" / "index.h5").touch()
+    options = {"text": True, "cwd": tmp_path, "capture_output": True, "check": True}
+    done = subprocess.run([sys.executable, "-c", code], input="\n".join(commands), **options)
+    *said, imported = done.stdout.splitlines()
+    assert all(line.startswith(begin) for line, begin in zip(said, commands.values(), strict=True)), said
+    assert imported == "[]"
+
+
 def test_a_size_sets_the_defaults_and_options_override_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")

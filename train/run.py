@@ -1,14 +1,15 @@
 """The files of a run: their names, its logs, and the latest of all runs."""
 
 import json
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from gdt.common.errors import UserError
 from gdt.common.files import write_text
-from gdt.common.places import as_place
-from gdt.train.hub import EXPORTED
+from gdt.common.places import as_place, local_path
+from gdt.train.hub import EXPORTED, is_on_hub
 from gdt.train.published import PUBLISHED
 
 CHECKPOINT = "checkpoint.pt"
@@ -53,6 +54,15 @@ def require_checkpoint(path: Path) -> Path:
     return path
 
 
+def require_weights(names: Sequence[str]) -> None:
+    """Raise UserError if a file of these weights is missing; without names, if no run has a checkpoint."""
+    for name in names:
+        if name not in PUBLISHED and not is_on_hub(name):
+            require_checkpoint(local_path(name))
+    if not names and not checkpoints():
+        raise UserError("there is no checkpoint in runs; make one with 'gdt pretrain', or set --ckpt")
+
+
 def home_of(path: Path) -> Path:
     """The folder of a run, given its checkpoint; any other path stays."""
     return path.parent if path.name == CHECKPOINT else path
@@ -72,8 +82,7 @@ def checkpoints() -> list[Path]:
 
 def latest_checkpoint() -> Path:
     """The checkpoint in runs/<run> that was written last. Raises UserError if there is none."""
-    latest = next(iter(checkpoints()), None)
-    if latest is None:
-        raise UserError("there is no checkpoint in runs; make one with 'gdt pretrain', or set --ckpt")
+    require_weights([])
+    latest = checkpoints()[0]
     print(f"checkpoint: {latest}, the latest in runs (--ckpt takes another)", flush=True)
     return latest

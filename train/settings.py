@@ -15,10 +15,12 @@ from gdt.common.folders import Folder
 from gdt.common.location import Location
 from gdt.pipeline import notation, presets
 from gdt.pipeline.leaves import Clip
+from gdt.pipeline.shards.index import require_index
 from gdt.pipeline.shards.naming import dataset_name, shard_folder
 from gdt.pipeline.sources.loading import Loading
 from gdt.pipeline.transformations.augmentation import Augmentation
 from gdt.train.models.network import PAPER_NETWORKS, Architecture, Network, OwnNetworks
+from gdt.train.run import require_weights
 from gdt.train.schedule import Optimization
 
 Precision = Literal["float32", "bfloat16", "float64"]
@@ -158,6 +160,12 @@ class Pretrain:
             f"a crop of {self.clip.size} pixels (--clip.size) does not fit into a frame resized to "
             f"{self.augmentation.scale[0]} (--augmentation.scale); lower the first or raise the second",
         )
+
+    def require_inputs(self) -> None:
+        """Raise UserError if shards or initial weights are missing."""
+        require_index(self.shard_folder)
+        if self.init:
+            require_weights([self.init])
 
     @property
     def shard_folder(self) -> Folder:

@@ -22,7 +22,7 @@ class Command(NamedTuple):
     """A command. Names are module:attribute below `gdt`."""
 
     settings: str
-    """Its settings, whose fields are the options."""
+    """Its settings, whose fields are the options; `require_inputs` refuses what can be refused without torch."""
     run: str
     """The function that takes the settings and returns what to print; imported after the options are parsed."""
     help: str
@@ -109,6 +109,8 @@ def run(name: str, arguments: list[str]) -> None:
     # of several processes, the first says what is wrong with the options
     with contextlib.nullcontext() if first else contextlib.redirect_stderr(io.StringIO()):
         settings = parse_command(name, arguments)
+    if hasattr(settings, "require_inputs"):
+        settings.require_inputs()
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) == signal.SIG_DFL:  # nohup ignores SIGHUP
             signal.signal(number, _stop)
