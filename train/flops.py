@@ -1,7 +1,6 @@
-"""What training takes: FLOPs, for MFU and comparisons at equal compute, the largest activation, and time."""
+"""What training takes: FLOPs, for MFU and comparisons at equal compute, and the largest activation."""
 
 import copy
-import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,16 +15,11 @@ from gdt.pipeline.composition import Composition
 from gdt.pipeline.leaves import Clip
 from gdt.train.models.foreign import input_shape
 from gdt.train.models.gdt import GDT
-from gdt.train.settings import Pretrain
 
 T = TypeVar("T")
 _MAX_ELEMENTS = 2**31 - 1
 """Elements that 32-bit indices can address. For larger tensors, cuDNN has few kernels, one of them wrong
 (pytorch#163539)."""
-_TIMED = 16
-"""Clips whose time is measured."""
-_PASSES = 5
-"""Most passes of them; the fastest counts, since the machine may be busy."""
 _PEAKS = {"B200": 2250.0, "H200": 989.0, "H100": 989.0, "H100 NVL": 835.0, "H100 PCIe": 756.0, "A100": 312.0}
 _PEAKS |= {"L40S": 362.0, "L40": 181.0, "L4": 121.0, "A10G": 70.0, "A6000": 155.0, "4090": 165.0, "V100": 125.0}
 """Dense TFLOP/s from data sheets in bfloat16 (float16 on GPUs without it), by part of the device's name."""
@@ -73,32 +67,6 @@ def max_leaves(model: GDT, clip: Clip) -> int:
         return max(elements)
 
     return _MAX_ELEMENTS // _of_copy(model, largest, 1)
-
-
-def step_seconds(model: GDT, settings: Pretrain, composition: Composition, world: int) -> float:
-    """Roughly the seconds of a step without loading: those of a few clips forward, times three for the gradient."""
-    leaves = composition.batch_size * composition.clips_per_video // world
-    device = next(model.parameters()).device
-    seconds = 0.0
-    model.eval()
-    with torch.no_grad(), torch.compiler.set_stance("force_eager"):
-        for modality in model.modalities:
-            few = min(_TIMED, leaves)
-            inputs = _inputs(model, modality, settings.clip, few)
-            with torch.autocast(device.type, torch.bfloat16, enabled=settings.precision == "bfloat16"):
-                times: list[float] = []
-                while len(times) < 2 or (len(times) < _PASSES and sum(times) < 1):  # the first one takes longer
-                    began = _now(device)
-                    model.embed(modality, inputs)
-                    times.append(_now(device) - began)
-            seconds += min(times) * 3 * leaves / few
-    return seconds
-
-
-def _now(device: torch.device) -> float:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter()
 
 
 def peak_flops(device: torch.device) -> float | None:

@@ -13,7 +13,7 @@ from tqdm import tqdm
 
 from gdt.common.errors import UserError
 from gdt.common.files import require_space
-from gdt.common.wording import duration, plural
+from gdt.common.wording import plural
 from gdt.pipeline.groups import check_groups, take_rank
 from gdt.pipeline.loader import Batch, Loader
 from gdt.pipeline.shards.cache import forecast
@@ -23,7 +23,7 @@ from gdt.train import checkpoint
 from gdt.train.checkpoint import RunState
 from gdt.train.distributed import Process, StopSignal, agreed, barrier, require_equal, together
 from gdt.train.experiment import Experiment
-from gdt.train.flops import max_leaves, step_seconds
+from gdt.train.flops import max_leaves
 from gdt.train.learner import Learner
 from gdt.train.log import Log
 from gdt.train.provenance import device_name, write_provenance
@@ -274,9 +274,7 @@ class Trainer:
         say("batch", f"{composition.batch_size} videos, {clips} clips per modality, {groups}")
         say("device", f"{device_name(self.device)}, {s.precision}{compiled}{ranks}")
         rates = f"{s.optimization.optimizer}, lr {schedule.highest:.3g}"
-        seconds = step_seconds(self.learner.model, s, composition, self.world)
-        left = duration((self.steps - self.step) * seconds)
-        say("schedule", f"{plural(self.steps, 'step')} ({epochs}), {rates}; {left}")
+        say("schedule", f"{plural(self.steps, 'step')} ({epochs}), {rates}")
         say("folder", str(s.run_folder))
         for line in between_splits(self.index):
             say("warning", line)
