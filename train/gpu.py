@@ -1,29 +1,28 @@
 """Whether there is a GPU, without importing torch."""
 
 import os
-import subprocess
+from pathlib import Path
 
 from gdt.common.errors import UserError
 
+_DEVICES = ("dev/nvidia[0-9]*", "usr/lib/wsl/lib/libcuda.so.1")
+"""Files of the driver, below /, on Linux and on Windows; containers have them without nvidia-smi, too."""
+
 
 def has_gpu() -> bool:
-    """Whether nvidia-smi lists a GPU and this process may use it."""
+    """Whether the driver shows a GPU to this process, and it may use it."""
     if os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1"):
         return False
-    try:
-        listed = subprocess.run(["nvidia-smi", "--list-gpus"], capture_output=True, check=False)
-    except OSError:
-        return False
-    return listed.returncode == 0 and listed.stdout.startswith(b"GPU ")
+    return any(os.access(file, os.R_OK) for pattern in _DEVICES for file in Path("/").glob(pattern))
 
 
 def require_no_gpu() -> None:
     """Raise UserError if there is a GPU; call it where torch finds none."""
     if has_gpu():
         raise UserError(
-            "torch finds no GPU, but nvidia-smi does; update its driver (CUDA 13 needs 580 or newer), install a torch "
-            "for CUDA 13, or use the CPU: pretrain with --device cpu, or put CUDA_VISIBLE_DEVICES= before any command; "
-            "either makes --size tiny the default"
+            "torch finds no GPU, but the driver shows one; update the driver (CUDA 13 needs 580 or newer), install a "
+            "torch for CUDA 13, or use the CPU: pretrain with --device cpu, or put CUDA_VISIBLE_DEVICES= before any "
+            "command; either makes --size tiny the default"
         )
 
 
