@@ -21,10 +21,10 @@ from PIL import Image
 
 from benchmarks.shared import Measurements, machine
 from gdt.common.errors import exit_with_message
-from gdt.preprocess.datasets.listing import ListedVideo
 from gdt.preprocess.ffmpeg import Extraction, Target, decode_command
 from gdt.preprocess.settings import Preprocess
 from gdt.preprocess.stage import run
+from gdt.preprocess.videos import ListedVideo
 
 BARE, USUAL, STAGE = "bare ffmpeg", "usual way", "stage"
 

@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import glob
+import hashlib
 import io
 import json
 import os
@@ -165,6 +166,15 @@ def kind(path: Path) -> str:
     if stat.S_ISREG(mode):
         return ""
     return "a folder" if stat.S_ISDIR(mode) else "a special file"
+
+
+def hash_of(path: Path) -> str:
+    """BLAKE2b of a regular file, in hexadecimal; empty for anything else, and for a file that cannot be read."""
+    with suppress(OSError):
+        if not kind(path):
+            with path.open("rb", buffering=0) as file:
+                return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
+    return ""
 
 
 def open_regular(path: Path) -> BinaryIO:

@@ -14,6 +14,7 @@ from typing import Any
 from tqdm import tqdm
 
 from gdt.common.errors import UserError
+from gdt.common.files import hash_of
 from gdt.common.folders import Folder
 from gdt.common.machine import cores
 from gdt.common.wording import plural
@@ -23,7 +24,6 @@ from gdt.pipeline.shards.index import read_table
 from gdt.pipeline.shards.layout import INDEX
 from gdt.pipeline.shards.naming import is_shard
 from gdt.pipeline.shards.rejected import cause_of, read_rejected, rejected_in
-from gdt.preprocess.datasets.listing import hash_of
 from gdt.preprocess.plan import Listed, Plan
 from gdt.preprocess.worker import MadeShard
 

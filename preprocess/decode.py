@@ -16,15 +16,15 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
-from gdt.common.files import kind
+from gdt.common.files import hash_of, kind
 from gdt.common.folders import state_of
 from gdt.preprocess import ffmpeg
 from gdt.preprocess.clock import put_on_clock, rearrange
-from gdt.preprocess.datasets.listing import ListedVideo, hash_of
 from gdt.preprocess.ffmpeg import Extraction, Target
 from gdt.preprocess.logmel import SAMPLE_RATE, Waveform, peak_levels
 from gdt.preprocess.process import Failed, FfmpegLog, Rejected, Unread, run
 from gdt.preprocess.streams import choose, is_odd
+from gdt.preprocess.videos import ListedVideo
 
 _GROUP = 16
 _GROUP_BYTES = 4 << 20

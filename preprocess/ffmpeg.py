@@ -21,9 +21,9 @@ import tyro
 from gdt.common.errors import ABOVE_ZERO, require_range
 from gdt.common.folders import state_of
 from gdt.common.machine import killed_with_parent
-from gdt.preprocess.datasets.listing import SOUNDS, ListedVideo
 from gdt.preprocess.logmel import SAMPLE_RATE
 from gdt.preprocess.process import Limits
+from gdt.preprocess.videos import SOUNDS, ListedVideo
 
 _FORMATS = (
     "aac,ac3,aiff,asf,avi,eac3,flac,flv,h264,hevc,ivf,loas,m4v,matroska,mjpeg,mov,mp3,mpeg,mpegts,mpegvideo,mxf,nut,ogg,rm,"

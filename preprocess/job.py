@@ -13,10 +13,11 @@ from gdt.preprocess import checks, datasets
 from gdt.preprocess.captions import readers
 from gdt.preprocess.captions.attach import Spoken
 from gdt.preprocess.captions.words import Vocabulary
-from gdt.preprocess.datasets.listing import DataSet, ListedVideo
+from gdt.preprocess.datasets.listing import DataSet
 from gdt.preprocess.ffmpeg import Extraction
 from gdt.preprocess.plan import Listed, Plan, ShardTask, assign, collect
 from gdt.preprocess.settings import Preprocess
+from gdt.preprocess.videos import ListedVideo
 
 
 @dataclass(frozen=True)

@@ -13,19 +13,12 @@ from gdt.common.places import Place, file_at, folder_at
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.shards.rejected import read_rejected
 from gdt.preprocess.datasets.folder import TREE
-from gdt.preprocess.datasets.listing import (
-    MEDIA,
-    SOUNDS,
-    DataSet,
-    ListedVideo,
-    SourceFiles,
-    ignored_in_words,
-    incomplete,
-)
+from gdt.preprocess.datasets.listing import DataSet, SourceFiles, ignored_in_words, incomplete
 from gdt.preprocess.ffmpeg import Extraction
 from gdt.preprocess.settings import Preprocess
 from gdt.preprocess.stage import run
 from gdt.preprocess.textfiles import composed
+from gdt.preprocess.videos import MEDIA, SOUNDS, ListedVideo
 
 _ROOT = Path("/")
 """The folder that holds all of them, once those in stores are copied."""

@@ -18,8 +18,9 @@ from gdt.common.files import dump_row, write_lines
 from gdt.common.folders import Folder
 from gdt.pipeline.shards.container import SCHEMA
 from gdt.pipeline.shards.index import Annotations
-from gdt.preprocess.datasets.listing import Item, ListedVideo, Missing
+from gdt.preprocess.datasets.listing import Item, Missing
 from gdt.preprocess.ffmpeg import Extraction
+from gdt.preprocess.videos import ListedVideo
 
 PLAN = "plan.jsonl"
 _SHARD_BYTES = 256e6

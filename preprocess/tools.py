@@ -16,11 +16,11 @@ import simplejpeg
 from PIL import Image
 
 from gdt.common.errors import UserError
-from gdt.preprocess.datasets.listing import ListedVideo
 from gdt.preprocess.decode import Extracted, extract_group
 from gdt.preprocess.ffmpeg import Extraction, Target
 from gdt.preprocess.logmel import SAMPLE_RATE
 from gdt.preprocess.process import Limits, Rejected
+from gdt.preprocess.videos import ListedVideo
 
 CLIP = Path(__file__).with_name("probe.mkv")
 VERSIONS = "5.1 to 9"

@@ -13,18 +13,18 @@ from typing import NamedTuple
 import numpy as np
 
 from gdt.common.errors import UserError
-from gdt.common.files import is_disk_full, no_space
+from gdt.common.files import hash_of, is_disk_full, no_space
 from gdt.common.folders import state_of
 from gdt.pipeline.shards.rejected import RejectedVideo
 from gdt.pipeline.shards.statistics import mel_sums
 from gdt.pipeline.shards.writer import VideoRecord, write_shard
-from gdt.preprocess.datasets.listing import TimedWords, hash_of
 from gdt.preprocess.decode import Extracted, extract_group, groups, pixel_sums
 from gdt.preprocess.ffmpeg import Extraction, Target
 from gdt.preprocess.logmel import HOP, SAMPLE_RATE, Waveform, logmel_blocks, peak_levels
 from gdt.preprocess.plan import ShardTask
 from gdt.preprocess.process import Failed, Rejected
 from gdt.preprocess.tools import decode_known_clip, require_tools
+from gdt.preprocess.videos import TimedWords
 
 PROGRESS = "gdt-preprocess"
 """Dask topic of the number of videos just done."""

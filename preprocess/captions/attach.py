@@ -9,8 +9,9 @@ from gdt.common.folders import Folder
 from gdt.preprocess.captions.readers import Captions, without_language
 from gdt.preprocess.captions.stretches import retime, stretches
 from gdt.preprocess.captions.words import Vocabulary
-from gdt.preprocess.datasets.listing import CAPTIONS, MEDIA, NO_CAPTIONS, Item, ListedVideo, Missing, titled_id
+from gdt.preprocess.datasets.listing import CAPTIONS, NO_CAPTIONS, Item, Missing, titled_id
 from gdt.preprocess.textfiles import composed
+from gdt.preprocess.videos import MEDIA, ListedVideo
 
 _STRETCHES = 1000
 """Maximum stretches per video, since each becomes an argument of ffmpeg."""

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from gdt.preprocess.captions.readers import Caption
-from gdt.preprocess.datasets.listing import TimedWords
+from gdt.preprocess.videos import TimedWords
 
 _SHORTEST = 40
 """Tenths of a second."""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from gdt.pipeline.word2vec import digest, load
 from gdt.preprocess.captions.readers import Caption
-from gdt.preprocess.datasets.listing import TimedWords
+from gdt.preprocess.videos import TimedWords
 
 _TOKEN = re.compile(r"[^\W_]+(?:'[^\W_]+)*")  # letters and digits of any script, with apostrophes inside
 

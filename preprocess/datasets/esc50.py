@@ -6,8 +6,9 @@ Unpack the archive of https://github.com/karolpiczak/ESC-50.
 from collections.abc import Iterator
 from pathlib import Path
 
-from gdt.preprocess.datasets.listing import NO_FILE, DataSet, Item, ListedVideo, Missing, SourceFiles, incomplete
+from gdt.preprocess.datasets.listing import NO_FILE, DataSet, Item, Missing, SourceFiles, incomplete
 from gdt.preprocess.textfiles import Row, read_csv
+from gdt.preprocess.videos import ListedVideo
 
 TREE = """\
 source/meta/esc50.csv            filename,fold,target,category and others

@@ -8,8 +8,9 @@ from itertools import chain
 from gdt.common.errors import UserError
 from gdt.pipeline.shards.index import LABEL_SEPARATOR
 from gdt.preprocess.datasets.labels import LABELS_FILE, PATH_COLUMNS, Labels
-from gdt.preprocess.datasets.listing import SOUNDS, SPLIT_NAMES, SUFFIXES, DataSet, Item, ListedVideo, SourceFiles
+from gdt.preprocess.datasets.listing import SPLIT_NAMES, DataSet, Item, SourceFiles
 from gdt.preprocess.textfiles import composed
+from gdt.preprocess.videos import SOUNDS, SUFFIXES, ListedVideo
 
 TREE = f"""\
 source/a.mp4                      no class, split train, or as --val and --test draw it

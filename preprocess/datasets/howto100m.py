@@ -7,8 +7,9 @@ videos are your downloads from YouTube. preprocess/captions/readers.py finds the
 import sys
 from collections.abc import Iterator
 
-from gdt.preprocess.datasets.listing import NO_FILE, DataSet, Item, ListedVideo, Missing, SourceFiles, titled_id
+from gdt.preprocess.datasets.listing import NO_FILE, DataSet, Item, Missing, SourceFiles, titled_id
 from gdt.preprocess.textfiles import Row, read_csv
+from gdt.preprocess.videos import ListedVideo
 
 TABLE = "HowTo100M_v1.csv"
 TREE = f"""\

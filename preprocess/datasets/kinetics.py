@@ -11,9 +11,10 @@ from dataclasses import replace
 
 from gdt.common.folders import File
 from gdt.preprocess.datasets import folder, youtube
-from gdt.preprocess.datasets.listing import SPLIT_NAMES, DataSet, Item, ListedVideo, SourceFiles
+from gdt.preprocess.datasets.listing import SPLIT_NAMES, DataSet, Item, SourceFiles
 from gdt.preprocess.datasets.youtube import Segment
 from gdt.preprocess.textfiles import Row, composed, read_csv
+from gdt.preprocess.videos import ListedVideo
 
 TREE = """\
 source/train/riding_a_bike/0wR5jVB-WPk_000417_000427.mp4    split and class folders, if val or test is beside train

@@ -11,8 +11,9 @@ from typing import NamedTuple
 
 from gdt.common.errors import UserError
 from gdt.pipeline.shards import index
-from gdt.preprocess.datasets.listing import SPLIT_NAMES, SUFFIXES, ListedVideo, Missing, SourceFiles
+from gdt.preprocess.datasets.listing import SPLIT_NAMES, Missing, SourceFiles
 from gdt.preprocess.textfiles import Row, composed, read_csv
+from gdt.preprocess.videos import SUFFIXES, ListedVideo
 
 LABELS_FILE = "labels.csv"
 NO_VIDEO = f"named in {LABELS_FILE}, but no video has this path or id"

@@ -2,45 +2,18 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 
 from gdt.common.errors import UserError
-from gdt.common.folders import File, Folder, LocalFolder, state_of
+from gdt.common.folders import File, Folder, LocalFolder
 from gdt.preprocess.textfiles import composed
+from gdt.preprocess.videos import MEDIA, SOUNDS, SUFFIXES, ListedVideo
 
-SUFFIXES = (
-    {".264", ".265", ".3g2", ".3gp", ".3gp2", ".3gpp", ".amv", ".asf", ".avc", ".avi", ".divx", ".f4v", ".flv"}
-    | {".h264", ".h265", ".h26l", ".hevc", ".ismv", ".ivf", ".m1v", ".m2p", ".m2t", ".m2ts", ".m2v", ".m4v", ".mj2"}
-    | {".mjpeg", ".mjpg", ".mk3d", ".mkv", ".mov", ".mp4", ".mpe", ".mpeg", ".mpg", ".mpv", ".mts", ".mxf", ".nut"}
-    | {".ogg", ".ogm", ".ogv", ".psp", ".qt", ".rm", ".rmvb", ".tp", ".trp", ".ts", ".vob", ".webm", ".wmv"}
-)
-"""Suffixes of the formats that ffmpeg may read, without those for sound or stills alone."""
-SOUNDS = {
-    ".aac",
-    ".ac3",
-    ".afc",
-    ".aif",
-    ".aifc",
-    ".aiff",
-    ".eac3",
-    ".ec3",
-    ".flac",
-    ".m4a",
-    ".m4b",
-    ".mka",
-    ".mp2",
-    ".mp3",
-    ".oga",
-} | {".opus", ".wav", ".weba", ".wma"}
-"""Suffixes of files of sound alone; .ogg may be either."""
-MEDIA = SUFFIXES | SOUNDS
 _NOT_SHOWN = (
     {"#recycle", "#snapshot", "$recycle.bin", "@eadir", "@recently-snapshot", "@recycle", "@tmp"}
     | {"__macosx", "__pycache__", "lost+found", "network trash folder", "recycler"}
@@ -66,49 +39,6 @@ SPLIT_NAMES = {"train": "train", "training": "train"}
 SPLIT_NAMES |= dict.fromkeys(("val", "valid", "validation", "validate"), "val")
 SPLIT_NAMES |= {"test": "test", "testing": "test"}
 """The split that a folder name or a word in an official list stands for."""
-
-
-@dataclass(frozen=True, slots=True)
-class TimedWords:
-    """Timed tokens of one video in the order they are spoken; three lists of the same length."""
-
-    token: list[int]
-    """Row of the word in the word2vec file."""
-    start: list[float]
-    """Seconds from the start of the video."""
-    end: list[float]
-
-
-@dataclass(frozen=True, slots=True)
-class ListedVideo:
-    """One video file of a data set, or a part of one."""
-
-    id: str
-    """Unique in the data set."""
-    path: Path
-    """Path of its file in the source."""
-    label: str = ""
-    """Class name; empty if unknown."""
-    split: str = ""
-    """train, val or test; unused if only other official folds use the video; empty if --val and --test decide."""
-    folds: tuple[str, ...] = ()
-    """The split in each official fold (train, test or unused); empty for data sets without folds."""
-    segment: tuple[float, float] | None = None
-    """Start and end, in seconds of the file, of the part to cut out; None for the whole file."""
-    part: tuple[str, float, float] | None = field(default=None, compare=False)
-    """Id of the longer video that this is a part of, and start and end in seconds of that one; None for a whole one."""
-    shared: bool = field(default=False, compare=False)
-    """Whether other segments come from the same file."""
-    stretches: tuple[tuple[float, float], ...] = ()
-    """Start and end, in seconds, of the parts to keep, in order and disjoint; empty for the whole video."""
-    words: TimedWords | None = None
-    """Words of the captions; None without captions or vocabulary."""
-    columns: tuple[tuple[str, str], ...] = ()
-    """Name and value of further columns of labels."""
-    size: int = -1
-    """Bytes of the file when it was listed; -1 if there was none."""
-    time: str = ""
-    """When the file had last changed then, or the tag of the object; empty if unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,15 +82,6 @@ class DataSet:
 def incomplete(what: str, tree: str) -> UserError:
     """A UserError about an incomplete source folder, with the expected tree."""
     return UserError(f"{what}; expected:\n{tree}")
-
-
-def hash_of(path: Path) -> str:
-    """BLAKE2b of a regular file, in hexadecimal; empty for anything else, and for a file that cannot be read."""
-    with suppress(OSError):
-        if state_of(path).size >= 0:
-            with path.open("rb", buffering=0) as file:
-                return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
-    return ""
 
 
 def walk(folder: Folder, first: Path = Path()) -> Iterator[tuple[str, list[str], Counter[str]]]:

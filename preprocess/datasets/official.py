@@ -7,8 +7,9 @@ from typing import NamedTuple
 
 from gdt.common.errors import UserError
 from gdt.common.folders import File, Folder
-from gdt.preprocess.datasets.listing import NO_FILE, Item, ListedVideo, Missing, SourceFiles, incomplete
+from gdt.preprocess.datasets.listing import NO_FILE, Item, Missing, SourceFiles, incomplete
 from gdt.preprocess.textfiles import composed, open_text
+from gdt.preprocess.videos import ListedVideo
 
 FOLDS = (1, 2, 3)
 

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from gdt.preprocess.datasets import folder
-from gdt.preprocess.datasets.listing import DataSet, Item, ListedVideo, SourceFiles
+from gdt.preprocess.datasets.listing import DataSet, Item, SourceFiles
+from gdt.preprocess.videos import ListedVideo
 
 
 def _listing(source: SourceFiles) -> Iterator[Item]:

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from gdt.preprocess.datasets.listing import NO_FILE, Item, ListedVideo, Missing, SourceFiles, titled_id
+from gdt.preprocess.datasets.listing import NO_FILE, Item, Missing, SourceFiles, titled_id
+from gdt.preprocess.videos import ListedVideo
 
 
 @dataclass(slots=True)

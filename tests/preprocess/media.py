@@ -15,11 +15,11 @@ from PIL import Image
 
 from gdt.common.folders import LocalFolder
 from gdt.preprocess import ffmpeg
-from gdt.preprocess.datasets.listing import ListedVideo
 from gdt.preprocess.decode import Extracted, extract_group
 from gdt.preprocess.ffmpeg import Extraction, Target
 from gdt.preprocess.plan import ShardTask
 from gdt.preprocess.process import Rejected
+from gdt.preprocess.videos import ListedVideo
 from gdt.preprocess.worker import make_shard
 from tests.preprocess.intact import problems
 

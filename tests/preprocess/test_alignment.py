@@ -8,10 +8,10 @@ import pytest
 
 from gdt.preprocess import decode
 from gdt.preprocess.clock import Piece, cut, pieces, put_on_clock
-from gdt.preprocess.datasets.listing import ListedVideo
 from gdt.preprocess.decode import Extracted, extract_group
 from gdt.preprocess.ffmpeg import Extraction, Target, decode_command
 from gdt.preprocess.process import run
+from gdt.preprocess.videos import ListedVideo
 from tests.preprocess.media import FRAME, encode, events, kept, made, seconds, tone
 
 GAPS = (0.01, 0.015, 0.02, 0.03, 0.04, 0.06, 0.08, 0.095, 0.12, 0.15)

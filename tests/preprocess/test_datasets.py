@@ -14,20 +14,10 @@ import pytest
 from gdt.common.errors import UserError
 from gdt.common.folders import LocalFolder
 from gdt.preprocess.datasets import DATASETS, find, listing
-from gdt.preprocess.datasets.listing import (
-    BROKEN,
-    EMPTY,
-    HIDDEN,
-    LISTED,
-    SOUNDS,
-    SUFFIXES,
-    Item,
-    ListedVideo,
-    Missing,
-    ignored_in_words,
-)
+from gdt.preprocess.datasets.listing import BROKEN, EMPTY, HIDDEN, LISTED, Item, Missing, ignored_in_words
 from gdt.preprocess.ffmpeg import _FORMATS
 from gdt.preprocess.plan import Listed, collect
+from gdt.preprocess.videos import SOUNDS, SUFFIXES, ListedVideo
 from tests.conftest import ROOT
 
 

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gdt.preprocess.datasets.listing import ListedVideo
 from gdt.preprocess.decode import Extracted
 from gdt.preprocess.ffmpeg import Extraction
 from gdt.preprocess.process import Rejected
+from gdt.preprocess.videos import ListedVideo
 from tests.preprocess.intact import rejected_of
 from tests.preprocess.media import (
     BT2020,

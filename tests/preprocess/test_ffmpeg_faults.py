@@ -18,11 +18,11 @@ import pytest
 
 from gdt.common.errors import UserError
 from gdt.preprocess import process
-from gdt.preprocess.datasets.listing import ListedVideo
 from gdt.preprocess.decode import Extracted, Unread, extract_group, frame_sizes, groups, pixel_sums
 from gdt.preprocess.ffmpeg import Extraction, Target
 from gdt.preprocess.process import Failed, Limits, Rejected
 from gdt.preprocess.tools import decode_known_clip
+from gdt.preprocess.videos import ListedVideo
 from tests.preprocess.media import (
     BT2020,
     ENCODER,

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from gdt.common.folders import LocalFolder
-from gdt.preprocess.datasets.listing import ListedVideo
 from gdt.preprocess.ffmpeg import Extraction
 from gdt.preprocess.plan import ShardTask
+from gdt.preprocess.videos import ListedVideo
 from gdt.preprocess.worker import make_shard
 from tests.conftest import REAL
 from tests.preprocess.intact import problems, rejected_of

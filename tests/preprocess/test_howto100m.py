@@ -4,7 +4,8 @@ from pathlib import Path
 
 from gdt.common.folders import LocalFolder
 from gdt.preprocess.datasets import DATASETS, howto100m
-from gdt.preprocess.datasets.listing import ListedVideo, Missing, SourceFiles
+from gdt.preprocess.datasets.listing import Missing, SourceFiles
+from gdt.preprocess.videos import ListedVideo
 from tests.preprocess.test_datasets import touch
 
 

@@ -7,7 +7,8 @@ import pytest
 
 from gdt.common.errors import UserError
 from gdt.preprocess.datasets.labels import NO_VIDEO, NOT_LISTED
-from gdt.preprocess.datasets.listing import ListedVideo, Missing
+from gdt.preprocess.datasets.listing import Missing
+from gdt.preprocess.videos import ListedVideo
 from tests.preprocess.test_datasets import collected, missing, table, touch
 from tests.preprocess.test_datasets import videos as listed_videos
 

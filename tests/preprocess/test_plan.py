@@ -8,9 +8,10 @@ import pytest
 
 from gdt.common.folders import LocalFolder
 from gdt.preprocess import plan
-from gdt.preprocess.datasets.listing import ListedVideo, Missing, TimedWords
+from gdt.preprocess.datasets.listing import Missing
 from gdt.preprocess.ffmpeg import Extraction
 from gdt.preprocess.plan import Listed, Plan, ShardTask, Shares, assign, collect
+from gdt.preprocess.videos import ListedVideo, TimedWords
 
 HERE = Path("/videos")
 

@@ -11,8 +11,9 @@ from gdt.common.folders import LocalFolder
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.shards.reader import ShardReader
 from gdt.preprocess.datasets import DATASETS, listing
-from gdt.preprocess.datasets.listing import ListedVideo, Missing
+from gdt.preprocess.datasets.listing import Missing
 from gdt.preprocess.settings import Preprocess
+from gdt.preprocess.videos import ListedVideo
 from tests.conftest import preprocess
 from tests.sounds import esc50, logmel, tone
 

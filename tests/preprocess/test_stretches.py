@@ -7,7 +7,7 @@ import pytest
 
 from gdt.preprocess.captions.readers import Caption
 from gdt.preprocess.captions.stretches import retime, stretches
-from gdt.preprocess.datasets.listing import TimedWords
+from gdt.preprocess.videos import TimedWords
 
 # --- covered parts ------------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from gdt.common.errors import UserError
 from gdt.pipeline.word2vec import digest, load
 from gdt.preprocess.captions.readers import Caption
 from gdt.preprocess.captions.words import Vocabulary
-from gdt.preprocess.datasets.listing import TimedWords
+from gdt.preprocess.videos import TimedWords
 
 WORDS = ["stir", "Stir", "don't", "café", "well", "Paris", "2", "the", "until"]
 

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from gdt.preprocess.datasets.listing import ListedVideo, Missing
+from gdt.preprocess.datasets.listing import Missing
+from gdt.preprocess.videos import ListedVideo
 from tests.preprocess.test_datasets import listed, missing, segments, table, touch
 
 
