@@ -16,7 +16,7 @@ from gdt.common.files import require_space
 from gdt.common.wording import plural
 from gdt.pipeline.groups import check_groups, take_rank
 from gdt.pipeline.loader import Batch, Loader
-from gdt.pipeline.shards.cache import forecast
+from gdt.pipeline.shards.cache import described
 from gdt.pipeline.shards.copies import between_splits
 from gdt.pipeline.shards.index import Index
 from gdt.train import checkpoint
@@ -279,8 +279,8 @@ class Trainer:
         for line in between_splits(self.index):
             say("warning", line)
         if self.index.store:
-            coming = [*self.experiment.tree.videos(self.step, min(self.steps, self.step + 500))]
-            say("store", forecast(self.index, coming))
+            coming = self.experiment.tree.videos(self.step, min(self.steps, self.step + 500))
+            say("store", described(self.index, coming))
 
 
 def describe(rank: int, name: str, text: str) -> None:

@@ -12,7 +12,7 @@ import hashlib
 import math
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import CancelledError
 from contextlib import suppress
 from enum import Enum, auto
@@ -28,7 +28,7 @@ from gdt.common.wording import plural
 from gdt.pipeline.shards import container
 from gdt.pipeline.shards.cachefolder import CacheFolder, is_coming
 from gdt.pipeline.shards.container import Head
-from gdt.pipeline.shards.eviction import evicted, simulate, too_small
+from gdt.pipeline.shards.eviction import evicted, too_small
 from gdt.pipeline.shards.index import Index
 
 _FETCHERS = 8
@@ -294,17 +294,12 @@ class Cache:
         return self._paths[number].with_suffix(f".h5.{self._shards[number][1].size}.partial")
 
 
-def forecast(index: Index, videos: Sequence[np.ndarray]) -> str:
-    """What these batches of videos fetch. Raises UserError if the cache cannot hold the shards of one of them."""
+def described(index: Index, videos: Iterable[np.ndarray]) -> str:
+    """The shards and the cache in words. Raises UserError if it cannot hold the shards of one of these batches."""
     sizes = [head.size for head in index.heads]
     folder = CacheFolder()
     bound = folder.bound(index.cache_bytes)
-    fetched, least = simulate([index.shard[batch] for batch in videos], sizes, bound)
+    least = max((sum(sizes[number] for number in {*index.shard[batch]}) for batch in videos), default=0)
     if least > bound:
         raise too_small(bound, least)
-    total = sum(sizes) / 1e9
-    coming = sum(sizes[number] for number in fetched) / 1e9
-    return (
-        f"{plural(len(sizes), 'shard')} of {total:.3g} GB, cache of {bound / 1e9:.3g} GB in {folder}; with "
-        f"nothing in it, {plural(len(videos), 'step')} fetch {coming:.3g} GB in {plural(len(fetched), 'request')}"
-    )
+    return f"{plural(len(sizes), 'shard')} of {sum(sizes) / 1e9:.3g} GB, cache of {bound / 1e9:.3g} GB in {folder}"
