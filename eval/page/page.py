@@ -5,7 +5,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jinja2
 from tqdm import tqdm
 
 from gdt.common.errors import UserError, explain_out_of_memory, first_line
@@ -20,6 +19,7 @@ from gdt.eval.results import RANDOM, RESULTS, Result, last_of_runs, latest
 from gdt.eval.settings import Report
 from gdt.eval.subjects import local_shards, pretraining_shards
 from gdt.eval.tables import pivot
+from gdt.eval.templates import filled
 from gdt.pipeline.shards.index import Index
 from gdt.train.checkpoint import load_model
 from gdt.train.models.given import Makers, makers
@@ -60,10 +60,6 @@ def report(settings: Report) -> str:
     bars = {folder: folder / "table.png" for folder in evaluated if (folder / "table.png").is_file()}  # of ablations
     ranked = ranked_runs(logged, evaluated)
     given = makers(settings.own_networks.given)
-    loader = jinja2.PackageLoader("gdt.eval.page", "")
-    environment = jinja2.Environment(
-        loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
-    )
     tables = {}
     outdated = {}
     for folder, rows in evaluated.items():
@@ -76,7 +72,8 @@ def report(settings: Report) -> str:
         rows = sorted(rows, key=lambda row: row.seed)  # not in the order in which parallel jobs have finished
         tables[folder] = pivot(rows, by_row=ablation, answers={} if ablation else answers.read_all(folder, rows))
     datasets = sorted({run.settings.dataset for run in logged})
-    text = environment.get_template("page.html.j2").render(
+    text = filled(
+        "page/page.html.j2",
         root=root,
         results=tables,
         outdated=outdated,

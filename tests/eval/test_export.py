@@ -215,9 +215,9 @@ def test_a_folder_for_a_hub_holds_the_model_and_its_card(
     text = (folder / "README.md").read_text()
     table = (tmp_path / "runs" / "eval-mine" / "table.txt").read_text().strip()
     assert text.startswith("---\nlibrary_name: gdt\nlicense: ") and table in text
-    asked = ("mine" if word == checkpoint else word for word in evaluated)
-    words = [word.name if isinstance(word, Path) else str(word) for word in asked]
-    assert " ".join(words) in text and "- data: synthetic, split train, shards " in text
+    assert "gdt evaluate --ckpt=mine --dataset=mine --query-split=test --clips=1 --protocols cross-modal\n" in text
+    assert "--clips=1 --protocols retrieval few-shot knn\n" in text and str(checkpoint) not in text
+    assert "- data: synthetic, split train, shards " in text
     assert "- training: 3 steps of 4 videos, seed 0" in text and "row e: " in text
 
 
