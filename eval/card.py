@@ -88,7 +88,9 @@ def _commands(rows: Sequence[Result], folder: str) -> list[str]:
     """The commands that repeat results with the exported folder."""
     protocols: dict[tuple[str, ...], dict[str, None]] = {}  # of each command
     for row in rows:
-        asked = {name: tuple(value) if isinstance(value, list) else value for name, value in row.settings.items()}
+        asked: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in row.settings.items()
+        }
         settings = Downstream((folder,), row.dataset, query_split=row.query_split, **asked)
         words = ["--word2vec", "FILE"] if row.words else []
         protocols.setdefault((*arguments_of(settings, Downstream()), *words), {})[row.protocol] = None
