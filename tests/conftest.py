@@ -1,6 +1,7 @@
 """Shared test data: a small synthetic set and its shards, and real files if there are any."""
 
 import contextlib
+import fcntl
 import json
 import os
 import signal
@@ -8,6 +9,7 @@ import signal
 if "PYTEST_XDIST_WORKER" in os.environ:  # workers share the cores; torch reads this at import
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import shutil
 import subprocess
 import sys
 import time
@@ -63,20 +65,33 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
+def once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Path:
+    """A folder that the first of the workers of pytest that needs it makes for all; they only read it."""
+    parallel = "PYTEST_XDIST_WORKER" in os.environ
+    folder = (factory.getbasetemp().parent if parallel else factory.getbasetemp()) / "once" / name
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    whole = folder.parent / f".{folder.name}-is-whole"
+    with folder.with_name(f".{folder.name}-lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        if not whole.exists():
+            shutil.rmtree(folder, ignore_errors=True)  # of a worker that failed
+            make(folder)
+            whole.touch()
+    return folder
+
+
 @pytest.fixture(scope="session")
 def synthetic(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Real MP4 files: 3 classes, 8 training, 2 validation and 4 test videos each."""
-    folder = tmp_path_factory.mktemp("videos") / "synthetic"
-    generate(folder, Synthetic(train=8, val=2, test=4, classes=3, seconds=3.0), workers=2)
-    return folder
+    videos = Synthetic(train=8, val=2, test=4, classes=3, seconds=3.0)
+    return once(tmp_path_factory, "videos/synthetic", lambda folder: generate(folder, videos, workers=2))
 
 
 @pytest.fixture(scope="session")
 def shards(synthetic: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The generated videos, preprocessed into three shards."""
-    folder = tmp_path_factory.mktemp("shards") / "synthetic"
-    preprocess(Preprocess("synthetic", synthetic, folder, videos_per_shard=16))
-    return folder
+    settings = Preprocess("synthetic", synthetic, videos_per_shard=16)
+    return once(tmp_path_factory, "shards/synthetic", lambda folder: preprocess(replace(settings, destination=folder)))
 
 
 @pytest.fixture(scope="session")
@@ -90,8 +105,9 @@ def checkpoint(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     from gdt.train.pretrain import pretrain  # slow imports, which tests of preprocessing do not need
     from gdt.train.settings import SIZES
 
-    out = tmp_path_factory.mktemp("runs") / "e"
-    return pretrain(replace(SIZES["tiny"], shards=shards, out=out, preset="e", batch_size=4, steps=3))
+    settings = replace(SIZES["tiny"], shards=shards, preset="e", batch_size=4, steps=3)
+    run = once(tmp_path_factory, "runs/e", lambda folder: pretrain(replace(settings, out=folder)))
+    return run / "checkpoint.pt"
 
 
 def write_word2vec(path: Path, texts: Iterable[str], dimensions: int) -> None:
@@ -106,17 +122,15 @@ def write_word2vec(path: Path, texts: Iterable[str], dimensions: int) -> None:
 def word2vec(synthetic: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Vectors of 12 numbers for the words of the synthetic captions."""
     said = json.loads((synthetic / "captions.json").read_text())
-    path = tmp_path_factory.mktemp("words") / "vectors.txt"
-    write_word2vec(path, (text for captions in said.values() for text in captions["text"]), 12)
-    return path
+    texts = [text for captions in said.values() for text in captions["text"]]
+    return once(tmp_path_factory, "words/vectors.txt", lambda path: write_word2vec(path, texts, 12))
 
 
 @pytest.fixture(scope="session")
 def captioned(synthetic: Path, word2vec: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Shards of the synthetic videos with captions."""
-    folder = tmp_path_factory.mktemp("shards") / "captioned"
-    preprocess(Preprocess("synthetic", synthetic, folder, word2vec=word2vec, videos_per_shard=16))
-    return folder
+    settings = Preprocess("synthetic", synthetic, word2vec=word2vec, videos_per_shard=16)
+    return once(tmp_path_factory, "shards/captioned", lambda folder: preprocess(replace(settings, destination=folder)))
 
 
 @pytest.fixture(scope="session")
@@ -130,12 +144,14 @@ def real() -> Path:
 @pytest.fixture(scope="session")
 def grid_shards(real: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """48 talking-face videos with sound, preprocessed; the videos are in the folder next to it."""
-    folder = tmp_path_factory.mktemp("grid")
-    (folder / "videos").mkdir()
-    for path in sorted((real / "grid").glob("*.mpg"))[:48]:
-        (folder / "videos" / path.name).symlink_to(path)
-    preprocess(Preprocess("folder", folder / "videos", folder / "shards", videos_per_shard=12))
-    return folder / "shards"
+
+    def make(folder: Path) -> None:
+        (folder / "videos").mkdir(parents=True)
+        for path in sorted((real / "grid").glob("*.mpg"))[:48]:
+            (folder / "videos" / path.name).symlink_to(path)
+        preprocess(Preprocess("folder", folder / "videos", folder / "shards", videos_per_shard=12))
+
+    return once(tmp_path_factory, "grid", make) / "shards"
 
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]

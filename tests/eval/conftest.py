@@ -11,7 +11,7 @@ from gdt.eval.results import RESULTS, Result, read
 from gdt.eval.settings import Downstream
 from gdt.pipeline.shards.index import Index
 from gdt.preprocess.settings import Preprocess
-from tests.conftest import preprocess
+from tests.conftest import once, preprocess
 
 
 def official(folder: Path, videos: Path, dataset: str) -> Path:
@@ -43,12 +43,10 @@ def official(folder: Path, videos: Path, dataset: str) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def ucf(synthetic: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    source = official(tmp_path_factory.mktemp("ucf") / "videos", synthetic, "ucf101")
-    folder = tmp_path_factory.mktemp("shards") / "ucf101"
-    preprocess(Preprocess("ucf101", source, folder))
-    return folder
+    source = once(tmp_path_factory, "videos/ucf101", lambda folder: official(folder, synthetic, "ucf101"))
+    return once(tmp_path_factory, "shards/ucf101", lambda folder: preprocess(Preprocess("ucf101", source, folder)))
 
 
 @pytest.fixture

@@ -41,8 +41,6 @@ from gdt.pipeline.word2vec import WordVectors
 from gdt.train.checkpoint import load_model, load_trained
 from gdt.train.models.gdt import GDT
 from gdt.train.models.network import OwnNetworks
-from gdt.train.pretrain import pretrain
-from gdt.train.settings import SIZES
 from gdt.train.trained import Trained
 from tests.conftest import Run
 from tests.eval.conftest import results
@@ -50,12 +48,6 @@ from tests.train import own_networks
 from tests.train.runs import pausing, wait_until
 
 FINETUNE = ("--epochs", "1", "--clips-per-epoch", "2", "--clips", "2")
-
-
-@pytest.fixture(scope="module")
-def checkpoint(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("runs") / "synthetic-e"
-    return pretrain(replace(SIZES["tiny"], shards=shards, out=out, preset="e", batch_size=4, steps=3))
 
 
 def test_all_protocols_on_three_folds(command: Run, checkpoint: Path, ucf: Path, tmp_path: Path) -> None:
@@ -66,7 +58,7 @@ def test_all_protocols_on_three_folds(command: Run, checkpoint: Path, ucf: Path,
     assert done.returncode == 0, done.stderr
     out = tmp_path / "runs" / "eval-ucf101"
     every = results(out)
-    rows = ("random weights", "synthetic-e")
+    rows = ("random weights", "e")
     assert {(r.protocol, r.model, r.fold) for r in every} == {
         *((p, row, fold) for p in protocols[1:] for row in rows for fold in (1, 2, 3)),
         *(("cross-modal", row, 0) for row in rows),
@@ -82,7 +74,7 @@ def test_all_protocols_on_three_folds(command: Run, checkpoint: Path, ucf: Path,
         expected = ("e", 3, 3, 12) if trained else ("random weights", 0, 0, 0)
         assert (each.preset, each.step, each.steps, each.videos) == expected
         assert (each.tflop > 0) == trained
-    (retrieval,) = (each for each in every if (each.protocol, each.model, each.fold) == ("retrieval", "synthetic-e", 1))
+    (retrieval,) = (each for each in every if (each.protocol, each.model, each.fold) == ("retrieval", "e", 1))
     clip = "8 frames, stride 4, 32x32"
     assert retrieval.details == {"clip": clip, "precision": "float32", "pooling": "maximum"}
     details = next(each.details for each in every if each.protocol == "knn")
@@ -104,7 +96,7 @@ def test_all_protocols_on_three_folds(command: Run, checkpoint: Path, ucf: Path,
     again = command(*arguments[:-1], 2)
     assert again.stdout == printed and (out / RESULTS).read_bytes() == before
     # finetuned weights can be evaluated, but not on folds whose test labels they have seen
-    (weights,) = out.glob("synthetic-e-*/finetune-fold1-*/finetuned.pt")
+    (weights,) = out.glob("e-*/finetune-fold1-*/finetuned.pt")
     finetuned = Downstream((weights,), "ucf101", ucf, ("retrieval",), (1,), clips=2, random_weights="exclude",
                            out=tmp_path / "again")  # fmt: skip
     downstream(finetuned)
@@ -179,16 +171,16 @@ def test_tables_include_models_of_earlier_calls_with_the_same_settings(on_ucf: D
     downstream(replace(run, clips=3))  # in another table
     text = downstream(replace(run, ckpt=(other,), random_weights="exclude"))
     rows = [line.split("  ")[0] for line in text.splitlines()]
-    assert [rows.count(name) for name in ("random weights", "synthetic-e", "mine", "chance")] == [1] * 4
-    assert rows.index("mine") < rows.index("synthetic-e")  # the model of the call is what others are compared with
+    assert [rows.count(name) for name in ("random weights", "e", "mine", "chance")] == [1] * 4
+    assert rows.index("mine") < rows.index("e")  # the model of the call is what others are compared with
 
 
 def test_a_model_with_fewer_folds_is_named_with_them(on_ucf: Downstream, tmp_path: Path) -> None:
     downstream(on_ucf)
     text = downstream(replace(on_ucf, folds=(1, 2, 1), random_weights="only"))
     found = {(r.model, r.fold): r.metrics["R@1"].value for r in results(tmp_path)}
-    assert sorted(found) == [("random weights", 1), ("random weights", 2), ("synthetic-e", 1)]
-    assert "folds differ in number: random weights (2); synthetic-e (1)" in text
+    assert sorted(found) == [("e", 1), ("random weights", 1), ("random weights", 2)]
+    assert "folds differ in number: random weights (2); e (1)" in text
 
 
 @pytest.mark.parametrize("damage", [b"", b"{}\n", b"\xff\xfe\x00\n", b'{"conditions": "ab', b"unknown"])
@@ -276,7 +268,7 @@ def test_a_protocol_is_a_function_and_a_line_of_the_table(
     text = downstream(replace(on_ucf, **settings))
     (record,) = results(tmp_path)
     assert (record.protocol, record.metrics["count"].value, record.fold) == ("count", 50.0, 1)
-    assert re.search(r"synthetic-e +50\.0 \(", text)
+    assert re.search(r"\be +50\.0 \(", text)
     with pytest.raises(UserError, match="--lr has no effect on count"):
         replace(on_ucf, protocols=("count",), lr=0.1)
 
@@ -424,7 +416,7 @@ def test_labelled_protocols_evaluate_audio_or_both(
     kept = np.setdiff1d(np.flatnonzero(np.isin(index.split, ("train", "test"))), silent)
     trained, device = load_model(checkpoint), torch.device("cpu")
     embedded = features_of(trained, replace(index, mel_count=mel_count), ["audio"], 2, "features")
-    (file,) = tmp_path.glob("synthetic-e-*/features-audio-*.npz")
+    (file,) = tmp_path.glob("e-*/features-audio-*.npz")
     audio, video = extract.read(file), extract.extract(trained, index, kept, 2, device)
     assert audio is not None and np.allclose(audio.average, embedded.features["audio"][kept], atol=1e-5)
     assert (audio.maximum >= audio.average).all() and not np.allclose(audio.maximum, audio.average)

@@ -1,11 +1,13 @@
 """Files made by ffmpeg, and what is shown and heard in what was taken from them."""
 
+import hashlib
 import io
 import os
 import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import h5py
@@ -21,16 +23,33 @@ from gdt.preprocess.plan import ShardTask
 from gdt.preprocess.process import Rejected
 from gdt.preprocess.videos import ListedVideo
 from gdt.preprocess.worker import make_shard
+from tests.conftest import ROOT
 from tests.preprocess.intact import problems
 
 Fake = Callable[[str], Path]
 """Installs a script in the place of ffmpeg, see the fixture `fake`."""
 ENCODER = os.environ.get("GDT_TEST_ENCODER", "ffmpeg")
 """The ffmpeg that makes files; other versions may decode them, see test_tools.py."""
+ENCODED = ROOT / ".pytest_cache" / "d" / "encoded"
+"""Files that were made, by all that they depend on; `pytest --cache-clear` removes them."""
+
+
+@cache
+def _version() -> bytes:
+    return subprocess.run([ENCODER, "-version"], capture_output=True, check=True).stdout
 
 
 def encode(path: Path, *arguments: object) -> Path:
-    subprocess.run([ENCODER, "-v", "error", *map(str, arguments), path], check=True, stdin=subprocess.DEVNULL)
+    """Run ffmpeg with these arguments, or copy what it made of them and of the content of their files before."""
+    parts = [hashlib.sha256(each.read_bytes()).digest() if isinstance(each, Path) else str(each) for each in arguments]
+    made = ENCODED / f"{hashlib.sha256(repr((_version(), parts)).encode()).hexdigest()}{path.suffix}"
+    if not made.is_file():
+        part = ENCODED / f"{os.getpid()}{path.suffix}"
+        part.parent.mkdir(parents=True, exist_ok=True)
+        command = [ENCODER, "-v", "error", "-y", *map(str, arguments), part]
+        subprocess.run(command, check=True, stdin=subprocess.DEVNULL)
+        part.rename(made)
+    shutil.copyfile(made, path)  # tests may change it
     return path
 
 
