@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from gdt.common.folders import LocalFolder
+from gdt.common.folders import Folder
 from gdt.pipeline.groups import take_rank
 from gdt.pipeline.loader import Batch, Loader
 from gdt.pipeline.shards.index import Index, gather_tables, write_index
@@ -95,7 +95,7 @@ def draw(folder: Path, videos: int) -> Index:
         _draw_shard(path, part)
     settings = json.dumps({"fps": 30, "bands": BANDS})
     names = [path.name for path in paths]
-    tables = gather_tables(LocalFolder(folder), names)
+    tables = gather_tables(Folder(folder), names)
     write_index(folder / INDEX, tables, settings, {"split": ["train"] * len(tables.ids)})
     return Index.open(folder)
 

@@ -8,12 +8,25 @@ from collections.abc import Sequence
 from dataclasses import fields, is_dataclass, replace
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, TypeVar, get_type_hints
+from typing import Annotated, Any, TypeVar, get_type_hints
+
+from tyro.constructors import PrimitiveConstructorSpec
 
 from gdt.common.errors import UserError
-from gdt.common.places import local_path
+from gdt.common.folders import Folder, local_path
 
 T = TypeVar("T")
+Location = Annotated[
+    Folder | Path,
+    PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="PATH",
+        instance_from_str=lambda words: Folder(words[0]),
+        is_instance=lambda value: isinstance(value, Folder),
+        str_from_instance=lambda value: [str(value)],
+    ),
+]
+"""The type of options that take a path or the URL of a folder in a store; settings made in Python may hold a Path."""
 
 
 def parse(kind: type[T], prog: str, arguments: Sequence[str], default: T | None = None) -> T:

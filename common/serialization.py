@@ -6,8 +6,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from gdt.common.folders import Folder
-from gdt.common.places import as_place, local_path
+from gdt.common.folders import Folder, local_path
 
 T = TypeVar("T")
 _SCALARS: dict[Any, tuple[type, ...]] = {bool: (bool,), int: (int,), float: (int, float), str: (str,), Path: (str,)}
@@ -52,7 +51,7 @@ def _build(kind: Any, value: Any, name: str) -> Any:
             return None
         if Folder in types:  # or a path
             _require(isinstance(value, str), name, value, "a path or a URL")
-            return as_place(value)
+            return Folder(value)
         (inner,) = (option for option in types if option is not NoneType)
         return _build(inner, value, name)
     if origin is Literal:

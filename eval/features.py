@@ -10,7 +10,7 @@ import numpy as np
 
 from gdt.common.errors import Skipped, UserError, first_line
 from gdt.common.files import DAMAGE, require_readable, writing
-from gdt.common.places import local_path
+from gdt.common.folders import local_path
 from gdt.common.wording import plural
 from gdt.eval import parquet
 from gdt.pipeline.leaves import MODALITIES

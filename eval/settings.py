@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
+from gdt.common.commandline import Location
 from gdt.common.errors import UserError, require_range
 from gdt.common.files import require_new_file
-from gdt.common.location import Location
-from gdt.common.places import folder_at
+from gdt.common.folders import Folder
 from gdt.eval.protocols import PROTOCOLS
 from gdt.pipeline.shards.index import require_index
 from gdt.pipeline.shards.naming import shard_folder
@@ -107,7 +107,7 @@ class Downstream:
         """Raise UserError if weights or shards are missing."""
         require_weights(self.ckpt)
         if self.shards:
-            require_index(folder_at(self.shards))
+            require_index(Folder(self.shards))
 
     def require_effect(self, chosen: Collection[str]) -> None:
         """Raise UserError if a setting affects none of the chosen protocols."""
@@ -184,7 +184,7 @@ class Embed:
         require_weights([self.ckpt] if self.ckpt else [])
         if not self.source:
             require_index(shard_folder(self.dataset, self.shards))
-        elif local := [place for place in self.source if isinstance(place, Path)]:
+        elif local := [folder.root for folder in map(Folder, self.source) if not folder.remote]:
             from gdt.preprocess.named import require_videos  # half a second to import
 
             for path in local:
@@ -313,7 +313,7 @@ class Factors:
         """Raise UserError if weights or shards are missing."""
         require_weights(self.ckpt)
         if self.shards:
-            require_index(folder_at(self.shards))
+            require_index(Folder(self.shards))
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,6 @@ import numpy as np
 
 from gdt.common.errors import UserError
 from gdt.common.folders import Folder
-from gdt.common.places import Place, folder_at
 from gdt.eval.folds import Fold
 from gdt.eval.paper import PAPER
 from gdt.eval.results import RANDOM
@@ -94,7 +93,7 @@ class EvalSet:
 
     @classmethod
     def open(
-        cls, path: str, first: Trained, dataset: str, shards: Place | None, split: str, cache: str = ""
+        cls, path: str, first: Trained, dataset: str, shards: Folder | Path | None, split: str, cache: str = ""
     ) -> EvalSet:
         """Open shards.
 
@@ -123,12 +122,12 @@ def pretraining_shards(trained: Trained, path: str | Path) -> Folder:
     return local_shards(trained.settings.shard_folder, f"{path} was trained on")
 
 
-def local_shards(shards: str | Place, of: str) -> Folder:
+def local_shards(shards: str | Folder, of: str) -> Folder:
     """The folder of shards that a file names. Raises UserError, after the words `of`, if it is in a store.
 
     A downloaded file must not decide which host is asked.
     """
-    folder = folder_at(shards)
+    folder = Folder(shards)
     if folder.remote:
         raise UserError(f"{of} {folder}; pass it as --shards to use it")
     return folder
@@ -139,7 +138,7 @@ def folder_name(model: str, digest: str) -> str:
     return f"{model.replace(' ', '-')}-{digest[:8]}"
 
 
-def default_checkpoint(dataset: str, shards: Place | None) -> Path:
+def default_checkpoint(dataset: str, shards: Folder | Path | None) -> Path:
     """The latest checkpoint in runs, if it was trained on the data set that is evaluated, or that is a benchmark.
 
     Raises UserError if there is none, or it was trained on another data set.
@@ -160,13 +159,13 @@ def default_checkpoint(dataset: str, shards: Place | None) -> Path:
     )
 
 
-def _was_trained_on(checkpoint: Path, dataset: str, shards: Place | None) -> bool:
+def _was_trained_on(checkpoint: Path, dataset: str, shards: Folder | Path | None) -> bool:
     """Whether the run of a checkpoint was trained on this folder of shards, or on this data set."""
     if not shards:
         return _dataset_of(checkpoint) == dataset
     try:
         trained_on = from_file(checkpoint.with_name(SETTINGS_FILE)).shard_folder
-        return trained_on.resolve() == folder_at(shards).resolve()
+        return Path(str(trained_on)).resolve() == Path(str(Folder(shards))).resolve()
     except UserError:
         return False
 

@@ -49,7 +49,7 @@ def finish(job: PreprocessJob, new_shards: Sequence[int]) -> Summary:
         write_index(path, tables, json.dumps(job.details), settled.annotations(tables.ids))
         return Index.read(path, job.destination)
 
-    index = job.destination.write(INDEX, write, before=job.index_tag)
+    index = job.destination.write(INDEX, write, before=job.index_before)
     for name in job.destination.files().keys() - set(names):
         if is_shard(name, or_partial=True):
             job.destination.remove(name)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from gdt.common.errors import Unusable, UserError
-from gdt.common.folders import Folder
+from gdt.common.folders import Folder, State
 from gdt.pipeline.shards.layout import BANDS, INDEX
 from gdt.pipeline.shards.naming import shard_name
 from gdt.preprocess import checks, datasets
@@ -24,7 +24,7 @@ from gdt.preprocess.videos import ListedVideo
 class PreprocessJob:
     source: Folder
     destination: Folder
-    index_tag: str
+    index_before: State
     """Tag of the index in a store at the start; another one means that another run has written there."""
     listed: Listed
     spoken: Spoken | None
@@ -81,7 +81,7 @@ class PreprocessJob:
 def prepare(settings: Preprocess, entry: DataSet, source: Folder, destination: Folder) -> PreprocessJob:
     """List the videos of a data set and assign them to shards. Raises UserError if finished shards would be lost."""
     source = source.snapshot()
-    index_tag = destination.tag(INDEX)
+    index_before = destination.state(INDEX)
     layout = datasets.layout_of(settings.dataset, settings.layout)
     spoken = _find_captions(settings, entry, layout, source)
     plan = Plan.read(destination)
@@ -109,7 +109,7 @@ def prepare(settings: Preprocess, entry: DataSet, source: Folder, destination: F
         checks.require_planned(plan, listed, source, destination)
     shards = assign(listed.videos, plan.shards, settings.videos_per_shard)
     return PreprocessJob(
-        source, destination, index_tag, listed, spoken, settings.extraction, details, shards, contents, plan.times
+        source, destination, index_before, listed, spoken, settings.extraction, details, shards, contents, plan.times
     )
 
 

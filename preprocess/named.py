@@ -8,8 +8,7 @@ from pathlib import Path, PurePath
 import numpy as np
 
 from gdt.common.errors import Skipped, Unusable, UserError
-from gdt.common.folders import Folder, LocalFolder
-from gdt.common.places import Place, file_at, folder_at
+from gdt.common.folders import Folder
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.shards.rejected import read_rejected
 from gdt.preprocess.datasets.folder import TREE
@@ -55,11 +54,11 @@ def decode_named(found: Found, scratch: Path, workers: int, fps: int) -> tuple[I
 
 
 def _skipped(shards: Path, names: Sequence[str]) -> tuple[Skipped, ...]:
-    rejected = read_rejected(LocalFolder(shards))
+    rejected = read_rejected(Folder(shards))
     return tuple(Skipped(names[int(video.id)], video.reason, video.again) for video in rejected)
 
 
-def find(sources: Sequence[Place]) -> Found:
+def find(sources: Sequence[Folder | Path]) -> Found:
     """The videos and sounds of each source, a folder or a file.
 
     Raises UserError if a source is neither a folder, a video nor a sound, or if none of them holds any.
@@ -67,16 +66,16 @@ def find(sources: Sequence[Place]) -> Found:
     ignored: Counter[str] = Counter()
     before: set[Path] = set()
     found: Found = []
-    for place in sources:
-        if isinstance(place, Path):
-            require_videos(place, before)
-        file = file_at(place)
-        if isinstance(place, Path) and place.is_dir():
-            before.add(place.resolve())
-        elif file.path.suffix.lower() in MEDIA:
-            found.append((file.folder, [file.path]))
+    for folder in map(Folder, sources):
+        if not folder.remote:
+            require_videos(folder.root, before)
+        path = PurePath(str(folder))
+        if not folder.remote and folder.root.is_dir():
+            before.add(folder.root.resolve())
+        elif path.suffix.lower() in MEDIA:
+            found.append((folder.parent, [PurePath(path.name)]))
             continue
-        files = SourceFiles(folder_at(place).snapshot())
+        files = SourceFiles(folder.snapshot())
         found.append((files.folder, sorted(files.files(), key=composed)))
         ignored.update(files.ignored)
     if not any(paths for _, paths in found):

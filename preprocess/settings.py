@@ -6,10 +6,9 @@ from typing import Annotated
 
 import tyro
 
+from gdt.common.commandline import Location
 from gdt.common.errors import UserError, require_range
 from gdt.common.folders import Folder
-from gdt.common.location import Location
-from gdt.common.places import folder_at
 from gdt.pipeline.shards.naming import shard_folder
 from gdt.preprocess.ffmpeg import Extraction
 from gdt.preprocess.plan import Shares
@@ -70,4 +69,4 @@ class Preprocess:
     @property
     def source_folder(self) -> Folder:
         """Absolute, as the shards are."""
-        return folder_at(self.source or Path("data/videos") / self.dataset).absolute()
+        return Folder(self.source or Path("data/videos") / self.dataset).absolute()

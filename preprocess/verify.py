@@ -8,10 +8,9 @@ from functools import partial
 
 from tqdm import tqdm
 
-from gdt.common.commandline import gdt_command
+from gdt.common.commandline import Location, gdt_command
 from gdt.common.errors import UserError
 from gdt.common.folders import Folder
-from gdt.common.location import Location
 from gdt.common.machine import cores
 from gdt.common.wording import plural
 from gdt.pipeline.shards import container

@@ -11,7 +11,7 @@ from typing import Any
 import h5py
 import numpy as np
 
-from gdt.common.folders import LocalFolder
+from gdt.common.folders import Folder
 from gdt.pipeline.shards import container
 from gdt.pipeline.shards.index import Index, gather_tables, write_index
 from gdt.pipeline.shards.layout import INDEX, PIECES, ROWS, WORDS, table_checksum, words_checksum
@@ -56,7 +56,7 @@ def annotate(folder: Path, **columns: list[str]) -> None:
             {name: getattr(index, name) for name in ("label", "split", "folds")} | index.columns | columns
         ).items()
     }
-    tables = gather_tables(LocalFolder(folder), index.shard_names)
+    tables = gather_tables(Folder(folder), index.shard_names)
     annotations = {name: [values[each] for each in tables.ids] for name, values in said.items()}
     write_index(folder / INDEX, tables, json.dumps(index.settings), annotations)
 

@@ -29,8 +29,7 @@ import torch
 
 from gdt.cli import parse_command
 from gdt.common.errors import UserError
-from gdt.common.places import as_place
-from gdt.common.stores import RemoteFolder
+from gdt.common.folders import Folder
 from gdt.eval.downstream import evaluate
 from gdt.eval.embed import features as features_of
 from gdt.eval.results import rows
@@ -59,8 +58,8 @@ aiohttp = pytest.importorskip("aiohttp")
 botocore = pytest.importorskip("botocore.exceptions")
 FSTimeoutError = pytest.importorskip("fsspec.exceptions").FSTimeoutError
 translate_boto_error = pytest.importorskip("s3fs.errors").translate_boto_error
-SET = as_place("s3://bucket/set")
-THERE = Preprocess("folder", as_place("s3://bucket/videos"), as_place("s3://bucket/made"), videos_per_shard=4)
+SET = Folder("s3://bucket/set")
+THERE = Preprocess("folder", Folder("s3://bucket/videos"), Folder("s3://bucket/made"), videos_per_shard=4)
 
 
 @pytest.fixture(scope="module")
@@ -128,7 +127,7 @@ def test_commands_take_urls(command: str, option: str) -> None:
     more = ["--size", "tiny"] if command == "pretrain" else []
     value = getattr(parse_command(command, [*more, f"--{option}", "s3://bucket/set"]), option)
     (url,) = value if isinstance(value, tuple) else (value,)
-    assert isinstance(url, RemoteFolder) and str(url) == "s3://bucket/set" and url != Path("s3://bucket/set")
+    assert isinstance(url, Folder) and str(url) == "s3://bucket/set" and url != Path("s3://bucket/set")
 
 
 def fewest_bytes(batches: list[list[int]], sizes: list[int], bound: int) -> int:
@@ -205,7 +204,7 @@ def test_what_is_evicted_is_needed_room() -> None:
 def test_a_name_is_no_chain_of_addresses(tmp_path: Path) -> None:
     for name in ("a.mp4", "a.mp4::b.mp4"):
         (tmp_path / name).write_text(name)
-    folder = RemoteFolder(f"file://{tmp_path}")
+    folder = Folder(f"file://{tmp_path}")
     for name in folder.files():
         with folder.open(name) as file:
             assert file.read().decode() == name
@@ -220,11 +219,11 @@ def test_the_cache_fetches_what_eviction_by_next_use_does(
     cache = Cache(SET, [(f"shard-{number}.h5", head) for number, head in enumerate(heads)], bound)
     fetched: list[int] = []
 
-    def fetch(folder: RemoteFolder, name: str, to: Path, check: object) -> None:
+    def fetch(folder: Folder, name: str, to: Path, check: object) -> None:
         fetched.append(int(Path(name).stem[-1]))
         to.write_bytes(bytes(heads[fetched[-1]].size))
 
-    monkeypatch.setattr(RemoteFolder, "fetch", fetch)
+    monkeypatch.setattr(Folder, "fetch", fetch)
     Cache._active.add(cache)
     batches = [np.array(batch) for batch in ([0, 2], [1], [0], [0, 2])]
     for batch in batches:
@@ -428,14 +427,14 @@ def test_what_stays_wrong_stops_training_which_resumes(
 def test_a_disk_that_something_else_fills_takes_fewer_shards(
     stored: Store, small: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fetch, times = RemoteFolder.fetch, itertools.count()
+    fetch, times = Folder.fetch, itertools.count()
 
-    def full(folder: RemoteFolder, name: str, to: Path, *rest: object) -> None:
+    def full(folder: Folder, name: str, to: Path, *rest: object) -> None:
         if "shard" in name and next(times) in (3, 5):
             raise OSError(errno.ENOSPC, "full")
         fetch(folder, name, to, *rest)
 
-    monkeypatch.setattr(RemoteFolder, "fetch", full)
+    monkeypatch.setattr(Folder, "fetch", full)
     assert read(Index.open(SET), 2)[0] == read(Index.open(small), 2)[0]
 
 
@@ -463,7 +462,7 @@ def test_unfinished_shards_in_a_store_are_told_from_none(stored: Store) -> None:
     with pytest.raises(UserError, match=r"s3://bucket/set has shards but no index.h5: preprocessing has not finished"):
         Index.open(SET)
     with pytest.raises(UserError, match=r"there are no shards in s3://bucket/other \(no index.h5\); make them with"):
-        Index.open(as_place("s3://bucket/other"))
+        Index.open(Folder("s3://bucket/other"))
 
 
 def start(folder: Path, *arguments: object, **more: str) -> subprocess.Popen[str]:
@@ -562,26 +561,26 @@ def test_videos_in_a_store_are_embedded_like_those_of_a_folder(s3: Store, synthe
     one, url = min((synthetic / "test").rglob("*.mp4")), "s3://bucket/test"
     asked = {"clips": 1, "workers": 1, "modalities": ("video",)}
     here, there = (features_of(Embed(checkpoint, sources, **asked)) for sources in (
-        (synthetic / "test", one), (as_place(url), as_place(f"{url}/{one.relative_to(synthetic / 'test')}"))
+        (synthetic / "test", one), (Folder(url), Folder(f"{url}/{one.relative_to(synthetic / 'test')}"))
     ))  # fmt: skip
     assert np.array_equal(here.features["video"], there.features["video"])
     assert [name.replace("s3://bucket/test", str(synthetic / "test")) for name in there.id] == here.id.tolist()
     decomposed = f"bucket/accents/{unicodedata.normalize('NFD', 'é')}.mp4"
     s3.files.put_file(str(one), decomposed)
-    found = features_of(Embed(checkpoint, (as_place("s3://bucket/accents"),), **asked))
+    found = features_of(Embed(checkpoint, (Folder("s3://bucket/accents"),), **asked))
     assert found.id.tolist() == [f"s3://{decomposed}"]
 
 
 def test_of_two_runs_that_differ_one_publishes(s3: Store, videos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for round in range(2):  # without an index before, and with one
-        replace_index = RemoteFolder._replace
+        replace_index = Folder._replace
 
         def late(*arguments: Any, replace_index: Any = replace_index, round: int = round) -> None:
             s3.files.pipe_file("bucket/made/index.h5", b"of another run %d" % round)
             replace_index(*arguments)
 
         with monkeypatch.context() as patch, pytest.raises(UserError, match="another run has written"):
-            patch.setattr(RemoteFolder, "_replace", late)
+            patch.setattr(Folder, "_replace", late)
             preprocess(THERE)
         assert s3.files.cat_file("bucket/made/index.h5") == b"of another run %d" % round
     assert preprocess(THERE).kept == 9

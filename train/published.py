@@ -11,7 +11,7 @@ from tqdm import tqdm
 
 from gdt.common.errors import UserError, first_line
 from gdt.common.files import locked, writing
-from gdt.common.places import local_path
+from gdt.common.folders import local_path
 from gdt.train import hub
 
 _TIMEOUT = 60.0

@@ -8,7 +8,7 @@ from typing import Any
 
 from gdt.common.errors import UserError
 from gdt.common.files import write_text
-from gdt.common.places import as_place, local_path
+from gdt.common.folders import Folder, local_path
 from gdt.train.hub import EXPORTED, is_on_hub
 from gdt.train.published import PUBLISHED
 
@@ -70,9 +70,9 @@ def home_of(path: Path) -> Path:
 
 def verdict_of(checkpoint: str) -> list[str]:
     """What a finished run has said of its model, if this is one, as a line."""
-    place = as_place(checkpoint)
-    path = home_of(place) / VERDICT if isinstance(place, Path) else None
-    return [f"of the model: {path.read_text().strip()}"] if path and path.is_file() else []
+    place = Folder(checkpoint)
+    path = Path() if place.remote else home_of(place.root) / VERDICT
+    return [f"of the model: {path.read_text().strip()}"] if path.is_file() else []
 
 
 def checkpoints() -> list[Path]:

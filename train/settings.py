@@ -10,9 +10,9 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
+from gdt.common.commandline import Location
 from gdt.common.errors import UserError, require_range
 from gdt.common.folders import Folder
-from gdt.common.location import Location
 from gdt.pipeline import notation, presets
 from gdt.pipeline.leaves import Clip
 from gdt.pipeline.shards.index import require_index

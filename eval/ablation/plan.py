@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from gdt.common.commandline import arguments_of
 from gdt.common.errors import UserError
-from gdt.common.places import Place
+from gdt.common.folders import Folder
 from gdt.common.serialization import to_json
 from gdt.eval.ablation.settings import Ablation
 from gdt.eval.folds import held_out
@@ -213,7 +213,7 @@ def _step_flops(composition: Composition, network: Architecture, builders: Build
     return flops
 
 
-def _pretraining(settings: Ablation, shards: Place, row: str, known: Transformations) -> Pretrain:
+def _pretraining(settings: Ablation, shards: Folder, row: str, known: Transformations) -> Pretrain:
     """The run of a row, without its batch size and seed."""
     options: dict[str, Any] = {"steps": settings.steps, "epochs": 0} if settings.steps else {}
     options["own_networks"] = settings.own_networks
@@ -230,7 +230,7 @@ def _pretraining(settings: Ablation, shards: Place, row: str, known: Transformat
     return replace(run, word2vec=settings.word2vec if "text" in modalities else None, own_networks=own)
 
 
-def _evaluation(settings: Ablation, shards: Place, index: Index) -> Downstream:
+def _evaluation(settings: Ablation, shards: Folder, index: Index) -> Downstream:
     """The evaluation of every run.
 
     Of official folds it takes the first, whose splits are those of pretraining; the other folds test videos that

@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 
 import tyro
 
+from gdt.common.commandline import Location
 from gdt.common.errors import UserError, require_range
-from gdt.common.location import Location
 from gdt.eval.settings import FrozenName
 from gdt.pipeline.shards.naming import dataset_name
 from gdt.train.models.network import PAPER_NETWORKS, OwnNetworks

@@ -23,7 +23,7 @@ import numpy as np
 
 from gdt.common.errors import UserError
 from gdt.common.files import is_disk_full, lock
-from gdt.common.stores import RemoteFolder
+from gdt.common.folders import Folder
 from gdt.common.wording import plural
 from gdt.pipeline.shards import container
 from gdt.pipeline.shards.cachefolder import CacheFolder, is_coming
@@ -72,7 +72,7 @@ class Cache:
 
     _active: set[Cache] = set()  # noqa: RUF012 - of this process: a probe must not evict what training needs next
 
-    def __init__(self, folder: RemoteFolder, shards: Sequence[tuple[str, Head]], bound: int) -> None:
+    def __init__(self, folder: Folder, shards: Sequence[tuple[str, Head]], bound: int) -> None:
         """`bound`: bytes of the whole cache; 0: four fifths of what is free on its disk and in it."""
         self._folder = CacheFolder()
         self._source = folder

@@ -23,7 +23,7 @@ import numpy as np
 
 from gdt.common.errors import Damaged
 from gdt.common.files import writing
-from gdt.common.folders import Folder, LocalFolder
+from gdt.common.folders import Folder
 
 SCHEMA = 3
 _HEADS = (1 << 16, 1 << 20)
@@ -101,7 +101,7 @@ class Head:
     @staticmethod
     def read(path: Path) -> Head:
         """The head of a file of the right length. Raises Damaged, OtherSchema or OSError."""
-        return Head.read_in(LocalFolder(path.parent), path.name, path.stat().st_size)
+        return Head.read_in(Folder(path.parent), path.name, path.stat().st_size)
 
     @staticmethod
     def read_in(folder: Folder, name: str, size: int) -> Head:

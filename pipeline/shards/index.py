@@ -18,8 +18,6 @@ import numpy as np
 from gdt.common.commandline import size_of
 from gdt.common.errors import UserError, unknown
 from gdt.common.folders import Folder
-from gdt.common.places import Place, folder_at
-from gdt.common.stores import RemoteFolder
 from gdt.pipeline.shards import container, layout
 from gdt.pipeline.shards.container import Damaged, Head, OtherSchema, text_array, texts
 from gdt.pipeline.shards.layout import INDEX, MEL_RATE, VideoTable, table_checksum
@@ -162,13 +160,13 @@ class Index(VideoTable):
         return len(self.id)
 
     @staticmethod
-    def open(where: str | Place, cache: str = "") -> Index:
+    def open(where: str | Folder | Path, cache: str = "") -> Index:
         """Read `index.h5` and check the lengths of all shards; ~ is expanded.
 
         Shards in a store are checked as they come into the local cache of size `cache`, such as 500GB. Raises UserError
         if the folder, the index or a shard is missing, truncated or of another schema.
         """
-        folder = folder_at(where)
+        folder = Folder(where)
         path = folder.address(INDEX)
         again = "run the same preprocessing command again, which rebuilds only what is damaged"
         bound = size_of("--cache", cache)
@@ -224,9 +222,9 @@ class Index(VideoTable):
         )
 
     @property
-    def store(self) -> RemoteFolder | None:
+    def store(self) -> Folder | None:
         """The folder, if it is in a store."""
-        return self.folder if isinstance(self.folder, RemoteFolder) else None
+        return self.folder if self.folder.remote else None
 
     @property
     def classes(self) -> list[str]:
@@ -312,7 +310,7 @@ def require_index(folder: Folder) -> None:
             f"{folder} has shards but no {INDEX}: preprocessing has not finished, or found no usable video; wait, or "
             "run the same preprocessing command again, which resumes it or says why"
         )
-    beside = [path.parent.name for path in folder.parent.glob(f"*/{INDEX}")] if folder.parent else []
+    beside = [] if folder.remote else [path.parent.name for path in folder.absolute().parent.glob(f"*/{INDEX}")]
     similar = difflib.get_close_matches(folder.name, [*beside, *DATASET_NAMES], 1)
     hint = f" did you mean '{similar[0]}'? Otherwise" if similar and similar[0] != folder.name else ""
     make = preprocess_command(folder)

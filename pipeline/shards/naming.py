@@ -6,26 +6,25 @@ from pathlib import Path
 from gdt.common.commandline import gdt_command
 from gdt.common.errors import UserError
 from gdt.common.folders import Folder
-from gdt.common.places import Place, folder_at
 
 DATASET_NAMES = ("audioset", "esc50", "folder", "hmdb51", "howto100m", "kinetics", "synthetic", "ucf101", "vggsound")
 """Data sets of preprocess/datasets."""
 
 
-def dataset_name(dataset: str, shards: Place | None) -> str:
+def dataset_name(dataset: str, shards: Folder | Path | None) -> str:
     """The name of a data set: by default that of the folder of its shards, else kinetics.
 
     Raises UserError if it is not that of one folder: it becomes part of paths, and may come from a downloaded file.
     """
-    name = dataset or (folder_at(shards).name if shards else "kinetics")
+    name = dataset or (Folder(shards).name if shards else "kinetics")
     if Path(name).name != name or name == ".." or not name.isprintable():
         raise UserError(f"--dataset is {name!r}; give a name without slashes and control characters")
     return name
 
 
-def shard_folder(dataset: str, named: Place | None = None) -> Folder:
+def shard_folder(dataset: str, named: Folder | Path | None = None) -> Folder:
     """Folder of a data set's shards: `named` if given, else the default."""
-    return folder_at(named or Path("data/shards") / dataset)
+    return Folder(named or Path("data/shards") / dataset)
 
 
 def shard_name(number: int) -> str:

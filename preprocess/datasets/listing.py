@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 
 from gdt.common.errors import UserError
-from gdt.common.folders import File, Folder, LocalFolder
+from gdt.common.folders import File, Folder
 from gdt.preprocess.textfiles import composed
 from gdt.preprocess.videos import MEDIA, SOUNDS, SUFFIXES, ListedVideo
 
@@ -90,9 +90,7 @@ def walk(folder: Folder, first: Path = Path()) -> Iterator[tuple[str, list[str],
     Starts with its folder `first`. Leaves out hidden files and folders, trash and the like. Raises UserError for a
     folder that cannot be read.
     """
-    if isinstance(folder, LocalFolder):
-        return _walk_links(folder.root, first)
-    return _walk_names(folder, first.parts)
+    return _walk_names(folder, first.parts) if folder.remote else _walk_links(folder.root, first)
 
 
 def _walk_names(folder: Folder, first: tuple[str, ...]) -> Iterator[tuple[str, list[str], Counter[str]]]:

@@ -24,8 +24,9 @@ class Line(NamedTuple):
 
 def find_lists(source: SourceFiles, name: str, tree: str) -> Folder:
     """The folder of the official lists, in `source` or, on this machine, next to it. Raises UserError without one."""
-    for parent in (source.folder, source.folder.parent):
-        if parent and parent.kind(name) == "a folder":
+    beside = [] if source.folder.remote else [source.folder.parent]
+    for parent in (source.folder, *beside):
+        if parent.kind(name) == "a folder":
             return parent.below(name)
     raise incomplete(f"the folder {name} of the official splits is missing, in {source.folder} or next to it", tree)
 

@@ -27,7 +27,7 @@ import torch
 
 from gdt.arguments import Paths, separate_networks, weights_of, with_changes
 from gdt.common.errors import UserError
-from gdt.common.places import Place, as_place, folder_at
+from gdt.common.folders import Folder
 from gdt.eval.embed import features
 from gdt.eval.features import Features
 from gdt.eval.features import read as read_features
@@ -61,7 +61,7 @@ Size = Literal["paper", "tiny"]
 class Preprocessed:
     """The shards of a data set."""
 
-    shards: Place
+    shards: Folder | Path
     """Their folder."""
     videos: int
     """Number of videos, including those listed without a file."""
@@ -82,12 +82,13 @@ def make_shards(
     from gdt.preprocess.settings import Preprocess
     from gdt.preprocess.stage import run
 
-    folder = None if destination is None else as_place(destination)
-    preprocessing = with_changes(Preprocess(dataset, as_place(source), folder), settings)
+    folder = None if destination is None else Folder(destination)
+    preprocessing = with_changes(Preprocess(dataset, Folder(source), folder), settings)
     if preprocessing.dry_run:
         raise UserError("dry_run is for the command only; use 'gdt preprocess --dry-run' to count the videos")
     summary = run(preprocessing)
-    return Preprocessed(as_place(str(preprocessing.absolute_shards)), summary.videos, summary.kept, summary.reasons)
+    shards = preprocessing.absolute_shards
+    return Preprocessed(shards if shards.remote else shards.root, summary.videos, summary.kept, summary.reasons)
 
 
 @dataclass(frozen=True)
@@ -155,7 +156,7 @@ def evaluate(checkpoints: Paths, shards: str | Path | None = None, **settings: A
         raise UserError("checkpoints is empty; give one or more")
     if "ckpt" in settings:
         raise UserError("ckpt is the first argument, checkpoints; leave it out")
-    folder = as_place(shards) if shards else None
+    folder = Folder(shards) if shards else None
     dataset = settings.get("dataset") or (folder.name if folder else "")
     changes, networks = separate_networks(settings)
     evaluated = downstream.evaluate(with_changes(Downstream(paths, dataset, folder), changes), networks)
@@ -189,7 +190,7 @@ class Model:
     def __repr__(self) -> str:
         modalities = ", ".join(self._trained.model.modalities)
         clip = self._trained.settings.clip
-        return f"<gdt.Model {as_place(self._path)}: {self._trained.name}; {modalities}; clips of {clip}>"
+        return f"<gdt.Model {Folder(self._path)}: {self._trained.name}; {modalities}; clips of {clip}>"
 
     @property
     def network(self) -> GDT:
@@ -223,10 +224,10 @@ class Model:
         files (TMPDIR); preprocess larger collections, and embed their shards. Raises UserError if no video can be used
         or an argument is invalid.
         """
-        paths = tuple(map(as_place, [videos] if isinstance(videos, str | Path) else videos))
+        paths = tuple(map(Folder, [videos] if isinstance(videos, str | Path) else videos))
         if not paths:
             raise UserError("videos is empty; give one or more")
-        shards = paths[0] if len(paths) == 1 and folder_at(paths[0]).exists(INDEX) else None
+        shards = paths[0] if len(paths) == 1 and paths[0].exists(INDEX) else None
         names = (modalities,) if isinstance(modalities, str) else tuple(modalities)
         changes = {"modalities": names, "kind": kind, "clips": clips, "rows": rows, "workers": workers}
         settings = with_changes(Embed(self._path, () if shards else paths, shards=shards), changes)

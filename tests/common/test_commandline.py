@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gdt.common.commandline import arguments_of, options, parse
-from gdt.common.places import as_place
+from gdt.common.folders import Folder
 from gdt.eval.settings import Downstream
 from gdt.pipeline.leaves import Clip
 from gdt.pipeline.sources.loading import Loading
@@ -19,7 +19,7 @@ from gdt.train.settings import Pretrain
 
 HERE = Path("/a b/-é")
 TRAINED = Pretrain(
-    "-d", as_place("s3://bucket/x"), "-x", 1, "e", "", "tiny", HERE, HERE, str(HERE), HERE, True, 2, 3, 0, 0.5, 4, 5,
+    "-d", Folder("s3://bucket/x"), "-x", 1, "e", "", "tiny", HERE, HERE, str(HERE), HERE, True, 2, 3, 0, 0.5, 4, 5,
     "on",
     Clip(5, 6, 64, 98, 17, 2.5), Augmentation((90, 99), True, 0.1, 0.2, 0.3, 0.5, 0.1, 0.2, 4, 5),
     Network(widths=(1, 2, 3), depth=1, hidden=2, embedding=3, dropout=0.1),
@@ -28,7 +28,7 @@ TRAINED = Pretrain(
     6, 7, 8, "-w", "5GB",
 )  # fmt: skip
 TESTED = Downstream(
-    (str(HERE), str(HERE)), "-d", HERE, ("finetune", "few-shot", "linear", "cross-modal"), (1, 2), HERE, "-l,m",
+    (str(HERE), str(HERE)), "-d", Folder(HERE), ("finetune", "few-shot", "linear", "cross-modal"), (1, 2), HERE, "-l,m",
     "-g", "-q", 3, "only", ("audio",), 4, 0.5, 5, 6, 0.25, 7, 8, HERE,
     OwnNetworks(("a.py:Net",), ("b.py:Net", "c:Net")), False, "5GB",
 )  # fmt: skip

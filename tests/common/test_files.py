@@ -23,7 +23,7 @@ from gdt.common.files import (
     write_text,
     writing,
 )
-from gdt.common.places import as_place, local_path
+from gdt.common.folders import Folder, local_path
 from gdt.eval.downstream import evaluate
 from gdt.eval.settings import Downstream
 from tests.conftest import ROOT
@@ -173,8 +173,8 @@ def test_locks_are_taken_in_one_place() -> None:
 def test_a_url_is_never_taken_for_a_local_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "s3:" / "bucket").mkdir(parents=True)  # what the system would find
-    with pytest.raises(TypeError):
-        os.fspath(as_place("s3://bucket"))
+    with pytest.raises(UserError, match="in a store"):
+        os.fspath(Folder("s3://bucket"))
     for name in ("s3://bucket", Path("s3://bucket")):
         with pytest.raises(UserError, match="s3://bucket is in a store, which can hold only videos and shards; name"):
             local_path(name)

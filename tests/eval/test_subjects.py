@@ -15,9 +15,8 @@ import pytest
 import torch
 
 from gdt.common.errors import UserError
-from gdt.common.places import folder_at
+from gdt.common.folders import Folder
 from gdt.common.serialization import to_json
-from gdt.common.stores import RemoteFolder
 from gdt.eval import extract
 from gdt.eval.downstream import downstream
 from gdt.eval.embed import features
@@ -165,12 +164,12 @@ def test_a_data_set_outside_the_usual_folder_is_found_by_the_name_it_was_trained
 ) -> None:
     monkeypatch.chdir(tmp_path)
     first = load_trained(checkpoint)
-    assert EvalSet.open(checkpoint, first, first.settings.dataset, None, "", "").index.folder == folder_at(shards)
+    assert EvalSet.open(checkpoint, first, first.settings.dataset, None, "", "").index.folder == Folder(shards)
     with pytest.raises(UserError, match=r"there are no shards in data/shards/another"):
         EvalSet.open(checkpoint, first, "another", None, "", "")
     usual = Path("data/shards") / first.settings.dataset
     shutil.copytree(shards, usual)
-    assert EvalSet.open(checkpoint, first, first.settings.dataset, None, "", "").index.folder == folder_at(usual)
+    assert EvalSet.open(checkpoint, first, first.settings.dataset, None, "", "").index.folder == Folder(usual)
 
 
 def test_results_are_named_after_the_shards_and_no_name_from_a_file_becomes_a_path(
@@ -183,7 +182,7 @@ def test_results_are_named_after_the_shards_and_no_name_from_a_file_becomes_a_pa
         settings = json.loads(to_json(first.settings)) | {"dataset": name}
         with pytest.raises(UserError, match="--dataset is .*; give a name without slashes and control characters"):
             from_json(json.dumps(settings))
-    elsewhere = replace(first.settings, shards=RemoteFolder("http://127.0.0.1:1/shards"))
+    elsewhere = replace(first.settings, shards=Folder("http://127.0.0.1:1/shards"))
     remote = replace(first, record=replace(first.record, settings=elsewhere))
     with pytest.raises(UserError, match="was trained on http://127.0.0.1:1/shards; pass it as --shards to use it"):
         EvalSet.open(checkpoint, remote, "", None, "", "")

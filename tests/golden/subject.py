@@ -16,7 +16,7 @@ import numpy as np
 import simplejpeg
 import torch
 
-from gdt.common.places import folder_at
+from gdt.common.folders import Folder
 from gdt.eval.downstream import downstream
 from gdt.eval.embed import features
 from gdt.eval.results import RESULTS, read
@@ -175,7 +175,7 @@ def stored(shards: Path) -> dict[str, Any]:
             "words": [reader.tokens(video, start / 2).tolist() for start in starts],
             "hash": digest({"frames": frames, "logmel": bank}),
         }  # fmt: skip
-    return found | {"rejected": sorted(video.id for video in read_rejected(folder_at(shards)))}
+    return found | {"rejected": sorted(video.id for video in read_rejected(Folder(shards)))}
 
 
 def released(path: Path, text: bool) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from gdt.common.errors import UserError
-from gdt.common.folders import LocalFolder
+from gdt.common.folders import Folder
 from gdt.pipeline.shards import container
 from gdt.pipeline.shards.index import Index, gather_tables, write_index
 from gdt.pipeline.shards.layout import COLUMNS, SHARD, Stored
@@ -123,7 +123,7 @@ def written(folder: Path, records: list[VideoRecord]) -> Index:
     sums = {"pixels": np.zeros((3, 3), np.int64), "mels": np.zeros(3, np.int64)}
     (folder / "scratch").mkdir()
     write_shard(folder / "shard-000000.h5", records, sums, folder / "scratch")
-    tables = gather_tables(LocalFolder(folder), ["shard-000000.h5"])
+    tables = gather_tables(Folder(folder), ["shard-000000.h5"])
     write_index(folder / "index.h5", tables, '{"fps": 30, "bands": 40}', {})
     return Index.open(folder)
 
@@ -177,7 +177,7 @@ def test_a_new_column_takes_one_line_of_the_table(tmp_path: Path, monkeypatch: p
         records.append(VideoRecord({"id": name, "height": 2, "width": 2, **filled}, *files))
     assert written(tmp_path, records).rate.tolist() == [25.0, 24.0]
     assert table.open(old).rate.tolist() == [25.0]  # an index and a shard of before
-    assert gather_tables(LocalFolder(old), ["shard-000000.h5"]).arrays["video/rate"].tolist() == [25.0]
+    assert gather_tables(Folder(old), ["shard-000000.h5"]).arrays["video/rate"].tolist() == [25.0]
     monkeypatch.undo()
     assert Index.open(tmp_path).id.tolist() == ["a", "b"]  # without the column, as an earlier version
 

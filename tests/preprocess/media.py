@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from gdt.common.folders import LocalFolder
+from gdt.common.folders import Folder
 from gdt.preprocess import ffmpeg
 from gdt.preprocess.decode import Extracted, extract_group
 from gdt.preprocess.ffmpeg import Extraction, Target
@@ -157,7 +157,7 @@ BT2020 = ("-color_primaries", "bt2020", "-colorspace", "bt2020nc")
 
 def shard(folder: Path, videos: list[ListedVideo], settings: Extraction) -> h5py.File:
     path = folder / "shard-000000.h5"
-    make_shard(ShardTask(LocalFolder(path.parent), path.name, LocalFolder(path.parent), videos, settings, {}))
+    make_shard(ShardTask(Folder(path.parent), path.name, Folder(path.parent), videos, settings, {}))
     assert problems(path) == []
     return h5py.File(path, "r")
 

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from gdt.common.errors import UserError
-from gdt.common.folders import LocalFolder
+from gdt.common.folders import Folder
 from gdt.preprocess.captions.readers import Caption, Captions
 
 HELLO = {"start": [1], "end": [2], "text": ["hello"]}
 
 
 def find(source: Path) -> Captions:
-    captions = Captions.find(LocalFolder(source))
+    captions = Captions.find(Folder(source))
     assert captions is not None
     return captions
 
@@ -243,7 +243,7 @@ def test_a_folder_without_captions_gives_none(tmp_path: Path) -> None:
     write(tmp_path / "HowTo100M_v1.csv", "video_id,category_1\na,Pets\n")
     write(tmp_path / "empty.csv", "")
     write(tmp_path / "latin.csv", b"name\ncaf\xe9\n")
-    assert Captions.find(LocalFolder(tmp_path)) is None
+    assert Captions.find(Folder(tmp_path)) is None
 
 
 # --- content -----------------------------------------------------------------------------------------------

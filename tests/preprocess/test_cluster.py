@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from gdt.common.errors import UserError
-from gdt.common.folders import LocalFolder
+from gdt.common.folders import Folder
 from gdt.preprocess import cluster
 from gdt.preprocess import stage as stage_module
 from gdt.preprocess import worker as worker_module
@@ -98,7 +98,7 @@ def test_a_worker_with_another_disk_is_named(
     ):
 
         def elsewhere_made(task: ShardTask, folder: Path = tmp_path / elsewhere) -> worker_module.MadeShard:
-            return worker_module.make_shard(replace(task, destination=LocalFolder(folder)))
+            return worker_module.make_shard(replace(task, destination=Folder(folder)))
 
         monkeypatch.setattr(stage_module, "make_shard", elsewhere_made)
         for _ in range(2):

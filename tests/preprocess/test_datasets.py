@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from gdt.common.errors import UserError
-from gdt.common.folders import LocalFolder
+from gdt.common.folders import Folder
 from gdt.preprocess.datasets import DATASETS, find, listing
 from gdt.preprocess.datasets.listing import BROKEN, EMPTY, HIDDEN, LISTED, Item, Missing, ignored_in_words
 from gdt.preprocess.ffmpeg import _FORMATS
@@ -28,12 +28,12 @@ def touch(root: Path, *names: str) -> None:
 
 
 def items(dataset: str, root: Path) -> Iterator[Item]:
-    source = LocalFolder(root)
+    source = Folder(root)
     return listing(find(dataset, source), source)
 
 
 def collected(dataset: str, root: Path) -> Listed:
-    return collect(items(dataset, root), LocalFolder(root))
+    return collect(items(dataset, root), Folder(root))
 
 
 def listed(dataset: str, root: Path) -> Iterator[ListedVideo | Missing]:

@@ -9,7 +9,7 @@ import h5py
 import numpy as np
 import pytest
 
-from gdt.common.folders import LocalFolder
+from gdt.common.folders import Folder
 from gdt.preprocess.ffmpeg import Extraction
 from gdt.preprocess.plan import ShardTask
 from gdt.preprocess.videos import ListedVideo
@@ -90,7 +90,7 @@ def test_damaged_files_are_kept_or_rejected_with_a_reason(originals: list[Path],
     left_out = 0
     for number, videos in enumerate(batches(originals, tmp_path, size=50)):
         path = tmp_path / f"shard-{number:06d}.h5"
-        make_shard(ShardTask(LocalFolder(path.parent), path.name, LocalFolder(path.parent), videos, SETTINGS, {}))
+        make_shard(ShardTask(Folder(path.parent), path.name, Folder(path.parent), videos, SETTINGS, {}))
         assert problems(path) == []
         rejected = rejected_of(path)
         assert all(row["reason"].strip() for row in rejected)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gdt.common.folders import LocalFolder
+from gdt.common.folders import Folder
 from gdt.preprocess import plan
 from gdt.preprocess.datasets.listing import Missing
 from gdt.preprocess.ffmpeg import Extraction
@@ -19,10 +19,10 @@ HERE = Path("/videos")
 def cut(root: Path, names: list[str]) -> dict[int, list[str]]:
     """Plan these videos, write the plan, and return the ids by shard number."""
     videos = {name: ListedVideo(name, root / name, size=5000 if name == "e" else 1000) for name in names}
-    shards = assign(videos, Plan.read(LocalFolder(root)).shards, videos_per_shard=4)
+    shards = assign(videos, Plan.read(Folder(root)).shards, videos_per_shard=4)
     ids = {number: [video.id for video in members] for number, members in shards.items()}
-    Plan(Shares(0.25, 1 / 3), ids).write(LocalFolder(root))
-    assert Plan.read(LocalFolder(root)) == Plan(Shares(0.25, 1 / 3), ids)
+    Plan(Shares(0.25, 1 / 3), ids).write(Folder(root))
+    assert Plan.read(Folder(root)) == Plan(Shares(0.25, 1 / 3), ids)
     return ids
 
 
@@ -34,13 +34,13 @@ def test_list_is_sorted_and_knows_sizes_splits_and_labels(tmp_path: Path) -> Non
         ListedVideo("b", HERE / "again.mp4"),
         ListedVideo("d", HERE / "d.mp4", columns=(("a/b", ""), ("100%", "y"))),
     ]  # fmt: skip
-    listed = collect(items, LocalFolder(tmp_path))
+    listed = collect(items, Folder(tmp_path))
     assert list(listed.videos) == ["b", "d", "é"] and listed.drawn
     assert [listed.videos[id].size for id in "bdé"] == [-1, -1, 5]
     assert listed.missing == [
         items[1], Missing("b", "it has the id of another video; /videos/b.mp4 is kept", HERE / "again.mp4", fault=True)
     ]  # fmt: skip
-    assert not collect(items[:1], LocalFolder(tmp_path)).drawn
+    assert not collect(items[:1], Folder(tmp_path)).drawn
     assert listed.annotations(["é", "d", "b"]) == {
         "label": ["läbel", "", "dogs"], "split": ["unused", "train", "train"], "folds": ["train,test", "", ""],
         "a/b": ["", "", "1"], ".": ["", "", "x"], "100%": ["", "y", ""],
@@ -50,7 +50,7 @@ def test_list_is_sorted_and_knows_sizes_splits_and_labels(tmp_path: Path) -> Non
 def test_split_depends_on_the_id_only() -> None:
     def splits(count: int, val: float, test: float) -> dict[str, str]:
         items = (ListedVideo(f"v{k}", HERE / f"{k}.mp4", split="val" if k % 10 == 0 else "") for k in range(count))
-        return {id: video.split for id, video in collect(items, LocalFolder(HERE), Shares(val, test)).videos.items()}
+        return {id: video.split for id, video in collect(items, Folder(HERE), Shares(val, test)).videos.items()}
 
     def moved(before: dict[str, str], after: dict[str, str]) -> set[tuple[str, str]]:
         return {(before[name], after[name]) for name in before if before[name] != after[name]}
@@ -68,14 +68,14 @@ def test_split_depends_on_the_id_only() -> None:
 def test_a_split_that_was_asked_for_is_not_empty_and_keeps_its_video(tmp_path: Path) -> None:
     def listed(count: int, shares: Shares) -> Listed:
         videos = [ListedVideo(f"v{k}", HERE / f"{k}.mp4") for k in range(count)]
-        return collect(videos, LocalFolder(HERE), shares).settled([video.id for video in videos])
+        return collect(videos, Folder(HERE), shares).settled([video.id for video in videos])
 
     for count in range(2, 60):
         few = listed(count, Shares(val=0.001, test=0.001))
         splits = [video.split for video in few.videos.values()]
         assert splits.count("test") == 1 and splits.count("val") == min(1, count - 2)
-        Plan(few.shares).write(LocalFolder(tmp_path))
-        more = listed(200, Plan.read(LocalFolder(tmp_path)).shares)
+        Plan(few.shares).write(Folder(tmp_path))
+        more = listed(200, Plan.read(Folder(tmp_path)).shares)
         assert all(more.videos[name].split == video.split for name, video in few.videos.items())
     assert not listed(1, Shares(test=0.5)).shares.chosen  # the only video is for training
     assert not listed(200, Shares(val=0.1, test=0.1)).shares.chosen
@@ -113,7 +113,7 @@ def test_random_lists_keep_every_video_once_in_its_shard(tmp_path: Path) -> None
 
 
 def test_content_hash_depends_on_what_determines_the_bytes() -> None:
-    here = LocalFolder(HERE)
+    here = Folder(HERE)
 
     def content(one: ListedVideo, **details: str) -> str:
         return ShardTask(here, "shard-000000.h5", here, [one], Extraction(), {"fps": 30} | details).content

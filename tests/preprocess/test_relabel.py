@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gdt.common.errors import UserError
-from gdt.common.places import folder_at
+from gdt.common.folders import Folder
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.shards.rejected import RejectedVideo, read_rejected
 from gdt.preprocess.datasets.labels import NO_VIDEO
@@ -133,7 +133,7 @@ def test_labels_csv_relabels_and_adds_columns(pets: Preprocess) -> None:
         "fur/colour": ["", "red", "", "", "", ""]
     }
     assert summary.index.labelled("fur/colour").classes == ["red"]
-    (row,) = read_rejected(folder_at(pets.shard_folder.root))
+    (row,) = read_rejected(Folder(pets.shard_folder.root))
     assert row == RejectedVideo("none.mp4", NO_VIDEO)
     again(pets)
     path.write_text("id,label,split,fur/colour,new\ncats/1.mp4,tiger,,red,\ndogs/0.mp4,,val,,\n")
@@ -189,7 +189,7 @@ def test_rejected_video_has_its_current_path(pets: Preprocess) -> None:
     before = shards(pets)
     move(pets, "cats/broken.mp4", to="test")
     run(pets)
-    (row,) = read_rejected(folder_at(pets.shard_folder.root))
+    (row,) = read_rejected(Folder(pets.shard_folder.root))
     assert (row.id, row.path) == ("cats/broken.mp4", str(pets.source_folder.root / "test/cats/broken.mp4"))
     assert shards(pets) == before
 

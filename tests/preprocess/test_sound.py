@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from gdt.common.errors import UserError
-from gdt.common.folders import LocalFolder
+from gdt.common.folders import Folder
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.shards.reader import ShardReader
 from gdt.preprocess.datasets import DATASETS, listing
@@ -57,7 +57,7 @@ def test_esc50_has_five_folds(tmp_path: Path) -> None:
     source = esc50(tmp_path / "esc50")
     (source / "audio" / "other.wav").write_bytes((source / "audio" / "1-000.wav").read_bytes())
     (source / "audio" / "5-010.wav").unlink()
-    found = list(listing(DATASETS["esc50"], LocalFolder(source)))
+    found = list(listing(DATASETS["esc50"], Folder(source)))
     sounds = {item.id: item for item in found if isinstance(item, ListedVideo)}
     assert len(sounds) == 19
     assert sounds["2-110.wav".removesuffix(".wav")].folds == ("train", "test", "train", "train", "train")
@@ -65,7 +65,7 @@ def test_esc50_has_five_folds(tmp_path: Path) -> None:
     assert {item.id for item in found if isinstance(item, Missing)} == {"other", "5-010"}
     (source / "meta" / "esc50.csv").unlink()
     with pytest.raises(UserError, match="esc50.csv is missing"):
-        list(listing(DATASETS["esc50"], LocalFolder(source)))
+        list(listing(DATASETS["esc50"], Folder(source)))
 
 
 def test_pretraining_on_pictures_refuses_sounds(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 from gdt.common.errors import UserError
-from gdt.common.places import folder_at
+from gdt.common.folders import Folder
 from gdt.pipeline.shards import container
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.shards.reader import ShardReader
@@ -86,9 +86,9 @@ def test_other_settings_do_not_replace_finished_shards(alone: None, synthetic: P
         run(small)
     assert run(settings).shards_made == 0 and digests(tmp_path) == before
     with pytest.raises(UserError, match="fps was 30, now none"):  # as if the option had been removed
-        checks.contents(folder_at(tmp_path), {}, False)
+        checks.contents(Folder(tmp_path), {}, False)
     details = Extraction().identity | {"bands": 40, "dataset": "folder"}  # no vocabulary is as an empty one
-    assert set(checks.contents(folder_at(tmp_path), details, False)) == {path.name for path in tmp_path.glob("*.h5")}
+    assert set(checks.contents(Folder(tmp_path), details, False)) == {path.name for path in tmp_path.glob("*.h5")}
     # limits on time and memory do not change shards
     assert (
         run(replace(settings, extraction=Extraction(limits=Limits(timeout_factor=50, ffmpeg_memory=8)))).shards_made
@@ -203,7 +203,7 @@ def test_summary_counts_everything(alone: None, real: Path, tmp_path: Path) -> N
     silent = index.id.tolist().index("silent-black-10s.mp4")
     assert index.silence[silent] == 10 and index.mel_count[silent] == 0
     assert saved["without_sound"] == int((index.mel_count == 0).sum()) == 2
-    rejected = {row.id: row.reason for row in read_rejected(folder_at(tmp_path / "shards"))}
+    rejected = {row.id: row.reason for row in read_rejected(Folder(tmp_path / "shards"))}
     assert (done.videos, done.kept, done.without_sound) == (6, 3, 2)
     assert sorted(rejected) == bad and "moov atom not found" in rejected["broken.mp4"]
     text = describe(done)
@@ -264,7 +264,7 @@ def test_howto100m_keeps_captioned_stretches(alone: None, synthetic: Path, word2
     index = summary.index
     assert index.id.tolist() == ["aaaaaaaaaaa"]
     assert index.frame_count.tolist() == [30 * (4 + 6)] and abs(index.mel_count[0] - 100 * (4 + 6)) <= 1
-    assert next(read_rejected(folder_at(tmp_path / "shards"))).reason == "it has no captions"
+    assert next(read_rejected(Folder(tmp_path / "shards"))).reason == "it has no captions"
     reader = ShardReader(index)
     assert reader.tokens(0, 0.0).tolist() == [1, 6]  # lay, red
     assert reader.tokens(0, 4.02).tolist() == [2, 7]  # place, white; please ends later than 4 s after
@@ -445,7 +445,7 @@ def test_non_files_named_like_videos_are_reported_and_never_opened(alone: None, 
     with odd_entries(four.source_folder.root / "odd") as expected:
         assert stage.dry_run(four).startswith("9 videos (9 train; ")
         summary = run(four)
-        rejected = {row.id: row for row in read_rejected(folder_at(four.shard_folder.root))}
+        rejected = {row.id: row for row in read_rejected(Folder(four.shard_folder.root))}
     assert {row.removeprefix("odd/"): rejected[row].reason for row in rejected} == expected
     assert all(Path(row.path).name == Path(name).name for name, row in rejected.items())
     assert (summary.kept, summary.videos) == (4, 4 + len(expected))

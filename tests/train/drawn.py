@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from gdt.common.folders import LocalFolder
+from gdt.common.folders import Folder
 from gdt.pipeline.shards.index import gather_tables, write_index
 from gdt.pipeline.shards.layout import INDEX
 from gdt.pipeline.shards.statistics import mel_sums
@@ -68,6 +68,6 @@ def draw(folder: Path, videos: int, splits: Sequence[str] = ("train",)) -> tuple
     shards.mkdir()
     write_shard(shards / "shard-000000.h5", records, {"pixels": pixels, "mels": mels}, folder / "scratch")
     settings = {"fps": 30, "bands": 40, "vocabulary": digest(load(words).index_to_key)}
-    tables = gather_tables(LocalFolder(shards), ["shard-000000.h5"])
+    tables = gather_tables(Folder(shards), ["shard-000000.h5"])
     write_index(shards / INDEX, tables, json.dumps(settings), said)
     return shards, words

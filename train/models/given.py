@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from gdt.common.errors import UserError, first_line, unknown
-from gdt.common.places import local_path
+from gdt.common.folders import local_path
 
 Given = str | nn.Module | Callable[[], nn.Module]
 """A network: text as in `network.OwnNetworks`, a module, of which copies are used, or a callable that makes one."""
