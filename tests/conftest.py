@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -63,6 +64,13 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("GDT_TEST_ALONE", "1")
     with without_workers():
         yield
+
+
+def few(cases: Iterable[Any], count: int = 1) -> list[Any]:
+    """Cases of pytest.mark.parametrize of which all but the first few are slow."""
+    every = [pytest.param(*case) if type(case) is tuple else pytest.param(case) for case in cases]
+    slow = (pytest.param(*case.values, marks=pytest.mark.slow) for case in every[count:])
+    return [*every[:count], *slow]
 
 
 def once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Path:

@@ -19,6 +19,8 @@ from gdt.pipeline.shards.index import Index
 from gdt.train.settings import Precision, Pretrain
 from tests.conftest import ROOT
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def drawn(tmp_path_factory: pytest.TempPathFactory) -> Index:
@@ -60,7 +62,6 @@ def test_the_step_equals_the_plain_loop(capsys: pytest.CaptureFixture[str], monk
         step.main(rows=("e",), clips=8, steps=1, rounds=1)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_the_gpu_benchmark_runs_on_a_cpu() -> None:
     """Every row in its own process, and compiled code."""

@@ -53,6 +53,7 @@ print(gdt.nearest(features, one)[0])
 """
 
 
+@pytest.mark.slow
 def test_a_script_preprocesses_trains_evaluates_and_searches(synthetic: Path, tmp_path: Path) -> None:
     """Without a __main__ guard, next to files named like the folders of this repository."""
     shutil.copytree(synthetic / "val", tmp_path / "mine")

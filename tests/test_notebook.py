@@ -12,6 +12,7 @@ from tests.conftest import ROOT
 NOTEBOOK = ROOT / "docs" / "sound_search.ipynb"
 
 
+@pytest.mark.slow
 def test_the_notebook_goes_from_clips_to_a_search(
     synthetic: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

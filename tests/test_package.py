@@ -78,6 +78,7 @@ def run(command: list[str | Path], folder: Path) -> subprocess.CompletedProcess[
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.slow
 def test_a_clone_named_gdt_does_not_shadow_the_package_it_installs(tmp_path: Path) -> None:
     """`import gdt` in the folder that holds the clone."""
     python = install(tmp_path / "gdt", tmp_path / "env", "--editable") / "python"
@@ -85,6 +86,7 @@ def test_a_clone_named_gdt_does_not_shadow_the_package_it_installs(tmp_path: Pat
     assert done.stdout.startswith(f"load {tmp_path / 'gdt'}/"), done.stderr
 
 
+@pytest.mark.slow
 def test_the_installed_package_ignores_scripts_of_the_same_names(installed: Path, tmp_path: Path) -> None:
     for name in BELOW:
         (tmp_path / f"{name}.py").write_text("raise SystemExit('somebody else')")
@@ -95,6 +97,7 @@ def test_the_installed_package_ignores_scripts_of_the_same_names(installed: Path
     assert run([installed / "gdt", "--version"], tmp_path).stdout.startswith("gdt 0.")
 
 
+@pytest.mark.slow
 def test_data_files_are_installed(installed: Path) -> None:
     for name in BELOW:
         for path in (ROOT / name).rglob("*"):
@@ -102,6 +105,7 @@ def test_data_files_are_installed(installed: Path) -> None:
                 assert (packages(installed.parent) / "gdt" / path.relative_to(ROOT)).is_file(), path
 
 
+@pytest.mark.slow
 def test_preprocessing_needs_neither_torchaudios_binary_nor_an_extra(
     installed: Path, synthetic: Path, tmp_path: Path
 ) -> None:

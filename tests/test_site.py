@@ -11,6 +11,7 @@ from tests.conftest import ROOT
 pytest.importorskip("mkdocstrings_handlers.python", reason="needs the requirements of the tests")
 
 
+@pytest.mark.slow
 def test_the_site_is_built_without_warnings_and_describes_every_public_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -50,7 +50,7 @@ from gdt.train.pretrain import pretrain
 from gdt.train.settings import SIZES
 from tests.common.test_files import without_locks
 from tests.composed import composed, inputs_of
-from tests.conftest import ROOT, preprocess
+from tests.conftest import ROOT, few, preprocess
 from tests.faulty import Store, serve
 from tests.train.runs import wait_until
 
@@ -276,7 +276,7 @@ def test_preprocessing_in_a_store_gives_the_bytes_of_a_folder(
     assert not s3.paths("GET", "mp4") and not s3.paths("PUT", "shard")
 
 
-@pytest.mark.parametrize("captions", [False, True])
+@pytest.mark.parametrize("captions", few([False, True]))
 def test_only_lists_and_captions_that_are_read_and_videos_are_fetched(
     s3: Store, videos: Path, word2vec: Path, captions: bool
 ) -> None:
@@ -404,7 +404,7 @@ def test_what_cannot_heal_is_fetched_again_once_and_said(stored: Store, small: P
         assert 1 <= s3_counts(stored)[f"/{name}"] <= times
 
 
-@pytest.mark.parametrize("fault", ["wrong bytes", "forbidden", "unavailable", "replaced"])
+@pytest.mark.parametrize("fault", few(["wrong bytes", "forbidden", "unavailable", "replaced"]))
 def test_what_stays_wrong_stops_training_which_resumes(
     stored: Store, expected: list[float], small: Path, tmp_path: Path, fault: str
 ) -> None:
@@ -498,7 +498,8 @@ def test_two_ranks_share_every_fetch(stored: Store, small: Path, tmp_path: Path)
     assert len(s3_counts(stored)) == 6 and max(s3_counts(stored).values()) <= 2, "two epochs"
 
 
-@pytest.mark.parametrize("kills", [1, pytest.param(10, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("kills", [1, 10])
 def test_kills_change_nothing(
     s3: Store, videos: Path, small: Path, expected: list[float], tmp_path: Path, kills: int
 ) -> None:
@@ -556,6 +557,7 @@ def test_verify_evaluate_and_embed_read_a_store(
     assert "shard-000002.h5" not in whole(stored.files, "bucket/set")
 
 
+@pytest.mark.slow
 def test_videos_in_a_store_are_embedded_like_those_of_a_folder(s3: Store, synthetic: Path, checkpoint: Path) -> None:
     s3.files.put(str(synthetic / "test"), "bucket/test", recursive=True)
     one, url = min((synthetic / "test").rglob("*.mp4")), "s3://bucket/test"

@@ -42,7 +42,7 @@ from gdt.train.checkpoint import load_model, load_trained
 from gdt.train.models.gdt import GDT
 from gdt.train.models.network import OwnNetworks
 from gdt.train.trained import Trained
-from tests.conftest import Run
+from tests.conftest import Run, few
 from tests.eval.conftest import results
 from tests.train import own_networks
 from tests.train.runs import pausing, wait_until
@@ -108,6 +108,7 @@ def test_all_protocols_on_three_folds(command: Run, checkpoint: Path, ucf: Path,
         downstream(replace(finetuned, query_split="train", gallery_split="test"))
 
 
+@pytest.mark.slow
 def test_killed_parallel_finetuning_resumes_with_the_numbers_of_sequential_runs(
     checkpoint: Path, ucf: Path, tmp_path: Path
 ) -> None:
@@ -183,7 +184,7 @@ def test_a_model_with_fewer_folds_is_named_with_them(on_ucf: Downstream, tmp_pat
     assert "folds differ in number: random weights (2); e (1)" in text
 
 
-@pytest.mark.parametrize("damage", [b"", b"{}\n", b"\xff\xfe\x00\n", b'{"conditions": "ab', b"unknown"])
+@pytest.mark.parametrize("damage", few([b"", b"{}\n", b"\xff\xfe\x00\n", b'{"conditions": "ab', b"unknown"], 2))
 def test_damaged_lines_are_computed_again(
     on_ucf: Downstream, tmp_path: Path, capsys: pytest.CaptureFixture[str], damage: bytes
 ) -> None:

@@ -31,7 +31,7 @@ from gdt.preprocess.settings import Preprocess
 from gdt.preprocess.stage import run
 from gdt.train.checkpoint import load_model, read_run
 from gdt.train.checkpoint import write as write_run
-from tests.conftest import Run
+from tests.conftest import Run, few
 from tests.pipeline.test_loader import CPU
 from tests.tamper import flip
 
@@ -190,7 +190,7 @@ def packages(suffix: str) -> None:
 
 
 @pytest.mark.parametrize("suffix", [".npz", ".parquet"])
-@pytest.mark.parametrize("rows", ["video", "clip"])
+@pytest.mark.parametrize("rows", few(["video", "clip"]))
 def test_all_formats_hold_the_same(checkpoint: Path, shards: Path, tmp_path: Path, suffix: str, rows: str) -> None:
     packages(suffix)
     for name in ("a.h5", f"a{suffix}"):
@@ -231,8 +231,8 @@ def test_rows_of_clips_average_to_the_row_of_their_video(checkpoint: Path, index
     assert np.isnan(clips.start["audio"].reshape(-1, 3)[3]).all()
 
 
-@pytest.mark.parametrize("rows", ["video", "clip"])
-@pytest.mark.parametrize("kind", ["embeddings", "features"])
+@pytest.mark.parametrize("rows", few(["video", "clip"]))
+@pytest.mark.parametrize("kind", few(["embeddings", "features"]))
 def test_features_of_a_modality_do_not_depend_on_the_others(
     checkpoint: Path, index: Index, kind: str, rows: str
 ) -> None:
@@ -255,7 +255,7 @@ def test_features_of_a_modality_do_not_depend_on_the_others(
     assert np.allclose(beside.features["video"][others], alone.features["video"][others], atol=1e-6)
 
 
-@pytest.mark.parametrize("suffix", [".h5", ".npz", ".parquet"])
+@pytest.mark.parametrize("suffix", few([".h5", ".npz", ".parquet"]))
 def test_flipped_bits_and_cut_features_are_refused_or_harmless(
     checkpoint: Path, shards: Path, tmp_path: Path, suffix: str
 ) -> None:
@@ -354,6 +354,7 @@ def test_features_that_are_nearly_the_same_give_a_warning(spread: float) -> None
     assert sameness({"video": np.zeros((300, 16))}) == ""
 
 
+@pytest.mark.slow
 def test_real_videos_are_embedded_and_bad_ones_are_listed(checkpoint: Path, real: Path, tmp_path: Path) -> None:
     """With clips that break naive pipelines."""
     rows = features(Embed(checkpoint, (real / "clips",), out=tmp_path / "f.h5", clips=1))

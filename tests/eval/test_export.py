@@ -128,6 +128,7 @@ def read(paper: Trained, monkeypatch: pytest.MonkeyPatch) -> dict[str, Trained]:
 FEW = CLIPS[:1, :, :2]
 
 
+@pytest.mark.slow
 def test_torchvision_files_load_into_torchvisions_network_and_here(
     paper: Trained, read: dict[str, Trained], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -53,6 +53,7 @@ def test_encoded_factors_are_classified_and_have_the_expected_distance(k: int) -
         assert relative_distance(found).value == pytest.approx(strength, rel=0.2)
 
 
+@pytest.mark.slow
 def test_intervals_of_noise_cover_chance() -> None:
     """If cross-validated answers counted in full, intervals would miss chance in 27 of 200 draws."""
     rng = np.random.default_rng(0)

@@ -321,6 +321,7 @@ def browser() -> Iterator[Browser]:
         browser.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [360, 1200])
 def test_a_browser_shows_the_page_without_scrollbars(browser: Browser, text: str, runs: Path, width: int) -> None:
     messages: list[str] = []

@@ -19,6 +19,7 @@ def test_generated_videos(golden: Golden, tmp_path: Path, settings: dict[str, An
     golden("stored", f"generated, seed {settings.get('seed', 0)}", found, CLOSE)
 
 
+@pytest.mark.slow
 def test_real_videos_with_captions(golden: Golden, real: Path, tmp_path: Path) -> None:
     (tmp_path / "videos" / "grid").mkdir(parents=True)
     grid = sorted((real / "grid").glob("*.mpg"))[:6]

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import few
 from tests.golden import subject
 from tests.golden.conftest import Golden, alike
 
@@ -36,7 +37,7 @@ def test_losses_in_float64(golden: Golden, drawn: tuple[Path, Path], tmp_path: P
     golden("float64", name, subject.train(subject.in_float64(name, *drawn, out=tmp_path)), EQUAL)
 
 
-@pytest.mark.parametrize("world", [1, 2, 4])
+@pytest.mark.parametrize("world", few([1, 2, 4], 2))
 def test_losses_in_float64_in_groups_on_ranks(
     golden: Golden, drawn: tuple[Path, Path], server: subprocess.Popen[str], tmp_path: Path, world: int
 ) -> None:

@@ -12,6 +12,7 @@ from gdt.preprocess.decode import Extracted, extract_group
 from gdt.preprocess.ffmpeg import Extraction, Target, decode_command
 from gdt.preprocess.process import run
 from gdt.preprocess.videos import ListedVideo
+from tests.conftest import few
 from tests.preprocess.media import FRAME, encode, events, kept, made, seconds, tone
 
 GAPS = (0.01, 0.015, 0.02, 0.03, 0.04, 0.06, 0.08, 0.095, 0.12, 0.15)
@@ -67,7 +68,7 @@ CONTAINERS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("suffix", "rate", "codec"), CONTAINERS)
+@pytest.mark.parametrize(("suffix", "rate", "codec"), few(CONTAINERS, 3))
 def test_gaps_are_filled_in_every_container(tmp_path: Path, suffix: str, rate: int, codec: str) -> None:
     gaps = GAPS[::2]
     count = len(gaps)
@@ -89,7 +90,9 @@ def muxed(path: Path, picture: Path, sound: str, *options: object) -> Path:
     return made(path, "", sound, "-i", picture, "-map", "1:v", "-map", "0:a", "-c:v", "copy", *options)
 
 
-@pytest.mark.parametrize(("gap", "at"), [(gap, 1.5) for gap in GAPS[::3]] + [(0.06, at) for at in (0.01, 0.2, 4.4)])
+@pytest.mark.parametrize(
+    ("gap", "at"), few([(gap, 1.5) for gap in GAPS[::3]] + [(0.06, at) for at in (0.01, 0.2, 4.4)], 2)
+)
 def test_one_gap_is_filled_anywhere(tmp_path: Path, picture: Path, gap: float, at: float) -> None:
     sound = clicks(f"{{t}}+{gap}*gte({{t}},{at})", 4.5 - gap)
     taken = kept(muxed(tmp_path / "gap.mkv", picture, sound, "-c:a", "pcm_s16le"), tmp_path)
@@ -159,7 +162,7 @@ def test_gaps_are_filled_across_format_changes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("suffix", "codec", "change"), [("ts", "mpeg2video", "scale=96:64"), ("mkv", "libx264", "format=yuv422p")]
+    ("suffix", "codec", "change"), few([("ts", "mpeg2video", "scale=96:64"), ("mkv", "libx264", "format=yuv422p")])
 )
 def test_video_stays_aligned_where_its_frames_change(tmp_path: Path, suffix: str, codec: str, change: str) -> None:
     """ffmpeg rebuilds its filters there."""
@@ -204,7 +207,7 @@ def moved(source: Path, path: Path, seconds: float, begin: float, end: float = 1
     return path
 
 
-@pytest.mark.parametrize("wrong", [0.5, 1000, -5])
+@pytest.mark.parametrize("wrong", few([0.5, 1000, -5]))
 def test_single_wrong_stamp_changes_nothing(tmp_path: Path, tags: Path, wrong: float) -> None:
     whole = kept(tags, tmp_path).waveform[:].tolist()
     taken = kept(moved(tags, tmp_path / "wrong.flv", wrong, 5.5, 5.5), tmp_path)
@@ -252,12 +255,13 @@ def test_a_cut_is_said_beside_an_error_and_of_stretches(tmp_path: Path, tags: Pa
 # ----------------------------------------------------------------------------------------------------- drift and jitter
 
 
-@pytest.mark.parametrize("drift", [-0.01, 0.02])
+@pytest.mark.parametrize("drift", few([-0.01, 0.02]))
 def test_drifting_sound_stays_aligned(tmp_path: Path, drift: float) -> None:
     sound = clicks(f"{{t}}*{1 + drift}", 12.5 / (1 + drift))
     assert_aligned(kept(made(tmp_path / "drift.mp4", flashes(12.5), sound), tmp_path), 12)
 
 
+@pytest.mark.slow
 def test_long_file_is_aligned_at_its_end(tmp_path: Path) -> None:
     """Two minutes with a gap of 10 ms per second, 1.2 s in all, and a clock that is 0.2 % slow."""
     sound = clicks("0.998*({t}+0.01*floor({t}))", 120.5 / 0.998 / 1.01, rate=8_000, every=30)
@@ -281,8 +285,8 @@ JITTERS = {
 }
 
 
-@pytest.mark.parametrize(("suffix", "milliseconds"), [("mkv", 15), ("flv", 30)])
-@pytest.mark.parametrize("kind", JITTERS)
+@pytest.mark.parametrize(("suffix", "milliseconds"), few([("mkv", 15), ("flv", 30)]))
+@pytest.mark.parametrize("kind", few(JITTERS))
 def test_jitter_leaves_the_sound_unbroken(
     tmp_path: Path, picture: Path, suffix: str, kind: str, milliseconds: int
 ) -> None:
@@ -384,12 +388,15 @@ def test_pieces_are_cut_at_the_limit() -> None:
 
 @pytest.mark.parametrize(
     ("pictured", "heard", "note"),
-    [
-        (2, 12, "its picture ends 10.0 s before its sound, whose rest is cut"),
-        (6, 2, "its sound ends 4.0 s before its picture"),
-        (2, 2.8, ""),
-        (2.8, 2, ""),
-    ],
+    few(
+        [
+            (2, 12, "its picture ends 10.0 s before its sound, whose rest is cut"),
+            (6, 2, "its sound ends 4.0 s before its picture"),
+            (2, 2.8, ""),
+            (2.8, 2, ""),
+        ],
+        2,
+    ),
 )
 def test_ends_that_are_apart_are_noted(tmp_path: Path, pictured: float, heard: float, note: str) -> None:
     path = made(tmp_path / "apart.mkv", flashes(pictured), tone(heard), "-c:a", "flac")

@@ -22,7 +22,7 @@ from gdt.preprocess import stage as stage_module
 from gdt.preprocess import worker as worker_module
 from gdt.preprocess.plan import ShardTask
 from gdt.preprocess.settings import Preprocess
-from tests.conftest import ROOT, preprocess
+from tests.conftest import ROOT, few, preprocess
 from tests.preprocess.test_stage import digests
 from tests.train.runs import wait_until
 
@@ -85,6 +85,7 @@ def test_the_error_of_a_worker_names_its_host(
             preprocess(Preprocess("folder", videos, tmp_path / "shards"))
 
 
+@pytest.mark.slow
 def test_a_worker_with_another_disk_is_named(
     alone: None, videos: Path, undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -166,11 +167,11 @@ def worker(start: Start, address: str) -> subprocess.Popen[str]:
 
 @pytest.mark.parametrize(
     ("before", "after", "said"),
-    [
+    few([
         ("", "<&- >&- 2>&-", ""), ("ulimit -n 28", "", "Too many open files); allow more open files"),
         ("mkdir gone; cd gone; rmdir ../gone", "", "the current folder has been removed"),
         ("export DASK_DISTRIBUTED__COMM__TIMEOUTS__CONNECT=0s", "", "cannot be started (Timed out"),
-    ],
+    ]),
 )  # fmt: skip
 def test_unusual_environments_do_no_harm_or_are_named(
     synthetic: Path, tmp_path: Path, before: str, after: str, said: str
@@ -184,6 +185,7 @@ def test_unusual_environments_do_no_harm_or_are_named(
     assert (tmp_path / "shards" / "index.h5").exists() == (done.returncode == 0) == (not said), done.stderr
 
 
+@pytest.mark.slow
 def test_kills_of_a_worker_and_of_the_scheduler_do_not_change_the_shards(
     start: Start, videos: Path, undisturbed: Path, tmp_path: Path
 ) -> None:

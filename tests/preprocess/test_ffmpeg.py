@@ -13,6 +13,7 @@ from gdt.preprocess.decode import Extracted
 from gdt.preprocess.ffmpeg import Extraction
 from gdt.preprocess.process import Rejected
 from gdt.preprocess.videos import ListedVideo
+from tests.conftest import few
 from tests.preprocess.intact import rejected_of
 from tests.preprocess.media import (
     BT2020,
@@ -44,13 +45,13 @@ from tests.preprocess.media import (
 
 @pytest.mark.parametrize(
     ("name", "count", "sound", "why"),
-    [
+    few([
         ("corrupted.mp4", 150, 0.0, "Invalid NAL unit size"), ("weird_aspect.small.mpg", 44, 1.3, "ac-tex damaged"),
         ("sample_missing_stsd.mp4", 30, 0.0, "its sound cannot be decoded"), ("sample_shorter_audio.mp4", 36, 0.8, ""),
         ("broken.mp4", 0, 0.0, "ffmpeg cannot decode it: moov atom not found"),
         ("empty.flv", 0, 0.0, "ffmpeg cannot decode it: "),
         ("video_270.mov", 0, 0.0, "it is too short; only 0.10 s can be decoded, 1 s are needed"),
-    ],
+    ], 2),
 )  # fmt: skip
 def test_real_clips_with_faults(real: Path, tmp_path: Path, name: str, count: int, sound: float, why: str) -> None:
     """The numbers of the others are in tests/golden."""
@@ -65,7 +66,7 @@ def test_real_clips_with_faults(real: Path, tmp_path: Path, name: str, count: in
 # ------------------------------------------------------------------------------------------------------------- picture
 
 
-@pytest.mark.parametrize("rate", [10, 24, 60])
+@pytest.mark.parametrize("rate", few([10, 24, 60]))
 def test_frame_rates_become_30_on_the_same_clock(tmp_path: Path, rate: int) -> None:
     taken = kept(made(tmp_path / "clock.mp4", clock(2, rate), "", "-qp", "4"), tmp_path)
     assert abs(len(taken.sizes) - 60) <= 1
@@ -74,8 +75,8 @@ def test_frame_rates_become_30_on_the_same_clock(tmp_path: Path, rate: int) -> N
 
 @pytest.mark.parametrize(
     ("rate", "suffix", "late"),
-    [(24, "mp4", 1 / 60), (25, "mkv", 1 / 60), (50, "ts", 1 / 60), (60, "mp4", 1 / 60), (100, "avi", 0),
-     (120, "mp4", 0), (144, "flv", 0.0005), (240, "mov", 0), (240, "mkv", 0.0005)],
+    few([(24, "mp4", 1 / 60), (25, "mkv", 1 / 60), (50, "ts", 1 / 60), (60, "mp4", 1 / 60), (100, "avi", 0),
+     (120, "mp4", 0), (144, "flv", 0.0005), (240, "mov", 0), (240, "mkv", 0.0005)], 2),
 )  # fmt: skip
 def test_frames_are_those_of_their_times(tmp_path: Path, rate: int, suffix: str, late: float) -> None:
     """The last at or before the time; of videos up to 60 per second, the last within half an interval after it.
@@ -91,7 +92,7 @@ def test_frames_are_those_of_their_times(tmp_path: Path, rate: int, suffix: str,
     assert shown.tolist() == (np.searchsorted(stamps - stamps[0], times, side="right") - 1).tolist()
 
 
-@pytest.mark.parametrize(("rate", "late"), [(30, 1 / 60), (60, 1 / 60), (120, 0.0005)])
+@pytest.mark.parametrize(("rate", "late"), few([(30, 1 / 60), (60, 1 / 60), (120, 0.0005)]))
 def test_rate_is_that_of_the_frames(tmp_path: Path, rate: int, late: float) -> None:
     """Not of the container: where stamps of 1 ms jitter and no duration is declared, ffmpeg guesses 1000 per second."""
     jitter = f"settb=1/1000,setpts='max(PREV_OUTPTS+1,round(N*1000/{rate}+gt(N,0)*{240 / rate}*(2*random(0)-1)))'"
@@ -133,7 +134,7 @@ def turn(path: Path, degrees: int) -> None:
     path.write_bytes(data[:at] + matrix + data[at + len(matrix) :])
 
 
-@pytest.mark.parametrize("degrees", CORNERS)
+@pytest.mark.parametrize("degrees", few(CORNERS, 2))
 def test_rotation_is_applied(tmp_path: Path, degrees: int) -> None:
     path = made(tmp_path / "turned.mp4", MARKER)
     turn(path, degrees)
@@ -149,11 +150,11 @@ HALVES = "color=black:s={}:r=30:d=1.2,drawbox=iw/2:0:iw:ih:white:fill{}"
 
 @pytest.mark.parametrize(
     ("size", "aspect", "height", "width"),
-    [
+    few([
         ("640x360", "1", 160, 284), ("360x640", "1", 284, 160), ("320x240", "1/2", 240, 160), ("64x64", "2", 64, 128),
         ("120x96", "16/15", 96, 128), ("16x16", "1", 16, 16), ("32x1280", "1", 1280, 32), ("161x91", "1", 92, 162),
         ("333x777", "1", 374, 160), ("160x160", "400", 160, 16 * 160),
-    ],
+    ], 3),
 )  # fmt: skip
 def test_pixels_become_square_sides_even_and_the_short_one_at_most_160(
     tmp_path: Path, size: str, aspect: str, height: int, width: int
@@ -167,9 +168,9 @@ def test_pixels_become_square_sides_even_and_the_short_one_at_most_160(
 
 @pytest.mark.parametrize(
     ("pixels", "codec", "luma"),
-    [
+    few([
         ("yuv420p", "libx264", 126), ("yuv422p10le", "libx264", 504), ("yuvj420p", "mjpeg", 128), ("gray", "ffv1", 128),
-    ],
+    ], 2),
 )  # fmt: skip
 def test_brightness_does_not_depend_on_bit_depth_and_range(tmp_path: Path, pixels: str, codec: str, luma: int) -> None:
     source = grey(luma, pixels) if pixels != "gray" else f"color=black:s=64x64:r=30:d=1.2,format=gray,geq=lum={luma}"
@@ -177,7 +178,7 @@ def test_brightness_does_not_depend_on_bit_depth_and_range(tmp_path: Path, pixel
     assert np.abs(frames(kept(path, tmp_path)).astype(int) - 128).max() <= 2
 
 
-@pytest.mark.parametrize("matrix", ["bt709", "smpte170m", "bt2020nc"])
+@pytest.mark.parametrize("matrix", few(["bt709", "smpte170m", "bt2020nc"]))
 def test_colours_do_not_depend_on_the_matrix(tmp_path: Path, matrix: str) -> None:
     name = {"bt2020nc": "bt2020"}.get(matrix, matrix)
     source = f"color=0xd02040:s=64x64:r=30:d=1.2,format=gbrp,scale=out_color_matrix={name},format=yuv420p"
@@ -210,7 +211,7 @@ def combing(taken: Extracted) -> float:
     return float(np.abs(next_one).mean() - np.abs(next_but_one).mean())
 
 
-@pytest.mark.parametrize(("first", "codec"), [("bottom", "libx264"), ("top", "mpeg2video")])
+@pytest.mark.parametrize(("first", "codec"), few([("bottom", "libx264"), ("top", "mpeg2video")]))
 def test_interlaced_video_is_deinterlaced(tmp_path: Path, first: str, codec: str) -> None:
     bar = "color=black:s=160x120:r=60:d=1.5[a];color=white:s=20x120:r=60:d=1.5[b];[a][b]overlay=x=90*t:y=0"
     woven = f"{bar},tinterlace=interleave_{first}"
@@ -230,10 +231,10 @@ def streams_of(note: str) -> list[int]:
 
 @pytest.mark.parametrize(
     ("size", "default"),
-    [
+    few([
         ("320x240", []), ("320x240", ["v:0", "a:0"]), ("320x240", ["v:1", "a:1"]), ("320x240", ["v:0", "v:1", "a:1"]),
         ("2400x2400", ["v:1", "a:0", "a:1"]),
-    ],
+    ], 2),
 )  # fmt: skip
 def test_streams_are_those_that_ffmpeg_takes(tmp_path: Path, size: str, default: list[str]) -> None:
     """More than 5 million pixels outweigh a default picture; the sound of most channels does not outweigh a default."""
@@ -309,7 +310,7 @@ def played(channels: list[str], rate: int = 48_000, length: float = 2) -> str:
     return f"aevalsrc='{'|'.join(channels)}':c={LAYOUTS[len(channels)]}:s={rate}:d={length}"
 
 
-@pytest.mark.parametrize(("codec", "suffix", "rate", "channels"), SOUNDS)
+@pytest.mark.parametrize(("codec", "suffix", "rate", "channels"), few(SOUNDS, 2))
 def test_sound_keeps_pitch_and_length(tmp_path: Path, codec: str, suffix: str, rate: int, channels: int) -> None:
     source = played(["0.4*sin(2*PI*440*t)"] * channels, rate)
     picture = grey(126, seconds=2)
@@ -322,7 +323,7 @@ def test_sound_keeps_pitch_and_length(tmp_path: Path, codec: str, suffix: str, r
     assert abs(len(taken.sizes) - 60) <= 1
 
 
-@pytest.mark.parametrize(("channels", "one"), [(2, 0), (6, 2), (6, 5), (8, 7)])
+@pytest.mark.parametrize(("channels", "one"), few([(2, 0), (6, 2), (6, 5), (8, 7)], 2))
 def test_every_channel_is_mixed_in(tmp_path: Path, channels: int, one: int) -> None:
     source = played(["0.5*sin(2*PI*440*t)" if k == one else "0" for k in range(channels)])
     taken = kept(made(tmp_path / "one.mkv", clock(2), source, "-c:a", "pcm_s16le"), tmp_path)
@@ -330,7 +331,7 @@ def test_every_channel_is_mixed_in(tmp_path: Path, channels: int, one: int) -> N
     assert np.abs(taken.waveform[:].astype(int)).max() > 1000
 
 
-@pytest.mark.parametrize(("channel", "codec"), [(1, "libvorbis"), (4, "pcm_s16le")])
+@pytest.mark.parametrize(("channel", "codec"), few([(1, "libvorbis"), (4, "pcm_s16le")]))
 def test_channel_with_sound_is_used_where_the_mix_is_silent(tmp_path: Path, channel: int, codec: str) -> None:
     """The mix of opposite phases is silence, or the codec's noise, and has no subwoofer."""
     low = "0.4*sin(2*PI*60*t)"
@@ -365,7 +366,7 @@ def shifted(source: Path, path: Path, picture: float, sound: float, *options: ob
     return encode(path, *inputs, "-map", "0:v", "-map", "1:a", "-c", "copy", *options)
 
 
-@pytest.mark.parametrize(("shift", "suffix"), [(0.5, "mkv"), (0.5, "mp4"), (-0.5, "mp4")])
+@pytest.mark.parametrize(("shift", "suffix"), few([(0.5, "mkv"), (0.5, "mp4"), (-0.5, "mp4")]))
 def test_late_or_early_sound_is_moved_on_the_clock(
     flash_and_click: Path, tmp_path: Path, shift: float, suffix: str
 ) -> None:
@@ -382,7 +383,7 @@ def test_part_hidden_by_an_edit_list_is_cut(flash_and_click: Path, tmp_path: Pat
     assert abs(len(taken.sizes) - 75) <= 1 and abs(seconds(taken) - 2.5) < 0.06
 
 
-@pytest.mark.parametrize("suffix", ["mkv", "mp4"])
+@pytest.mark.parametrize("suffix", few(["mkv", "mp4"]))
 def test_late_video_is_preceded_by_its_first_frame(flash_and_click: Path, tmp_path: Path, suffix: str) -> None:
     taken = kept(shifted(flash_and_click, tmp_path / f"late.{suffix}", 0.5, 0), tmp_path)
     assert_events(taken, [1.5, 2.5, 3.5], [1, 2, 3])
@@ -421,14 +422,16 @@ def test_a_file_that_ends_before_its_segment_and_is_longer_than_it_is_rejected(t
 
 @pytest.mark.parametrize(
     ("suffix", "options"),
-    [
-        ("mpg", "-g 15 -bf 2 -q:v 2"),
-        ("vob", "-g 100 -q:v 2"),
-        ("ts", "-c:v mpeg2video -g 100 -q:v 2"),
-        ("ts", "-c:v libx264 -g 250 -sc_threshold 0 -crf 8"),
-        ("mp4", "-c:v libx264 -g 100 -crf 8 -f mpegts"),
-        ("flv", "-q:v 2"),
-    ],
+    few(
+        [
+            ("mpg", "-g 15 -bf 2 -q:v 2"),
+            ("vob", "-g 100 -q:v 2"),
+            ("ts", "-c:v mpeg2video -g 100 -q:v 2"),
+            ("ts", "-c:v libx264 -g 250 -sc_threshold 0 -crf 8"),
+            ("mp4", "-c:v libx264 -g 100 -crf 8 -f mpegts"),
+            ("flv", "-q:v 2"),
+        ]
+    ),
 )
 def test_segments_are_what_the_whole_file_has_there(tmp_path: Path, suffix: str, options: str) -> None:
     """In formats without an index, where ffmpeg seeks to a later key frame."""

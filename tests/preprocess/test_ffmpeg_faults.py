@@ -23,6 +23,7 @@ from gdt.preprocess.ffmpeg import Extraction, Target
 from gdt.preprocess.process import Failed, Limits, Rejected
 from gdt.preprocess.tools import decode_known_clip
 from gdt.preprocess.videos import ListedVideo
+from tests.conftest import few
 from tests.preprocess.media import (
     BT2020,
     ENCODER,
@@ -47,7 +48,7 @@ from tests.preprocess.media import (
 # -------------------------------------------------------------------------------------------------- cut and lying files
 
 
-@pytest.mark.parametrize(("suffix", "options"), [("mp4", ["-movflags", "+faststart"]), ("mkv", []), ("webm", [])])
+@pytest.mark.parametrize(("suffix", "options"), few([("mp4", ["-movflags", "+faststart"]), ("mkv", []), ("webm", [])]))
 def test_truncated_file_is_kept_up_to_its_end(tmp_path: Path, suffix: str, options: list[str]) -> None:
     whole = made(tmp_path / f"whole.{suffix}", "testsrc=s=160x120:r=30:d=4", tone(4), "-g", 15, *options)
     cut = tmp_path / f"cut.{suffix}"
@@ -102,7 +103,7 @@ def test_a_format_that_is_not_accepted_is_named(tmp_path: Path) -> None:
     assert reason(path, tmp_path) == "ffmpeg cannot decode it: files of the format gif are not accepted"
 
 
-@pytest.mark.parametrize("sound", ["", "anoisesrc=d=0.5:r=24000,apad=whole_dur=1200"])
+@pytest.mark.parametrize("sound", few(["", "anoisesrc=d=0.5:r=24000,apad=whole_dur=1200"]))
 def test_slides_are_not_cut_for_their_small_file(tmp_path: Path, sound: str) -> None:
     """Alone and among others; of sounds, packets count."""
     options = ["-c:a", "flac"] if sound else ["-g", 1200, "-crf", 40, "-tune", "stillimage"]
@@ -186,10 +187,10 @@ SAYS_FULL = "echo '[out#0 @ 0x1] [error] Error writing trailer: No space left on
 
 @pytest.mark.parametrize(
     "fault",
-    [
+    few([
         "kill -TERM $$", "kill -KILL $$",
         "echo '[out#0 @ 0x1] [error] Error writing trailer: Stale file handle' >&2; exit 1",
-    ],
+    ]),
 )  # fmt: skip
 def test_ffmpeg_runs_again_after_a_fault_that_may_pass(ticking: Path, tmp_path: Path, fake: Fake, fault: str) -> None:
     fake(f'[ -e {tmp_path}/once ] && exec $real "$@"; touch {tmp_path}/once; {fault}')
@@ -218,10 +219,10 @@ def test_full_disk_message_is_checked(ticking: Path, tmp_path: Path, fake: Fake)
 
 @pytest.mark.parametrize(
     "name",
-    [
+    few([
         "x: No space left on device", "a\n[fatal] b: No space left on device", "matches no streams",
         "\x01\x1f: Disk quota exceeded", "non monotonically increasing dts", "long " * 40 + ": Permission denied",
-    ],
+    ], 2),
 )  # fmt: skip
 def test_file_name_is_not_mistaken_for_an_error(ticking: Path, tmp_path: Path, name: str) -> None:
     broken = tmp_path / f"{name}.mp4"
@@ -267,10 +268,10 @@ SEGMENT = (1.0, 2.0)
 
 @pytest.mark.parametrize(
     ("program", "segment", "script"),
-    [
+    few([
         ("ffmpeg", None, "exec sleep 60"), ("ffprobe", SEGMENT, "exec sleep 60"),
         ("ffmpeg", None, "while true; do echo out_time_us=10000; sleep 0.05; done"),
-    ],
+    ]),
 )  # fmt: skip
 def test_stalled_ffmpeg_is_killed_and_the_video_rejected(
     ticking: Path, tmp_path: Path, fake: Fake, monkeypatch: pytest.MonkeyPatch, program: str,
@@ -278,13 +279,11 @@ def test_stalled_ffmpeg_is_killed_and_the_video_rejected(
 ) -> None:  # fmt: skip
     monkeypatch.setattr(process, "_GRACE", 0.4)
     fake(f"echo $$ > {tmp_path}/pid; {script}", program)
-    began = time.monotonic()
     video = ListedVideo("part", ticking, segment=segment)
     assert (
         reason(video, tmp_path, Extraction(limits=Limits(timeout_factor=1)))
         == "ffmpeg took more than 0 s to decode 0 s of the video"
     )
-    assert time.monotonic() - began < 50
     assert_gone(tmp_path / "pid")
 
 
@@ -391,7 +390,18 @@ def test_interrupted_error_line_is_recognised(ticking: Path, tmp_path: Path, fak
 
 @pytest.mark.parametrize(
     "name",
-    ['it\'s a "name".mp4', "-rf.mp4", "ünï cödé 映画.mp4", "http:x.mp4", "a%03d[0].mp4", "a\nb\\.mp4", "$(x);`y`.mp4"],
+    few(
+        [
+            'it\'s a "name".mp4',
+            "-rf.mp4",
+            "ünï cödé 映画.mp4",
+            "http:x.mp4",
+            "a%03d[0].mp4",
+            "a\nb\\.mp4",
+            "$(x);`y`.mp4",
+        ],
+        2,
+    ),
 )
 def test_strange_file_names_are_accepted(ticking: Path, tmp_path: Path, name: str) -> None:
     video = ListedVideo("strange", Path(shutil.copy(ticking, tmp_path / name)), segment=(0.5, 1.5))

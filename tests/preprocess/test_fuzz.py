@@ -86,6 +86,7 @@ def batches(originals: list[Path], folder: Path, size: int) -> Iterator[list[Lis
         yield videos
 
 
+@pytest.mark.slow
 def test_damaged_files_are_kept_or_rejected_with_a_reason(originals: list[Path], tmp_path: Path) -> None:
     left_out = 0
     for number, videos in enumerate(batches(originals, tmp_path, size=50)):

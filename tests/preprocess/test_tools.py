@@ -16,7 +16,7 @@ from gdt.preprocess.process import Limits
 from gdt.preprocess.settings import Preprocess
 from gdt.preprocess.stage import dry_run, run
 from gdt.preprocess.tools import decode_known_clip, require_tools
-from tests.conftest import ROOT
+from tests.conftest import ROOT, few
 from tests.preprocess.intact import rejected_of
 from tests.preprocess.media import Fake
 from tests.preprocess.test_stage import digests, four  # noqa: F401 - a fixture
@@ -37,7 +37,7 @@ def rejected(settings: Preprocess) -> list[dict[str, str]]:
 
 @pytest.mark.parametrize(
     ("script", "message"),
-    [
+    few([
         ('case "$*" in *fps_mode*) echo "[error] Unrecognized option fps_mode" >&2; exit 1;; esac; exec $real "$@"',
          r"ffmpeg \d.* \(build .*Unrecognized option fps_mode.*5\.1"),  # before 5.1
         ('exec $real "${@//setts=/unknown=}"', "sound cannot be decoded"),  # before 4.4
@@ -48,7 +48,7 @@ def rejected(settings: Preprocess) -> list[dict[str, str]]:
         ('ulimit -f 1; exec $real "$@"', "limit on the size of files"),
         ('ulimit -t 0; exec $real "$@"', "limit on the time of processes|was killed twice"),
         ('kill -KILL $$', "was killed twice"),
-    ],
+    ], 3),
 )  # fmt: skip
 def test_tools_that_do_not_decode_the_clip_are_refused_before_the_first_video(
     undisturbed: dict[str, str], four: Preprocess, fake: Fake, script: str, message: str  # noqa: F811
@@ -65,14 +65,14 @@ def test_tools_that_do_not_decode_the_clip_are_refused_before_the_first_video(
 
 @pytest.mark.parametrize(
     "fault",
-    [
+    few([
         "echo '[AVFilterGraph @ 0x1] [error] No such filter: yadif' >&2; exit 1", "kill -SEGV $$", "kill -KILL $$",
         "echo '[error] Cannot allocate memory' >&2; exit 1", 'ulimit -f 1; exec $real "$@"',
         "echo '[out#0 @ 0x1] [error] Error writing trailer: Read-only file system' >&2; exit 1",
         "echo '[out#0 @ 0x1] [error] Error writing trailer: File too large' >&2; exit 1",
         "echo '[out#0 @ 0x1] [error] Error muxing a packet: Input/output error' >&2; exec $real \"$@\"",
         'exec $real "${@//setts=/unknown=}"',
-    ],
+    ], 3),
 )  # fmt: skip
 def test_a_fault_of_the_machine_during_the_run_stops_it_and_rejects_no_video(
     undisturbed: dict[str, str], four: Preprocess, tmp_path: Path, fake: Fake, fault: str  # noqa: F811
@@ -85,7 +85,7 @@ def test_a_fault_of_the_machine_during_the_run_stops_it_and_rejects_no_video(
     assert run(four).kept == 4 and digests(four.shard_folder.root) == undisturbed
 
 
-@pytest.mark.parametrize("number", ["KILL", "SEGV"])
+@pytest.mark.parametrize("number", few(["KILL", "SEGV"]))
 def test_a_video_that_kills_ffmpeg_is_rejected_and_can_be_retried(
     undisturbed: dict[str, str], four: Preprocess, tmp_path: Path, fake: Fake, number: str  # noqa: F811
 ) -> None:  # fmt: skip

@@ -30,6 +30,7 @@ from gdt.train.record import RunData, TrainingRecord
 from gdt.train.run import CHECKPOINT
 from gdt.train.settings import SIZES, Pretrain, RunSettings
 from gdt.train.step import Metrics
+from tests.conftest import few
 from tests.tamper import flip
 from tests.train.own_networks import Breaking
 
@@ -129,7 +130,9 @@ def test_a_kill_while_a_checkpoint_is_written_leaves_the_older_one(tmp_path: Pat
 VIDEO, AUDIO, TEXT = ({f"{name}_network", f"mlp_{name[0]}"} for name in ("video", "audio", "text"))
 
 
-@pytest.mark.parametrize(("preset", "networks"), [("a", VIDEO), ("l", VIDEO | AUDIO), ("three", VIDEO | AUDIO | TEXT)])
+@pytest.mark.parametrize(
+    ("preset", "networks"), few([("a", VIDEO), ("l", VIDEO | AUDIO), ("three", VIDEO | AUDIO | TEXT)])
+)
 def test_the_untrained_model_has_the_initial_weights_of_the_run(
     tmp_path: Path, preset: str, networks: set[str]
 ) -> None:
@@ -177,12 +180,14 @@ def not_finite(path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("spoil", "refused"),
-    [
-        (lambda path: None, ""),
-        (of_another_version, r"holds no settings of this version .* or replace the run with --overwrite"),
-        (not_finite, r"mlp_v.* contains NaN or infinity; use another file, or start anew with --overwrite"),
-        (lambda path: path.write_bytes(path.read_bytes()[:-500]), "it is damaged.*; start again with --overwrite"),
-    ],
+    few(
+        [
+            (lambda path: None, ""),
+            (of_another_version, r"holds no settings of this version .* or replace the run with --overwrite"),
+            (not_finite, r"mlp_v.* contains NaN or infinity; use another file, or start anew with --overwrite"),
+            (lambda path: path.write_bytes(path.read_bytes()[:-500]), "it is damaged.*; start again with --overwrite"),
+        ]
+    ),
     ids=["finished", "another version", "not finite", "damaged"],
 )
 def test_overwrite_starts_anew_whatever_the_folder_holds(

@@ -26,7 +26,7 @@ from gdt.train.models.network import OwnNetworks, RecordedNetwork
 from gdt.train.run import CHECKPOINT
 from gdt.train.settings import SIZES
 from gdt.train.step import Gradient
-from tests.conftest import ROOT, Run
+from tests.conftest import ROOT, Run, few
 from tests.golden import subject
 from tests.train import own_networks
 from tests.train.drawn import draw
@@ -62,7 +62,7 @@ def weights(path: Path) -> dict[str, torch.Tensor]:
     return found
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", few(CASES))
 def test_a_network_is_trained_resumed_used_and_exported(drawn: Path, tmp_path: Path, name: str) -> None:
     library, option, dim, removed = CASES[name]
     pytest.importorskip(library)
@@ -91,7 +91,7 @@ def test_a_network_is_trained_resumed_used_and_exported(drawn: Path, tmp_path: P
     assert all(torch.equal(value, base.net.state_dict()[key]) for key, value in state.items())
 
 
-@pytest.mark.parametrize("compile", ["off", "on"])
+@pytest.mark.parametrize("compile", few(["off", "on"]))
 def test_dropout_repeats_in_the_second_pass_of_cached_gradients(
     drawn: Path, tmp_path: Path, compile: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -183,6 +183,7 @@ def test_a_checkpoint_imports_nothing_and_knows_its_network_by_what_it_computes(
     assert command(*embed[:-2], "older.pt", *embed[-1:], *own).returncode == 0  # by the names and shapes of its weights
 
 
+@pytest.mark.slow
 def test_models_with_different_networks_fit_one_table_and_a_card_that_works(
     command: Run, drawn: Path, tmp_path: Path
 ) -> None:

@@ -32,6 +32,7 @@ def test_measures_equal_those_of_loops() -> None:
     assert found["video effective rank"] == pytest.approx(math.exp(-sum(p * math.log(p) for p in shares)))
 
 
+@pytest.mark.slow
 def test_a_run_that_collapses_warns_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shards, _ = draw(tmp_path, videos=24, splits=("train", "val"))
     tiny = SIZES["tiny"]

@@ -43,6 +43,7 @@ def undisturbed(server: subprocess.Popen[str], shards: Path, tmp_path_factory: p
     return run
 
 
+@pytest.mark.slow
 def test_a_run_on_the_cores_needs_no_dali(shards: Path, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules['nvidia.dali'] = None")
     code = ("-c", "from gdt.cli import console; console()")
@@ -142,6 +143,7 @@ def test_the_clips_of_pictures_do_not_limit_sounds(index: Index) -> None:
     assert {*tree.plan(0, 0).leaves.start.tolist()} == {0, 1}
 
 
+@pytest.mark.slow
 def test_pretraining_on_real_videos_lowers_the_loss(
     command: Run, grid_shards: Path, shards: Path, tmp_path: Path
 ) -> None:

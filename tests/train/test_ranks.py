@@ -108,6 +108,7 @@ def test_a_damaged_clip_on_one_rank_ends_both_after_the_same_step(start: Start, 
     assert 0 < state["step"] == len(losses(run)) < 200
 
 
+@pytest.mark.slow
 def test_a_gradient_that_is_not_finite_on_one_rank_ends_both_and_keeps_the_checkpoint(
     start: Start, tmp_path: Path
 ) -> None:

@@ -19,6 +19,7 @@ from gdt.train.loss import gdt_loss
 from gdt.train.models.gdt import GDT
 from gdt.train.settings import RunSettings
 from gdt.train.step import Gradient
+from tests.conftest import few
 from tests.golden import subject
 from tests.train.drawn import draw
 
@@ -103,8 +104,8 @@ def test_the_rank_is_of_leaves_with_words_and_of_finite_embeddings(drawn: tuple[
     )
 
 
-@pytest.mark.parametrize("ways", [("on", 0), ("auto", 0), ("auto", 3), ("auto", 99)])
-@pytest.mark.parametrize("name", ["e", "three"])
+@pytest.mark.parametrize("ways", few([(("on", 0),), (("auto", 0),), (("auto", 3),), (("auto", 99),)]))
+@pytest.mark.parametrize("name", few(["e", "three"]))
 def test_cached_gradients_are_those_of_one_pass_with_dropout(
     drawn: tuple[Path, Path], name: str, ways: tuple[str, int]
 ) -> None:
@@ -131,7 +132,7 @@ def test_dropout_differs_between_groups_steps_and_seeds(drawn: tuple[Path, Path]
     assert len(set(losses)) == 3
 
 
-@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize("world", few([2, 4]))
 def test_ranks_have_the_numbers_of_one_process_with_dropout(
     drawn: tuple[Path, Path], server: subprocess.Popen[str], tmp_path: Path, world: int
 ) -> None:

@@ -21,7 +21,7 @@ from gdt.train.pretrain import pretrain
 from gdt.train.run import CHECKPOINT, METRICS, keep_until, logged
 from gdt.train.settings import SIZES, Pretrain
 from gdt.train.step import Metrics
-from tests.conftest import Run
+from tests.conftest import Run, few
 from tests.train.drawn import draw
 
 CPU = torch.device("cpu")
@@ -90,6 +90,7 @@ def test_weights_and_biases_get_the_same_metrics(
     assert not (tmp_path / "other").exists()
 
 
+@pytest.mark.slow
 def test_a_resumed_run_goes_on_in_its_curves_and_a_new_one_starts_its_own(
     settings: Pretrain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -114,7 +115,7 @@ def test_a_resumed_run_goes_on_in_its_curves_and_a_new_one_starts_its_own(
     assert len({*ids}) == 3
 
 
-@pytest.mark.parametrize("moment", ["log", "finish", "add_scalar", "close"])
+@pytest.mark.parametrize("moment", few(["log", "finish", "add_scalar", "close"]))
 def test_a_logger_that_fails_costs_a_warning(
     settings: Pretrain,
     tmp_path: Path,
