@@ -33,13 +33,12 @@ from gdt.pipeline.loader import Batch, Loader
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.transformations.augmentation import Augmentation
 from gdt.pipeline.tree import BatchPlan
-from gdt.train.models.foreign import Foreign, outputs_of
 from gdt.train.models.gdt import as_floats, autocast
 from gdt.train.record import Learned
 from gdt.train.step import require_finite, seed_torch
 from gdt.train.tensors import load_checked
 from gdt.train.trained import Trained
-from gdt.train.weights import FINETUNED_ON, OUTPUTS, inputs_of
+from gdt.train.weights import FINETUNED_ON, NETWORK, inputs_of
 
 STATE = "finetune.pt"
 EPOCHS = "finetune.jsonl"
@@ -156,7 +155,6 @@ class Finetuning:
         learned = Learned.of(dataset, shards, index.id[fold.gallery])
         plain = {**vars(learned), "videos": [*learned.videos]}
         self.metadata = inputs_of(trained) | {"classes": classes.tolist(), FINETUNED_ON: plain}
-        self.pretrained_clip = trained.settings.clip
         self._seeds = (seed, fold.number)
         self._training = ClipSampling(recipe.clips, recipe.batch, recipe.augmentation)
         videos = len(fold.gallery)
@@ -219,10 +217,7 @@ class Finetuning:
     def keep(self) -> None:
         """Save the finetuned weights, which --ckpt reads."""
         weights = {name: value.cpu() for name, value in self.model.state_dict().items()}
-        computed = {}
-        if isinstance(self.model.base, Foreign):
-            computed = {self.modality: outputs_of(self.model.base, self.modality, self.pretrained_clip).tolist()}
-        self.write(FINETUNED, {"model": weights, "epoch": self.recipe.epochs, OUTPUTS: computed} | self.metadata)
+        self.write(FINETUNED, {"model": weights, "epoch": self.recipe.epochs, NETWORK: self.modality} | self.metadata)
 
     def scores(self, name: str) -> tuple[np.ndarray, np.ndarray]:
         """Scores of the test videos, means of softmax over their clips, and of all their clips: [n, classes] each."""

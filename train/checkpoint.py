@@ -15,7 +15,7 @@ from gdt.common.serialization import to_json
 from gdt.train import portable, weights
 from gdt.train.experiment import Experiment, schedule_of
 from gdt.train.models.backbone import load_weights
-from gdt.train.models.foreign import recognise
+from gdt.train.models.foreign import chosen
 from gdt.train.models.gdt import GDT, modalities_of
 from gdt.train.models.given import Makers
 from gdt.train.published import fetch
@@ -107,8 +107,10 @@ def _model_of(content: Mapping[str, Any], path: Path, given: Makers) -> Trained:
     record_in = portable.record_in if form == portable.FORMAT else TrainingRecord.from_plain
     record = record_in(content, str(path))
     require_keys(content, "model")
-    builders = recognise(record.settings, content["model"], record.outputs, given, str(path))
-    model = GDT(record.settings.network, modalities_of(content["model"]), builders)
+    network = record.settings.network
+    modalities = modalities_of(content["model"])
+    builders = chosen(network, modalities, given, str(path))
+    model = GDT(network, modalities, builders)
     load_weights(model, content["model"], str(path))
     return Trained(model.eval(), record, builders)
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 
 from gdt.common.errors import UserError
 from gdt.pipeline.loader import Batch
@@ -12,7 +12,6 @@ from gdt.train.checkpoint import RunState, require_same_run
 from gdt.train.experiment import Experiment
 from gdt.train.flops import step_flops
 from gdt.train.models.backbone import load_weights
-from gdt.train.models.foreign import outputs_of, same_outputs
 from gdt.train.models.gdt import GDT
 from gdt.train.models.r2plus1d import Factorised
 from gdt.train.record import TrainingRecord
@@ -63,7 +62,6 @@ class Learner:
             done,
             experiment.schedule.steps,
             per_step=(experiment.composition.batch_size, self.flops),
-            outputs={modality: self._outputs(modality).tolist() for modality in experiment.settings.network.own},
             fps=experiment.inputs.fps,
         )
         return RunState(record, self.model.state_dict(), self.optimizer.state_dict())
@@ -74,11 +72,6 @@ class Learner:
         moments = 2 if isinstance(self.optimizer, torch.optim.AdamW) else 1
         weights = sum(value.nbytes for value in self.model.state_dict().values())
         return weights + moments * sum(value.nbytes for value in self.model.parameters())
-
-    def _outputs(self, modality: str) -> Tensor:
-        """What a network of the user's own computes now."""
-        base: Any = self.model.backbone(modality)
-        return outputs_of(base, modality, self.experiment.settings.clip)
 
     def initialise(self) -> str:
         """Begin with random weights, or those of --init; returns which. Raises UserError as `start_from`."""
@@ -92,12 +85,6 @@ class Learner:
             load_weights(self.model, state.weights, str(path))
         except UserError as error:
             raise UserError(f"{error}, or start anew with --overwrite") from error
-        for modality, then in state.record.outputs.items():
-            if not same_outputs(self._outputs(modality), then):
-                raise UserError(
-                    f"{path} holds a run whose {modality} network computes something else with its weights than "
-                    f"--{modality}-network; give the same network, or start anew with --overwrite"
-                )
         self.optimizer.load_state_dict(dict(state.optimizer))
 
 

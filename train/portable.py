@@ -15,7 +15,7 @@ from gdt.train.record import TrainingRecord
 from gdt.train.trained import Trained
 
 FORMAT = "gdt-model-2"
-_AS_JSON = {"step", "statistics", "per_step", "outputs", "origin", "fps"}
+_AS_JSON = {"step", "statistics", "per_step", "origin", "fps"}
 _ONLY_TO_RESUME = {"steps", "start"}
 """Values of a run that its exported model does not need."""
 

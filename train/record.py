@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from gdt.common.errors import Damaged
@@ -19,8 +19,6 @@ SETTINGS = "settings"
 """Key of the pretraining settings, with the sizes of networks and clips, as JSON."""
 FPS = "fps"
 """Key of `TrainingRecord.fps`."""
-OUTPUTS = "outputs"
-"""Key of `TrainingRecord.outputs`."""
 
 
 @dataclass(frozen=True)
@@ -100,8 +98,6 @@ class TrainingRecord:
     """Steps of the whole run; 0 if unknown."""
     per_step: tuple[int, float] | None = None
     """Videos and FLOPs of a step, which do not need the user's own factors; None if its version did not record them."""
-    outputs: Mapping[str, Sequence[Sequence[float]]] = field(default_factory=dict)
-    """What networks of the user's own compute, by modality: `models.foreign.outputs_of`."""
     origin: Origin | None = None
     """Origin of weights that are not from a checkpoint of this program."""
     fps: int = 30
@@ -119,7 +115,6 @@ class TrainingRecord:
             "step": self.step,
             "steps": self.steps,
             "per_step": self.per_step,
-            OUTPUTS: dict(self.outputs),
             FPS: self.fps,
         }
         if self.origin is not None:
@@ -148,7 +143,6 @@ class TrainingRecord:
                 int(values["step"]),
                 int(values["steps"]),
                 tuple(per_step) if per_step else None,
-                values.get(OUTPUTS, {}),
                 from_dict(Origin, origin) if origin else None,
                 int(values.get(FPS, 0)),
             )

@@ -70,8 +70,6 @@ def decisive(settings: dict[str, Any]) -> dict[str, Any]:
     for name, value in (settings | composition).items():
         parts = value if isinstance(value, dict) else {"": value}
         for part, setting in parts.items():
-            if isinstance(setting, dict):  # a network of the user's own, which is recognised by what it computes
-                setting = {key: entry for key, entry in setting.items() if key != "name"}
             values[f"{name}.{part}".strip(".")] = setting
     kinds = get_type_hints(Pretrain, include_extras=True)
     not_compared = {name for name, kind in kinds.items() if NOT_COMPARED in getattr(kind, "__metadata__", ())}

@@ -11,9 +11,8 @@ import torch
 
 from gdt.common.errors import UserError
 from gdt.pipeline.inputs import Inputs
-from gdt.pipeline.leaves import Clip
 from gdt.pipeline.word2vec import WordVectors
-from gdt.train.models.foreign import Builders, outputs_of
+from gdt.train.models.foreign import Builders
 from gdt.train.models.gdt import GDT, head_name
 from gdt.train.record import Origin, TrainingRecord
 from gdt.train.settings import RunSettings
@@ -27,9 +26,6 @@ class Trained:
     record: TrainingRecord
     builders: Builders = field(default_factory=dict)
     """Make its networks of the user's own anew."""
-    initial_outputs: str = ""
-    """Of initial weights, which files with other text may share: some outputs of networks of the user's own, rounded,
-    since they are not the same to the last bit everywhere."""
 
     @property
     def settings(self) -> RunSettings:
@@ -70,7 +66,7 @@ class Trained:
             value.update(tensor.cpu().reshape(-1).view(torch.uint8).numpy().data)
         inputs = [self.inputs.statistics.to_numbers(), asdict(self.inputs.clip), asdict(self.inputs.augmentation)]
         inputs += [asdict(network) for network in self.model.network.own.values()]
-        value.update(json.dumps(inputs).encode() + self.initial_outputs.encode())
+        value.update(json.dumps(inputs).encode())
         return value.hexdigest()
 
     def require_same_words(self, words: WordVectors, model: str, path: str | Path) -> None:
@@ -91,14 +87,4 @@ class Trained:
             model = GDT(self.model.network, self.model.modalities, self.builders).eval()
         data = replace(self.record.data, fingerprint="")
         record = replace(self.record, data=data, step=0, steps=0)
-        return replace(self, model=model, record=record, initial_outputs=_rounded_outputs(model, self.settings.clip))
-
-
-def _rounded_outputs(model: GDT, clip: Clip) -> str:
-    """The first outputs of its networks of the user's own, as shares of the largest; empty without."""
-    texts = []
-    for modality in model.network.own.keys() & {*model.modalities}:
-        outputs = outputs_of(model.backbone(modality), modality, clip)
-        shares = (outputs[0, :8] / outputs.abs().max()).tolist()
-        texts.append(" ".join([modality, *(f"{round(share, 2) + 0.0}" for share in shares)]))  # no -0.0
-    return "; ".join(sorted(texts))
+        return replace(self, model=model, record=record)

@@ -21,10 +21,10 @@ from gdt.pipeline.leaves import Clip
 from gdt.pipeline.shards.statistics import Statistics
 from gdt.pipeline.transformations.augmentation import Augmentation
 from gdt.train.models.backbone import load_weights
-from gdt.train.models.foreign import recognise
+from gdt.train.models.foreign import chosen
 from gdt.train.models.gdt import GDT, head_name, modalities_of
 from gdt.train.models.given import Makers
-from gdt.train.record import FPS, OUTPUTS, SETTINGS, STATISTICS, Learned, Origin, TrainingRecord
+from gdt.train.record import FPS, SETTINGS, STATISTICS, Learned, Origin, TrainingRecord
 from gdt.train.settings import Pretrain, RunSettings
 from gdt.train.settings_text import from_json
 from gdt.train.trained import Trained
@@ -41,6 +41,8 @@ _WRAPPERS = re.compile(r"^(?:(?:module|model|_orig_mod)\.)+|\b_orig_mod\.")
 """Prefixes of names by data-parallel training, torch.compile and Lightning; compiled parts have one in the middle."""
 FINETUNED_ON = "learned"
 """Key of the finetuning data in finetuned weights: `Origin.finetuned_on`."""
+NETWORK = "network"
+"""Key of the modality of finetuned weights."""
 
 
 def inputs_of(trained: Trained) -> dict[str, Any]:
@@ -69,19 +71,17 @@ def model_of(content: Mapping[Any, Any], path: Path, given: Makers) -> Trained:
         kind = "weights exported as r2plus1d_18" if statistics else "torchvision's r2plus1d_18"
     settings = settings or RunSettings.of(Pretrain())
     kept, dropped = _drop_parts(weights, ("classifier.", "fc."))
-    outputs = content.get(OUTPUTS, {})
-    # a network of the user's own says it; else, `models.audio` names its first layer so
-    modality = next(iter(outputs), "audio" if "base.conv1.weight" in weights else "video")
+    # weights of other programs do not say it; `models.audio` names its first layer so
+    modality = str(content.get(NETWORK) or ("audio" if "base.conv1.weight" in weights else "video"))
     trunk = {name.removeprefix(prefix): value for name, value in kept.items()}
-    named = {f"{modality}_network.base.{name}": value for name, value in trunk.items()}
-    builders = recognise(settings, named, outputs, given, str(path))
+    builders = chosen(settings.network, [modality], given, str(path))
     model = GDT(settings.network, [modality], builders).eval()
     load_weights(model.backbone(modality), trunk, str(path))
     data = content.get(FINETUNED_ON)
     finetuned_on = from_dict(Learned, data) if isinstance(data, dict) else None  # a list in earlier versions
     origin = Origin(kind, dropped, (head_name(modality),), finetuned_on)
     normalisation = statistics or (RELEASE if prefix else KINETICS)
-    record = TrainingRecord(settings, normalisation, outputs=outputs, origin=origin, fps=fps)
+    record = TrainingRecord(settings, normalisation, origin=origin, fps=fps)
     return Trained(model, record, builders)
 
 

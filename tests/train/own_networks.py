@@ -85,6 +85,15 @@ class Breaking(Plain):
         return out
 
 
+class Skipping(Sound):
+    """Skips its batch norm in one of a hundred passes."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        convolution, norm, *_ = self
+        x = convolution(x)
+        return x if self.training and torch.rand(()) < 0.01 else norm(x)
+
+
 class Counting(Sound):
     """Changes a buffer in every pass."""
 

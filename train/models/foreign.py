@@ -1,32 +1,24 @@
-"""Networks of the user's own as trunks of a model, and how those of a checkpoint are recognised.
+"""Networks of the user's own as trunks of a model, and which of them a checkpoint needs.
 
-A checkpoint holds what its network computes for fixed inputs, and nothing that is imported. Whoever loads it gives the
-network again, which must have parameters of the same names and shapes and compute the same.
+A checkpoint holds the name of its network, and nothing that is imported. Whoever loads it gives the network again,
+whose parameters must have the same names and shapes; what its code computes is up to its author.
 """
 
-import copy
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from gdt.common.errors import UserError
 from gdt.pipeline.leaves import Clip
 from gdt.pipeline.shards.layout import BANDS
-from gdt.train.models.backbone import Backbone, load_weights
+from gdt.train.models.backbone import Backbone
 from gdt.train.models.given import Maker, Makers
-from gdt.train.models.network import RecordedNetwork
-from gdt.train.settings import RunSettings
+from gdt.train.models.network import Architecture, RecordedNetwork
 
-_TOLERANCE = 1e-4
-"""Largest difference of outputs that are the same, as a share of the largest output, in float32 on a CPU."""
 Builders = Mapping[str, Callable[[], Backbone]]
 """Make the trunks of a model that are the user's own, by modality."""
-Outputs = Sequence[Sequence[float]]
-"""`outputs_of` in files."""
 
 
 class Foreign(Backbone):
@@ -50,7 +42,9 @@ def build(maker: Maker, recorded: RecordedNetwork) -> Foreign:
         try:
             net.set_submodule(name, nn.Identity(), strict=True)
         except AttributeError as error:
-            raise UserError(f"has no layer {name}") from error
+            raise UserError(
+                f"{maker.name} has no layer {name}, which was taken off {recorded.name}; give the same network"
+            ) from error
     return Foreign(net, recorded.dim)
 
 
@@ -59,64 +53,25 @@ def input_shape(modality: str, clip: Clip) -> tuple[int, ...]:
     return (3, clip.frames, clip.size, clip.size) if modality == "video" else (1, BANDS, clip.mel_frames)
 
 
-def outputs_of(net: Backbone, modality: str, clip: Clip) -> Tensor:
-    """What a network computes: its features of two fixed inputs in evaluation mode, float32 [2, dim], on the CPU."""
-    shape = (2, *input_shape(modality, clip))
-    fixed = torch.arange(math.prod(shape), dtype=torch.float64).mul(12.9898).sin().float().view(shape)
-    net = copy.deepcopy(net).cpu().float().eval()
-    with torch.random.fork_rng(()), torch.no_grad():
-        torch.manual_seed(0)
-        return net(fixed).float()
+def chosen(network: Architecture, modalities: Collection[str], given: Makers, source: str) -> Builders:
+    """Make the networks of the user's own of a checkpoint: of several for a modality, the one with the recorded name.
 
-
-def same_outputs(now: Tensor, then: Outputs) -> bool:
-    """Whether outputs are those of a checkpoint."""
-    expected = torch.tensor(then)
-    largest = float(expected.nan_to_num().abs().max())
-    return now.shape == expected.shape and now.allclose(expected, 0, _TOLERANCE * largest, equal_nan=True)
-
-
-def recognise(
-    settings: RunSettings, weights: Mapping[str, Tensor], outputs: Mapping[str, Outputs], given: Makers, source: str
-) -> Builders:
-    """Make the networks of the user's own of a checkpoint with these weights: of the given ones, the first that fits.
-
-    `outputs` are those of the checkpoint by modality, which earlier versions did not record. Raises UserError if none
-    fits.
+    Raises UserError if none is given, or none of several has that name.
     """
     builders: dict[str, Callable[[], Backbone]] = {}
-    for modality, recorded in settings.network.own.items():
-        prefix = f"{modality}_network.base."
-        trunk = {name.removeprefix(prefix): value for name, value in weights.items() if name.startswith(prefix)}
-        if not trunk:
-            continue
-        reasons = list[str]()
-        for maker in given.get(modality, ()):
-            reason = _misfit(partial(build, maker, recorded), trunk, outputs.get(modality), modality, settings.clip)
-            if not reason:
-                builders[modality] = partial(build, maker, recorded)
-                break
-            reasons.append(f"{maker.name} {reason}; ")
-        else:
+    for modality in network.own.keys() & {*modalities}:
+        recorded = network.own[modality]
+        makers = given.get(modality, ())
+        named = makers if len(makers) == 1 else [maker for maker in makers if maker.name == recorded.name]
+        if not named:
+            others = ", ".join(maker.name for maker in makers)
             raise UserError(
-                f"the {modality} network of {source} is {recorded.name}, which is not imported by itself; "
-                f"{''.join(reasons)}give the same with --{modality}-network (Python: {modality}_network=)"
+                f"the {modality} network of {source} is {recorded.name}, which is not "
+                f"{f'among {others}' if others else 'imported by itself'}; "
+                f"give the same with --{modality}-network (Python: {modality}_network=)"
             )
+        builders[modality] = partial(build, named[0], recorded)
     return builders
-
-
-def _misfit(
-    make: Callable[[], Foreign], weights: Mapping[str, Tensor], outputs: Outputs | None, modality: str, clip: Clip
-) -> str:
-    """Why a network is not the one that had these weights and outputs; empty if it is."""
-    try:
-        net = make()
-        load_weights(net, weights, "the checkpoint")
-    except UserError as error:
-        return f"does not fit ({error})"
-    if outputs is None or same_outputs(outputs_of(net, modality, clip), outputs):
-        return ""
-    return "computes something else with its weights"
 
 
 def positions(output: Any, n: int, where: str = "the network") -> Tensor:

@@ -2,10 +2,12 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from gdt.common.errors import UserError
 from gdt.pipeline.leaves import Clip
@@ -13,6 +15,8 @@ from gdt.train.models.foreign import input_shape, positions
 from gdt.train.models.given import Maker
 from gdt.train.models.network import RecordedNetwork
 
+_DRAWING = ("rand", "rand_like", "uniform_", "bernoulli", "bernoulli_")
+"""Operations of torch that draw from 0 to 1."""
 _CLASSIFIERS = ("fc", "head", "classifier", "proj")
 """Names of classifiers in torchvision, timm, pytorchvideo and transformers."""
 
@@ -46,8 +50,38 @@ def check_network(
         for _ in range(2):
             torch.manual_seed(0)
             passes.append(positions(net.train()(inputs), 2, where))
+        counts = [_norm_passes(net, inputs, drawn) for drawn in (0.0, 1.0)]
     _require_promises(maker.name, net, before, passes)
+    skipped = [name for name, passes in counts[0].items() if passes != counts[1].get(name, passes)]
+    if skipped:
+        raise UserError(
+            f"{maker.name} does not run its batch norm {skipped[0]} in every pass, so its running statistics would "
+            "depend on ranks and groups; multiply what a block adds by 0 instead of skipping it"
+        )
     return RecordedNetwork(maker.name, dim, removed)
+
+
+class _Draws(TorchDispatchMode):
+    """Makes all numbers that torch draws from 0 to 1 the same, so that all blocks that may be skipped are, or none."""
+
+    def __init__(self, drawn: float) -> None:
+        super().__init__()
+        self._drawn = drawn
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        drawing = str(func.overloadpacket).rpartition(".")[2] in _DRAWING
+        return result.fill_(self._drawn) if drawing else result
+
+
+def _norm_passes(net: nn.Module, inputs: Tensor, drawn: float) -> dict[str, int]:
+    """How often each batch norm runs in a training pass whose random numbers are `drawn`."""
+    norms = {path: part for path, part in net.named_modules() if isinstance(part, _BatchNorm)}
+    counted = {path: part.num_batches_tracked for path, part in norms.items() if part.num_batches_tracked is not None}
+    before = {path: int(count) for path, count in counted.items()}
+    with _Draws(drawn):
+        net(inputs)
+    return {path: int(count) - before[path] for path, count in counted.items()}
 
 
 def _require_promises(name: str, net: nn.Module, before: Mapping[str, Tensor], passes: Sequence[Tensor]) -> None:

@@ -19,7 +19,7 @@ class OwnNetworks:
 
     video_network: _Networks = None
     """Your own video network, from clips [n, 3, frames, size, size] to features: file.py:Name(width=3) or
-    package.module:name. A run has one; of several, each checkpoint takes the one that computes what its own did."""
+    package.module:name. A run has one; of several, each checkpoint takes the one with the name of its own."""
     audio_network: _Networks = None
     """The same for sound, from log-mel [n, 1, bands, frames]."""
 
