@@ -14,7 +14,6 @@ from gdt.common.commandline import gdt_command
 from gdt.common.errors import Unusable, UserError
 from gdt.common.files import TEMPORARY, require_new_file, require_space
 from gdt.eval import parquet
-from gdt.eval.extract import uniform_outputs
 from gdt.eval.features import VERSION, Features, sameness, write
 from gdt.eval.settings import Embed, FeatureModality, Kind, Rows
 from gdt.pipeline.clips import uniform_starts, usable
@@ -23,6 +22,7 @@ from gdt.pipeline.loader import Batch
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.shards.naming import shard_folder
 from gdt.train.checkpoint import load_trained
+from gdt.train.inference import over_videos
 from gdt.train.models.gdt import any_device
 from gdt.train.models.given import makers
 from gdt.train.run import latest_checkpoint, verdict_of
@@ -135,7 +135,7 @@ def features_of(
         videos = np.flatnonzero(usable(index, clip, [name]))
         if not len(videos):
             continue
-        (values,) = uniform_outputs(trained, index, videos, clips, device, forward, name)
+        (values,) = over_videos(trained, index, videos, clips, device, forward, name)
         if kind == "embeddings":
             with np.errstate(invalid="ignore"):  # a dead network gives zeros
                 values = values / np.linalg.norm(values, axis=1, keepdims=True)

@@ -1,62 +1,21 @@
-"""Outputs of networks on videos, and features cached in files."""
+"""Features of videos for evaluation, cached in files."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from gdt.common.errors import UserError
 from gdt.common.files import DAMAGE, require_readable, require_space, writing
-from gdt.pipeline.clips import uniform_plans
-from gdt.pipeline.inputs import Inputs
-from gdt.pipeline.loader import Batch, Loader
+from gdt.pipeline.loader import Batch
 from gdt.pipeline.shards.index import Index
-from gdt.pipeline.tree import BatchPlan
-from gdt.train.models.gdt import as_floats, autocast
+from gdt.train.inference import over_videos
+from gdt.train.models.gdt import as_floats
 from gdt.train.trained import Trained
-
-
-def outputs(
-    index: Index,
-    plans: Iterable[BatchPlan],
-    inputs: Inputs,
-    device: torch.device,
-    compute: Callable[[Batch], Sequence[Tensor]],
-    bar: tqdm[None],
-    per: int = 1,
-) -> list[np.ndarray]:
-    """The tensors that `compute` returns, each concatenated over the batches of all plans.
-
-    The bar advances by one for every `per` leaves. Raises UserError if a shard is damaged.
-    """
-    parts: list[list[np.ndarray]] = []
-    with Loader(index, plans, inputs, device) as loader, torch.inference_mode(), autocast(device), bar:
-        for batch in loader:
-            parts.append([value.float().cpu().numpy() for value in compute(batch)])
-            bar.update(len(batch.plan) // per)
-    return [np.concatenate(batches) for batches in zip(*parts, strict=True)]
-
-
-def uniform_outputs(
-    trained: Trained,
-    index: Index,
-    videos: np.ndarray,
-    clips: int,
-    device: torch.device,
-    compute: Callable[[Batch], Sequence[Tensor]],
-    modality: str = "video",
-) -> list[np.ndarray]:
-    """The `outputs` of `clips` uniform clips per video, centre-cropped, of one modality."""
-    at_once = 64 if device.type == "cuda" else 16  # on a CPU, more would only move the bar less often
-    plans = uniform_plans(index, videos, clips, trained.inputs, [modality], at_once)
-    bar = tqdm(total=len(videos), unit="video", desc=f"{modality} features", mininterval=1.0, leave=False)
-    return outputs(index, plans, trained.inputs, device, compute, bar, clips)
 
 
 @dataclass(frozen=True)
@@ -97,7 +56,7 @@ def extract(
         maximum = maps.amax(inner).unflatten(0, (-1, clips)).mean(1)
         return [average, maximum]
 
-    return PooledFeatures(videos, *uniform_outputs(trained, index, videos, clips, device, pooled, modality))
+    return PooledFeatures(videos, *over_videos(trained, index, videos, clips, device, pooled, modality))
 
 
 def require_network(trained: Trained, modality: str, option: str = "--modalities") -> None:

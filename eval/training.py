@@ -21,7 +21,7 @@ from gdt.common.errors import Damaged, UserError
 from gdt.common.files import require_space, write_lines, writing
 from gdt.common.randomness import Stream, seed_sequence
 from gdt.eval.classification import classes_of, targets, top_k
-from gdt.eval.extract import outputs, require_network
+from gdt.eval.extract import require_network
 from gdt.eval.folds import Fold
 from gdt.eval.metrics import Measured
 from gdt.eval.settings import Downstream
@@ -33,6 +33,7 @@ from gdt.pipeline.loader import Batch, Loader
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.transformations.augmentation import Augmentation
 from gdt.pipeline.tree import BatchPlan
+from gdt.train.inference import over_clips
 from gdt.train.models.gdt import as_floats, autocast
 from gdt.train.record import Learned
 from gdt.train.step import require_finite, seed_torch
@@ -230,7 +231,7 @@ class Finetuning:
         self.model.eval()
         bar = tqdm(total=len(self.test_target), unit="video", desc=f"{name}, test", mininterval=0.5, leave=False)
         plans = self.test_plans()
-        videos, clips = outputs(self.index, plans, self.inputs, self.device, scored, bar, recipe.test_clips)
+        videos, clips = over_clips(self.index, plans, self.inputs, self.device, scored, bar, recipe.test_clips)
         return videos, clips
 
     def plans(self, first: int) -> Iterator[BatchPlan]:

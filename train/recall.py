@@ -12,13 +12,14 @@ from gdt.common.errors import UserError
 from gdt.common.randomness import Stream, generator
 from gdt.pipeline.clips import uniform_plans, usable
 from gdt.pipeline.leaves import MODALITIES
-from gdt.pipeline.loader import Loader
+from gdt.pipeline.loader import Batch
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.sources.loading import Loading
 from gdt.pipeline.word2vec import WordVectors
 from gdt.train.experiment import Experiment
 from gdt.train.health import measures
-from gdt.train.models.gdt import GDT, autocast
+from gdt.train.inference import over_clips
+from gdt.train.models.gdt import GDT
 from gdt.train.record import TrainingRecord
 from gdt.train.trained import Trained
 
@@ -55,30 +56,26 @@ def embed_videos(
     order = [name for name in MODALITIES if name in modalities]
     plans = uniform_plans(index, videos, clips, trained.inputs, modalities=order)
     model = trained.model.to(device).eval()
-    sums_by_batch: dict[str, list[torch.Tensor]] = {name: [] for name in order}
-    used_by_batch: dict[str, list[torch.Tensor]] = {name: [] for name in order}
-    with (
-        Loader(index, plans, trained.inputs, device, loading, words) as loader,
-        torch.compiler.set_stance("force_eager"),  # compiling again takes longer than a probe while training
-        torch.inference_mode(),
-        autocast(device),
-    ):
-        for batch in loader:
-            counted = batch.table.get("usable", torch.ones(len(batch.plan), device=device)).float()
-            of_modalities = counted.chunk(len(order))
-            for (name, inputs), weights in zip(batch.inputs.items(), of_modalities, strict=True):
-                embeddings = model.embed(name, inputs).float()
-                by_video = (embeddings * weights[:, None]).unflatten(0, (-1, clips))
-                sums_by_batch[name].append(by_video.sum(1).cpu())
-                used_by_batch[name].append(weights.unflatten(0, (-1, clips)).sum(1).cpu())
-    sums = {name: torch.cat(parts) for name, parts in sums_by_batch.items()}
+
+    def summed(batch: Batch) -> list[torch.Tensor]:
+        """Sums over the clips of a video, of each modality, and how many clips they are of."""
+        counted = batch.table.get("usable", torch.ones(len(batch.plan), device=device)).float()
+        weights = [part.unflatten(0, (-1, clips)) for part in counted.chunk(len(order))]
+        embeddings = [
+            model.embed(name, inputs).float().unflatten(0, (-1, clips)) for name, inputs in batch.inputs.items()
+        ]
+        sums = [(values * part[..., None]).sum(1) for values, part in zip(embeddings, weights, strict=True)]
+        return [*sums, *(part.sum(1) for part in weights)]
+
+    parts = over_clips(index, plans, trained.inputs, device, summed, loading=loading, words=words)
+    sums = {name: torch.from_numpy(values) for name, values in zip(order, parts, strict=False)}
     if not all(bool(value.isfinite().all()) for value in sums.values()):
         raise UserError(
             "embeddings contain NaN or infinity: the weights are damaged, or training has diverged; use another "
             "checkpoint, or train with a lower learning rate"
         )
     # embeddings of 0, of a network that has died, count
-    valid = torch.stack([torch.cat(parts) > 0 for parts in used_by_batch.values()]).all(0)
+    valid = torch.from_numpy(np.all(parts[len(order) :], axis=0))
     means = {name: functional.normalize(value[valid], dim=1) for name, value in sums.items()}
     return Embedded(videos[valid.numpy()], means)
 

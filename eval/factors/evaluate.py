@@ -12,7 +12,6 @@ from tqdm import tqdm
 from gdt.common.errors import UserError
 from gdt.common.files import write_text
 from gdt.common.randomness import Stream, generator
-from gdt.eval.extract import outputs
 from gdt.eval.factors.probing import probe_accuracy, relative_distance
 from gdt.eval.factors.trials import Planner, Trial
 from gdt.eval.folds import held_out
@@ -26,6 +25,7 @@ from gdt.pipeline.shards.index import Index
 from gdt.pipeline.transformations.base import Transformation
 from gdt.train.checkpoint import load_trained
 from gdt.train.experiment import compose
+from gdt.train.inference import over_clips
 from gdt.train.models.gdt import GDT, any_device
 from gdt.train.models.given import makers
 from gdt.train.trained import Trained
@@ -139,7 +139,7 @@ def _features_of_trial(
         return [model.trunk(network)(inputs) for model in models]
 
     bar = tqdm(total=len(trial.leaves), unit="clip", desc=f"factors, {network}", mininterval=1.0, leave=False)
-    by_model = outputs(index, trial.plans(), trained.inputs, device, forward, bar)
+    by_model = over_clips(index, trial.plans(), trained.inputs, device, forward, bar)
     return [values.reshape(*trial.shape, -1) for values in by_model]
 
 

@@ -12,11 +12,11 @@ from torch import Tensor
 from gdt.common.errors import UserError
 from gdt.common.randomness import Stream, generator
 from gdt.eval.drawing import COLOURS, STYLE, marker, picture
-from gdt.eval.extract import uniform_outputs
 from gdt.eval.similarity import unit
 from gdt.pipeline.clips import start_counts, usable
 from gdt.pipeline.loader import Batch
 from gdt.pipeline.shards.index import Index, labels_in, names_in
+from gdt.train.inference import over_videos
 from gdt.train.models.gdt import any_device
 from gdt.train.trained import Trained
 
@@ -75,7 +75,7 @@ def _features(trained: Trained, index: Index, videos: np.ndarray, modality: str)
     def forward(batch: Batch) -> list[Tensor]:
         return [network(batch.inputs[modality]) for network in networks]
 
-    by_network = uniform_outputs(trained, index, videos, _CLIPS, device, forward, modality)
+    by_network = over_videos(trained, index, videos, _CLIPS, device, forward, modality)
     return [unit(values).reshape(len(videos), _CLIPS, -1) for values in by_network]
 
 

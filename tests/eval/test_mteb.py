@@ -84,7 +84,7 @@ def test_a_fault_of_the_machine_ends_the_evaluation(
         unread = Unread("it cannot be read (Input/output error); the next run tries it again")
         monkeypatch.setattr("gdt.preprocess.worker.extract_group", lambda targets, _: [unread for _ in targets])
     if fault == "weights":
-        monkeypatch.setattr("gdt.eval.extract.outputs", lambda *_: [np.full((1, 128), np.nan)])
+        monkeypatch.setattr("gdt.eval.embed.over_videos", lambda *_: [np.full((1, 128), np.nan)])
     files = [str(tmp_path / "gone.mp4" if fault == "missing" else path)]
     message = {
         "no ffmpeg": "ffmpeg is not installed", "full disk": "no space left on the disk", "missing": "cannot read .*ne",

@@ -1,0 +1,69 @@
+"""One pass of networks over clips without gradients, by which they are probed, evaluated and embedded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from gdt.pipeline.clips import uniform_plans
+from gdt.pipeline.inputs import Inputs
+from gdt.pipeline.loader import Batch, Loader
+from gdt.pipeline.shards.index import Index
+from gdt.pipeline.sources.loading import Loading
+from gdt.pipeline.tree import BatchPlan
+from gdt.pipeline.word2vec import WordVectors
+from gdt.train.models.gdt import autocast
+from gdt.train.trained import Trained
+
+Compute = Callable[[Batch], Sequence[Tensor]]
+"""What is kept of a batch."""
+
+
+def over_clips(
+    index: Index,
+    plans: Iterable[BatchPlan],
+    inputs: Inputs,
+    device: torch.device,
+    compute: Compute,
+    bar: tqdm[None] | None = None,
+    per: int = 1,
+    loading: Loading = Loading(),
+    words: WordVectors | None = None,
+) -> list[np.ndarray]:
+    """The tensors that `compute` returns, each concatenated over the batches of all plans: float32.
+
+    The bar advances by one for every `per` leaves. Raises UserError if a shard is damaged.
+    """
+    bar = tqdm(disable=True) if bar is None else bar
+    parts: list[list[np.ndarray]] = []
+    with (
+        Loader(index, plans, inputs, device, loading, words) as loader,
+        torch.compiler.set_stance("force_eager"),  # compiling again takes longer than a probe while training
+        torch.inference_mode(),
+        autocast(device),
+        bar,
+    ):
+        for batch in loader:
+            parts.append([value.float().cpu().numpy() for value in compute(batch)])
+            bar.update(len(batch.plan) // per)
+    return [np.concatenate(batches) for batches in zip(*parts, strict=True)]
+
+
+def over_videos(
+    trained: Trained,
+    index: Index,
+    videos: np.ndarray,
+    clips: int,
+    device: torch.device,
+    compute: Compute,
+    modality: str = "video",
+) -> list[np.ndarray]:
+    """`over_clips` of `clips` uniform clips per video, centre-cropped, of one modality."""
+    at_once = 64 if device.type == "cuda" else 16  # on a CPU, more would only move the bar less often
+    plans = uniform_plans(index, videos, clips, trained.inputs, [modality], at_once)
+    bar = tqdm(total=len(videos), unit="video", desc=f"{modality} features", mininterval=1.0, leave=False)
+    return over_clips(index, plans, trained.inputs, device, compute, bar, clips)
