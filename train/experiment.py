@@ -20,7 +20,7 @@ from gdt.pipeline.word2vec import WordVectors
 from gdt.train.models.network import Architecture, Network, RecordedNetwork
 from gdt.train.record import RunData
 from gdt.train.schedule import Schedule
-from gdt.train.settings import Pretrain, RunSettings
+from gdt.train.settings import Pretrain, RunSettings, SizeDefaults
 
 if TYPE_CHECKING:  # slow to import, and compositions need only the settings
     import torch
@@ -62,7 +62,7 @@ def resolve(
     settings: Pretrain,
     index: Index,
     device: torch.device,
-    earlier: Pretrain | None = None,
+    earlier: RunSettings | None = None,
     start: Trained | None = None,
     given: Makers = MappingProxyType({}),
     say: Callable[[str, str], None] = lambda name, text: None,
@@ -77,20 +77,20 @@ def resolve(
     if settings.factors_from and not settings.factors:
         raise UserError("--factors-from has no effect on a preset; set --factors")
     transformations, checksum = notation.read_transformations(settings.factors_from)
-    batch_size = settings.fixed_batch_size or (earlier.batch_size if earlier else 0)
+    batch_size = settings.fixed_batch_size
+    group_size = settings.group_size
+    if earlier:
+        batch_size = batch_size or earlier.batch_size
+        group_size = earlier.group_size if group_size is None else group_size
     composition = compose(settings, transformations, batch_size or 2)
     words = _words_of(settings, composition, index)
     # which videos are usable does not depend on the batch size, which depends on them
     tree = tree_of(settings, composition, index, lambda text: say("data", text))
-    if not batch_size:
-        batch_size = _default_batch_size(settings, len(tree.pool.videos))
+    asked = batch_size
+    batch_size, group_size = fitted(settings.defaults, batch_size, group_size, len(tree.pool.videos), _memory(device))
+    if not asked:
         composition = compose(settings, transformations, batch_size)
         tree = replace(tree, composition=composition)
-    group_size = settings.group_size
-    if group_size is None and earlier is not None:
-        group_size = earlier.group_size
-    if group_size is None:
-        group_size = default_group_size(settings.defaults.group_size, batch_size, _memory(device))
     if start is not None and words is not None:
         start.require_same_words(words, settings.init or "the model", str(settings.word2vec))
     network, own = architecture(settings.network, given, composition, settings.clip, device, words, start)
@@ -124,13 +124,6 @@ def compose(settings: Pretrain, known: Transformations = TRANSFORMATIONS, batch_
     return notation.parse(factors, batch_size or settings.planned_batch_size, settings.augmentation, known)
 
 
-def _default_batch_size(settings: Pretrain, usable: int) -> int:
-    """That of the size, lowered to whole groups if there are fewer videos."""
-    videos = min(settings.defaults.batch_size, usable)
-    group_size = settings.defaults.group_size if settings.group_size is None else settings.group_size
-    return videos - videos % max(1, group_size) or videos
-
-
 def tree_of(
     settings: Pretrain, composition: Composition, index: Index, say: Callable[[str], None] = lambda text: None
 ) -> Tree:
@@ -143,23 +136,38 @@ def schedule_of(settings: RunSettings, batches_per_epoch: int) -> Schedule:
     return Schedule(settings.optimization, settings.batch_size, batches_per_epoch, steps)
 
 
-def default_group_size(most: int, videos: int, memory: int) -> int:
-    """The default group size for a batch of videos, on a GPU with `memory` bytes (0: a CPU); 0 if `most` is 0.
+def fitted(size: SizeDefaults, batch_size: int, group_size: int | None, videos: int, memory: int) -> tuple[int, int]:
+    """Batch and group of a size, lowered to the `videos` that can be used and a GPU's `memory` in bytes (0: a CPU).
 
-    A clip of the paper's size keeps about 0.45 GiB in bfloat16. Raises UserError if there is none.
+    A batch size that is not 0, and a group size that is not None, are set and stay. A clip of the paper's size keeps
+    about 0.45 GiB in bfloat16. Raises UserError if a batch that is set does not divide into groups.
     """
-    if not most:
-        return 0
+    batch = batch_size or min(size.batch_size, videos)
+    most = size.group_size if group_size is None else group_size
+    if not batch_size:
+        batch = batch - batch % max(1, most) or batch
+    if group_size is not None or not most:
+        return batch, most
     if memory and memory < 40e9:
         most = 32 if memory >= 20e9 else 16
-    fitting = [group for group in range(min(most, videos), 1, -1) if videos % group == 0]
-    if fitting and (fitting[0] >= _SMALLEST_GROUP or fitting[0] == videos):
-        return fitting[0]
-    below = videos - videos % _SMALLEST_GROUP
+    while not _group_of(batch, most) and not batch_size:
+        batch -= 1
+    group = _group_of(batch, most)
+    if group:
+        return batch, group
+    others = [n for n in range(batch - _SMALLEST_GROUP, batch + _SMALLEST_GROUP + 1) if n <= videos]
+    divided = [n for n in others if _group_of(n, most)]
+    near = {max((n for n in divided if n < batch), default=0), min((n for n in divided if n > batch), default=0)} - {0}
     raise UserError(
-        f"{videos} videos do not make groups of {_SMALLEST_GROUP} to {most}; set --batch-size to {below} or "
-        f"{below + _SMALLEST_GROUP}, or --group-size to 0, for one pass"
+        f"{batch} videos do not make groups of {_SMALLEST_GROUP} to {most}; set --batch-size to "
+        f"{' or '.join(map(str, sorted(near)))}, or --group-size to 0, for one pass"
     )
+
+
+def _group_of(batch: int, most: int) -> int:
+    """The largest group up to `most` that divides a batch, if it is not too small; 0 if there is none."""
+    group = next(group for group in range(min(most, batch), 0, -1) if batch % group == 0)
+    return group if group >= _SMALLEST_GROUP or group == batch else 0
 
 
 def architecture(
