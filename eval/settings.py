@@ -213,6 +213,28 @@ class Nearest:
 
 
 @dataclass(frozen=True)
+class Duplicates:
+    """Find videos that are nearly the same, in picture and sound."""
+
+    features: Path = Path("features.h5")
+    """File written by `gdt embed`, .h5, .npz or .parquet."""
+    above: float = 0.98
+    """Cosine above which two videos are the same, in each modality that both have."""
+    out: Path = Path("duplicates.csv")
+    """Table to write: group, id, start, split and cosine."""
+    dataset: str = ""
+    """Preprocessed data set of these videos, to name groups that cross its splits first."""
+    shards: Location | None = None
+    """Folder of shards, or s3://…; default: data/shards/<dataset>."""
+    overwrite: bool = False
+    """Replace an existing file."""
+
+    def __post_init__(self) -> None:
+        if not -1 <= self.above < 1:
+            raise UserError(f"--above is {self.above}; it must be below 1")
+
+
+@dataclass(frozen=True)
 class Export:
     """Write the weights of a checkpoint in a format that other programs read."""
 

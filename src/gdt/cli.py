@@ -53,6 +53,9 @@ COMMANDS = {
     "factors": Command("eval.settings:Factors", "eval.factors.evaluate:factors", "measure what moves the features"),
     "embed": Command("eval.settings:Embed", "eval.embed:embed", "write features of videos to a file"),
     "nearest": Command("eval.settings:Nearest", "eval.nearest:nearest", "find videos similar to one"),
+    "duplicates": Command(
+        "eval.settings:Duplicates", "eval.duplicates:duplicates", "find videos that are nearly the same"
+    ),
     "export": Command("eval.settings:Export", "eval.export:export", "write weights for other programs"),
     "report": Command("eval.settings:Report", "eval.page.page:report", "write one page of all runs"),
     "show-batch": Command("eval.settings:ShowBatch", "eval.show:show_batch", "draw the clips of one video"),

@@ -1,0 +1,124 @@
+"""`gdt duplicates`: videos, or moments of videos, that are nearly the same."""
+
+import csv
+import io
+from pathlib import Path
+
+import numpy as np
+from scipy.sparse import coo_matrix
+from scipy.sparse.csgraph import connected_components
+
+from gdt.common.commandline import gdt_command
+from gdt.common.errors import UserError
+from gdt.common.files import require_new_file, write_text
+from gdt.common.wording import plural
+from gdt.eval.features import Features, read, sameness
+from gdt.eval.settings import Duplicates
+from gdt.eval.similarity import unit
+from gdt.pipeline.shards.index import Index
+from gdt.pipeline.shards.naming import shard_folder
+
+_BLOCK = 256
+"""Rows that are compared with all others at a time."""
+_SHOWN = 10
+"""Most groups that are printed, and most rows of each."""
+
+
+def duplicates(settings: Duplicates) -> str:
+    """Write the groups as csv; returns a summary, with those that cross splits first.
+
+    Raises UserError if the features cannot be used, or do not tell videos apart.
+    """
+    require_new_file(settings.out, settings.overwrite)
+    stored = read(settings.features)
+    warning = sameness(stored.features)
+    if warning:
+        raise UserError(warning)
+    split = _splits(settings, stored)
+    group, cosine = groups(stored, settings.above)
+    members = [np.flatnonzero(group == number) for number in range(group.max(initial=-1) + 1)]
+    crossing = [rows for rows in members if len({*split[rows]}) > 1]
+    ordered = crossing + [rows for rows in members if len({*split[rows]}) < 2]
+    _write(settings.out, ordered, stored, split, cosine)
+    many = sum(len(np.unique(stored.id[rows])) for rows in members)
+    videos = plural(len(np.unique(stored.id)), "video")
+    lines = [f"{plural(len(members), 'group')} of {many} of {videos}, nearer than {settings.above}: {settings.out}"]
+    if settings.dataset or settings.shards:
+        lines.append(f"{plural(len(crossing), 'group')} {'crosses' if len(crossing) == 1 else 'cross'} splits")
+    for rows in ordered[:_SHOWN]:
+        lines.append("")
+        lines += [f"  {cosine[row]:.3f}  {_place(stored, row)}  {split[row]}".rstrip() for row in rows[:_SHOWN]]
+        if len(rows) > _SHOWN:
+            lines.append(f"  and {len(rows) - _SHOWN} more")
+    if len(ordered) > _SHOWN:
+        lines += ["", f"and {len(ordered) - _SHOWN} more groups"]
+    return "\n".join(lines)
+
+
+def groups(features: Features, above: float) -> tuple[np.ndarray, np.ndarray]:
+    """Groups of rows of different videos that are nearer than `above` in every modality that both have.
+
+    Returns the number of each row's group, int64 [n], -1 for none, and its highest cosine to another row of it, of the
+    modality in which they are farther apart: float32 [n]. Rows that are linked by others are one group. Memory is that
+    of a block of rows against all.
+    """
+    n = len(features.id)
+    video = np.unique(features.id.astype(str), return_inverse=True)[1]
+    present = {name: np.isfinite(values[:, 0]) for name, values in features.features.items()}
+    rows = {name: unit(np.nan_to_num(values)) for name, values in features.features.items()}
+    label = np.arange(n)
+    highest = np.full(n, -np.inf, np.float32)
+    for first in range(0, n, _BLOCK):
+        block = slice(first, first + _BLOCK)
+        cosine = np.full((len(video[block]), n - first), np.inf, np.float32)  # where no modality is in both
+        for name, values in rows.items():
+            both = present[name][block, None] & present[name][first:]
+            np.minimum(cosine, values[block] @ values[first:].T, where=both, out=cosine)
+        near = (cosine > above) & np.isfinite(cosine) & (video[block, None] != video[first:])
+        cosine[~near] = -np.inf
+        np.maximum(highest[block], cosine.max(1), out=highest[block])
+        np.maximum(highest[first:], cosine.max(0), out=highest[first:])
+        here, there = np.nonzero(near)
+        links = coo_matrix((np.ones(len(here), bool), (label[first + here], label[first + there])), (n, n))
+        label = connected_components(links, directed=False)[1][label]
+    found = np.isfinite(highest)
+    group = np.full(n, -1, np.int64)
+    group[found] = np.unique(label[found], return_inverse=True)[1]
+    return group, highest
+
+
+def _splits(settings: Duplicates, stored: Features) -> np.ndarray:
+    """The split of each row, empty without a data set: str [n]. Raises UserError if it lacks some of the videos."""
+    if not settings.dataset and not settings.shards:
+        return np.full(len(stored.id), "", object)
+    index = Index.open(shard_folder(settings.dataset, settings.shards))
+    split = dict(zip(index.id, index.split, strict=True))
+    missing = [id for id in stored.id if id not in split]
+    if missing:
+        again = gdt_command("embed", "--dataset", index.folder.name)
+        raise UserError(
+            f"{missing[0]} of {settings.features} is not in {index.folder}; embed the data set with '{again}'"
+        )
+    return np.array([split[id] for id in stored.id], object)
+
+
+def _write(path: Path, members: list[np.ndarray], stored: Features, split: np.ndarray, cosine: np.ndarray) -> None:
+    """A line per row of a group. Raises OSError."""
+    text = io.StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow(["group", "id", "start", "split", "cosine"])
+    for number, rows in enumerate(members):
+        for row in rows:
+            table.writerow([number, stored.id[row], _start(stored, row), split[row], f"{cosine[row]:.4f}"])
+    write_text(path, text.getvalue())
+
+
+def _start(stored: Features, row: int) -> str:
+    """Where a moment starts, seconds; empty for a video."""
+    starts = [f"{values[row]:.3f}" for values in stored.start.values() if np.isfinite(values[row])]
+    return starts[0] if starts else ""
+
+
+def _place(stored: Features, row: int) -> str:
+    start = _start(stored, row)
+    return f"{stored.id[row]} at {start} s" if start else str(stored.id[row])
