@@ -10,7 +10,8 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import NamedTuple, NoReturn
+from dataclasses import dataclass
+from typing import NoReturn
 
 
 class UserError(Exception):
@@ -21,19 +22,26 @@ class Damaged(Exception):
     """A file does not hold what its format promises; the message does not name the file."""
 
 
-class Skipped(NamedTuple):
-    """A file that is not used."""
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """A video that is not used."""
 
-    path: str
+    id: str
     reason: str
-    again: bool = False
-    """Whether that is no verdict on the file: it may be usable another time."""
+    """Its cause, and, after a semicolon, details."""
+    path: str = ""
+    """Of its file, below the source; in lists with the source. Empty without a file."""
+    fault: bool = False
+    """Whether that is no verdict on the video: the name of its file is at fault, or the machine, which cannot read it
+    now."""
+    hash: str = ""
+    """BLAKE2b of the file, in hexadecimal; in shards."""
 
 
 class Unusable(UserError):
     """No file can be used: a verdict on the files, `skipped` for these reasons, not on the machine."""
 
-    def __init__(self, message: str, skipped: tuple[Skipped, ...] = ()) -> None:
+    def __init__(self, message: str, skipped: tuple[LeftOut, ...] = ()) -> None:
         super().__init__(message)
         self.skipped = skipped
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from gdt.common.errors import Skipped, UserError, first_line
+from gdt.common.errors import LeftOut, UserError, first_line
 from gdt.common.files import DAMAGE, require_readable, writing
 from gdt.common.folders import local_path
 from gdt.common.wording import plural
@@ -36,8 +36,8 @@ class Features:
     `pipeline.clips.usable`)."""
     metadata: dict[str, str]
     """Checkpoint, digest of its weights, kind, number and size of clips."""
-    skipped: tuple[Skipped, ...] = ()
-    """Skipped files with reasons; not stored."""
+    skipped: tuple[LeftOut, ...] = ()
+    """LeftOut files with reasons; not stored."""
     start: dict[str, np.ndarray] = field(default_factory=dict)
     """With a row per clip, where it starts, by modality, seconds: float64 [n], NaN where it is missing."""
 

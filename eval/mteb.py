@@ -11,7 +11,7 @@ import numpy as np
 from mteb.models.abs_encoder import AbsEncoder
 from mteb.models.model_meta import ModelMeta, ScoringFunction
 
-from gdt.common.errors import Skipped, Unusable, UserError
+from gdt.common.errors import LeftOut, Unusable, UserError
 from gdt.common.files import open_regular
 from gdt.eval.embed import features
 from gdt.eval.extract import require_network
@@ -67,7 +67,7 @@ class Encoder(AbsEncoder):
         embedded = self._kind == "embeddings"
         dim = model.network.embedding if embedded else model.backbone(name).dim
         rows = np.full((len(dataset), dim), np.nan, np.float32)
-        skipped: dict[int, Skipped] = {}
+        skipped: dict[int, LeftOut] = {}
         for first in range(0, len(dataset), _AT_ONCE):
             items = undecoded[first : first + _AT_ONCE][name]
             with tempfile.TemporaryDirectory() as folder:
@@ -84,9 +84,9 @@ class Encoder(AbsEncoder):
         lines = []
         for n in np.flatnonzero(np.isnan(rows[:, 0])).tolist():
             path = (undecoded[n][name] or {}).get("path") or "its bytes"
-            file = skipped.get(n, Skipped(path, f"no {name}, or too little"))
+            file = skipped.get(n, LeftOut(str(n), f"no {name}, or too little", path))
             lines.append(f"row {n}, {path}: {file.reason}")
-            if file.again:
+            if file.fault:
                 raise UserError(f"{task}: {lines[-1]}")
         if lines:
             lines.insert(0, f"warning: {task}: {len(lines)} of {len(rows)} rows have no usable {name} and are 0:")

@@ -13,7 +13,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from gdt.common.errors import UserError
+from gdt.common.errors import LeftOut, UserError
 from gdt.common.files import hash_of
 from gdt.common.folders import Folder
 from gdt.common.machine import cores
@@ -111,7 +111,7 @@ def indexed(destination: Folder) -> list[str]:
 
 def require_planned(plan: Plan, listed: Listed, source: Folder, destination: Folder) -> None:
     """Refuse to drop videos of finished shards after a wrong SOURCE or an unmounted disk."""
-    known = listed.videos.keys() | {missing.id for missing in listed.missing if missing.fault}  # whose files are there
+    known = listed.videos.keys() | {video.id for video in listed.left_out if video.fault}  # whose files are there
     planned = [name for names in plan.shards.values() for name in names] or indexed(destination)
     gone = [name for name in planned if name not in known]
     if gone:
@@ -138,26 +138,26 @@ def require_usable(results: Iterator[MadeShard]) -> None:
         if shard is None:
             return
         first.append(shard)
-    rows = [(video.id, video.reason) for shard in first for video in shard.rejected]
+    rejected = [video for shard in first for video in shard.rejected]
     way = "mend what is wrong and run the same command again"
-    _require_few(rows, sum(shard.videos for shard in first), "of the first", way)
+    _require_few(rejected, sum(shard.videos for shard in first), "of the first", way)
 
 
-def _require_few(rejected: Sequence[tuple[object, str]], videos: int, of: str, way: str) -> None:
-    """Raise TooManyRejected if over a third of the videos are rejected (name and reason of each) for one reason."""
-    reasons = Counter(cause_of(reason) for _, reason in rejected)
+def _require_few(rejected: Sequence[LeftOut], videos: int, of: str, way: str) -> None:
+    """Raise TooManyRejected if over a third of the videos are rejected for one reason."""
+    reasons = Counter(cause_of(video.reason) for video in rejected)
     if reasons and 3 * max(reasons.values()) > videos:
         most, count = reasons.most_common(1)[0]
-        name, reason = next(row for row in rejected if cause_of(row[1]) == most)
+        first = next(video for video in rejected if cause_of(video.reason) == most)
         raise TooManyRejected(
-            f"{count} {of} {videos} videos are rejected for the same reason (first: {name}: {reason}); {way}, or set "
-            "--allow-rejected to go on without such videos"
+            f"{count} {of} {videos} videos are rejected for the same reason (first: {first.path or first.id}: "
+            f"{first.reason}); {way}, or set --allow-rejected to go on without such videos"
         )
 
 
-def require_names(listed: Listed, source: Folder, layout: str, layout_given: bool) -> None:
+def require_names(listed: Listed, layout: str, layout_given: bool) -> None:
     """Raise TooManyRejected if the names of too many files are at fault; `layout_given`: whether --layout was."""
-    faults = [(source.address(row.path) if row.path else row.id, row.reason) for row in listed.missing if row.fault]
+    faults = [video for video in listed.left_out if video.fault]
     option = "--layout folder" if layout_given else "--dataset <name> for the layout folder"
     way = "rename files" + (f", or set {option}, whose ids are paths" if layout != "folder" else "")
     _require_few(faults, len(listed.videos) + len(faults), "of", way)

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from gdt.common.errors import Unusable, UserError
 from gdt.common.wording import plural
-from gdt.pipeline.shards.index import Index, ShardTables, gather_tables, write_index
+from gdt.pipeline.shards.index import Index, gather_tables, write_index
 from gdt.pipeline.shards.layout import INDEX, REJECTED
 from gdt.pipeline.shards.naming import is_shard, shard_name
-from gdt.pipeline.shards.rejected import RejectedVideo, write_rejected
+from gdt.pipeline.shards.rejected import write_rejected
 from gdt.preprocess.job import PreprocessJob
 from gdt.preprocess.summary import Summary, summarise
 from gdt.preprocess.worker import SCRATCH
@@ -31,17 +31,21 @@ def finish(job: PreprocessJob, new_shards: Sequence[int]) -> Summary:
             f"{job.destination} has shards of another run with other videos (first: '{others[0]}'); when it has ended, "
             "run the same command again, or set --destination to another folder"
         )
-    rejected = _rejected(job, tables)
+    rejected = [
+        # the path is that of the list: a video that was moved keeps its shard
+        replace(video, path=job.source.address(job.listed.videos[video.id].path))
+        for video in tables.rejected.values()
+    ]
     settled = job.listed.settled(tables.ids)
     # before the index shows it: an assignment that was once seen must hold in later runs
     replace(job, listed=settled).plan(job.shards).write(job.destination)
     # before the index, so that readers find both
-    write_rejected(job.destination, rejected)
+    write_rejected(job.destination, [*job.listed.left_out, *rejected])
     if not tables.ids:
         if job.destination.exists(INDEX):
             job.destination.remove(INDEX)  # so that no command takes the folder for a data set
         raise Unusable(
-            f"0 of {plural(len(job.listed.videos), 'video')} can be used; {rejected[0].path or rejected[0].id}: "
+            f"0 of {plural(len(job.listed.videos), 'video')} can be used; {rejected[0].path}: "
             f"{rejected[0].reason}. See {job.destination.address(REJECTED)}"
         )
 
@@ -53,17 +57,4 @@ def finish(job: PreprocessJob, new_shards: Sequence[int]) -> Summary:
     for name in job.destination.files().keys() - set(names):
         if is_shard(name, or_partial=True):
             job.destination.remove(name)
-    return summarise(index, job.listed, len(new_shards), job.count(new_shards))
-
-
-def _rejected(job: PreprocessJob, tables: ShardTables) -> list[RejectedVideo]:
-    """The videos that are in no shard: those that cannot be used as they are listed, and those that shards rejected."""
-    videos = []
-    for missing in job.listed.missing:
-        path = job.source.address(missing.path) if missing.path else ""
-        videos.append(RejectedVideo(missing.id, missing.reason, path=path))
-    for video in tables.rejected.values():
-        # from the list: a video that was moved keeps its shard
-        path = job.source.address(job.listed.videos[video.id].path)
-        videos.append(replace(video, path=path))
-    return videos
+    return summarise(index, job.listed, rejected, len(new_shards), job.count(new_shards))

@@ -89,7 +89,7 @@ def prepare(settings: Preprocess, entry: DataSet, source: Folder, destination: F
     items = datasets.listing(entry, source)
     listed = collect(items if spoken is None else spoken.select(items), source, shares)
     if not listed.videos:
-        named = (f"{source.address(row.path) if row.path else row.id}: {row.reason}" for row in listed.missing)
+        named = (f"{video.path or video.id}: {video.reason}" for video in listed.left_out)
         raise Unusable(f"none of the videos in {source} can be used: {next(named, 'there are none')}")
     if not listed.drawn and (settings.val or settings.test):
         raise UserError(
@@ -97,7 +97,7 @@ def prepare(settings: Preprocess, entry: DataSet, source: Folder, destination: F
             "videos without one, so leave them out; with --dataset folder, labels.csv can move videos to other splits"
         )
     if not settings.allow_rejected:
-        checks.require_names(listed, source, layout, bool(settings.layout))
+        checks.require_names(listed, layout, bool(settings.layout))
     details = {
         **settings.extraction.identity,
         "bands": BANDS,

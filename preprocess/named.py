@@ -7,7 +7,7 @@ from pathlib import Path, PurePath
 
 import numpy as np
 
-from gdt.common.errors import Skipped, Unusable, UserError
+from gdt.common.errors import LeftOut, Unusable, UserError
 from gdt.common.folders import Folder
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.shards.rejected import read_rejected
@@ -27,7 +27,7 @@ Found = list[tuple[Folder, Sequence[PurePath]]]
 """Folders, and the paths of files in each."""
 
 
-def decode_named(found: Found, scratch: Path, workers: int, fps: int) -> tuple[Index, tuple[Skipped, ...]]:
+def decode_named(found: Found, scratch: Path, workers: int, fps: int) -> tuple[Index, tuple[LeftOut, ...]]:
     """An index of videos in the order in which they were found, with paths as ids, and the skipped files with reasons.
 
     The shards in `scratch` are the loader's way of reading videos. Raises Unusable, with the skipped files, if no video
@@ -53,9 +53,9 @@ def decode_named(found: Found, scratch: Path, workers: int, fps: int) -> tuple[I
     return replace(index, id=np.array([names[int(id)] for id in index.id], object)), _skipped(shards, names)
 
 
-def _skipped(shards: Path, names: Sequence[str]) -> tuple[Skipped, ...]:
+def _skipped(shards: Path, names: Sequence[str]) -> tuple[LeftOut, ...]:
     rejected = read_rejected(Folder(shards))
-    return tuple(Skipped(names[int(video.id)], video.reason, video.again) for video in rejected)
+    return tuple(replace(video, path=names[int(video.id)]) for video in rejected)
 
 
 def find(sources: Sequence[Folder | Path]) -> Found:

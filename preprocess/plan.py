@@ -13,12 +13,12 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass, field, replace
 from typing import Any
 
-from gdt.common.errors import UserError
+from gdt.common.errors import LeftOut, UserError
 from gdt.common.files import dump_row, write_lines
 from gdt.common.folders import Folder
 from gdt.pipeline.shards.container import SCHEMA
 from gdt.pipeline.shards.index import Annotations
-from gdt.preprocess.datasets.listing import Item, Missing
+from gdt.preprocess.datasets.listing import Item
 from gdt.preprocess.ffmpeg import Extraction
 from gdt.preprocess.videos import ListedVideo
 
@@ -90,7 +90,7 @@ def _draw(video_id: str) -> float:
 class Listed:
     videos: dict[str, ListedVideo]
     """By id, sorted, each with its split and the size of its file."""
-    missing: list[Missing]
+    left_out: list[LeftOut]
     """Those that cannot be used."""
     shares: Shares
     """Those that decide the split of the videos without one."""
@@ -128,7 +128,7 @@ def collect(items: Iterable[Item], folder: Folder, shares: Shares = Shares()) ->
     A split may be empty until decoding shows which videos are kept, see `Listed.settled`.
     """
     videos: dict[str, ListedVideo] = {}
-    missing: list[Missing] = []
+    left_out: list[LeftOut] = []
     drawn: set[str] = set()
     ignored: Counter[str] = Counter()
     notes: list[str] = []
@@ -137,18 +137,18 @@ def collect(items: Iterable[Item], folder: Folder, shares: Shares = Shares()) ->
             ignored.update(item)
         elif isinstance(item, str):
             notes.append(item)
-        elif isinstance(item, Missing):
-            missing.append(item)
+        elif isinstance(item, LeftOut):
+            left_out.append(replace(item, path=folder.address(item.path) if item.path else ""))
         elif item.id in videos:
             reason = f"it has the id of another video; {folder.address(videos[item.id].path)} is kept"
-            missing.append(Missing(item.id, reason, item.path, fault=True))
+            left_out.append(LeftOut(item.id, reason, folder.address(item.path), fault=True))
         else:
             if not item.split:
                 drawn.add(item.id)
             size, time = folder.state(item.path)
             split = item.split or shares.split(item.id)
             videos[item.id] = replace(item, split=split, size=size, time=time)
-    return Listed(dict(sorted(videos.items())), missing, shares, drawn, ignored, notes)
+    return Listed(dict(sorted(videos.items())), left_out, shares, drawn, ignored, notes)
 
 
 @dataclass(frozen=True)

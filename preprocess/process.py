@@ -52,14 +52,14 @@ _PEAK = re.compile(r"^\[Parsed_astats_\d+ @ 0x[0-9a-f]+\] \[info\] Peak level dB
 class Rejected(Exception):
     """This video cannot be used; the message is its reason in rejected.jsonl."""
 
-    again = False
-    """Whether that is no verdict on the video: the next run tries it again."""
+    fault = False
+    """Whether the machine is at fault: the next run tries the video again."""
 
 
 class Unread(Rejected):
     """This machine cannot read the file now."""
 
-    again = True
+    fault = True
 
 
 class Failed(Rejected):
@@ -69,7 +69,7 @@ class Failed(Rejected):
 class Killed(Failed):
     """ffmpeg was killed, perhaps for memory that another process took."""
 
-    again = True
+    fault = True
 
 
 class _TimedOut(Failed):

@@ -6,13 +6,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from gdt.common.errors import LeftOut
 from gdt.common.files import write_text
 from gdt.common.intervals import FEWEST_VIDEOS
 from gdt.common.wording import plural
 from gdt.pipeline.shards.copies import between_splits
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.shards.layout import INDEX, REJECTED, SPLITS
-from gdt.pipeline.shards.rejected import cause_of, read_rejected
+from gdt.pipeline.shards.rejected import cause_of
 from gdt.preprocess.datasets.listing import ignored_in_words
 from gdt.preprocess.plan import Listed
 
@@ -38,7 +39,7 @@ class Summary:
     @property
     def videos(self) -> int:
         """Number of files, and of entries of official lists without one."""
-        return len(self.listed.videos) + len(self.listed.missing)
+        return len(self.listed.videos) + len(self.listed.left_out)
 
     @property
     def kept(self) -> int:
@@ -75,12 +76,11 @@ class Summary:
         }
 
 
-def summarise(index: Index, listed: Listed, new_shards: int, decoded: int) -> Summary:
-    """Count the contents of the shards and write `summary.json` next to them."""
-    rejected = [*read_rejected(index.folder)]
-    reasons = _count(video.reason for video in rejected)
+def summarise(index: Index, listed: Listed, rejected: Sequence[LeftOut], new_shards: int, decoded: int) -> Summary:
+    """Count the contents of the shards, which `rejected` some videos, and write `summary.json` next to them."""
+    reasons = _count(video.reason for video in (*listed.left_out, *rejected))
     notes = _count(part for note in index.note for part in note.split("; ") if part)
-    unread = [video.path for video in rejected if video.again]
+    unread = [video.path for video in rejected if video.fault]
     summary = Summary(index, listed, reasons, notes, unread, new_shards, decoded)
     text = json.dumps(summary.numbers, indent=1, ensure_ascii=False) + "\n"
     index.folder.write(SUMMARY, lambda path: write_text(path, text))
@@ -140,10 +140,10 @@ def _leaks(index: Index) -> list[str]:
 
 def left_out(listed: Listed) -> list[str]:
     """Lines that say what was found and not listed as a video, and why."""
-    total = f"{len(listed.missing)} left out"
-    if listed.missing:
+    total = f"{len(listed.left_out)} left out"
+    if listed.left_out:
         total += ":"
-    reasons = _rows(_count(video.reason for video in listed.missing))
+    reasons = _rows(_count(video.reason for video in listed.left_out))
     return [total, *reasons, *ignored_in_words(listed.ignored), *listed.notes]
 
 

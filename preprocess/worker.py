@@ -12,10 +12,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gdt.common.errors import UserError
+from gdt.common.errors import LeftOut, UserError
 from gdt.common.files import hash_of, is_disk_full, no_space
 from gdt.common.folders import state_of
-from gdt.pipeline.shards.rejected import RejectedVideo
 from gdt.pipeline.shards.statistics import mel_sums
 from gdt.pipeline.shards.writer import VideoRecord, write_shard
 from gdt.preprocess.decode import Extracted, extract_group, groups, pixel_sums
@@ -41,7 +40,7 @@ class MadeShard(NamedTuple):
     crc32: str
     """Its checksum, in hexadecimal."""
     videos: int
-    rejected: list[RejectedVideo]
+    rejected: list[LeftOut]
     """The videos that are not in it."""
 
 
@@ -66,13 +65,13 @@ def make_shard(task: ShardTask) -> MadeShard:
         raise UserError(f"{host}: {message}") from error
 
 
-def _make_shard(task: ShardTask, paths: Sequence[Path], folder: Path) -> tuple[str, list[RejectedVideo]]:
+def _make_shard(task: ShardTask, paths: Sequence[Path], folder: Path) -> tuple[str, list[LeftOut]]:
     """The checksum of the shard, and the videos that are not in it."""
     from distributed import get_worker
 
     build = require_tools(task.extraction.limits, folder)
     records: list[VideoRecord] = []
-    rejected: list[RejectedVideo] = []
+    rejected: list[LeftOut] = []
     pixels = np.zeros((3, 3), np.int64)
     mels = np.zeros(3, np.int64)
     final = True
@@ -87,8 +86,8 @@ def _make_shard(task: ShardTask, paths: Sequence[Path], folder: Path) -> tuple[s
             try:
                 record, mel = _record(target, output, task.extraction)
             except Rejected as error:
-                rejected.append(RejectedVideo(target.video.id, str(error), error.again, hash))
-                final &= not error.again
+                rejected.append(LeftOut(target.video.id, str(error), fault=error.fault, hash=hash))
+                final &= not error.fault
                 shutil.rmtree(target.jpeg.parent)
             else:
                 records.append(replace(record, columns={**record.columns, "hash": hash}))

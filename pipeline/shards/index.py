@@ -16,13 +16,13 @@ from urllib.parse import quote, unquote
 import numpy as np
 
 from gdt.common.commandline import size_of
-from gdt.common.errors import UserError, unknown
+from gdt.common.errors import LeftOut, UserError, unknown
 from gdt.common.folders import Folder
 from gdt.pipeline.shards import container, layout
 from gdt.pipeline.shards.container import Damaged, Head, OtherSchema, text_array, texts
 from gdt.pipeline.shards.layout import INDEX, MEL_RATE, VideoTable, table_checksum
 from gdt.pipeline.shards.naming import DATASET_NAMES, is_shard, preprocess_command, verify_hint
-from gdt.pipeline.shards.rejected import RejectedVideo, rejected_in
+from gdt.pipeline.shards.rejected import rejected_in
 from gdt.pipeline.shards.statistics import Statistics
 
 _COLUMN = "column/"
@@ -38,7 +38,7 @@ class ShardTables(NamedTuple):
     """The video tables of some shards, sorted by id, with their first lines and total sums."""
 
     arrays: dict[str, np.ndarray]
-    rejected: dict[str, RejectedVideo]
+    rejected: dict[str, LeftOut]
     """By id."""
 
     @property
@@ -53,7 +53,7 @@ def gather_tables(folder: Folder, shards: Sequence[str]) -> ShardTables:
     """
     rows: dict[str, list[np.ndarray]] = {}
     lines: list[bytes] = []
-    rejected: dict[str, RejectedVideo] = {}
+    rejected: dict[str, LeftOut] = {}
     sums = {"pixels": np.zeros((3, 3), object), "mels": np.zeros(3, object)}  # Python integers do not overflow
     for number, (head, tables) in enumerate(_tables(folder, shards)):
         lines.append(head.line)

@@ -3,29 +3,15 @@
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from gdt.common.errors import UserError
+from gdt.common.errors import LeftOut, UserError
 from gdt.common.files import dump_row, write_lines
 from gdt.common.folders import Folder
 from gdt.pipeline.shards.container import text_array
 from gdt.pipeline.shards.layout import REJECTED
-
-
-@dataclass(frozen=True)
-class RejectedVideo:
-    id: str
-    reason: str
-    """Its cause, and, after a semicolon, details."""
-    again: bool = False
-    """Whether that is no verdict on the video: the next run tries it again."""
-    hash: str = ""
-    """BLAKE2b of its file, in hexadecimal; in shards."""
-    path: str = ""
-    """Of its file; in the list."""
 
 
 def cause_of(reason: str) -> str:
@@ -34,29 +20,29 @@ def cause_of(reason: str) -> str:
     return re.sub(r"(?<!UTF-)\b(0x[0-9a-f]+|\d+(\.\d+)?)(?=\D|$)", "…", cause)
 
 
-def rejected_column(videos: Iterable[RejectedVideo]) -> np.ndarray:
+def rejected_column(videos: Iterable[LeftOut]) -> np.ndarray:
     """The column of a shard."""
     rows = [_row(video, "id", "reason", "hash") for video in videos]
     return text_array([json.dumps(row, ensure_ascii=False) for row in rows])
 
 
-def rejected_in(tables: Mapping[str, np.ndarray]) -> list[RejectedVideo]:
+def rejected_in(tables: Mapping[str, np.ndarray]) -> list[LeftOut]:
     """The rejected videos of a shard, given its tables."""
-    return [RejectedVideo(**row) for row in map(json.loads, tables["rejected"].tolist())]
+    return [LeftOut(**row) for row in map(json.loads, tables["rejected"].tolist())]
 
 
-def write_rejected(folder: Folder, videos: Iterable[RejectedVideo]) -> None:
+def write_rejected(folder: Folder, videos: Iterable[LeftOut]) -> None:
     rows = [dump_row(_row(video, "id", "path", "reason")) for video in videos]
     folder.write(REJECTED, lambda path: write_lines(path, rows))
 
 
-def read_rejected(folder: Folder) -> Iterator[RejectedVideo]:
+def read_rejected(folder: Folder) -> Iterator[LeftOut]:
     """All that a folder of shards lists. Raises UserError if the list is damaged."""
     if folder.exists(REJECTED):
         with folder.open(REJECTED) as file:
             for number, line in enumerate(file, 1):
                 try:
-                    yield RejectedVideo(**json.loads(line))
+                    yield LeftOut(**json.loads(line))
                 except (ValueError, TypeError) as error:
                     raise UserError(
                         f"line {number} of {folder.address(REJECTED)} is damaged ({error}); delete the file: the next "
@@ -64,6 +50,6 @@ def read_rejected(folder: Folder) -> Iterator[RejectedVideo]:
                     ) from error
 
 
-def _row(video: RejectedVideo, *names: str) -> dict[str, Any]:
+def _row(video: LeftOut, *names: str) -> dict[str, Any]:
     row: dict[str, Any] = {name: getattr(video, name) for name in names}
-    return row | {"again": True} if video.again else row
+    return row | {"fault": True} if video.fault else row

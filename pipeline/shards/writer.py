@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from gdt.common.errors import LeftOut
 from gdt.pipeline.shards.container import Files, text_array, write
 from gdt.pipeline.shards.layout import BANDS, COLUMNS, ROWS, WORDS, table_checksum, words_checksum
-from gdt.pipeline.shards.rejected import RejectedVideo, rejected_column
+from gdt.pipeline.shards.rejected import rejected_column
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ def write_shard(
     records: Sequence[VideoRecord],
     sums: Mapping[str, np.ndarray],
     scratch: Path,
-    rejected: Sequence[RejectedVideo] = (),
+    rejected: Sequence[LeftOut] = (),
     notes: Mapping[str, str] = MappingProxyType({}),
 ) -> str:
     """Write a shard in the folder `scratch`, then move it to `path`; returns its checksum, `container.Head.crc32`.

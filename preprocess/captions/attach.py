@@ -5,11 +5,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import PurePath
 
+from gdt.common.errors import LeftOut
 from gdt.common.folders import Folder
 from gdt.preprocess.captions.readers import Captions, without_language
 from gdt.preprocess.captions.stretches import retime, stretches
 from gdt.preprocess.captions.words import Vocabulary
-from gdt.preprocess.datasets.listing import CAPTIONS, NO_CAPTIONS, Item, Missing, titled_id
+from gdt.preprocess.datasets.listing import CAPTIONS, NO_CAPTIONS, Item, titled_id
 from gdt.preprocess.textfiles import composed
 from gdt.preprocess.videos import MEDIA, ListedVideo
 
@@ -33,14 +34,14 @@ class Spoken:
     """Leave out videos without captions, and cut the others to captioned stretches."""
 
     def select(self, items: Iterable[Item]) -> Iterator[Item]:
-        """Yield the items, Missing for videos without the captions that they need, and then captions of no video."""
+        """Yield the items, LeftOut for videos without the captions that they need, and then captions of no video."""
         used = {""}
         for item in items:
             if isinstance(item, ListedVideo):
                 name = self._name(item)
                 used.add(self.captions.named(name))
                 if self.only_captioned and not name:
-                    item = Missing(item.id, "it has no captions", item.path)
+                    item = LeftOut(item.id, "it has no captions", str(item.path))
             yield item
         unused = self.captions.unused(used)
         if unused:

@@ -8,12 +8,11 @@ import importlib
 import re
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 
-from gdt.common.errors import UserError, unknown
+from gdt.common.errors import LeftOut, UserError, unknown
 from gdt.common.folders import Folder
 from gdt.pipeline.shards import naming
-from gdt.preprocess.datasets.listing import DataSet, Item, Missing, SourceFiles, ignored_in_words, incomplete
+from gdt.preprocess.datasets.listing import DataSet, Item, SourceFiles, ignored_in_words, incomplete
 
 DATASETS: dict[str, DataSet] = {
     name: importlib.import_module(f"{__name__}.{name}").DATA for name in naming.DATASET_NAMES
@@ -50,7 +49,7 @@ def find(layout: str, source: Folder) -> DataSet:
 
 
 def listing(entry: DataSet, source: Folder) -> Iterator[Item]:
-    """Yield the items of a data set, Missing for videos whose names are not valid UTF-8, and then what is ignored.
+    """Yield the items of a data set, LeftOut for videos whose names are not valid UTF-8, and then what is ignored.
 
     Raises UserError if a file or folder that all videos need is missing and, at the end, if there was no video.
     """
@@ -62,7 +61,7 @@ def listing(entry: DataSet, source: Folder) -> Iterator[Item]:
             yield item
             continue
         where = source.address(item.path) if item.path else ""
-        if isinstance(item, Missing):
+        if isinstance(item, LeftOut):
             if where and not unusable:
                 unusable = f" that can be used ({where}: {item.reason})"
         else:
@@ -70,9 +69,9 @@ def listing(entry: DataSet, source: Folder) -> Iterator[Item]:
         if not _NOT_UTF8.search(f"{item.id} {where}"):
             yield item
         else:
-            readable = Path(str(item.path).encode(errors="replace").decode()) if item.path else None
+            readable = str(item.path).encode(errors="replace").decode()
             id = ascii(item.id) if _NOT_UTF8.search(item.id) else item.id
-            yield Missing(id, "its name is not valid UTF-8; rename it", readable, fault=True)
+            yield LeftOut(id, "its name is not valid UTF-8; rename it", readable, fault=True)
     if empty:
         ignored = ignored_in_words(files.ignored)
         raise incomplete("; ".join([f"there are no videos in {source}{unusable}", *ignored]), entry.tree)

@@ -6,7 +6,8 @@ Unpack the archive of https://github.com/karolpiczak/ESC-50.
 from collections.abc import Iterator
 from pathlib import Path
 
-from gdt.preprocess.datasets.listing import NO_FILE, DataSet, Item, Missing, SourceFiles, incomplete
+from gdt.common.errors import LeftOut
+from gdt.preprocess.datasets.listing import NO_FILE, DataSet, Item, SourceFiles, incomplete, unlisted
 from gdt.preprocess.textfiles import Row, read_csv
 from gdt.preprocess.videos import ListedVideo
 
@@ -26,7 +27,7 @@ def listing(source: SourceFiles) -> Iterator[Item]:
     present: set[str] = set()
     for name, sound in source.named():
         if name not in rows:
-            yield Missing.unlisted(sound)
+            yield unlisted(sound)
             continue
         present.add(name)
         label, fold = rows[name]
@@ -34,7 +35,7 @@ def listing(source: SourceFiles) -> Iterator[Item]:
         yield ListedVideo(name, sound, label, folds[0], folds)
     for name in rows:
         if name not in present:
-            yield Missing(name, f"listed in meta/esc50.csv, {NO_FILE}")
+            yield LeftOut(name, f"listed in meta/esc50.csv, {NO_FILE}")
 
 
 def _row(row: Row) -> tuple[str, tuple[str, int]]:

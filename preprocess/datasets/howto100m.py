@@ -7,7 +7,8 @@ videos are your downloads from YouTube. preprocess/captions/readers.py finds the
 import sys
 from collections.abc import Iterator
 
-from gdt.preprocess.datasets.listing import NO_FILE, DataSet, Item, Missing, SourceFiles, titled_id
+from gdt.common.errors import LeftOut
+from gdt.preprocess.datasets.listing import NO_FILE, DataSet, Item, SourceFiles, titled_id, unlisted
 from gdt.preprocess.textfiles import Row, read_csv
 from gdt.preprocess.videos import ListedVideo
 
@@ -34,13 +35,13 @@ def listing(source: SourceFiles) -> Iterator[Item]:
         name = titled_id(name) or name
         if listed:
             if name not in labels:
-                yield Missing.unlisted(file)
+                yield unlisted(file)
                 continue
             seen.add(name)
         yield ListedVideo(name, file, labels.get(name, ""))
     for id in labels:
         if id not in seen:
-            yield Missing(id, f"listed in {TABLE}, {NO_FILE}")
+            yield LeftOut(id, f"listed in {TABLE}, {NO_FILE}")
 
 
 def _label(row: Row) -> tuple[str, str]:

@@ -9,9 +9,9 @@ from dataclasses import replace
 from pathlib import PurePath
 from typing import NamedTuple
 
-from gdt.common.errors import UserError
+from gdt.common.errors import LeftOut, UserError
 from gdt.pipeline.shards import index
-from gdt.preprocess.datasets.listing import SPLIT_NAMES, Missing, SourceFiles
+from gdt.preprocess.datasets.listing import SPLIT_NAMES, SourceFiles
 from gdt.preprocess.textfiles import Row, composed, read_csv
 from gdt.preprocess.videos import SUFFIXES, ListedVideo
 
@@ -148,7 +148,7 @@ class Labels:
         row = self._rows[matches[0]]
         return replace(video, label=row.label or video.label, split=row.split or video.split, columns=row.columns)
 
-    def unused(self) -> Iterator[Missing]:
+    def unused(self) -> Iterator[LeftOut]:
         """The rows that named none of the videos so far. Raises UserError if that are all."""
         if self._rows and self._names and not self._used:
             raise UserError(
@@ -157,4 +157,4 @@ class Labels:
             )
         for name in self._rows:
             if name not in self._used:
-                yield Missing(name, NO_VIDEO if self._source.folder.kind(name) else NOT_LISTED)
+                yield LeftOut(name, NO_VIDEO if self._source.folder.kind(name) else NOT_LISTED)

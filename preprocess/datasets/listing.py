@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 
-from gdt.common.errors import UserError
+from gdt.common.errors import LeftOut, UserError
 from gdt.common.folders import File, Folder
 from gdt.preprocess.textfiles import composed
 from gdt.preprocess.videos import MEDIA, SOUNDS, SUFFIXES, ListedVideo
@@ -41,29 +41,17 @@ SPLIT_NAMES |= {"test": "test", "testing": "test"}
 """The split that a folder name or a word in an official list stands for."""
 
 
-@dataclass(frozen=True, slots=True)
-class Missing:
-    """A video that is listed but has no file, or a file that cannot be used."""
-
-    id: str
-    reason: str
-    path: Path | None = None
-    """Path of the file in the source, if there is one."""
-    fault: bool = False
-    """Whether it is a fault, of which many stop the run; lists may leave out most files, and that is none."""
-
-    @staticmethod
-    def unlisted(path: Path) -> Missing:
-        """A file that the official list of its data set does not name: it has no class or split that can be trusted."""
-        return Missing(path.stem, "not named in the official list, so it is left out", path)
-
-    @staticmethod
-    def surplus(id: str, path: Path, of: str, first: Path) -> Missing:
-        """A further file of an entry or segment of the official list, of which the first file is kept."""
-        return Missing(id, f"its {of} has another file; {first} is kept", path, fault=True)
+def unlisted(path: Path) -> LeftOut:
+    """A file that the official list of its data set does not name: it has no class or split that can be trusted."""
+    return LeftOut(path.stem, "not named in the official list, so it is left out", str(path))
 
 
-Item = ListedVideo | Missing | Counter[str] | str
+def surplus(id: str, path: Path, of: str, first: Path) -> LeftOut:
+    """A further file of an entry or segment of the official list, of which the first file is kept."""
+    return LeftOut(id, f"its {of} has another file; {first} is kept", str(path), fault=True)
+
+
+Item = ListedVideo | LeftOut | Counter[str] | str
 """What a listing yields: also numbers of what is ignored, by suffix or in words, and how the folders are read."""
 
 

@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
-from gdt.common.errors import UserError
+from gdt.common.errors import LeftOut, UserError
 from gdt.common.folders import File, Folder
-from gdt.preprocess.datasets.listing import NO_FILE, Item, Missing, SourceFiles, incomplete
+from gdt.preprocess.datasets.listing import NO_FILE, Item, SourceFiles, incomplete, surplus, unlisted
 from gdt.preprocess.textfiles import composed, open_text
 from gdt.preprocess.videos import ListedVideo
 
@@ -63,12 +63,12 @@ def listing(source: SourceFiles, name: str, lines: Iterable[Line], tree: str) ->
     for stem, path in source.named(first=root):
         entry = entries.get(stem.lower())
         if entry is None:
-            yield Missing.unlisted(path)
+            yield unlisted(path)
         elif root not in path.parents:
             outside.add(entry.stem)
-            yield Missing(stem, f"not in the folder of the data set; {name}", path)
+            yield LeftOut(stem, f"not in the folder of the data set; {name}", str(path))
         elif entry.file is not None:
-            yield Missing.surplus(stem, path, "entry", entry.file)
+            yield surplus(stem, path, "entry", entry.file)
         else:
             entry.file = path
             label = composed(path.parent.name)
@@ -77,7 +77,7 @@ def listing(source: SourceFiles, name: str, lines: Iterable[Line], tree: str) ->
             yield ListedVideo(stem, path, label, entry.folds[0], tuple(entry.folds))
     for entry in entries.values():
         if entry.file is None and entry.stem not in outside:
-            yield Missing(entry.stem, f"listed in the official splits, {NO_FILE}")
+            yield LeftOut(entry.stem, f"listed in the official splits, {NO_FILE}")
 
 
 def _entries(lines: Iterable[Line]) -> dict[str, _Entry]:

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from gdt.preprocess.datasets.listing import NO_FILE, Item, Missing, SourceFiles, titled_id
+from gdt.common.errors import LeftOut
+from gdt.preprocess.datasets.listing import NO_FILE, Item, SourceFiles, surplus, titled_id, unlisted
 from gdt.preprocess.videos import ListedVideo
 
 
@@ -62,17 +63,17 @@ def listing(source: SourceFiles, rows: Iterable[Segment]) -> Iterator[Item]:
         elif start is None and candidates:
             originals.append((name, path, candidates))
         else:
-            yield Missing.unlisted(path)
+            yield unlisted(path)
     for name, path, segment in [*exact, *rounded]:
         if segment.file is None:
             yield segment.video(name, path, cut=False)
         else:
-            yield Missing.surplus(name, path, "segment", segment.file)
+            yield surplus(name, path, "segment", segment.file)
     originals.sort(key=lambda original: len(original[0]))  # its chapters have longer names
     for name, path, candidates in originals:
         without_file = [segment for segment in candidates if segment.file is None]
         if not without_file:
-            yield Missing(name, "its segments have files of their own", path, fault=len(candidates) == 1)
+            yield LeftOut(name, "its segments have files of their own", str(path), fault=len(candidates) == 1)
         elif len(candidates) == 1:
             yield candidates[0].video(name, path, cut=True)
         else:
@@ -80,7 +81,7 @@ def listing(source: SourceFiles, rows: Iterable[Segment]) -> Iterator[Item]:
                 yield replace(segment.video(segment.name, path, cut=True), shared=True)
     for segment in itertools.chain.from_iterable(segments.values()):
         if segment.file is None:
-            yield Missing(segment.name, f"listed in the official annotations, {NO_FILE}")
+            yield LeftOut(segment.name, f"listed in the official annotations, {NO_FILE}")
 
 
 # An id is any 11 of these characters: it may contain or begin with what looks like a separator or a number. Times are

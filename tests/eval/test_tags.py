@@ -124,4 +124,4 @@ def test_counts_are_of_labels_not_of_cells(shards: Path, tmp_path: Path, index: 
     annotate(folder, label=[("a; b", "b;a;", "c", "")[k % 4] for k in range(len(index))])
     found = Index.open(folder)
     assert sorted({*found.label}) == ["", "a;b", "c"] and found.classes == ["a", "b", "c"]
-    assert summarise(found, Listed({}, [], Shares(), frozenset()), 0, 0).numbers["classes"] == 3
+    assert summarise(found, Listed({}, [], Shares(), frozenset()), [], 0, 0).numbers["classes"] == 3

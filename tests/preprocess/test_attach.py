@@ -34,7 +34,7 @@ def tokens(source: Path, dataset: str = "folder", only_captioned: bool = False) 
     spoken = Spoken(find(source), LISTEN, Folder(source), only_captioned)
     found = collect(spoken.select(listing(DATASETS[dataset], Folder(source))), Folder(source))
     words = {id: spoken.attach(video).words.token for id, video in found.videos.items()}
-    return words | {row.id: row.reason for row in found.missing}
+    return words | {row.id: row.reason for row in found.left_out}
 
 
 @pytest.fixture

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from gdt.common.errors import UserError
+from gdt.common.errors import LeftOut, UserError
 from gdt.common.folders import Folder
 from gdt.preprocess.datasets import DATASETS, find, listing
-from gdt.preprocess.datasets.listing import BROKEN, EMPTY, HIDDEN, LISTED, Item, Missing, ignored_in_words
+from gdt.preprocess.datasets.listing import BROKEN, EMPTY, HIDDEN, LISTED, Item, ignored_in_words, unlisted
 from gdt.preprocess.ffmpeg import _FORMATS
 from gdt.preprocess.plan import Listed, collect
 from gdt.preprocess.videos import SOUNDS, SUFFIXES, ListedVideo
@@ -36,16 +36,16 @@ def collected(dataset: str, root: Path) -> Listed:
     return collect(items(dataset, root), Folder(root))
 
 
-def listed(dataset: str, root: Path) -> Iterator[ListedVideo | Missing]:
-    return (item for item in items(dataset, root) if isinstance(item, ListedVideo | Missing))
+def listed(dataset: str, root: Path) -> Iterator[ListedVideo | LeftOut]:
+    return (item for item in items(dataset, root) if isinstance(item, ListedVideo | LeftOut))
 
 
 def videos(dataset: str, root: Path) -> list[ListedVideo]:
     return [item for item in listed(dataset, root) if isinstance(item, ListedVideo)]
 
 
-def missing(dataset: str, root: Path) -> list[Missing]:
-    return [item for item in listed(dataset, root) if isinstance(item, Missing)]
+def missing(dataset: str, root: Path) -> list[LeftOut]:
+    return [item for item in listed(dataset, root) if isinstance(item, LeftOut)]
 
 
 def table(dataset: str, root: Path) -> dict[str, tuple[str, str]]:
@@ -119,7 +119,7 @@ def test_every_entry_is_used_or_counted(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "train" / "pipe")
     assert [video.id for video in videos("folder", tmp_path)] == ["cats/b.mp4", "cats/a.mp4"]
     found = collected("folder", tmp_path)
-    assert not found.missing and found.ignored == {LISTED: 1, BROKEN: 1, EMPTY: 1, "": 1}
+    assert not found.left_out and found.ignored == {LISTED: 1, BROKEN: 1, EMPTY: 1, "": 1}
     (said,) = ignored_in_words(found.ignored)
     assert said.endswith("1 link to a folder that is listed already; 1 empty folder; 1 broken link")
 
@@ -152,7 +152,7 @@ def test_hidden_folders_trash_and_other_files_are_counted(tmp_path: Path) -> Non
     touch(tmp_path, "cats/a.mp4", *LEFTOVERS, "a.gif", "cats/b.GIF", "notes.txt", "README", "cats/c.mp4.part")
     (tmp_path / "lost+found").chmod(0)  # as root made it
     found = collected("folder", tmp_path)
-    assert list(found.videos) == ["cats/a.mp4"] and not found.missing
+    assert list(found.videos) == ["cats/a.mp4"] and not found.left_out
     assert found.ignored == {HIDDEN: len(LEFTOVERS), ".gif": 2, ".txt": 1, "": 1, ".part": 1}
     (said,) = ignored_in_words(found.ignored)
     assert (
@@ -180,7 +180,7 @@ def test_names_that_are_not_utf8_are_reported(tmp_path: Path) -> None:
     Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9.mp4")).touch()
     reason = "its name is not valid UTF-8; rename it"
     assert [video.id for video in videos("folder", tmp_path)] == ["a.mp4"]
-    assert missing("folder", tmp_path) == [Missing(r"'caf\udce9.mp4'", reason, Path("caf?.mp4"), fault=True)]
+    assert missing("folder", tmp_path) == [LeftOut(r"'caf\udce9.mp4'", reason, "caf?.mp4", fault=True)]
 
 
 UCF_LISTS = {
@@ -295,7 +295,7 @@ def test_added_suffixes_and_encodings_of_lists(tmp_path: Path, dataset: str, enc
     label = "A;B" if dataset == "audioset" else "A"
     assert [(video.id, video.label) for video in found.videos.values()] == [(id, label) for id in ids]
     assert found.videos[ids[1]].path.name == f"{ids[1]}.mp4"
-    second = [row.path.name for row in found.missing if row.path]
+    second = [Path(row.path).name for row in found.left_out if row.path]
     assert second == [f"{ids[1]}.f399.mp4", f"{ids[1]}.f251.webm"]
     touch(tmp_path, "note.txt")
     total = sum(path.is_file() for path in tmp_path.rglob("*"))
@@ -321,7 +321,7 @@ def test_kinetics_flat_with_the_official_csv(tmp_path: Path, real: Path) -> None
         rows[1][1]: (f"{rows[1][1]}.mp4", (float(rows[1][2]), float(rows[1][3]))),
     }
     reason = "listed in the official annotations, but there is no file of this name with the suffix of a video"
-    assert missing("kinetics", tmp_path) == [Missing(name, reason) for name in full[2:]]
+    assert missing("kinetics", tmp_path) == [LeftOut(name, reason) for name in full[2:]]
 
 
 def test_every_official_kinetics_name_is_understood(tmp_path: Path, real: Path) -> None:
@@ -348,7 +348,7 @@ def test_the_kinetics_csv_wins_over_folders(tmp_path: Path) -> None:
         "0wR5jVB-WPk_000416_000426": ("playing drums", "val"),
         "3caPS4FHFF8": ("", "test"),  # test files have no label
     }
-    assert missing("kinetics", tmp_path) == [Missing.unlisted(Path("train/a_b/AAAAAAAAAAA.mp4"))]
+    assert missing("kinetics", tmp_path) == [unlisted(Path("train/a_b/AAAAAAAAAAA.mp4"))]
 
 
 def test_one_original_stands_for_all_rows_without_a_file(tmp_path: Path) -> None:
@@ -367,7 +367,7 @@ def test_one_original_stands_for_all_rows_without_a_file(tmp_path: Path) -> None
     assert missing("kinetics", tmp_path) == []
     touch(tmp_path, "_-abc_12_34_000005_000015.mp4", "_-abc_12_34_000500_000510.mp4")
     assert missing("kinetics", tmp_path) == [
-        Missing("_-abc_12_34", "its segments have files of their own", Path("_-abc_12_34.mp4"))
+        LeftOut("_-abc_12_34", "its segments have files of their own", "_-abc_12_34.mp4")
     ]
 
 
@@ -432,15 +432,15 @@ def test_ucf101_class_folders_may_be_the_source(tmp_path: Path, real: Path) -> N
     root = tmp_path / "UCF-101"
     touch(root, "HandstandPushups/v_HandstandPushups_g08_c01.MP4", "Archery/v_Archery_g99_c01.avi")
     first, video, *absent = listed("ucf101", root)
-    assert first == Missing.unlisted(Path("Archery/v_Archery_g99_c01.avi"))
+    assert first == unlisted(Path("Archery/v_Archery_g99_c01.avi"))
     path, folds = Path("HandstandPushups/v_HandstandPushups_g08_c01.MP4"), ("train", "test", "train")
     assert video == ListedVideo("v_HandstandPushups_g08_c01", path, "HandstandPushups", "train", folds)
     reason = "listed in the official splits, but there is no file of this name with the suffix of a video"
-    assert len(absent) == 13319 and absent[0] == Missing("v_ApplyEyeMakeup_g08_c01", reason)
+    assert len(absent) == 13319 and absent[0] == LeftOut("v_ApplyEyeMakeup_g08_c01", reason)
     assert "v_HandStandPushups_g08_c01" not in {item.id for item in absent}
     touch(tmp_path, "elsewhere/v_Archery_g01_c01.avi")
     elsewhere = [item for item in missing("ucf101", tmp_path) if item.id == "v_Archery_g01_c01"]
-    assert [item.path for item in elsewhere] == [Path("elsewhere/v_Archery_g01_c01.avi")]  # not said to be absent
+    assert [item.path for item in elsewhere] == ["elsewhere/v_Archery_g01_c01.avi"]  # not said to be absent
     touch(root, "v_Archery_g01_c01.avi")
     refused("ucf101", root, "v_Archery_g01_c01.avi is not in the folder of its class; expected:\nsource/UCF-101/")
 
@@ -509,7 +509,7 @@ def test_hmdb51_class_folders_may_be_nested(tmp_path: Path, real: Path, folder: 
     ]
     second, first, *absent = missing("hmdb51", tmp_path)
     assert second.reason == f"its entry has another file; {folder}/{name}.mp4 is kept" and second.fault
-    assert first == Missing.unlisted(Path(folder, "mine.avi")) and len(absent) == 6765
+    assert first == unlisted(Path(folder, "mine.avi")) and len(absent) == 6765
     assert {item.reason for item in absent} == {
         "listed in the official splits, but there is no file of this name with the suffix of a video"
     }

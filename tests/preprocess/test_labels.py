@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from gdt.common.errors import UserError
+from gdt.common.errors import LeftOut, UserError
 from gdt.preprocess.datasets.labels import NO_VIDEO, NOT_LISTED
-from gdt.preprocess.datasets.listing import Missing
 from gdt.preprocess.videos import ListedVideo
 from tests.preprocess.test_datasets import collected, missing, table, touch
 from tests.preprocess.test_datasets import videos as listed_videos
@@ -144,8 +143,8 @@ def test_rows_without_a_video_are_reported(tmp_path: Path) -> None:
     names = ["zebra.mp4", "a.mp4", ".hidden.mp4", "cats/1.mp4", "aardvark.mp4", "train/cats/1.mp4", "cats/b.gif"]
     write(tmp_path, "name,label\n" + "".join(f"{name},x\n" for name in names))
     assert missing("folder", tmp_path) == [
-        Missing("zebra.mp4", NO_VIDEO), Missing(".hidden.mp4", NOT_LISTED), Missing("cats/1.mp4", NO_VIDEO),
-        Missing("aardvark.mp4", NO_VIDEO), Missing("cats/b.gif", NOT_LISTED),
+        LeftOut("zebra.mp4", NO_VIDEO), LeftOut(".hidden.mp4", NOT_LISTED), LeftOut("cats/1.mp4", NO_VIDEO),
+        LeftOut("aardvark.mp4", NO_VIDEO), LeftOut("cats/b.gif", NOT_LISTED),
     ]  # fmt: skip
     assert table("folder", tmp_path) == {
         "a.mp4": ("x", ""), "train/cats/1.mp4": ("x", "train"), "test/cats/1.mp4": ("cats", "test"),

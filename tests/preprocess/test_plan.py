@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from gdt.common.errors import LeftOut
 from gdt.common.folders import Folder
 from gdt.preprocess import plan
-from gdt.preprocess.datasets.listing import Missing
 from gdt.preprocess.ffmpeg import Extraction
 from gdt.preprocess.plan import Listed, Plan, ShardTask, Shares, assign, collect
 from gdt.preprocess.videos import ListedVideo, TimedWords
@@ -29,7 +29,7 @@ def cut(root: Path, names: list[str]) -> dict[int, list[str]]:
 def test_list_is_sorted_and_knows_sizes_splits_and_labels(tmp_path: Path) -> None:
     (tmp_path / "é.mp4").write_bytes(b"12345")
     items = [
-        ListedVideo("é", tmp_path / "é.mp4", "läbel", "unused", ("train", "test")), Missing("c", "not there"),
+        ListedVideo("é", tmp_path / "é.mp4", "läbel", "unused", ("train", "test")), LeftOut("c", "not there"),
         ListedVideo("b", HERE / "b.mp4", "dogs", columns=(("a/b", "1"), (".", "x"))),
         ListedVideo("b", HERE / "again.mp4"),
         ListedVideo("d", HERE / "d.mp4", columns=(("a/b", ""), ("100%", "y"))),
@@ -37,8 +37,8 @@ def test_list_is_sorted_and_knows_sizes_splits_and_labels(tmp_path: Path) -> Non
     listed = collect(items, Folder(tmp_path))
     assert list(listed.videos) == ["b", "d", "é"] and listed.drawn
     assert [listed.videos[id].size for id in "bdé"] == [-1, -1, 5]
-    assert listed.missing == [
-        items[1], Missing("b", "it has the id of another video; /videos/b.mp4 is kept", HERE / "again.mp4", fault=True)
+    assert listed.left_out == [
+        items[1], LeftOut("b", "it has the id of another video; /videos/b.mp4 is kept", "/videos/again.mp4", fault=True)
     ]  # fmt: skip
     assert not collect(items[:1], Folder(tmp_path)).drawn
     assert listed.annotations(["é", "d", "b"]) == {

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from gdt.common.errors import UserError
+from gdt.common.errors import LeftOut, UserError
 from gdt.common.folders import Folder
 from gdt.pipeline.shards.index import Index
-from gdt.pipeline.shards.rejected import RejectedVideo, read_rejected
+from gdt.pipeline.shards.rejected import read_rejected
 from gdt.preprocess.datasets.labels import NO_VIDEO
 from gdt.preprocess.plan import Shares
 from gdt.preprocess.settings import Preprocess
@@ -134,7 +134,7 @@ def test_labels_csv_relabels_and_adds_columns(pets: Preprocess) -> None:
     }
     assert summary.index.labelled("fur/colour").classes == ["red"]
     (row,) = read_rejected(Folder(pets.shard_folder.root))
-    assert row == RejectedVideo("none.mp4", NO_VIDEO)
+    assert row == LeftOut("none.mp4", NO_VIDEO)
     again(pets)
     path.write_text("id,label,split,fur/colour,new\ncats/1.mp4,tiger,,red,\ndogs/0.mp4,,val,,\n")
     assert decoded(run(pets)) == 0  # an empty column

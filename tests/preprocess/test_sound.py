@@ -6,12 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gdt.common.errors import UserError
+from gdt.common.errors import LeftOut, UserError
 from gdt.common.folders import Folder
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.shards.reader import ShardReader
 from gdt.preprocess.datasets import DATASETS, listing
-from gdt.preprocess.datasets.listing import Missing
 from gdt.preprocess.settings import Preprocess
 from gdt.preprocess.videos import ListedVideo
 from tests.conftest import preprocess
@@ -62,7 +61,7 @@ def test_esc50_has_five_folds(tmp_path: Path) -> None:
     assert len(sounds) == 19
     assert sounds["2-110.wav".removesuffix(".wav")].folds == ("train", "test", "train", "train", "train")
     assert {sound.label for sound in sounds.values()} == {"dog", "rain"}
-    assert {item.id for item in found if isinstance(item, Missing)} == {"other", "5-010"}
+    assert {item.id for item in found if isinstance(item, LeftOut)} == {"other", "5-010"}
     (source / "meta" / "esc50.csv").unlink()
     with pytest.raises(UserError, match="esc50.csv is missing"):
         list(listing(DATASETS["esc50"], Folder(source)))

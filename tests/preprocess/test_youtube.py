@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from gdt.preprocess.datasets.listing import Missing
+from gdt.common.errors import LeftOut
+from gdt.preprocess.datasets.listing import unlisted
 from gdt.preprocess.videos import ListedVideo
 from tests.preprocess.test_datasets import listed, missing, segments, table, touch
 
@@ -29,7 +30,7 @@ def test_names_of_yt_dlp(tmp_path: Path) -> None:
         "A dog [in a car] [abcdefghijk]": ("A dog [in a car] [abcdefghijk].mp4", (30, 40)),
         "lmnopqrstuv_4.0-14.0": ("lmnopqrstuv_4.0-14.0.webm", None),
     }
-    assert missing("vggsound", tmp_path) == [Missing.unlisted(Path("No [id].mp4"))]
+    assert missing("vggsound", tmp_path) == [unlisted(Path("No [id].mp4"))]
     (tmp_path / "HowTo100M_v1.csv").write_text("video_id,category_1\nabcdefghijk,Pets\n")
     assert table("howto100m", tmp_path) == {"abcdefghijk": ("Pets", "")}
 
@@ -65,8 +66,8 @@ def test_vggsound(tmp_path: Path) -> None:
     }
     no_file = "listed in the official annotations, but there is no file of this name with the suffix of a video"
     assert missing("vggsound", tmp_path) == [
-        Missing.unlisted(Path("b/2Cfc0r3l5Ww_000046.mp4")), Missing.unlisted(Path("b/holiday.mp4")),
-        Missing("0Cfc0r3l5Ww_000017_000027", no_file), Missing("Y_5_10_15_2_000009_000019", no_file),
+        unlisted(Path("b/2Cfc0r3l5Ww_000046.mp4")), unlisted(Path("b/holiday.mp4")),
+        LeftOut("0Cfc0r3l5Ww_000017_000027", no_file), LeftOut("Y_5_10_15_2_000009_000019", no_file),
     ]  # fmt: skip
 
 
@@ -111,8 +112,8 @@ def test_audioset_splits_and_labels(audioset: Path) -> None:
         "---1_cCGK4M_500": ("Speech;/m/x", "train"),
     }
     assert missing("audioset", audioset) == [
-        Missing.unlisted(Path("train/AAAAAAAAAAA_0.mp4")),
-        Missing(
+        unlisted(Path("train/AAAAAAAAAAA_0.mp4")),
+        LeftOut(
             "-0RWZT-miFs_000420_000430",
             "listed in the official annotations, but there is no file of this name with the suffix of a video",
         ),
