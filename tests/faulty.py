@@ -37,6 +37,16 @@ class Store:
         """Fail the next requests that match."""
         self.faults.append((pattern, fault, times))
 
+    def begin_anew(self) -> None:
+        """Let go of requests that wait, and empty the store but for a bucket named bucket."""
+        self.over.set()
+        self.over = threading.Event()
+        self.faults.clear()
+        urllib.request.urlopen(f"http://127.0.0.1:{self.moto}/moto-api/reset", b"")
+        type(self.files).clear_instance_cache()
+        self.files.mkdir("bucket")
+        self.seen.clear()
+
     def take(self, request: str) -> str:
         with self.lock:
             for k, (pattern, fault, left) in enumerate(self.faults):
@@ -115,14 +125,13 @@ class Handler(BaseHTTPRequestHandler):
 
 @contextlib.contextmanager
 def serve() -> Iterator[Store]:
-    """The store, with a bucket named bucket, as what AWS's own settings name."""
+    """A store, as what AWS's own settings name."""
     server_of = pytest.importorskip("moto.server").ThreadedMotoServer
     s3fs = pytest.importorskip("s3fs")
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     moto = server_of(ip_address="127.0.0.1", port=0, verbose=False)
     moto.start()
     state = Store(moto.get_host_and_port()[1])
-    urllib.request.urlopen(f"http://127.0.0.1:{state.moto}/moto-api/reset", b"")  # servers of a process share buckets
     proxy = ThreadingHTTPServer(("127.0.0.1", 0), type("Bound", (Handler,), {"store": state}))
     threading.Thread(target=proxy.serve_forever, daemon=True).start()
     with pytest.MonkeyPatch.context() as patch:
@@ -134,8 +143,6 @@ def serve() -> Iterator[Store]:
             patch.setenv(name, value)
         patch.setattr(retries, "PAUSES", [0.05] * 4)
         patch.setattr(s3fs.S3FileSystem, "retries", 1)  # its own pauses are longer
-        s3fs.S3FileSystem.clear_instance_cache()
-        s3fs.S3FileSystem().mkdir("bucket")
         yield state
     state.over.set()
     proxy.shutdown()

@@ -76,6 +76,9 @@ def _child(command: Sequence[str], folder: Path, said: Path, errors: Path, envir
 def serve() -> None:
     """Start commands from standard input, a line of JSON each; print their process IDs."""
     for line in sys.stdin:
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:  # those that waited for earlier commands
+                pass
         request = json.loads(line)
         paths = {name: Path(request.pop(name)) for name in ("folder", "said", "errors", "status")}
         for name in _HEAVY:

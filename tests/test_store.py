@@ -52,7 +52,7 @@ from tests.common.test_files import without_locks
 from tests.composed import composed, inputs_of
 from tests.conftest import ROOT, few, preprocess
 from tests.faulty import Store, serve
-from tests.train.runs import wait_until
+from tests.train.runs import losses, wait_until
 
 aiohttp = pytest.importorskip("aiohttp")
 botocore = pytest.importorskip("botocore.exceptions")
@@ -70,12 +70,18 @@ def small(synthetic: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture
-def s3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
-    """An empty store and an empty cache."""
-    monkeypatch.setenv("GDT_CACHE", str(tmp_path / "cache"))
+@pytest.fixture(scope="module")
+def store() -> Iterator[Store]:
     with serve() as store:
         yield store
+
+
+@pytest.fixture
+def s3(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
+    """An empty store and an empty cache."""
+    monkeypatch.setenv("GDT_CACHE", str(tmp_path / "cache"))
+    store.begin_anew()
+    return store
 
 
 @pytest.fixture
@@ -87,10 +93,6 @@ def stored(s3: Store, small: Path) -> Store:
 
 
 TINY = replace(SIZES["tiny"], preset="e", batch_size=4, steps=12, threads=1)
-
-
-def losses(run: Path) -> list[float]:
-    return [json.loads(line)["loss"] for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
 @pytest.fixture(scope="module")
