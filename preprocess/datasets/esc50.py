@@ -6,8 +6,7 @@ Unpack the archive of https://github.com/karolpiczak/ESC-50.
 from collections.abc import Iterator
 from pathlib import Path
 
-from gdt.common.errors import LeftOut
-from gdt.preprocess.datasets.listing import NO_FILE, DataSet, Item, SourceFiles, incomplete, unlisted
+from gdt.preprocess.datasets.listing import DataSet, Item, OfficialList, SourceFiles, incomplete
 from gdt.preprocess.textfiles import Row, read_csv
 from gdt.preprocess.videos import ListedVideo
 
@@ -24,18 +23,12 @@ def listing(source: SourceFiles) -> Iterator[Item]:
     if not table.present:
         raise incomplete(f"{table} is missing", TREE)
     rows = dict(read_csv(table, ("filename", "fold", "category"), _row))
-    present: set[str] = set()
+    official = OfficialList("meta/esc50.csv", rows)
     for name, sound in source.named():
-        if name not in rows:
-            yield unlisted(sound)
-            continue
-        present.add(name)
-        label, fold = rows[name]
+        label, fold = rows.get(name, ("", 0))
         folds = tuple("test" if fold == number else "train" for number in range(1, _FOLDS + 1))
-        yield ListedVideo(name, sound, label, folds[0], folds)
-    for name in rows:
-        if name not in present:
-            yield LeftOut(name, f"listed in meta/esc50.csv, {NO_FILE}")
+        yield official.match(name, ListedVideo(name, sound, label, folds[0], folds))
+    yield from official.without_file()
 
 
 def _row(row: Row) -> tuple[str, tuple[str, int]]:

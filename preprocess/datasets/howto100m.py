@@ -7,8 +7,7 @@ videos are your downloads from YouTube. preprocess/captions/readers.py finds the
 import sys
 from collections.abc import Iterator
 
-from gdt.common.errors import LeftOut
-from gdt.preprocess.datasets.listing import NO_FILE, DataSet, Item, SourceFiles, titled_id, unlisted
+from gdt.preprocess.datasets.listing import DataSet, Item, OfficialList, SourceFiles, titled_id
 from gdt.preprocess.textfiles import Row, read_csv
 from gdt.preprocess.videos import ListedVideo
 
@@ -30,18 +29,12 @@ def listing(source: SourceFiles) -> Iterator[Item]:
     table = source.file(TABLE)
     listed = table.present
     labels = dict(read_csv(table, ("video_id", "category_1"), _label)) if listed else {}
-    seen: set[str] = set()
+    official = OfficialList(TABLE, labels)
     for name, file in source.named():
         name = titled_id(name) or name
-        if listed:
-            if name not in labels:
-                yield unlisted(file)
-                continue
-            seen.add(name)
-        yield ListedVideo(name, file, labels.get(name, ""))
-    for id in labels:
-        if id not in seen:
-            yield LeftOut(id, f"listed in {TABLE}, {NO_FILE}")
+        video = ListedVideo(name, file, labels.get(name, ""))
+        yield official.match(name, video) if listed else video
+    yield from official.without_file()
 
 
 def _label(row: Row) -> tuple[str, str]:

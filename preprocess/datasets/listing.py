@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath
+from typing import Generic, TypeVar
 
 from gdt.common.errors import LeftOut, UserError
 from gdt.common.folders import File, Folder
@@ -34,25 +35,49 @@ EMPTY = "empty folder"
 BROKEN = "broken link"
 CAPTIONS = "captions of no video"
 NO_CAPTIONS = "in the folder of captions, but no captions"
-NO_FILE = "but there is no file of this name with the suffix of a video"
+_NO_FILE = "but there is no file of this name with the suffix of a video"
 SPLIT_NAMES = {"train": "train", "training": "train"}
 SPLIT_NAMES |= dict.fromkeys(("val", "valid", "validation", "validate"), "val")
 SPLIT_NAMES |= {"test": "test", "testing": "test"}
 """The split that a folder name or a word in an official list stands for."""
 
 
-def unlisted(path: Path) -> LeftOut:
-    """A file that the official list of its data set does not name: it has no class or split that can be trusted."""
-    return LeftOut(path.stem, "not named in the official list, so it is left out", str(path))
-
-
-def surplus(id: str, path: Path, of: str, first: Path) -> LeftOut:
-    """A further file of an entry or segment of the official list, of which the first file is kept."""
-    return LeftOut(id, f"its {of} has another file; {first} is kept", str(path), fault=True)
-
-
 Item = ListedVideo | LeftOut | Counter[str] | str
 """What a listing yields: also numbers of what is ignored, by suffix or in words, and how the folders are read."""
+
+
+def unlisted(video: ListedVideo) -> LeftOut:
+    """A video that the official list of its data set does not name: it has no class or split that can be trusted."""
+    return LeftOut(video.id, "not named in the official list, so it is left out", str(video.path))
+
+
+K = TypeVar("K")
+
+
+class OfficialList(Generic[K]):
+    """Gives each entry of an official list its file, the first that is found."""
+
+    def __init__(self, name: str, entries: Collection[K], id: Callable[[K], str] = str) -> None:
+        """`id` is that of the video of an entry, for an entry without a file."""
+        self._name = name
+        self._entries = entries
+        self._id = id
+        self.files: dict[K, Path] = {}
+        """The files so far."""
+
+    def match(self, entry: K, video: ListedVideo) -> ListedVideo | LeftOut:
+        """The video, unless the list has no such entry or the entry has a file."""
+        if entry not in self._entries:
+            return unlisted(video)
+        first = self.files.setdefault(entry, video.path)
+        if first != video.path:
+            return LeftOut(video.id, f"its entry has another file; {first} is kept", str(video.path), fault=True)
+        return video
+
+    def without_file(self) -> Iterator[LeftOut]:
+        for entry in self._entries:
+            if entry not in self.files:
+                yield LeftOut(self._id(entry), f"listed in {self._name}, {_NO_FILE}")
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from gdt.common.errors import LeftOut, UserError
 from gdt.common.folders import File, Folder
-from gdt.preprocess.datasets.listing import NO_FILE, Item, SourceFiles, incomplete, surplus, unlisted
+from gdt.preprocess.datasets.listing import Item, OfficialList, SourceFiles, incomplete
 from gdt.preprocess.textfiles import composed, open_text
 from gdt.preprocess.videos import ListedVideo
 
@@ -46,8 +46,6 @@ class _Entry:
     class_name: str
     folds: list[str] = field(default_factory=lambda: [""] * len(FOLDS))
     """Split in each fold; empty if no list of the fold names the video."""
-    file: Path | None = None
-    """The first that is found."""
 
 
 def listing(source: SourceFiles, name: str, lines: Iterable[Line], tree: str) -> Iterator[Item]:
@@ -58,26 +56,24 @@ def listing(source: SourceFiles, name: str, lines: Iterable[Line], tree: str) ->
     lists, and for a video outside the folder of its class, since its label would be wrong.
     """
     entries = _entries(lines)
+    official = OfficialList("the official splits", entries, lambda key: entries[key].stem)
     root = Path(name) if source.folder.kind(name) == "a folder" else Path()
-    outside: set[str] = set()
+    outside: list[tuple[str, Path]] = []
     for stem, path in source.named(first=root):
-        entry = entries.get(stem.lower())
-        if entry is None:
-            yield unlisted(path)
-        elif root not in path.parents:
-            outside.add(entry.stem)
-            yield LeftOut(stem, f"not in the folder of the data set; {name}", str(path))
-        elif entry.file is not None:
-            yield surplus(stem, path, "entry", entry.file)
-        else:
-            entry.file = path
-            label = composed(path.parent.name)
-            if path.parent == root or label.lower() != entry.class_name.lower():
-                raise incomplete(f"{source.folder.address(path)} is not in the folder of its class", tree)
-            yield ListedVideo(stem, path, label, entry.folds[0], tuple(entry.folds))
-    for entry in entries.values():
-        if entry.file is None and entry.stem not in outside:
-            yield LeftOut(entry.stem, f"listed in the official splits, {NO_FILE}")
+        key = stem.lower()
+        entry = entries.get(key, _Entry(stem, ""))
+        if key in entries and root not in path.parents:
+            outside.append((stem, path))
+            continue
+        label = composed(path.parent.name)
+        item = official.match(key, ListedVideo(stem, path, label, entry.folds[0], tuple(entry.folds)))
+        if isinstance(item, ListedVideo) and (path.parent == root or label.lower() != entry.class_name.lower()):
+            raise incomplete(f"{source.folder.address(path)} is not in the folder of its class", tree)
+        yield item
+    for stem, path in outside:
+        official.files.setdefault(stem.lower(), path)
+        yield LeftOut(stem, f"not in the folder of the data set; {name}", str(path))
+    yield from official.without_file()
 
 
 def _entries(lines: Iterable[Line]) -> dict[str, _Entry]:

@@ -1,17 +1,17 @@
 """Data sets of YouTube segments: official annotations, and files named by a YouTube id and a start."""
 
-import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from pathlib import Path
 
 from gdt.common.errors import LeftOut
-from gdt.preprocess.datasets.listing import NO_FILE, Item, SourceFiles, surplus, titled_id, unlisted
+from gdt.preprocess.datasets.listing import Item, OfficialList, SourceFiles, titled_id, unlisted
 from gdt.preprocess.videos import ListedVideo
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Segment:
     """One row of the official annotations: a part of a YouTube video."""
 
@@ -21,12 +21,9 @@ class Segment:
     end: float
     label: str
     split: str
-    file: Path | None = None
-    """The first that is found."""
 
     def video(self, name: str, path: Path, cut: bool) -> ListedVideo:
         """Its video, which is yet to be cut out of a file, or is the file."""
-        self.file = path
         segment = (self.start, self.end) if cut else None
         part = (self.youtube_id, self.start, self.end)
         return ListedVideo(name, path, self.label, self.split, segment=segment, part=part)
@@ -44,44 +41,37 @@ def listing(source: SourceFiles, rows: Iterable[Segment]) -> Iterator[Item]:
     of its id without a file of its own. A file without a segment is left out, and of several with the same segment all
     but the first, where exact times go before rounded ones. Of rows with the same id and start, the last counts.
     """
+    listed = {(row.youtube_id, row.start): row for row in rows}.values()
+    official = OfficialList("the official annotations", dict.fromkeys(listed), attrgetter("name"))
     segments: dict[str, list[Segment]] = {}
-    for row in {(row.youtube_id, row.start): row for row in rows}.values():
-        segments.setdefault(row.youtube_id, []).append(row)
-    exact: list[tuple[str, Path, Segment]] = []
+    for segment in listed:
+        segments.setdefault(segment.youtube_id, []).append(segment)
     rounded: list[tuple[str, Path, Segment]] = []
     originals: list[tuple[str, Path, list[Segment]]] = []
     for name, path in source.named():
         youtube_id, start = parse_name(name)
         candidates = segments.get(youtube_id, [])
         match = None if start is None else _match(candidates, start)
-        # some tools round a start up and others down
-        near = start is not None and len(candidates) == 1 and abs(candidates[0].start - start) <= 1
-        if match is not None:
-            exact.append((name, path, match))
-        elif near:
-            rounded.append((name, path, candidates[0]))
-        elif start is None and candidates:
+        if start is None and candidates:
             originals.append((name, path, candidates))
+        elif match is None and start is not None and len(candidates) == 1 and abs(candidates[0].start - start) <= 1:
+            rounded.append((name, path, candidates[0]))  # some tools round a start up and others down
+        elif match is None:
+            yield unlisted(ListedVideo(name, path))
         else:
-            yield unlisted(path)
-    for name, path, segment in [*exact, *rounded]:
-        if segment.file is None:
-            yield segment.video(name, path, cut=False)
-        else:
-            yield surplus(name, path, "segment", segment.file)
+            yield official.match(match, match.video(name, path, cut=False))
+    for name, path, segment in rounded:
+        yield official.match(segment, segment.video(name, path, cut=False))
     originals.sort(key=lambda original: len(original[0]))  # its chapters have longer names
     for name, path, candidates in originals:
-        without_file = [segment for segment in candidates if segment.file is None]
-        if not without_file:
+        left = [segment for segment in candidates if segment not in official.files]
+        if not left:
             yield LeftOut(name, "its segments have files of their own", str(path), fault=len(candidates) == 1)
-        elif len(candidates) == 1:
-            yield candidates[0].video(name, path, cut=True)
-        else:
-            for segment in without_file:
-                yield replace(segment.video(segment.name, path, cut=True), shared=True)
-    for segment in itertools.chain.from_iterable(segments.values()):
-        if segment.file is None:
-            yield LeftOut(segment.name, f"listed in the official annotations, {NO_FILE}")
+        for segment in left:
+            id = name if len(candidates) == 1 else segment.name
+            video = replace(segment.video(id, path, cut=True), shared=len(candidates) > 1)
+            yield official.match(segment, video)
+    yield from official.without_file()
 
 
 # An id is any 11 of these characters: it may contain or begin with what looks like a separator or a number. Times are

@@ -14,7 +14,7 @@ import pytest
 from gdt.common.errors import LeftOut, UserError
 from gdt.common.folders import Folder
 from gdt.preprocess.datasets import DATASETS, find, listing
-from gdt.preprocess.datasets.listing import BROKEN, EMPTY, HIDDEN, LISTED, Item, ignored_in_words, unlisted
+from gdt.preprocess.datasets.listing import BROKEN, EMPTY, HIDDEN, LISTED, Item, ignored_in_words
 from gdt.preprocess.ffmpeg import _FORMATS
 from gdt.preprocess.plan import Listed, collect
 from gdt.preprocess.videos import SOUNDS, SUFFIXES, ListedVideo
@@ -46,6 +46,10 @@ def videos(dataset: str, root: Path) -> list[ListedVideo]:
 
 def missing(dataset: str, root: Path) -> list[LeftOut]:
     return [item for item in listed(dataset, root) if isinstance(item, LeftOut)]
+
+
+def unlisted(path: str) -> LeftOut:
+    return LeftOut(Path(path).stem, "not named in the official list, so it is left out", path)
 
 
 def table(dataset: str, root: Path) -> dict[str, tuple[str, str]]:
@@ -348,7 +352,7 @@ def test_the_kinetics_csv_wins_over_folders(tmp_path: Path) -> None:
         "0wR5jVB-WPk_000416_000426": ("playing drums", "val"),
         "3caPS4FHFF8": ("", "test"),  # test files have no label
     }
-    assert missing("kinetics", tmp_path) == [unlisted(Path("train/a_b/AAAAAAAAAAA.mp4"))]
+    assert missing("kinetics", tmp_path) == [unlisted("train/a_b/AAAAAAAAAAA.mp4")]
 
 
 def test_one_original_stands_for_all_rows_without_a_file(tmp_path: Path) -> None:
@@ -432,7 +436,7 @@ def test_ucf101_class_folders_may_be_the_source(tmp_path: Path, real: Path) -> N
     root = tmp_path / "UCF-101"
     touch(root, "HandstandPushups/v_HandstandPushups_g08_c01.MP4", "Archery/v_Archery_g99_c01.avi")
     first, video, *absent = listed("ucf101", root)
-    assert first == unlisted(Path("Archery/v_Archery_g99_c01.avi"))
+    assert first == unlisted("Archery/v_Archery_g99_c01.avi")
     path, folds = Path("HandstandPushups/v_HandstandPushups_g08_c01.MP4"), ("train", "test", "train")
     assert video == ListedVideo("v_HandstandPushups_g08_c01", path, "HandstandPushups", "train", folds)
     reason = "listed in the official splits, but there is no file of this name with the suffix of a video"
@@ -509,7 +513,7 @@ def test_hmdb51_class_folders_may_be_nested(tmp_path: Path, real: Path, folder: 
     ]
     second, first, *absent = missing("hmdb51", tmp_path)
     assert second.reason == f"its entry has another file; {folder}/{name}.mp4 is kept" and second.fault
-    assert first == unlisted(Path(folder, "mine.avi")) and len(absent) == 6765
+    assert first == unlisted(f"{folder}/mine.avi") and len(absent) == 6765
     assert {item.reason for item in absent} == {
         "listed in the official splits, but there is no file of this name with the suffix of a video"
     }

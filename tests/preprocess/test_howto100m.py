@@ -5,9 +5,9 @@ from pathlib import Path
 from gdt.common.errors import LeftOut
 from gdt.common.folders import Folder
 from gdt.preprocess.datasets import DATASETS, howto100m
-from gdt.preprocess.datasets.listing import SourceFiles, unlisted
+from gdt.preprocess.datasets.listing import SourceFiles
 from gdt.preprocess.videos import ListedVideo
-from tests.preprocess.test_datasets import touch
+from tests.preprocess.test_datasets import touch, unlisted
 
 
 def test_howto100m(tmp_path: Path) -> None:
@@ -22,7 +22,7 @@ def test_howto100m(tmp_path: Path) -> None:
     assert list(DATASETS["howto100m"].listing(SourceFiles(Folder(tmp_path)))) == [
         ListedVideo("0wR5jVB-WPk", Path("0wR5jVB-WPk.mp4"), "Food and Entertaining"),
         ListedVideo("-caPS4FHFF8", Path("part1/-caPS4FHFF8.webm"), "Home and Garden"),
-        unlisted(Path("part2/x/unlisted.mkv")),
+        unlisted("part2/x/unlisted.mkv"),
         LeftOut(
             "missing0001", "listed in HowTo100M_v1.csv, but there is no file of this name with the suffix of a video"
         ),

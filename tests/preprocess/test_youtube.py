@@ -6,16 +6,15 @@ from pathlib import Path
 import pytest
 
 from gdt.common.errors import LeftOut
-from gdt.preprocess.datasets.listing import unlisted
 from gdt.preprocess.videos import ListedVideo
-from tests.preprocess.test_datasets import listed, missing, segments, table, touch
+from tests.preprocess.test_datasets import listed, missing, segments, table, touch, unlisted
 
 
 def test_a_segment_is_one_video_whatever_the_names_of_its_files(tmp_path: Path) -> None:
     (tmp_path / "vggsound.csv").write_text("abcdefghijk,30,dog,test\n")
     touch(tmp_path, "abcdefghijk.mp4", "abcdefghijk_000029.mp4", "abcdefghijk_000030.mp4", "a/abcdefghijk_30.mp4")
     assert table("vggsound", tmp_path) == {"abcdefghijk_000030": ("dog", "test")}  # not the one that was rounded
-    kept = "its segment has another file; abcdefghijk_000030.mp4 is kept"
+    kept = "its entry has another file; abcdefghijk_000030.mp4 is kept"
     assert {item.id: (item.reason, item.fault) for item in missing("vggsound", tmp_path)} == {
         "abcdefghijk_000029": (kept, True), "abcdefghijk_30": (kept, True),
         "abcdefghijk": ("its segments have files of their own", True),
@@ -30,7 +29,7 @@ def test_names_of_yt_dlp(tmp_path: Path) -> None:
         "A dog [in a car] [abcdefghijk]": ("A dog [in a car] [abcdefghijk].mp4", (30, 40)),
         "lmnopqrstuv_4.0-14.0": ("lmnopqrstuv_4.0-14.0.webm", None),
     }
-    assert missing("vggsound", tmp_path) == [unlisted(Path("No [id].mp4"))]
+    assert missing("vggsound", tmp_path) == [unlisted("No [id].mp4")]
     (tmp_path / "HowTo100M_v1.csv").write_text("video_id,category_1\nabcdefghijk,Pets\n")
     assert table("howto100m", tmp_path) == {"abcdefghijk": ("Pets", "")}
 
@@ -66,7 +65,7 @@ def test_vggsound(tmp_path: Path) -> None:
     }
     no_file = "listed in the official annotations, but there is no file of this name with the suffix of a video"
     assert missing("vggsound", tmp_path) == [
-        unlisted(Path("b/2Cfc0r3l5Ww_000046.mp4")), unlisted(Path("b/holiday.mp4")),
+        unlisted("b/2Cfc0r3l5Ww_000046.mp4"), unlisted("b/holiday.mp4"),
         LeftOut("0Cfc0r3l5Ww_000017_000027", no_file), LeftOut("Y_5_10_15_2_000009_000019", no_file),
     ]  # fmt: skip
 
@@ -112,7 +111,7 @@ def test_audioset_splits_and_labels(audioset: Path) -> None:
         "---1_cCGK4M_500": ("Speech;/m/x", "train"),
     }
     assert missing("audioset", audioset) == [
-        unlisted(Path("train/AAAAAAAAAAA_0.mp4")),
+        unlisted("train/AAAAAAAAAAA_0.mp4"),
         LeftOut(
             "-0RWZT-miFs_000420_000430",
             "listed in the official annotations, but there is no file of this name with the suffix of a video",
