@@ -39,6 +39,10 @@ _CLASSES = 20
 """Most classes of a confusion matrix."""
 _ROWS = 500
 """Most log-mel rows of a sound that are shown."""
+_FRAMES = 16
+_RATE = 10
+_SIZE = (200, 112)
+"""Most frames of a moving picture, frames per second, and largest width and height."""
 _VIDEOS = 500
 _CLIPS = 2
 """Most videos that are searched by sound, and clips of each, as in a probe of pretraining."""
@@ -53,7 +57,7 @@ class Neighbours(NamedTuple):
     how: str
     """How they were found, and how many first neighbours are right."""
     pictures: list[list[dict[str, str]]]
-    """Middle frames of queries, each followed by its neighbours."""
+    """Moving pictures of queries, each followed by its neighbours."""
     maps: str
     confusion: dict[str, dict[str, float]]
     """What `confusion` returns; empty without classes."""
@@ -137,7 +141,7 @@ def confusion(label: np.ndarray, answer: np.ndarray) -> dict[str, dict[str, floa
 def thumbnails(
     index: Index, queries: np.ndarray, neighbours: np.ndarray, right: np.ndarray
 ) -> list[list[dict[str, str]]]:
-    """Middle frames of queries, each followed by its neighbours, given rows of the index: int64 [q] and [q, k].
+    """Moving pictures of queries, each followed by its neighbours, given rows of the index: int64 [q] and [q, k].
 
     Sounds are shown as spectrograms.
 
@@ -147,8 +151,7 @@ def thumbnails(
 
     def thumbnail(video: int, kind: str) -> dict[str, str]:
         if index.frame_count[video]:
-            (jpeg,) = reader.frames(video, np.array([int(index.frame_count[video]) // 2]))
-            image = data_uri(jpeg.tobytes(), "jpeg")
+            image = _moving(reader, video)
         else:
             image = _spectrogram(reader.logmel(video, 0, min(int(index.mel_count[video]), _ROWS)), index.statistics)
         return {"image": image, "id": index.id[video], "label": index.label[video], "kind": kind}
@@ -158,6 +161,23 @@ def thumbnails(
         [thumbnail(query, "asked"), *map(thumbnail, near, kind)]
         for query, near, kind in zip(queries, neighbours, kinds, strict=True)
     ]
+
+
+def _moving(reader: ShardReader, video: int) -> str:
+    """The middle of a video as an animated picture: features are of motion, which a still does not show."""
+    index = reader.index
+    count = int(index.frame_count[video])
+    step = max(1, round(index.fps / _RATE))
+    first = max(0, (count - _FRAMES * step) // 2)
+    pictures = []
+    for jpeg in reader.frames(video, np.arange(first, count, step)[:_FRAMES]):
+        picture = Image.open(io.BytesIO(jpeg.tobytes())).convert("RGB")
+        picture.thumbnail(_SIZE)
+        pictures.append(picture)
+    file = io.BytesIO()
+    milliseconds = round(1000 * step / index.fps)
+    pictures[0].save(file, "webp", save_all=True, append_images=pictures[1:], duration=milliseconds, loop=0, quality=50)
+    return data_uri(file.getvalue(), "webp")
 
 
 def _spectrogram(logmel: np.ndarray, statistics: Statistics) -> str:

@@ -335,6 +335,12 @@ def test_a_browser_shows_the_page_without_scrollbars(browser: Browser, text: str
         assert [line for line in messages if not line.startswith("data:")] == [address]
         assert view.evaluate("document.documentElement.scrollWidth") == width
         assert view.evaluate("[...document.images].every(image => image.naturalWidth > 0)")
+        moving = view.locator("figure img").first
+        seen = set()
+        for _ in range(10):
+            seen.add(moving.screenshot())
+            view.wait_for_timeout(100)
+        assert len(seen) > 2
 
 
 @pytest.mark.parametrize("values", [np.zeros((20, 8)), np.ones((20, 8)), np.full((20, 8), np.nan)])
