@@ -1,5 +1,5 @@
 #: make demo        everything on generated videos, with a report: 6 to 9 minutes on 2 cores, no GPU
-#: make test        style, types and all tests except the slow ones
+#: make test        style, types and the quick tests
 #: make generate    labelled videos in data/videos/synthetic                      [SEED=]
 #: make preprocess  videos to shards; again: resume                               [DATASET=kinetics] [SOURCE=]
 #: make verify      check shards for damage                                       [DATASET=kinetics]
