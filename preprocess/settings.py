@@ -1,4 +1,4 @@
-"""Settings of preprocessing."""
+"""Settings of the commands that make and check shards, and of gdt generate."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +12,7 @@ from gdt.common.folders import Folder
 from gdt.pipeline.shards.naming import shard_folder
 from gdt.preprocess.ffmpeg import Extraction
 from gdt.preprocess.plan import Shares
+from gdt.preprocess.synthetic.moments import Synthetic
 
 _MOST_WORKERS = 10_000
 
@@ -70,3 +71,30 @@ class Preprocess:
     def source_folder(self) -> Folder:
         """Absolute, as the shards are."""
         return Folder(self.source or Path("data/videos") / self.dataset).absolute()
+
+
+@dataclass(frozen=True)
+class Verify:
+    """Check every shard of a data set; the exit status is 2 if one is damaged or cannot be checked."""
+
+    dataset: str = "kinetics"
+    """Name of the preprocessed data set."""
+    shards: Location | None = None
+    """Folder of the shards, or s3://…; default: data/shards/<dataset>."""
+    remove: bool = False
+    """Remove damaged shards; preprocessing rebuilds them."""
+
+    @property
+    def shard_folder(self) -> Folder:
+        return shard_folder(self.dataset, self.shards)
+
+
+@dataclass(frozen=True)
+class Generate:
+    """Generate a synthetic data set."""
+
+    destination: Path = Path("data/videos/synthetic")
+    """Folder of the videos."""
+    workers: int = 0
+    """Processes that render and encode; 0: one per core."""
+    videos: Annotated[Synthetic, tyro.conf.arg(name="")] = field(default_factory=Synthetic)

@@ -3,12 +3,11 @@
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from dataclasses import dataclass
 from functools import partial
 
 from tqdm import tqdm
 
-from gdt.common.commandline import Location, gdt_command
+from gdt.common.commandline import gdt_command
 from gdt.common.errors import UserError
 from gdt.common.folders import Folder
 from gdt.common.machine import cores
@@ -17,24 +16,8 @@ from gdt.pipeline.shards import container
 from gdt.pipeline.shards.container import Damaged, OtherSchema
 from gdt.pipeline.shards.index import require_index
 from gdt.pipeline.shards.layout import INDEX
-from gdt.pipeline.shards.naming import is_shard, shard_folder
-
-
-@dataclass(frozen=True)
-class Verify:
-    """Check every shard of a data set; the exit status is 2 if one is damaged or cannot be checked."""
-
-    dataset: str = "kinetics"
-    """Name of the preprocessed data set."""
-    shards: Location | None = None
-    """Folder of the shards, or s3://…; default: data/shards/<dataset>."""
-    remove: bool = False
-    """Remove damaged shards; preprocessing rebuilds them."""
-
-    @property
-    def shard_folder(self) -> Folder:
-        return shard_folder(self.dataset, self.shards)
-
+from gdt.pipeline.shards.naming import is_shard
+from gdt.preprocess.settings import Verify
 
 Finding = Damaged | OSError | UserError
 """What is wrong with a file."""

@@ -43,9 +43,9 @@ from gdt.pipeline.shards.index import Index
 from gdt.pipeline.shards.reader import ShardReader
 from gdt.pipeline.sources.loading import Loading
 from gdt.pipeline.tree import sampling_tree
-from gdt.preprocess.settings import Preprocess
+from gdt.preprocess.settings import Preprocess, Verify
 from gdt.preprocess.stage import dry_run
-from gdt.preprocess.verify import Verify, verify
+from gdt.preprocess.verify import verify
 from gdt.train.pretrain import pretrain
 from gdt.train.settings import SIZES
 from tests.common.test_files import without_locks

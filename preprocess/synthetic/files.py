@@ -8,12 +8,11 @@ import subprocess
 import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-import tyro
 from tqdm import tqdm
 
 from gdt.common.commandline import gdt_command
@@ -21,6 +20,7 @@ from gdt.common.errors import UserError
 from gdt.common.files import LOCK, locked, write_lines, write_text
 from gdt.common.machine import cores
 from gdt.preprocess.process import Limits
+from gdt.preprocess.settings import Generate
 from gdt.preprocess.synthetic.moments import FPS, SIZE, SPLITS, Scene, Synthetic
 from gdt.preprocess.synthetic.scenes import SOUND_RATE
 from gdt.preprocess.tools import require_tools
@@ -38,17 +38,6 @@ ENCODER = (
 )
 BINS = 10
 """Values of the label `identity`, as many as there are actions."""
-
-
-@dataclass(frozen=True)
-class Generate:
-    """Generate a synthetic data set."""
-
-    destination: Path = Path("data/videos/synthetic")
-    """Folder of the videos."""
-    workers: int = 0
-    """Processes that render and encode; 0: one per core."""
-    videos: Annotated[Synthetic, tyro.conf.arg(name="")] = field(default_factory=Synthetic)
 
 
 def command(settings: Generate) -> str:

@@ -32,9 +32,9 @@ class Command(NamedTuple):
 
 COMMANDS = {
     "preprocess": Command("preprocess.settings:Preprocess", "preprocess.stage:command", "turn videos into shards"),
-    "verify": Command("preprocess.verify:Verify", "preprocess.verify:command", "check shards for damage"),
+    "verify": Command("preprocess.settings:Verify", "preprocess.verify:command", "check shards for damage"),
     "generate": Command(
-        "preprocess.synthetic.files:Generate", "preprocess.synthetic.files:command", "make labelled videos to try it on"
+        "preprocess.settings:Generate", "preprocess.synthetic.files:command", "make labelled videos to try it on"
     ),
     "pretrain": Command(
         "train.settings:Pretrain",

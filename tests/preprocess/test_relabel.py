@@ -13,10 +13,10 @@ from gdt.pipeline.shards.index import Index
 from gdt.pipeline.shards.rejected import read_rejected
 from gdt.preprocess.datasets.labels import NO_VIDEO
 from gdt.preprocess.plan import Shares
-from gdt.preprocess.settings import Preprocess
+from gdt.preprocess.settings import Preprocess, Verify
 from gdt.preprocess.stage import dry_run, run
 from gdt.preprocess.summary import Summary, describe
-from gdt.preprocess.verify import Verify, verify
+from gdt.preprocess.verify import verify
 
 pytestmark = pytest.mark.usefixtures("alone")
 

@@ -13,8 +13,9 @@ import pytest
 
 from gdt.common.errors import UserError
 from gdt.common.files import locked
+from gdt.preprocess.settings import Generate
 from gdt.preprocess.synthetic.actions import ACTIONS
-from gdt.preprocess.synthetic.files import GROUP, MARKER, Generate, command, generate
+from gdt.preprocess.synthetic.files import GROUP, MARKER, command, generate
 from gdt.preprocess.synthetic.moments import FPS, SIZE, SPLITS, Scene, Synthetic
 from gdt.preprocess.synthetic.scenes import SOUND_RATE
 

@@ -12,9 +12,9 @@ from gdt.common.errors import UserError
 from gdt.common.files import locked
 from gdt.pipeline.shards import container
 from gdt.preprocess import verify as module
-from gdt.preprocess.settings import Preprocess
+from gdt.preprocess.settings import Preprocess, Verify
 from gdt.preprocess.stage import run
-from gdt.preprocess.verify import Verify, verify
+from gdt.preprocess.verify import verify
 from tests.conftest import Run
 from tests.preprocess.test_stage import digests
 from tests.tamper import changed, flip
