@@ -57,19 +57,15 @@ def contents(destination: Folder, details: dict[str, Any], retry_rejected: bool)
             continue
         recorded = json.loads(head.notes["settings"])
         differing = [
-            f"{key.replace('_', '-')} was {_shown(recorded.get(key))}, now {_shown(details.get(key))}"
-            for key in recorded | details
-            if _shown(recorded.get(key)) != _shown(details.get(key))
+            f"{key.replace('_', '-')} was {recorded.get(key) or 'none'}, now {value or 'none'}"
+            for key, value in details.items()
+            if recorded.get(key) != value
         ]
         if differing:
             raise UserError(f"{destination} holds shards made with other settings: {'; '.join(differing)}; {another}")
         retried = retry_rejected and name != INDEX and head.arrays["rejected"].shape[0] > 0
         contents[name] = "" if retried else head.notes.get("content", "")
     return contents
-
-
-def _shown(value: object) -> str:
-    return "none" if value in ("", None) else str(value)
 
 
 def hashes(destination: Folder, name: str, size: int) -> dict[str, str]:
@@ -115,8 +111,7 @@ def require_planned(plan: Plan, listed: Listed, source: Folder, destination: Fol
     planned = [name for names in plan.shards.values() for name in names] or indexed(destination)
     gone = [name for name in planned if name not in known]
     if gone:
-        rejected = {video.id for video in read_rejected(destination)}
-        rejected -= {*indexed(destination)}  # a further file of a kept video's id was rejected
+        rejected = {video.id for video in read_rejected(destination) if not video.fault}
         gone = [name for name in gone if name not in rejected]
     if gone:
         raise UserError(

@@ -85,10 +85,8 @@ def test_other_settings_do_not_replace_finished_shards(alone: None, synthetic: P
     with pytest.raises(UserError, match="short-side was 160, now 32; set --destination"):
         run(small)
     assert run(settings).shards_made == 0 and digests(tmp_path) == before
-    with pytest.raises(UserError, match="fps was 30, now none"):  # as if the option had been removed
-        checks.contents(Folder(tmp_path), {}, False)
-    details = Extraction().identity | {"bands": 40, "dataset": "folder"}  # no vocabulary is as an empty one
-    assert set(checks.contents(Folder(tmp_path), details, False)) == {path.name for path in tmp_path.glob("*.h5")}
+    with pytest.raises(UserError, match="colours was none, now 8"):  # as if there were a new option
+        checks.contents(Folder(tmp_path), {"colours": 8}, False)
     # limits on time and memory do not change shards
     assert (
         run(replace(settings, extraction=Extraction(limits=Limits(timeout_factor=50, ffmpeg_memory=8)))).shards_made
@@ -112,7 +110,9 @@ def test_drop_missing_leaves_a_complete_data_set(alone: None, synthetic: Path, t
     with pytest.raises(UserError, match=r"the shards in .* hold 4 videos no longer in .*"):
         run(settings)
     (tmp_path / "plan").rename(plan)
-    listed = json.dumps({"id": sorted(Index.open(tmp_path / "shards").id)[-1], "path": "a", "reason": "a second file"})
+    listed = json.dumps(
+        {"id": sorted(Index.open(tmp_path / "shards").id)[-1], "path": "a", "reason": "a second file", "fault": True}
+    )
     (tmp_path / "shards" / "rejected.jsonl").write_text(listed + "\n")
     with pytest.raises(UserError, match=r"the shards in .* hold 4 videos no longer in .*"):
         run(settings)
