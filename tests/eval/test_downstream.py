@@ -23,6 +23,7 @@ import torch
 import gdt
 from gdt.common.commandline import parse
 from gdt.common.errors import UserError
+from gdt.common.folders import Folder
 from gdt.eval import extract
 from gdt.eval.conditions import conditions_of
 from gdt.eval.downstream import downstream
@@ -372,7 +373,7 @@ def test_a_finetuning_process_gets_every_setting(
 
     monkeypatch.setattr("gdt.eval.downstream.run_command", catch)
     values = {
-        "ckpt": (str(checkpoint),), "dataset": "x", "shards": shards, "protocols": ("finetune",), "folds": (2,),
+        "ckpt": (str(checkpoint),), "dataset": "x", "shards": Folder(shards), "protocols": ("finetune",), "folds": (2,),
         "label": "-x", "gallery_split": "val", "query_split": "test", "random_weights": "only", "out": tmp_path,
         "jobs": 2, "tables": False, "word2vec": None, "linear_c": 1.0, "modalities": ("video",),
         "own_networks": OwnNetworks((own_networks.__name__ + ":Net",)), "cache": "1GB",

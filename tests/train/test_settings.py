@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from gdt.common.errors import UserError
+from gdt.common.folders import Folder
 from gdt.common.serialization import to_json
 from gdt.pipeline.leaves import Clip
 from gdt.pipeline.sources.loading import Loading
@@ -19,7 +20,7 @@ from gdt.train.settings_text import command_of, differences, from_json, parse_ar
 TEXT = json.loads(to_json(RunSettings.of(SIZES["tiny"])))
 OTHER = Pretrain(
     dataset="mine",
-    shards=Path("/else where/é"),
+    shards=Folder("/else where/é"),
     factors="video:d freeze:d:2",
     factors_from=Path("no.py"),
     own_networks=OwnNetworks(("mine.py:Net",), ("mine.py:Sound",)),
