@@ -10,9 +10,8 @@ from typing import Any
 from gdt.common.commandline import arguments_of
 from gdt.common.files import write_text
 from gdt.common.folders import Folder
-from gdt.eval import answers, results
-from gdt.eval.answers import Answers
-from gdt.eval.results import RANDOM, RESULTS, Key, Result
+from gdt.eval import results
+from gdt.eval.results import RANDOM, RESULTS, Answers, Result
 from gdt.eval.settings import Downstream
 from gdt.eval.tables import Table, pivot, row_label
 from gdt.eval.templates import filled
@@ -72,15 +71,16 @@ def _card(name: str, trained: Trained, inputs: str) -> str:
 def _results(weights: str, name: str) -> tuple[list[Table], list[str]]:
     """What evaluations in runs say of these weights, beside random weights, and the commands that repeat them."""
     every: list[Result] = []
-    known: dict[Key, Answers] = {}
+    known: dict[str, Answers] = {}
     for path in sorted(Path("runs").rglob(RESULTS)):
         rows = results.read(path)
         every += rows
-        known |= answers.read_all(path.parent, (row for row in rows if row.weights == weights or row.preset == RANDOM))
+        of_weights = (row for row in rows if row.weights == weights or row.preset == RANDOM)
+        known |= results.all_answers(path.parent, of_weights)
     # of one protocol with several settings, the last: a row must not average them
-    evaluated = results.latest([row for row in every if row.weights == weights and row.preset != RANDOM])
-    conditions = {(row.conditions, row.checkpoint) for row in evaluated}
-    random = [row for row in every if row.preset == RANDOM and (row.conditions, row.checkpoint) in conditions]
+    evaluated = results.current([row for row in every if row.weights == weights and row.preset != RANDOM])
+    shared = {(row.shared, row.checkpoint) for row in evaluated}
+    random = [row for row in every if row.preset == RANDOM and (row.shared, row.checkpoint) in shared]
     return pivot([*random, *evaluated], answers=known), _commands(evaluated, name)
 
 
@@ -91,7 +91,7 @@ def _commands(rows: Sequence[Result], folder: str) -> list[str]:
         asked: dict[str, Any] = {
             name: tuple(value) if isinstance(value, list) else value for name, value in row.settings.items()
         }
-        settings = Downstream((folder,), row.dataset, query_split=row.query_split, **asked)
+        settings = Downstream((folder,), row.dataset, label=row.label, query_split=row.query_split, **asked)
         words = ["--word2vec", "FILE"] if row.words else []
         protocols.setdefault((*arguments_of(settings, Downstream()), *words), {})[row.protocol] = None
     return [shlex.join(["gdt", "evaluate", *shared, "--protocols", *names]) for shared, names in protocols.items()]

@@ -6,8 +6,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy import stats
 
-from gdt.eval.answers import Answers
-from gdt.eval.results import RANDOM, Key, Result
+from gdt.eval.results import RANDOM, Answers, Result
 
 LEVEL = 0.05
 """Differences with a lower p are marked."""
@@ -39,7 +38,7 @@ Comparisons = dict[tuple[str, str], Compared]
 """By row and metric."""
 
 
-def compare(groups: Mapping[str, Sequence[Result]], answers: Mapping[Key, Answers]) -> Comparisons:
+def compare(groups: Mapping[str, Sequence[Result]], answers: Mapping[str, Answers]) -> Comparisons:
     """Every number of the models of a table, a group of results each, against the first model and random weights.
 
     Rows are compared in a metric if they have answers of the same queries in the same folds.
@@ -99,7 +98,7 @@ def notes(groups: Mapping[str, Sequence[Result]], comparisons: Comparisons) -> l
 
 
 def _difference(
-    groups: Mapping[str, Sequence[Result]], name: str, reference: str, metric: str, answers: Mapping[Key, Answers]
+    groups: Mapping[str, Sequence[Result]], name: str, reference: str, metric: str, answers: Mapping[str, Answers]
 ) -> Difference | None:
     """The difference of a row from another in a metric, over all folds; None if their queries are not the same."""
     if reference in ("", name):
@@ -129,10 +128,10 @@ def _per_query(queries: np.ndarray, answers: np.ndarray) -> np.ndarray:
     return np.bincount(position, answers) / np.bincount(position)
 
 
-def _answers(rows: Sequence[Result], metric: str, answers: Mapping[Key, Answers]) -> dict[str, Answers]:
-    """The answers of a row by the conditions of its folds; empty if some are missing."""
+def _answers(rows: Sequence[Result], metric: str, answers: Mapping[str, Answers]) -> dict[str, Answers]:
+    """The answers of a row by its folds; empty if some are missing."""
     asked = [row for row in rows if metric in row.metrics]
-    known = {row.conditions: answers[row.identity] for row in asked if row.identity in answers}
+    known = {row.shared: answers[row.key] for row in asked if row.key in answers}
     complete = len(known) == len(asked) and all(metric in of_fold.values for of_fold in known.values())
     return known if complete else {}
 

@@ -12,18 +12,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from pkgutil import resolve_name
 
+import numpy as np
 from tqdm import tqdm
 
 from gdt.common.commandline import arguments_of, gdt_command
 from gdt.common.errors import explain_out_of_memory
 from gdt.common.files import locked
-from gdt.eval import answers, results
-from gdt.eval.answers import Answers
-from gdt.eval.conditions import decisive_settings, words_of
-from gdt.eval.evaluator import ProtocolFunction
+from gdt.eval import results
 from gdt.eval.folds import Fold
-from gdt.eval.jobs import Job, plan_evaluation
-from gdt.eval.results import RANDOM, RESULTS, Result
+from gdt.eval.jobs import Job, Outcome, ProtocolFunction, plan
+from gdt.eval.results import RANDOM, RESULTS, Answers, Result
 from gdt.eval.settings import Downstream
 from gdt.eval.subprocesses import job_limit, run_command, run_parallel
 from gdt.eval.tables import pivot, write_tables
@@ -41,8 +39,8 @@ class Evaluation:
 
     results: list[Result]
     """Results of all models evaluated under the same conditions, by this call or an earlier one."""
-    models: list[tuple[str, str]]
-    """Name and digest of the weights of this call's models."""
+    jobs: list[Job]
+    """Those of this call."""
     text: str
     out: Path
 
@@ -68,81 +66,67 @@ def evaluate(settings: Downstream, networks: Mapping[str, Sequence[Given]] | Non
     `networks`: the user's own by modality, besides those in the settings, which other processes do not have.
     Raises UserError if the shards, their labels, a split, a fold or a checkpoint is missing or does not fit.
     """
-    plan = plan_evaluation(settings, makers({**settings.own_networks.given, **(networks or {})}))
-    out = plan.out
+    jobs = plan(settings, makers({**settings.own_networks.given, **(networks or {})}))
+    out = jobs[0].out
     # in a subprocess, the parent holds the lock
     lock = locked(out, "set --out to another folder") if settings.tables else contextlib.nullcontext()
     with lock:
-        done = {result.identity for result in results.read(out / RESULTS)}
-        todo = list({job.identity: job for job in plan.jobs if job.identity not in done}.values())
+        todo = missing(jobs)
         for job in todo:
-            if not job.evaluator.protocol.trains:
+            if not job.protocol.trains:
                 _run(job)
-        finetuning = [job for job in todo if job.evaluator.protocol.trains]
+        finetuning = [job for job in todo if job.protocol.trains]
         if finetuning:
             _finetune_all(settings, finetuning, 1 if networks else job_limit(settings.jobs))
-        wanted = {job.conditions for job in plan.jobs}
-        # tables compare with the first model
-        order = {(model.name, model.digest): number for number, model in enumerate(plan.models)}
-        every = [result for result in results.read(out / RESULTS) if result.conditions in wanted]
-        every.sort(key=lambda result: order.get((result.model, result.weights), len(order)))
+        every = comparable(jobs)
         text = ""
         if settings.tables:
-            text = write_tables(out, pivot(every, answers=answers.read_all(out, every)), every)
-    return Evaluation(every, [(model.name, model.digest) for model in plan.models], text, out)
+            text = write_tables(out, pivot(every, answers=results.all_answers(out, every)), every)
+    return Evaluation(every, jobs, text, out)
+
+
+def missing(jobs: Sequence[Job]) -> list[Job]:
+    """The jobs without a result."""
+    done = {result.key for result in results.read(jobs[0].out / RESULTS)}
+    return list({job.key: job for job in jobs if job.key not in done}.values())
+
+
+def comparable(jobs: Sequence[Job]) -> list[Result]:
+    """The results of jobs, and those of other models under the same conditions; of one name, those of the jobs."""
+    asked = {job.key: number for number, job in enumerate(jobs)}  # tables compare with the first model
+    names = {job.subject.name for job in jobs}
+    found = [
+        result for result in results.read(jobs[0].out / RESULTS) if result.model not in names or result.key in asked
+    ]
+    shared = {result.shared for result in found if result.key in asked}
+    every = [result for result in found if result.shared in shared]
+    return sorted(every, key=lambda result: asked.get(result.key, len(asked)))
 
 
 def _run(job: Job) -> None:
     """Evaluate and append the result."""
     start = time.perf_counter()
-    evaluator = job.evaluator
-    model = job.model
-    selected = evaluator.select(model, job.fold)
-    fold = selected.fold
-    facts = _facts(job, fold)
-    function: ProtocolFunction = resolve_name(f"gdt.{evaluator.protocol.function}")
-    outcome = function(evaluator, model, fold, job.folder)
-    if outcome.queries is not None:
-        seen = model.seen(evaluator.eval_set, outcome.queries)
-        facts = replace(facts, queries=len(outcome.queries), seen=seen)
-    same = evaluator.sameness(model, fold)
-    details = {**facts.details, **outcome.details}
-    if selected.left_out:
-        details["left out"] = selected.left_out
-    index = evaluator.eval_set.index
-    copies = between_splits(index.fold(fold.number) if fold.number else index, evaluator.eval_set.split)
-    if copies:
-        details["copies"] = f"{f'fold {fold.number}: ' if fold.number else ''}{'; '.join(copies)}"
-    pictures = "video" in evaluator.settings.modalities
-    rate = model.trained.inputs.other_rate(evaluator.eval_set.index) if pictures else ""
-    warnings = [*filter(None, (outcome.warning, same, selected.warning, rate))]
-    if warnings:
-        details["warning"] = "; ".join(warnings)
-    metrics = {name: measured.metric for name, measured in outcome.metrics.items()}
-    result = replace(facts, metrics=metrics, details=details)
+    fold, details = job.videos()
+    function: ProtocolFunction = resolve_name(f"gdt.{job.protocol.function}")
+    outcome = function(job, fold)
     queries = fold.queries if outcome.queries is None else outcome.queries
-    answers.write(evaluator.out, result.identity, Answers.of(queries, outcome.metrics))
-    results.append(evaluator.out / RESULTS, result)
+    result = _result(job, fold, queries, outcome, details)
+    Answers.of(queries, outcome.metrics, outcome.neighbours).write(job.out, job.key)
+    results.append(job.out / RESULTS, result)
     (job.folder / STATE).unlink(missing_ok=True)  # a finished training needs it no more
     name, first = next(iter(result.metrics.items()))
     print(f"[{time.perf_counter() - start:4.0f} s] {job.name}: {name} {first.value:.1f} %", flush=True)
 
 
-def _facts(job: Job, fold: Fold) -> Result:
-    """The result of a job on these videos, without its metrics."""
-    model = job.model
-    evaluator = job.evaluator
-    protocol = evaluator.protocol.name
+def _result(job: Job, fold: Fold, queries: np.ndarray, outcome: Outcome, said: Mapping[str, str]) -> Result:
+    """The line of a job on these videos, of which it has evaluated some queries."""
+    model = job.subject
     trained = model.trained
-    eval_set = evaluator.eval_set
+    eval_set = job.eval_set
     pretraining = trained.settings
     videos, flops = trained.record.per_step or (0, 0.0)
-    precision = "bfloat16" if evaluator.device.type == "cuda" else "float32"
     return Result(
-        conditions=job.conditions,
-        protocol=protocol,
-        model=model.name,
-        weights=model.digest,
+        **job.decisive,
         checkpoint=model.path,
         preset=RANDOM if model.random else trained.name,
         seed=pretraining.seed,
@@ -150,21 +134,32 @@ def _facts(job: Job, fold: Fold) -> Result:
         steps=trained.record.steps,
         videos=trained.step * videos,
         tflop=trained.step * flops / 1e12,
-        seen=model.seen(eval_set, fold.queries),
+        seen=model.seen(eval_set, queries),
         dataset=eval_set.dataset,
         shards=str(eval_set.index.folder),
-        data=eval_set.fingerprint,
-        query_split=eval_set.split,
-        label=evaluator.settings.label,
-        words=words_of(protocol, evaluator.words),
-        fold=fold.number,
         gallery=len(fold.gallery),
-        queries=len(fold.queries),
+        queries=len(queries),
         classes=len(names_in(fold.gallery_label)),
-        settings=decisive_settings(evaluator.settings, protocol),
-        details={"clip": str(pretraining.clip), "precision": precision},
-        provenance=provenance_of(evaluator.device),
+        metrics={name: measured.metric for name, measured in outcome.metrics.items()},
+        details=_details(job, fold, outcome, said),
+        provenance=provenance_of(job.device),
     )
+
+
+def _details(job: Job, fold: Fold, outcome: Outcome, said: Mapping[str, str]) -> dict[str, str]:
+    """What else the line says of a result, as text; `said` is of the videos."""
+    trained = job.subject.trained
+    precision = "bfloat16" if job.device.type == "cuda" else "float32"
+    details = {"clip": str(trained.settings.clip), "precision": precision, **outcome.details, **said}
+    index = job.eval_set.index
+    copies = between_splits(index.fold(fold.number) if fold.number else index, job.eval_set.split)
+    if copies:
+        details["copies"] = f"{f'fold {fold.number}: ' if fold.number else ''}{'; '.join(copies)}"
+    rate = trained.inputs.other_rate(index) if "video" in job.settings.modalities else ""
+    warnings = [*filter(None, (outcome.warning, job.sameness(fold), said.get("warning"), rate))]
+    if warnings:
+        details["warning"] = "; ".join(warnings)
+    return details
 
 
 def _finetune_all(settings: Downstream, jobs: Sequence[Job], limit: int) -> None:
@@ -184,10 +179,10 @@ def _finetune_all(settings: Downstream, jobs: Sequence[Job], limit: int) -> None
     def finished() -> int:
         return sum(finished_epochs(job.folder) for job in jobs)
 
-    protocols = dict.fromkeys(job.evaluator.protocol.name for job in jobs)
-    logs = " ".join(f"{jobs[0].evaluator.out}/*/{protocol}-*/log.txt" for protocol in protocols)
+    protocols = dict.fromkeys(job.protocol.name for job in jobs)
+    logs = " ".join(f"{jobs[0].out}/*/{protocol}-*/log.txt" for protocol in protocols)
     print(f"{len(jobs)} finetuning runs, {limit} in parallel; logs: {logs}")
-    epochs = Finetuning.recipe_of(jobs[0].evaluator.settings, jobs[0].model.trained).epochs
+    epochs = Finetuning.recipe_of(jobs[0].settings, jobs[0].subject.trained).epochs
     with tqdm(total=epochs * len(jobs), initial=finished(), unit="epoch", desc="finetune", mininterval=1.0) as bar:
         for job in run_parallel(jobs, run, limit, lambda: bar.update(finished() - bar.n)):
             bar.write(f"{job.name}: done")
@@ -195,17 +190,16 @@ def _finetune_all(settings: Downstream, jobs: Sequence[Job], limit: int) -> None
 
 def _command(settings: Downstream, job: Job) -> list[str]:
     """Arguments of `gdt` for one finetuning job of an evaluation."""
-    evaluator = job.evaluator
     alone = replace(
-        evaluator.settings,
-        ckpt=(job.model.path,),
-        dataset=evaluator.eval_set.dataset,
-        shards=evaluator.eval_set.index.folder,
-        out=evaluator.out,
-        protocols=(evaluator.protocol.name,),
+        job.settings,
+        ckpt=(job.subject.path,),
+        dataset=job.eval_set.dataset,
+        shards=job.eval_set.index.folder,
+        out=job.out,
+        protocols=(job.protocol.name,),
         folds=(job.fold.number,) if job.fold.number else (),
-        query_split=evaluator.eval_set.split,
-        random_weights="only" if job.model.random else "exclude",
+        query_split=job.eval_set.split,
+        random_weights="only" if job.subject.random else "exclude",
         jobs=1,
         tables=False,
         own_networks=settings.own_networks,

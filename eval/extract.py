@@ -11,11 +11,15 @@ from torch import Tensor
 
 from gdt.common.errors import UserError
 from gdt.common.files import DAMAGE, require_readable, require_space, writing
+from gdt.eval.results import key_of
 from gdt.pipeline.loader import Batch
 from gdt.pipeline.shards.index import Index
 from gdt.train.inference import over_videos
 from gdt.train.models.gdt import as_floats
 from gdt.train.trained import Trained
+
+_VERSION = 6
+"""Of features; increase it when they change, and those of the protocols that use them."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +72,14 @@ def require_network(trained: Trained, modality: str, option: str = "--modalities
             f"the model was trained without {modality}, so it has no {modality} features; set --ckpt to another"
             f"{instead}"
         )
+
+
+def features_file(weights: str, data: str, clips: int, device: str, modality: str) -> str:
+    """The name of a file of features, by all that decides them; `weights` is the digest of the model, `data` the
+    fingerprint of the shards.
+    """
+    decisive = {"version": _VERSION, "weights": weights, "data": data, "clips": clips, "device": device}
+    return f"features-{modality}-{key_of(decisive)}.npz"
 
 
 def cached_features(

@@ -6,7 +6,6 @@ import hashlib
 import json
 from collections.abc import Collection
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 
@@ -32,11 +31,11 @@ class Fold:
     gallery_label: np.ndarray
     query_label: np.ndarray
 
-    @cached_property
-    def digest(self) -> str:
-        labels = [self.gallery_label.tolist(), self.query_label.tolist()]
-        text = json.dumps([self.gallery.tolist(), self.queries.tolist(), labels])
-        return hashlib.sha256(text.encode()).hexdigest()
+    def digest(self, ids: np.ndarray) -> str:
+        """Hash of the ids and labels of gallery and queries, given the ids of the index."""
+        videos = [ids[self.gallery].tolist(), ids[self.queries].tolist()]
+        text = json.dumps([*videos, self.gallery_label.tolist(), self.query_label.tolist()])
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     @property
     def videos(self) -> np.ndarray:

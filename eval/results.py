@@ -1,38 +1,70 @@
-"""Lines of `results.jsonl`: what a protocol measured of a model, and all that decides it. Tables are views of them."""
+"""Lines of `results.jsonl`: what a protocol measured of a model, and all that decides it. Tables are views of them.
 
+The answers behind a line are a file beside it, by which models are compared query by query.
+"""
+
+from __future__ import annotations
+
+import hashlib
 import json
 import sys
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from gdt.common import serialization
 from gdt.common.errors import UserError, first_line
-from gdt.common.files import lock
-from gdt.eval.metrics import Metric
+from gdt.common.files import DAMAGE, lock, require_readable, writing
+from gdt.eval.metrics import Measured, Metric
 from gdt.eval.protocols import PROTOCOLS
 
-Key = tuple[str, str, str]
-"""`Result.identity`."""
 RESULTS = "results.jsonl"
 RANDOM = "random weights"
 """Model and preset of untrained networks."""
+_SUBJECT = ("model", "weights")
+_FOLD = ("fold", "fold_videos")
+_SETTINGS = ("protocol", "version", "label", "data", "query_split", "words", "device", "settings")
+ANSWERS = "answers"
+"""Folder of answers beside RESULTS."""
+_QUERIES = "queries"
+_NEIGHBOURS = "neighbours"
+
+
+def key_of(decisive: Mapping[str, Any]) -> str:
+    """The key of whatever these values decide."""
+    return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
     """What one protocol measured of one model, on one fold and with the labels of one column."""
 
-    conditions: str
-    """Digest of all that decides the numbers besides the model; rows that can be compared have the same."""
-    protocol: str
-    """A name of `eval.protocols`."""
     model: str
     """Name of the run's folder or of the file, or RANDOM."""
     weights: str
     """Digest of the weights, the statistics of their inputs, the clip and the crops."""
+    fold: int
+    """Official fold; 0 for the splits of the data set."""
+    fold_videos: str
+    """Hash of the ids and labels of gallery and queries."""
+    protocol: str
+    """A name of `eval.protocols`."""
+    version: int
+    """Of the protocol."""
+    label: str
+    """Column of labels; empty for the classes of the data set."""
+    data: str
+    """Fingerprint of the shards, without regard to folds."""
+    query_split: str
+    words: str
+    """Checksum of the word vectors; empty without text."""
+    device: str
+    """cpu or cuda."""
+    settings: dict[str, Any]
+    """Those that decide the protocol's numbers. What follows does not decide them."""
     checkpoint: str
     """Checkpoint; for random weights, that of the same network."""
     preset: str
@@ -49,15 +81,6 @@ class Result:
     """Queries that pretraining used, without labels; -1 if its data is unknown or has changed since."""
     dataset: str
     shards: str
-    data: str
-    """Fingerprint of the shards, without regard to folds."""
-    query_split: str
-    label: str
-    """Column of labels; empty for the classes of the data set."""
-    words: str
-    """Checksum of the word vectors; empty without text."""
-    fold: int
-    """Official fold; 0 for the splits of the data set."""
     gallery: int
     """Videos that were searched or trained on."""
     queries: int
@@ -66,16 +89,28 @@ class Result:
     """Classes of the gallery; 0 without labels."""
     metrics: dict[str, Metric] = field(default_factory=dict)
     """By name, which is also the heading of its column in tables."""
-    settings: dict[str, Any]
     details: dict[str, str] = field(default_factory=dict)
     """Clip, precision, pooling or recipe, as text."""
     provenance: dict[str, Any] = field(default_factory=dict)
     """What `train.provenance` returns."""
 
     @property
-    def identity(self) -> Key:
+    def key(self) -> str:
         """A result with the same is not computed again."""
-        return self.conditions, self.model, self.weights
+        return self._key(*_SUBJECT, *_FOLD, *_SETTINGS)
+
+    @property
+    def shared(self) -> str:
+        """The key without the model: rows with the same can be compared."""
+        return self._key(*_FOLD, *_SETTINGS)
+
+    @property
+    def group(self) -> str:
+        """The key without model and fold: a row of a table is a mean over results with the same."""
+        return self._key(*_SETTINGS)
+
+    def _key(self, *names: str) -> str:
+        return key_of({name: getattr(self, name) for name in names})
 
 
 def append(path: Path, result: Result) -> None:
@@ -105,44 +140,19 @@ def read(path: Path) -> list[Result]:
     return results
 
 
-def latest(rows: Sequence[Result]) -> list[Result]:
-    """Those under the conditions that a protocol was evaluated under last, by data set, labels, words and modalities.
+def current(rows: Sequence[Result]) -> list[Result]:
+    """Those that can stand beside the last one of their protocol, data set, labels and modalities.
 
-    Others have other settings, or other videos, labels, code or kind of device, and a table must not average both. So
-    where a fold is evaluated anew under others, folds that are not go, too.
+    Others have other settings, videos, labels or code, or another kind of device.
     """
 
     def kind(row: Result) -> tuple[str, ...]:
         return row.protocol, row.dataset, row.label, row.words, str(row.settings.get("modalities"))
 
-    def settings(row: Result) -> tuple[str, str, str]:
-        return row.data, row.query_split, str(row.settings)
-
-    last = {kind(row): settings(row) for row in rows}
-    current = [row for row in rows if last[kind(row)] == settings(row)]
-    conditions: dict[Any, str] = {}
-    changes: Counter[Any] = Counter()
-    begins: dict[Any, int] = {}
-    newest: dict[Any, tuple[int, int]] = {}  # the most changes of a fold, and the place of the first row after them
-    for place, row in enumerate(current):
-        fold = kind(row), row.fold
-        if conditions.get(fold) != row.conditions:
-            changes[fold] += fold in conditions
-            begins[fold] = place
-            if changes[fold] > newest.get(kind(row), (0, 0))[0]:
-                newest[kind(row)] = changes[fold], place
-        conditions[fold] = row.conditions
-
-    def is_current(row: Result) -> bool:
-        fold = kind(row), row.fold
-        return conditions[fold] == row.conditions and begins[fold] >= newest.get(kind(row), (0, 0))[1]
-
-    return [row for row in current if is_current(row)]
-
-
-def last_of_runs(rows: Iterable[Result]) -> list[Result]:
-    """The last result of each run under the same conditions: one that was made anew keeps its name."""
-    return [*{(row.conditions, row.model, row.seed, row.step): row for row in rows}.values()]
+    group = {kind(row): row.group for row in rows}
+    same = [row for row in rows if row.group == group[kind(row)]]
+    of_fold = {(kind(row), row.fold): row.fold_videos for row in same}
+    return [row for row in same if row.fold_videos == of_fold[kind(row), row.fold]]
 
 
 def rows(results: Iterable[Result]) -> Iterator[dict[str, Any]]:
@@ -150,7 +160,8 @@ def rows(results: Iterable[Result]) -> Iterator[dict[str, Any]]:
     for result in results:
         plain = {name: value for name, value in vars(result).items() if isinstance(value, str | int | float)}
         for name, metric in result.metrics.items():
-            row = plain | {"metric": name, "value": metric.value, "low": metric.low, "high": metric.high}
+            row = {"key": result.key} | plain | {"metric": name, "value": metric.value}
+            row |= {"low": metric.low, "high": metric.high}
             row |= {"chance": metric.chance, "spread": metric.spread, "n": metric.answers}
             row |= {"settings": _text(result.settings), "details": _text(result.details)}
             yield row | {"commit": result.provenance.get("commit", "")}
@@ -162,3 +173,59 @@ def _text(values: dict[str, Any]) -> str:
         text = " ".join(map(str, value)) if isinstance(value, list | tuple) else value
         parts.append(f"{name} {text}")
     return "; ".join(parts)
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What a protocol found for each query."""
+
+    queries: np.ndarray
+    """Rows of the index, int32 [n]."""
+    values: dict[str, np.ndarray]
+    """By metric, the numbers of which it is the mean: right or wrong, bool [n], or a share, float32 [n]; of mAP, one
+    per label.
+    """
+    neighbours: np.ndarray | None = None
+    """The nearest of the gallery, of retrieval: rows of the index, int32 [n, k]."""
+
+    @classmethod
+    def of(cls, queries: np.ndarray, metrics: Mapping[str, Measured], neighbours: np.ndarray | None) -> Answers:
+        """The answers of metrics, in small types."""
+        values = {}
+        for name, measured in metrics.items():
+            is_bool = measured.answers.dtype == bool
+            values[name] = measured.answers if is_bool else measured.answers.astype(np.float32)
+        small = None if neighbours is None else neighbours.astype(np.int32)
+        return cls(queries.astype(np.int32), values, small)
+
+    def write(self, out: Path, key: str) -> None:
+        """Write the answers of a result, in the folder of its evaluation."""
+        path = _answers_file(out, key)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        arrays: dict[str, Any] = {_QUERIES: self.queries, **self.values}
+        if self.neighbours is not None:
+            arrays[_NEIGHBOURS] = self.neighbours
+        with writing(path) as file:
+            np.savez_compressed(file, **arrays)
+
+
+def answers(out: Path, key: str) -> Answers | None:
+    """The answers of a result in the folder of its evaluation; None if they are missing or damaged."""
+    path = _answers_file(out, key)
+    try:
+        with np.load(path) as file:
+            values = {name: file[name] for name in file.files}
+            return Answers(values.pop(_QUERIES), neighbours=values.pop(_NEIGHBOURS, None), values=values)
+    except (OSError, *DAMAGE) as error:
+        require_readable(path, error)
+        return None
+
+
+def all_answers(out: Path, results: Iterable[Result]) -> dict[str, Answers]:
+    """The answers of those results in the folder of an evaluation that have some, by key."""
+    by_key = {result.key: answers(out, result.key) for result in results}
+    return {key: found for key, found in by_key.items() if found is not None}
+
+
+def _answers_file(out: Path, key: str) -> Path:
+    return out / ANSWERS / f"{key}.npz"

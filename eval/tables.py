@@ -14,12 +14,11 @@ from tabulate import tabulate
 from gdt.common.files import write_text
 from gdt.common.wording import TERMINAL_WIDTH
 from gdt.eval import comparison, results
-from gdt.eval.answers import Answers
 from gdt.eval.comparison import Compared, Comparisons
 from gdt.eval.metrics import Metric, over_seeds
 from gdt.eval.paper import SOUND, Reported, reported
 from gdt.eval.protocols import PROTOCOLS
-from gdt.eval.results import RANDOM, Key, Result
+from gdt.eval.results import RANDOM, Answers, Result
 from gdt.pipeline import presets
 from gdt.pipeline.leaves import MODALITIES
 
@@ -49,12 +48,13 @@ class Table:
 
 
 def pivot(
-    every: Sequence[Result], by_row: bool = False, answers: Mapping[Key, Answers] = MappingProxyType({})
+    every: Sequence[Result], by_row: bool = False, answers: Mapping[str, Answers] = MappingProxyType({})
 ) -> list[Table]:
     """Tables of results: a row per model with the mean over its folds, or, for `by_row`, per composition and number of
-    steps with the mean over seeds. Random weights come first, chance and published results last.
+    steps with the mean over seeds. Random weights come first, chance and published results last. Of one name, the last
+    result counts.
 
-    With the `answers` of results, by identity, differences from the first model and from random weights are marked.
+    With the `answers` of results, by key, differences from the first model and from random weights are marked.
     """
 
     def order(result: Result) -> tuple[bool, int, str, int, int]:
@@ -63,7 +63,8 @@ def pivot(
         return result.preset != RANDOM, protocol, result.label, result.fold, result.seed if by_row else 0
 
     parts: dict[tuple[str, ...], list[Result]] = {}
-    for result in sorted({result.identity: result for result in every}.values(), key=order):
+    last = {(result.shared, result.model, (result.seed, result.step) if by_row else 0): result for result in every}
+    for result in sorted(last.values(), key=order):
         shared = (result.dataset, result.query_split, result.label, result.words)
         key = (PROTOCOLS[result.protocol].table, *shared, *_modalities(result))
         parts.setdefault(key, []).append(result)
@@ -77,9 +78,9 @@ def pivot(
     return tables
 
 
-def _table(part: Sequence[Result], by_row: bool, answers: Mapping[Key, Answers]) -> Table:
+def _table(part: Sequence[Result], by_row: bool, answers: Mapping[str, Answers]) -> Table:
     """The table of results that share one."""
-    names = _row_names(part) if by_row else _model_names(part)
+    names = _row_names(part) if by_row else {_subject(result): result.model for result in part}
     groups: dict[str, list[Result]] = {name: [] for name in names.values()}
     for result in part:
         groups[names[_subject(result)]].append(result)
@@ -115,16 +116,6 @@ def _published(part: Sequence[Result]) -> Reported:
 
 def _subject(result: Result) -> tuple[str, str]:
     return result.model, result.weights
-
-
-def _model_names(part: Sequence[Result]) -> dict[tuple[str, str], str]:
-    """Names of rows by model and weights; weights that share a name are told apart by a digest."""
-    subjects = dict.fromkeys(map(_subject, part))
-    models = [model for model, _ in subjects]
-    return {
-        (model, weights): model if models.count(model) == 1 else f"{model} ({weights[:6]})"
-        for model, weights in subjects
-    }
 
 
 def _row_names(part: Sequence[Result]) -> dict[tuple[str, str], str]:
@@ -242,15 +233,12 @@ def write_tables(out: Path, tables: Sequence[Table], every: Iterable[Result]) ->
     titled = (f"% {' '.join(table.title.split())}\n{to_latex(table.lines)}" for table in tables)
     write_text(out / "table.tex", "\n\n".join(titled) + "\n")
     comparisons = {
-        (*result.identity, metric): comparison.columns(compared)
+        (result.key, metric): comparison.columns(compared)
         for table in tables
         for (name, metric), compared in table.comparisons.items()
         for result in table.groups[name]
     }
-    rows = []
-    for row in results.rows(every):
-        key = (row["conditions"], row["model"], row["weights"], row["metric"])
-        rows.append(row | comparisons.get(key, {}))
+    rows = [row | comparisons.get((row["key"], row["metric"]), {}) for row in results.rows(every)]
     heads = dict.fromkeys(name for row in rows for name in row)
     write_text(out / "results.csv", csv_text([[*heads], *([row.get(name, "") for name in heads] for row in rows)]))
     return text

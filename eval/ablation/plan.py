@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from gdt.common.commandline import arguments_of
 from gdt.common.errors import UserError
 from gdt.common.folders import Folder
-from gdt.common.serialization import to_json
 from gdt.eval.ablation.settings import Ablation
 from gdt.eval.folds import held_out
-from gdt.eval.jobs import evaluators
+from gdt.eval.jobs import choose
 from gdt.eval.protocols import PROTOCOLS
-from gdt.eval.results import RANDOM, Result
 from gdt.eval.settings import Downstream
 from gdt.eval.subjects import EvalSet
 from gdt.pipeline.composition import Composition
@@ -48,11 +45,6 @@ class Row(NamedTuple):
     """What these settings give with the same videos as the other rows, without word vectors."""
 
     @property
-    def factors_checksum(self) -> str:
-        """Checksum of the Python file of its factors; empty without."""
-        return self.experiment.data.factors_checksum
-
-    @property
     def steps(self) -> int:
         return self.experiment.schedule.steps
 
@@ -74,8 +66,6 @@ class PlannedRun:
     row: Row
     pretraining: Pretrain
     evaluation: Downstream
-    conditions: frozenset[str]
-    """Conditions of the results of its evaluation."""
     equal: str
     """What all rows share, as text."""
 
@@ -89,27 +79,6 @@ class PlannedRun:
         evaluate = ["evaluate", *arguments_of(self.evaluation, Downstream())]
         return [command_of(self.pretraining), *([evaluate] if self.evaluation.protocols else [])]
 
-    @property
-    def marker(self) -> Path:
-        """A file that holds `marked` once it is finished."""
-        return self.folder / "done.json"
-
-    @property
-    def marked(self) -> str:
-        """What decides its pretraining: the settings, and the text of their Python file."""
-        return to_json(self.pretraining) + self.row.factors_checksum
-
-    def is_done(self, results: Sequence[Result]) -> bool:
-        """Whether it was trained with the same settings, and evaluated after its last step."""
-        if not self.marker.is_file() or self.marker.read_text() != self.marked:
-            return False
-        name = self.folder.name
-        done = {result.conditions for result in results if result.model == name and result.step == self.row.steps}
-        if self.evaluation.random_weights == "include":
-            seed = self.pretraining.seed
-            done &= {result.conditions for result in results if result.preset == RANDOM and result.seed == seed}
-        return done >= self.conditions
-
 
 def plan_runs(settings: Ablation) -> list[PlannedRun]:
     """The runs of an ablation, seed by seed. Raises UserError if the videos do not fit the rows or protocols."""
@@ -120,14 +89,9 @@ def plan_runs(settings: Ablation) -> list[PlannedRun]:
     named = {name: _pretraining(settings, shards, name, known) for name in settings.rows}
     rows, equal = equalise(settings, named, index)
     evaluation = _evaluation(settings, shards, index)
+    choose(evaluation, EvalSet.of(evaluation.dataset, index, evaluation.query_split))  # raises UserError without labels
     # whose untrained networks are evaluated, too
     baseline = max(rows, key=lambda row: len(row.modalities))
-
-    @cache
-    def evaluated(protocols: tuple[Any, ...], word2vec: Path | None) -> tuple[Downstream, frozenset[str]]:
-        """An evaluation with the conditions of its results, which are the same for all seeds."""
-        same = replace(evaluation, out=settings.folder, tables=False, protocols=protocols, word2vec=word2vec)
-        return same, _conditions(same, index, settings.folder)
 
     runs = []
     for seed in dict.fromkeys(settings.seeds):
@@ -139,23 +103,22 @@ def plan_runs(settings: Ablation) -> list[PlannedRun]:
             paired = len(row.modalities) > 1
             protocols = tuple(name for name in evaluation.protocols if paired or not PROTOCOLS[name].pairs)
             takes_words = any("word2vec" in PROTOCOLS[name].settings for name in protocols)
-            shared, keys = evaluated(protocols, seeded.word2vec if takes_words else None)
-            random_weights: Any = "include" if row is baseline else "exclude"
-            of_row = replace(shared, ckpt=(str(folder),), random_weights=random_weights)
-            runs.append(PlannedRun(row, seeded, of_row, keys, equal))
+            of_row = replace(
+                evaluation,
+                ckpt=(str(folder),),
+                out=settings.folder,
+                tables=False,
+                protocols=protocols,
+                word2vec=seeded.word2vec if takes_words else None,
+                random_weights="include" if row is baseline else "exclude",
+            )
+            runs.append(PlannedRun(row, seeded, of_row, equal))
     if not any(run.evaluation.protocols for run in runs):
         raise UserError(
             f"nothing can compare the rows {' '.join(named)}: recall between modalities needs a row of two; add one, "
             "or labels (labels.csv)"
         )
     return runs
-
-
-def _conditions(evaluation: Downstream, index: Index, folder: Path) -> frozenset[str]:
-    """The conditions of an evaluation's results. Raises UserError if a split has no labels."""
-    eval_set = EvalSet.of(evaluation.dataset, index, evaluation.query_split)
-    planned = evaluators(evaluation, eval_set, folder) if evaluation.protocols else []
-    return frozenset(evaluator.conditions(fold) for evaluator in planned for fold in evaluator.folds)
 
 
 def equalise(settings: Ablation, named: Mapping[str, Pretrain], index: Index) -> tuple[list[Row], str]:

@@ -16,19 +16,20 @@ from gdt.eval import results
 from gdt.eval.ablation.plan import PlannedRun, plan_runs
 from gdt.eval.ablation.plots import bars
 from gdt.eval.ablation.settings import Ablation
+from gdt.eval.downstream import missing
 from gdt.eval.drawing import save
-from gdt.eval.results import RANDOM, RESULTS, Result
+from gdt.eval.jobs import Job, plan
+from gdt.eval.results import RANDOM, RESULTS
 from gdt.eval.subprocesses import job_limit, run_command, run_parallel
 from gdt.eval.tables import pivot, row_label, write_tables
-from gdt.pipeline.notation import checksum_of
-from gdt.train.checkpoint import load_model
-from gdt.train.models.given import makers
+from gdt.train.models.given import Makers, makers
 from gdt.train.models.network import Architecture
-from gdt.train.published import located
 from gdt.train.run import CHECKPOINT, METRICS
 from gdt.train.settings import RunSettings
 from gdt.train.settings_text import LENGTH, differences
 
+ABLATION = "ablation.json"
+"""The runs that were asked for in a folder, and the settings that they share."""
 _OF_A_RUN = ("composition", "seed", *LENGTH)
 """Settings in which the runs of a folder differ."""
 
@@ -36,31 +37,26 @@ _OF_A_RUN = ("composition", "seed", *LENGTH)
 def ablation(settings: Ablation) -> str:
     """Run the unfinished commands and write the tables; returns a summary. Raises UserError if a run fails.
 
-    The tables have all rows in the folder that were evaluated under the same conditions, also by earlier calls.
+    The tables have all rows that were asked for in this folder and evaluated under the same conditions, also by earlier
+    calls.
     """
     runs = plan_runs(settings)
     out = settings.folder
+    given = makers(settings.own_networks.given)
     with locked(out, "set --out to another folder"):
-        known = results.read(out / RESULTS)
-        checksum = next((run.row.factors_checksum for run in runs if run.row.factors_checksum), "")
-        now = runs[0].row.experiment.settings
-        _require_same_training(settings, now, checksum, known)
-        todo = [run for run in runs if not run.is_done(known)]
-        jobs = job_limit(settings.jobs)
-        print(f"{len(todo)} of {plural(len(runs), 'run')} left, {jobs} in parallel; equal {runs[0].equal}")
+        names = _require_same_training(settings, runs)
+        jobs = {run.folder: _finished(run, given) for run in runs}
+        todo = [run for run in runs if jobs[run.folder] is None]
+        limit = job_limit(settings.jobs)
+        print(f"{len(todo)} of {plural(len(runs), 'run')} left, {limit} in parallel; equal {runs[0].equal}")
         print(f"logs: {out}/<run>/log.txt", flush=True)
         if todo:
-            _keep_factors(settings, checksum)
-            _run_all(runs, todo, jobs, out)
-            known = results.read(out / RESULTS)
-            if settings.own_networks.given:  # one may have changed while runs were trained
-                _require_same_training(settings, now, checksum, known)
-        asked = frozenset().union(*(run.conditions for run in runs))
-        found = results.last_of_runs(result for result in known if result.conditions in asked)
-        gone = {result.model for result in found if result.preset != RANDOM and not _has_checkpoint(result, out)}
-        if gone:
-            print(f"left out: {', '.join(sorted(gone))}, whose checkpoint is gone, so nothing says how it was trained")
-        every = [result for result in found if result.model not in gone]
+            _run_all(runs, todo, limit, out)
+            jobs |= {run.folder: plan(run.evaluation, given) for run in todo if run.evaluation.protocols}
+        asked = {job.key for of_run in jobs.values() for job in of_run or ()}
+        known = [result for result in results.read(out / RESULTS) if result.preset == RANDOM or result.model in names]
+        shared = {result.shared for result in known if result.key in asked}
+        every = [result for result in known if result.shared in shared]
         tables = pivot(every, by_row=True)
         write_tables(out, tables, every)
         save(bars(tables), out / "table.png")
@@ -69,36 +65,40 @@ def ablation(settings: Ablation) -> str:
         return f"\n{short}\n\nall metrics: {out}/table.txt, table.tex, results.csv; picture: table.png"
 
 
-def _require_same_training(settings: Ablation, now: RunSettings, checksum: str, evaluated: Sequence[Result]) -> None:
-    """Raise UserError if a run with results was trained otherwise than `now`, but for its row and seed.
+def _require_same_training(settings: Ablation, runs: Sequence[PlannedRun]) -> list[str]:
+    """The names of all runs that were asked for in this folder, which ABLATION records with the settings that they
+    share, and the file of their factors, of which a copy is kept.
 
-    One table could not compare them. Checkpoints say how they were trained, and recognise networks of the user's own.
-    `checksum` is that of the Python file of the factors.
+    Raises UserError if earlier ones were trained otherwise but for row, seed and length: one table could not compare
+    them.
     """
-    given = makers(settings.own_networks.given)
-    for name in sorted({result.model for result in evaluated}):
-        path = settings.folder / name / CHECKPOINT
-        if not path.is_file():
-            continue
-        trained = load_model(path, given)
-        different = differences(_shared(trained.settings), _shared(now), _OF_A_RUN)
-        for modality in trained.model.modalities:
-            if (modality in given) != (modality in trained.model.network.own):
-                before = "the paper's" if modality in given else "your own"
-                different.append(f"the {modality} network was {before}")
-        if len({trained.record.data.factors_checksum, checksum} - {""}) > 1:
+    path = settings.folder / ABLATION
+    shared = json.loads(_shared(runs[0].row.experiment.settings))
+    networks = {modality: [*given] for modality, given in settings.own_networks.given.items()}
+    now = {"settings": shared, "networks": networks, "runs": [run.folder.name for run in runs]}
+    code = settings.factors_from.read_bytes() if settings.factors_from else b""
+    kept = settings.kept_factors
+    if path.is_file():
+        try:
+            before = json.loads(path.read_text())
+            different = differences(json.dumps(before["settings"]), json.dumps(shared), _OF_A_RUN)
+            now["runs"] = [*dict.fromkeys([*before["runs"], *now["runs"]])]
+            if before["networks"] != networks:
+                different.append(f"your own networks were {before['networks'] or 'none'}, now {networks or 'none'}")
+        except (ValueError, TypeError, KeyError) as error:
+            raise UserError(f"{path} is damaged ({error}); set --out to another folder") from error
+        if kept and kept.is_file() and kept.read_bytes() != code:
             different.append("the file of --factors-from has changed")
         if different:
             raise UserError(
-                f"the runs in {settings.folder} were trained with other settings ({name}: {'; '.join(different)}); "
-                "set --out to another folder"
+                f"the runs in {settings.folder} were trained with other settings ({'; '.join(different)}); set --out "
+                "to another folder"
             )
-
-
-def _has_checkpoint(result: Result, out: Path) -> bool:
-    """Whether its model is in the folder of the ablation or where it was evaluated."""
-    elsewhere = located(result.checkpoint)
-    return (out / result.model / CHECKPOINT).is_file() or (elsewhere is not None and elsewhere.exists())
+    write_text(path, json.dumps(now, indent=2) + "\n")
+    if kept and not kept.is_file():
+        with writing(kept) as file:
+            file.write(code)
+    return now["runs"]
 
 
 def _shared(settings: RunSettings) -> str:
@@ -106,18 +106,15 @@ def _shared(settings: RunSettings) -> str:
     return to_json(replace(settings, network=Architecture(**settings.network.sizes)))
 
 
-def _keep_factors(settings: Ablation, planned: str) -> None:
-    """Copy the Python file of the factors, which may change while the runs read it.
-
-    Raises UserError if it has changed since they were planned.
-    """
-    if settings.factors_from is None or settings.kept_factors is None or not planned:
-        return
-    code = settings.factors_from.read_bytes()
-    if checksum_of(code) != planned:
-        raise UserError(f"{settings.factors_from} has changed since the runs were planned; give the command again")
-    with writing(settings.kept_factors) as file:
-        file.write(code)
+def _finished(run: PlannedRun, given: Makers) -> list[Job] | None:
+    """The evaluation of a run, if it is trained and nothing of that is left; else None."""
+    if logged_steps(run.folder / METRICS) < run.row.steps or not (run.folder / CHECKPOINT).is_file():
+        return None
+    if not run.evaluation.protocols:
+        return []
+    jobs = plan(run.evaluation, given)
+    trained = all(job.subject.random or job.subject.trained.step == run.row.steps for job in jobs)
+    return jobs if trained and not missing(jobs) else None
 
 
 def _run_all(runs: Sequence[PlannedRun], todo: Sequence[PlannedRun], jobs: int, out: Path) -> None:
@@ -127,7 +124,6 @@ def _run_all(runs: Sequence[PlannedRun], todo: Sequence[PlannedRun], jobs: int, 
         run.folder.mkdir(parents=True, exist_ok=True)
         for command in run.commands:
             run_command(command, run.folder / "log.txt", gpu, f"run {run.folder.name}", stop)
-        write_text(run.marker, run.marked)
 
     def steps() -> int:
         return sum(min(run.row.steps, logged_steps(run.folder / METRICS)) for run in runs)

@@ -2,7 +2,6 @@
 
 import io
 from collections import Counter
-from glob import escape
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,15 +16,12 @@ from threadpoolctl import threadpool_limits
 from gdt.common.errors import UserError
 from gdt.common.randomness import Stream, generator
 from gdt.eval import extract
-from gdt.eval.conditions import conditions_of, features_path
 from gdt.eval.drawing import COLOURS, STYLE, data_uri, marker, picture
-from gdt.eval.folds import folds
-from gdt.eval.results import Result
-from gdt.eval.settings import Downstream
+from gdt.eval.extract import features_file
+from gdt.eval.results import ANSWERS, Result, answers
 from gdt.eval.similarity import nearest_rows
-from gdt.eval.subjects import EvalSet, folder_name
 from gdt.pipeline.clips import usable
-from gdt.pipeline.shards.index import Index
+from gdt.pipeline.shards.index import Index, fingerprint
 from gdt.pipeline.shards.reader import ShardReader
 from gdt.pipeline.shards.statistics import Statistics
 from gdt.train import recall
@@ -64,42 +60,31 @@ class Neighbours(NamedTuple):
 
 
 def by_features(row: Result, index: Index, root: Path, trained: Trained) -> Neighbours:
-    """Videos or sounds of an index found by the features of an evaluation of one modality, which are below `root`.
+    """What an evaluation by one modality has found, in an index; its files are below `root`.
 
     Raises UserError if they are missing or the data has changed.
     """
     index = index.labelled(row.label)
-    eval_set = EvalSet.of(row.dataset, index, row.query_split)
-    try:
-        asked = Downstream(folds=(row.fold,) if row.fold else (), **row.settings)
-    except TypeError as error:
-        raise UserError(f"its evaluation has settings of another version ({error}); evaluate again") from error
-    fold, *_ = folds(asked, row.protocol, index, row.query_split)
-    now = {conditions_of(asked, row.protocol, eval_set, fold, device, None): device for device in ("cpu", "cuda")}
-    if row.conditions not in now:
-        raise UserError(f"videos, splits or labels of {index.folder} have changed since; evaluate again")
-    (modality,) = asked.modalities
-    fold = fold.having(index, trained.settings.clip, [modality])
-    folder = Path(escape(folder_name(row.model, row.weights)))
-    name = features_path(folder, row.data, asked.clips, now[row.conditions], modality)
-    path = next(root.rglob(str(name)), None)
+    (modality,) = row.settings["modalities"]
+    name = features_file(row.weights, row.data, row.settings["clips"], row.device, modality)
+    path = next(root.rglob(name), None)
     features = extract.read(path) if path else None
-    if not features:
-        raise UserError(f"there are no features of {row.model} below {root}; evaluate again")
-    queries = features.maximum[features.positions(fold.queries)]
-    gallery = features.maximum[features.positions(fold.gallery)]
-    neighbours = nearest_rows(queries, gallery, _NEIGHBOURS)
-    answers = fold.gallery_label[neighbours]
-    right = answers == fold.query_label[:, None]
-    order = generator(Stream.FIGURES).permutation(len(queries))
-    firsts = np.sort(np.unique(fold.query_label[order], return_index=True)[1])  # of every class
+    found = next(filter(None, (answers(folder.parent, row.key) for folder in root.rglob(ANSWERS))), None)
+    if not features or not found or found.neighbours is None:
+        raise UserError(f"there are no features and neighbours of {row.model} below {root}; evaluate again")
+    asked = index.label[found.queries].astype(str)
+    neighbours = index.label[found.neighbours].astype(str)
+    right = neighbours == asked[:, None]
+    if fingerprint(index) != row.data or not np.array_equal(right[:, 0], found.values["R@1"]):
+        raise UserError(f"videos, splits or labels of {index.folder} have changed since; evaluate again")
+    order = generator(Stream.FIGURES).permutation(len(right))
+    firsts = np.sort(np.unique(asked[order], return_index=True)[1])  # of every class
     shown = order[firsts[:_QUERIES]]
     what = "frames'" if modality == "video" else "sounds'"
     how = f"by the {what} features after {row.step} steps; correct: the same class; R@1 {_percent(right)}"
-    average = features.average[features.positions(fold.queries)]
-    pictures = thumbnails(index, fold.queries[shown], fold.gallery[neighbours[shown]], right[shown])
-    plane = maps(average, fold.query_label)
-    return Neighbours(how, pictures, plane, confusion(fold.query_label, answers[:, 0]))
+    pictures = thumbnails(index, found.queries[shown], found.neighbours[shown], right[shown])
+    plane = maps(features.average[features.positions(found.queries)], asked)
+    return Neighbours(how, pictures, plane, confusion(asked, neighbours[:, 0]))
 
 
 def by_sound(trained: Trained, index: Index, split: str) -> Neighbours:

@@ -9,13 +9,13 @@ from tqdm import tqdm
 
 from gdt.common.errors import UserError, explain_out_of_memory, first_line
 from gdt.common.files import DAMAGE, write_text
-from gdt.eval import answers, results
+from gdt.eval import results
 from gdt.eval.drawing import data_uri
 from gdt.eval.page import runs
 from gdt.eval.page.deviation import deviation
 from gdt.eval.page.neighbours import by_features, by_sound
 from gdt.eval.page.runs import CURVES, LoggedRun, curves
-from gdt.eval.results import RANDOM, RESULTS, Result, last_of_runs, latest
+from gdt.eval.results import RANDOM, RESULTS, Result, current
 from gdt.eval.settings import Report
 from gdt.eval.subjects import local_shards, pretraining_shards
 from gdt.eval.tables import pivot
@@ -51,7 +51,7 @@ def report(settings: Report) -> str:
             logged.append(runs.read(path.parent, root))
     logged.sort(key=lambda run: run.started, reverse=True)
     every = {path.parent: results.read(path) for path in sorted(root.rglob(RESULTS))}
-    evaluated = {folder: latest(rows) for folder, rows in every.items() if rows}
+    evaluated = {folder: current(rows) for folder, rows in every.items() if rows}
     if not (logged or evaluated or unread):
         raise UserError(
             f"{root} has no runs or evaluations; set --runs to the folder of your runs, or start one with 'gdt "
@@ -67,10 +67,7 @@ def report(settings: Report) -> str:
         before = dict.fromkeys((row.model, row.protocol) for row in every[folder])
         outdated[folder] = [f"{model} ({protocol})" for model, protocol in before if (model, protocol) not in kept]
         ablation = folder in bars
-        if ablation:
-            rows = last_of_runs(rows)
-        rows = sorted(rows, key=lambda row: row.seed)  # not in the order in which parallel jobs have finished
-        tables[folder] = pivot(rows, by_row=ablation, answers={} if ablation else answers.read_all(folder, rows))
+        tables[folder] = pivot(rows, by_row=ablation, answers={} if ablation else results.all_answers(folder, rows))
     datasets = sorted({run.settings.dataset for run in logged})
     text = filled(
         "page/page.html.j2",

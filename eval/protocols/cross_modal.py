@@ -1,22 +1,20 @@
 """Recall from one modality to another among held-out videos, which needs no labels."""
 
-from pathlib import Path
-
 from gdt.common.errors import UserError
-from gdt.eval.evaluator import Evaluator, Outcome
 from gdt.eval.features import sameness
 from gdt.eval.folds import Fold
+from gdt.eval.jobs import Job, Outcome
 from gdt.eval.metrics import measured
-from gdt.eval.subjects import Subject
 from gdt.pipeline.clips import usable
 from gdt.train import recall
 
 
-def cross_modal(evaluator: Evaluator, model: Subject, fold: Fold, _: Path) -> Outcome:
+def cross_modal(job: Job, fold: Fold) -> Outcome:
     """R@k for every pair of modalities, among the queries that have all of them."""
+    model = job.subject
     trained = model.trained
-    settings = evaluator.settings
-    eval_set = evaluator.eval_set
+    settings = job.settings
+    eval_set = job.eval_set
     modalities = model.embedded_modalities(eval_set.index, settings)
     if len(modalities) < 2:
         reason = "the videos have no sound"
@@ -37,8 +35,8 @@ def cross_modal(evaluator: Evaluator, model: Subject, fold: Fold, _: Path) -> Ou
             f"'{eval_set.split}' has {len(videos)} among its {len(fold.queries)} videos; evaluate on more or longer "
             "videos"
         )
-    words = evaluator.words if "text" in modalities else None
-    embedded = recall.embed_videos(trained, index, videos, settings.clips, evaluator.device, modalities, words)
+    words = job.words if "text" in modalities else None
+    embedded = recall.embed_videos(trained, index, videos, settings.clips, job.device, modalities, words)
     n = len(embedded.videos)
     if n < 2:
         raise UserError(

@@ -1,15 +1,12 @@
 """Few-shot classification with frozen features (table 3, section A.3.6)."""
 
-from pathlib import Path
-
 import numpy as np
 
 from gdt.common.randomness import Stream, generator
-from gdt.eval.evaluator import Evaluator, Outcome
 from gdt.eval.folds import Fold
+from gdt.eval.jobs import Job, Outcome
 from gdt.eval.metrics import Measured, Metric
 from gdt.eval.similarity import nearest_rows
-from gdt.eval.subjects import Subject
 
 SHOTS = (1, 5, 20)
 """Training videos per class."""
@@ -17,10 +14,10 @@ _DRAWS = 20
 """Random choices of shots that accuracies are averaged over."""
 
 
-def few_shot(evaluator: Evaluator, model: Subject, fold: Fold, _: Path) -> Outcome:
+def few_shot(job: Job, fold: Fold) -> Outcome:
     """Accuracies with the shots that the smallest class has."""
-    features = evaluator.pooled(model, fold, "average")
-    seed = evaluator.settings.seed
+    features = job.pooled(fold, "average")
+    seed = job.settings.seed
     smallest = np.unique(fold.gallery_label, return_counts=True)[1].min()
     metrics = {f"{shots}-shot": accuracy(*features, shots, _DRAWS, seed) for shots in SHOTS if shots <= smallest}
     details = {"pooling": "average", "draws": f"{_DRAWS}, seed {seed}", "videos of the smallest class": str(smallest)}

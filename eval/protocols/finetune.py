@@ -1,30 +1,27 @@
 """Finetuning of a network on labels (table 4, section A.3.6)."""
 
-from pathlib import Path
-
-from gdt.eval.evaluator import Evaluator, Outcome
 from gdt.eval.folds import Fold
-from gdt.eval.subjects import Subject
+from gdt.eval.jobs import Job, Outcome
 from gdt.eval.training import Finetuning
 
 
-def finetune(evaluator: Evaluator, model: Subject, fold: Fold, folder: Path) -> Outcome:
-    """Top-1 and top-5 accuracy of the finetuned network, of videos and of clips; its files are in `folder`."""
-    settings = evaluator.settings
-    eval_set = evaluator.eval_set
-    recipe = Finetuning.recipe_of(settings, model.trained)
-    (modality,) = settings.modalities
+def finetune(job: Job, fold: Fold) -> Outcome:
+    """Top-1 and top-5 accuracy of the finetuned network, of videos and of clips."""
+    trained = job.subject.trained
+    recipe = Finetuning.recipe_of(job.settings, trained)
+    (modality,) = job.settings.modalities
+    eval_set = job.eval_set
     run = Finetuning(
-        model.trained,
+        trained,
         eval_set.index,
         fold,
         recipe,
-        settings.seed,
-        evaluator.device,
-        folder,
+        job.settings.seed,
+        job.device,
+        job.folder,
         modality,
         eval_set.dataset,
         eval_set.fingerprint,
     )
-    metrics = run.run(f"finetune {model.name_on(fold)}")
+    metrics = run.run(f"finetune {job.subject.name_on(fold)}")
     return Outcome(metrics, {name: str(value) for name, value in vars(recipe).items()})

@@ -1,25 +1,23 @@
 """Weighted k-nearest-neighbour classification with frozen features (Wu et al. 2018, section 3.4)."""
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 
 from gdt.eval.classification import targets
-from gdt.eval.evaluator import Evaluator, Outcome
 from gdt.eval.folds import Fold
+from gdt.eval.jobs import Job, Outcome
 from gdt.eval.metrics import Measured, measured
 from gdt.eval.similarity import nearest_rows, unit
-from gdt.eval.subjects import Subject
 
 _KS = (20, 200)
 """Neighbours that vote; 200 is the paper's."""
 TEMPERATURE = 0.07
 
 
-def knn(evaluator: Evaluator, model: Subject, fold: Fold, _: Path) -> Outcome:
+def knn(job: Job, fold: Fold) -> Outcome:
     """Top-1 accuracy with `_KS` neighbours, or all training videos where there are fewer."""
-    metrics = weighted_knn(*evaluator.pooled(model, fold, "average"), _KS)
+    metrics = weighted_knn(*job.pooled(fold, "average"), _KS)
     details = {"pooling": "average", "temperature": str(TEMPERATURE)}
     videos = len(fold.gallery)
     cut = [f"{k}-NN" for k in _KS if k > videos]

@@ -2,7 +2,6 @@
 
 import math
 from collections import Counter
-from pathlib import Path
 
 import numpy as np
 from sklearn.linear_model import LogisticRegression
@@ -12,16 +11,15 @@ from sklearn.preprocessing import StandardScaler
 from gdt.common.errors import UserError
 from gdt.common.intervals import Z
 from gdt.eval.classification import fit, fit_warnings
-from gdt.eval.evaluator import Evaluator, Outcome
 from gdt.eval.folds import Fold
+from gdt.eval.jobs import Job, Outcome
 from gdt.eval.metrics import Measured, Metric
-from gdt.eval.subjects import Subject
 from gdt.pipeline.shards.index import LABEL_SEPARATOR, labels_in, names_in
 
 
-def multilabel(evaluator: Evaluator, model: Subject, fold: Fold, _: Path) -> Outcome:
+def multilabel(job: Job, fold: Fold) -> Outcome:
     """Mean average precision, and over how many labels."""
-    measured, warning = mean_average_precision(*evaluator.pooled(model, fold, "average"), evaluator.settings.linear_c)
+    measured, warning = mean_average_precision(*job.pooled(fold, "average"), job.settings.linear_c)
     queries = fold.query_label
     gallery = fold.gallery_label
     used = f"mAP is over the {len(counted(queries, gallery))} of {len(names_in([*queries, *gallery]))} in both parts"

@@ -1,35 +1,38 @@
 """Retrieval of videos of the same class with frozen features (table 3, section A.3.6)."""
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 from scipy import stats
 
-from gdt.eval.evaluator import Evaluator, Outcome
 from gdt.eval.folds import Fold
+from gdt.eval.jobs import Job, Outcome
 from gdt.eval.metrics import Measured, measured
 from gdt.eval.similarity import nearest_rows
-from gdt.eval.subjects import Subject
 
 _KS = (1, 5, 20)
 """k of R@k, as in the paper."""
+NEIGHBOURS = 5
+"""Neighbours of each query that are kept, to be shown."""
 
 
-def retrieval(evaluator: Evaluator, model: Subject, fold: Fold, _: Path) -> Outcome:
+def retrieval(job: Job, fold: Fold) -> Outcome:
     """R@k of the queries among the gallery."""
-    metrics = recall(*evaluator.pooled(model, fold, "maximum"), _KS)
-    return Outcome({f"R@{k}": metric for k, metric in metrics.items()}, {"pooling": "maximum"})
+    query, query_label, gallery, gallery_label = job.pooled(fold, "maximum")
+    neighbours = nearest_rows(query, gallery, max(_KS))
+    metrics = recall(gallery_label[neighbours], query_label, gallery_label, _KS)
+    shown = fold.gallery[neighbours[:, :NEIGHBOURS]]
+    return Outcome({f"R@{k}": metric for k, metric in metrics.items()}, {"pooling": "maximum"}, neighbours=shown)
 
 
 def recall(
-    query: np.ndarray, query_label: np.ndarray, gallery: np.ndarray, gallery_label: np.ndarray, ks: Sequence[int]
+    found: np.ndarray, query_label: np.ndarray, gallery_label: np.ndarray, ks: Sequence[int]
 ) -> dict[int, Measured]:
-    """R@k: share of queries [q, dim] with their class among the k nearest of the gallery [g, dim]; see `nearest`.
+    """R@k: share of queries whose class is among those of the k nearest of the gallery, `found` [q, k].
 
     Labels are arrays [q] and [g].
     """
-    hits = gallery_label[nearest_rows(query, gallery, max(ks))] == query_label[:, None]
+    hits = found == query_label[:, None]
     random = chance(query_label, gallery_label, ks)
     return {k: measured(hits[:, :k].any(1), random[k]) for k in ks}
 

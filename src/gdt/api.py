@@ -161,7 +161,8 @@ def evaluate(checkpoints: Paths, shards: str | Path | None = None, **settings: A
     changes, networks = separate_networks(settings)
     evaluated = downstream.evaluate(with_changes(Downstream(paths, dataset, folder), changes), networks)
     # the folder of the evaluation may also hold results of models of earlier calls
-    results = [result for result in evaluated.results if (result.model, result.weights) in evaluated.models]
+    asked = {job.key for job in evaluated.jobs}
+    results = [result for result in evaluated.results if result.key in asked]
     return Evaluated(tuple(rows(results)), evaluated.text)
 
 

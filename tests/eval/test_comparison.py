@@ -9,11 +9,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from gdt.eval import answers
-from gdt.eval.answers import Answers
 from gdt.eval.comparison import bootstrap, compare, difference, mcnemar
 from gdt.eval.metrics import Metric
-from gdt.eval.results import RANDOM, Key, Result
+from gdt.eval.results import RANDOM, Answers, Result, answers
 from gdt.eval.tables import pivot, to_latex, write_tables
 from tests.eval.test_tables import RANDOM_ROW, ROW
 
@@ -55,17 +53,17 @@ def test_few_answers_that_are_not_right_or_wrong_give_no_p() -> None:
 
 def rows_of_folds(
     weights: str, values: dict[int, np.ndarray], shared: bool = False
-) -> tuple[list[Result], dict[Key, Answers]]:
+) -> tuple[list[Result], dict[str, Answers]]:
     """A row with answers of R@1 by fold, of the same queries if they are `shared`."""
     model = RANDOM if weights == "00" else weights
     base = RANDOM_ROW if weights == "00" else ROW
     rows, known = [], {}
     for fold, right in values.items():
         metrics = {"R@1": Metric(100 * float(right.mean()), 20.0, len(right))}
-        row = replace(base, model=model, weights=weights, conditions=f"c{fold}", fold=fold, metrics=metrics)
+        row = replace(base, model=model, weights=weights, fold=fold, metrics=metrics)
         rows.append(row)
         queries = 1000 * fold * (not shared) + np.arange(len(right), dtype=np.int32)
-        known[row.identity] = Answers(queries, {"R@1": right})
+        known[row.key] = Answers(queries, {"R@1": right})
     return rows, known
 
 
@@ -93,7 +91,7 @@ def test_rows_are_compared_over_the_queries_of_all_folds(tmp_path: Path) -> None
         found.first.p, rel=0.1
     )
     assert float(last["above_random"]) == pytest.approx(found.random.points, abs=1e-3)
-    # the marks of a call without answers, as of an earlier version
+    # the marks of a call without answers
     assert pivot(every)[0].lines[3][1] + "*†" == cells["b"]
 
 
@@ -122,13 +120,13 @@ def test_rows_are_compared_only_on_the_same_queries_and_folds() -> None:
 def test_answers_survive_a_round_trip_and_damaged_ones_are_missing(tmp_path: Path) -> None:
     queries = np.arange(2000, dtype=np.int32)
     known = Answers(queries, {"video to audio R@1": queries % 3 == 0, "1-shot": (queries % 20 / 20).astype(np.float32)})
-    answers.write(tmp_path, ROW.identity, known)
-    found = answers.read(tmp_path, ROW.identity)
+    known.write(tmp_path, ROW.key)
+    found = answers(tmp_path, ROW.key)
     assert found is not None and np.array_equal(found.queries, queries)
     for name, values in known.values.items():
         assert found.values[name].dtype == values.dtype and np.array_equal(found.values[name], values)
-    assert answers.read(tmp_path, RANDOM_ROW.identity) is None
+    assert answers(tmp_path, RANDOM_ROW.key) is None
     (path,) = tmp_path.glob("answers/*.npz")
     assert path.stat().st_size < 5 * len(queries)
     path.write_bytes(path.read_bytes()[:-100])
-    assert answers.read(tmp_path, ROW.identity) is None
+    assert answers(tmp_path, ROW.key) is None

@@ -25,21 +25,20 @@ from gdt.common.commandline import parse
 from gdt.common.errors import UserError
 from gdt.common.folders import Folder
 from gdt.eval import extract
-from gdt.eval.conditions import conditions_of
 from gdt.eval.downstream import downstream
 from gdt.eval.embed import features, features_of
-from gdt.eval.evaluator import Evaluator, Outcome
 from gdt.eval.factors.evaluate import factors
-from gdt.eval.folds import Fold, held_out
+from gdt.eval.folds import Fold
+from gdt.eval.jobs import Job, Outcome, plan
 from gdt.eval.metrics import Measured, Metric
 from gdt.eval.protocols import PROTOCOLS, Protocol
 from gdt.eval.results import RESULTS
 from gdt.eval.settings import Downstream, Embed, Factors
 from gdt.eval.similarity import unit
-from gdt.eval.subjects import EvalSet, Subject
+from gdt.eval.subjects import Subject
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.word2vec import WordVectors
-from gdt.train.checkpoint import load_model, load_trained
+from gdt.train.checkpoint import load_model
 from gdt.train.models.gdt import GDT
 from gdt.train.models.network import OwnNetworks
 from gdt.train.trained import Trained
@@ -260,8 +259,8 @@ def test_wrong_settings_are_refused(checkpoint: Path, ucf: Path, tmp_path: Path,
 def test_a_protocol_is_a_function_and_a_line_of_the_table(
     on_ucf: Downstream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def count(evaluator: Evaluator, model: Subject, fold: Fold, folder: Path) -> Outcome:
-        metric = Metric(100 * evaluator.settings.linear_c, 10.0, len(fold.queries))
+    def count(job: Job, fold: Fold) -> Outcome:
+        metric = Metric(100 * job.settings.linear_c, 10.0, len(fold.queries))
         return Outcome({"count": Measured(metric, np.zeros(len(fold.queries)))})
 
     monkeypatch.setitem(sys.modules, "gdt.eval.protocols.count", SimpleNamespace(count=count))
@@ -294,10 +293,10 @@ def test_whatever_changes_a_number_changes_what_identifies_it(
 ) -> None:
     """The protocols' numbers are checksums of all that they are given, and every setting is changed in turn."""
 
-    def checksum(name: str, evaluator: Evaluator, model: Subject, fold: Fold, _: Path) -> Outcome:
-        given = vars(evaluator.settings) | {
-            "folds": fold.digest, "data": evaluator.eval_set.fingerprint, "split": evaluator.eval_set.split,
-            "model": model.digest, "word2vec": evaluator.settings.word2vec and evaluator.words.checksum,
+    def checksum(name: str, job: Job, fold: Fold) -> Outcome:
+        given = vars(job.settings) | {
+            "folds": fold.digest(job.eval_set.index.id), "data": job.eval_set.fingerprint, "split": job.eval_set.split,
+            "model": job.subject.digest, "word2vec": job.settings.word2vec and job.words.checksum,
         }  # fmt: skip
         number = zlib.crc32(json.dumps([name, given], default=str).encode()) % 10**6 / 10**4
         metric = Metric(number, 1.0, len(fold.queries))
@@ -337,14 +336,14 @@ def test_whatever_changes_a_number_changes_what_identifies_it(
         settings, modalities=("audio",), protocols=("retrieval", "few-shot", "knn", "linear")
     )
     everything["gallery_split"] = replace(everything["gallery_split"], query_split="val")
-    numbers: dict[tuple[str, str, str], set[float]] = {}
+    numbers: dict[str, set[float]] = {}
     changed = {}
     for name, one in {"": settings, **everything}.items():
         out = tmp_path / f"out-{name}"
         downstream(replace(one, out=out, tables=True))
-        values = {each.identity: each.metrics["video to audio R@1"].value for each in results(out)}
-        for identity, value in values.items():
-            numbers.setdefault(identity, set()).add(value)
+        values = {each.key: each.metrics["video to audio R@1"].value for each in results(out)}
+        for key, value in values.items():
+            numbers.setdefault(key, set()).add(value)
         changed[name] = {*values.values()}
     assert [key for key, values in numbers.items() if len(values) > 1] == []
     # these change no number, so that the test above is of all others
@@ -352,11 +351,12 @@ def test_whatever_changes_a_number_changes_what_identifies_it(
     assert same == ["dataset", "protocols", "jobs", "out", "own_networks", "tables", "cache"]
 
 
-def test_other_vectors_of_the_same_words_are_other_conditions(checkpoint: Path, ucf: Path) -> None:
-    eval_set = EvalSet.open(checkpoint, load_trained(checkpoint), "ucf101", ucf, "", "")
-    fold, one = held_out(eval_set.index, "test"), WordVectors(np.ones((2, 3), np.float16), ("a", "b"))
+def test_other_vectors_of_the_same_words_have_another_key(checkpoint: Path, ucf: Path) -> None:
+    (job,) = plan(Downstream((checkpoint,), "ucf101", ucf, ("cross-modal",), random_weights="exclude"), {})
+    job = replace(job, settings=replace(job.settings, word2vec=Path("vectors")))
+    one = WordVectors(np.ones((2, 3), np.float16), ("a", "b"))
     words = one, replace(one, vectors=2 * one.vectors), None
-    assert len({conditions_of(Downstream(), "cross-modal", eval_set, fold, "cpu", each) for each in words}) == 3
+    assert len({replace(job, words=each).key for each in words}) == 3
 
 
 def test_a_finetuning_process_gets_every_setting(
@@ -383,7 +383,7 @@ def test_a_finetuning_process_gets_every_setting(
     with pytest.raises(UserError, match="caught"):
         downstream(settings)
     assert sent[0] == "evaluate"
-    assert parse(Downstream, "gdt evaluate", sent[1:]) == replace(settings, jobs=1)
+    assert parse(Downstream, "gdt evaluate", sent[1:]) == replace(settings, jobs=1, shards=Folder(shards))
 
 
 def test_labelled_protocols_evaluate_audio_or_both(
@@ -436,7 +436,7 @@ def test_labelled_protocols_evaluate_audio_or_both(
         extract.extract(written, index, kept, 1, device, modality="audio")
 
 
-def test_lines_of_earlier_versions_have_no_marks_and_are_not_computed_again(on_ucf: Downstream, tmp_path: Path) -> None:
+def test_lines_without_answers_have_no_marks_and_are_not_computed_again(on_ucf: Downstream, tmp_path: Path) -> None:
     settings = replace(on_ucf, random_weights="include", protocols=("retrieval", "few-shot", "knn"))
     text = downstream(settings)
     before = (tmp_path / RESULTS).read_bytes()

@@ -7,15 +7,17 @@ from pathlib import Path
 import pytest
 
 from gdt.eval.metrics import Metric
-from gdt.eval.results import RANDOM, RESULTS, Result, append, last_of_runs, latest, read
+from gdt.eval.results import RANDOM, RESULTS, Result, append, current, read
 from gdt.eval.tables import Table, pivot, table_lines, to_latex, to_text, write_tables
 
 ROW = Result(
-    conditions="c1", protocol="retrieval", model="mine", weights="ab12", checkpoint="runs/a b/checkpoint.pt",
-    preset="e", seed=2, step=600, steps=600, videos=9600, tflop=3.0, seen=0, dataset="mine", shards="s",
-    data="0a1b", query_split="test", label="", words="", fold=0, gallery=500, queries=200, classes=5,
+    model="mine", weights="ab12", fold=0, fold_videos="f0", protocol="retrieval", version=6, label="", data="0a1b",
+    query_split="test", words="", device="cpu", settings={"clips": 10, "modalities": ["video"]},
+    checkpoint="runs/a b/checkpoint.pt",
+    preset="e", seed=2, step=600, steps=600, videos=9600, tflop=3.0, seen=0, dataset="mine", shards="s", gallery=500,
+    queries=200, classes=5,
     metrics={"R@1": Metric(31.25, 20.0, 200), "R@5": Metric(100 / 3, 67.2, 200, 1.5)},
-    settings={"clips": 10, "modalities": ["video"]}, details={"clips": "10"}, provenance={"commit": "2c3d-dirty"},
+    details={"clips": "10"}, provenance={"commit": "2c3d-dirty"},
 )  # fmt: skip
 RANDOM_ROW = replace(
     ROW, model=RANDOM, preset=RANDOM, weights="00", step=0, steps=0, videos=0, tflop=0.0,
@@ -50,10 +52,7 @@ def test_a_table_has_random_weights_first_and_chance_and_published_results_last(
 
 
 def test_folds_and_seeds_are_averaged() -> None:
-    folds = [
-        replace(ROW, conditions=f"c{k}", fold=k + 1, metrics={"R@1": Metric(v, 20.0, 20)})
-        for k, v in enumerate((40.0, 10.0, 31.0))
-    ]
+    folds = [replace(ROW, fold=k + 1, metrics={"R@1": Metric(v, 20.0, 20)}) for k, v in enumerate((40.0, 10.0, 31.0))]
     (table,) = pivot(folds)
     assert table.lines[1] == ["mine", "27.0 (0.0-65.2)"] and "over folds" in table.notes[0]
     seeds = [replace(each, fold=0, seed=each.fold, model=f"e-{each.fold}", weights=str(each.fold)) for each in folds]
@@ -67,7 +66,9 @@ def test_folds_and_seeds_are_averaged() -> None:
 def test_rows_of_other_lengths_are_rows_of_their_own() -> None:
     """Equal videos and equal compute share a table."""
     longer = replace(ROW, step=1200, steps=1200, videos=19200, tflop=6.0, model="longer", weights="12")
-    (table,) = pivot([RANDOM_ROW, longer, ROW, replace(ROW, preset="l", weights="34", tflop=12.0)], by_row=True)
+    (table,) = pivot(
+        [RANDOM_ROW, longer, ROW, replace(ROW, model="l", preset="l", weights="34", tflop=12.0)], by_row=True
+    )
     assert [line[:3] for line in table.lines] == [
         ["% on test", "videos seen", "compute"], [RANDOM, "", ""], ["row e: video-audio", "9,600", "1.0x"],
         ["row l: video-audio, shift d, reversal i", "9,600", "4.0x"],
@@ -79,7 +80,7 @@ def test_rows_of_other_lengths_are_rows_of_their_own() -> None:
 def test_labels_words_and_kinds_of_protocols_have_their_own_tables() -> None:
     recall = replace(ROW, protocol="cross-modal", gallery=0, classes=0, metrics={"video to audio R@1": Metric(9.0)})
     others = [replace(ROW, label="weather"), replace(ROW, protocol="linear"), recall, replace(recall, words="x")]
-    tables = pivot([ROW, *(replace(each, conditions=str(k)) for k, each in enumerate(others))])
+    tables = pivot([ROW, *others])
     assert [(next(iter(t.groups.values()))[0].protocol, t.title.count("weather")) for t in tables] == [
         ("cross-modal", 0), ("cross-modal", 0), ("retrieval", 0), ("retrieval", 1), ("linear", 0)
     ]  # fmt: skip
@@ -87,21 +88,33 @@ def test_labels_words_and_kinds_of_protocols_have_their_own_tables() -> None:
 
 def test_data_sets_and_splits_have_their_own_tables_and_a_repeated_line_counts_once() -> None:
     """Results of several calls may lie in one folder, which the page shows."""
-    others = [replace(ROW, dataset="hmdb51", conditions="c2"), replace(ROW, query_split="val", conditions="c3")]
+    others = [replace(ROW, dataset="hmdb51", data="2c3d"), replace(ROW, query_split="val")]
     assert [line[0] for table in pivot([ROW, *others]) for line in table.lines[1:2]] == ["mine"] * 3
     assert pivot([ROW, ROW])[0].lines == pivot([ROW])[0].lines
 
 
-def test_a_table_averages_neither_earlier_labels_nor_earlier_runs() -> None:
-    of_folds = [replace(ROW, fold=fold, conditions=f"{labels}{fold}") for labels in ("old", "new") for fold in (1, 2)]
-    assert [row.conditions for row in latest(of_folds)] == ["new1", "new2"]
-    assert [row.conditions for row in latest(of_folds[:3])] == ["new1"]
-    assert [row.conditions for row in latest([of_folds[0], *of_folds[2:]])] == ["new1", "new2"]
-    again = replace(of_folds[0], model="other")
-    assert latest([*of_folds[:3], again]) == [of_folds[0], again]  # as before a change that was taken back
-    assert latest([replace(ROW, model="other", data="before"), ROW]) == [ROW]
-    again = replace(ROW, weights="cd34")
-    assert last_of_runs([ROW, again]) == [again]
+def test_a_table_averages_neither_earlier_labels_nor_earlier_settings() -> None:
+    of_folds = [replace(ROW, fold=fold, fold_videos=f"{labels}{fold}") for labels in ("old", "new") for fold in (1, 2)]
+    assert [row.fold_videos for row in current(of_folds)] == ["new1", "new2"]
+    for before in ({"data": "other"}, {"settings": {"clips": 1, "modalities": ["video"]}}, {"device": "cuda"}):
+        assert current([replace(ROW, model="other", **before), ROW]) == [ROW]
+    beside = [replace(ROW, protocol="linear"), replace(ROW, label="weather"), replace(ROW, model="other"), ROW]
+    assert current(beside) == beside
+
+
+def test_of_one_name_the_last_result_counts() -> None:
+    before = replace(ROW, weights="cd34", metrics={"R@1": Metric(1.0, 20.0, 200)})
+    (table,) = pivot([before, ROW])
+    assert [line[:2] for line in table.lines[1:]] == [["mine", "31.2 (25.2-38.0)"], ["chance", "20.0"]]
+
+
+def test_the_key_is_that_of_all_that_decides_a_result() -> None:
+    others = [replace(ROW, **{name: "other"}) for name in ("model", "weights", "fold_videos", "label", "data", "words")]
+    others += [replace(ROW, version=7), replace(ROW, fold=1), replace(ROW, settings={"clips": 1})]
+    assert (
+        len({row.key for row in (ROW, *others)}) == 10 and len({row.shared for row in others[:2]} | {ROW.shared}) == 1
+    )
+    assert replace(ROW, seen=3, metrics={}, details={}).key == ROW.key
 
 
 @pytest.mark.parametrize(
@@ -177,8 +190,3 @@ def test_tables_as_latex_and_csv(tmp_path: Path) -> None:
     )
     assert float(row["low"]) < 50 < float(row["high"]) and row["commit"] == "2c3d-dirty"
     assert row["settings"] == "clips 10; modalities video"
-
-
-def test_weights_that_share_a_name_are_told_apart() -> None:
-    (table,) = pivot([ROW, replace(ROW, weights="ff" * 32)])
-    assert [line[0] for line in table.lines[1:3]] == ["mine (ab12)", "mine (ffffff)"]

@@ -80,7 +80,7 @@ def test_order_blanks_and_empty_names_in_a_cell_do_not_count(evaluate: Evaluate,
     own = [sorted(each) for each in tags(index)]
     plain, _ = evaluate([";".join(each) for each in own], "plain")
     untidy, _ = evaluate([" ; ".join([*each[::-1], *each[:1], ""]) for each in own], "untidy")
-    assert (untidy.metrics, untidy.classes, untidy.conditions) == (plain.metrics, plain.classes, plain.conditions)
+    assert (untidy.metrics, untidy.classes, untidy.key) == (plain.metrics, plain.classes, plain.key)
 
 
 def test_a_single_label_in_an_untidy_cell_is_a_class(evaluate: Evaluate, index: Index) -> None:
