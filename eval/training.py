@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import json
 from collections.abc import Callable, Iterator, Mapping
@@ -16,9 +15,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from tqdm import tqdm
 
-from gdt.common import serialization
 from gdt.common.errors import Damaged, UserError
-from gdt.common.files import require_space, write_lines, writing
+from gdt.common.files import require_space, writing
 from gdt.common.randomness import Stream, seed_sequence
 from gdt.eval.classification import classes_of, targets, top_k
 from gdt.eval.extract import require_network
@@ -36,6 +34,7 @@ from gdt.pipeline.tree import BatchPlan
 from gdt.train.inference import over_clips
 from gdt.train.models.gdt import as_floats, autocast
 from gdt.train.record import Learned
+from gdt.train.run import keep_until, logged
 from gdt.train.step import require_finite, seed_torch
 from gdt.train.tensors import load_checked
 from gdt.train.trained import Trained
@@ -85,8 +84,7 @@ class Recipe:
 
 def finished_epochs(folder: Path) -> int:
     """Epochs of the run in a folder so far."""
-    log = folder / EPOCHS
-    return len(log.read_bytes().splitlines()) if log.is_file() else 0
+    return len(logged(folder / EPOCHS))
 
 
 class Classifier(nn.Module):
@@ -271,16 +269,12 @@ class Finetuning:
 
     def _save_epoch(self, epoch: int, loss: float, right: int) -> None:
         """Log an epoch and save the state to resume from."""
-        row = {"epoch": epoch, "loss": loss, "top-1": 100 * right / (self.batches * self.recipe.batch)}
-        path = self.folder / EPOCHS
-        before = path.read_text(errors="replace").splitlines(keepends=True)[:epoch] if path.is_file() else []
-        write_lines(path, [*before, json.dumps(row) + "\n"])
-        state = {
-            "recipe": serialization.to_json(self.recipe),
-            "epoch": epoch + 1,
-            "model": self.model.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-        }
+        accuracy = 100 * right / (self.batches * self.recipe.batch)
+        row = {"step": (epoch + 1) * self.batches, "epoch": epoch, "loss": loss, "top-1": accuracy}
+        keep_until(self.folder / EPOCHS, epoch * self.batches)
+        with (self.folder / EPOCHS).open("a") as file:
+            file.write(json.dumps(row) + "\n")
+        state = {"epoch": epoch + 1, "model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
         self.write(STATE, state)
 
     def write(self, name: str, state: dict[str, Any]) -> None:
@@ -288,15 +282,14 @@ class Finetuning:
             torch.save(state, file)
 
     def _resume(self) -> int:
-        """Load the saved state and return the next epoch; 0 if there is no state or it does not match."""
+        """Load the saved state, which its folder identifies, and return the next epoch; 0 without one."""
         path = self.folder / STATE
         if not path.is_file():
             return 0
-        state = None
-        with contextlib.suppress(Damaged):
+        try:
             state = load_checked(path)
-        if not isinstance(state, dict) or state.get("recipe") != serialization.to_json(self.recipe):
-            print(f"{path} is damaged or of another recipe; finetuning restarts from the first epoch")
+        except Damaged as damage:
+            print(f"{path} is damaged ({damage}); finetuning restarts from the first epoch")
             return 0
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])

@@ -216,14 +216,13 @@ def test_a_gradient_that_is_not_finite_ends_a_run_and_keeps_its_last_epoch(
     assert all(value.isfinite().all() for value in run.model.state_dict().values())
 
 
-@pytest.mark.parametrize("how", few(["cut", "bit", "other recipe"]))
+@pytest.mark.parametrize("how", few(["cut", "bit"]))
 def test_a_run_starts_again_if_its_state_does_not_fit(
     trained: Trained, task: Task, tmp_path: Path, capsys: pytest.CaptureFixture[str], how: str
 ) -> None:
     recipe = quick(trained)
     whole = Finetuning(trained, *task, recipe, 0, CPU, tmp_path / "whole").run("x")
-    other = Finetuning(trained, *task, replace(recipe, lr=0.01) if how == "other recipe" else recipe, 0, CPU,
-                       tmp_path / "run")  # fmt: skip
+    other = Finetuning(trained, *task, recipe, 0, CPU, tmp_path / "run")
     (tmp_path / "run").mkdir()
     other._save_epoch(0, 1.0, 0)
     path = tmp_path / "run" / STATE
@@ -232,7 +231,7 @@ def test_a_run_starts_again_if_its_state_does_not_fit(
         data[len(data) // 2] ^= 4
     path.write_bytes(data[: len(data) // 2] if how == "cut" else data)
     assert Finetuning(trained, *task, recipe, 0, CPU, tmp_path / "run").run("x") == whole
-    assert "is damaged or of another recipe; finetuning restarts" in capsys.readouterr().out
+    assert "; finetuning restarts from the first epoch" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("fault", [MemoryError(), UserError("cannot read it (Input/output error)")])
