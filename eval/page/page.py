@@ -50,8 +50,8 @@ def report(settings: Report) -> str:
         with noting(str(path.parent), unread, *DAMAGE):
             logged.append(runs.read(path.parent, root))
     logged.sort(key=lambda run: run.started, reverse=True)
-    every = {path.parent: results.read(path) for path in sorted(root.rglob(RESULTS))}
-    evaluated = {folder: current(rows) for folder, rows in every.items() if rows}
+    every = {path.parent: current(results.read(path)) for path in sorted(root.rglob(RESULTS))}
+    evaluated = {folder: rows for folder, rows in every.items() if rows}
     if not (logged or evaluated or unread):
         raise UserError(
             f"{root} has no runs or evaluations; set --runs to the folder of your runs, or start one with 'gdt "
@@ -61,11 +61,7 @@ def report(settings: Report) -> str:
     ranked = ranked_runs(logged, evaluated)
     given = makers(settings.own_networks.given)
     tables = {}
-    outdated = {}
     for folder, rows in evaluated.items():
-        kept = {(row.model, row.protocol) for row in rows}
-        before = dict.fromkeys((row.model, row.protocol) for row in every[folder])
-        outdated[folder] = [f"{model} ({protocol})" for model, protocol in before if (model, protocol) not in kept]
         ablation = folder in bars
         tables[folder] = pivot(rows, by_row=ablation, answers={} if ablation else results.all_answers(folder, rows))
     datasets = sorted({run.settings.dataset for run in logged})
@@ -73,11 +69,9 @@ def report(settings: Report) -> str:
         "page/page.html.j2",
         root=root,
         results=tables,
-        outdated=outdated,
         bars={folder: data_uri(path.read_bytes(), "png") for folder, path in bars.items()},
         models=[examples(model, root, given) for model in tqdm(ranked[: settings.models], "report", unit="model")],
         others=len(ranked[settings.models :]),
-        pretraining=runs.table(logged),
         verdicts={run.name: run.verdict for run in logged if run.verdict},
         curves={name: curves([run for run in logged if run.settings.dataset == name][:CURVES]) for name in datasets},
         most=CURVES,

@@ -1,4 +1,4 @@
-"""Pretraining runs: their logs, a table of them, and their learning curves."""
+"""Pretraining runs: their logs and their learning curves."""
 
 import json
 from collections.abc import Sequence
@@ -13,7 +13,6 @@ from scipy.signal import convolve
 from gdt.common.errors import UserError
 from gdt.eval.drawing import STYLE, marker, picture
 from gdt.train import provenance
-from gdt.train.health import last_steps
 from gdt.train.run import METRICS, PROBES, SETTINGS_FILE, VERDICT, logged
 from gdt.train.settings import Pretrain
 from gdt.train.settings_text import from_file
@@ -66,20 +65,6 @@ def smooth(values: np.ndarray, width: int = _SMOOTHING) -> np.ndarray:
     """Centred moving mean over `width` steps, fewer at both ends: float64 [n]."""
     window = np.ones(2 * (width // 2) + 1)
     return convolve(values, window, "same", "direct") / convolve(np.ones(len(values)), window, "same", "direct")
-
-
-def table(runs: Sequence[LoggedRun]) -> list[list[str]]:
-    """A line of cells per run, headings first; clips/s and data wait are medians, the loss is that of the verdict."""
-    lines = [["run", "data set", "composition", "steps", "seed", "final loss", "clips/s", "data wait", "started"]]
-    for run in runs:
-        settings = run.settings
-        logged = run.metrics
-        cells = [run.name, settings.dataset, settings.factors or settings.preset]
-        final = np.mean(logged["loss"][-last_steps(len(logged["loss"])) :])
-        cells += [f"{logged['step'][-1] + 1:.0f}", str(settings.seed), f"{final:.3f}"]
-        cells += [f"{np.median(logged['clips_per_second']):.0f}", f"{100 * np.median(logged['data_wait']):.0f} %"]
-        lines.append([*cells, run.started[:16].replace("T", " ")])
-    return lines
 
 
 @rc_context(STYLE)

@@ -106,13 +106,9 @@ def test_numbers_are_those_of_the_json(page: Page, runs: Path) -> None:
 
 
 def test_runs_are_those_of_the_logs(page: Page, runs: Path) -> None:
-    cells = page.cells()
     for name in ("e <b>$1$", "unlabelled"):
         log = [json.loads(line) for line in (runs / name / "metrics.jsonl").read_text().splitlines()]
-        assert cells[name, "final loss"] == f"{np.mean([row['loss'] for row in log[-2:]]):.3f}"
         assert f"the mean loss of the last 2 steps is {np.mean([row['loss'] for row in log[-2:]]):.2f}" in page.text
-        assert cells[name, "clips/s"] == f"{np.median([row['clips_per_second'] for row in log]):.0f}"
-        assert cells[name, "steps"] == "5"
         assert f"{name}: {(runs / name / 'verdict.txt').read_text().strip()}" in page.text
     assert [tag["alt"] for name, tag in page.tags if name == "img" and "learning curves" in str(tag["alt"])] == [
         "learning curves on labelled", "learning curves on quiet"
@@ -223,7 +219,6 @@ def test_broken_files_are_listed_and_the_rest_is_shown(runs: Path, page: Page, t
     listed = shown.text[shown.text.index("Files that could not be read") :]
     assert re.search(rf"{folder}/cut: .*holds no settings of this version", listed)
     assert "cannot be read as a checkpoint" in shown.text and "; evaluate again" in shown.text  # next to their models
-    assert shown.cells()["unlabelled", "steps"] == "4"
     assert shown.cells()["random weights", "R@20"] == page.cells()["random weights", "R@20"]
 
 
@@ -258,20 +253,6 @@ def test_ablations_are_averaged_over_seeds_and_published_results_are_shown(runs:
     assert any("as bars" in str(attrs.get("alt")) for _, attrs in page.tags)
     assert cells["paper: GDT, K-400 (split 1)", "R@1"] == "62.8"
     assert cells["paper: GDT, K-400 (split 1)", "1-shot"] == "26.7"
-
-
-def test_models_of_other_settings_than_the_last_are_named(runs: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "runs"
-    altered(runs, folder / "former", model="former", data="other videos")
-    altered(runs, folder / "both")
-    with (folder / "both" / RESULTS).open("r+") as file:
-        now = file.read()
-        file.seek(0)
-        file.write((folder / "former" / RESULTS).read_text() + now)
-    shutil.rmtree(folder / "former")
-    shown = Page(write_page(folder, models=1))
-    (left_out,) = re.findall(r"Without (.+), evaluated with other settings, videos, labels or another kind", shown.text)
-    assert {"former (retrieval)", "former (few-shot)"} <= {*left_out.split(", ")}
 
 
 def test_the_best_models_are_shown_and_the_others_counted(runs: Path) -> None:
