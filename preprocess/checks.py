@@ -125,7 +125,7 @@ class TooManyRejected(UserError):
     """Too many videos are rejected."""
 
 
-def require_usable(results: Iterator[MadeShard]) -> None:
+def require_few_rejected(results: Iterator[MadeShard]) -> None:
     """Raise TooManyRejected if more than a third of the first videos are rejected for one reason."""
     first: list[MadeShard] = []
     while sum(shard.videos for shard in first) < _FIRST:

@@ -117,13 +117,13 @@ def _is_plain(target: Target) -> bool:
 
 def _decode_together(targets: Sequence[Target], settings: Extraction) -> bool:
     """Decode several videos in one process; whether every one is plain and free of errors."""
-    outputs = [path for target in targets for path in target.outputs]
+    files = [path for target in targets for path in target.files]
     try:
-        log = run(ffmpeg.decode_command(targets, settings), settings.limits, targets[0].log, *outputs)
+        log = run(ffmpeg.decode_command(targets, settings), settings.limits, targets[0].log, *files)
     except Rejected:
         return False
-    plain = len(log.streams) == len(outputs) and not is_odd(log.streams, settings.fps)
-    return plain and not log.errors and all(map(_has_bytes, outputs))
+    plain = len(log.streams) == len(files) and not is_odd(log.streams, settings.fps)
+    return plain and not log.errors and all(map(_has_bytes, files))
 
 
 def _attempt(step: Callable[..., Extracted], *arguments: object) -> Extracted | Rejected:
@@ -157,7 +157,7 @@ def _extract(target: Target, settings: Extraction) -> Extracted:
     used = attempts[-1].target
     # ffmpeg restarts its filters where sound changes its rate or channels
     errors = [line for line in attempts[-1].errors if _OUT_OF_ORDER not in line]
-    if not _has_bytes(target.outputs[0]):
+    if not _has_bytes(target.files[0]):
         raise Failed(f"ffmpeg cannot decode it: {_first(errors)}")
     lost_sound = bool(target.sound and not used.sound)
     if lost_sound:
@@ -184,7 +184,7 @@ def _require_bytes(target: Target) -> None:
 
 
 def _decode(target: Target, settings: Extraction) -> FfmpegLog:
-    return run(ffmpeg.decode_command([target], settings), settings.limits, target.log, *target.outputs)
+    return run(ffmpeg.decode_command([target], settings), settings.limits, target.log, *target.files)
 
 
 def _collect(target: Target, settings: Extraction, errors: list[str]) -> Extracted:

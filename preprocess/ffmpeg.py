@@ -117,7 +117,7 @@ class Target:
         return Target(video, file, folder / "frames.mjpeg", folder / "sound.pcm", file.suffix.lower() not in SOUNDS)
 
     @property
-    def outputs(self) -> list[Path]:
+    def files(self) -> list[Path]:
         """The files that ffmpeg writes if there is sound."""
         return [self.jpeg, self.pcm] if self.pictures else [self.pcm]
 

@@ -98,8 +98,8 @@ class Listed:
     """The ids of those."""
     ignored: Mapping[str, int] = field(default_factory=dict)
     """How many files and folders are ignored, by suffix or in words."""
-    notes: Sequence[str] = ()
-    """How the folders are read."""
+    readings: Sequence[str] = ()
+    """How folders and labels are read."""
 
     def settled(self, kept: Collection[str]) -> Listed:
         """With a kept video, chosen from train, for each split that was asked for and would have no kept one."""
@@ -131,12 +131,12 @@ def collect(items: Iterable[Item], folder: Folder, shares: Shares = Shares()) ->
     left_out: list[LeftOut] = []
     drawn: set[str] = set()
     ignored: Counter[str] = Counter()
-    notes: list[str] = []
+    readings: list[str] = []
     for item in items:
         if isinstance(item, Counter):
             ignored.update(item)
         elif isinstance(item, str):
-            notes.append(item)
+            readings.append(item)
         elif isinstance(item, LeftOut):
             left_out.append(replace(item, path=folder.address(item.path) if item.path else ""))
         elif item.id in videos:
@@ -148,7 +148,7 @@ def collect(items: Iterable[Item], folder: Folder, shares: Shares = Shares()) ->
             size, time = folder.state(item.path)
             split = item.split or shares.split(item.id)
             videos[item.id] = replace(item, split=split, size=size, time=time)
-    return Listed(dict(sorted(videos.items())), left_out, shares, drawn, ignored, notes)
+    return Listed(dict(sorted(videos.items())), left_out, shares, drawn, ignored, readings)
 
 
 @dataclass(frozen=True)

@@ -127,7 +127,7 @@ def _make_shards(settings: Preprocess, job: PreprocessJob, pending: Sequence[int
         made = cluster.map_unordered(client, make_shard, map(job.task, pending), workers)
         results = map(partial(_require_here, job), made)
         if not settings.allow_rejected:
-            checks.require_usable(results)
+            checks.require_few_rejected(results)
         for _ in results:
             pass
         client.unsubscribe_topic(PROGRESS)

@@ -125,7 +125,7 @@ def describe(summary: Summary) -> str:
         total = int((index.note != "").sum())
         where = f"see video/note in {index.folder.address(INDEX)}"
         lines += [f"{total} kept with a note ({where}):", *_rows(summary.notes)]
-    lines += [*ignored_in_words(summary.listed.ignored), *summary.listed.notes]
+    lines += [*ignored_in_words(summary.listed.ignored), *summary.listed.readings]
     lines.append(f"shards and {SUMMARY} in {index.folder}")
     return "\n".join(lines)
 
@@ -144,7 +144,7 @@ def left_out(listed: Listed) -> list[str]:
     if listed.left_out:
         total += ":"
     reasons = _rows(_count(video.reason for video in listed.left_out))
-    return [total, *reasons, *ignored_in_words(listed.ignored), *listed.notes]
+    return [total, *reasons, *ignored_in_words(listed.ignored), *listed.readings]
 
 
 def _rows(counts: dict[str, int]) -> list[str]:

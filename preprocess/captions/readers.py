@@ -147,7 +147,7 @@ def _json_videos(path: File) -> Iterator[tuple[str, list[Caption]]]:
     with path.open() as file:
         try:
             for id, columns in ijson.kvitems(file, "", use_float=True):
-                yield id, _usable(_rows(columns), f"video '{id}' of {path}")
+                yield id, _valid(_rows(columns), f"video '{id}' of {path}")
         except ijson.JSONError as error:
             raise UserError(f"{path} is not valid JSON: {first_line(error)}; copy or download it again") from error
 
@@ -156,7 +156,7 @@ def _csv_videos(path: File) -> Iterator[tuple[str, list[Caption]]]:
     """Each run of rows with the same video_id in a csv."""
     rows = read_csv(path, ("video_id", *CAPTION_COLUMNS), dict)
     for id, group in itertools.groupby(rows, key=itemgetter("video_id")):
-        yield id, _usable(map(_ROW, group), f"video '{id}' of {path}")
+        yield id, _valid(map(_ROW, group), f"video '{id}' of {path}")
 
 
 def _folder_videos(folder: Folder) -> Iterator[tuple[str, list[Caption] | None]]:
@@ -171,7 +171,7 @@ def _folder_videos(folder: Folder) -> Iterator[tuple[str, list[Caption] | None]]
         for path in reversed(paths):
             file = File(folder, path)
             try:
-                yield str(name), _usable(_READERS[path.suffix.lower()](file), str(file))
+                yield str(name), _valid(_READERS[path.suffix.lower()](file), str(file))
                 break
             except _NoCaptions:
                 yield path.name, None
@@ -278,8 +278,8 @@ _READERS: dict[str, Callable[[File], _Rows]] = {
 """Readers of the file of one video, by suffix."""
 
 
-def _usable(rows: _Rows, where: str) -> list[Caption]:
-    """The usable captions of one video. Raises UserError, naming `where`, for what cannot be read."""
+def _valid(rows: _Rows, where: str) -> list[Caption]:
+    """The valid captions of one video. Raises UserError, naming `where`, for what cannot be read."""
     try:
         captions = [Caption(_seconds(start), _seconds(end), _text(text)) for start, end, text in rows]
     except (TypeError, LookupError, ValueError, OverflowError, RecursionError) as error:

@@ -39,9 +39,9 @@ def listing(source: SourceFiles, official: bool = False) -> Iterator[Item]:
         id = _below_split(name)
         videos.append((name, labels.apply(ListedVideo(id if shared[id] == 1 else name, path), name)))
     settled = all(video.split for name, video in videos if _below_split(name) != name)
-    splits, notes = (True, []) if official else read_folders(source, names.values(), settled)
-    yield from notes
-    yield from labels.notes()
+    splits, readings = (True, []) if official else read_folders(source, names.values(), settled)
+    yield from readings
+    yield from labels.readings()
     for name, video in videos:
         yield placed(video, name, splits)
     yield from labels.unused()
@@ -50,7 +50,7 @@ def listing(source: SourceFiles, official: bool = False) -> Iterator[Item]:
 def read_folders(source: SourceFiles, names: Iterable[str], settled: bool = False) -> tuple[bool, list[str]]:
     """Whether top folders named as splits are splits: if train is there, and val or test. Otherwise they are classes.
 
-    `names` are the paths of the videos. Also returns notes that say how they are read. Raises UserError if they can be
+    `names` are the paths of the videos. Also returns what says how they are read. Raises UserError if they can be
     read in both ways, unless the videos in those folders have `settled` splits.
     """
     folders = {tuple(name.split("/")[:-1]) for name in names} - {()}

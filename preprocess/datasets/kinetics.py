@@ -34,9 +34,9 @@ def listing(source: SourceFiles) -> Iterator[Item]:
     paths = [*source.folder.glob("[!.]*.csv"), *source.folder.glob("annotations/[!.]*.csv")]
     if not paths:
         named = [(name, path, composed(path)) for name, path in source.named()]
-        splits, notes = folder.read_folders(source, [below for _, _, below in named])
+        splits, readings = folder.read_folders(source, [below for _, _, below in named])
         videos = (_named(folder.placed(ListedVideo(name, path), below, splits)) for name, path, below in named)
-        return itertools.chain(notes, videos)
+        return itertools.chain(readings, videos)
     rows = (row for path in paths for row in read_csv(File(source.folder, path), _COLUMNS, _segment))
     return youtube.listing(source, rows)
 

@@ -124,7 +124,7 @@ class Labels:
         columns = tuple((column, values[column]) for column in further)
         return name, _Labelled(values.get(label, ""), SPLIT_NAMES.get(word, ""), columns)
 
-    def notes(self) -> Iterator[str]:
+    def readings(self) -> Iterator[str]:
         """A line that says how the columns are read, if there is the file."""
         if self._columns is not None:
             yield str(self._columns)

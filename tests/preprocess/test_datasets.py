@@ -229,7 +229,7 @@ def test_folders_named_as_splits_are_classes_without_their_counterparts(
     by_name = {video.path.as_posix(): (video.label, video.split) for video in videos(dataset, tmp_path)}
     assert by_name == {name: (label, "") for name, label in zip(names, labels, strict=True)}
     reserved = {part for name in names for part in Path(name).parts if part.lower() in ("train", "val", "test")}
-    (note,) = collected(dataset, tmp_path).notes
+    (note,) = collected(dataset, tmp_path).readings
     assert note.startswith("folders: all are classes") and all(part in note for part in reserved)
 
 

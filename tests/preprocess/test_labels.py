@@ -176,7 +176,7 @@ def test_how_columns_are_read_is_said(tmp_path: Path) -> None:
     touch(tmp_path, "a.mp4")
     write(tmp_path, "File,Class,weather,split,place\na.mp4,cat,rain,val,zoo\n")
     found = collected("folder", tmp_path)
-    assert found.notes == [
+    assert found.readings == [
         "labels.csv: 'File' names the videos; 'Class' is the label; 'split' is the split; further labels are weather, "
         "place"
     ]
