@@ -11,6 +11,10 @@ from tests.conftest import ROOT
 pytest.importorskip("mkdocstrings_handlers.python", reason="needs the requirements of the tests")
 
 
+def test_the_reference_has_every_public_name() -> None:
+    assert sorted(re.findall(r"^::: gdt\.(\w+)$", (ROOT / "docs" / "api.md").read_text(), re.M)) == sorted(gdt.__all__)
+
+
 @pytest.mark.slow
 def test_the_site_is_built_without_warnings_and_describes_every_public_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
