@@ -157,7 +157,7 @@ class Embed:
     rows: Rows = "video"
     """A row per video, the mean over its clips, or per clip."""
     workers: int = 0
-    """Decoding processes; 0: one per core."""
+    """Videos decoded at once; 0: one per core."""
     overwrite: bool = False
     """Replace an existing file."""
     cache: str = ""

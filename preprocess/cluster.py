@@ -1,4 +1,6 @@
-"""Dask workers: processes on this machine, or those of a running scheduler."""
+"""What makes shards: threads of this process for a few videos, else Dask's workers, which are processes on this machine
+or those of a running scheduler.
+"""
 
 from __future__ import annotations
 
@@ -11,24 +13,30 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from multiprocessing import resource_tracker
+from multiprocessing import current_process, forkserver, resource_tracker
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from gdt.common.errors import UserError, first_line
+from gdt.preprocess.threads import Threads
 
 if TYPE_CHECKING:  # takes half a second to import, and a run with nothing to do does not need it
     import distributed
 
 _Task = TypeVar("_Task")
 _Result = TypeVar("_Result")
+_FEW = 128
+"""Most videos that threads decode, where there is no cluster. They share Python's lock, which a video of 10 s takes for
+some 15 ms; processes cost some two seconds. So on 2 cores threads are always faster, on 64 up to about this number.
+"""
 _CONFIG: dict[str, Any] = {
     # the stage bounds its own memory; a worker paused or restarted because of page cache would lose its shard
     **{f"distributed.worker.memory.{name}": False for name in ("target", "spill", "pause", "terminate")},
-    # one thread each for ffmpeg and log-mel. This drops Dask's MALLOC_TRIM_THRESHOLD_, which costs 5% of the speed:
-    # with it, every larger array, in ffmpeg too, takes fresh pages from the kernel
-    "distributed.nanny.pre-spawn-environ": {f"{name}_NUM_THREADS": "1" for name in ("OMP", "MKL", "OPENBLAS")},
+    "distributed.worker.multiprocessing-method": "forkserver",
+    # workers have the variables of their server. Dask's MALLOC_TRIM_THRESHOLD_ costs 5% of the speed: with it, every
+    # larger array, in ffmpeg too, takes fresh pages from the kernel
+    "distributed.nanny.pre-spawn-environ": {},
     "distributed.worker.lifetime.duration": None,  # nobody replaces a worker that ends
     # Dask's monitors run a hundred times a second in every process, next to threads that wait for ffmpeg
     "distributed.worker.profile.enabled": False,
@@ -47,11 +55,17 @@ _ADVICE = {
 
 
 @contextlib.contextmanager
-def connect(scheduler: str, workers: int) -> Iterator[distributed.Client]:
-    """A Dask client; workers that it starts end with the client.
+def connect(scheduler: str, workers: int, videos: int) -> Iterator[distributed.Client | Threads]:
+    """A Dask client, or threads that stand in for it; workers that it starts end with the context.
 
     `scheduler` is empty for this machine, or an address (tcp://host:8786). Raises UserError if it cannot be reached.
     """
+    if not scheduler and (videos <= _FEW or current_process().daemon):  # which may have no processes
+        with Threads(workers) as threads:
+            yield threads
+        return
+    if not scheduler:
+        _start_server()
     import dask
     import distributed
 
@@ -89,22 +103,19 @@ def _local(workers: int) -> distributed.LocalCluster:
 
     main = threading.current_thread() is threading.main_thread()
     interrupts: list[int] = []
-    _start_tracker()
     # blocked, not ignored: child processes inherit both, but this process must still receive the signal
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     before = signal.signal(signal.SIGINT, lambda number, _: interrupts.append(number)) if main else None
     try:
-        return distributed.LocalCluster(
-            n_workers=workers,
-            threads_per_worker=1,
-            processes=True,
-            dashboard_address=None,
-            scheduler_kwargs={"dashboard_address": "127.0.0.1:0"},  # any port: 8787 may be another's
-            silence_logs=logging.CRITICAL,
-        )
-    except (RuntimeError, OSError) as error:  # a worker that dies at its start ends the whole cluster
-        cause = _cause(error)
-        raise UserError(f"worker processes cannot be started ({first_line(cause)}); {_advice(cause)}") from error
+        with _explained():
+            return distributed.LocalCluster(
+                n_workers=workers,
+                threads_per_worker=1,
+                processes=True,
+                dashboard_address=None,
+                scheduler_kwargs={"dashboard_address": "127.0.0.1:0"},  # any port: 8787 may be another's
+                silence_logs=logging.CRITICAL,
+            )
     finally:
         if main:
             signal.signal(signal.SIGINT, before)
@@ -113,13 +124,34 @@ def _local(workers: int) -> distributed.LocalCluster:
             raise KeyboardInterrupt
 
 
-def _start_tracker() -> None:
-    """Start Python's process that tracks semaphores, which a hang-up must not end, now: it unblocks signals."""
+def _start_server() -> None:
+    """Start the process that workers are forked from, unless there is one; it imports what they need.
+
+    Ctrl-C and a hang-up must end neither it nor Python's process that tracks semaphores.
+    """
     main = threading.current_thread() is threading.main_thread()
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN) if main else None  # which it inherits
-    resource_tracker.ensure_running()
-    if main:
-        signal.signal(signal.SIGHUP, before)
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN) if main else None  # which they inherit, as the mask
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    forkserver.set_forkserver_preload(["gdt.preprocess.preloaded"])
+    try:
+        with _explained():
+            resource_tracker.ensure_running()  # which unblocks signals
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+            forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        if main:
+            signal.signal(signal.SIGHUP, before)
+
+
+@contextlib.contextmanager
+def _explained() -> Iterator[None]:
+    """Turn what keeps processes from starting into a UserError."""
+    try:
+        yield
+    except (RuntimeError, OSError) as error:  # a worker that dies at its start ends the whole cluster
+        cause = _cause(error)
+        raise UserError(f"worker processes cannot be started ({first_line(cause)}); {_advice(cause)}") from error
 
 
 def _advice(cause: BaseException) -> str:
@@ -143,13 +175,16 @@ def _cause(error: BaseException) -> BaseException:
 
 
 def map_unordered(
-    client: distributed.Client, function: Callable[[_Task], _Result], tasks: Iterable[_Task], expected: int
+    client: distributed.Client | Threads, function: Callable[[_Task], _Result], tasks: Iterable[_Task], expected: int
 ) -> Iterator[_Result]:
     """Yield results in order of completion; at most two tasks per worker are submitted, to bound memory.
 
     Workers may come and go; at least `expected` are assumed. Raises UserError if the scheduler is lost, or if one task
     kills several workers, and what a task raises: only those of dead workers are repeated.
     """
+    if isinstance(client, Threads):
+        yield from client.map_unordered(function, tasks)
+        return
     import distributed
 
     lost = (distributed.client.FutureCancelledError, distributed.comm.CommClosedError, TimeoutError, OSError)

@@ -1,5 +1,6 @@
 """Run ffmpeg with limits on time and memory, and read its log."""
 
+import contextlib
 import errno
 import os
 import re
@@ -9,7 +10,8 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from itertools import pairwise, takewhile
 from pathlib import Path
@@ -80,6 +82,16 @@ class _Retry(Exception):
     """ffmpeg was killed or stopped, or the disk did not answer, or its log is garbled: it may do better now."""
 
 
+class Stopped(Exception):
+    """The run ends."""
+
+
+STOPPED: ContextVar[Callable[[], bool]] = ContextVar("stopped", default=lambda: False)
+"""Whether `run` is to end its ffmpeg and raise Stopped; threads that can be stopped set it."""
+_TICK = 0.2
+"""Seconds after which that is seen."""
+
+
 @dataclass(frozen=True)
 class Limits:
     """Limits of one ffmpeg process; files that exceed them are rejected."""
@@ -107,22 +119,9 @@ def run(arguments: list[str], limits: Limits, log: Path, *outputs: Path) -> Ffmp
 
     Raises Rejected if the file is at fault, Failed if it or the machine may be, UserError if the machine is.
     """
-    for last in (False, True):
-        busy = _children_seconds()
-        began = time.monotonic()
-        try:
-            return _run_once(arguments, limits, last, log, *outputs)
-        except _TimedOut:
-            if last or _children_seconds() - busy > (time.monotonic() - began) / 2:
-                raise
-        except _Retry:
-            pass
-    raise AssertionError("unreachable")
-
-
-def _children_seconds() -> float:
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
+    with contextlib.suppress(_Retry):
+        return _run_once(arguments, limits, False, log, *outputs)
+    return _run_once(arguments, limits, True, log, *outputs)
 
 
 def _run_once(arguments: list[str], limits: Limits, last: bool, log: Path, *outputs: Path) -> FfmpegLog:
@@ -130,9 +129,16 @@ def _run_once(arguments: list[str], limits: Limits, last: bool, log: Path, *outp
         output.unlink(missing_ok=True)
     memory = _memory_limit(limits)
     with log.open("wb") as stderr, _start(arguments, stderr) as process:
+        began = time.monotonic()
         try:
             resource.prlimit(process.pid, resource.RLIMIT_AS, (memory, memory))
             _wait(process, limits.timeout_factor)
+        except _TimedOut:
+            process.kill()
+            _, _, used = os.wait4(process.pid, 0)
+            if last or used.ru_utime + used.ru_stime > (time.monotonic() - began) / 2:
+                raise
+            raise _Retry from None
         finally:
             process.kill()  # no effect after it has ended
     lines = _read_log(log, arguments)
@@ -238,7 +244,7 @@ def _is_full(folder: Path) -> bool:
 
 
 def _wait(process: subprocess.Popen[bytes], timeout_factor: float) -> None:
-    """Wait for the process to end. Raises Rejected if it takes too long for the seconds of video it has written."""
+    """Wait for the process to end. Raises _TimedOut if it takes too long for the seconds of video it has written."""
     assert process.stdout is not None
     began = time.monotonic()
     written = 0.0
@@ -249,7 +255,9 @@ def _wait(process: subprocess.Popen[bytes], timeout_factor: float) -> None:
         remaining = began + limit - time.monotonic()
         if remaining <= 0:
             raise _TimedOut(f"ffmpeg took more than {limit:.0f} s to decode {written:.0f} s of the video")
-        if not poll.poll(1000 * min(remaining, 3600.0)):  # poll takes at most 24 days
+        if STOPPED.get()():
+            raise Stopped
+        if not poll.poll(1000 * min(remaining, _TICK)):
             continue
         progress = os.read(process.stdout.fileno(), 1 << 16)
         if not progress:

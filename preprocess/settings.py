@@ -22,7 +22,7 @@ class Preprocess:
     """Turn a data set of videos into shards. Run the same command again to resume."""
 
     workers: int = field(default=0, kw_only=True)
-    """Worker processes; 0: one per core."""
+    """Threads, or for many videos processes; 0: one per core."""
     scheduler: str = field(default="", kw_only=True)
     """Dask scheduler (tcp://host:8786); default: this machine."""
     dataset: str = "kinetics"

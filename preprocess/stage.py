@@ -120,7 +120,7 @@ def _make_shards(settings: Preprocess, job: PreprocessJob, pending: Sequence[int
     total = job.count(pending)
     interval = 0.5 if sys.stderr.isatty() else 20.0
     with (
-        cluster.connect(settings.scheduler, workers) as client,
+        cluster.connect(settings.scheduler, workers, total) as client,
         tqdm(total=total, unit="video", desc="preprocess", smoothing=0.02, mininterval=interval) as bar,
     ):
         client.subscribe_topic(PROGRESS, lambda event: bar.update(event[1]))

@@ -5,7 +5,8 @@ import json
 import shutil
 import socket
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from dataclasses import astuple, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -27,6 +28,17 @@ from gdt.preprocess.videos import TimedWords
 
 PROGRESS = "gdt-preprocess"
 """Dask topic of the number of videos just done."""
+
+
+def _to_dask(videos: int) -> None:
+    from distributed import get_worker  # a second to import, and threads need none of it
+
+    with contextlib.suppress(ValueError):  # without Dask
+        get_worker().log_event(PROGRESS, videos)
+
+
+REPORT: ContextVar[Callable[[int], None]] = ContextVar("report", default=_to_dask)
+"""What is called with the number of videos just done; a thread may have a function of its own."""
 SCRATCH = ".shard-*"
 """Names of the temporary folders of `make_shard`."""
 _AGAIN = "and run the same command again"
@@ -67,8 +79,6 @@ def make_shard(task: ShardTask) -> MadeShard:
 
 def _make_shard(task: ShardTask, paths: Sequence[Path], folder: Path) -> tuple[str, list[LeftOut]]:
     """The checksum of the shard, and the videos that are not in it."""
-    from distributed import get_worker
-
     build = require_tools(task.extraction.limits, folder)
     records: list[VideoRecord] = []
     rejected: list[LeftOut] = []
@@ -93,8 +103,7 @@ def _make_shard(task: ShardTask, paths: Sequence[Path], folder: Path) -> tuple[s
                 records.append(replace(record, columns={**record.columns, "hash": hash}))
                 mels += mel
                 pixels += pixel_sums(record.jpeg, record.sizes, every=task.extraction.fps)
-        with contextlib.suppress(ValueError):  # without Dask
-            get_worker().log_event(PROGRESS, len(group))
+        REPORT.get()(len(group))
     if all(state_of(path).size < 0 <= video.size for video, path in zip(task.videos, paths, strict=True)):
         raise UserError(
             f"it sees none of the videos of {task}; mount their disk on every machine, then run the same command again"

@@ -1,6 +1,5 @@
 """Shared test data: a small synthetic set and its shards, and real files if there are any."""
 
-import contextlib
 import fcntl
 import json
 import os
@@ -16,17 +15,14 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from gdt.pipeline.shards.index import Index
-from gdt.preprocess import cluster
 from gdt.preprocess.settings import Preprocess
-from gdt.preprocess.stage import run
-from gdt.preprocess.summary import Summary
+from gdt.preprocess.stage import run as preprocess
 from gdt.preprocess.synthetic.files import generate
 from gdt.preprocess.synthetic.moments import Synthetic
 
@@ -39,31 +35,6 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)  # as under nohup
 ROOT = Path(__file__).resolve().parents[1]
 REAL = Path(os.environ.get("GDT_TEST_DATA", ROOT.parent / "shared" / "data"))
 """Folder of real clips; see the fixture `real`."""
-
-
-@contextlib.contextmanager
-def without_workers() -> Iterator[None]:
-    """Run the tasks of preprocessing and verifying here, without workers and the seconds of their imports."""
-    nothing: Callable[..., None] = lambda *_: None  # noqa: E731
-    client = SimpleNamespace(subscribe_topic=nothing, unsubscribe_topic=nothing)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cluster, "connect", lambda *_: contextlib.nullcontext(client))
-        patch.setattr(cluster, "map_unordered", lambda client, function, tasks, expected: map(function, tasks))
-        yield
-
-
-def preprocess(settings: Preprocess) -> Summary:
-    """Preprocess without workers."""
-    with without_workers():
-        return run(settings)
-
-
-@pytest.fixture
-def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Without workers, in this process and in those of `command`."""
-    monkeypatch.setenv("GDT_TEST_ALONE", "1")
-    with without_workers():
-        yield
 
 
 def few(cases: Iterable[Any], count: int = 1) -> list[Any]:
@@ -193,10 +164,9 @@ class Forked:
         self.files = {name: folder / f".{name}-{number}" for name in ("said", "errors", "status")}
         for name in ("said", "errors"):
             self.files[name].write_bytes(b"")
-        alone = {name: value for name, value in os.environ.items() if name == "GDT_TEST_ALONE"}
         request = {
             "command": [*map(str, command)], "folder": str(folder),
-            "environment": {"PYTHONPATH": str(ROOT)} | alone | dict(environment),
+            "environment": {"PYTHONPATH": str(ROOT)} | dict(environment),
         } | {name: str(path) for name, path in self.files.items()}  # fmt: skip
         print(json.dumps(request), file=server.stdin, flush=True)
         self.pid = int(server.stdout.readline())

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from gdt.cli import COMMANDS, console
-from tests.conftest import without_workers
 
 _HEAVY = (
     "torch", "torch._dynamo", "nvidia.dali.fn", "sklearn", "distributed", "librosa", "matplotlib.figure",
@@ -60,8 +59,7 @@ def _child(command: Sequence[str], folder: Path, said: Path, errors: Path, envir
         sys.argv = ["gdt", *command]
         sys.path.insert(0, str(folder))
         runpy.run_path(str(Path(__file__).with_name("hooks") / "sitecustomize.py"))
-        with without_workers() if "GDT_TEST_ALONE" in environment else contextlib.nullcontext():
-            runpy.run_path(command[0], run_name="__main__") if command[0].endswith(".py") else console()
+        runpy.run_path(command[0], run_name="__main__") if command[0].endswith(".py") else console()
         code = 0
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)

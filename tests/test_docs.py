@@ -107,15 +107,13 @@ def reader(server: subprocess.Popen[str], synthetic: Path, tmp_path_factory: pyt
             shutil.copy(path, videos / name / f"{letter}.mp4")
     shutil.copy(videos / "cats" / "a.mp4", videos / "a.mp4")
     reader = Reader(folder, commands_in(folder, server), videos)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("GDT_TEST_ALONE", "1")
-        reader.type_page("README.md")
+    reader.type_page("README.md")
     assert len(reader.typed) > 8 and (folder / "features.h5").is_file()
     return reader
 
 
 @pytest.mark.parametrize("page", few(["README.md", *GUIDES]))
-def test_commands_and_python_run(page: str, reader: Reader, alone: None) -> None:
+def test_commands_and_python_run(page: str, reader: Reader) -> None:
     if page != "README.md":
         reader.type_page(page)
 

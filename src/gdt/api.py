@@ -219,7 +219,7 @@ class Model:
 
         `modalities`: "video", "audio" or both; by default all that the model has networks for. `kind`: "embeddings" of
         length 1, which can be compared across modalities, or "features" of the trunks, both the mean over `clips`
-        uniform clips, or with `rows` "clip" a row for each. `workers`: processes that decode, 0 for one per core.
+        uniform clips, or with `rows` "clip" a row for each. `workers`: videos decoded at once, 0 for one per core.
 
         Unusable files are in `skipped` with their reasons. All frames are first decoded into the folder of temporary
         files (TMPDIR); preprocess larger collections, and embed their shards. Raises UserError if no video can be used

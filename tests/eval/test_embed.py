@@ -35,8 +35,6 @@ from tests.conftest import Run, few
 from tests.pipeline.test_loader import CPU
 from tests.tamper import flip
 
-pytestmark = pytest.mark.usefixtures("alone")
-
 
 @pytest.fixture(scope="module")
 def videos(synthetic: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -110,7 +108,7 @@ def test_rows_are_in_the_order_of_the_sources(
 
 
 def test_files_are_decoded_at_the_frame_rate_of_the_model(
-    alone: None, checkpoint: Path, synthetic: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    checkpoint: Path, synthetic: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     slow = Preprocess("folder", synthetic / "test", tmp_path / "slow", extraction=Extraction(fps=10), workers=1)
     index = run(slow).index

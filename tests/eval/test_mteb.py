@@ -15,7 +15,6 @@ from tests.sounds import tone
 
 mteb = pytest.importorskip("mteb")
 datasets = pytest.importorskip("datasets")
-pytestmark = pytest.mark.usefixtures("alone")
 
 from mteb.abstasks.classification import AbsTaskClassification  # noqa: E402
 from mteb.abstasks.task_metadata import TaskMetadata  # noqa: E402

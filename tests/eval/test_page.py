@@ -139,7 +139,7 @@ def test_neighbours_and_confusion_are_those_of_the_stored_features(page: Page, t
 
 
 def test_the_report_shows_the_videos_that_the_evaluation_used(
-    alone: None, checkpoint: Path, synthetic: Path, tmp_path: Path
+    checkpoint: Path, synthetic: Path, tmp_path: Path
 ) -> None:
     """In a folder that mixes videos and sounds; and nothing once its labels have changed."""
     source, shards = tmp_path / "mixed", tmp_path / "shards"
@@ -275,7 +275,7 @@ def test_a_folder_without_runs_is_refused(tmp_path: Path) -> None:
         write_page(tmp_path / "runs")
 
 
-def test_sounds_are_shown_as_spectrograms(alone: None, checkpoint: Path, tmp_path: Path) -> None:
+def test_sounds_are_shown_as_spectrograms(checkpoint: Path, tmp_path: Path) -> None:
     """Of a model of sound, too, with its confusion and deviation."""
     preprocess(Preprocess("esc50", esc50(tmp_path / "esc50"), tmp_path / "shards"))
     settings = Downstream(

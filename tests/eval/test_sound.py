@@ -22,8 +22,6 @@ from gdt.train.checkpoint import load_trained
 from tests.conftest import preprocess
 from tests.sounds import esc50, tone
 
-pytestmark = pytest.mark.usefixtures("alone")
-
 
 @pytest.fixture(scope="module")
 def sounds(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -90,7 +90,7 @@ def test_official_folds_count_every_video_however_short(checkpoint: Path, tmp_pa
 
 
 def test_a_folder_without_labels_is_evaluated_by_cross_modal_retrieval(
-    alone: None, command: Run, synthetic: Path, tmp_path: Path
+    command: Run, synthetic: Path, tmp_path: Path
 ) -> None:
     """The first commands of the README."""
     (tmp_path / "videos").mkdir()

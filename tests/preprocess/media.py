@@ -166,3 +166,8 @@ def pair(folder: Path, first: Path, second: Path) -> list[Extracted]:
     """The outputs of two files that are decoded as a group."""
     targets = [Target.within(folder / path.stem, ListedVideo(path.name, path), path) for path in (first, second)]
     return [one for one in extract_group(targets, Extraction()) if isinstance(one, Extracted)]
+
+
+def assert_gone(pid_file: Path) -> None:
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(pid_file.read_text()), 0)

@@ -18,8 +18,6 @@ from gdt.preprocess.stage import run
 from tests.preprocess.test_stage import digests
 from tests.sounds import tone
 
-pytestmark = pytest.mark.usefixtures("alone")
-
 LOW, HIGH = 300, 3000
 NAMES = [f"{kind}/{k}.wav" for kind in "ab" for k in range(2)]
 

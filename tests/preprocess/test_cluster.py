@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import multiprocessing
 import os
 import shlex
 import shutil
@@ -12,6 +13,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -22,11 +24,14 @@ from gdt.preprocess import stage as stage_module
 from gdt.preprocess import worker as worker_module
 from gdt.preprocess.plan import ShardTask
 from gdt.preprocess.settings import Preprocess
+from gdt.preprocess.threads import Threads
 from tests.conftest import ROOT, few, preprocess
+from tests.preprocess.media import Fake, assert_gone
 from tests.preprocess.test_stage import digests
 from tests.train.runs import wait_until
 
-PYTHON = (sys.executable, "-m", "gdt")
+ON_PROCESSES = "from gdt.preprocess import cluster; cluster._FEW = 0; from gdt.cli import console; console()"
+PYTHON = (sys.executable, "-c", ON_PROCESSES)
 DASK = (sys.executable, "-m", "dask")
 
 
@@ -44,7 +49,7 @@ def videos(synthetic: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def undisturbed(videos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The shards of an undisturbed run."""
+    """The shards of an undisturbed run in threads."""
     folder = tmp_path_factory.mktemp("undisturbed")
     summary = preprocess(Preprocess("folder", videos, folder, videos_per_shard=2))
     assert (summary.kept, summary.shards_made) == (18, 11)
@@ -62,7 +67,7 @@ def kills_its_worker(calls: Path) -> None:
 
 
 def test_a_task_that_raises_is_not_repeated_and_one_that_kills_names_the_worker(tmp_path: Path) -> None:
-    with cluster.connect("", 1) as client:
+    with cluster.connect("", 1, cluster._FEW + 1) as client:
         with pytest.raises(UserError, match="the disk is full"):
             list(cluster.map_unordered(client, fails, [tmp_path / "calls"], 1))
         assert (tmp_path / "calls").read_text() == "called\n"
@@ -70,9 +75,7 @@ def test_a_task_that_raises_is_not_repeated_and_one_that_kills_names_the_worker(
             list(cluster.map_unordered(client, kills_its_worker, [tmp_path], 1))
 
 
-def test_the_error_of_a_worker_names_its_host(
-    alone: None, videos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_error_of_a_worker_names_its_host(videos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "gethostname", lambda: "node17")
     for error, said in ((UserError("no ffmpeg"), "no ffmpeg"), (OSError(errno.EIO, "no disk"), "cannot write"),
                         (OSError(errno.ENOSPC, "full"), "no space left on the disk of")):  # fmt: skip
@@ -87,10 +90,10 @@ def test_the_error_of_a_worker_names_its_host(
 
 @pytest.mark.slow
 def test_a_worker_with_another_disk_is_named(
-    alone: None, videos: Path, undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    videos: Path, undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its own folder of that name, or none."""
-    settings = Preprocess("folder", videos, tmp_path / "shards", videos_per_shard=2)
+    settings = Preprocess("folder", videos, tmp_path / "shards", videos_per_shard=2, workers=1)
     (tmp_path / "its-own").mkdir()
     monkeypatch.setattr(socket, "gethostname", lambda: "node17")
     for elsewhere, said in (
@@ -163,6 +166,32 @@ def scheduler(start: Start) -> tuple[subprocess.Popen[str], str]:
 
 def worker(start: Start, address: str) -> subprocess.Popen[str]:
     return start(*DASK, "worker", address, "--nthreads", 1, "--memory-limit", 0, "--no-dashboard")
+
+
+def test_daemonic_processes_decode_in_threads(videos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several at once, as in a Pool, a web server or Celery; also many videos."""
+    settings = [Preprocess("folder", videos, tmp_path / name, videos_per_shard=2) for name in "ab"]
+    with multiprocessing.get_context("spawn").Pool(2) as pool:
+        assert [summary.kept for summary in pool.map(preprocess, settings)] == [18, 18]
+    monkeypatch.setattr(cluster, "current_process", lambda: SimpleNamespace(daemon=True))
+    with cluster.connect("", 1, 10**6) as client:
+        assert isinstance(client, Threads)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_ffmpegs_of_threads(
+    start: Start, fake: Fake, videos: Path, tmp_path: Path, number: int
+) -> None:
+    fake(f'[[ "$*" == *{videos}* ]] || exec $real "$@"; echo $$ > {tmp_path}/$$.pid; exec sleep 1000')
+    source = ("--layout", "folder", "--source", videos, "--destination", tmp_path / "shards", "--videos-per-shard", 2)
+    process = start(sys.executable, "-m", "gdt", "preprocess", *source, "--workers", 2)
+    wait_until(lambda: len(list(tmp_path.glob("*.pid"))) == 2)
+    process.send_signal(number)
+    text, _ = process.communicate(timeout=60)
+    assert process.returncode == 128 + number and "Traceback" not in text, text
+    for path in tmp_path.glob("*.pid"):
+        assert_gone(path)
+    assert not list((tmp_path / "shards").glob(".shard-*"))
 
 
 @pytest.mark.parametrize(

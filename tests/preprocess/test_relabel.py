@@ -18,8 +18,6 @@ from gdt.preprocess.stage import dry_run, run
 from gdt.preprocess.summary import Summary, describe
 from gdt.preprocess.verify import verify
 
-pytestmark = pytest.mark.usefixtures("alone")
-
 NAMES = [f"{kind}/{k}.mp4" for kind in ("cats", "dogs") for k in range(3)]
 
 

@@ -51,7 +51,7 @@ def digests(folder: Path) -> dict[str, str]:
     }
 
 
-def test_a_second_run_does_nothing(alone: None, synthetic: Path, shards: Path, index: Index) -> None:
+def test_a_second_run_does_nothing(synthetic: Path, shards: Path, index: Index) -> None:
     assert len(index) == 42 and len(index.classes) == 3
     assert [int((index.split == split).sum()) for split in ("train", "val", "test")] == [24, 6, 12]
     assert (index.frame_count == 90).all() and (index.mel_count >= 290).all()
@@ -62,7 +62,7 @@ def test_a_second_run_does_nothing(alone: None, synthetic: Path, shards: Path, i
     assert {path: path.stat().st_mtime_ns for path in shards.glob("shard-*.h5")} | digests(shards) == before
 
 
-def test_truncated_shard_is_rebuilt(alone: None, synthetic: Path, shards: Path, tmp_path: Path) -> None:
+def test_truncated_shard_is_rebuilt(synthetic: Path, shards: Path, tmp_path: Path) -> None:
     folder = tmp_path / "synthetic"
     shutil.copytree(shards, folder)
     damaged = folder / "shard-000002.h5"
@@ -72,7 +72,7 @@ def test_truncated_shard_is_rebuilt(alone: None, synthetic: Path, shards: Path, 
     assert digests(folder) == digests(shards)
 
 
-def test_other_settings_do_not_replace_finished_shards(alone: None, synthetic: Path, tmp_path: Path) -> None:
+def test_other_settings_do_not_replace_finished_shards(synthetic: Path, tmp_path: Path) -> None:
     settings = Preprocess("folder", synthetic / "test", tmp_path, videos_per_shard=8, workers=1)
     assert run(settings).shards_made == 2
     before = digests(tmp_path)
@@ -94,7 +94,7 @@ def test_other_settings_do_not_replace_finished_shards(alone: None, synthetic: P
     )
 
 
-def test_drop_missing_leaves_a_complete_data_set(alone: None, synthetic: Path, tmp_path: Path) -> None:
+def test_drop_missing_leaves_a_complete_data_set(synthetic: Path, tmp_path: Path) -> None:
     videos = tmp_path / "videos"
     shutil.copytree(synthetic / "test", videos)
     settings = Preprocess("folder", videos, tmp_path / "shards", videos_per_shard=4, workers=1)
@@ -132,7 +132,7 @@ def test_drop_missing_leaves_a_complete_data_set(alone: None, synthetic: Path, t
     assert run(settings).kept == 8
 
 
-def test_changed_list_rebuilds_only_affected_shards(alone: None, synthetic: Path, tmp_path: Path) -> None:
+def test_changed_list_rebuilds_only_affected_shards(synthetic: Path, tmp_path: Path) -> None:
     videos, every = tmp_path / "videos", sorted((synthetic / "train").rglob("*.mp4"))
     videos.mkdir()
     for k, path in enumerate(every[:12]):
@@ -167,7 +167,7 @@ def test_changed_list_rebuilds_only_affected_shards(alone: None, synthetic: Path
     assert (at_once.statistics.pixel_std == index.statistics.pixel_std).all()
 
 
-def test_shards_of_another_version_are_not_replaced(alone: None, synthetic: Path, tmp_path: Path) -> None:
+def test_shards_of_another_version_are_not_replaced(synthetic: Path, tmp_path: Path) -> None:
     path = tmp_path / "shard-000000.h5"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("gdt.pipeline.shards.container.SCHEMA", 2)
@@ -178,7 +178,7 @@ def test_shards_of_another_version_are_not_replaced(alone: None, synthetic: Path
     assert path.read_bytes() == before
 
 
-def test_two_runs_into_one_folder_are_refused(alone: None, synthetic: Path, tmp_path: Path) -> None:
+def test_two_runs_into_one_folder_are_refused(synthetic: Path, tmp_path: Path) -> None:
     settings = Preprocess("folder", synthetic / "test", tmp_path, workers=1)
     run(settings)
     before = digests(tmp_path)
@@ -189,7 +189,7 @@ def test_two_runs_into_one_folder_are_refused(alone: None, synthetic: Path, tmp_
     assert run(settings).shards_made == 0 and digests(tmp_path) == before
 
 
-def test_summary_counts_everything(alone: None, real: Path, tmp_path: Path) -> None:
+def test_summary_counts_everything(real: Path, tmp_path: Path) -> None:
     (tmp_path / "videos").mkdir()
     bad = ["broken.mp4", "empty.flv", "video_270.mov"]
     for name in (*bad, "silent-black-10s.mp4", "h265_10bits.mp4", "bbaf2n.mpg"):
@@ -223,9 +223,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", folder], check=True)
 
 
-def test_full_disk_stops_the_run_without_partial_shards(
-    alone: None, synthetic: Path, small_disk: Path, tmp_path: Path
-) -> None:
+def test_full_disk_stops_the_run_without_partial_shards(synthetic: Path, small_disk: Path, tmp_path: Path) -> None:
     settings = Preprocess("folder", synthetic / "test", small_disk / "shards", videos_per_shard=2)
     with pytest.raises(UserError, match="no space left on the disk of .*disk/shards.*; free some, and run the same"):
         run(settings)
@@ -248,7 +246,7 @@ def word2vec(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_howto100m_keeps_captioned_stretches(alone: None, synthetic: Path, word2vec: Path, tmp_path: Path) -> None:
+def test_howto100m_keeps_captioned_stretches(synthetic: Path, word2vec: Path, tmp_path: Path) -> None:
     clips = sorted((synthetic / "train").rglob("*.mp4"))[:3]
     long, silent = tmp_path / "aaaaaaaaaaa.mp4", tmp_path / "bbbbbbbbbbb.mp4"
     joined = "".join(f"file '{clip}'\n" for clip in clips * 5)  # 45 s
@@ -301,7 +299,7 @@ def four(synthetic: Path, tmp_path: Path) -> Preprocess:
     return Preprocess("folder", tmp_path / "videos", tmp_path / "shards", videos_per_shard=2, workers=1)
 
 
-def test_dry_run_counts_and_writes_nothing(alone: None, four: Preprocess, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dry_run_counts_and_writes_nothing(four: Preprocess, monkeypatch: pytest.MonkeyPatch) -> None:
     gigabytes = sum(path.stat().st_size for path in four.source_folder.root.iterdir()) / 1e9
     with monkeypatch.context() as patched:
         patched.setattr(PreprocessJob, "task", None)  # attaches captions, of a million videos in hours
@@ -316,7 +314,7 @@ def test_dry_run_counts_and_writes_nothing(alone: None, four: Preprocess, monkey
     assert digests(four.shard_folder.root) == before
 
 
-def test_captions_of_no_video_are_counted(alone: None, four: Preprocess, word2vec: Path) -> None:
+def test_captions_of_no_video_are_counted(four: Preprocess, word2vec: Path) -> None:
     (four.source_folder.root / "captions").mkdir()
     for name in ("0.en", "0.de", "1", "9", "b.en"):
         (four.source_folder.root / f"captions/{name}.vtt").write_text("WEBVTT\n\n00:00.000 --> 00:01.000\nred\n")
@@ -328,7 +326,7 @@ def test_captions_of_no_video_are_counted(alone: None, four: Preprocess, word2ve
     assert summary.numbers["ignored"] == {"captions of no video (first: '9')": 2}
 
 
-def test_a_changed_file_makes_its_shard_again(alone: None, four: Preprocess, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_changed_file_makes_its_shard_again(four: Preprocess, monkeypatch: pytest.MonkeyPatch) -> None:
     path = four.source_folder.root / "2.mp4"
 
     def grow(*arguments: Any) -> Any:
@@ -349,9 +347,7 @@ def test_a_changed_file_makes_its_shard_again(alone: None, four: Preprocess, mon
     assert run(four).shards_made == 1 and run(four).shards_made == 0
 
 
-def test_a_file_that_cannot_be_read_is_tried_again(
-    alone: None, four: Preprocess, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_cannot_be_read_is_tried_again(four: Preprocess, monkeypatch: pytest.MonkeyPatch) -> None:
     def unreadable(*arguments: Any) -> Any:
         path.rename(aside)
         try:
@@ -375,7 +371,7 @@ def test_a_file_that_cannot_be_read_is_tried_again(
     assert run(four).shards_made == 1 and digests(four.shard_folder.root) == expected
 
 
-def test_a_video_whose_ffmpeg_was_killed_is_tried_again(alone: None, four: Preprocess, fake: Fake) -> None:
+def test_a_video_whose_ffmpeg_was_killed_is_tried_again(four: Preprocess, fake: Fake) -> None:
     program = fake('[[ "$*" == */2.mp4* ]] && kill -KILL $$; exec $real "$@"')
     summary = run(replace(four, allow_rejected=True))
     assert summary.kept == 3 and "ffmpeg was killed twice" in next(iter(summary.reasons))
@@ -383,9 +379,7 @@ def test_a_video_whose_ffmpeg_was_killed_is_tried_again(alone: None, four: Prepr
     assert run(four).kept == 4
 
 
-def test_videos_that_a_worker_does_not_see_stop_the_run(
-    alone: None, four: Preprocess, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_videos_that_a_worker_does_not_see_stop_the_run(four: Preprocess, monkeypatch: pytest.MonkeyPatch) -> None:
     gone = four.source_folder.root.with_name("gone")
 
     def elsewhere(task: ShardTask) -> None:
@@ -401,7 +395,7 @@ def test_videos_that_a_worker_does_not_see_stop_the_run(
     assert run(four).kept == 4
 
 
-def test_a_lost_plan_is_made_again(alone: None, four: Preprocess) -> None:
+def test_a_lost_plan_is_made_again(four: Preprocess) -> None:
     run(four)
     before, path = digests(four.shard_folder.root), four.shard_folder.root / "plan.jsonl"
     path.write_bytes(path.read_bytes()[:-5])
@@ -441,7 +435,7 @@ def odd_entries(folder: Path) -> Iterator[dict[str, str]]:
         }  # fmt: skip
 
 
-def test_non_files_named_like_videos_are_reported_and_never_opened(alone: None, four: Preprocess) -> None:
+def test_non_files_named_like_videos_are_reported_and_never_opened(four: Preprocess) -> None:
     with odd_entries(four.source_folder.root / "odd") as expected:
         assert stage.dry_run(four).startswith("9 videos (9 train; ")
         summary = run(four)
@@ -451,7 +445,7 @@ def test_non_files_named_like_videos_are_reported_and_never_opened(alone: None, 
     assert (summary.kept, summary.videos) == (4, 4 + len(expected))
 
 
-def test_many_files_of_the_same_id_stop_the_run(alone: None, four: Preprocess) -> None:
+def test_many_files_of_the_same_id_stop_the_run(four: Preprocess) -> None:
     for kind in ("cats", "dogs", "birds"):
         shutil.copytree(four.source_folder, four.source_folder.root / kind, ignore=lambda *_: ["cats", "dogs"])
     few = replace(four, dataset="kinetics", layout="", source=four.source_folder.root / "cats")
@@ -467,7 +461,7 @@ def test_many_files_of_the_same_id_stop_the_run(alone: None, four: Preprocess) -
     assert run(replace(many, dataset="mine", destination=four.shard_folder.root.with_name("mine"))).kept == 17
 
 
-def test_sound_after_the_last_frame_is_cut(alone: None, tmp_path: Path) -> None:
+def test_sound_after_the_last_frame_is_cut(tmp_path: Path) -> None:
     path = tmp_path / "long-sound.mkv"
     picture, sound = "testsrc=s=64x64:d=1.5:r=30", "sine=440:d=5"
     subprocess.run(
@@ -484,7 +478,7 @@ def test_a_destination_that_is_not_utf8_is_refused(four: Preprocess, tmp_path: P
     assert not [path for path in tmp_path.iterdir() if path.name.startswith("out")]
 
 
-def test_no_usable_video_is_an_error_with_the_reason(alone: None, tmp_path: Path) -> None:
+def test_no_usable_video_is_an_error_with_the_reason(tmp_path: Path) -> None:
     (tmp_path / "videos").mkdir()
     (tmp_path / "videos" / "a.mp4").write_bytes(b"nonsense")
     with pytest.raises(UserError, match=r"0 of 1 video can be used; .*a.mp4: ffmpeg cannot decode it"):

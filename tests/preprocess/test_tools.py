@@ -25,7 +25,7 @@ REAL = 'exec $real "$@"'
 
 
 @pytest.fixture
-def undisturbed(alone: None, four: Preprocess, tmp_path: Path) -> dict[str, str]:  # noqa: F811
+def undisturbed(four: Preprocess, tmp_path: Path) -> dict[str, str]:  # noqa: F811
     """Digests of the shards of a run without faults."""
     assert run(replace(four, destination=tmp_path / "undisturbed")).kept == 4
     return digests(tmp_path / "undisturbed")

@@ -19,8 +19,6 @@ from tests.conftest import Run
 from tests.preprocess.test_stage import digests
 from tests.tamper import changed, flip
 
-pytestmark = pytest.mark.usefixtures("alone")  # commands in their own process have workers
-
 
 @pytest.fixture
 def copy(shards: Path, tmp_path: Path) -> Path:
