@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
 import torch
@@ -39,10 +41,13 @@ def over_clips(
     The bar advances by one for every `per` leaves. Raises UserError if a shard is damaged.
     """
     bar = tqdm(disable=True) if bar is None else bar
+    eager: AbstractContextManager[None] = nullcontext()
+    if "torch._dynamo" in sys.modules:  # a second to import, and without it nothing is compiled
+        eager = torch.compiler.set_stance("force_eager")  # compiling again takes longer than a probe while training
     parts: list[list[np.ndarray]] = []
     with (
         Loader(index, plans, inputs, device, loading, words) as loader,
-        torch.compiler.set_stance("force_eager"),  # compiling again takes longer than a probe while training
+        eager,
         torch.inference_mode(),
         autocast(device),
         bar,
