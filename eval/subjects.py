@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -136,7 +135,7 @@ def local_shards(shards: str | Folder, of: str) -> Folder:
 
 def folder_name(model: str, digest: str) -> str:
     """Folder of a model's features and finetuning, by its name and the digest of its weights."""
-    return f"{re.sub(r'[ /]', '-', model)}-{digest[:8]}"
+    return f"{model.replace(' ', '-')}-{digest[:8]}"
 
 
 def default_checkpoint(dataset: str, shards: Folder | Path | None) -> Path:
@@ -190,8 +189,7 @@ def subjects(settings: Downstream, first: Trained, given: Makers) -> Iterator[Su
         yield Subject(name, settings.ckpt[0], first.untrained(), True)
     if settings.random_weights == "only":
         return
-    names = [name_of(path) for path in dict.fromkeys(settings.ckpt)]
-    for path, name in zip(dict.fromkeys(settings.ckpt), names, strict=True):
+    for path in dict.fromkeys(settings.ckpt):
         trained = first if path == settings.ckpt[0] else load_trained(path, given)
         if trained.origin is not None:
             print(f"{path} holds {trained.origin}; clips of {trained.settings.clip}")
@@ -201,7 +199,7 @@ def subjects(settings: Downstream, first: Trained, given: Makers) -> Iterator[Su
                 "tables leave out those of its training",
                 file=sys.stderr,
             )
-        yield Subject(name if names.count(name) == 1 else str(path), path, trained, False)
+        yield Subject(name_of(path), path, trained, False)
 
 
 def open_index(dataset: str, folder: Folder, cache: str = "") -> Index:

@@ -51,8 +51,8 @@ def pivot(
     every: Sequence[Result], by_row: bool = False, answers: Mapping[str, Answers] = MappingProxyType({})
 ) -> list[Table]:
     """Tables of results: a row per model with the mean over its folds, or, for `by_row`, per composition and number of
-    steps with the mean over seeds. Random weights come first, chance and published results last. Of one name, the last
-    result counts.
+    steps with the mean over seeds. Random weights come first, chance and published results last. Of the runs of
+    a composition that have one name, the last counts; other weights that share a name are told apart.
 
     With the `answers` of results, by key, differences from the first model and from random weights are marked.
     """
@@ -63,7 +63,11 @@ def pivot(
         return result.preset != RANDOM, protocol, result.label, result.fold, result.seed if by_row else 0
 
     parts: dict[tuple[str, ...], list[Result]] = {}
-    last = {(result.shared, result.model, (result.seed, result.step) if by_row else 0): result for result in every}
+
+    def name(result: Result) -> tuple[object, ...]:
+        return (result.shared, result.model, result.seed, result.step) if by_row else (result.key,)
+
+    last = {name(result): result for result in every}
     for result in sorted(last.values(), key=order):
         shared = (result.dataset, result.query_split, result.label, result.words)
         key = (PROTOCOLS[result.protocol].table, *shared, *_modalities(result))
@@ -80,7 +84,7 @@ def pivot(
 
 def _table(part: Sequence[Result], by_row: bool, answers: Mapping[str, Answers]) -> Table:
     """The table of results that share one."""
-    names = _row_names(part) if by_row else {_subject(result): result.model for result in part}
+    names = _row_names(part) if by_row else _model_names(part)
     groups: dict[str, list[Result]] = {name: [] for name in names.values()}
     for result in part:
         groups[names[_subject(result)]].append(result)
@@ -116,6 +120,16 @@ def _published(part: Sequence[Result]) -> Reported:
 
 def _subject(result: Result) -> tuple[str, str]:
     return result.model, result.weights
+
+
+def _model_names(part: Sequence[Result]) -> dict[tuple[str, str], str]:
+    """Names of rows by model and weights; weights that share a name are told apart by a digest."""
+    subjects = dict.fromkeys(map(_subject, part))
+    models = [model for model, _ in subjects]
+    return {
+        (model, weights): model if models.count(model) == 1 else f"{model} ({weights[:6]})"
+        for model, weights in subjects
+    }
 
 
 def _row_names(part: Sequence[Result]) -> dict[tuple[str, str], str]:

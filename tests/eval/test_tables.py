@@ -102,10 +102,12 @@ def test_a_table_averages_neither_earlier_labels_nor_earlier_settings() -> None:
     assert current(beside) == beside
 
 
-def test_of_one_name_the_last_result_counts() -> None:
-    before = replace(ROW, weights="cd34", metrics={"R@1": Metric(1.0, 20.0, 200)})
+def test_weights_that_share_a_name_are_told_apart_and_of_runs_the_last_counts() -> None:
+    before = replace(ROW, weights="cd34" * 16, metrics={"R@1": Metric(1.0, 20.0, 200)})
     (table,) = pivot([before, ROW])
-    assert [line[:2] for line in table.lines[1:]] == [["mine", "31.2 (25.2-38.0)"], ["chance", "20.0"]]
+    assert [line[0] for line in table.lines[1:3]] == ["mine (cd34cd)", "mine (ab12)"]
+    (table,) = pivot([before, ROW], by_row=True)
+    assert [line[3] for line in table.lines[1:]] == ["31.2 (25.2-38.0)", "20.0"]
 
 
 def test_the_key_is_that_of_all_that_decides_a_result() -> None:
