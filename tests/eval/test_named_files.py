@@ -14,7 +14,7 @@ import torch
 import gdt
 from gdt.common.errors import UserError
 from gdt.eval.ablation.plan import plan_runs
-from gdt.eval.ablation.runs import _keep_factors
+from gdt.eval.ablation.runs import _require_same_training
 from gdt.eval.ablation.settings import Ablation
 from gdt.eval.downstream import evaluate
 from gdt.eval.export import export
@@ -188,14 +188,12 @@ def test_the_runs_of_an_ablation_read_the_file_as_it_was_planned(shards: Path, t
     path.write_text(FREEZE)
     asked = Ablation(shards=shards, rows=(OWN,), factors_from=path, out=tmp_path / "out", size="tiny", batch_size=4)
     runs = plan_runs(asked)
-    path.write_text(FREEZE.replace("// 2", "// 3"))
-    with pytest.raises(UserError, match=r"mine\.py has changed since the runs were planned; give the command again"):
-        _keep_factors(asked, runs[0].row.factors_checksum)
-    assert plan_runs(asked)[0].marked != runs[0].marked
-    path.write_text(FREEZE)
     asked.folder.mkdir()
-    _keep_factors(asked, runs[0].row.factors_checksum)
+    _require_same_training(asked, runs)
+    path.write_text(FREEZE.replace("// 2", "// 3"))
     assert runs[0].pretraining.factors_from.read_text() == FREEZE
+    with pytest.raises(UserError, match="the file of --factors-from has changed"):
+        _require_same_training(asked, runs)
 
 
 def test_an_exported_folder_has_no_paths_of_this_machine(command: Run, own: Path, shards: Path, tmp_path: Path) -> None:
