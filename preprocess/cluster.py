@@ -5,16 +5,12 @@ or those of a running scheduler.
 from __future__ import annotations
 
 import contextlib
-import errno
 import itertools
 import logging
-import os
 import signal
 import sys
-import threading
 from collections.abc import Callable, Iterable, Iterator
 from multiprocessing import current_process, forkserver, resource_tracker
-from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -44,14 +40,10 @@ _CONFIG: dict[str, Any] = {
     "distributed.admin.tick.limit": "30s",
     "distributed.admin.system-monitor.interval": "5s",
 }
-_SEMAPHORES = Path("/dev/shm")
-_ADVICE = {
-    errno.EAGAIN: "allow more processes (ulimit -u, or the limit of the container)",
-    errno.EMFILE: "allow more open files (ulimit -n)",
-    errno.ENETUNREACH: "bring up the network interface lo",
-    errno.ENOMEM: "free some memory, or set --workers to fewer",
-    errno.ENOSPC: f"free some space in {_SEMAPHORES} and in the temporary folder",
-}
+_ADVICE = (
+    "check the free memory, 'ulimit -a' (processes, open files), variables DASK_*, the network interface lo, and that "
+    "/dev/shm can be written to"
+)
 
 
 @contextlib.contextmanager
@@ -98,50 +90,33 @@ def _hidden_script() -> Iterator[None]:
 
 
 def _local(workers: int) -> distributed.LocalCluster:
-    """Worker processes on this machine that ignore Ctrl-C; this process receives it and ends them."""
+    """Worker processes on this machine; this process receives Ctrl-C and ends them."""
     import distributed
 
-    main = threading.current_thread() is threading.main_thread()
-    interrupts: list[int] = []
-    # blocked, not ignored: child processes inherit both, but this process must still receive the signal
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    before = signal.signal(signal.SIGINT, lambda number, _: interrupts.append(number)) if main else None
-    try:
-        with _explained():
-            return distributed.LocalCluster(
-                n_workers=workers,
-                threads_per_worker=1,
-                processes=True,
-                dashboard_address=None,
-                scheduler_kwargs={"dashboard_address": "127.0.0.1:0"},  # any port: 8787 may be another's
-                silence_logs=logging.CRITICAL,
-            )
-    finally:
-        if main:
-            signal.signal(signal.SIGINT, before)
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        if interrupts:
-            raise KeyboardInterrupt
+    with _explained():
+        return distributed.LocalCluster(
+            n_workers=workers,
+            threads_per_worker=1,
+            processes=True,
+            dashboard_address=None,
+            scheduler_kwargs={"dashboard_address": "127.0.0.1:0"},  # any port: 8787 may be another's
+            silence_logs=logging.CRITICAL,
+        )
 
 
 def _start_server() -> None:
-    """Start the process that workers are forked from, unless there is one; it imports what they need.
-
-    Ctrl-C and a hang-up must end neither it nor Python's process that tracks semaphores.
-    """
-    main = threading.current_thread() is threading.main_thread()
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN) if main else None  # which they inherit, as the mask
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    """Start the process that workers are forked from, unless there is one; it imports what they need."""
+    # blocked, not ignored: child processes inherit both, but this process must still receive the signals. A hang-up
+    # must not end Python's process that tracks semaphores, nor Ctrl-C the workers
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
     forkserver.set_forkserver_preload(["gdt.preprocess.preloaded"])
     try:
         with _explained():
-            resource_tracker.ensure_running()  # which unblocks signals
+            resource_tracker.ensure_running()  # which unblocks SIGINT
             signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
             forkserver.ensure_running()
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        if main:
-            signal.signal(signal.SIGHUP, before)
 
 
 @contextlib.contextmanager
@@ -150,28 +125,10 @@ def _explained() -> Iterator[None]:
     try:
         yield
     except (RuntimeError, OSError) as error:  # a worker that dies at its start ends the whole cluster
-        cause = _cause(error)
-        raise UserError(f"worker processes cannot be started ({first_line(cause)}); {_advice(cause)}") from error
-
-
-def _advice(cause: BaseException) -> str:
-    number = getattr(cause, "errno", None)
-    if not os.access(_SEMAPHORES, os.W_OK | os.X_OK):
-        state = "may not be written to" if _SEMAPHORES.is_dir() else "does not exist"
-        return f"{_SEMAPHORES}, which processes share, {state}; mount it writable (mount -t tmpfs tmpfs {_SEMAPHORES})"
-    if number is None:
-        return "check the free memory, 'ulimit -a' and variables DASK_*"
-    return _ADVICE.get(number, "check 'ulimit -a' and variables DASK_*")
-
-
-def _cause(error: BaseException) -> BaseException:
-    """The error of the operating system in the chain of an error, else its origin."""
-    while getattr(error, "errno", None) is None:
-        before = error.__cause__ or error.__context__
-        if before is None:
-            break
-        error = before
-    return error
+        cause: BaseException = error  # the error of the operating system in the chain, else its origin
+        while getattr(cause, "errno", None) is None and (cause.__cause__ or cause.__context__):
+            cause = cause.__cause__ or cause.__context__ or error
+        raise UserError(f"worker processes cannot be started ({first_line(cause)}); {_ADVICE}") from error
 
 
 def map_unordered(

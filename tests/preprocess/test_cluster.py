@@ -112,15 +112,6 @@ def test_a_worker_with_another_disk_is_named(
             shutil.copy(undisturbed / "shard-000001.h5", tmp_path / "shards" / "shard-000000.h5")
 
 
-def test_what_keeps_processes_from_starting_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert cluster._advice(OSError(errno.ENOSPC, "")) == "free some space in /dev/shm and in the temporary folder"
-    assert "memory" in cluster._advice(TimeoutError("Timed out"))
-    monkeypatch.setattr(cluster, "_SEMAPHORES", tmp_path / "shm")
-    for number in (errno.ENOENT, errno.EROFS):
-        assert "shm, which processes share, does not exist" in cluster._advice(OSError(number, ""))
-        assert "memory" not in cluster._advice(OSError(number, ""))
-
-
 Start = Callable[..., "subprocess.Popen[str]"]
 
 
@@ -197,7 +188,7 @@ def test_a_signal_ends_the_ffmpegs_of_threads(
 @pytest.mark.parametrize(
     ("before", "after", "said"),
     few([
-        ("", "<&- >&- 2>&-", ""), ("ulimit -n 28", "", "Too many open files); allow more open files"),
+        ("", "<&- >&- 2>&-", ""), ("ulimit -n 28", "", "Too many open files); check the free memory"),
         ("mkdir gone; cd gone; rmdir ../gone", "", "the current folder has been removed"),
         ("export DASK_DISTRIBUTED__COMM__TIMEOUTS__CONNECT=0s", "", "cannot be started (Timed out"),
     ]),
