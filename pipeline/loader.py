@@ -89,12 +89,12 @@ class Loader:
         loading: Loading = Loading(),
         words: WordVectors | None = None,
         coming: Iterator[np.ndarray] | None = None,
+        cache: Cache | None = None,
     ) -> None:
-        """`coming`: the videos of the batches to come, where that is quicker to know than their plans."""
-        self._reader = ShardReader(index)
-        self.cache = self._reader.cache
-        if self.cache:
-            plans = _announced(plans, coming, index, self.cache)
+        """`coming`: the videos of the batches to come, where that is quicker to know than their plans; `cache`: that of
+        the run.
+        """
+        self._reader = ShardReader(index, cache)
         stream = iter(plans)
         first = list(itertools.islice(stream, 1))  # it tells the modalities; without plans, there are no batches
         modalities = first[0].leaves.modalities if first else ()
@@ -108,10 +108,9 @@ class Loader:
         self._sources = {name: SOURCES[name](context) for name in modalities}
         self._device = device
         self._ahead = loading.prefetch + 1  # the waiting batches and the one in preparation
-        self._batches = self._execute(itertools.chain(first, stream))
+        stream = itertools.chain(first, stream)
+        self._batches = self._execute(_announced(stream, coming, self._reader) if self._reader.cache else stream)
         self._background = ThreadPoolExecutor(1, thread_name_prefix="loader")
-        if self.cache:  # last: if anything above fails, nobody could end its threads
-            self.cache.follow()
 
     def __iter__(self) -> Iterator[Batch]:
         waiting = deque(self._background.submit(self._load_batch) for _ in range(self._ahead))
@@ -137,8 +136,7 @@ class Loader:
 
     def close(self) -> None:
         """Stop the background threads and cancel pending reads; safe to call more than once."""
-        if self.cache:  # first, since reads may wait for shards of batches that nobody will consume
-            self.cache.close()
+        self._reader.close()  # first, since reads may wait for shards of batches that nobody will consume
         self._background.shutdown(cancel_futures=True)
         for source in self._sources.values():
             source.close()
@@ -186,21 +184,21 @@ class Loader:
 
 
 def _announced(
-    plans: Iterable[BatchPlan], coming: Iterator[np.ndarray] | None, index: Index, cache: Cache
+    plans: Iterable[BatchPlan], coming: Iterator[np.ndarray] | None, reader: ShardReader
 ) -> Iterator[BatchPlan]:
     """The plans; tells the cache the shards of the next batches, as many as are quick to know."""
     ahead = _FORESEEN if coming else _FORESEEN // 16
     if coming is None:
         plans, copy = itertools.tee(plans)
         coming = (plan.leaves.video for plan in copy)
-    shards = (index.shard[videos] for videos in coming)
+    shards = (reader.index.shard[videos] for videos in coming)
     # before the first plan: `done` of a batch must not come before its `expect`
     for batch in itertools.islice(shards, ahead):
-        cache.expect(batch)
+        reader.expect(batch)
     for plan in plans:
         yield plan  # for each one taken, one more is told: the cache always knows of equally many
         for batch in itertools.islice(shards, 1):
-            cache.expect(batch)
+            reader.expect(batch)
 
 
 def _leaves(plans: Iterable[BatchPlan], modality: str) -> Iterator[Leaves]:

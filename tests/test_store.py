@@ -4,7 +4,6 @@ import contextlib
 import errno
 import itertools
 import json
-import math
 import os
 import re
 import shutil
@@ -16,11 +15,10 @@ import threading
 import unicodedata
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -36,9 +34,7 @@ from gdt.eval.results import rows
 from gdt.eval.settings import Downstream, Embed
 from gdt.pipeline.leaves import Clip
 from gdt.pipeline.loader import Loader
-from gdt.pipeline.shards import cachefolder
 from gdt.pipeline.shards.cache import Cache
-from gdt.pipeline.shards.eviction import evicted
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.shards.reader import ShardReader
 from gdt.pipeline.sources.loading import Loading
@@ -52,6 +48,7 @@ from tests.common.test_files import without_locks
 from tests.composed import composed, inputs_of
 from tests.conftest import ROOT, few, preprocess
 from tests.faulty import Store, serve
+from tests.pipeline.test_cache import simulate
 from tests.train.runs import losses, wait_until
 
 aiohttp = pytest.importorskip("aiohttp")
@@ -132,77 +129,6 @@ def test_commands_take_urls(command: str, option: str) -> None:
     assert isinstance(url, Folder) and str(url) == "s3://bucket/set" and url != Path("s3://bucket/set")
 
 
-def fewest_bytes(batches: list[list[int]], sizes: list[int], bound: int) -> int:
-    """Bytes that the best of all rules fetches, by trying what may be kept after each batch."""
-    costs = {frozenset[int](): 0}
-    for batch in map(frozenset, batches):
-        after: dict[frozenset[int], int] = {}
-        for held, cost in costs.items():
-            cost += sum(sizes[number] for number in batch - held)
-            old = sorted(held - batch)
-            for kept in itertools.chain(*(itertools.combinations(old, n) for n in range(len(old) + 1))):
-                if sum(sizes[number] for number in batch.union(kept)) <= bound:
-                    after[batch.union(kept)] = min(cost, after.get(batch.union(kept), cost))
-        costs = after
-    return min(costs.values())
-
-
-def without_take_back(batches: list[list[int]], sizes: list[int], bound: int) -> int:
-    """Bytes that are fetched if shards go by next use alone, until there is room."""
-    held, total = set[int](), 0
-    for at, batch in enumerate(batches):
-        total += sum(sizes[number] for number in {*batch} - held)
-        held |= {*batch}
-        later = {number: next((k for k, b in enumerate(batches[at + 1 :]) if number in b), 99) for number in held}
-        while sum(sizes[number] for number in held) > bound:
-            held.remove(max(held - {*batch}, key=lambda number: later[number]))
-    return total
-
-
-def simulate(batches: Sequence[np.ndarray], sizes: Sequence[int], bound: int) -> list[int]:
-    """The shards that batches of shard numbers fetch into an empty cache with eviction by next use, in order."""
-    plan = [{*batch.tolist()} for batch in batches]
-    held: set[int] = set()
-    fetched: list[int] = []
-    for at, shards in enumerate(plan):
-        fetched += sorted(shards - held)
-        held |= shards
-        nexts = {number: [k for k in range(at + 1, len(plan)) if number in plan[k]] for number in held - shards}
-        idle = {number: (float(min(uses, default=len(plan))), sizes[number]) for number, uses in nexts.items()}
-        held -= {*evicted(idle, bound - sum(sizes[number] for number in shards))}
-    return fetched
-
-
-def test_eviction_fetches_the_least_of_any_rule_where_shards_have_one_size_and_else_little_more() -> None:
-    """Promised: never more than the least for one size; for sizes from 1 to 9, on average 1 to 2 % more, and less than
-    by next use alone, though not in every case.
-    """
-    best = ours = plain = 0
-    for seed in range(300):
-        rng = np.random.default_rng(seed)
-        shards = int(rng.integers(3, 7))
-        batches = [rng.choice(shards, rng.integers(1, 3), replace=False).tolist() for _ in range(10)]
-        for sizes in ([7] * shards, rng.integers(1, 10, shards).tolist()):
-            largest = max(sum(sizes[number] for number in batch) for batch in batches)
-            bound = int(rng.integers(largest, max(sum(sizes), largest + 1)))
-            fetched = simulate([np.array(batch) for batch in batches], sizes, bound)
-            least, found = fewest_bytes(batches, sizes, bound), sum(sizes[number] for number in fetched)
-            assert found >= least
-            if len({*sizes}) == 1:
-                assert found == least, seed
-        best, ours, plain = best + least, ours + found, plain + without_take_back(batches, sizes, bound)
-    assert best < ours < 1.015 * best < 1.02 * best < plain
-
-
-def test_what_is_evicted_is_needed_room() -> None:
-    fetched = simulate([np.array(batch) for batch in ([0, 2], [1], [0], [0, 2])], [5, 5, 1], 8)
-    assert fetched == [0, 2, 1, 0], "16 bytes: 2 stays, as evicting 0 makes room enough"
-    assert evicted({"small, last": (9, 1), "large": (5, 5), "soon": (1, 2)}, 4) == ["large"]
-    assert evicted({"a": (2, 3), "b": (2, 4)}, 4) == ["a"], "of one batch, the largest stays"
-    assert evicted({"newest": (math.inf, 3), "oldest": (math.inf, 4)}, 4) == ["oldest"]
-    assert evicted({"a": (1, 3)}, -1) == ["a"]
-
-
 def test_a_name_is_no_chain_of_addresses(tmp_path: Path) -> None:
     for name in ("a.mp4", "a.mp4::b.mp4"):
         (tmp_path / name).write_text(name)
@@ -210,32 +136,6 @@ def test_a_name_is_no_chain_of_addresses(tmp_path: Path) -> None:
     for name in folder.files():
         with folder.open(name) as file:
             assert file.read().decode() == name
-
-
-@pytest.mark.parametrize(("bound", "fetches"), [(8, 4), (11, 3)])
-def test_the_cache_fetches_what_eviction_by_next_use_does(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bound: int, fetches: int
-) -> None:
-    monkeypatch.setenv("GDT_CACHE", str(tmp_path))
-    heads = [SimpleNamespace(size=size, crc32=f"{size:08x}", line=b"") for size in (5, 5, 1)]
-    cache = Cache(SET, [(f"shard-{number}.h5", head) for number, head in enumerate(heads)], bound)
-    fetched: list[int] = []
-
-    def fetch(folder: Folder, name: str, to: Path, check: object) -> None:
-        fetched.append(int(Path(name).stem[-1]))
-        to.write_bytes(bytes(heads[fetched[-1]].size))
-
-    monkeypatch.setattr(Folder, "fetch", fetch)
-    Cache._active.add(cache)
-    batches = [np.array(batch) for batch in ([0, 2], [1], [0], [0, 2])]
-    for batch in batches:
-        cache.expect(batch)
-    for batch in batches:
-        for number in batch:
-            cache.open(number).close()
-        cache.done()
-    cache.close()
-    assert fetched == simulate(batches, [5, 5, 1], bound) and len(fetched) == fetches
 
 
 def whole(fs: object, folder: str) -> dict[str, bytes]:
@@ -368,9 +268,9 @@ def watched(folder: Path) -> Iterator[list[int]]:
     def look() -> None:
         while not stop.wait(0.002):
             with contextlib.suppress(OSError):
-                before = {*folder.glob("*.h5")}
+                before = {*folder.glob("*/*.h5")}
                 total = sum(path.stat().st_size for path in before)
-                if before == {*folder.glob("*.h5")}:  # else one that went and one that came would both count
+                if before == {*folder.glob("*/*.h5")}:  # else one that went and one that came would both count
                     sizes.append(total)
 
     (thread := threading.Thread(target=look, daemon=True)).start()
@@ -423,7 +323,7 @@ def test_what_stays_wrong_stops_training_which_resumes(
     files.put_file(str(small / "shard-000005.h5"), "bucket/set/shard-000005.h5")
     pretrain(run)
     assert losses(tmp_path / "run") == expected
-    assert not list((tmp_path / "cache").glob("*.partial"))
+    assert not list((tmp_path / "cache").rglob("*.partial"))
 
 
 def test_a_disk_that_something_else_fills_takes_fewer_shards(
@@ -440,23 +340,92 @@ def test_a_disk_that_something_else_fills_takes_fewer_shards(
     assert read(Index.open(SET), 2)[0] == read(Index.open(small), 2)[0]
 
 
-def test_a_cache_on_a_disk_without_locks_is_shared_and_outlives_a_kill(
-    stored: Store, small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    without_locks(monkeypatch)
-    monkeypatch.setattr(cachefolder, "_SILENT", 2.0)
+@pytest.mark.parametrize("locks", [True, False])
+def test_runs_at_once_have_caches_of_their_own_and_leave_their_shards(
+    stored: Store, small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, locks: bool,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    if not locks:
+        without_locks(monkeypatch)
+    root = tmp_path / "cache"
     expected = read(Index.open(small), 2)[0]
     index = replace(Index.open(SET), cache_bytes=3 * max(head.size for head in Index.open(small).heads))
-    left = ShardReader(index).cache._partial(5)  # by a run that is killed now
-    left.write_bytes(b"half")
-    mine = [tmp_path / "cache" / name for name in ("features.h5", "x.partial", "x.h5.partial")]
-    for path in mine:
+    mine = [root / name for name in ("features.h5", "x.partial", "x/features.h5", "shards-old/features.h5")]
+    for path in mine:  # files of other programs
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"x")
     with ThreadPoolExecutor(3) as pool:
         assert list(pool.map(lambda _: read(index, 2)[0], range(3))) == [expected] * 3
-    assert all(path.is_file() for path in mine)  # files of other programs
-    assert {*(tmp_path / "cache").glob("*.partial")} == {*mine[1:]}
-    assert sum(path.stat().st_size for path in (tmp_path / "cache").glob("*.h5")) <= 2 * index.cache_bytes
+    assert read(index, 2)[0] == expected
+    left = [path for path in root.glob("shards-*/*.h5") if path not in mine]
+    assert all(path.is_file() for path in mine) and sum(path.stat().st_size for path in left) <= index.cache_bytes
+    assert bool(left) == locks and not list(root.glob("shards-*/*.partial"))
+    assert capsys.readouterr().err.count("has no file locks or hard links") == (not locks)
+    large = replace(index, cache_bytes=0)
+    read(large, 1)
+    stored.seen.clear()
+    read(large, 1)
+    assert (not s3_counts(stored)) == locks
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_what_another_run_holds_is_linked(
+    stored: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], links: bool
+) -> None:
+    first, second = (ShardReader(Index.open(SET)) for _ in range(2))
+    row = np.array([0])
+    frames = first.frames(0, row)
+
+    def refuse(*_: object) -> None:
+        raise PermissionError(errno.EPERM, "no")
+
+    if not links:
+        monkeypatch.setattr(Path, "hardlink_to", refuse)
+    assert np.array_equal(second.frames(0, row), frames)
+    files = [*(tmp_path / "cache").glob("*/*.h5")]
+    assert [path.stat().st_nlink for path in files] == [1 + links] * 2
+    assert sum(s3_counts(stored).values()) == 2 - links
+    assert ("has no file locks or hard links" in capsys.readouterr().err) != links
+    for reader in (first, second):
+        reader.close()
+
+
+@pytest.mark.parametrize("fault", ["failed", "gone", "twice"])
+def test_ranks_end_with_the_one_that_fetches(stored: Store, fault: str) -> None:
+    index = Index.open(SET)
+    leader = Cache(index, "run")
+    if fault == "twice":
+        with pytest.raises(UserError, match="another process fetches into"):
+            Cache(index, "run")
+    follower = Cache(index, "run", leads=False)
+    plans = [cache.begin() for cache in (leader, follower)]
+    for cache, plan in zip((leader, follower), plans, strict=True):
+        cache.expect(plan, np.array([0]))
+    leader.open(plans[0], 0).close()
+    follower.open(plans[1], 0).close()
+    assert s3_counts(stored) == {"/bucket/set/shard-000000.h5": 1}
+    stored.fail("GET .*shard-000001", "forbidden", 10_000)
+    with ThreadPoolExecutor(1) as pool:
+        follower.expect(plans[1], np.array([1]))
+        waiting = pool.submit(follower.open, plans[1], 1)
+        if fault == "gone":
+            leader.close()
+        else:
+            leader.done(plans[0])
+            leader.expect(plans[0], np.array([1]))
+        with pytest.raises(UserError, match="has ended" if fault == "gone" else "shard-000001.h5.*check the network"):
+            waiting.result(60)
+    leader.close()
+
+
+def test_a_probe_shares_the_cache_of_its_run(stored: Store, small: Path, tmp_path: Path) -> None:
+    bound = 3 * max(head.size for head in Index.open(small).heads)
+    probed = replace(TINY, probe_every=4, shuffle_shards=1)
+    with watched(tmp_path / "cache") as peaks:
+        pretrain(replace(probed, shards=SET, cache=str(bound), out=tmp_path / "run"))
+    pretrain(replace(probed, shards=small, out=tmp_path / "folder"))
+    assert losses(tmp_path / "run") == losses(tmp_path / "folder")
+    assert max(peaks) <= bound
 
 
 def test_unfinished_shards_in_a_store_are_told_from_none(stored: Store) -> None:

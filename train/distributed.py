@@ -51,6 +51,11 @@ def join_ranks(requested: Literal["auto", "cpu", "cuda"], threads: int) -> Proce
     return Process(rank, world, device)
 
 
+def is_first_here() -> bool:
+    """Whether this rank is the first of its machine."""
+    return int(os.environ.get("LOCAL_RANK", 0)) == 0
+
+
 def require_gpus(ranks: int, device: Literal["auto", "cpu", "cuda"]) -> None:
     """Raise UserError if this machine has fewer GPUs than ranks, or a GPU that torch cannot use."""
     # device_count alone also counts GPUs that an old driver makes unusable

@@ -14,6 +14,7 @@ from tqdm import tqdm
 from gdt.pipeline.clips import uniform_plans
 from gdt.pipeline.inputs import Inputs
 from gdt.pipeline.loader import Batch, Loader
+from gdt.pipeline.shards.cache import Cache
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.sources.loading import Loading
 from gdt.pipeline.tree import BatchPlan
@@ -35,6 +36,7 @@ def over_clips(
     per: int = 1,
     loading: Loading = Loading(),
     words: WordVectors | None = None,
+    cache: Cache | None = None,
 ) -> list[np.ndarray]:
     """The tensors that `compute` returns, each concatenated over the batches of all plans: float32.
 
@@ -46,7 +48,7 @@ def over_clips(
         eager = torch.compiler.set_stance("force_eager")  # compiling again takes longer than a probe while training
     parts: list[list[np.ndarray]] = []
     with (
-        Loader(index, plans, inputs, device, loading, words) as loader,
+        Loader(index, plans, inputs, device, loading, words, cache=cache) as loader,
         eager,
         torch.inference_mode(),
         autocast(device),

@@ -13,6 +13,7 @@ from gdt.common.randomness import Stream, generator
 from gdt.pipeline.clips import uniform_plans, usable
 from gdt.pipeline.leaves import MODALITIES
 from gdt.pipeline.loader import Batch
+from gdt.pipeline.shards.cache import Cache
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.sources.loading import Loading
 from gdt.pipeline.word2vec import WordVectors
@@ -48,6 +49,7 @@ def embed_videos(
     modalities: Sequence[str],
     words: WordVectors | None = None,
     loading: Loading = Loading(),
+    cache: Cache | None = None,
 ) -> Embedded:
     """Mean embeddings over `clips` uniform centre-cropped clips of each video; all have these modalities.
 
@@ -67,7 +69,7 @@ def embed_videos(
         sums = [(values * part[..., None]).sum(1) for values, part in zip(embeddings, weights, strict=True)]
         return [*sums, *(part.sum(1) for part in weights)]
 
-    parts = over_clips(index, plans, trained.inputs, device, summed, loading=loading, words=words)
+    parts = over_clips(index, plans, trained.inputs, device, summed, loading=loading, words=words, cache=cache)
     sums = {name: torch.from_numpy(values) for name, values in zip(order, parts, strict=False)}
     if not all(bool(value.isfinite().all()) for value in sums.values()):
         raise UserError(
@@ -118,7 +120,7 @@ class Probe:
                 f"{self._index.folder}; leave it out, or preprocess again with --val 0.05 and start a new run"
             )
 
-    def __call__(self, model: GDT) -> dict[str, float]:
+    def __call__(self, model: GDT, cache: Cache | None = None) -> dict[str, float]:
         """R@k in percent by query modality, gallery modality and k, measures of collapse, and the number of videos.
 
         Empty if no two videos have clips of all modalities: words may lie between the clips.
@@ -134,6 +136,7 @@ class Probe:
             self._modalities,
             experiment.words,
             settings.loading,
+            cache,
         )
         if len(embedded.videos) < 2:
             return {}

@@ -3,7 +3,7 @@
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from dataclasses import asdict
 from functools import partial
 from typing import Any
@@ -16,12 +16,12 @@ from gdt.common.files import require_space
 from gdt.common.wording import plural
 from gdt.pipeline.groups import check_groups, take_rank
 from gdt.pipeline.loader import Batch, Loader
-from gdt.pipeline.shards.cache import described
+from gdt.pipeline.shards.cache import Cache, described
 from gdt.pipeline.shards.copies import between_splits
 from gdt.pipeline.shards.index import Index
 from gdt.train import checkpoint
 from gdt.train.checkpoint import RunState
-from gdt.train.distributed import Process, StopSignal, agreed, barrier, require_equal, together
+from gdt.train.distributed import Process, StopSignal, agreed, barrier, is_first_here, require_equal, together
 from gdt.train.experiment import Experiment
 from gdt.train.flops import max_leaves
 from gdt.train.learner import Learner
@@ -63,6 +63,7 @@ class Trainer:
         self.require_addressable()
         self.start_note = self.resume(state) if state else self.learner.initialise()
         self.log: Log | None = None
+        self.cache: Cache | None = None
         self.failure: Exception | None = None
         self.began = time.monotonic()
         self.saved_at = self.began
@@ -116,10 +117,15 @@ class Trainer:
         Exits with 128 + n after a signal n. Raises UserError if a clip is damaged, both after saving the last step, or
         if loss, gradient or weights are not finite, keeping the last checkpoint.
         """
-        summary = ""
         held_out = together(self.open_probe)
         together(self.require_space)
-        self.describe_run()
+        self.cache = together(self.open_cache)
+        with closing(self.cache) if self.cache else nullcontext():
+            self.describe_run()
+            return self.train_steps(held_out)
+
+    def train_steps(self, held_out: Probe | None) -> str:
+        summary = ""
         with (
             self.open_loader() as loader,
             together(self.open_log) or nullcontext() as self.log,
@@ -142,7 +148,7 @@ class Trainer:
                 metrics = self.learner.step(self.step, batch)
                 if self.log:
                     seconds = time.perf_counter() - began
-                    self.log.add_step(self.step, metrics, seconds, loaded - began, loader.cache)
+                    self.log.add_step(self.step, metrics, seconds, loaded - began, self.cache)
                 self.step += 1
                 self.probe(held_out)
                 if self.save_due():
@@ -172,6 +178,12 @@ class Trainer:
             present = self.path.stat().st_size if self.path.is_file() else 0
             require_space(self.path, 2 * self.learner.state_bytes - present)
 
+    def open_cache(self) -> Cache | None:
+        """The cache of shards in a store, which the first rank of a machine fills."""
+        if not self.index.store:
+            return None
+        return Cache(self.index, str(self.path.absolute()), leads=is_first_here())
+
     def open_loader(self) -> Loader:
         """Loads this rank's share of each batch."""
         experiment = self.experiment
@@ -180,7 +192,7 @@ class Trainer:
         shares = (take_rank(plan, self.rank, self.world, self.settings.group_size) for plan in plans)
         coming = tree.videos(self.step, self.steps)
         loading = self.settings.loading
-        return Loader(self.index, shares, experiment.inputs, self.device, loading, experiment.words, coming)
+        return Loader(self.index, shares, experiment.inputs, self.device, loading, experiment.words, coming, self.cache)
 
     def forget_later_steps(self) -> None:
         """Make the files of a finished run those of its steps alone: a longer run may have been killed after them."""
@@ -221,7 +233,7 @@ class Trainer:
         if self.log and held_out and self.probe_due():
             began = time.monotonic()
             try:
-                measured = held_out(self.learner.model)
+                measured = held_out(self.learner.model, self.cache)
             except Exception:
                 self.save()  # a damaged clip of another split must not cost these steps
                 raise
@@ -278,9 +290,9 @@ class Trainer:
         say("folder", str(s.run_folder))
         for line in between_splits(self.index):
             say("warning", line)
-        if self.index.store:
+        if self.cache:
             coming = self.experiment.tree.videos(self.step, min(self.steps, self.step + 500))
-            say("store", described(self.index, coming))
+            say("store", described(self.cache, self.index, coming))
 
 
 def describe(rank: int, name: str, text: str) -> None:

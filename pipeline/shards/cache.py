@@ -1,305 +1,325 @@
 """The local cache of shards in a store: whole files within a bound, fetched ahead of the plan, evicted by next use.
 
-All processes of a machine share the folder; there is no state but its files, and locks that the kernel releases when a
-process dies. A shard is one download for all: whoever holds the lock of `<name>.<size>.partial` fetches it, the others
-wait for `<name>`, which appears when its checksum is right. Names hold the shard's checksum, so nothing is ever stale.
-An evicted file stays readable for whoever has it open. On a disk without locks, some shards may be fetched twice.
+A group of processes, a run with its ranks on a machine or one loader, has a folder. One process, which holds the lock
+of the folder, fetches and evicts in the order of the plan; the others wait for names to appear. A name appears when the
+checksum is right, which is part of it, so nothing is ever stale. What a group leaves goes to the next that begins, and
+what another one holds is linked. An evicted file stays readable for whoever has it open.
 """
 
 from __future__ import annotations
 
+import fcntl
+import functools
 import hashlib
+import itertools
 import math
+import os
+import shutil
+import socket
+import sys
 import threading
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from concurrent.futures import CancelledError
 from contextlib import suppress
-from enum import Enum, auto
 from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
 
 from gdt.common.errors import UserError
-from gdt.common.files import is_disk_full, lock
-from gdt.common.folders import Folder
+from gdt.common.files import LOCK, is_disk_full, lock, locked, write_text
 from gdt.common.wording import plural
 from gdt.pipeline.shards import container
-from gdt.pipeline.shards.cachefolder import CacheFolder, is_coming
-from gdt.pipeline.shards.container import Head
 from gdt.pipeline.shards.eviction import evicted, too_small
 from gdt.pipeline.shards.index import Index
 
-_FETCHERS = 8
-"""Shards that a process fetches at once."""
+_AT_ONCE = 8
+"""Shards that are fetched at once."""
 _POLL = 0.1
-"""Seconds between looks at what other processes do."""
+"""Seconds between looks at what the process that fetches has done."""
+_GROUP = "shards-"
+"""Begin of the names of the folders of groups."""
+_FAILED = "failed"
+"""File that says why the process that fetches has stopped."""
 
-
-class ShardState(Enum):
-    """What a process knows of a shard. The files say it, as any process may change them; only failures are its own."""
-
-    HERE = auto()
-    """Its file is in the folder."""
-    COMING = auto()
-    """A process fetches it; all others wait."""
-    ABSENT = auto()
-    """A fetcher takes it ahead of its batch, or a reader when its batch is the next."""
-    FAILED = auto()
-    """A fetcher could not get it, and none tries again, also not for later batches: it is left to its reader."""
-    REFUSED = auto()
-    """Its reader could not get it either: all readers raise this error, and all fetching has ended."""
-
-    @staticmethod
-    def after(error: BaseException, reader: bool) -> ShardState:
-        """The state that an error of a fetcher or a `reader` leads to, and so who tries again.
-
-        After a full disk, anyone, in a smaller cache. After any other error, only the reader, once, since `fetch` has
-        already repeated what may pass; another error than a UserError ends the reader that met it alone.
-        """
-        if isinstance(error, OSError) and is_disk_full(error):
-            return ShardState.ABSENT
-        return ShardState.REFUSED if reader and isinstance(error, UserError) else ShardState.FAILED
+Plan = deque[list[int]]
+"""The shards of the batches that one loader is to read, in order."""
 
 
 class Cache:
-    """The shards of one data set for one reader, which may have threads.
+    """The shards of one data set for a group of processes, whose threads may share it.
 
-    `expect` tells the shards of the batches to come, `done` that the next of them is consumed, `open` opens a shard.
-    Ranks of a run step together: what one has consumed, all have loaded.
+    Loaders tell the shards of the batches to come: `begin`, then `expect`, and `done` when a batch is consumed. Of
+    several loaders in this process, the one that began last is served first, as a probe delays its run. Ranks of a run
+    step together: what one has consumed, all have loaded.
     """
 
-    _active: set[Cache] = set()  # noqa: RUF012 - of this process: a probe must not evict what training needs next
+    def __init__(self, index: Index, group: str = "", leads: bool = True) -> None:
+        """`group` is the same in all processes of a group; by default it is this object alone. One process `leads`,
+        and has made its cache before the others read.
 
-    def __init__(self, folder: Folder, shards: Sequence[tuple[str, Head]], bound: int) -> None:
-        """`bound`: bytes of the whole cache; 0: four fifths of what is free on its disk and in it."""
-        self._folder = CacheFolder()
-        self._source = folder
-        self._shards = shards
-        key = hashlib.sha256(str(folder).encode()).hexdigest()[:12]
-        self._paths = [self._folder.path / f"{key}-{Path(name).stem}-{head.crc32}.h5" for name, head in shards]
-        self.bound = self._folder.bound(bound)
-        self._plan: dict[int, list[int]] = {}  # shards of the batches to come
-        self._wanted: deque[tuple[int, int]] = deque()  # batch and shard, to be fetched in this order
-        self._expected = 0  # batches
-        self._done = 0
-        self._failures: dict[int, ShardState] = {}
-        self._end: BaseException | None = None  # why it fetches no more
-        self._changed = threading.Condition()  # guards the plan, and tells waiting threads of any progress
-        self._turn = threading.Lock()
+        Raises UserError if the folder cannot be written to, or another process leads this group.
+        """
+        usual = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gdt"
+        self.root = Path(os.environ.get("GDT_CACHE") or usual)
+        self.folder = self.root / f"{_GROUP}{_digest(f'{socket.gethostname()} {group or (os.getpid(), id(self))}')}"
+        self._source = index.folder
+        self._shards = list(zip(index.shard_names, index.heads, strict=True))
+        key = _digest(str(index.folder))
+        self._paths = [self.folder / f"{key}-{Path(name).stem}-{head.crc32}.h5" for name, head in self._shards]
+        self._leads = leads
+        self._plans: list[Plan] = []
+        self._held: dict[Path, int] = {}  # bytes of the files in the folder, the oldest first
+        self._coming: set[int] = set()
+        self._failed: set[int] = set()  # until their batch is the next
+        self._missing = False  # whether a shard of the plan may be neither here nor coming
+        self._end: Exception | None = None  # why nothing is fetched any more
+        self._changed = threading.Condition()  # guards all of this, and tells waiting threads of any progress
         self.bytes = 0
         self.fetched = 0  # shards
         self.used = 0  # shards of the batches that are done
+        self.bound = index.cache_bytes
+        """Bytes that the folder may hold: as asked, or four fifths of what is free on its disk and in it."""
+        if leads:
+            with locked(self.root, "set GDT_CACHE to another folder", wait=True):
+                self._lock = self._take_folder()
+            self.bound = self.bound or (shutil.disk_usage(self.root).free + sum(self._held.values())) * 4 // 5
+            self._evict({path: (math.inf, size) for path, size in reversed(self._held.items())}, self.bound)
 
-    def follow(self) -> None:
-        """Fetch what `expect` tells, in the background."""
-        Cache._active.add(self)
-        for _ in range(_FETCHERS):
-            threading.Thread(target=self._fetch_ahead, name="fetcher", daemon=True).start()
+    def _take_folder(self) -> BinaryIO:
+        """The lock of the folder, which gets what groups that have ended have left. The folder around is locked."""
+        self.folder.mkdir(exist_ok=True)
+        file = (self.folder / LOCK).open("ab")
+        self._has_locks = lock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if self._has_locks is False:
+            raise UserError(
+                f"another process fetches into {self.folder}; of ranks on one machine, only the first has LOCAL_RANK 0"
+            )
+        if not self._has_locks:
+            _warn(self.root)
+        for left in [*self.folder.glob("*.partial"), self.folder / _FAILED]:
+            left.unlink(missing_ok=True)
+        for other in self.root.glob(f"{_GROUP}*/{LOCK}"):
+            with other.open("ab") as of_other:
+                if lock(of_other, fcntl.LOCK_EX | fcntl.LOCK_NB):
+                    for path in other.parent.glob("*.h5"):
+                        path.rename(self.folder / path.name)
+                    shutil.rmtree(other.parent, ignore_errors=True)
+        here = sorted(self.folder.glob("*.h5"), key=lambda path: path.stat().st_mtime)
+        self._held = {path: path.stat().st_size for path in here}
+        return file
 
-    def expect(self, shards: np.ndarray) -> None:
+    def begin(self) -> Plan:
+        """The plan of a loader, for the other methods."""
+        plan = Plan()
+        with self._changed:
+            self._plans.insert(0, plan)
+        return plan
+
+    def expect(self, plan: Plan, shards: np.ndarray) -> None:
         """The shards of the batch after all those told so far."""
         with self._changed:
-            self._plan[self._expected] = np.unique(shards).tolist()
-            self._wanted.extend((self._expected, number) for number in self._plan[self._expected])
-            self._expected += 1
-            self._changed.notify_all()
+            plan.append(np.unique(shards).tolist())
+            blocked = self._missing and plan is self._plans[-1]  # by something before
+            if not blocked and any(self._paths[number] not in self._held for number in plan[-1]):
+                self._look()
 
-    def done(self) -> None:
+    def done(self, plan: Plan) -> None:
         """The next batch is consumed: its shards are needed only for later ones."""
         with self._changed:
-            self.used += len(self._plan.pop(self._done))
-            self._done += 1
+            self.used += len(plan.popleft())
+            if self._missing:
+                self._look()
+
+    def end(self, plan: Plan) -> None:
+        """Cancel what waits for shards of a plan, maybe once more."""
+        with self._changed:
+            self._plans = [other for other in self._plans if other is not plan]
+            self._look()
             self._changed.notify_all()
 
     def close(self) -> None:
-        with self._changed:
-            self._end = self._end or CancelledError()
-            Cache._active.discard(self)
-            self._changed.notify_all()
+        """Leave the folder to the next group."""
+        for plan in [*self._plans]:
+            self.end(plan)
+        if self._leads:
+            if not self._has_locks:  # nobody could tell that it is left
+                shutil.rmtree(self.folder, ignore_errors=True)
+            self._lock.close()
 
-    def open(self, number: int) -> BinaryIO:
-        """A shard, fetched if it is not there. Raises UserError if that fails."""
-        while True:
-            with suppress(FileNotFoundError):  # another process may evict it at any time
-                return self._paths[number].open("rb", buffering=0)
-            file = self._claimed(number)
-            if file:
-                self._download(number, file, reader=True)
+    def open(self, plan: Plan, number: int) -> BinaryIO:
+        """A shard, as soon as it is there, also if its batch was not told. Raises UserError if that fails."""
+        untold = [number]
+        with self._changed:
+            told = any(number in shards for shards in plan)
+            if not told:
+                plan.appendleft(untold)
+                self._look()
+        try:
+            while True:
+                with suppress(FileNotFoundError):
+                    return self._paths[number].open("rb", buffering=0)
+                self._wait(plan, number)
+        finally:
+            if not told:
+                with self._changed:
+                    plan.remove(untold)
 
     def forget(self, number: int) -> None:
         """Remove a shard that has changed on this disk."""
-        self._paths[number].unlink(missing_ok=True)
+        with self._changed:
+            self._held.pop(self._paths[number], None)
+            self._paths[number].unlink(missing_ok=True)
 
-    def _fetch_ahead(self) -> None:
-        while not self._end:
-            with suppress(UserError, OSError, CancelledError):  # the reader of the shard tries again, and says it
-                # One fetcher at a time waits for room: else a later, smaller shard would take the room of an earlier
-                # one. Downloads overlap, as each begins after the turn.
-                with self._turn:
-                    with self._changed:
-                        self._changed.wait_for(lambda: self._wanted or self._end)
-                        if not self._wanted:
-                            return
-                        batch, number = self._wanted.popleft()
-                    file = self._claimed(number, batch)
-                if file:
-                    self._download(number, file)
-
-    def _claimed(self, number: int, batch: int | None = None) -> BinaryIO | None:
-        """The file to fetch a shard into, as soon as there is room; None once the shard is there.
-
-        A fetcher names the `batch` that it fetches for, and leaves to others what they have begun, and to the reader
-        what has failed. A reader fetches what the next batch needs, at once, and leaves the rest to fetchers, since it
-        would evict what earlier batches need.
-        """
-        while True:
-            state = self._state(number)
-            if state is ShardState.HERE:
-                return None
+    def _wait(self, plan: Plan, number: int) -> None:
+        """Wait for any progress, unless a shard is here."""
+        path = self._paths[number]
+        with self._changed:
+            if path.exists():
+                return
             if self._end:
                 raise self._end
-            if batch is not None and (state is not ShardState.ABSENT or batch < self._done):
-                return None
-            due = batch is not None or number in self._plan.get(self._done, [number])  # or no batch is told
-            if due and state is not ShardState.COMING:
-                file = self._claim(number, state)
-                if file:
-                    return file
-            with self._changed:
-                self._changed.wait(_POLL if batch is None else 10 * _POLL)
+            if all(plan is not other for other in self._plans):
+                raise CancelledError
+            if not self._leads:
+                self._require_leader()
+            elif self._held.pop(path, None):  # somebody has removed it
+                self._look()
+            self._changed.wait(None if self._leads else _POLL)
 
-    def _download(self, number: int, file: BinaryIO, reader: bool = False) -> None:
-        """Fetch a shard into the file that `_claimed` gave to a fetcher or a `reader`, and unlock it."""
+    def _require_leader(self) -> None:
+        """Raise UserError if the process that fetches has failed or is gone."""
+        with suppress(FileNotFoundError):
+            raise UserError((self.folder / _FAILED).read_text())
+        gone: bool | None = True
+        with suppress(FileNotFoundError), (self.folder / LOCK).open("rb") as file:
+            gone = lock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        if gone:
+            raise UserError("the process that fetches shards has ended; run the same command again, which resumes")
+
+    def _look(self) -> None:
+        """Fetch what is missing, in the order of the plan, as long as there is room."""
+        self._missing = True
+        while self._leads and self._missing and len(self._coming) < _AT_ONCE and not self._end:
+            needed: dict[int, int] = {}  # batches until each shard is needed, the first first
+            for batches, shards in enumerate(itertools.chain.from_iterable(self._plans)):
+                for number in shards:
+                    needed.setdefault(number, batches)
+            absent = [
+                number for number in needed if number not in self._coming and self._paths[number] not in self._held
+            ]
+            self._missing = bool(absent)
+            ready = [number for number in absent if number not in self._failed or not needed[number]]
+            if not ready or not self._make_room(ready[0], needed):
+                return
+            self._coming.add(ready[0])
+            arguments = ready[0], needed[ready[0]] == 0
+            threading.Thread(target=self._fetch, args=arguments, name="fetcher", daemon=True).start()
+
+    def _make_room(self, number: int, needed: dict[int, int]) -> bool:
+        """Evict what is needed last, but nothing needed before this shard; whether there is room for it now."""
+        when = needed[number]
+        uses = {self._paths[other]: float(batches) for other, batches in needed.items()}
+        held = {path: (uses.get(path, math.inf), size) for path, size in reversed(self._held.items())}
+        idle = {path: of_path for path, of_path in held.items() if of_path[0] > when}
+        kept = sum(size for path, (_, size) in held.items() if path not in idle)
+        room = self.bound - kept - sum(self._size(other) for other in {number, *self._coming})
+        if room >= 0:
+            self._evict(idle, room)
+        elif not when and not self._coming:  # nothing to wait for
+            batch = [other for other, batches in needed.items() if not batches]
+            self._stop(too_small(self.bound, sum(map(self._size, batch))))
+        return room >= 0
+
+    def _evict(self, idle: dict[Path, tuple[float, int]], room: int) -> None:
+        """Remove files, given when each is needed and its size, until they fit into some room."""
+        for victim in evicted(idle, room):
+            victim.unlink(missing_ok=True)
+            del self._held[victim]
+
+    def _fetch(self, number: int, due: bool) -> None:
+        """Get a shard. `Folder.fetch` repeats what may pass; after an error, it is tried once more when it is `due`;
+        then all ends. After a full disk, it is tried again in a smaller cache.
+        """
         name, head = self._shards[number]
+        path = self._paths[number]
+        partial = path.with_suffix(f".{id(self)}.partial")  # this object may be closed while it fetches
 
-        def check(path: Path) -> None:
-            if container.check_shard(path).line != head.line:
+        def check(file: Path) -> None:
+            if container.check_shard(file).line != head.line:
                 advice = "is not the shard of the index; restore it, or run the same preprocessing command again"
                 raise UserError(f"{self._source.address(name)} {advice}")
 
+        failure: Exception | None = None
+        linked = False
         try:
-            self._source.fetch(name, self._partial(number), check)
-            self._become(number, ShardState.HERE)
-        except BaseException as error:
-            state = ShardState.after(error, reader)
-            self._become(number, state, error)
-            if state is not ShardState.ABSENT:
-                raise
-            with self._folder.locked():  # something else has filled the disk: what is there now is what fits
-                self.bound = min(self.bound, sum(self._folder.files().values()))
-            if self.bound < head.size:
-                raise UserError(
-                    f"no space left on the disk of {self._folder}, the cache of shards; free some, or set "
-                    "GDT_CACHE to a folder on another disk"
-                ) from error
-        finally:
-            file.close()  # and so unlock it
-            with self._changed:
-                self._changed.notify_all()
+            linked = self._link(path)
+            if not linked:
+                self._source.fetch(name, partial, check)
+                partial.rename(path)
+        except Exception as error:
+            partial.unlink(missing_ok=True)
+            failure = error
+        with self._changed:
+            self._coming.discard(number)
+            if failure is None:
+                self._held[path] = head.size
+                self._failed.discard(number)
+                if not linked:
+                    self.fetched += 1
+                    self.bytes += head.size
+            elif is_disk_full(failure):  # something else has filled it: what is there now is what fits
+                self.bound = min(self.bound, sum(self._held.values()) + sum(map(self._size, self._coming)))
+                if self.bound < head.size:
+                    text = f"no space left on the disk of {self.root}, the cache of shards; free some, or set GDT_CACHE"
+                    self._stop(UserError(f"{text} to a folder on another disk"))
+            elif due:
+                self._stop(failure)
+            else:
+                self._failed.add(number)
+            self._look()
+            self._changed.notify_all()
 
-    def _state(self, number: int) -> ShardState:
-        # in this order: a shard that arrives between the two looks is seen by the second
-        coming = is_coming(self._partial(number))
-        if self._paths[number].exists():
-            return ShardState.HERE
-        if coming:
-            return ShardState.COMING
-        return self._failures.get(number, ShardState.ABSENT)
-
-    def _become(self, number: int, state: ShardState, error: BaseException | None = None) -> None:
-        """End COMING, which only `_claim` begins. No other place changes a state, but for removing a file."""
-        partial = self._partial(number)
-        if state is ShardState.HERE:
-            with self._folder.locked():  # else whoever lists the folder at this moment may see neither name
-                partial.rename(self._paths[number])
-            with self._changed:
-                self._failures.pop(number, None)
-                self.fetched += 1
-                self.bytes += self._shards[number][1].size
-            return
-        # before the file goes: whoever sees it gone knows of the failure, and does not fetch once more
-        if state is ShardState.ABSENT:
-            self._failures.pop(number, None)
-        else:
-            self._failures[number] = state
-        if state is ShardState.REFUSED:
-            self._end = error
-            self.close()
-        partial.unlink(missing_ok=True)
-
-    def _claim(self, number: int, state: ShardState) -> BinaryIO | None:
-        """The file to fetch a shard into, locked; None if it is no longer in this state, or there is no room yet.
-
-        Raises UserError as `_make_room`.
-        """
-        with self._folder.locked():
-            files = self._folder.files()  # first, as it removes what dead processes have begun
-            if self._state(number) is not state or self._end:  # decided by another thread or process meanwhile
-                return None
-            if not self._make_room(number, files):
-                return None
-            with suppress(FileExistsError):  # without locks, another process may be quicker
-                claimed = self._partial(number).open("xb")
-                lock(claimed)
-                return claimed
-            return None
-
-    def _make_room(self, number: int, files: dict[Path, int]) -> bool:
-        """Evict what is needed last, but nothing needed before this shard; whether there is room for it now.
-
-        `files` are those of the folder, which is locked. Raises UserError if there never will be room.
-        """
-        needed = self._needed()
-        when = needed.get(number, 0)
-        uses = self._next_uses()
-        shards = {file: (uses.get(file, math.inf), files[file]) for file in reversed(files) if file.suffix == ".h5"}
-        idle = {file: shard for file, shard in shards.items() if shard[0] > when}
-        others = sum(files[file] for file in files.keys() - idle.keys())
-        room = self.bound - self._shards[number][1].size - others
-        if room >= 0:
-            for victim in evicted(idle, room):
-                victim.unlink(missing_ok=True)
-            return True
-        if not when and all(file.suffix == ".h5" for file in files):  # nothing to wait for
-            batch = {number, *(other for other, batches in needed.items() if not batches)}
-            raise too_small(self.bound, sum(self._shards[member][1].size for member in batch))
+    def _link(self, path: Path) -> bool:
+        """Whether another group holds a shard, which is linked."""
+        for other in self.root.glob(f"{_GROUP}*/{path.name}"):
+            try:
+                path.hardlink_to(other)
+                return True
+            except FileExistsError:  # it has come meanwhile, for this group before it was closed
+                return True
+            except FileNotFoundError:  # it was evicted
+                pass
+            except OSError:
+                _warn(self.root)
         return False
 
-    def _needed(self) -> dict[int, int]:
-        """Batches until each shard is needed, 0 for the next batch; without those not told."""
-        with self._changed:
-            plan = list(self._plan.items())
-            done = self._done
-        needed: dict[int, int] = {}
-        for batch, numbers in plan:
-            for number in numbers:
-                needed.setdefault(number, batch - done)
-        return needed
+    def _stop(self, error: Exception) -> None:
+        """Fetch no more, and tell the readers of all processes why, when they miss a shard."""
+        self._end = error
+        with suppress(OSError):
+            write_text(self.folder / _FAILED, str(error))
+        self._changed.notify_all()
 
-    def _next_uses(self) -> dict[Path, float]:
-        """Batches until a reader of this process needs a file; without those that none needs.
-
-        Other readers come half a batch after this one, which may so evict all that its next batch does not need.
-        """
-        uses: dict[Path, float] = {}
-        for cache in [*Cache._active]:
-            for number, batches in cache._needed().items():
-                path = cache._paths[number]
-                uses[path] = min(batches + (cache is not self) / 2, uses.get(path, math.inf))
-        return uses
-
-    def _partial(self, number: int) -> Path:
-        return self._paths[number].with_suffix(f".h5.{self._shards[number][1].size}.partial")
+    def _size(self, number: int) -> int:
+        return self._shards[number][1].size
 
 
-def described(index: Index, videos: Iterable[np.ndarray]) -> str:
+def described(cache: Cache, index: Index, videos: Iterable[np.ndarray]) -> str:
     """The shards and the cache in words. Raises UserError if it cannot hold the shards of one of these batches."""
     sizes = [head.size for head in index.heads]
-    folder = CacheFolder()
-    bound = folder.bound(index.cache_bytes)
     least = max((sum(sizes[number] for number in {*index.shard[batch]}) for batch in videos), default=0)
-    if least > bound:
-        raise too_small(bound, least)
-    return f"{plural(len(sizes), 'shard')} of {sum(sizes) / 1e9:.3g} GB, cache of {bound / 1e9:.3g} GB in {folder}"
+    if least > cache.bound:
+        raise too_small(cache.bound, least)
+    shown = f"{sum(sizes) / 1e9:.3g} GB, cache of {cache.bound / 1e9:.3g} GB in {cache.folder}"
+    return f"{plural(len(sizes), 'shard')} of {shown}"
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:12]
+
+
+@functools.cache
+def _warn(root: Path) -> None:
+    print(f"warning: {root} has no file locks or hard links, so every run fetches its shards anew", file=sys.stderr)

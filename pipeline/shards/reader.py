@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from gdt.common.errors import UserError
-from gdt.pipeline.shards.cache import Cache
+from gdt.pipeline.shards.cache import Cache, Plan
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.shards.layout import MEL_RATE, ROWS, WORDS, words_checksum
 from gdt.pipeline.shards.naming import verify_hint
@@ -25,20 +25,34 @@ class ShardReader:
     closed. Reading raises UserError for a checksum mismatch, and if a shard cannot be read.
     """
 
-    def __init__(self, index: Index) -> None:
+    def __init__(self, index: Index, cache: Cache | None = None) -> None:
+        """Shards in a store come through a cache, by default one of its own."""
         self.index = index
         hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
         # pread shares no file position between threads or forks, and a reader keeps its file open after eviction
-        shards = list(zip(index.shard_names, index.heads, strict=True))
-        self.cache = Cache(index.store, shards, index.cache_bytes) if index.store else None
-        self._opened = lru_cache(min(_OPEN_FILES, hard // 2))(partial(_OpenShard, index, self.cache))
+        self._own = Cache(index) if index.store and cache is None else None
+        self.cache = cache or self._own
+        self._plan = self.cache.begin() if self.cache else Plan()
+        self._opened = lru_cache(min(_OPEN_FILES, hard // 2))(partial(_OpenShard, index, self.cache, self._plan))
+
+    def expect(self, shards: np.ndarray) -> None:
+        """The shards of the batch after all those told so far, for a cache."""
+        if self.cache:
+            self.cache.expect(self._plan, shards)
 
     def done(self) -> None:
         """A batch is consumed; close the shards in a cache, which may evict them."""
         if self.cache:
-            self.cache.done()
+            self.cache.done(self._plan)
             self._opened.cache_clear()
+
+    def close(self) -> None:
+        """Cancel the reads that wait for a cache; safe to call more than once."""
+        if self.cache:
+            self.cache.end(self._plan)
+        if self._own:
+            self._own.close()
 
     def frames(self, video: int, positions: np.ndarray) -> list[np.ndarray]:
         """JPEG bytes of the frames of a video at `positions`, int64 [n] ascending: n uint8 arrays, the same object for
@@ -109,13 +123,13 @@ class ShardReader:
 class _OpenShard:
     """One shard file; the index knows where its datasets lie."""
 
-    def __init__(self, index: Index, cache: Cache | None, number: int) -> None:
+    def __init__(self, index: Index, cache: Cache | None, plan: Plan, number: int) -> None:
         name = index.shard_names[number]
         self.path = index.folder.address(name)
         self._folder = index.folder
         self._head = index.heads[number]
         try:
-            self._file = cache.open(number) if cache else Path(self.path).open("rb", buffering=0)  # noqa: SIM115
+            self._file = cache.open(plan, number) if cache else Path(self.path).open("rb", buffering=0)  # noqa: SIM115
         except OSError as error:
             raise self._unreadable(error) from error
         if self._pread(len(self._head.line), 0) != self._head.line:

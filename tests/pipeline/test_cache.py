@@ -1,0 +1,114 @@
+"""Which shards the cache of a store fetches and evicts: without a store."""
+
+import itertools
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from gdt.common.folders import Folder
+from gdt.pipeline.shards import cache as cache_module
+from gdt.pipeline.shards.cache import Cache
+from gdt.pipeline.shards.eviction import evicted
+
+
+def fewest_bytes(batches: list[list[int]], sizes: list[int], bound: int) -> int:
+    """Bytes that the best of all rules fetches, by trying what may be kept after each batch."""
+    costs = {frozenset[int](): 0}
+    for batch in map(frozenset, batches):
+        after: dict[frozenset[int], int] = {}
+        for held, cost in costs.items():
+            cost += sum(sizes[number] for number in batch - held)
+            old = sorted(held - batch)
+            for kept in itertools.chain(*(itertools.combinations(old, n) for n in range(len(old) + 1))):
+                if sum(sizes[number] for number in batch.union(kept)) <= bound:
+                    after[batch.union(kept)] = min(cost, after.get(batch.union(kept), cost))
+        costs = after
+    return min(costs.values())
+
+
+def without_take_back(batches: list[list[int]], sizes: list[int], bound: int) -> int:
+    """Bytes that are fetched if shards go by next use alone, until there is room."""
+    held, total = set[int](), 0
+    for at, batch in enumerate(batches):
+        total += sum(sizes[number] for number in {*batch} - held)
+        held |= {*batch}
+        later = {number: next((k for k, b in enumerate(batches[at + 1 :]) if number in b), 99) for number in held}
+        while sum(sizes[number] for number in held) > bound:
+            held.remove(max(held - {*batch}, key=lambda number: later[number]))
+    return total
+
+
+def simulate(batches: Sequence[np.ndarray], sizes: Sequence[int], bound: int) -> list[int]:
+    """The shards that batches of shard numbers fetch into an empty cache with eviction by next use, in order."""
+    plan = [{*batch.tolist()} for batch in batches]
+    held: set[int] = set()
+    fetched: list[int] = []
+    for at, shards in enumerate(plan):
+        fetched += sorted(shards - held)
+        held |= shards
+        nexts = {number: [k for k in range(at + 1, len(plan)) if number in plan[k]] for number in held - shards}
+        idle = {number: (float(min(uses, default=len(plan))), sizes[number]) for number, uses in nexts.items()}
+        held -= {*evicted(idle, bound - sum(sizes[number] for number in shards))}
+    return fetched
+
+
+def test_eviction_fetches_the_least_of_any_rule_where_shards_have_one_size_and_else_little_more() -> None:
+    """Promised: never more than the least for one size; for sizes from 1 to 9, on average 1 to 2 % more, and less than
+    by next use alone, though not in every case.
+    """
+    best = ours = plain = 0
+    for seed in range(300):
+        rng = np.random.default_rng(seed)
+        shards = int(rng.integers(3, 7))
+        batches = [rng.choice(shards, rng.integers(1, 3), replace=False).tolist() for _ in range(10)]
+        for sizes in ([7] * shards, rng.integers(1, 10, shards).tolist()):
+            largest = max(sum(sizes[number] for number in batch) for batch in batches)
+            bound = int(rng.integers(largest, max(sum(sizes), largest + 1)))
+            fetched = simulate([np.array(batch) for batch in batches], sizes, bound)
+            least, found = fewest_bytes(batches, sizes, bound), sum(sizes[number] for number in fetched)
+            assert found >= least
+            if len({*sizes}) == 1:
+                assert found == least, seed
+        best, ours, plain = best + least, ours + found, plain + without_take_back(batches, sizes, bound)
+    assert best < ours < 1.015 * best < 1.02 * best < plain
+
+
+def test_what_is_evicted_is_needed_room() -> None:
+    fetched = simulate([np.array(batch) for batch in ([0, 2], [1], [0], [0, 2])], [5, 5, 1], 8)
+    assert fetched == [0, 2, 1, 0], "16 bytes: 2 stays, as evicting 0 makes room enough"
+    assert evicted({"small, last": (9, 1), "large": (5, 5), "soon": (1, 2)}, 4) == ["large"]
+    assert evicted({"a": (2, 3), "b": (2, 4)}, 4) == ["a"], "of one batch, the largest stays"
+    assert evicted({"newest": (math.inf, 3), "oldest": (math.inf, 4)}, 4) == ["oldest"]
+    assert evicted({"a": (1, 3)}, -1) == ["a"]
+
+
+@pytest.mark.parametrize(("bound", "fetches"), [(8, 4), (11, 3)])
+def test_the_cache_fetches_what_eviction_by_next_use_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bound: int, fetches: int
+) -> None:
+    monkeypatch.setenv("GDT_CACHE", str(tmp_path))
+    monkeypatch.setattr(cache_module, "_AT_ONCE", 1)
+    heads = [SimpleNamespace(size=size, crc32=f"{size:08x}", line=b"") for size in (5, 5, 1)]
+    names = [f"shard-{number}.h5" for number in range(3)]
+    cache = Cache(SimpleNamespace(folder=Folder("s3://bucket/set"), shard_names=names, heads=heads, cache_bytes=bound))
+    fetched: list[int] = []
+
+    def fetch(folder: Folder, name: str, to: Path, check: object) -> None:
+        fetched.append(int(Path(name).stem[-1]))
+        to.write_bytes(bytes(heads[fetched[-1]].size))
+
+    monkeypatch.setattr(Folder, "fetch", fetch)
+    plan = cache.begin()
+    batches = [np.array(batch) for batch in ([0, 2], [1], [0], [0, 2])]
+    for batch in batches:
+        cache.expect(plan, batch)
+    for batch in batches:
+        for number in batch:
+            cache.open(plan, number).close()
+        cache.done(plan)
+    cache.close()
+    assert fetched == simulate(batches, [5, 5, 1], bound) and len(fetched) == fetches
