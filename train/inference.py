@@ -72,5 +72,6 @@ def over_videos(
     """`over_clips` of `clips` uniform clips per video, centre-cropped, of one modality."""
     at_once = 64 if device.type == "cuda" else 16  # on a CPU, more would only move the bar less often
     plans = uniform_plans(index, videos, clips, trained.inputs, [modality], at_once)
-    bar = tqdm(total=len(videos), unit="video", desc=f"{modality} features", mininterval=1.0, leave=False)
+    leave = not sys.stderr.isatty()  # in a file, what follows goes into a line of its own
+    bar = tqdm(total=len(videos), unit="video", desc=f"{modality} features", mininterval=1.0, leave=leave)
     return over_clips(index, plans, trained.inputs, device, compute, bar, clips)
