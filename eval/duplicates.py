@@ -115,8 +115,7 @@ def _write(path: Path, members: list[np.ndarray], stored: Features, split: np.nd
 
 def _start(stored: Features, row: int) -> str:
     """Where a moment starts, seconds; empty for a video."""
-    starts = [f"{values[row]:.3f}" for values in stored.start.values() if np.isfinite(values[row])]
-    return starts[0] if starts else ""
+    return "" if stored.start is None else f"{stored.start[row]:.3f}"
 
 
 def _place(stored: Features, row: int) -> str:

@@ -1,7 +1,9 @@
 """`gdt embed`: features of videos, from files, folders or shards."""
 
+import hashlib
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable
+from contextlib import closing
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
@@ -11,12 +13,15 @@ import numpy as np
 from torch import Tensor
 
 from gdt.common.commandline import gdt_command
-from gdt.common.errors import Unusable, UserError
+from gdt.common.errors import LeftOut, Unusable, UserError
 from gdt.common.files import TEMPORARY, require_new_file, require_space
+from gdt.common.folders import Folder
+from gdt.common.wording import plural
 from gdt.eval import parquet
-from gdt.eval.features import VERSION, Features, sameness, write
-from gdt.eval.settings import Embed, FeatureModality, Kind, Rows
-from gdt.pipeline.clips import uniform_starts, usable
+from gdt.eval.features import VERSION, Features, read, sameness, write
+from gdt.eval.parts import Parts, joined, parts_beside, require_same
+from gdt.eval.settings import Embed, FeatureModality
+from gdt.pipeline.clips import moment_starts, usable
 from gdt.pipeline.leaves import MODALITIES
 from gdt.pipeline.loader import Batch
 from gdt.pipeline.shards.index import Index
@@ -28,22 +33,32 @@ from gdt.train.models.given import makers
 from gdt.train.run import latest_checkpoint, verdict_of
 from gdt.train.trained import Trained
 
+_ROW_BYTES = 3 * 4096
+"""Of a video, in its part and twice in its file while that is written: at most 512 numbers of each modality."""
+
 
 def embed(settings: Embed) -> str:
-    """Write the file; returns a summary of its contents and of the skipped videos.
+    """Write the file, whose rows are kept; returns a summary of its contents and of the skipped videos.
 
     Raises UserError if the checkpoint, the videos or the file cannot be used.
     """
-    require_new_file(settings.out, settings.overwrite)
-    if settings.out.suffix == ".parquet":
-        parquet.require_pyarrow(settings.out)
-    embedded = features(settings, out=settings.out)
-    write(settings.out, embedded)
+    out = settings.out
+    require_new_file(out, overwrite=True)
+    if out.suffix == ".parquet":
+        parquet.require_pyarrow(out)
+    embedder = Embedder(settings)
+    known = None
+    if out.exists() and not settings.overwrite:
+        known = read(out)
+        require_same(known.metadata, embedder.made, out)
+    with parts_beside(out, embedder.made, settings.overwrite) as parts:
+        embedded = _embedded(embedder, parts, known)
+        write(out, embedded)
     sizes = ", ".join(f"{name} [{len(values)}, {values.shape[1]}]" for name, values in embedded.features.items())
-    lines = [
-        f"{settings.out}: {settings.kind} of {embedded.count}: {sizes}; from {settings.clips} clips per "
-        f"video, each of {embedded.metadata['clip']}"
-    ]
+    of = f"a clip each {settings.every:g} s" if settings.every else f"{settings.clips} clips per video, each"
+    lines = [f"{out}: {settings.kind} of {embedded.count}: {sizes}; from {of} of {embedded.metadata['clip']}"]
+    if known:
+        lines.append(f"{plural(len({*embedded.id} - {*known.id}), 'video')} new; the others had their rows")
     for name, values in embedded.features.items():
         lacking = int(np.isnan(values[:, 0]).sum())
         if lacking:
@@ -53,99 +68,158 @@ def embed(settings: Embed) -> str:
     if warning:
         lines.append(f"warning: {warning}")
     lines += verdict_of(embedded.metadata["checkpoint"])
-    elsewhere = ["--features", settings.out] if settings.out != Embed.out else []
+    elsewhere = ["--features", out] if out != Embed.out else []
     lines.append(f"next: {gdt_command('nearest', *elsewhere, '--query', embedded.id[0])}")
     return "\n".join(lines)
 
 
-def features(settings: Embed, trained: Trained | None = None, out: Path | None = None) -> Features:
-    """Compute features; `trained` is the checkpoint, if it is already loaded, `out` the file for which there is room.
+def features(settings: Embed, trained: Trained | None = None) -> Features:
+    """Compute features without a file; `trained` is the checkpoint, if it is already loaded.
 
-    Raises UserError if the checkpoint or the videos cannot be used, or there is no room.
+    Raises UserError if the checkpoint or the videos cannot be used.
     """
-    checkpoint = settings.ckpt or str(latest_checkpoint())
-    trained = trained or load_trained(checkpoint, makers(settings.own_networks.given))
-    modalities = _modalities(settings, trained, checkpoint)
     with tempfile.TemporaryDirectory(prefix=TEMPORARY) as scratch:
-        if settings.source:
-            from gdt.preprocess import named
+        return _embedded(Embedder(settings, trained), Parts(Path(scratch)))
 
-            found = named.find(settings.source)
-            if modalities == ["video"] and named.only_sounds(found):
-                has = "audio" in trained.model.modalities
-                instead = "set --modalities to audio" if has else "use a checkpoint with a network for audio"
-                raise UserError(f"no video has pictures: all files are sounds; {instead}")
-            count = sum(len(paths) for _, paths in found)
-            _require_space(out, settings, trained, modalities, count)
-            index, skipped = named.decode_named(found, Path(scratch), settings.workers, trained.inputs.fps or 30)
-        else:
-            index = Index.open(shard_folder(settings.dataset, settings.shards), settings.cache)
-            skipped = ()
-            _require_space(out, settings, trained, modalities, len(index))
-        embedded = features_of(trained, index, modalities, settings.clips, settings.kind, settings.rows)
+
+class Embedder:
+    """A model that gives the rows that settings ask for."""
+
+    def __init__(self, settings: Embed, trained: Trained | None = None) -> None:
+        """Raises UserError if the checkpoint cannot be used; `trained` is that, if it is already loaded."""
+        checkpoint = settings.ckpt or str(latest_checkpoint())
+        trained = trained or load_trained(checkpoint, makers(settings.own_networks.given))
+        available = [name for name in trained.model.modalities if name in get_args(FeatureModality)]
+        for name in settings.modalities:
+            if name not in available:
+                raise UserError(f"{checkpoint} has no network for {name}; available: {', '.join(available)}")
+        self.modalities = [name for name in MODALITIES if name in (settings.modalities or available)]
+        if settings.kind == "embeddings" and not set(self.modalities).isdisjoint(trained.without_head):
+            raise UserError(f"{checkpoint} has only a trunk, and embeddings need a head; set --kind features")
+        self.settings = settings
+        self.device = any_device()
+        model = deepcopy(trained.model).to(self.device).eval()  # it may be training
+        self.trained = replace(trained, model=model)
+        self.made = {
+            "format": VERSION,
+            "kind": settings.kind,
+            "clips": str(settings.clips),
+            "every": str(settings.every),
+            "clip": str(trained.settings.clip),
+            "modalities": " ".join(self.modalities),
+            "weights": trained.digest(),
+        }
+        """What decides its rows."""
+        self.metadata = self.made | {"checkpoint": str(checkpoint)}
+
+    def rows(self, index: Index, videos: np.ndarray, show: bool = True) -> Features:
+        """Features of videos of an index, in this order, by the modalities that some have, which do not depend on each
+        other; NaN where one is missing, or sound shorter than a clip.
+
+        Raises UserError if a shard is damaged, or a network gives no numbers.
+        """
+        model, clip = self.trained.model, self.trained.settings.clip
+        embeddings = self.settings.kind == "embeddings"
+        clips, moments, seconds = self.settings.clips, None, None
+        if self.settings.every:
+            videos, moments = moment_starts(index, videos, clip, self.modalities, self.settings.every)
+            clips, seconds = 1, moments / index.fps
+
+        def forward(batch: Batch) -> list[Tensor]:
+            """Means over the clips of a row, [rows, d]."""
+            ((name, inputs),) = batch.inputs.items()
+            out = model.embed(name, inputs) if embeddings else model.trunk(name)(inputs)
+            return [out.float().unflatten(0, (-1, clips)).mean(1)]
+
+        found = Features(index.id[videos], {}, dict(self.metadata), start=seconds)
+        for name in self.modalities:
+            there = np.flatnonzero(usable(index, clip, [name])[videos])
+            if not len(there):
+                continue
+            at = None if moments is None else moments[there, None]
+            (values,) = over_videos(self.trained, index, videos[there], clips, self.device, forward, name, at, show)
+            if embeddings:
+                with np.errstate(invalid="ignore"):  # a dead network gives zeros
+                    values = values / np.linalg.norm(values, axis=1, keepdims=True)
+            if not np.isfinite(values).all():
+                raise UserError(f"the {name} network gives NaN, infinity or nothing but zeros; use other weights")
+            found.features[name] = np.full((len(videos), values.shape[1]), np.nan, np.float32)
+            found.features[name][there] = values
+        return found
+
+
+def _embedded(embedder: Embedder, parts: Parts, known: Features | None = None) -> Features:
+    """All rows: those that are `known`, of videos that are still there, and those of the others, which go into parts.
+
+    Raises UserError if the videos cannot be used.
+    """
+    before = set() if known is None else {*known.id}
+    embed_new = _embed_files if embedder.settings.source else _embed_shards
+    order, names, left_out = embed_new(embedder, parts, before)
+    embedded = joined(order, [*([known] if known else []), *parts.read(names)], embedder.metadata)
+    skipped = (*left_out, *embedded.skipped)
+    if not len(embedded.id):
+        raise Unusable(f"no video can be used; the first, {skipped[0].path}: {skipped[0].reason}", skipped)
     if not embedded.features:
-        missing = f"no video has {' or '.join(modalities)}, with sound as long as a clip"
+        missing = f"no video has {' or '.join(embedder.modalities)}, with sound as long as a clip"
         raise Unusable(f"{missing}; use other videos, or set --modalities", skipped)
-    embedded.metadata["checkpoint"] = str(checkpoint)
     return replace(embedded, skipped=skipped)
 
 
-def _require_space(out: Path | None, settings: Embed, trained: Trained, modalities: Sequence[str], videos: int) -> None:
-    """Raise UserError unless there is room for the features of all videos."""
-    if out is None:
-        return
-    model = trained.model
-    of_trunk = settings.kind == "features"
-    width = sum(model.backbone(name).dim if of_trunk else model.network.embedding for name in modalities)
-    rows = videos * (settings.clips if settings.rows == "clip" else 1)
-    require_space(out, 4 * rows * width)
+Embedded = tuple[list[str], list[str], list[LeftOut]]
+"""The ids of all videos in order, the names of the parts that hold the rows of the new ones, and what is skipped."""
 
 
-def _modalities(settings: Embed, trained: Trained, checkpoint: str) -> list[str]:
-    available = [name for name in trained.model.modalities if name in get_args(FeatureModality)]
-    for name in settings.modalities:
-        if name not in available:
-            raise UserError(f"{checkpoint} has no network for {name}; available: {', '.join(available)}")
-    modalities = [name for name in MODALITIES if name in (settings.modalities or available)]
-    if settings.kind == "embeddings" and not set(modalities).isdisjoint(trained.without_head):
-        raise UserError(f"{checkpoint} has only a trunk, and embeddings need a head; set --kind features")
-    return modalities
+def _embed_files(embedder: Embedder, parts: Parts, before: set[str]) -> Embedded:
+    from gdt.preprocess import named
+    from gdt.preprocess.plan import Plan
+    from gdt.preprocess.videos import SOUNDS
+
+    settings = embedder.settings
+    found = named.find(settings.source)
+    if embedder.modalities == ["video"] and all(file.path.suffix.lower() in SOUNDS for file in found.values()):
+        has = "audio" in embedder.trained.model.modalities
+        instead = "set --modalities to audio" if has else "use a checkpoint with a network for audio"
+        raise UserError(f"no video has pictures: all files are sounds; {instead}")
+    _require_present(settings, before.union(*Plan.read(Folder(parts.folder)).shards.values()), found)
+    new = {address: file for address, file in found.items() if address not in before}
+    if not new:
+        return [*found], [], []
+    job = named.plan_groups(new, parts.folder, embedder.trained.inputs.fps or 30)
+    scratch = min(named.SCRATCH_BYTES, 3 * sum(max(video.size, 0) for video in job.listed.videos.values()))
+    require_space(parts.folder / settings.out.name, _ROW_BYTES * len(found) + scratch)
+    tasks = {number: job.task(number) for number in job.shards}
+    pending = [number for number, task in tasks.items() if not parts.has(task.name, task.content)]
+    with closing(named.decode_groups(job, pending, settings.workers)) as groups:
+        for index, skipped in groups:
+            rows = embedder.rows(index, np.arange(len(index)), show=False)
+            # without content, as of a file that could not be read now, the next run makes it again
+            content = index.heads[0].notes["content"]
+            parts.keep(index.shard_names[0], content, replace(rows, skipped=tuple(skipped)))
+    return [*found], [task.name for task in tasks.values()], job.listed.left_out
 
 
-def features_of(
-    trained: Trained, index: Index, modalities: Sequence[str], clips: int, kind: Kind, rows: Rows = "video"
-) -> Features:
-    """Features of all videos of an index, in its order, by the modalities that some have, which do not depend on each
-    other; NaN where one is missing, or sound shorter than a clip.
-    """
-    device = any_device()
-    clip = trained.settings.clip
-    model = deepcopy(trained.model).to(device).eval()  # it may be training
-    per_video = clips if rows == "clip" else 1  # rows
+def _embed_shards(embedder: Embedder, parts: Parts, before: set[str]) -> Embedded:
+    settings = embedder.settings
+    index = Index.open(shard_folder(settings.dataset, settings.shards), settings.cache)
+    _require_present(settings, before, index.id)
+    new = np.array([name not in before for name in index.id], bool)
+    require_space(parts.folder / settings.out.name, _ROW_BYTES * len(index))
+    names = []
+    for shard in np.unique(index.shard[new]).tolist():
+        videos = np.flatnonzero(new & (index.shard == shard))
+        content = hashlib.sha256(index.heads[shard].line + "\n".join(index.id[videos]).encode()).hexdigest()
+        names.append(index.shard_names[shard])
+        if not parts.has(names[-1], content):
+            parts.keep(names[-1], content, embedder.rows(index, videos))
+    return index.id.tolist(), names, []
 
-    def forward(batch: Batch) -> list[Tensor]:
-        """Means over the clips of a row, [rows, d]."""
-        ((name, inputs),) = batch.inputs.items()
-        out = model.embed(name, inputs) if kind == "embeddings" else model.trunk(name)(inputs)
-        return [out.float().unflatten(0, (-1, clips // per_video)).mean(1)]
 
-    by_modality: dict[str, np.ndarray] = {}
-    start: dict[str, np.ndarray] = {}
-    for name in modalities:
-        videos = np.flatnonzero(usable(index, clip, [name]))
-        if not len(videos):
-            continue
-        (values,) = over_videos(trained, index, videos, clips, device, forward, name)
-        if kind == "embeddings":
-            with np.errstate(invalid="ignore"):  # a dead network gives zeros
-                values = values / np.linalg.norm(values, axis=1, keepdims=True)
-        if not np.isfinite(values).all():
-            raise UserError(f"the {name} network gives NaN, infinity or nothing but zeros; use other weights")
-        present = (videos[:, None] * per_video + np.arange(per_video)).reshape(-1)
-        by_modality[name] = np.full((len(index) * per_video, values.shape[1]), np.nan, np.float32)
-        by_modality[name][present] = values
-        if rows == "clip":
-            start[name] = np.full(len(index) * per_video, np.nan)
-            start[name][present] = uniform_starts(index, videos, clips, clip, [name]).reshape(-1) / index.fps
-    metadata = {"format": VERSION, "kind": kind, "clips": str(clips), "clip": str(clip), "weights": trained.digest()}
-    return Features(np.repeat(index.id, per_video), by_modality, metadata, start=start)
+def _require_present(settings: Embed, known: Collection[str], found: Iterable[str]) -> None:
+    """Raise UserError if videos that have rows have gone, as after a wrong source, or with an unmounted disk."""
+    gone = sorted(set(known).difference(found))
+    if gone and not (settings.drop_missing or settings.overwrite):
+        raise UserError(
+            f"{settings.out} has rows of {plural(len(gone), 'video')} no longer there (first: {gone[0]}); restore "
+            "them, or set --drop-missing to leave them out, --out to another file, or --overwrite to begin anew"
+        )

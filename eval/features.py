@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from gdt.pipeline.leaves import MODALITIES
 from gdt.pipeline.shards import container
 from gdt.pipeline.shards.container import Damaged, text_array, texts
 
-VERSION = "gdt-features-3"
+VERSION = "gdt-features-4"
 _SAME = 0.99
 """Median cosine of different videos above which features say little; 0.997 to 1 in collapsed runs."""
 _FEW = 5
@@ -27,7 +27,7 @@ _MANY = 256
 
 @dataclass(frozen=True, repr=False)
 class Features:
-    """Features of n videos, or clips of videos."""
+    """Features of n videos, or moments of videos."""
 
     id: np.ndarray
     """Path of the video file, or its id in the shards: str [n]."""
@@ -38,8 +38,8 @@ class Features:
     """Checkpoint, digest of its weights, kind, number and size of clips."""
     skipped: tuple[LeftOut, ...] = ()
     """LeftOut files with reasons; not stored."""
-    start: dict[str, np.ndarray] = field(default_factory=dict)
-    """With a row per clip, where it starts, by modality, seconds: float64 [n], NaN where it is missing."""
+    start: np.ndarray | None = None
+    """With a row per moment, where it starts, seconds: float64 [n]."""
 
     def __repr__(self) -> str:
         shapes = ", ".join(f"{name} {list(values.shape)}" for name, values in self.features.items())
@@ -47,13 +47,13 @@ class Features:
 
     @property
     def count(self) -> str:
-        """The number of videos or clips, in words."""
-        return plural(len(self.id), "clip" if self.start else "video")
+        """The number of videos or moments, in words."""
+        return plural(len(self.id), "video" if self.start is None else "moment")
 
     @property
     def columns(self) -> dict[str, np.ndarray]:
         """The arrays that files hold besides ids."""
-        return {f"start_{name}": values for name, values in self.start.items()} | self.features
+        return ({} if self.start is None else {"start": self.start}) | self.features
 
 
 def sameness(features: Mapping[str, np.ndarray]) -> str:
@@ -111,8 +111,7 @@ def read(path: str | Path) -> Features:
         if metadata["format"] != VERSION:
             raise ValueError(f"its format is {metadata['format']}, not {VERSION}")
         by_modality = {name: arrays[name] for name in MODALITIES if name in arrays}
-        start = {name: arrays[f"start_{name}"] for name in by_modality if f"start_{name}" in arrays}
-        return Features(ids, by_modality, metadata, start=start)
+        return Features(ids, by_modality, metadata, start=arrays.get("start"))
     except (Damaged, OSError, *DAMAGE) as error:
         require_readable(path, error)
         raise UserError(

@@ -37,15 +37,15 @@ def nearest(settings: Nearest) -> str:
             modalities=cast(tuple[FeatureModality, ...], tuple(stored.features)),
             kind=cast(Kind, stored.metadata["kind"]),
             clips=int(stored.metadata["clips"]),
+            every=float(stored.metadata["every"]),
             workers=1,
             own_networks=settings.own_networks,
         )
         query = features(embed)
     order, cosines = most_similar(stored, query, settings.by, among)
-    starts = stored.start.get(among, ())
     names = stored.id.tolist()
-    if len(starts):
-        names = [f"{name} at {start:.1f} s" for name, start in zip(stored.id, starts, strict=True)]
+    if stored.start is not None:
+        names = [f"{name} at {start:.1f} s" for name, start in zip(names, stored.start, strict=True)]
     lines = [(f"{cosine:.3f}", names[k]) for k, cosine in zip(order[: settings.k], cosines, strict=False)]
     # cosines across modalities are low even for the best match
     median = f"median cosine of {plural(len(cosines), 'candidate')}: {np.median(cosines):.3f}"

@@ -26,7 +26,6 @@ else:
 
 FeatureModality = Literal["video", "audio"]
 Kind = Literal["embeddings", "features"]
-Rows = Literal["video", "clip"]
 PROBE_FOLDS = 5
 """Folds of the probe's cross-validation over videos."""
 
@@ -154,12 +153,14 @@ class Embed:
     """embeddings (head; comparable across modalities) or features (trunk)."""
     clips: int = 10
     """Uniformly spaced clips per video."""
-    rows: Rows = "video"
-    """A row per video, the mean over its clips, or per clip."""
+    every: float = 0.0
+    """A row per moment, of a clip each so many seconds, instead of the mean per video."""
     workers: int = 0
     """Videos decoded at once; 0: one per core."""
+    drop_missing: bool = False
+    """Leave out the rows of videos that have gone."""
     overwrite: bool = False
-    """Replace an existing file."""
+    """Replace an existing file, instead of adding the videos that it lacks."""
     cache: str = ""
     """Size of this machine's cache of shards in a store, such as 500GB; default: most of the free disk."""
     own_networks: Annotated[OwnNetworks, tyro.conf.arg(name="")] = PAPER_NETWORKS
@@ -167,20 +168,19 @@ class Embed:
 
     def __post_init__(self) -> None:
         if bool(self.source) == bool(self.dataset or self.shards):
-            raise UserError(
-                "set --source to files or folders of videos, or --dataset to a preprocessed data set, but not both"
-            )
-        if self.source and self.cache:
-            raise UserError("--cache has no effect on --source; leave it out")
-        if self.workers and not self.source:
-            raise UserError("--workers has no effect on shards; leave it out")
+            raise UserError("set --source to files or folders, or --dataset to a preprocessed data set, but not both")
+        if self.cache if self.source else self.workers:
+            raise UserError("--cache has no effect on --source, and --workers has no effect on shards; leave it out")
         require_range(self, "clips", most=1000)
+        require_range(self, "every", least=0.0, most=1e6)
+        if self.every and self.clips != Embed.clips:
+            raise UserError("--clips has no effect with --every, whose rows are of one clip; leave it out")
         if self.out.suffix not in (".h5", ".npz", ".parquet"):
             raise UserError(f"--out is {self.out}; its name must end in .h5, .npz or .parquet")
 
     def require_inputs(self) -> None:
-        """Raise UserError if the file to write exists, or weights, videos or shards are missing."""
-        require_new_file(self.out, self.overwrite)
+        """Raise UserError if the file cannot be written, or weights, videos or shards are missing."""
+        require_new_file(self.out, overwrite=True)
         require_weights([self.ckpt] if self.ckpt else [])
         if not self.source:
             require_index(shard_folder(self.dataset, self.shards))

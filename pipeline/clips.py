@@ -88,13 +88,15 @@ def uniform_clips(
     clip: Clip,
     augmentation: Augmentation,
     modalities: Sequence[str] = MODALITIES[:1],
+    starts: np.ndarray | None = None,
 ) -> BatchPlan:
     """`clips` clips spread uniformly over each video [n], from the first to the last possible start.
 
     A video with fewer starts repeats some. Clips of several modalities begin at the same time. Leaves are sorted by
-    video, modality and clip.
+    video, modality and clip. `starts`: other first frames, int64 [n, clips].
     """
-    first = uniform_starts(index, videos, clips, clip, modalities)
+    if starts is None:
+        starts = uniform_starts(index, videos, clips, clip, modalities)
     leaves = Leaves.plain(len(videos) * len(modalities) * clips, clip, index.bands)
     shape = (len(videos), len(modalities), clips)
 
@@ -103,7 +105,7 @@ def uniform_clips(
 
     leaves.video = spread(videos.astype(np.int64)[:, None, None])
     leaves.modality = spread(np.array([MODALITIES.index(name) for name in modalities])[None, :, None])
-    leaves.start = spread(first[:, None])
+    leaves.start = spread(starts[:, None])
     rng = np.random.Generator(np.random.Philox(0))  # unused: the evaluation augmentation draws nothing at random
     leaves.draws = draw_augmentations(augmentation, rng, len(leaves), (1, 1))
     return _plan(index, leaves, {})
@@ -116,6 +118,24 @@ def uniform_starts(index: Index, videos: np.ndarray, clips: int, clip: Clip, mod
     return np.floor(position[None] * (starts[:, None] - 1) + 0.5).astype(np.int64)
 
 
+def moment_starts(
+    index: Index, videos: np.ndarray, clip: Clip, modalities: Sequence[str], every: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """Clips that start each `every` seconds, as long as all modalities fit that a video has, and at least one.
+
+    Returns, for each, the row of its video and its first stored frame: int64 [clips].
+    """
+    counts = np.full(len(index), np.nan)
+    for name in modalities:
+        has = usable(index, clip, [name])
+        counts = np.fmin(counts, np.where(has, start_counts(index, clip, [name]), np.nan))  # a number, if one is
+    counts = np.nan_to_num(counts, nan=1.0)[videos]
+    step = every * index.fps
+    many = np.ceil((counts - 0.5) / step).astype(np.int64)  # of the numbers whose start, when rounded, is below count
+    number = np.arange(many.sum()) - np.repeat(np.cumsum(many) - many, many)
+    return np.repeat(videos, many), np.floor(number * step + 0.5).astype(np.int64)
+
+
 def uniform_plans(
     index: Index,
     videos: np.ndarray,
@@ -123,12 +143,18 @@ def uniform_plans(
     inputs: Inputs,
     modalities: Sequence[str] = MODALITIES[:1],
     clips_per_plan: int = 64,
+    starts: np.ndarray | None = None,
 ) -> Iterator[BatchPlan]:
-    """`uniform_clips` of all videos, centre-cropped, with about `clips_per_plan` clips of a modality per plan."""
+    """`uniform_clips` of all videos, centre-cropped, with about `clips_per_plan` clips of a modality per plan.
+
+    `starts`: other first frames, int64 [n, clips].
+    """
     size = max(1, clips_per_plan // clips)
     crop = centred(inputs.short_side)
     for first in range(0, len(videos), size):
-        yield uniform_clips(index, videos[first : first + size], clips, inputs.clip, crop, modalities)
+        some = slice(first, first + size)
+        at = None if starts is None else starts[some]
+        yield uniform_clips(index, videos[some], clips, inputs.clip, crop, modalities, at)
 
 
 def _plan(index: Index, leaves: Leaves, columns: dict[str, np.ndarray]) -> BatchPlan:

@@ -9,7 +9,7 @@ import itertools
 import logging
 import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from multiprocessing import current_process, forkserver, resource_tracker
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -132,10 +132,15 @@ def _explained() -> Iterator[None]:
 
 
 def map_unordered(
-    client: distributed.Client | Threads, function: Callable[[_Task], _Result], tasks: Iterable[_Task], expected: int
+    client: distributed.Client | Threads,
+    function: Callable[[_Task], _Result],
+    tasks: Iterable[_Task],
+    expected: int,
+    fits: Callable[[Sequence[_Task]], bool] = lambda tasks: True,
 ) -> Iterator[_Result]:
     """Yield results in order of completion; at most two tasks per worker are submitted, to bound memory.
 
+    One is submitted if it `fits` beside those whose results the caller has not yet dealt with, or is alone.
     Workers may come and go; at least `expected` are assumed. Raises UserError if the scheduler is lost, or if one task
     kills several workers, and what a task raises: only those of dead workers are repeated.
     """
@@ -149,12 +154,15 @@ def map_unordered(
         print("waiting for workers", flush=True)
         client.wait_for_workers(1)
     waiting = iter(tasks)
+    coming = [*itertools.islice(waiting, 1)]
     running = distributed.as_completed(loop=client.loop)
     task_of: dict[str, _Task] = {}
     try:
         while True:
             wanted = 2 * max(expected, len(client.scheduler_info(n_workers=-1)["workers"]))
-            for task in itertools.islice(waiting, max(0, wanted - len(task_of))):
+            while coming and len(task_of) < wanted and (not task_of or fits([*task_of.values(), *coming])):
+                task = coming.pop()
+                coming += itertools.islice(waiting, 1)
                 future = client.submit(function, task, pure=False)
                 task_of[future.key] = task
                 running.add(future)

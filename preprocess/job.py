@@ -15,7 +15,7 @@ from gdt.preprocess.captions.attach import Spoken
 from gdt.preprocess.captions.words import Vocabulary
 from gdt.preprocess.datasets.listing import DataSet
 from gdt.preprocess.ffmpeg import Extraction
-from gdt.preprocess.plan import Listed, Plan, ShardTask, assign, collect
+from gdt.preprocess.plan import SHARD_BYTES, Listed, Plan, ShardTask, assign, collect
 from gdt.preprocess.settings import Preprocess
 from gdt.preprocess.videos import ListedVideo
 
@@ -78,7 +78,9 @@ class PreprocessJob:
         return sum(len(self.shards[number]) for number in numbers)
 
 
-def prepare(settings: Preprocess, entry: DataSet, source: Folder, destination: Folder) -> PreprocessJob:
+def prepare(
+    settings: Preprocess, entry: DataSet, source: Folder, destination: Folder, shard_bytes: float = SHARD_BYTES
+) -> PreprocessJob:
     """List the videos of a data set and assign them to shards. Raises UserError if finished shards would be lost."""
     source = source.snapshot()
     index_before = destination.state(INDEX)
@@ -107,7 +109,7 @@ def prepare(settings: Preprocess, entry: DataSet, source: Folder, destination: F
     contents = checks.contents(destination, details, settings.retry_rejected)
     if not settings.drop_missing:
         checks.require_planned(plan, listed, source, destination)
-    shards = assign(listed.videos, plan.shards, settings.videos_per_shard)
+    shards = assign(listed.videos, plan.shards, settings.videos_per_shard, shard_bytes)
     return PreprocessJob(
         source, destination, index_before, listed, spoken, settings.extraction, details, shards, contents, plan.times
     )

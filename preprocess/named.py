@@ -1,71 +1,113 @@
 """Videos that are named one by one, or by the folders that they are in, wherever these are."""
 
+import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path, PurePath
 
-import numpy as np
-
-from gdt.common.errors import LeftOut, Unusable, UserError
-from gdt.common.folders import Folder
-from gdt.pipeline.shards.index import Index
-from gdt.pipeline.shards.rejected import read_rejected
+from gdt.common.errors import LeftOut, UserError
+from gdt.common.folders import File, Folder
+from gdt.pipeline.shards.index import Index, gather_tables, write_index
+from gdt.pipeline.shards.layout import INDEX
+from gdt.pipeline.shards.naming import is_shard, shard_name
 from gdt.preprocess.datasets.folder import TREE
 from gdt.preprocess.datasets.listing import DataSet, SourceFiles, ignored_in_words, incomplete
 from gdt.preprocess.ffmpeg import Extraction
+from gdt.preprocess.job import PreprocessJob, prepare
+from gdt.preprocess.plan import ShardTask
 from gdt.preprocess.settings import Preprocess
-from gdt.preprocess.stage import run
+from gdt.preprocess.stage import make_shards
 from gdt.preprocess.textfiles import composed
-from gdt.preprocess.videos import MEDIA, SOUNDS, ListedVideo
+from gdt.preprocess.tools import require_tools
+from gdt.preprocess.videos import MEDIA, ListedVideo
+from gdt.preprocess.worker import SCRATCH
 
 _ROOT = Path("/")
-"""The folder that holds all of them, once those in stores are copied."""
+"""The folder that holds all of them on this machine."""
+_GROUP, _GROUP_BYTES = 32, 16e6
+"""Most videos of a group, and bytes of their files; one video may be more."""
+SCRATCH_BYTES = int(2e9)
+"""Bytes of groups that are decoded, or being decoded, at once; one group may be more."""
+_BLOW_UP = 40.0
+"""Bytes on the disk per byte of a file, while none is decoded: of a video of 13 kB/s, frames and the shard of them."""
+
+Found = Mapping[str, File]
+"""Videos and sounds by address, in the order in which they are named."""
+Decoded = Generator[tuple[Index, list[LeftOut]], None, None]
+"""The index of each shard, which is there until the next is asked for, and the videos that are not in it."""
 
 
-Found = list[tuple[Folder, Sequence[PurePath]]]
-"""Folders, and the paths of files in each."""
+def plan_groups(found: Found, scratch: Path, fps: int) -> PreprocessJob:
+    """The videos in groups, each a shard in `scratch`; those that an earlier plan there has stay in their groups.
 
-
-def decode_named(found: Found, scratch: Path, workers: int, fps: int) -> tuple[Index, tuple[LeftOut, ...]]:
-    """An index of videos in the order in which they were found, with paths as ids, and the skipped files with reasons.
-
-    The shards in `scratch` are the loader's way of reading videos. Raises Unusable, with the skipped files, if no video
-    can be used.
+    Raises UserError if no video has a name that can be used.
     """
-    names = [folder.address(path) for folder, paths in found for path in paths]
 
     def listing(source: SourceFiles) -> Iterator[ListedVideo]:
-        for number, file in enumerate(_bring(found, scratch)):
-            # an index is sorted by its ids, so numbers keep the order; names may occur twice, and need not be UTF-8
-            yield ListedVideo(f"{number:08d}", file.absolute().relative_to(_ROOT))
+        for address, file in found.items():
+            if file.folder.remote:
+                yield ListedVideo(address, Path(file.path), folder=file.folder)
+            else:
+                yield ListedVideo(address, Path(address).absolute().relative_to(_ROOT))
 
-    shards = scratch / "shards"
+    folder = Folder(scratch)
+    folder.remove_scratch(SCRATCH)
     extraction = Extraction(fps=fps)
-    settings = Preprocess("folder", _ROOT, shards, workers=workers, allow_rejected=True, extraction=extraction)
-    try:
-        index = run(settings, DataSet(listing, TREE)).index
-    except Unusable as error:
-        skipped = _skipped(shards, names)
-        if not skipped:
-            raise
-        raise Unusable(f"no video can be used; the first, {skipped[0].path}: {skipped[0].reason}", skipped) from error
-    return replace(index, id=np.array([names[int(id)] for id in index.id], object)), _skipped(shards, names)
+    require_tools(extraction.limits, scratch)
+    settings = Preprocess(
+        "folder", extraction=extraction, videos_per_shard=_GROUP, drop_missing=True, allow_rejected=True
+    )
+    job = prepare(settings, DataSet(listing, TREE), Folder(_ROOT), folder, _GROUP_BYTES)
+    job.plan(job.shards).write(folder)
+    return job
 
 
-def _skipped(shards: Path, names: Sequence[str]) -> tuple[LeftOut, ...]:
-    rejected = read_rejected(Folder(shards))
-    return tuple(replace(video, path=names[int(video.id)]) for video in rejected)
+def decode_groups(job: PreprocessJob, pending: Sequence[int], workers: int) -> Decoded:
+    """Decode groups, a few ahead, in any order; those that a killed run has decoded come first."""
+    names = {shard_name(number): job.task(number).content for number in pending}
+    made = [name for name, content in names.items() if job.contents.get(name) == content]
+    for name in job.destination.files():
+        if is_shard(name, or_partial=True) and name not in made:
+            job.destination.remove(name)
+    left = [number for number in pending if shard_name(number) not in made]
+    with closing(_decoded(job, left, workers)) as decoded:
+        for name in chain(made, decoded):
+            tables = gather_tables(job.destination, [name])
+            write_index(job.destination.root / INDEX, tables, json.dumps(job.details), {})
+            index = Index.read(job.destination.root / INDEX, job.destination)
+            yield index, [replace(video, path=video.id) for video in tables.rejected.values()]
+            job.destination.remove(name)
+
+
+def _decoded(job: PreprocessJob, numbers: Sequence[int], workers: int) -> Generator[str, None, None]:
+    """Names of shards that are made on workers, as far ahead as there is room for them."""
+    sizes = {shard_name(number): sum(max(video.size, 0) for video in job.shards[number]) for number in numbers}
+    seen: list[float] = []
+
+    def fits(tasks: Sequence[ShardTask]) -> bool:
+        return sum(sizes[task.name] for task in tasks) * max(seen, default=_BLOW_UP) <= SCRATCH_BYTES
+
+    if not numbers:
+        return
+    with closing(make_shards(job, numbers, workers, what="embed", fits=fits)) as shards:
+        for shard in shards:
+            # while a shard is written, its frames are there, too
+            seen.append(2 * job.destination.state(shard.name).size / max(sizes[shard.name], 1))
+            yield shard.name
 
 
 def find(sources: Sequence[Folder | Path]) -> Found:
-    """The videos and sounds of each source, a folder or a file.
+    """The videos and sounds of each source, a folder or a file; those that are named twice come once.
 
     Raises UserError if a source is neither a folder, a video nor a sound, or if none of them holds any.
     """
     ignored: Counter[str] = Counter()
     before: set[Path] = set()
-    found: Found = []
+    found: dict[str, File] = {}
+    snapshots: dict[Folder, Folder] = {}
     for folder in map(Folder, sources):
         if not folder.remote:
             require_videos(folder.root, before)
@@ -73,27 +115,18 @@ def find(sources: Sequence[Folder | Path]) -> Found:
         if not folder.remote and folder.root.is_dir():
             before.add(folder.root.resolve())
         elif path.suffix.lower() in MEDIA:
-            found.append((folder.parent, [PurePath(path.name)]))
+            if folder.parent not in snapshots:
+                snapshots[folder.parent] = folder.parent.snapshot()  # asked for the state of each of its files
+            found.setdefault(str(folder), File(snapshots[folder.parent], PurePath(path.name)))
             continue
         files = SourceFiles(folder.snapshot())
-        found.append((files.folder, sorted(files.files(), key=composed)))
+        for name in sorted(files.files(), key=composed):
+            found.setdefault(files.folder.address(name), File(files.folder, name))
         ignored.update(files.ignored)
-    if not any(paths for _, paths in found):
+    if not found:
         what = f"there are no videos in {' '.join(map(str, sources))}"
         raise incomplete("; ".join([what, *ignored_in_words(ignored)]), TREE)
     return found
-
-
-def only_sounds(found: Found) -> bool:
-    return all(path.suffix.lower() in SOUNDS for _, paths in found for path in paths)
-
-
-def _bring(found: Found, scratch: Path) -> Iterator[Path]:
-    """The files on this machine."""
-    for number, (folder, paths) in enumerate(found):
-        copies = scratch / str(number)
-        copies.mkdir()
-        yield from folder.bring(paths, copies)
 
 
 def require_videos(path: Path, before: set[Path]) -> None:

@@ -23,7 +23,7 @@ from gdt.preprocess.ffmpeg import Extraction
 from gdt.preprocess.videos import ListedVideo
 
 PLAN = "plan.jsonl"
-_SHARD_BYTES = 256e6
+SHARD_BYTES = 256e6
 """Maximum bytes of the videos of a shard, which is 1 to 3 times as large; one video may be more."""
 
 
@@ -145,7 +145,7 @@ def collect(items: Iterable[Item], folder: Folder, shares: Shares = Shares()) ->
         else:
             if not item.split:
                 drawn.add(item.id)
-            size, time = folder.state(item.path)
+            size, time = (item.folder or folder).state(item.path)
             split = item.split or shares.split(item.id)
             videos[item.id] = replace(item, split=split, size=size, time=time)
     return Listed(dict(sorted(videos.items())), left_out, shares, drawn, ignored, readings)
@@ -219,12 +219,12 @@ class Plan:
 
 
 def assign(
-    videos: Mapping[str, ListedVideo], planned: Mapping[int, Sequence[str]], videos_per_shard: int
+    videos: Mapping[str, ListedVideo], planned: Mapping[int, Sequence[str]], videos_per_shard: int, shard_bytes: float
 ) -> dict[int, list[ListedVideo]]:
     """The videos of each shard by its number, given those of an earlier plan.
 
     Planned videos stay in their shards; the others are divided, in the order of the list, into new shards of at most
-    `videos_per_shard` videos and about _SHARD_BYTES of files.
+    `videos_per_shard` videos and about `shard_bytes` of files.
     """
     left = dict(videos)
     shards: dict[int, list[ListedVideo]] = {}
@@ -240,7 +240,7 @@ def assign(
         room -= size
         if not group or len(group) == videos_per_shard or room < 0:
             number += 1
-            room = _SHARD_BYTES - size
+            room = shard_bytes - size
             group = []
             shards[number] = group
         group.append(video)

@@ -3,8 +3,8 @@
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from gdt.preprocess import checks, cluster, datasets
 from gdt.preprocess.datasets.listing import DataSet
 from gdt.preprocess.finish import finish
 from gdt.preprocess.job import PreprocessJob, prepare
+from gdt.preprocess.plan import ShardTask
 from gdt.preprocess.settings import Preprocess
 from gdt.preprocess.summary import Summary, describe, left_out
 from gdt.preprocess.tools import require_tools
@@ -85,14 +86,11 @@ def _data_set(settings: Preprocess, source: Folder) -> DataSet:
     return datasets.find(datasets.layout_of(settings.dataset, settings.layout), source)
 
 
-def run(settings: Preprocess, entry: DataSet | None = None) -> Summary:
-    """Make the missing shards, then the index. Raises UserError on bad input, before any work if possible.
-
-    `entry` is by default that of the layout.
-    """
+def run(settings: Preprocess) -> Summary:
+    """Make the missing shards, then the index. Raises UserError on bad input, before any work if possible."""
     source = settings.source_folder
     destination = settings.absolute_shards
-    entry = entry or _data_set(settings, source)
+    entry = _data_set(settings, source)
     try:
         str(destination).encode()
     except UnicodeEncodeError as error:
@@ -116,20 +114,35 @@ def run(settings: Preprocess, entry: DataSet | None = None) -> Summary:
 
 
 def _make_shards(settings: Preprocess, job: PreprocessJob, pending: Sequence[int]) -> None:
-    workers = settings.workers or cores()
-    total = job.count(pending)
-    interval = 0.5 if sys.stderr.isatty() else 20.0
-    with (
-        cluster.connect(settings.scheduler, workers, total) as client,
-        tqdm(total=total, unit="video", desc="preprocess", smoothing=0.02, mininterval=interval) as bar,
-    ):
-        client.subscribe_topic(PROGRESS, lambda event: bar.update(event[1]))
-        made = cluster.map_unordered(client, make_shard, map(job.task, pending), workers)
-        results = map(partial(_require_here, job), made)
+    with closing(make_shards(job, pending, settings.workers, settings.scheduler)) as results:
         if not settings.allow_rejected:
             checks.require_few_rejected(results)
         for _ in results:
             pass
+
+
+def make_shards(
+    job: PreprocessJob,
+    numbers: Sequence[int],
+    workers: int,
+    scheduler: str = "",
+    what: str = "preprocess",
+    fits: Callable[[Sequence[ShardTask]], bool] = lambda tasks: True,
+) -> Generator[MadeShard, None, None]:
+    """Make shards on workers, with a bar named `what`; yields them as they are finished, and makes others meanwhile.
+
+    `fits`: whether there is room for some tasks at once: those that are begun and not yet taken, and the next.
+    """
+    total = job.count(numbers)
+    workers = workers or cores()
+    interval = 0.5 if sys.stderr.isatty() else 20.0
+    with (
+        cluster.connect(scheduler, workers, total) as client,
+        tqdm(total=total, unit="video", desc=what, smoothing=0.02, mininterval=interval) as bar,
+    ):
+        client.subscribe_topic(PROGRESS, lambda event: bar.update(event[1]))
+        made = cluster.map_unordered(client, make_shard, map(job.task, numbers), workers, fits)
+        yield from map(partial(_require_here, job), made)
         client.unsubscribe_topic(PROGRESS)
         bar.update(total - bar.n)
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from gdt.common.folders import Folder
+
 SUFFIXES = (
     {".264", ".265", ".3g2", ".3gp", ".3gp2", ".3gpp", ".amv", ".asf", ".avc", ".avi", ".divx", ".f4v"}
     | {".flv", ".h264", ".h265", ".h26l", ".hevc", ".ismv", ".ivf", ".m1v", ".m2p", ".m2t", ".m2ts", ".m2v"}
@@ -41,6 +43,8 @@ class ListedVideo:
     """Unique in the data set."""
     path: Path
     """Path of its file in the source."""
+    folder: Folder | None = field(default=None, compare=False, kw_only=True)
+    """The folder of its path, if that is not the source."""
     label: str = ""
     """Class name; empty if unknown."""
     split: str = ""

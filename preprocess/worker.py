@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import astuple, replace
+from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
@@ -64,8 +65,7 @@ def make_shard(task: ShardTask) -> MadeShard:
         if not where.is_dir():
             raise UserError(f"it does not see the folder {where}; {SAME_FOLDER}")
         with tempfile.TemporaryDirectory(prefix=f".{Path(task.name).stem}-", dir=where) as folder:
-            files = task.source.bring([video.path for video in task.videos], Path(folder))
-            crc32, rejected = _make_shard(task, files, Path(folder))
+            crc32, rejected = _make_shard(task, _bring(task, Path(folder)), Path(folder))
         return MadeShard(task.name, host, crc32, len(task.videos), rejected)
     except (UserError, OSError) as error:
         if isinstance(error, UserError):
@@ -75,6 +75,14 @@ def make_shard(task: ShardTask) -> MadeShard:
         else:
             message = f"cannot write {task.destination.address(task.name)}: {error}; fix this, {_AGAIN}"
         raise UserError(f"{host}: {message}") from error
+
+
+def _bring(task: ShardTask, scratch: Path) -> list[Path]:
+    """The files of the videos on this machine."""
+    files: list[Path] = []
+    for source, videos in groupby(task.videos, lambda video: video.folder or task.source):
+        files += source.bring([video.path for video in videos], Path(tempfile.mkdtemp(dir=scratch)))
+    return files
 
 
 def _make_shard(task: ShardTask, paths: Sequence[Path], folder: Path) -> tuple[str, list[LeftOut]]:

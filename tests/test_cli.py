@@ -154,7 +154,7 @@ def test_a_run_ends_with_the_next_command_and_is_left_alone_afterwards(
         ("evaluate --ckpt {shards}/index.h5", "index.h5 cannot be read as a checkpoint"),
         ("verify --dataset mine", "data/shards/mine (no index.h5)"),
         ("export --ckpt {checkpoint} --out missing/x.safetensors", "the folder missing does not exist"),
-        ("embed --ckpt {checkpoint}", "set --source to files or folders of videos, or --dataset"),
+        ("embed --ckpt {checkpoint}", "set --source to files or folders, or --dataset"),
         *(
             (typed.replace("{url}", "s3://bucket/x.safetensors"), "s3://bucket/x.safetensors is in a store, which can")
             for typed in (

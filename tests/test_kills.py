@@ -1,4 +1,4 @@
-"""Kills at chosen moments of preprocessing, verifying and pretraining.
+"""Kills at chosen moments of preprocessing, verifying and pretraining; of embedding, in eval/test_resumed.py.
 
 An audit hook (sys.addaudithook) sees every file before it is opened, renamed, linked or removed; there, or a moment
 later, all processes of the run are killed. Most of the forty kills are slow tests: `python -m pytest -m slow`.
@@ -99,6 +99,16 @@ os.rename metrics.jsonl 1 0
 open metrics.jsonl 2 0
 open checkpoint.pt.partial 4 0
 os.rename run.json 1 0
+""".splitlines()
+EMBEDDING = """\
+os.rename plan.jsonl 1 0
+open frames.mjpeg 3 0.01
+os.rename shard-000000.h5 1 0
+os.rename rows-shard-000000.h5 1 0
+os.remove shard-000000.h5 1 0
+open rows-shard-000001.h5.partial 1 0.001
+open f.h5.partial 1 0
+os.rename f.h5 1 0
 """.splitlines()
 
 

@@ -68,10 +68,16 @@ def over_videos(
     device: torch.device,
     compute: Compute,
     modality: str = "video",
+    starts: np.ndarray | None = None,
+    show: bool = True,
 ) -> list[np.ndarray]:
-    """`over_clips` of `clips` uniform clips per video, centre-cropped, of one modality."""
+    """`over_clips` of `clips` uniform clips per video, centre-cropped, of one modality.
+
+    `starts`: other first frames, int64 [n, clips]; `show`: with a bar.
+    """
     at_once = 64 if device.type == "cuda" else 16  # on a CPU, more would only move the bar less often
-    plans = uniform_plans(index, videos, clips, trained.inputs, [modality], at_once)
+    plans = uniform_plans(index, videos, clips, trained.inputs, [modality], at_once, starts)
     leave = not sys.stderr.isatty()  # in a file, what follows goes into a line of its own
-    bar = tqdm(total=len(videos), unit="video", desc=f"{modality} features", mininterval=1.0, leave=leave)
+    desc = f"{modality} features"
+    bar = tqdm(total=len(videos), unit="video", desc=desc, mininterval=1.0, leave=leave, disable=not show)
     return over_clips(index, plans, trained.inputs, device, compute, bar, clips)

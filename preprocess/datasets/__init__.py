@@ -60,7 +60,8 @@ def listing(entry: DataSet, source: Folder) -> Iterator[Item]:
         if isinstance(item, str | Counter):
             yield item
             continue
-        where = source.address(item.path) if item.path else ""
+        folder = source if isinstance(item, LeftOut) else item.folder or source
+        where = folder.address(item.path) if item.path else ""
         if isinstance(item, LeftOut):
             if where and not unusable:
                 unusable = f" that can be used ({where}: {item.reason})"

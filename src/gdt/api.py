@@ -32,7 +32,7 @@ from gdt.eval.embed import features
 from gdt.eval.features import Features
 from gdt.eval.features import read as read_features
 from gdt.eval.nearest import most_similar
-from gdt.eval.settings import Downstream, Embed, FeatureModality, Kind, Rows
+from gdt.eval.settings import Downstream, Embed, FeatureModality, Kind
 from gdt.loop import Batches, composition, tree
 from gdt.pipeline.composition import Composition
 from gdt.pipeline.loader import Batch
@@ -212,25 +212,24 @@ class Model:
         modalities: FeatureModality | Sequence[FeatureModality] = (),
         kind: Kind = "embeddings",
         clips: int = 10,
-        rows: Rows = "video",
+        every: float = 0.0,
         workers: int = 0,
     ) -> Features:
         """Features of video files and folders of videos, or of one folder of shards.
 
         `modalities`: "video", "audio" or both; by default all that the model has networks for. `kind`: "embeddings" of
         length 1, which can be compared across modalities, or "features" of the trunks, both the mean over `clips`
-        uniform clips, or with `rows` "clip" a row for each. `workers`: videos decoded at once, 0 for one per core.
+        uniform clips, or a row for a clip each `every` seconds. `workers`: videos decoded at once, 0 for one per core.
 
-        Unusable files are in `skipped` with their reasons. All frames are first decoded into the folder of temporary
-        files (TMPDIR); preprocess larger collections, and embed their shards. Raises UserError if no video can be used
-        or an argument is invalid.
+        Unusable files are in `skipped` with their reasons. Frames, about 2 GB at most, are decoded into the folder of
+        temporary files (TMPDIR). Raises UserError if no video can be used or an argument is invalid.
         """
         paths = tuple(map(Folder, [videos] if isinstance(videos, str | Path) else videos))
         if not paths:
             raise UserError("videos is empty; give one or more")
         shards = paths[0] if len(paths) == 1 and paths[0].exists(INDEX) else None
         names = (modalities,) if isinstance(modalities, str) else tuple(modalities)
-        changes = {"modalities": names, "kind": kind, "clips": clips, "rows": rows, "workers": workers}
+        changes = {"modalities": names, "kind": kind, "clips": clips, "every": every, "workers": workers}
         settings = with_changes(Embed(self._path, () if shards else paths, shards=shards), changes)
         return features(settings, self._trained)
 

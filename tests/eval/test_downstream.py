@@ -26,7 +26,7 @@ from gdt.common.errors import UserError
 from gdt.common.folders import Folder
 from gdt.eval import extract
 from gdt.eval.downstream import downstream
-from gdt.eval.embed import features, features_of
+from gdt.eval.embed import Embedder, features
 from gdt.eval.factors.evaluate import factors
 from gdt.eval.folds import Fold
 from gdt.eval.jobs import Job, Outcome, plan
@@ -417,7 +417,8 @@ def test_labelled_protocols_evaluate_audio_or_both(
     # the features are those of the networks, and R@1 is that of the joined ones
     kept = np.setdiff1d(np.flatnonzero(np.isin(index.split, ("train", "test"))), silent)
     trained, device = load_model(checkpoint), torch.device("cpu")
-    embedded = features_of(trained, replace(index, mel_count=mel_count), ["audio"], 2, "features")
+    asked = Embed("x", shards=Path(), modalities=("audio",), clips=2, kind="features")
+    embedded = Embedder(asked, trained).rows(replace(index, mel_count=mel_count), np.arange(len(index)))
     (file,) = tmp_path.glob("e-*/features-audio-*.npz")
     audio, video = extract.read(file), extract.extract(trained, index, kept, 2, device)
     assert audio is not None and np.allclose(audio.average, embedded.features["audio"][kept], atol=1e-5)

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from gdt.common.errors import Unusable, UserError
-from gdt.eval.embed import embed, features, features_of
+from gdt.eval.embed import Embedder, embed, features
 from gdt.eval.export import export
 from gdt.eval.features import Features, read, sameness
 from gdt.eval.nearest import _row_of, most_similar, nearest
@@ -24,13 +24,13 @@ from gdt.eval.settings import Embed, Export, Nearest
 from gdt.pipeline.clips import uniform_clips
 from gdt.pipeline.loader import Loader
 from gdt.pipeline.shards.index import Index
-from gdt.pipeline.transformations.augmentation import EVALUATION
+from gdt.pipeline.transformations.augmentation import EVALUATION, centred
 from gdt.preprocess.ffmpeg import Extraction
-from gdt.preprocess.named import decode_named, find
 from gdt.preprocess.settings import Preprocess
 from gdt.preprocess.stage import run
 from gdt.train.checkpoint import load_model, read_run
 from gdt.train.checkpoint import write as write_run
+from gdt.train.trained import Trained
 from tests.conftest import Run, few
 from tests.pipeline.test_loader import CPU
 from tests.tamper import flip
@@ -48,6 +48,13 @@ def videos(synthetic: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def features_of(trained: Trained, index: Index, *settings: Any) -> Features:
+    """Of all videos."""
+    asked = dict(zip(("modalities", "clips", "kind", "every"), settings, strict=False))
+    embedder = Embedder(Embed("x", shards=Path(), **asked | {"modalities": tuple(asked["modalities"])}), trained)
+    return embedder.rows(index, np.arange(len(index)))
+
+
 def test_embed_a_folder_and_find_neighbours(command: Run, checkpoint: Path, videos: Path, tmp_path: Path) -> None:
     embedding = ("embed", "--ckpt", checkpoint, "--source", videos, "--clips", 2)
     done = command(*embedding)
@@ -62,8 +69,6 @@ def test_embed_a_folder_and_find_neighbours(command: Run, checkpoint: Path, vide
     with h5py.File(tmp_path / "features.h5") as file:
         assert np.allclose(np.linalg.norm(file["video"][:], axis=1), 1)
         assert file["id"].asstr()[0] == one and file.attrs["checkpoint"] == str(checkpoint)
-    refused = command(*embedding)
-    assert refused.returncode == 2 and "features.h5 already exists" in refused.stderr
     found = command("nearest", "--query", one, "--k", 3)
     assert found.returncode == 0, found.stderr
     lines = found.stdout.splitlines()
@@ -127,13 +132,13 @@ def test_files_are_decoded_at_the_frame_rate_of_the_model(
     assert said in capsys.readouterr().err
 
 
-def test_paths_are_those_of_the_files(synthetic: Path, tmp_path: Path) -> None:
+def test_paths_are_those_of_the_files(checkpoint: Path, synthetic: Path, tmp_path: Path) -> None:
     names = [unicodedata.normalize(form, f"é{form}/ü.mp4") for form in ("NFC", "NFD")]
     for name, clip in zip(names, sorted(synthetic.rglob("*.mp4")), strict=False):
         (tmp_path / "mine" / name).parent.mkdir(parents=True)
         shutil.copy(clip, tmp_path / "mine" / name)
-    index, _ = decode_named(find([tmp_path / "mine"]), tmp_path, 1, 30)
-    assert sorted(index.id) == sorted(str(tmp_path / "mine" / name) for name in names)
+    rows = features(Embed(checkpoint, (tmp_path / "mine",), clips=1, workers=1))
+    assert sorted(rows.id) == sorted(str(tmp_path / "mine" / name) for name in names)
 
 
 @pytest.mark.parametrize("kind", ["embeddings", "features"])
@@ -188,15 +193,17 @@ def packages(suffix: str) -> None:
 
 
 @pytest.mark.parametrize("suffix", [".npz", ".parquet"])
-@pytest.mark.parametrize("rows", few(["video", "clip"]))
-def test_all_formats_hold_the_same(checkpoint: Path, shards: Path, tmp_path: Path, suffix: str, rows: str) -> None:
+@pytest.mark.parametrize("asked", few([{"every": 0.8}, {"clips": 2}]))
+def test_all_formats_hold_the_same(
+    checkpoint: Path, shards: Path, tmp_path: Path, suffix: str, asked: dict[str, Any]
+) -> None:
     packages(suffix)
     for name in ("a.h5", f"a{suffix}"):
-        embed(Embed(checkpoint, dataset="x", shards=shards, clips=2, rows=rows, out=tmp_path / name))
+        embed(Embed(checkpoint, dataset="x", shards=shards, out=tmp_path / name, **asked))
     one, other = read(tmp_path / "a.h5"), read(tmp_path / f"a{suffix}")
     assert one.id.tolist() == other.id.tolist() and one.metadata == other.metadata
-    assert len(one.id) == 42 * (2 if rows == "clip" else 1)
-    assert list(one.start) == (["video", "audio"] if rows == "clip" else [])
+    assert len(one.id) == 42 * (3 if "every" in asked else 1)
+    assert ("start" in one.columns) == ("every" in asked)
     assert list(one.columns) == list(other.columns)
     for name, values in one.columns.items():
         assert np.array_equal(values, other.columns[name]) and values.dtype == other.columns[name].dtype
@@ -212,45 +219,61 @@ def test_parquet_is_refused_without_its_package(checkpoint: Path, monkeypatch: p
         embed(Embed(checkpoint, dataset="x", out=Path("a.parquet")))
 
 
-def test_rows_of_clips_average_to_the_row_of_their_video(checkpoint: Path, index: Index) -> None:
-    trained = load_model(checkpoint)
-    mute = replace(index, mel_count=np.where(np.arange(len(index)) == 3, 0, index.mel_count))
-    rows, clips = (features_of(trained, mute, ["video", "audio"], 3, "features", each) for each in ("video", "clip"))
-    for name, values in clips.features.items():
-        assert np.allclose(values.reshape(len(index), 3, -1).mean(1), rows.features[name], atol=1e-5, equal_nan=True)
-    assert clips.id.tolist() == np.repeat(index.id, 3).tolist()
-    frames = (trained.settings.clip.frames - 1) * trained.settings.clip.stride + 1
-    ends = {"video": (frames / index.fps, index.frame_count / index.fps), "audio": (0.99, index.mel_count / 100)}
-    for name, (length, seconds) in ends.items():  # the last clip ends where pictures or sound end
-        start = clips.start[name].reshape(-1, 3)[np.arange(len(index)) != 3]
-        over = np.delete(seconds, 3) - start[:, 2] - length
-        assert (start[:, 0] == 0).all() and (np.abs(over) < 1 / index.fps).all()
-        assert np.allclose(start[:, 1], start.mean(1), atol=0.02)
-    assert np.isnan(clips.start["audio"].reshape(-1, 3)[3]).all()
+def test_moments_start_together_as_long_as_a_clip_fits(checkpoint: Path, index: Index) -> None:
+    trained, count = load_model(checkpoint), np.arange(len(index))
+    lengths = np.where(count == 4, 40, np.where(count == 5, 10, index.mel_count))
+    some = replace(index, mel_count=np.where(count == 3, 0, lengths))  # one mute, one too short, of its sound
+    clip = trained.settings.clip
+    rows = features_of(trained, some, ["video", "audio"], 10, "embeddings", 0.5)
+    pictures = (index.frame_count - (clip.frames - 1) * clip.stride - 1) / index.fps
+    for row in (0, 3, 5):
+        start = rows.start[rows.id == index.id[row]]
+        last = min(pictures[row], (index.mel_count[row] - 99) / 100) if row == 0 else pictures[row]
+        assert np.allclose(start, np.arange(0, last + 1e-6, 0.5), atol=1 / index.fps) and len(start) > 3
+        assert np.isnan(rows.features["audio"][rows.id == index.id[row]]).all() == (row > 0)
+    assert np.isfinite(rows.features["video"]).all() and rows.count == f"{len(rows.id)} moments"
+    for name, start in (("video", 1.0), ("audio", 0.5)):  # a moment is a clip that starts there
+        plan = uniform_clips(index, count[:1], 1, clip, centred(trained.inputs.short_side), [name],
+                             np.array([[round(start * index.fps)]]))  # fmt: skip
+        with Loader(index, [plan], trained.inputs, CPU) as loader, torch.inference_mode():
+            (batch,) = loader
+            expected = trained.model.embed(name, batch.inputs[name])[0].numpy()
+        row = np.flatnonzero((rows.id == index.id[0]) & np.isclose(rows.start, start, atol=0.02))
+        assert np.allclose(rows.features[name][row[0]], expected / np.linalg.norm(expected), atol=1e-5)
+    assert len(features_of(trained, index, ["video"], 10, "features", 100.0).id) == len(index)
 
 
-@pytest.mark.parametrize("rows", few(["video", "clip"]))
+@pytest.mark.parametrize("every", [0.0, 0.5])
 @pytest.mark.parametrize("kind", few(["embeddings", "features"]))
 def test_features_of_a_modality_do_not_depend_on_the_others(
-    checkpoint: Path, index: Index, kind: str, rows: str
+    checkpoint: Path, index: Index, kind: str, every: float
 ) -> None:
     """Whether asked for alone or together, with the sound cut short or absent, and with a sound file beside them."""
-    trained, count = load_model(checkpoint), np.arange(len(index))
-    alone = features_of(trained, index, ["video"], 3, kind, rows)
-    own = {"audio": features_of(trained, index, ["audio"], 3, kind, rows), "video": alone}
-    together = features_of(trained, index, ["video", "audio"], 3, kind, rows)
-    for name, found in own.items():
-        assert np.array_equal(together.features[name], found.features[name])
-        assert rows == "video" or np.array_equal(together.start[name], found.start[name])
+    trained, count, clips = load_model(checkpoint), np.arange(len(index)), 10 if every else 3
+
+    def of(index: Index, *modalities: str) -> dict[tuple[str, str, float], np.ndarray]:
+        """By modality, video and start; moments are those at which all modalities fit."""
+        rows = features_of(trained, index, modalities, clips, kind, every)
+        start = np.zeros(len(rows.id)) if rows.start is None else rows.start
+        found = {}
+        for name, values in rows.features.items():
+            found |= {(name, *row): value for row, value in zip(zip(rows.id, start, strict=True), values, strict=True)}
+        return {key: value for key, value in found.items() if np.isfinite(value).all()}
+
+    def same(found: dict[Any, np.ndarray], others: dict[Any, np.ndarray], name: str) -> bool:
+        both = [key for key in found.keys() & others.keys() if key[0] == name]
+        return len(both) >= 40 and all(np.allclose(found[key], others[key], atol=1e-6) for key in both)
+
+    together = of(index, "video", "audio")
+    pictures = of(index, "video")
+    assert same(pictures, together, "video") and same(of(index, "audio"), together, "audio")
     for rest in (0, 50, 110):
         cut = replace(index, mel_count=np.minimum(index.mel_count, rest))
-        assert np.array_equal(features_of(trained, cut, ["video", "audio"], 3, kind, rows).features["video"],
-                              alone.features["video"])  # fmt: skip
+        assert same(of(cut, "video", "audio"), pictures, "video")
     sound = replace(index, frame_count=np.where(count == 5, 0, index.frame_count))
-    beside = features_of(trained, sound, ["video", "audio"], 3, kind, rows)
-    assert np.array_equal(beside.features["audio"], together.features["audio"])
-    others = np.repeat(count != 5, 3 if rows == "clip" else 1)
-    assert np.allclose(beside.features["video"][others], alone.features["video"][others], atol=1e-6)
+    beside = of(sound, "video", "audio")
+    assert same(beside, together, "audio") and same(beside, pictures, "video")
+    assert not [key for key in beside if key[:2] == ("video", index.id[5])]
 
 
 @pytest.mark.parametrize("suffix", few([".h5", ".npz", ".parquet"]))
@@ -282,9 +305,10 @@ def test_flipped_bits_and_cut_features_are_refused_or_harmless(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"source": ()}, "set --source to files or folders of videos, or --dataset to a preprocessed data set"),
+        ({"source": ()}, "set --source to files or folders, or --dataset to a preprocessed data set"),
         ({"cache": "1GB"}, "--cache has no effect on --source"),
         ({"source": (), "dataset": "x", "workers": 2}, "--workers has no effect on shards"),
+        ({"every": 1.0, "clips": 3}, "--clips has no effect with --every"),
         ({"out": Path("features.txt")}, "its name must end in .h5, .npz or .parquet"),
         ({"source": (Path("gone"),)}, "gone does not exist"),
         ({"source": (Path(), Path("empty"))}, "name each once"),

@@ -4,11 +4,8 @@ import random
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
-
 from gdt.common.errors import LeftOut
 from gdt.common.folders import Folder
-from gdt.preprocess import plan
 from gdt.preprocess.ffmpeg import Extraction
 from gdt.preprocess.plan import Listed, Plan, ShardTask, Shares, assign, collect
 from gdt.preprocess.videos import ListedVideo, TimedWords
@@ -16,10 +13,10 @@ from gdt.preprocess.videos import ListedVideo, TimedWords
 HERE = Path("/videos")
 
 
-def cut(root: Path, names: list[str]) -> dict[int, list[str]]:
+def cut(root: Path, names: list[str], shard_bytes: float = 1e6) -> dict[int, list[str]]:
     """Plan these videos, write the plan, and return the ids by shard number."""
     videos = {name: ListedVideo(name, root / name, size=5000 if name == "e" else 1000) for name in names}
-    shards = assign(videos, Plan.read(Folder(root)).shards, videos_per_shard=4)
+    shards = assign(videos, Plan.read(Folder(root)).shards, 4, shard_bytes)
     ids = {number: [video.id for video in members] for number, members in shards.items()}
     Plan(Shares(0.25, 1 / 3), ids).write(Folder(root))
     assert Plan.read(Folder(root)) == Plan(Shares(0.25, 1 / 3), ids)
@@ -87,11 +84,10 @@ def test_a_split_that_was_asked_for_is_not_empty_and_keeps_its_video(tmp_path: P
     assert again.shares.chosen.keys() < kept  # not the video that decoding rejected
 
 
-def test_shards_are_limited_in_videos_and_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shards_are_limited_in_videos_and_bytes(tmp_path: Path) -> None:
     assert cut(tmp_path, list("abcdefghij")) == {0: list("abcd"), 1: list("efgh"), 2: list("ij")}
     (tmp_path / "plan.jsonl").unlink()
-    monkeypatch.setattr(plan, "_SHARD_BYTES", 3500)
-    assert list(cut(tmp_path, list("abcdefghij")).values()) == [
+    assert list(cut(tmp_path, list("abcdefghij"), 3500).values()) == [
         list("abc"), list("d"), list("e"), list("fgh"), list("ij"),
     ]  # fmt: skip
 

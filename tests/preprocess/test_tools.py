@@ -113,7 +113,7 @@ def test_a_run_whose_first_videos_fail_for_one_reason_stops(
     # shards that other workers finish meanwhile are not kept with their rejected videos either
     with monkeypatch.context() as patch, pytest.raises(UserError, match="1 of the first 2 videos"):
         patch.setattr(checks, "_FIRST", 1)
-        patch.setattr(cluster, "map_unordered", lambda client, function, tasks, expected: iter([*map(function, tasks)]))
+        patch.setattr(cluster, "map_unordered", lambda client, function, tasks, *_: iter([*map(function, tasks)]))
         run(four)
     heads = [Head.read(path) for path in four.shard_folder.root.glob("shard-*.h5")]
     assert [head.arrays["rejected"].shape[0] for head in heads] == [0] * len(heads)

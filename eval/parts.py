@@ -1,0 +1,95 @@
+"""Features group by group, in a folder beside the file that will hold them: a killed run loses only groups in work."""
+
+import json
+import shutil
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from gdt.common.errors import Damaged, LeftOut, UserError
+from gdt.common.files import LOCK, locked
+from gdt.eval.features import Features, read, write
+from gdt.pipeline.leaves import MODALITIES
+from gdt.pipeline.shards.container import Head
+
+_ROWS = "rows-"
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Rows of groups of videos, a file of features for each, with the name of its shard."""
+
+    folder: Path
+
+    def has(self, name: str, content: str) -> bool:
+        """Whether a group is finished that was made of `content`."""
+        with suppress(OSError, Damaged):
+            return Head.read(self.folder / f"{_ROWS}{name}").notes["content"] == content
+        return False
+
+    def keep(self, name: str, content: str, rows: Features) -> None:
+        """Write the rows of a group. Raises OSError."""
+        skipped = json.dumps([asdict(video) for video in rows.skipped])
+        notes = {**rows.metadata, "content": content, "skipped": skipped}
+        write(self.folder / f"{_ROWS}{name}", replace(rows, metadata=notes))
+
+    def read(self, names: Iterable[str]) -> Iterator[Features]:
+        """The rows of finished groups."""
+        for name in names:
+            rows = read(self.folder / f"{_ROWS}{name}")
+            skipped = (LeftOut(**video) for video in json.loads(rows.metadata["skipped"]))
+            yield replace(rows, skipped=tuple(skipped))
+
+
+@contextmanager
+def parts_beside(out: Path, made: Mapping[str, str], overwrite: bool) -> Iterator[Parts]:
+    """The parts of a file, which are removed in the end, or after an error with no group finished.
+
+    Raises UserError if another process writes them or, without `overwrite`, if an earlier one made them otherwise.
+    """
+    folder = out.with_name(f"{out.name}.parts")
+    with locked(folder, "set --out to another file"):
+        finished = [*folder.glob(f"{_ROWS}*.h5")]
+        if finished and not overwrite:
+            require_same(Head.read(finished[0]).notes, made, folder)
+        elif not finished or not made.items() <= Head.read(finished[0]).notes.items():
+            for path in {*folder.iterdir()} - {folder / LOCK}:
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+        try:
+            yield Parts(folder)
+        except BaseException:
+            if not [*folder.glob(f"{_ROWS}*.h5")]:
+                shutil.rmtree(folder, ignore_errors=True)
+            raise
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def require_same(recorded: Mapping[str, str], made: Mapping[str, str], where: Path) -> None:
+    """Raise UserError if the rows of a file or folder were made of other weights or settings."""
+    values = [(name, recorded.get(name, "none"), now) for name, now in made.items()]
+    differing = [f"{name} was {before[:12]}, now {now[:12]}" for name, before, now in values if before != now]
+    if differing:
+        raise UserError(
+            f"{where} has features of other weights or settings: {'; '.join(differing)}; set --out to another file, or "
+            "pass --overwrite to replace it"
+        )
+
+
+def joined(order: Sequence[str], parts: Sequence[Features], metadata: dict[str, str]) -> Features:
+    """The rows of some parts by the order of their ids; NaN where a part lacks a modality. Rows of other ids go."""
+    rank = {name: place for place, name in enumerate(order)}
+    places = np.array([rank.get(name, -1) for part in parts for name in part.id.tolist()], np.int64)
+    rows = np.argsort(places, kind="stable")[np.count_nonzero(places < 0) :]
+    shapes = {name: (values.shape[1:], values.dtype) for part in parts for name, values in part.columns.items()}
+    columns = {}
+    for name, (shape, dtype) in shapes.items():
+        missing = (np.full((len(part.id), *shape), np.nan, dtype) for part in parts)
+        blocks = [part.columns.get(name, block) for part, block in zip(parts, missing, strict=True)]
+        columns[name] = np.concatenate(blocks)[rows]
+    ids = np.concatenate([part.id for part in parts])[rows]
+    skipped = sorted((video for part in parts for video in part.skipped), key=lambda video: rank[video.path])
+    features = {name: columns[name] for name in MODALITIES if name in columns}
+    return Features(ids, features, metadata, tuple(skipped), columns.get("start"))
