@@ -11,6 +11,7 @@ from gdt.preprocess.captions.words import Vocabulary
 from gdt.preprocess.datasets import DATASETS, listing
 from gdt.preprocess.plan import collect
 from tests.preprocess.test_caption_readers import find
+from tests.preprocess.test_datasets import touch
 
 LISTEN = Vocabulary({"bark": 0, "meow": 1, "moo": 2}, [])
 
@@ -40,9 +41,7 @@ def tokens(source: Path, dataset: str = "folder", only_captioned: bool = False) 
 @pytest.fixture
 def pets(tmp_path: Path) -> Path:
     """Videos of one name in several folders."""
-    for name in ("a.mp4", "cats/a.mp4", "dogs/a.webm", "dogs/indoor/a.mp4"):
-        (tmp_path / "pets" / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "pets" / name).touch()
+    touch(tmp_path / "pets", "a.mp4", "cats/a.mp4", "dogs/a.webm", "dogs/indoor/a.mp4")
     return tmp_path / "pets"
 
 
@@ -57,16 +56,13 @@ def test_videos_of_the_same_name_have_their_own_captions(pets: Path) -> None:
 
 
 def test_captions_of_a_whole_name_are_not_those_of_another(tmp_path: Path) -> None:
-    for name in ("a.avi", "a.avi.mp4", "e\u0301.mp4"):
-        (tmp_path / name).touch()
+    touch(tmp_path, "a.avi", "a.avi.mp4", "e\u0301.mp4")
     write_captions(tmp_path, {"a.avi": "moo", "\u00e9": "bark"})
     assert tokens(tmp_path) == {"a.avi": [2], "a.avi.mp4": [], "\u00e9.mp4": [0]}
 
 
 def test_captions_match_a_video_of_a_split_by_id_or_path(tmp_path: Path) -> None:
-    for name in ("train/a.mp4", "train/cats/a.mp4", "test/cats/a.mp4", "test/cats/b.c.mp4", "test/cats/d.mp4"):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).touch()
+    touch(tmp_path, "train/a.mp4", "train/cats/a.mp4", "test/cats/a.mp4", "test/cats/b.c.mp4", "test/cats/d.mp4")
     said = {"a": "moo", "train/cats/a": "meow", "test/cats/a.mp4": "bark", "cats/a": "moo moo", "cats/b.c": "meow moo"}
     write_captions(tmp_path, said | {"test/cats/d.mp4": "moo", "d": "bark"})
     assert tokens(tmp_path) == {
@@ -75,9 +71,7 @@ def test_captions_match_a_video_of_a_split_by_id_or_path(tmp_path: Path) -> None
 
 
 def test_captions_match_by_the_id_in_the_names_of_yt_dlp(tmp_path: Path) -> None:
-    for name in ("part/Dog [abcdefghijk].mp4", "Cat [ccccccccccc].mkv", "lmnopqrstuv.mp4", "Cow [short].mp4"):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).touch()
+    touch(tmp_path, "part/Dog [abcdefghijk].mp4", "Cat [ccccccccccc].mkv", "lmnopqrstuv.mp4", "Cow [short].mp4")
     names = {"Dog [abcdefghijk].en": "bark", "ccccccccccc": "meow", "A cow [lmnopqrstuv].de": "moo", "[]": "bark"}
     write_subtitles(tmp_path, {name: [(0, 5, said)] for name, said in names.items()})
     assert tokens(tmp_path) == {
@@ -87,10 +81,13 @@ def test_captions_match_by_the_id_in_the_names_of_yt_dlp(tmp_path: Path) -> None
 
 def test_titles_that_end_in_the_same_word_are_of_two_videos(tmp_path: Path) -> None:
     """A sound of the same name has no captions of its own."""
-    for name in ("v/Show 01 [English-Sub].mkv", "v/Show 02 [English-Sub].mkv", "v/Dogs [dQw4w9WgXcQ].mpg",
-                 "v/Dogs [dQw4w9WgXcQ].wav"):  # fmt: skip
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).touch()
+    touch(
+        tmp_path,
+        "v/Show 01 [English-Sub].mkv",
+        "v/Show 02 [English-Sub].mkv",
+        "v/Dogs [dQw4w9WgXcQ].mpg",
+        "v/Dogs [dQw4w9WgXcQ].wav",
+    )
     said = {"Show 01 [English-Sub].en": "moo", "Dogs [dQw4w9WgXcQ]": "bark"}
     write_subtitles(tmp_path, {name: [(0, 5, word)] for name, word in said.items()})
     assert tokens(tmp_path) == {
@@ -98,18 +95,8 @@ def test_titles_that_end_in_the_same_word_are_of_two_videos(tmp_path: Path) -> N
     }  # fmt: skip
 
 
-def test_captions_by_id_match_in_any_folder(tmp_path: Path) -> None:
-    for name in ("0wR5jVB-WPk.mp4", "part1/-caPS4FHFF8.webm", "part2/silent.mkv"):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).touch()
-    write_captions(tmp_path, {"0wR5jVB-WPk": "moo", "-caPS4FHFF8": "bark"})
-    for dataset in ("howto100m", "synthetic"):
-        assert tokens(tmp_path, dataset) == {"0wR5jVB-WPk": [2], "-caPS4FHFF8": [0], "silent": []}
-
-
 def test_captions_in_a_language_are_not_those_of_another_video(tmp_path: Path) -> None:
-    for name in ("a.mp4", "a.en.mp4", "b.webm", "c.avi.mp4", "c.mkv", "c.avi"):
-        (tmp_path / name).touch()
+    touch(tmp_path, "a.mp4", "a.en.mp4", "b.webm", "c.avi.mp4", "c.mkv", "c.avi")
     write_subtitles(tmp_path, {f"{name}.en": [(0, 1, said)] for name, said in (("a", "moo"), ("b", "bark"))})
     expected = {"a.mp4": [], "a.en.mp4": [2], "b.webm": [0], "c.avi.mp4": [], "c.mkv": [], "c.avi": []}
     assert tokens(tmp_path) == expected
@@ -118,13 +105,6 @@ def test_captions_in_a_language_are_not_those_of_another_video(tmp_path: Path) -
     (tmp_path / "b.en.mkv").unlink()
     write_subtitles(tmp_path, {"c.avi": [(0, 1, "moo")]})
     assert tokens(tmp_path) == expected | {"c.avi": [2]}
-
-
-def test_captions_by_a_full_name_are_not_taken_for_a_language(tmp_path: Path) -> None:
-    for name in ("a.avi", "a.mp4"):
-        (tmp_path / name).touch()
-    write_captions(tmp_path, {"a.avi": "moo", "a.mp4": "bark"})
-    assert tokens(tmp_path) == {"a.avi": [2], "a.mp4": [0]}
 
 
 SAID = [(4, 5, "moo"), (7, 8, "bark"), (9.5, 10.5, "meow meow"), (12, 13, "moo")]
@@ -180,9 +160,7 @@ def test_each_part_of_a_video_has_its_own_words(tmp_path: Path) -> None:
 
 
 def test_parts_without_a_list_are_cut_by_their_names(tmp_path: Path) -> None:
-    for name in ("ride/aaaaaaaaaaa_000006_000010.mp4", "ride/bbbbbbbbbbb.mp4"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).touch()
+    touch(tmp_path, "ride/aaaaaaaaaaa_000006_000010.mp4", "ride/bbbbbbbbbbb.mp4")
     write_subtitles(tmp_path, {"aaaaaaaaaaa": SAID, "bbbbbbbbbbb": SAID[:1]})
     expected = {"aaaaaaaaaaa_000006_000010": PART, "bbbbbbbbbbb": [(2, 4.0, 5.0)]}
     assert said_in_parts(tmp_path, "kinetics") == expected

@@ -187,14 +187,6 @@ def test_names_that_are_not_utf8_are_reported(tmp_path: Path) -> None:
     assert missing("folder", tmp_path) == [LeftOut(r"'caf\udce9.mp4'", reason, "caf?.mp4", fault=True)]
 
 
-UCF_LISTS = {
-    f"ucfTrainTestlist/{split}list0{fold}.txt": f"A/v_{split}.avi 1\n"
-    for split in ("train", "test")
-    for fold in (1, 2, 3)
-}
-HMDB_LISTS = {f"testTrainMulti_7030_splits/A_test_split{fold}.txt": "a.avi 1 \nb.avi 2 \n" for fold in (1, 2, 3)}
-
-
 # folder
 
 
@@ -311,21 +303,6 @@ def test_added_suffixes_and_encodings_of_lists(tmp_path: Path, dataset: str, enc
 # Kinetics
 
 KINETICS = "label,youtube_id,time_start,time_end,split\n"
-
-
-def test_kinetics_flat_with_the_official_csv(tmp_path: Path, real: Path) -> None:
-    official = (real / "kinetics" / "kinetics-400_val.csv").read_text().splitlines()
-    (tmp_path / "kinetics-400_val.csv").write_text("\n".join(official[:11]) + "\n")
-    rows = [line.split(",") for line in official[1:11]]
-    full = [f"{row[1]}_{int(row[2]):06d}_{int(row[3]):06d}" for row in rows]
-    touch(tmp_path, f"{full[0]}.mp4", f"videos/{rows[1][1]}.mp4")  # one with its times, one by its bare id
-    assert table("kinetics", tmp_path) == {full[0]: (rows[0][0], "val"), rows[1][1]: (rows[1][0], "val")}
-    assert segments("kinetics", tmp_path) == {
-        full[0]: (f"{full[0]}.mp4", None),
-        rows[1][1]: (f"{rows[1][1]}.mp4", (float(rows[1][2]), float(rows[1][3]))),
-    }
-    reason = "listed in the official annotations, but there is no file of this name with the suffix of a video"
-    assert missing("kinetics", tmp_path) == [LeftOut(name, reason) for name in full[2:]]
 
 
 def test_every_official_kinetics_name_is_understood(tmp_path: Path, real: Path) -> None:

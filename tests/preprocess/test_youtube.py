@@ -7,7 +7,7 @@ import pytest
 
 from gdt.common.errors import LeftOut
 from gdt.preprocess.videos import ListedVideo
-from tests.preprocess.test_datasets import listed, missing, segments, table, touch, unlisted
+from tests.preprocess.test_datasets import listed, missing, segments, table, touch, unlisted, videos
 
 
 def test_a_segment_is_one_video_whatever_the_names_of_its_files(tmp_path: Path) -> None:
@@ -32,6 +32,28 @@ def test_names_of_yt_dlp(tmp_path: Path) -> None:
     assert missing("vggsound", tmp_path) == [unlisted("No [id].mp4")]
     (tmp_path / "HowTo100M_v1.csv").write_text("video_id,category_1\nabcdefghijk,Pets\n")
     assert table("howto100m", tmp_path) == {"abcdefghijk": ("Pets", "")}
+
+
+# HowTo100M
+
+
+def test_howto100m(tmp_path: Path) -> None:
+    touch(tmp_path, "0wR5jVB-WPk.mp4", "part1/-caPS4FHFF8.webm", "part2/x/unlisted.mkv")
+    assert [(video.id, video.label) for video in videos("howto100m", tmp_path)] == [
+        ("0wR5jVB-WPk", ""), ("-caPS4FHFF8", ""), ("unlisted", ""),
+    ]  # fmt: skip
+    (tmp_path / "HowTo100M_v1.csv").write_text(
+        "video_id,category_1,category_2,rank,task_id\nmissing0001,Pets,Dogs,1,2\n"
+        '0wR5jVB-WPk,Food and Entertaining,"Recipes, quick",12,105253\n-caPS4FHFF8,Home and Garden,,1,2\n'
+    )
+    assert list(listed("howto100m", tmp_path)) == [
+        ListedVideo("0wR5jVB-WPk", Path("0wR5jVB-WPk.mp4"), "Food and Entertaining"),
+        ListedVideo("-caPS4FHFF8", Path("part1/-caPS4FHFF8.webm"), "Home and Garden"),
+        unlisted("part2/x/unlisted.mkv"),
+        LeftOut(
+            "missing0001", "listed in HowTo100M_v1.csv, but there is no file of this name with the suffix of a video"
+        ),
+    ]
 
 
 # VGGSound
