@@ -1,7 +1,7 @@
 """Dataclasses to JSON and back, with nested ones, paths, literals, tuples, named tuples and dicts with int keys."""
 
 import json
-from dataclasses import asdict, fields, is_dataclass
+from dataclasses import MISSING, asdict, fields, is_dataclass
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -20,10 +20,10 @@ def to_json(values: Any, indent: int | None = None) -> str:
 
 
 def from_dict(kind: type[T], values: Any) -> T:
-    """Build a dataclass from parsed JSON. All fields are required, since defaults may have changed.
+    """Build a dataclass from parsed JSON; a field that is missing has its default, so a new one needs no version.
 
-    Raises ValueError, naming the fields (`clip.size`), if one is missing, unknown or of another type, and whatever the
-    dataclasses raise.
+    Raises ValueError, naming the fields (`clip.size`), if one without a default is missing, or one is unknown or of
+    another type, and whatever the dataclasses raise.
     """
     return _build(kind, values, "")
 
@@ -35,11 +35,11 @@ def _build(kind: Any, value: Any, name: str) -> Any:
         _require(isinstance(value, dict), name, value, f"the fields of {getattr(kind, '__name__', kind)}")
         hints = get_type_hints(kind)
         prefix = f"{name}." if name else ""
-        names = [field.name for field in fields(kind)]
-        unknown = [prefix + key for key in sorted(value.keys() - names)]
+        unknown = [prefix + key for key in sorted(value.keys() - {field.name for field in fields(kind)})]
         if unknown:
             raise ValueError(f"unknown: {', '.join(unknown)}")
-        missing = [prefix + key for key in names if key not in value]
+        required = [field.name for field in fields(kind) if field.default is field.default_factory is MISSING]
+        missing = [prefix + key for key in required if key not in value]
         if missing:
             raise ValueError(f"missing: {', '.join(missing)}")
         built: Any = kind

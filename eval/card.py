@@ -15,7 +15,6 @@ from gdt.eval.results import RANDOM, RESULTS, Answers, Result
 from gdt.eval.settings import Downstream
 from gdt.eval.tables import Table, pivot, row_label
 from gdt.eval.templates import filled
-from gdt.train import portable
 from gdt.train.hub import EXPORTED, is_on_hub
 from gdt.train.trained import Trained
 
@@ -31,14 +30,14 @@ def write(folder: Path, trained: Trained, inputs: str) -> None:
     if settings.init and not is_on_hub(settings.init):
         paths["init"] = Path(settings.init).name
     record = replace(trained.record, settings=replace(settings, **paths))
-    portable.write(folder / EXPORTED, replace(trained, record=record))
+    replace(trained, record=record).write(folder / EXPORTED)
     config = {
         "model_type": "gdt",
         "modalities": trained.model.modalities,
         "network": asdict(trained.model.network),
         "clip": asdict(trained.inputs.clip),
         "short_side": trained.inputs.short_side,
-        "statistics": trained.inputs.statistics.to_numbers(),
+        "statistics": asdict(trained.inputs.statistics),
         "fps": trained.inputs.fps,
         "steps": trained.step,
     }

@@ -124,7 +124,6 @@ def _result(job: Job, fold: Fold, queries: np.ndarray, outcome: Outcome, said: M
     trained = model.trained
     eval_set = job.eval_set
     pretraining = trained.settings
-    videos, flops = trained.record.per_step or (0, 0.0)
     return Result(
         **job.decisive,
         checkpoint=model.path,
@@ -132,8 +131,8 @@ def _result(job: Job, fold: Fold, queries: np.ndarray, outcome: Outcome, said: M
         seed=pretraining.seed,
         step=trained.step,
         steps=trained.record.steps,
-        videos=trained.step * videos,
-        tflop=trained.step * flops / 1e12,
+        videos=trained.step * pretraining.batch_size,
+        tflop=trained.step * trained.record.flops / 1e12,
         seen=model.seen(eval_set, queries),
         dataset=eval_set.dataset,
         shards=str(eval_set.index.folder),

@@ -11,13 +11,12 @@ from gdt.common.files import require_new_file, writing
 from gdt.eval import card
 from gdt.eval.extract import require_network
 from gdt.eval.settings import Export
-from gdt.train import portable
 from gdt.train.checkpoint import load_trained
 from gdt.train.hub import EXPORTED
 from gdt.train.models.given import makers
 from gdt.train.run import latest_checkpoint
 from gdt.train.trained import Trained
-from gdt.train.weights import inputs_of
+from gdt.train.weights import network_header
 
 
 def export(settings: Export) -> str:
@@ -46,7 +45,7 @@ def export(settings: Export) -> str:
             torch.save(state, file)
         parts = [f"{settings.network}_network"]
     else:
-        portable.write(out, trained)
+        trained.write(out)
     summary = f"{out} holds {', '.join(parts)}\nexpected input: {inputs}"
     if settings.to is None:
         return summary
@@ -64,7 +63,7 @@ def _weights_of(trained: Trained, modality: str) -> dict[str, Any]:
     base = trained.model.backbone(modality)
     state: Any = getattr(base, "net", base).state_dict()
     # torch saves this metadata with the state, and other programs ignore it
-    state._metadata[""].update(inputs_of(trained))
+    state._metadata[""].update(network_header(trained, modality))
     return state
 
 

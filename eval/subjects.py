@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,8 +20,8 @@ from gdt.pipeline.shards.layout import INDEX
 from gdt.pipeline.shards.naming import dataset_name, shard_folder
 from gdt.train.checkpoint import load_trained
 from gdt.train.models.given import Makers
+from gdt.train.record import from_file
 from gdt.train.run import CHECKPOINT, SETTINGS_FILE, checkpoints, latest_checkpoint
-from gdt.train.settings_text import from_file
 from gdt.train.trained import Trained
 
 FINETUNED = "finetuned.pt"
@@ -73,7 +72,7 @@ class Subject:
             return 0
         if origin and origin.finetuned and not origin.finetuned_on:
             return -1
-        if self.trained.record.data.fingerprint != eval_set.fingerprint:
+        if self.trained.record.fingerprint != eval_set.fingerprint:
             # weights from elsewhere do not name their data, which was not that of the benchmarks
             others = eval_set.dataset != settings.dataset if settings.dataset else eval_set.dataset in PAPER
             return 0 if others and not settings.init else -1
@@ -193,12 +192,6 @@ def subjects(settings: Downstream, first: Trained, given: Makers) -> Iterator[Su
         trained = first if path == settings.ckpt[0] else load_trained(path, given)
         if trained.origin is not None:
             print(f"{path} holds {trained.origin}; clips of {trained.settings.clip}")
-        if trained.step and not trained.record.per_step:
-            print(
-                f"warning: {path} is of an earlier version, which did not record the videos and FLOPs of a step; "
-                "tables leave out those of its training",
-                file=sys.stderr,
-            )
         yield Subject(name_of(path), path, trained, False)
 
 

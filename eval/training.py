@@ -38,7 +38,7 @@ from gdt.train.run import keep_until, logged
 from gdt.train.step import require_finite, seed_torch
 from gdt.train.tensors import load_checked
 from gdt.train.trained import Trained
-from gdt.train.weights import FINETUNED_ON, NETWORK, inputs_of
+from gdt.train.weights import network_header
 
 STATE = "finetune.pt"
 EPOCHS = "finetune.jsonl"
@@ -152,8 +152,7 @@ class Finetuning:
         self._train_target = targets(fold.gallery_label, classes)
         self.test_target = targets(fold.query_label, classes)
         learned = Learned.of(dataset, shards, index.id[fold.gallery])
-        plain = {**vars(learned), "videos": [*learned.videos]}
-        self.metadata = inputs_of(trained) | {"classes": classes.tolist(), FINETUNED_ON: plain}
+        self.metadata = network_header(trained, modality, learned) | {"classes": classes.tolist()}
         self._seeds = (seed, fold.number)
         self._training = ClipSampling(recipe.clips, recipe.batch, recipe.augmentation)
         videos = len(fold.gallery)
@@ -216,7 +215,7 @@ class Finetuning:
     def keep(self) -> None:
         """Save the finetuned weights, which --ckpt reads."""
         weights = {name: value.cpu() for name, value in self.model.state_dict().items()}
-        self.write(FINETUNED, {"model": weights, "epoch": self.recipe.epochs, NETWORK: self.modality} | self.metadata)
+        self.write(FINETUNED, {"model": weights, "epoch": self.recipe.epochs} | self.metadata)
 
     def scores(self, name: str) -> tuple[np.ndarray, np.ndarray]:
         """Scores of the test videos, means of softmax over their clips, and of all their clips: [n, classes] each."""

@@ -16,14 +16,16 @@ import numpy as np
 import torch
 
 from gdt.pipeline.compiled import affine_map
+from gdt.pipeline.shards.statistics import Channels
 
 _TO_YIQ = np.array([[0.299, 0.587, 0.114], [0.596, -0.274, -0.321], [0.211, -0.523, 0.311]])
 _FROM_YIQ = np.linalg.inv(_TO_YIQ)
 _MID_GREY = 128.0
 
 
-def affine(draws: Mapping[str, np.ndarray], mean: np.ndarray, std: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
+def affine(draws: Mapping[str, np.ndarray], mean: Channels, std: Channels) -> tuple[torch.Tensor, torch.Tensor]:
     """A [n, 3, 3] and b [n, 3], float32, from the draws of n leaves and each channel's mean and std (0-255)."""
+    deviation = np.array(std)
     n = len(draws["hue"])
     angle = 2 * np.pi * draws["hue"].astype(np.float64)
     chroma = np.zeros((n, 3, 3))
@@ -35,8 +37,9 @@ def affine(draws: Mapping[str, np.ndarray], mean: np.ndarray, std: np.ndarray) -
     gain = (draws["brightness"].astype(np.float64) * draws["contrast"])[:, None, None]
     matrix = gain * (_FROM_YIQ @ chroma @ _TO_YIQ)
     lift = draws["brightness"].astype(np.float64) * _MID_GREY * (1 - draws["contrast"])
-    offset = (lift[:, None] - mean) / std
-    return torch.from_numpy((matrix / std[:, None]).astype(np.float32)), torch.from_numpy(offset.astype(np.float32))
+    offset = (lift[:, None] - mean) / deviation
+    matrix /= deviation[:, None]
+    return torch.from_numpy(matrix.astype(np.float32)), torch.from_numpy(offset.astype(np.float32))
 
 
 def memory(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

@@ -67,6 +67,15 @@ def edit_json(path: Path, change: Callable[[dict[str, Any]], dict[str, Any]]) ->
     path.write_text(json.dumps(list(map(change, values)) if isinstance(values, list) else change(values)))
 
 
+def edit_record(
+    content: Mapping[str, Any], settings: Mapping[str, Any] | None = None, **changes: Any
+) -> dict[str, Any]:
+    """The content of a file with changes of its record, and of the settings in it."""
+    record = json.loads(content["record"])
+    record |= {"settings": record["settings"] | (settings or {})} | changes
+    return {**content, "record": json.dumps(record)}
+
+
 def flip(path: Path, place: int, bit: int = 0) -> None:
     """Flip one bit."""
     with path.open("r+b") as file:

@@ -15,9 +15,9 @@ import pytest
 from gdt.cli import COMMANDS, below_gdt
 from gdt.common.commandline import options
 from gdt.common.errors import UserError, exit_with_message, explain_out_of_memory
-from gdt.train.experiment import schedule_of
-from gdt.train.settings import SIZES, Pretrain, RunSettings
-from gdt.train.settings_text import parse_arguments
+from gdt.train.experiment import steps_of
+from gdt.train.options import parse_arguments
+from gdt.train.settings import SIZES, Pretrain
 from tests.conftest import ROOT, Run
 
 
@@ -83,7 +83,7 @@ def test_a_size_sets_the_defaults_and_options_override_them(monkeypatch: pytest.
     assert parse_arguments(["--size", "paper"]) == Pretrain() == SIZES["paper"]
     mine = parse_arguments(["--size=tiny", "--lr", "0.5", "--clip.size", "24", "--epochs", "3"])
     assert (mine.optimization.lr, mine.clip.size, mine.epochs, mine.clip.frames) == (0.5, 24, 3, 8)
-    assert [schedule_of(RunSettings.of(run), 7).steps for run in (mine, SIZES["tiny"], Pretrain())] == [21, 600, 700]
+    assert [steps_of(run, 7) for run in (mine, SIZES["tiny"], Pretrain())] == [21, 600, 700]
 
 
 def test_names_of_runs_and_how_they_are_found(command: Run, shards: Path) -> None:

@@ -25,6 +25,7 @@ from gdt.pipeline.sources.text import Words
 from gdt.pipeline.transformations.augmentation import Augmentation
 from gdt.pipeline.tree import sampling_tree
 from gdt.pipeline.word2vec import WordVectors
+from gdt.train import checkpoint
 from gdt.train.checkpoint import load_model
 from gdt.train.pretrain import pretrain
 from gdt.train.run import METRICS
@@ -120,9 +121,9 @@ def test_pretraining_on_the_gpu_runs_to_the_end(
     shards: Path, tmp_path: Path, size: str, changes: dict[str, Any]
 ) -> None:
     settings = replace(SIZES[size], shards=shards, out=tmp_path / "run", preset="l", device="cuda", **changes)
-    state = torch.load(pretrain(settings), weights_only=True)
-    assert state["step"] == changes["steps"]
-    assert all(torch.isfinite(value).all() for value in state["model"].values())
+    state = checkpoint.read(pretrain(settings))
+    assert state.record.step == changes["steps"]
+    assert all(torch.isfinite(value).all() for value in state.weights.values())
 
 
 def test_finetuning_and_recall_on_a_gpu(shards: Path, tmp_path: Path) -> None:

@@ -11,29 +11,28 @@ import torch
 
 from gdt.common.errors import Damaged, UserError
 from gdt.common.files import writing
-from gdt.common.serialization import to_json
-from gdt.train import portable, weights
-from gdt.train.experiment import Experiment, schedule_of
+from gdt.train import weights
+from gdt.train.experiment import Experiment
 from gdt.train.models.backbone import load_weights
 from gdt.train.models.foreign import chosen
 from gdt.train.models.gdt import GDT, modalities_of
 from gdt.train.models.given import Makers
 from gdt.train.published import fetch
-from gdt.train.record import TrainingRecord, require_keys
+from gdt.train.record import LENGTH, Record, differences, header, record_in, require_keys
 from gdt.train.run import CHECKPOINT, require_checkpoint
 from gdt.train.schedule import Schedule
-from gdt.train.settings_text import LENGTH, differences
 from gdt.train.tensors import load_checked
-from gdt.train.trained import Trained
+from gdt.train.trained import MODEL, Trained
 
-_FORMAT = "gdt-pretrain-2"
+_FORMAT = "gdt-pretrain-3"
+"""Kind and version of checkpoints."""
 _USE = "use the checkpoint.pt of a run, or external weights (.pt, .pth, .safetensors)"
 
 
 class RunState(NamedTuple):
     """All that the next step of a run, or `Trained`, depends on."""
 
-    record: TrainingRecord
+    record: Record
     weights: Mapping[str, Any]
     optimizer: Mapping[str, Any]
 
@@ -47,8 +46,7 @@ def write(path: Path, state: RunState) -> None:
         for name, value in part.items():
             if isinstance(value, torch.Tensor) and not value.isfinite().all():
                 raise UserError(f"{name} is not finite after step {state.record.step}, so it is not saved; lower --lr")
-    content = {"format": _FORMAT, **state.record.to_plain()}
-    content |= {"model": state.weights, "optimizer": state.optimizer}
+    content = {**header(_FORMAT, state.record), "model": state.weights, "optimizer": state.optimizer}
     with writing(path) as file:
         torch.save(content, file)
 
@@ -78,12 +76,12 @@ def read(path: Path) -> RunState:
     if not isinstance(content, dict) or content.get("format") != _FORMAT:
         raise Damaged(f"it is not a checkpoint of this version ({_FORMAT})")
     require_keys(content, "model", "optimizer")
-    return RunState(TrainingRecord.from_plain(content, str(path)), content["model"], content["optimizer"])
+    return RunState(record_in(content, str(path)), content["model"], content["optimizer"])
 
 
 def load_model(name: str | Path, given: Makers = MappingProxyType({})) -> Trained:
-    """The model of a checkpoint, an exported file (`train.portable`), external weights (`train.weights`), or weights
-    by name (`train.published`).
+    """The model of a checkpoint, an exported file, finetuned or external weights (`train.weights`), or weights by name
+    (`train.published`).
 
     `given` are the networks of the user's own that it may have been trained with. Raises UserError if the file is of
     another kind or version, or does not fit.
@@ -99,12 +97,15 @@ def load_model(name: str | Path, given: Makers = MappingProxyType({})) -> Traine
 
 
 def _model_of(content: Mapping[str, Any], path: Path, given: Makers) -> Trained:
-    form = str(content.get("format", ""))
-    if not form.startswith("gdt-"):
-        return weights.model_of(content, path, given)
-    if form not in (portable.FORMAT, _FORMAT):
-        raise Damaged(f"it is not one of this version ({_FORMAT})")
-    record_in = portable.record_in if form == portable.FORMAT else TrainingRecord.from_plain
+    metadata = getattr(content, "_metadata", {}).get("", {})  # of a state_dict
+    stated = metadata if "format" in metadata else content
+    kind = str(stated.get("format", ""))
+    if not kind.startswith("gdt-"):
+        return weights.model_of(content, path)
+    if kind in (weights.FINETUNED, weights.NETWORK):
+        return weights.network_of(content, stated, path, given)
+    if kind not in (MODEL, _FORMAT):
+        raise Damaged(f"it is a {kind}, which is not of this version")
     record = record_in(content, str(path))
     require_keys(content, "model")
     network = record.settings.network
@@ -133,34 +134,25 @@ def load_trained(name: str | Path, given: Makers = MappingProxyType({})) -> Trai
     return trained
 
 
-def require_same_shards(record: TrainingRecord, fingerprint: str, run: Path) -> None:
+def require_same_shards(record: Record, fingerprint: str, run: Path) -> None:
     """Raise UserError if the run in folder `run`, with this record, has other shards."""
-    if record.data.fingerprint != fingerprint:
+    if record.fingerprint != fingerprint:
         raise UserError(
             f"{run} holds a run on different shards: they were rebuilt, or have different videos or splits; "
             "replace it with --overwrite, set --out to another folder, or restore the original shards"
         )
 
 
-def require_same_run(then: TrainingRecord, experiment: Experiment, path: Path) -> None:
+def require_same_run(then: Record, experiment: Experiment, path: Path) -> None:
     """Raise UserError if a run with the record `then`, from the checkpoint `path`, cannot be continued by this run.
 
     Another length is accepted if it does not change the learning rate of the steps that are done.
     """
-    data = experiment.data
-    different = differences(to_json(then.settings), to_json(experiment.settings), ignored=LENGTH)
-    if then.data.words_checksum != data.words_checksum:
-        different.append("the word vectors")
-    if then.data.factors_checksum != data.factors_checksum:
-        different.append("the file of --factors-from")
-    same_path = then.settings.init == experiment.settings.init
-    same_start = same_path if then.data.start_digest is None else then.data.start_digest == data.start_digest
-    if not same_start:
-        different.append("the weights of --init")
-    elif then.statistics.to_numbers() != experiment.inputs.statistics.to_numbers():
-        different.append("the normalisation of --init")
-    planned = replace(schedule_of(then.settings, experiment.tree.batches_per_epoch), steps=then.steps)
-    rates = _other_rates(planned, experiment.schedule, then.step)
+    now = experiment.record
+    different = differences(then.decisive(), now.decisive(), LENGTH)
+    schedule = experiment.schedule
+    planned = replace(schedule, optimization=then.settings.optimization, steps=then.steps)
+    rates = _other_rates(planned, schedule, then.step)
     if rates:
         different.append(f"{rates}; --init {path} starts a new run from its weights")
     if different:

@@ -18,7 +18,7 @@ from gdt.pipeline.shards.index import Index, fingerprint
 from gdt.pipeline.tree import Tree, sampling_tree
 from gdt.pipeline.word2vec import WordVectors
 from gdt.train.models.network import Architecture, Network, RecordedNetwork
-from gdt.train.record import RunData
+from gdt.train.record import Record
 from gdt.train.schedule import Schedule
 from gdt.train.settings import Pretrain, RunSettings, SizeDefaults
 
@@ -38,20 +38,29 @@ _SMALLEST_GROUP = 8
 class Experiment:
     """All that decides the numbers of a run."""
 
-    settings: RunSettings
-    """Without the Python file of the factors."""
+    record: Record
+    """That of the run before its first step: it holds the settings, without the Python file of the factors."""
     tree: Tree
-    words: WordVectors | None
+    words: WordVectors | None = None
     """Word vectors of the shards; None without text."""
-    schedule: Schedule
-    """It holds the length of the run."""
-    inputs: Inputs
-    """With the normalisation of the shards or of --init."""
-    data: RunData
     builders: Builders = field(default_factory=dict)
     """Make the networks of the user's own, by modality."""
     start: Trained | None = None
     """The model of --init."""
+
+    @property
+    def settings(self) -> RunSettings:
+        return self.record.settings
+
+    @property
+    def inputs(self) -> Inputs:
+        """With the normalisation of the shards or of --init."""
+        return self.record.inputs
+
+    @property
+    def schedule(self) -> Schedule:
+        s = self.settings
+        return Schedule(s.optimization, s.batch_size, self.tree.batches_per_epoch, self.record.steps)
 
     @property
     def composition(self) -> Composition:
@@ -86,36 +95,38 @@ def resolve(
     words = _words_of(settings, composition, index)
     # which videos are usable does not depend on the batch size, which depends on them
     tree = tree_of(settings, composition, index, lambda text: say("data", text))
-    asked = batch_size
     batch_size, group_size = fitted(settings.defaults, batch_size, group_size, len(tree.pool.videos), _memory(device))
-    if not asked:
-        composition = compose(settings, transformations, batch_size)
-        tree = replace(tree, composition=composition)
+    composition = compose(settings, transformations, batch_size)
+    tree = replace(tree, composition=composition)
     if start is not None and words is not None:
         start.require_same_words(words, settings.init or "the model", str(settings.word2vec))
     network, own = architecture(settings.network, given, composition, settings.clip, device, words, start)
     for modality, own_network in network.own.items():
         say(modality, str(own_network))
-    cuda = device.type == "cuda"
-    if settings.precision == "bfloat16" and not cuda:
+    if settings.precision == "bfloat16" and device.type != "cuda":
         raise UserError("--precision bfloat16 needs a GPU: on CPUs, torch's bfloat16 gradients are wrong")
     filled = RunSettings.of(
         settings,
-        cuda=cuda,
+        cuda=device.type == "cuda",
         dataset=settings.dataset_name,
         factors_from=None,
         batch_size=batch_size,
         group_size=group_size,
         network=network,
     )
-    statistics = start.inputs.statistics if start is not None else index.statistics
     if start is not None and "video" in composition.modalities:
         start.inputs.warn_of_other_rate(index)
-    inputs = Inputs(filled.clip, filled.augmentation, statistics, index.fps)
-    words_checksum = words.checksum if words else ""
-    data = RunData(fingerprint(index), words_checksum, checksum, start.digest() if start else "")
-    schedule = schedule_of(filled, tree.batches_per_epoch)
-    return Experiment(filled, tree, words, schedule, inputs, data, own, start)
+    record = Record(
+        filled,
+        start.inputs.statistics if start else index.statistics,
+        index.fps,
+        fingerprint=fingerprint(index),
+        words=words.checksum if words else "",
+        factors=checksum,
+        start=start.digest() if start else "",
+        steps=steps_of(filled, tree.batches_per_epoch),
+    )
+    return Experiment(record, tree, words, own, start)
 
 
 def compose(settings: Pretrain, known: Transformations = TRANSFORMATIONS, batch_size: int = 0) -> Composition:
@@ -131,9 +142,9 @@ def tree_of(
     return sampling_tree(index, composition, settings.clip, settings.split, settings.seed, say, settings.shuffle_shards)
 
 
-def schedule_of(settings: RunSettings, batches_per_epoch: int) -> Schedule:
-    steps = settings.steps or settings.planned_epochs * batches_per_epoch or settings.defaults.steps
-    return Schedule(settings.optimization, settings.batch_size, batches_per_epoch, steps)
+def steps_of(settings: Pretrain, batches_per_epoch: int) -> int:
+    """The length of a run."""
+    return settings.steps or settings.planned_epochs * batches_per_epoch or settings.defaults.steps
 
 
 def fitted(size: SizeDefaults, batch_size: int, group_size: int | None, videos: int, memory: int) -> tuple[int, int]:

@@ -1,5 +1,6 @@
 """Model, optimizer and schedule of a run."""
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,7 +15,6 @@ from gdt.train.flops import step_flops
 from gdt.train.models.backbone import load_weights
 from gdt.train.models.gdt import GDT
 from gdt.train.models.r2plus1d import Factorised
-from gdt.train.record import TrainingRecord
 from gdt.train.run import CHECKPOINT
 from gdt.train.schedule import Optimization
 from gdt.train.settings import RunSettings
@@ -54,16 +54,7 @@ class Learner:
 
     def state(self, done: int) -> RunState:
         """What a checkpoint holds after `done` steps."""
-        experiment = self.experiment
-        record = TrainingRecord(
-            experiment.settings,
-            experiment.inputs.statistics,
-            experiment.data,
-            done,
-            experiment.schedule.steps,
-            per_step=(experiment.composition.batch_size, self.flops),
-            fps=experiment.inputs.fps,
-        )
+        record = replace(self.experiment.record, step=done, flops=self.flops)
         return RunState(record, self.model.state_dict(), self.optimizer.state_dict())
 
     @property

@@ -21,7 +21,6 @@ from gdt.train.experiment import Experiment
 from gdt.train.health import measures
 from gdt.train.inference import over_clips
 from gdt.train.models.gdt import GDT
-from gdt.train.record import TrainingRecord
 from gdt.train.trained import Trained
 
 KS = (1, 5, 10)
@@ -128,7 +127,7 @@ class Probe:
         experiment = self._experiment
         settings = experiment.settings
         embedded = embed_videos(
-            Trained(model, TrainingRecord(settings, experiment.inputs.statistics, fps=experiment.inputs.fps)),
+            Trained(model, experiment.record),
             self._index,
             self.videos,
             _PROBE_CLIPS,

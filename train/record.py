@@ -1,38 +1,24 @@
-"""What a file of a model holds besides weights: how it was trained, and what its inputs are."""
+"""The record of a run: all that decided its numbers, as its checkpoints and the files of its weights hold it."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+import json
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar, get_type_hints
 
-from gdt.common.errors import Damaged
+from gdt.common.errors import Damaged, UserError, first_line
 from gdt.common.serialization import from_dict, to_json
+from gdt.pipeline.inputs import Inputs
 from gdt.pipeline.shards.statistics import Statistics
-from gdt.train.settings import RunSettings
-from gdt.train.settings_text import from_json
+from gdt.train.models.network import PAPER_NETWORKS
+from gdt.train.settings import NOT_COMPARED, Pretrain, RunSettings
 
-STATISTICS = "statistics"
-"""Key of the normalisation in files: `Statistics.to_numbers`."""
-SETTINGS = "settings"
-"""Key of the pretraining settings, with the sizes of networks and clips, as JSON."""
-FPS = "fps"
-"""Key of `TrainingRecord.fps`."""
-
-
-@dataclass(frozen=True)
-class RunData:
-    """What a run was trained on."""
-
-    fingerprint: str = ""
-    """Of the training shards; empty if unknown."""
-    words_checksum: str = ""
-    """Checksum of the word vectors; empty if unknown or without text."""
-    factors_checksum: str = ""
-    """Checksum of the Python file with custom transformations; empty without."""
-    start_digest: str | None = ""
-    """Digest of the weights of --init; empty without, None if its version did not record it."""
+LENGTH = ("epochs", "steps")
+"""The length of a run, which affects results only through the learning rate."""
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -71,7 +57,7 @@ class Origin:
     fresh: tuple[str, ...]
     """Parts of the model that the file does not have; their weights are random."""
     finetuned_on: Learned | None = None
-    """Videos whose labels the weights learned; None if unknown, as in earlier versions."""
+    """Videos whose labels the weights learned; None if unknown."""
 
     @property
     def finetuned(self) -> bool:
@@ -86,68 +72,84 @@ class Origin:
 
 
 @dataclass(frozen=True)
-class TrainingRecord:
+class Record:
+    """What a run was asked for, resolved, and what it was trained on and to."""
+
     settings: RunSettings
-    """For external weights without settings, those of the paper."""
+    """For external weights, those of the paper."""
     statistics: Statistics
     """Normalisation of the inputs, that of the shards or of --init."""
-    data: RunData = RunData()
+    fps: int = 30
+    """Frames per second of the training shards."""
+    fingerprint: str = ""
+    """Of the training shards; empty if unknown."""
+    words: str = ""
+    """Checksum of the word vectors; empty if unknown or without text."""
+    factors: str = ""
+    """Checksum of the Python file with custom transformations; empty without."""
+    start: str = ""
+    """Digest of the weights of --init; empty without."""
     step: int = 0
-    """Training steps; 0 if unknown."""
+    """Steps that are done; 0 if unknown."""
     steps: int = 0
     """Steps of the whole run; 0 if unknown."""
-    per_step: tuple[int, float] | None = None
-    """Videos and FLOPs of a step, which do not need the user's own factors; None if its version did not record them."""
+    flops: float = 0.0
+    """FLOPs of a step over all ranks; 0 if unknown."""
     origin: Origin | None = None
     """Origin of weights that are not from a checkpoint of this program."""
-    fps: int = 30
-    """Frames per second of the training shards; 0 if unknown, as of runs of earlier versions."""
 
-    def to_plain(self) -> dict[str, Any]:
-        """As plain values, by the keys of files."""
-        values: dict[str, Any] = {
-            SETTINGS: to_json(self.settings),
-            STATISTICS: self.statistics.to_numbers(),
-            "data": self.data.fingerprint,
-            "words": self.data.words_checksum,
-            "factors": self.data.factors_checksum,
-            "start": self.data.start_digest,
-            "step": self.step,
-            "steps": self.steps,
-            "per_step": self.per_step,
-            FPS: self.fps,
+    @property
+    def inputs(self) -> Inputs:
+        return Inputs(self.settings.clip, self.settings.augmentation, self.statistics, self.fps)
+
+    def decisive(self) -> dict[str, Any]:
+        """All that affects the results of its steps, by a name for messages."""
+        return decisive(self.settings) | {
+            "set of shards": self.fingerprint,
+            "word vectors": self.words,
+            "file of --factors-from": self.factors,
+            "weights of --init": self.start,
         }
-        if self.origin is not None:
-            values["origin"] = asdict(self.origin)
-        return values
 
-    @staticmethod
-    def from_plain(values: Mapping[str, Any], source: str) -> TrainingRecord:
-        """The inverse of `to_plain`.
 
-        Raises Damaged if a value is missing or invalid, and UserError with `source` if the settings are of another
-        version.
-        """
-        require_keys(values, SETTINGS, STATISTICS, "data", "words", "step", "steps")
-        origin = values.get("origin")
-        if origin and isinstance(origin.get("finetuned_on"), list):
-            origin = origin | {"finetuned_on": None}  # the fold, in earlier versions
-        per_step = values.get("per_step")  # earlier versions wrote neither this nor the values with a default
-        try:
-            statistics = Statistics.from_numbers(values[STATISTICS], source)
-            data = RunData(values["data"], values["words"], values.get("factors", ""), values.get("start"))
-            return TrainingRecord(
-                from_json(values[SETTINGS], source),
-                statistics,
-                data,
-                int(values["step"]),
-                int(values["steps"]),
-                tuple(per_step) if per_step else None,
-                from_dict(Origin, origin) if origin else None,
-                int(values.get(FPS, 0)),
-            )
-        except (ValueError, TypeError) as error:
-            raise Damaged(f"its metadata is invalid ({error})") from error
+def header(kind: str, record: Record) -> dict[str, str]:
+    """What a file of this kind and version holds beside its weights."""
+    return {"format": kind, "record": to_json(record)}
+
+
+def record_in(content: Mapping[str, Any], source: str) -> Record:
+    """The record in the content of a file with a `header`, without the Python files that it names.
+
+    What a file names is never run. Raises UserError with `source` and what is missing, unknown or out of range.
+    """
+    record = _parsed(Record, content.get("record"), source)
+    return replace(record, settings=_without_code(record.settings))
+
+
+def from_json(text: str, source: str = "this text") -> RunSettings:
+    """The settings in the JSON of a run's SETTINGS_FILE. As `record_in`."""
+    return _without_code(_parsed(RunSettings, text, source))
+
+
+def from_file(path: Path) -> RunSettings:
+    """The settings in the file SETTINGS_FILE of a run. Raises UserError if it is missing or of another version."""
+    try:
+        return from_json(path.read_text(), str(path))
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"cannot read settings from {path} ({first_line(error)})") from error
+
+
+def _parsed(kind: type[T], text: Any, source: str) -> T:
+    try:
+        return from_dict(kind, json.loads(text))
+    except (ValueError, TypeError, UserError) as error:
+        raise UserError(
+            f"{source} holds no settings of this version ({error}); use the version that wrote it"
+        ) from error
+
+
+def _without_code(settings: RunSettings) -> RunSettings:
+    return replace(settings, factors_from=None, own_networks=PAPER_NETWORKS)
 
 
 def require_keys(content: Mapping[str, Any], *keys: str) -> None:
@@ -155,3 +157,25 @@ def require_keys(content: Mapping[str, Any], *keys: str) -> None:
     missing = {*keys} - content.keys()
     if missing:
         raise Damaged(f"it has no {', '.join(sorted(missing))}")
+
+
+def differences(old: Mapping[str, Any], new: Mapping[str, Any], ignored: Collection[str] = ()) -> list[str]:
+    """Descriptions of the differences between two results of `decisive`."""
+    changed = [name for name in sorted(old.keys() | new.keys()) if old.get(name) != new.get(name)]
+    return [
+        f"the {name}" if " " in name else f"{name} was {old.get(name)}, now {new.get(name)}"  # checksums say nothing
+        for name in changed
+        if name not in ignored
+    ]
+
+
+def decisive(settings: Pretrain) -> dict[str, Any]:
+    """Settings that affect results, by dotted name."""
+    values: dict[str, Any] = {}
+    composition = {"composition": settings.factors or settings.preset}
+    for name, value in (asdict(settings) | composition).items():
+        parts = value if isinstance(value, dict) else {"": value}
+        values |= {f"{name}.{part}".strip("."): setting for part, setting in parts.items()}
+    kinds = get_type_hints(Pretrain, include_extras=True)
+    not_compared = {name for name, kind in kinds.items() if NOT_COMPARED in getattr(kind, "__metadata__", ())}
+    return {name: value for name, value in values.items() if name.partition(".")[0] not in not_compared}

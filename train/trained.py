@@ -12,10 +12,14 @@ import torch
 from gdt.common.errors import UserError
 from gdt.pipeline.inputs import Inputs
 from gdt.pipeline.word2vec import WordVectors
+from gdt.train import tensors
 from gdt.train.models.foreign import Builders
 from gdt.train.models.gdt import GDT, head_name
-from gdt.train.record import Origin, TrainingRecord
+from gdt.train.record import Origin, Record, header
 from gdt.train.settings import RunSettings
+
+MODEL = "gdt-model-3"
+"""Kind and version of the files of `Trained.write`."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +27,7 @@ class Trained:
     """A model in evaluation mode, with the settings of its run; who uses it on a GPU moves it there in place."""
 
     model: GDT
-    record: TrainingRecord
+    record: Record
     builders: Builders = field(default_factory=dict)
     """Make its networks of the user's own anew."""
 
@@ -33,7 +37,7 @@ class Trained:
 
     @property
     def inputs(self) -> Inputs:
-        return Inputs(self.settings.clip, self.settings.augmentation, self.record.statistics, self.record.fps)
+        return self.record.inputs
 
     @property
     def step(self) -> int:
@@ -64,8 +68,7 @@ class Trained:
         for name, tensor in sorted(self.model.state_dict().items()):
             value.update(name.encode())
             value.update(tensor.cpu().reshape(-1).view(torch.uint8).numpy().data)
-        inputs = [self.inputs.statistics.to_numbers(), asdict(self.inputs.clip), asdict(self.inputs.augmentation)]
-        inputs += [asdict(network) for network in self.model.network.own.values()]
+        inputs = [asdict(self.inputs), *(asdict(network) for network in self.model.network.own.values())]
         value.update(json.dumps(inputs).encode())
         return value.hexdigest()
 
@@ -73,18 +76,21 @@ class Trained:
         """Raise UserError if it has a text network that was trained with other word vectors than those of a file."""
         if "text" not in self.model.modalities:
             return
-        same = self.record.data.words_checksum in ("", words.checksum)
+        same = self.record.words in ("", words.checksum)
         if not same or self.model.network.word_dimensions != words.dimensions:
             raise UserError(
                 f"{model} was trained with other word vectors than those of {path}; set --word2vec to the file of its "
                 "training"
             )
 
+    def write(self, path: Path) -> None:
+        """Write a safetensors file with the record as metadata, atomically. Raises OSError."""
+        tensors.write(path, self.model.state_dict(), header(MODEL, self.record))
+
     def untrained(self) -> Trained:
         """The same model with the initial weights of its run."""
         with torch.random.fork_rng([]):  # the caller's random numbers stay
             torch.default_generator.manual_seed(0 if self.origin else self.settings.seed)
             model = GDT(self.model.network, self.model.modalities, self.builders).eval()
-        data = replace(self.record.data, fingerprint="")
-        record = replace(self.record, data=data, step=0, steps=0)
+        record = replace(self.record, fingerprint="", step=0, steps=0)
         return replace(self, model=model, record=record)

@@ -4,7 +4,6 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import closing, nullcontext
-from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -29,7 +28,6 @@ from gdt.train.log import Log
 from gdt.train.provenance import device_name, write_provenance
 from gdt.train.recall import Probe
 from gdt.train.run import CHECKPOINT, METRICS, logged
-from gdt.train.settings_text import decisive
 
 _SAVE_SECONDS = 300.0
 """Seconds between checkpoints."""
@@ -56,7 +54,7 @@ class Trainer:
         self.path = self.settings.run_folder / CHECKPOINT
         self.step = state.record.step if state else 0
         self.saved = self.step
-        self.steps = self.experiment.schedule.steps
+        self.steps = experiment.record.steps
         self.require_groups()
         self.require_equal_starts()
         self.learner = Learner(experiment, self.device, self.world)
@@ -91,16 +89,7 @@ class Trainer:
 
     def require_equal_starts(self) -> None:
         """Raise UserError unless all ranks have the same settings, data, software, weights and step."""
-        data = self.experiment.data
-        facts = decisive(asdict(self.settings)) | {
-            "set of shards": data.fingerprint[:12],
-            "set of words": data.words_checksum,
-            "file of factors": data.factors_checksum,
-            "normalisation of the inputs": self.experiment.inputs.statistics.to_numbers(),
-            "version of torch": torch.__version__,
-            "file of --init": data.start_digest,
-            "step": self.step,
-        }
+        facts = self.experiment.record.decisive() | {"version of torch": torch.__version__, "step": self.step}
         advice = f"start all ranks with the same command, software and shards, and with {self.path.parent} on a disk "
         require_equal({name: str(value) for name, value in facts.items()}, f"{advice}that they share")
 
@@ -134,7 +123,7 @@ class Trainer:
             if self.rank == 0:
                 if self.step == 0:  # or a run killed before its first checkpoint would be resumed from what it replaces
                     self.path.unlink(missing_ok=True)
-                write_provenance(self.settings.run_folder, self.device, self.step, self.experiment.data.fingerprint)
+                write_provenance(self.settings.run_folder, self.device, self.step, self.experiment.record.fingerprint)
             batches = iter(loader)
             self.began = time.monotonic()
             self.saved_at = self.began

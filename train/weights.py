@@ -1,8 +1,7 @@
-"""External weights: the published GDT release, torchvision's r2plus1d_18, and safetensors files with their
-parameter names.
+"""Weights of one network, as finetuning and `gdt export --network` write them, and those of other programs.
 
-Each kind has its own normalisation, and the clips of the paper, unless the file states others, as files exported by
-this program do.
+Others are the published GDT release, torchvision's r2plus1d_18, and files with their parameter names: each kind has its
+own normalisation, and the clips of the paper.
 """
 
 import re
@@ -12,11 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from torch import Tensor
 
 from gdt.common.errors import Damaged
-from gdt.common.serialization import from_dict, to_json
 from gdt.pipeline.leaves import Clip
 from gdt.pipeline.shards.statistics import Statistics
 from gdt.pipeline.transformations.augmentation import Augmentation
@@ -24,81 +21,67 @@ from gdt.train.models.backbone import load_weights
 from gdt.train.models.foreign import chosen
 from gdt.train.models.gdt import GDT, head_name, modalities_of
 from gdt.train.models.given import Makers
-from gdt.train.record import FPS, SETTINGS, STATISTICS, Learned, Origin, TrainingRecord
+from gdt.train.record import Learned, Origin, Record, header, record_in
 from gdt.train.settings import Pretrain, RunSettings
-from gdt.train.settings_text import from_json
 from gdt.train.trained import Trained
 
-RELEASE = Statistics(np.full(3, 255 * 0.45), np.full(3, 255 * 0.225), 1.93, 17.89)
+RELEASE = Statistics((255 * 0.45,) * 3, (255 * 0.225,) * 3, 1.93, 17.89)
 """Normalisation of the published weights: (x / 255 - 0.45) / 0.225 and (log-mel - 1.93) / 17.89."""
 KINETICS = Statistics(
-    255 * np.array([0.43216, 0.394666, 0.37645]), 255 * np.array([0.22803, 0.22145, 0.216989]), 0.0, 1.0
+    (255 * 0.43216, 255 * 0.394666, 255 * 0.37645), (255 * 0.22803, 255 * 0.22145, 255 * 0.216989), 0.0, 1.0
 )
 """Normalisation of torchvision's video networks, which have no audio."""
-HOWTO100M = Statistics(np.zeros(3), np.full(3, 255.0), RELEASE.mel_mean, RELEASE.mel_std)
+HOWTO100M = Statistics((0.0,) * 3, (255.0,) * 3, RELEASE.mel_mean, RELEASE.mel_std)
 """Pixels from 0 to 1, as the release's script for HowTo100M feeds them."""
+_CLASSIFIERS = ("classifier.", "fc.")
 _WRAPPERS = re.compile(r"^(?:(?:module|model|_orig_mod)\.)+|\b_orig_mod\.")
 """Prefixes of names by data-parallel training, torch.compile and Lightning; compiled parts have one in the middle."""
-FINETUNED_ON = "learned"
-"""Key of the finetuning data in finetuned weights: `Origin.finetuned_on`."""
-NETWORK = "network"
-"""Key of the modality of finetuned weights."""
+FINETUNED = "gdt-finetuned-1"
+"""Kind and version of files of finetuned weights."""
+NETWORK = "gdt-network-1"
+"""Kind and version of exported weights of one network, in the metadata of a state_dict."""
 
 
-def inputs_of(trained: Trained) -> dict[str, Any]:
-    """Metadata that tells `model_of` the inputs of a model."""
+def network_header(trained: Trained, modality: str, finetuned_on: Learned | None = None) -> dict[str, str]:
+    """What a file of one network of a model holds beside its weights, maybe finetuned on some videos."""
+    kind = FINETUNED if finetuned_on else NETWORK
+    what = "finetuned weights" if finetuned_on else "weights exported as r2plus1d_18"
+    origin = Origin(what, ("classifier",) if finetuned_on else (), (head_name(modality),), finetuned_on)
     record = trained.record
-    return {STATISTICS: record.statistics.to_numbers(), SETTINGS: to_json(record.settings), FPS: record.fps}
+    return header(kind, Record(record.settings, record.statistics, record.fps, origin=origin)) | {"network": modality}
 
 
-def model_of(content: Mapping[Any, Any], path: Path, given: Makers) -> Trained:
-    """The model in the content of a file of external weights.
+def network_of(content: Mapping[Any, Any], stated: Mapping[str, Any], path: Path, given: Makers) -> Trained:
+    """The model in the content of a file with a `network_header`, which is `stated` in it. Raises as `model_of`."""
+    return _of_network(_parameters(content), record_in(stated, str(path)), str(stated.get("network")), path, given)
+
+
+def model_of(content: Mapping[Any, Any], path: Path) -> Trained:
+    """The model in the content of a file of another program.
 
     Raises Damaged if their kind is unknown, and UserError, naming what differs, if they do not fit.
     """
     weights = _parameters(content)
     if modalities_of(weights):
         return _of_release(weights, path)
-    statistics, settings, fps = _metadata(content, path)
-    # finetuned weights: ours have settings and maybe another network; those of the release are R(2+1)D-18
-    prefix = "base." if any(name.startswith("base.") for name in weights) else ""
-    if f"{prefix}stem.0.weight" not in weights and not (settings and prefix):
+    finetuned = any(name.startswith("base.") for name in weights)
+    if ("base." if finetuned else "") + "stem.0.weight" not in weights:
         first = next((f"; its first parameter is '{name}'" for name in weights), "")
         raise Damaged(f"it holds no weights of a known form{first}")
-    if prefix:
-        kind = "finetuned weights" if statistics else "published GDT weights, finetuned"
-    else:
-        kind = "weights exported as r2plus1d_18" if statistics else "torchvision's r2plus1d_18"
-    settings = settings or RunSettings.of(Pretrain())
-    kept, dropped = _drop_parts(weights, ("classifier.", "fc."))
-    # weights of other programs do not say it; `models.audio` names its first layer so
-    modality = str(content.get(NETWORK) or ("audio" if "base.conv1.weight" in weights else "video"))
-    trunk = {name.removeprefix(prefix): value for name, value in kept.items()}
-    builders = chosen(settings.network, [modality], given, str(path))
-    model = GDT(settings.network, [modality], builders).eval()
+    kind = "published GDT weights, finetuned" if finetuned else "torchvision's r2plus1d_18"
+    origin = Origin(kind, _dropped(weights, _CLASSIFIERS), (head_name("video"),))
+    record = Record(RunSettings.of(Pretrain()), RELEASE if finetuned else KINETICS, origin=origin)
+    return _of_network(weights, record, "video", path, {})
+
+
+def _of_network(weights: Mapping[str, Tensor], record: Record, modality: str, path: Path, given: Makers) -> Trained:
+    """A model of one network, whose weights may be below `base.` and beside those of a classifier."""
+    trunk = {name.removeprefix("base."): value for name, value in weights.items() if not name.startswith(_CLASSIFIERS)}
+    network = record.settings.network
+    builders = chosen(network, [modality], given, str(path))
+    model = GDT(network, [modality], builders).eval()
     load_weights(model.backbone(modality), trunk, str(path))
-    data = content.get(FINETUNED_ON)
-    finetuned_on = from_dict(Learned, data) if isinstance(data, dict) else None  # a list in earlier versions
-    origin = Origin(kind, dropped, (head_name(modality),), finetuned_on)
-    normalisation = statistics or (RELEASE if prefix else KINETICS)
-    record = TrainingRecord(settings, normalisation, origin=origin, fps=fps)
     return Trained(model, record, builders)
-
-
-def _metadata(content: Mapping[Any, Any], path: Path) -> tuple[Statistics | None, RunSettings | None, int]:
-    """Normalisation, settings and frame rate in a file, next to its weights or in the metadata of a state_dict.
-
-    None if they are missing, as in published weights, of 30 frames per second.
-    """
-    root = getattr(content, "_metadata", {}).get("", {})
-    stated = root if STATISTICS in root else content
-    numbers = stated.get(STATISTICS)
-    text = stated.get(SETTINGS)
-    statistics = Statistics.from_numbers(numbers, str(path)) if isinstance(numbers, list) else None
-    settings = from_json(text, str(path)) if isinstance(text, str) else None
-    fps = stated.get(FPS)
-    unknown = 0 if statistics else 30
-    return statistics, settings, fps if isinstance(fps, int) else unknown
 
 
 def _parameters(content: Mapping[Any, Any]) -> dict[str, Tensor]:
@@ -110,7 +93,8 @@ def _parameters(content: Mapping[Any, Any]) -> dict[str, Tensor]:
 
 
 def _of_release(weights: dict[str, Tensor], path: Path) -> Trained:
-    kept, dropped = _drop_parts(weights, ("audio_network.base.fc.", "text_network.word_embd."))
+    unused = ("audio_network.base.fc.", "text_network.word_embd.")
+    kept = {name: value for name, value in weights.items() if not name.startswith(unused)}
     words = kept.get("text_network.fc1.weight")
     settings = RunSettings.of(Pretrain())
     statistics = RELEASE
@@ -135,12 +119,11 @@ def _of_release(weights: dict[str, Tensor], path: Path) -> Trained:
     fresh = tuple(name for name, _ in model.named_children() if name not in stored)
     random = {name: value for name, value in model.state_dict().items() if name.split(".")[0] in fresh}
     load_weights(model, random | kept, str(path))
-    origin = Origin("published GDT weights", dropped, fresh)
-    return Trained(model, TrainingRecord(settings, statistics, origin=origin))
+    origin = Origin("published GDT weights", _dropped(weights, unused), fresh)
+    return Trained(model, Record(settings, statistics, origin=origin))
 
 
-def _drop_parts(weights: dict[str, Tensor], prefixes: tuple[str, ...]) -> tuple[dict[str, Tensor], tuple[str, ...]]:
-    """Parameters without those of some parts, and the parts that were dropped."""
-    kept = {name: value for name, value in weights.items() if not name.startswith(prefixes)}
-    dropped = [prefix for prefix in prefixes if any(name.startswith(prefix) for name in weights)]
-    return kept, tuple(prefix.removesuffix(".") for prefix in dropped)
+def _dropped(weights: Mapping[str, Tensor], prefixes: tuple[str, ...]) -> tuple[str, ...]:
+    """The parts of weights that are not used, of those with these prefixes."""
+    found = [prefix for prefix in prefixes if any(name.startswith(prefix) for name in weights)]
+    return tuple(prefix.removesuffix(".") for prefix in found)

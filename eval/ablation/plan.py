@@ -28,8 +28,8 @@ from gdt.train.models.foreign import Builders
 from gdt.train.models.gdt import GDT, any_device
 from gdt.train.models.given import Makers, makers
 from gdt.train.models.network import Architecture
+from gdt.train.options import command_of
 from gdt.train.settings import SIZES, Pretrain
-from gdt.train.settings_text import command_of
 
 REFERENCE = "l"
 """The row whose FLOPs every row gets with --equal compute: the paper's best."""
@@ -46,12 +46,11 @@ class Row(NamedTuple):
 
     @property
     def steps(self) -> int:
-        return self.experiment.schedule.steps
+        return self.experiment.record.steps
 
     def of_steps(self, steps: int) -> Row:
         """The row with another length."""
-        schedule = replace(self.experiment.schedule, steps=steps)
-        experiment = replace(self.experiment, schedule=schedule)
+        experiment = replace(self.experiment, record=replace(self.experiment.record, steps=steps))
         return Row(self.name, replace(self.settings, steps=steps, epochs=0), experiment)
 
     @property

@@ -5,12 +5,12 @@ import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from tqdm import tqdm
 
 from gdt.common.errors import UserError
 from gdt.common.files import locked, write_text, writing
-from gdt.common.serialization import to_json
 from gdt.common.wording import plural
 from gdt.eval import results
 from gdt.eval.ablation.plan import PlannedRun, plan_runs
@@ -24,9 +24,9 @@ from gdt.eval.subprocesses import job_limit, run_command, run_parallel
 from gdt.eval.tables import pivot, row_label, write_tables
 from gdt.train.models.given import Makers, makers
 from gdt.train.models.network import Architecture
+from gdt.train.record import LENGTH, decisive, differences
 from gdt.train.run import CHECKPOINT, METRICS
 from gdt.train.settings import RunSettings
-from gdt.train.settings_text import LENGTH, differences
 
 ABLATION = "ablation.json"
 """The runs that were asked for in a folder, and the settings that they share."""
@@ -73,16 +73,16 @@ def _require_same_training(settings: Ablation, runs: Sequence[PlannedRun]) -> li
     them.
     """
     path = settings.folder / ABLATION
-    shared = json.loads(_shared(runs[0].row.experiment.settings))
+    shared = _shared(runs[0].row.experiment.settings)
     networks = {modality: [*given] for modality, given in settings.own_networks.given.items()}
-    now = {"settings": shared, "networks": networks, "runs": [run.folder.name for run in runs]}
+    names = [run.folder.name for run in runs]
     code = settings.factors_from.read_bytes() if settings.factors_from else b""
     kept = settings.kept_factors
     if path.is_file():
         try:
             before = json.loads(path.read_text())
-            different = differences(json.dumps(before["settings"]), json.dumps(shared), _OF_A_RUN)
-            now["runs"] = [*dict.fromkeys([*before["runs"], *now["runs"]])]
+            different = differences(before["settings"], shared, _OF_A_RUN)
+            names = [*dict.fromkeys([*before["runs"], *names])]
             if before["networks"] != networks:
                 different.append(f"your own networks were {before['networks'] or 'none'}, now {networks or 'none'}")
         except (ValueError, TypeError, KeyError) as error:
@@ -94,16 +94,19 @@ def _require_same_training(settings: Ablation, runs: Sequence[PlannedRun]) -> li
                 f"the runs in {settings.folder} were trained with other settings ({'; '.join(different)}); set --out "
                 "to another folder"
             )
-    write_text(path, json.dumps(now, indent=2) + "\n")
+    recorded = {"settings": shared, "networks": networks, "runs": names}
+    write_text(path, json.dumps(recorded, indent=2) + "\n")
     if kept and not kept.is_file():
         with writing(kept) as file:
             file.write(code)
-    return now["runs"]
+    return names
 
 
-def _shared(settings: RunSettings) -> str:
-    """The settings that all rows share: without what an architecture has of the modalities."""
-    return to_json(replace(settings, network=Architecture(**settings.network.sizes)))
+def _shared(settings: RunSettings) -> dict[str, Any]:
+    """The settings that all rows share, as JSON gives them: without what an architecture has of the modalities."""
+    shared = decisive(replace(settings, network=Architecture(**settings.network.sizes)))
+    plain: dict[str, Any] = json.loads(json.dumps(shared))
+    return plain
 
 
 def _finished(run: PlannedRun, given: Makers) -> list[Job] | None:

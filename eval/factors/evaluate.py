@@ -102,7 +102,7 @@ def _numbers(pretrained: Metric, random: Metric) -> _Row:
 
 def _require_same_file(trained: Trained, checksum: str) -> None:
     """Raise UserError unless the factors of a model are those of the given file, by its checksum."""
-    expected = trained.record.data.factors_checksum
+    expected = trained.record.factors
     if expected in ("", checksum):
         return
     others = "; the file given is another or has changed" if checksum else ""

@@ -13,9 +13,9 @@ from scipy.signal import convolve
 from gdt.common.errors import UserError
 from gdt.eval.drawing import STYLE, marker, picture
 from gdt.train import provenance
+from gdt.train.record import from_file
 from gdt.train.run import METRICS, PROBES, SETTINGS_FILE, VERDICT, logged
 from gdt.train.settings import Pretrain
-from gdt.train.settings_text import from_file
 
 CURVES = 20
 """Most runs in a plot."""

@@ -11,8 +11,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gdt.common.errors import UserError
-
 _MEL_ONE = 1 << 16
 """1.0 in the fixed-point sums of log-mel values."""
 
@@ -24,25 +22,22 @@ def mel_sums(bank: np.ndarray) -> np.ndarray:
     return np.array([bank.size, total, square], np.int64)
 
 
+Channels = tuple[float, float, float]
+
+
 @dataclass(frozen=True)
 class Statistics:
-    """Mean and standard deviation of the colour channels (0-255) [3] and of the log-mel values."""
+    """Mean and standard deviation of the colour channels (0-255) and of the log-mel values."""
 
-    pixel_mean: np.ndarray
-    pixel_std: np.ndarray
+    pixel_mean: Channels
+    pixel_std: Channels
     mel_mean: float
     mel_std: float
 
-    def to_numbers(self) -> list[float]:
-        """As a list for checkpoints: colour means, colour deviations, log-mel mean, log-mel deviation."""
-        return [*map(float, self.pixel_mean), *map(float, self.pixel_std), float(self.mel_mean), float(self.mel_std)]
-
-    @staticmethod
-    def from_numbers(numbers: Sequence[float], source: str) -> Statistics:
-        """The inverse of `to_numbers`. Raises UserError, naming `source`, if they cannot normalise."""
-        if len(numbers) != 8 or not np.isfinite(numbers).all() or min(*numbers[3:6], numbers[7]) <= 0:
-            raise UserError(f"{source} has an invalid normalisation ({numbers}); use another file")
-        return Statistics(np.array(numbers[:3]), np.array(numbers[3:6]), numbers[6], numbers[7])
+    def __post_init__(self) -> None:
+        values = (*self.pixel_mean, *self.pixel_std, self.mel_mean, self.mel_std)
+        if not all(map(math.isfinite, values)) or min(*self.pixel_std, self.mel_std) <= 0:
+            raise ValueError(f"{values} is no normalisation")
 
     @staticmethod
     def from_sums(pixels: Sequence[Sequence[int]], mels: Sequence[int]) -> Statistics:
@@ -50,9 +45,10 @@ class Statistics:
 
         Over all videos, they are Python's integers, which do not overflow.
         """
-        pixel = np.array([_moments(channel, one=1) for channel in pixels])
+        (red, red_std), (green, green_std), (blue, blue_std) = (_moments(channel, one=1) for channel in pixels)
+        deviations = (max(red_std, 1.0), max(green_std, 1.0), max(blue_std, 1.0))
         mel_mean, mel_std = _moments(mels, one=_MEL_ONE)
-        return Statistics(pixel[:, 0], np.maximum(pixel[:, 1], 1.0), mel_mean, max(mel_std, 1e-3))
+        return Statistics((red, green, blue), deviations, mel_mean, max(mel_std, 1e-3))
 
 
 def _moments(sums: Sequence[int], one: int) -> tuple[float, float]:

@@ -45,9 +45,9 @@ from gdt.train.experiment import resolve
 from gdt.train.loss import gdt_loss
 from gdt.train.models.gdt import GDT, any_device
 from gdt.train.models.given import Given, makers
+from gdt.train.options import defaults
 from gdt.train.run import METRICS, logged
 from gdt.train.settings import Pretrain
-from gdt.train.settings_text import defaults
 from gdt.train.trained import Trained
 
 __all__ = ["GDT", "Batch", "Batches", "Composition", "Evaluated", "Features", "Index", "Model", "Preprocessed"]

@@ -40,7 +40,7 @@ COMMANDS = {
         "train.settings:Pretrain",
         "train.pretrain:command",
         "train a model on shards",
-        "train.settings_text:parse_arguments",
+        "train.options:parse_arguments",
     ),
     "evaluate": Command(
         "eval.settings:Downstream",

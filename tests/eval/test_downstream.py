@@ -44,6 +44,7 @@ from gdt.train.models.network import OwnNetworks
 from gdt.train.trained import Trained
 from tests.conftest import Run, few
 from tests.eval.conftest import results
+from tests.tamper import edit_record
 from tests.train import own_networks
 from tests.train.runs import pausing, wait_until
 
@@ -146,7 +147,7 @@ def test_a_checkpoint_of_an_unfinished_run_is_named(
 ) -> None:
     (whole,), path = on_ucf.ckpt, tmp_path / "stopped.pt"
     state = torch.load(whole, weights_only=True)
-    torch.save(state | {"step": 2}, path)
+    torch.save(edit_record(state, step=2), path)
     warning = f"warning: {path} is from step 2 of 3: its run has not finished; repeat the command "
     measured = Factors((path,), shards=on_ucf.shards, videos=6, out=tmp_path / "factors")
     uses: list[Callable[[], object]] = [

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from gdt.common.errors import UserError
-from gdt.common.serialization import to_json
 from gdt.eval.factors.evaluate import factors, known, measure
 from gdt.eval.factors.probing import probe_accuracy, relative_distance
 from gdt.eval.factors.trials import Planner
@@ -22,10 +21,10 @@ from gdt.pipeline.notation import TRANSFORMATIONS, read_transformations
 from gdt.pipeline.shards.index import Index
 from gdt.train.checkpoint import load_model
 from gdt.train.models.gdt import GDT
-from gdt.train.record import TrainingRecord
+from gdt.train.record import Record
 from gdt.train.settings import SIZES, RunSettings
 from gdt.train.trained import Trained
-from gdt.train.weights import KINETICS
+from gdt.train.weights import KINETICS, network_header
 from tests.composed import inputs_of
 from tests.pipeline.test_notation import FREEZE
 
@@ -121,7 +120,7 @@ def custom(tmp_path: Path) -> Trained:
     path.write_text(FREEZE)
     factors = "video:d freeze:d:2 augmentation:i:2"
     settings = replace(TINY, factors=factors, factors_from=path)
-    return Trained(GDT(settings.network, ["video"]).eval(), TrainingRecord(settings, KINETICS, step=1))
+    return Trained(GDT(settings.network, ["video"]).eval(), Record(settings, KINETICS, step=1))
 
 
 @pytest.mark.parametrize("network", ["video", "audio"])
@@ -183,7 +182,7 @@ def test_clips_differ_only_by_the_factor(planner: Planner) -> None:
 
 def test_factors_of_the_composition_keep_their_settings(tmp_path: Path) -> None:
     settings = replace(TINY, factors="video:d speed(1,4):i:2 augmentation:i:1")
-    trained = Trained(GDT(settings.network, ["video"]).eval(), TrainingRecord(settings, KINETICS, step=1))
+    trained = Trained(GDT(settings.network, ["video"]).eval(), Record(settings, KINETICS, step=1))
     assert [str(factor) for factor in known(trained) if factor.name == "speed"] == ["speed(1,4)"]
     assert [factor.name for factor in known(trained)] == [*TRANSFORMATIONS]
 
@@ -195,7 +194,7 @@ def test_table_and_csv(checkpoint: Path, shards: Path, tmp_path: Path) -> None:
     """Of a whole model and of a trunk without a head."""
     trained, out = load_model(checkpoint), tmp_path / "new" / "out"
     weights = {f"base.{name}": value for name, value in trained.model.video_network.base.state_dict().items()}
-    torch.save(weights | {"settings": to_json(trained.settings)}, tmp_path / "mine.pt")
+    torch.save(weights | network_header(trained, "video"), tmp_path / "mine.pt")
     text = factors(Factors((tmp_path / "mine.pt", checkpoint), shards=shards, out=out, videos=6))
     assert (out / "table.txt").read_text() in text + "\n" and "e: e, 3 steps, " in text
     text = " ".join(text.split())

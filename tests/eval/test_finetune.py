@@ -27,7 +27,7 @@ from gdt.train.checkpoint import load_model
 from gdt.train.experiment import architecture, compose
 from gdt.train.models.gdt import GDT
 from gdt.train.models.given import makers
-from gdt.train.record import Learned, TrainingRecord
+from gdt.train.record import Learned, Record
 from gdt.train.settings import SIZES, RunSettings
 from gdt.train.trained import Trained
 from gdt.train.weights import KINETICS
@@ -42,7 +42,7 @@ Task = tuple[Index, Fold]
 @pytest.fixture
 def trained() -> Trained:
     torch.manual_seed(0)
-    return Trained(GDT(TINY.network, ["video"]).eval(), TrainingRecord(TINY, KINETICS, step=600))
+    return Trained(GDT(TINY.network, ["video"]).eval(), Record(TINY, KINETICS, step=600))
 
 
 @pytest.fixture
@@ -157,7 +157,8 @@ def test_a_stopped_run_resumes_with_the_same_numbers(
     assert all(torch.equal(one["model"][name], other["model"][name]) for name in one["model"])
     assert (tmp_path / "whole" / EPOCHS).read_text() == (tmp_path / "cut" / EPOCHS).read_text()
     assert [json.loads(line)["epoch"] for line in (tmp_path / "cut" / EPOCHS).read_text().splitlines()] == [0, 1, 2]
-    assert len(one["learned"]["videos"]) == len(task[1].gallery) and one["classes"] == sorted(set(task[0].label))
+    learned = json.loads(one["record"])["origin"]["finetuned_on"]
+    assert len(learned["videos"]) == len(task[1].gallery) and one["classes"] == sorted(set(task[0].label))
     # the pretrained weights are not changed
     assert all(torch.equal(value, before[name]) for name, value in trained.model.state_dict().items())
     # a run that was stopped in its test is not trained again
@@ -176,7 +177,7 @@ def test_a_run_with_a_network_with_dropout_resumes_with_the_same_numbers(
 ) -> None:
     given = makers({"video": [partial(own_networks.Net, 8, dropout=0.3)]})
     network, own = architecture(TINY.network, given, compose(replace(TINY, preset="a")), TINY.clip, CPU)
-    record = TrainingRecord(replace(TINY, network=network), KINETICS, step=600)
+    record = Record(replace(TINY, network=network), KINETICS, step=600)
     model = Trained(GDT(network, ["video"], own).eval(), record)
     recipe = quick(model)
     whole = Finetuning(model, *task, recipe, 0, CPU, tmp_path / "whole")
@@ -253,7 +254,7 @@ def test_finetuned_weights_keep_their_metadata_when_read_and_exported(
     export(Export(tmp_path / "x.safetensors", ckpt=tmp_path / FINETUNED))
     for path in (tmp_path / FINETUNED, tmp_path / "x.safetensors"):
         again = load_model(path)
-        assert again.settings == TINY and again.inputs.statistics.to_numbers() == KINETICS.to_numbers()
+        assert again.settings == TINY and again.inputs.statistics == KINETICS
         ids = task[0].id[task[1].gallery]
         learned = again.origin.finetuned_on
         assert learned == Learned.of("mine", "0a1b", ids) and learned.count("mine", "x", [*ids[:3], "other"]) == 3
@@ -268,10 +269,10 @@ def test_models_and_videos_that_cannot_be_finetuned_are_refused(trained: Trained
     index, fold = task
     few = index, replace(fold, gallery=fold.gallery[::4][:5], gallery_label=fold.gallery_label[::4][:5])
     longer = replace(TINY, size="paper", clip=replace(TINY.clip, mel_frames=199))
-    paper = Trained(trained.model, TrainingRecord(longer, KINETICS))
+    paper = Trained(trained.model, Record(longer, KINETICS))
     recipe = Finetuning.recipe_of(Downstream(modalities=("audio",)), paper)
     assert (recipe.clip.frames, recipe.clip.mel_frames) == (32, 199)
-    sound = Trained(GDT(TINY.network, ["audio"]), TrainingRecord(TINY, KINETICS))
+    sound = Trained(GDT(TINY.network, ["audio"]), Record(TINY, KINETICS))
     for model, of, message in (
         (trained, few, "5 training videos give fewer clips than a batch of 32; set --clips-per-epoch to 7"),
         (sound, task, "trained without video"),

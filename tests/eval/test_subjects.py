@@ -31,8 +31,8 @@ from gdt.preprocess.settings import Preprocess
 from gdt.train.checkpoint import load_trained
 from gdt.train.experiment import compose, tree_of
 from gdt.train.pretrain import pretrain
+from gdt.train.record import from_json
 from gdt.train.settings import SIZES, RunSettings
-from gdt.train.settings_text import from_json
 from tests.composed import inputs_of
 from tests.conftest import Run, preprocess
 from tests.eval.conftest import results

@@ -12,7 +12,6 @@ import torch
 from torch.nn import functional
 
 from gdt.common.errors import UserError
-from gdt.common.serialization import to_json
 from gdt.pipeline.composition import contrast, weight
 from gdt.pipeline.leaves import MODALITIES, Clip, Leaves
 from gdt.pipeline.loader import Batch, Loader
@@ -30,10 +29,9 @@ from gdt.preprocess.settings import Preprocess
 from gdt.train.checkpoint import load_model
 from gdt.train.loss import gdt_loss
 from gdt.train.models.text import TextNetwork
-from gdt.train.settings_text import from_json
 from tests.composed import composed, inputs_of
 from tests.conftest import Run, preprocess, write_word2vec
-from tests.tamper import changed
+from tests.tamper import changed, edit_record
 from tests.train.test_loss import RHO, embed, tensors, triple_loop
 
 CPU = torch.device("cpu")
@@ -220,9 +218,8 @@ def test_text_is_pretrained_from_the_command_line(
     assert state["text_network.fc1.weight"].shape == (256, 12)
     # weights that count padding, such as the release's, go on doing so
     state = torch.load(tmp_path / "run" / "checkpoint.pt", weights_only=True)
-    settings = from_json(state["settings"])
-    counting = to_json(replace(settings, network=replace(settings.network, text_padding=True)))
-    torch.save(state | {"settings": counting}, tmp_path / "start.pt")
+    network = json.loads(state["record"])["settings"]["network"] | {"text_padding": True}
+    torch.save(edit_record(state, {"network": network}), tmp_path / "start.pt")
     started = *train, "--out", "second", "--init", "start.pt", "--shards", captioned, "--word2vec", word2vec
     done = command(*started)
     assert done.returncode == 0, done.stderr

@@ -1,5 +1,6 @@
 """Checkpoints: whole or not at all, intact or rejected."""
 
+import json
 import os
 import random
 import shutil
@@ -16,28 +17,25 @@ import torch
 
 import gdt
 from gdt.common.errors import UserError
-from gdt.pipeline.inputs import Inputs
 from gdt.pipeline.loader import Batch
 from gdt.pipeline.shards.statistics import Statistics
 from gdt.pipeline.transformations.base import VideoPool
 from gdt.pipeline.tree import Tree
 from gdt.train import checkpoint
 from gdt.train.checkpoint import RunState
-from gdt.train.experiment import Experiment, compose, schedule_of
+from gdt.train.experiment import Experiment, compose
 from gdt.train.learner import Learner
 from gdt.train.pretrain import pretrain
-from gdt.train.record import RunData, TrainingRecord
+from gdt.train.record import Record
 from gdt.train.run import CHECKPOINT
 from gdt.train.settings import SIZES, Pretrain, RunSettings
 from gdt.train.step import Metrics
 from tests.conftest import few
-from tests.tamper import flip
+from tests.tamper import edit_record, flip
 from tests.train.own_networks import Breaking
 
 TINY = RunSettings.of(SIZES["tiny"])
-STATISTICS = Statistics(np.array([90.0, 100.0, 110.0]), np.array([50.0, 60.0, 70.0]), -3.0, 2.5)
-INPUTS = Inputs(TINY.clip, TINY.augmentation, STATISTICS)
-DATA = RunData("data")
+RECORD = Record(TINY, Statistics((90.0, 100.0, 110.0), (50.0, 60.0, 70.0), -3.0, 2.5), fingerprint="data")
 
 
 def model_at(step: int) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
@@ -51,7 +49,7 @@ def model_at(step: int) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
 
 
 def state_of(model: torch.nn.Module, optimizer: torch.optim.Optimizer, step: int) -> RunState:
-    return RunState(TrainingRecord(TINY, STATISTICS, DATA, step), model.state_dict(), optimizer.state_dict())
+    return RunState(replace(RECORD, step=step), model.state_dict(), optimizer.state_dict())
 
 
 def save(path: Path, step: int) -> None:
@@ -64,7 +62,7 @@ def same(state: RunState, step: int) -> bool:
     momentum = [value["momentum_buffer"] for value in state.optimizer["state"].values()]
     wanted = [value["momentum_buffer"] for value in optimizer.state_dict()["state"].values()]
     return (
-        (state.record.settings, state.record.step, state.record.data.fingerprint) == (TINY, step, "data")
+        state.record == replace(RECORD, step=step)
         and state.weights.keys() == expected.keys()
         and all(torch.equal(state.weights[name], expected[name]) for name in expected)
         and all(map(torch.equal, momentum, wanted))
@@ -139,7 +137,7 @@ def test_the_untrained_model_has_the_initial_weights_of_the_run(
     settings = RunSettings.of(SIZES["tiny"], preset=preset, seed=5, out=tmp_path)
     source = VideoPool(np.arange(64), np.full(64, 100), 30)
     tree = Tree(compose(settings), source, settings.clip, 40, 0)
-    run = Learner(Experiment(settings, tree, None, schedule_of(settings, 4), INPUTS, DATA), torch.device("cpu"))
+    run = Learner(Experiment(replace(RECORD, settings=settings), tree), torch.device("cpu"))
     began = {name: value.clone() for name, value in run.model.state_dict().items()}
     with torch.no_grad():
         for value in run.model.parameters():
@@ -169,7 +167,7 @@ def finished(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Pretrain
 
 def of_another_version(path: Path) -> None:
     state = torch.load(path, weights_only=True)
-    torch.save(state | {"settings": state["settings"].replace('"seed"', '"luck": 3, "seed"')}, path)
+    torch.save(edit_record(state, {"luck": 3}), path)
 
 
 def not_finite(path: Path) -> None:
@@ -204,7 +202,8 @@ def test_overwrite_starts_anew_whatever_the_folder_holds(
     pretrain(replace(settings, overwrite=True))
     assert path.stat().st_mtime_ns != before
     new, old = (torch.load(folder / CHECKPOINT, weights_only=True) for folder in (path.parent, finished.run_folder))
-    assert new["step"] == 2 and all(torch.equal(new["model"][name], value) for name, value in old["model"].items())
+    assert json.loads(new["record"])["step"] == 2
+    assert all(torch.equal(new["model"][name], value) for name, value in old["model"].items())
 
 
 @pytest.mark.parametrize("where", ["weight", "buffer", "moment"])

@@ -8,7 +8,7 @@ import torch
 from gdt.common.errors import UserError
 from gdt.train import gpu
 from gdt.train.distributed import require_gpus
-from gdt.train.settings_text import parse_arguments
+from gdt.train.options import parse_arguments
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
+from gdt.train import checkpoint
 from tests.conftest import ROOT, Forked, Run, commands_in
 from tests.train.drawn import draw
 from tests.train.runs import go_on, losses, paused, pausing
@@ -59,9 +59,9 @@ def torchrun(arguments: list[str], **environment: str) -> subprocess.Popen[str]:
 
 def stopped_at(run: Path) -> int:
     """The step of the checkpoint, which is that of the log."""
-    step = torch.load(run / "checkpoint.pt", weights_only=True)["step"]
+    step = checkpoint.read(run / "checkpoint.pt").record.step
     assert step == len(losses(run)) < STEPS
-    return int(step)
+    return step
 
 
 @pytest.mark.parametrize(

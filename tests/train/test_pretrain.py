@@ -16,6 +16,7 @@ import torch
 from gdt.common.errors import UserError
 from gdt.pipeline.shards.container import Head
 from gdt.pipeline.shards.index import Index
+from gdt.train import checkpoint
 from gdt.train.experiment import compose, tree_of
 from gdt.train.pretrain import pretrain
 from gdt.train.settings import SIZES
@@ -211,5 +212,4 @@ def test_a_damaged_clip_ends_a_run_after_a_checkpoint(command: Run, shards: Path
     (said,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     assert done.returncode == 2 and "shard-000001.h5 is damaged: checksum mismatch in frame" in said
     assert "gdt verify" in said
-    state = torch.load(run / "checkpoint.pt", weights_only=True)
-    assert 0 < state["step"] == len(losses(run)) < STEPS
+    assert 0 < checkpoint.read(run / "checkpoint.pt").record.step == len(losses(run)) < STEPS

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-import torch
 
 from gdt.pipeline.shards.index import Index
+from gdt.train import checkpoint
 from gdt.train.run import CHECKPOINT
 from tests.conftest import Forked
 from tests.tamper import annotate
@@ -73,7 +73,7 @@ def test_a_signal_to_one_rank_stops_both_after_the_same_step(start: Start, tmp_p
     go_on(first)
     assert ended(ranks) == [128 + signal.SIGUSR1] * 2
     stopped = len(losses(run))
-    assert torch.load(run / CHECKPOINT, weights_only=True)["step"] == stopped < STEPS
+    assert checkpoint.read(run / CHECKPOINT).record.step == stopped < STEPS
     # a rank that does not see the checkpoint would train apart
     said = refusal(start((), ("--out", tmp_path / "elsewhere")))
     assert f"a different step from rank 0 (0, not {stopped})" in said
@@ -104,8 +104,7 @@ def test_a_damaged_clip_on_one_rank_ends_both_after_the_same_step(start: Start, 
     said = [rank.communicate()[1] for rank in ranks]
     assert "shard-000001.h5 is damaged: checksum mismatch" in said[0], "whichever rank it was, rank 0 says it"
     assert "Traceback" not in said[0] + said[1]
-    state = torch.load(run / "checkpoint.pt", weights_only=True)
-    assert 0 < state["step"] == len(losses(run)) < 200
+    assert 0 < checkpoint.read(run / CHECKPOINT).record.step == len(losses(run)) < 200
 
 
 @pytest.mark.slow
@@ -118,4 +117,4 @@ def test_a_gradient_that_is_not_finite_on_one_rank_ends_both_and_keeps_the_check
     said = ranks[0].communicate()[1]
     assert "and the norm of its gradient nan at step 5, which is not saved; lower --lr" in said
     assert "Traceback" not in said
-    assert torch.load(tmp_path / "run" / CHECKPOINT, weights_only=True)["step"] == 4
+    assert checkpoint.read(tmp_path / "run" / CHECKPOINT).record.step == 4

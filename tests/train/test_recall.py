@@ -15,11 +15,12 @@ from gdt.pipeline.loader import Loader
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.transformations.augmentation import EVALUATION
 from gdt.pipeline.word2vec import WordVectors
+from gdt.train import checkpoint
 from gdt.train.experiment import resolve
 from gdt.train.models.gdt import GDT
 from gdt.train.pretrain import pretrain
 from gdt.train.recall import Embedded, Probe, embed_videos, hits, ranks
-from gdt.train.record import TrainingRecord
+from gdt.train.record import Record
 from gdt.train.settings import SIZES, Pretrain, RunSettings
 from gdt.train.trained import Trained
 from tests.pipeline.test_loader import CPU
@@ -51,7 +52,7 @@ def test_hits_by_direction_and_k() -> None:
 def test_embeddings_are_means_over_clips(index: Index) -> None:
     torch.manual_seed(0)
     model, videos = GDT(TINY.network), np.array([4, 11, 30])
-    trained = Trained(model, TrainingRecord(TINY, index.statistics))
+    trained = Trained(model, Record(TINY, index.statistics))
     found = embed_videos(trained, index, videos, 3, CPU, ("audio", "video"))
     assert list(found.embeddings) == ["video", "audio"] and found.videos.tolist() == videos.tolist()
     augmentation = replace(EVALUATION, scale=(36, 36))
@@ -73,7 +74,7 @@ def test_videos_without_captions_are_left_out_with_text(captioned: Path, word2ve
     silent = replace(index, text_count=np.where(np.arange(len(index)) == 3, 0, index.text_count))
     kept = videos[usable(silent, TINY.clip, ("video", "text"))[videos]]
     assert kept.tolist() == [0, 1, 2, 4, 5]
-    trained = Trained(model, TrainingRecord(TINY, silent.statistics))
+    trained = Trained(model, Record(TINY, silent.statistics))
     found = embed_videos(trained, silent, kept, 2, CPU, ("video", "text"), words)
     assert len(found.embeddings["text"]) == len(found.videos) <= 5 and len(found.videos) > 1
 
@@ -104,7 +105,7 @@ def test_a_probe_that_fails_costs_no_steps(shards: Path, tmp_path: Path, monkeyp
     monkeypatch.setattr("gdt.train.trainer.Trainer.probe_due", lambda trainer: trainer.step == 4)
     with pytest.raises(UserError, match="a damaged clip"):
         pretrain(run)
-    assert torch.load(tmp_path / "run" / "checkpoint.pt", weights_only=True)["step"] == 4
+    assert checkpoint.read(tmp_path / "run" / "checkpoint.pt").record.step == 4
 
 
 def test_a_probe_without_words_in_its_clips_measures_nothing(

@@ -15,12 +15,12 @@ from gdt.pipeline.shards.index import Index
 from gdt.pipeline.transformations.base import VideoPool
 from gdt.pipeline.tree import Tree
 from gdt.train.distributed import StopSignal
-from gdt.train.experiment import Experiment, compose, resolve, schedule_of
+from gdt.train.experiment import Experiment, compose, resolve, steps_of
 from gdt.train.learner import Learner
 from gdt.train.pretrain import pretrain
 from gdt.train.settings import SIZES, Optimization, Pretrain, RunSettings
 from tests.composed import inputs_of
-from tests.train.test_checkpoint import DATA, INPUTS
+from tests.train.test_checkpoint import RECORD
 
 CPU = torch.device("cpu")
 PAPER, TINY = SIZES["paper"], SIZES["tiny"]
@@ -31,7 +31,9 @@ def trainer(settings: Pretrain, videos: int) -> Learner:
     source = VideoPool(np.arange(videos), np.full(videos, 100), 30)
     tree = Tree(compose(settings), source, settings.clip, 40, settings.seed)
     small = RunSettings.of(replace(settings, network=TINY.network))
-    return Learner(Experiment(small, tree, None, schedule_of(small, tree.batches_per_epoch), INPUTS, DATA), CPU)
+    return Learner(
+        Experiment(replace(RECORD, settings=small, steps=steps_of(small, tree.batches_per_epoch)), tree), CPU
+    )
 
 
 def test_the_schedule_is_the_published_one() -> None:

@@ -3,9 +3,10 @@
 import argparse
 import collections
 import contextlib
+import math
 import os
 import shutil
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,25 +17,24 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from gdt.common.errors import UserError
-from gdt.common.serialization import to_json
 from gdt.eval.downstream import downstream
 from gdt.eval.embed import features
 from gdt.eval.results import RESULTS, read
 from gdt.eval.settings import Downstream, Embed
 from gdt.pipeline.shards.index import Index, fingerprint
+from gdt.pipeline.shards.statistics import Statistics
 from gdt.pipeline.sources.text import Words
-from gdt.train import portable
 from gdt.train.checkpoint import load_model
 from gdt.train.learner import start_from
 from gdt.train.models.gdt import GDT
 from gdt.train.models.network import Architecture
 from gdt.train.models.text import TextNetwork
 from gdt.train.pretrain import pretrain
-from gdt.train.record import Origin, TrainingRecord
-from gdt.train.run import CHECKPOINT
+from gdt.train.record import Origin, Record, header
 from gdt.train.settings import SIZES, Optimization, Pretrain, RunSettings
 from gdt.train.trained import Trained
-from gdt.train.weights import KINETICS, RELEASE
+from gdt.train.weights import KINETICS, NETWORK, RELEASE
+from tests.tamper import edit_record
 
 
 def convolution(inputs: int, middle: int, outputs: int, stride: int = 1) -> nn.Sequential:
@@ -216,8 +216,8 @@ def test_published_text_and_finetuned_models_load(tmp_path: Path, capsys: pytest
     assert message.count("30 frames at 15 fps (the script uses 16), pixels from 0 to 1, 20 words") == 1
     clip, statistics = trained.settings.clip, trained.inputs.statistics
     assert (clip.frames, clip.stride, clip.size, clip.words) == (30, 2, 112, 20) and "HowTo100M" in message
-    assert statistics.pixel_mean.tolist() == [0] * 3 and statistics.pixel_std.tolist() == [255] * 3
-    portable.write(tmp_path / "x.safetensors", trained)
+    assert statistics.pixel_mean == (0, 0, 0) and statistics.pixel_std == (255, 255, 255)
+    trained.write(tmp_path / "x.safetensors")
     assert load_model(tmp_path / "x.safetensors").model.text_network.padding
     tuned = nn.Module()
     tuned.base, tuned.classifier = release.video_network.base, nn.Linear(512, 101)
@@ -323,21 +323,22 @@ def test_trunks_without_the_heads_of_the_release_load(
 def test_weights_that_are_not_finite_are_refused_by_name(tmp_path: Path) -> None:
     network = Architecture(stem=2, stem_middle=2, widths=(2,), depth=1)
     base = random(GDT(network, ["video"])).video_network.base.state_dict()
-    texts = {"settings": to_json(RunSettings.of(Pretrain(network=network))), "statistics": RELEASE.to_numbers()}
+    record = Record(RunSettings.of(Pretrain(network=network)), RELEASE, origin=Origin("mine", (), ("mlp_v",)))
+    texts = {**header(NETWORK, record), "network": "video"}
     path, weight, variance = tmp_path / "x.pt", "stem.0.weight", "stem.1.running_var"
 
-    def load(changed: dict[str, object], **others: object) -> Trained:
+    def load(changed: dict[str, object], texts: dict[str, Any] = texts) -> Trained:
         named = {f"base.{name}": value for name, value in {**base, **changed}.items()}
-        torch.save({"model": named, **texts, **others}, path)
+        torch.save({"model": named, **texts}, path)
         return load_model(path)
 
     assert load({weight: base[weight].half(), variance: base[variance] * 0}).origin.fresh == ("mlp_v",)
     for value in (base[weight] / 0, base[weight].double() * 1e300):
         with pytest.raises(UserError, match=f"^{path}: {weight} contains NaN or infinity; use another file$"):
             load({weight: value})
-    for numbers in ([np.nan] * 8, [*RELEASE.to_numbers()[:7], 0.0]):
-        with pytest.raises(UserError, match="x.pt has an invalid normalisation"):
-            load({}, statistics=list(map(float, numbers)))
+    for change in ({"mel_mean": math.nan}, {"mel_std": 0.0}):
+        with pytest.raises(UserError, match=r"x.pt holds no settings of this version \(.* is no normalisation\)"):
+            load({}, edit_record(texts, statistics=asdict(RELEASE) | change))
 
 
 @pytest.fixture(scope="module")
@@ -350,9 +351,9 @@ def test_evaluation_uses_the_statistics_of_training(
     run: Path, index: Index, shards: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     trained = load_model(run)
-    assert trained.inputs.statistics.to_numbers() == index.statistics.to_numbers()
+    assert trained.inputs.statistics == index.statistics
     real = Index.open
-    elsewhere = replace(index.statistics, pixel_mean=index.statistics.pixel_mean + 40, pixel_std=np.full(3, 9.0))
+    elsewhere = replace(index.statistics, pixel_mean=(130.0, 140.0, 150.0), pixel_std=(9.0, 9.0, 9.0))
     monkeypatch.setattr("gdt.eval.subjects.Index.open", lambda *given: replace(real(*given), statistics=elsewhere))
     settings = Downstream(
         (run,), "x", shards, ("retrieval", "few-shot", "cross-modal"), clips=2, random_weights="exclude"
@@ -368,7 +369,8 @@ def test_init_starts_from_the_given_weights(
     run: Path, shards: Path, index: Index, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     state = torch.load(run, weights_only=True)
-    state["statistics"] = [10.0, 20.0, 30.0, 40.0, 50.0, 60.0, 7.0, 8.0]
+    theirs = Statistics((10.0, 20.0, 30.0), (40.0, 50.0, 60.0), 7.0, 8.0)
+    state = edit_record(state, statistics=asdict(theirs))
     torch.save(state, tmp_path / "start.pt")
     settings = replace(
         SIZES["tiny"], shards=shards, out=tmp_path / "run", preset="a", batch_size=4, steps=1,
@@ -380,20 +382,12 @@ def test_init_starts_from_the_given_weights(
         began.model.video_network.named_parameters(), now.model.video_network.named_parameters(), strict=True
     ):
         assert torch.allclose(one, other, atol=1e-8), name
-    assert now.inputs.statistics.to_numbers() == state["statistics"] != index.statistics.to_numbers()
-    assert torch.load(tmp_path / "run" / CHECKPOINT, weights_only=True)["data"] == fingerprint(index)
+    assert now.inputs.statistics == theirs != index.statistics and now.record.fingerprint == fingerprint(index)
     moved = replace(settings, init=str(shutil.copy(tmp_path / "start.pt", tmp_path / "moved.pt")))
     pretrain(moved)  # resumes, and finds that it is done
-    done = torch.load(tmp_path / "run" / CHECKPOINT, weights_only=True)
-    torch.save({name: value for name, value in done.items() if name != "start"}, tmp_path / "run" / CHECKPOINT)
-    pretrain(settings)
-    for other in (moved, replace(settings, init=None)):  # of earlier versions, which knew only the path
-        with pytest.raises(UserError, match="the weights of --init"):
-            pretrain(other)
-    torch.save(done, tmp_path / "run" / CHECKPOINT)
     with pytest.raises(UserError, match="the weights of --init"):
         pretrain(replace(settings, init=None))
-    torch.save(state | {"statistics": [11.0, *state["statistics"][1:]]}, tmp_path / "start.pt")
+    torch.save(edit_record(state, statistics=asdict(replace(theirs, mel_mean=11.0))), tmp_path / "start.pt")
     with pytest.raises(UserError, match="holds a run with different settings .the weights of --init"):
         pretrain(settings)
     with pytest.raises(UserError, match=r"start.pt \(video_network\) holds another model: "):
@@ -405,7 +399,7 @@ def test_random_parts_of_foreign_weights_are_not_copied() -> None:
     model, start = GDT(tiny.network), random(GDT(tiny.network, ["video"]))
     head = {name: value.clone() for name, value in model.mlp_v.state_dict().items()}
     origin = Origin("torchvision's", (), ("mlp_v",))
-    said = start_from(model, Trained(start, TrainingRecord(tiny, KINETICS, origin=origin)), Path("r2plus1d_18.pth"))
+    said = start_from(model, Trained(start, Record(tiny, KINETICS, origin=origin)), Path("r2plus1d_18.pth"))
     assert said == "starting from r2plus1d_18.pth: loaded video_network; random mlp_v, audio_network, mlp_a"
     assert all(torch.equal(value, head[name]) for name, value in model.mlp_v.state_dict().items())
     weights = model.video_network.state_dict()
