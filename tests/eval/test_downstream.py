@@ -177,6 +177,21 @@ def test_tables_include_models_of_earlier_calls_with_the_same_settings(on_ucf: D
     assert rows.index("mine") < rows.index("e")  # the model of the call is what others are compared with
 
 
+def test_of_one_name_the_weights_of_this_call_count(on_ucf: Downstream, tmp_path: Path) -> None:
+    state = torch.load(on_ucf.ckpt[0], weights_only=True)
+    paths = [tmp_path / folder / "mine.pt" for folder in ("former", "now")]
+    for path in paths:
+        path.parent.mkdir()
+        torch.save(state, path)
+        state["model"]["video_network.base.stem.0.weight"].mul_(2)
+    former, now = (downstream(replace(on_ucf, ckpt=(path,), out=tmp_path / "out")) for path in paths)
+    rows = [[line.split("  ")[0] for line in text.splitlines()] for text in (former, now)]
+    assert [names.count("mine") for names in rows] == [1, 1]
+    assert downstream(replace(on_ucf, ckpt=(paths[0],), out=tmp_path / "out")) == former
+    both = downstream(replace(on_ucf, ckpt=tuple(paths), out=tmp_path / "out"))
+    assert len(re.findall(r"^mine \([0-9a-f]{6}\) ", both, re.M)) == 2
+
+
 def test_a_model_with_fewer_folds_is_named_with_them(on_ucf: Downstream, tmp_path: Path) -> None:
     downstream(on_ucf)
     text = downstream(replace(on_ucf, folds=(1, 2, 1), random_weights="only"))
@@ -185,7 +200,7 @@ def test_a_model_with_fewer_folds_is_named_with_them(on_ucf: Downstream, tmp_pat
     assert "folds differ in number: random weights (2); e (1)" in text
 
 
-@pytest.mark.parametrize("damage", few([b"", b"{}\n", b"\xff\xfe\x00\n", b'{"conditions": "ab', b"unknown"], 2))
+@pytest.mark.parametrize("damage", few([b"", b"{}\n", b"\xff\xfe\x00\n", b'{"model": "ab', b"unknown"], 2))
 def test_damaged_lines_are_computed_again(
     on_ucf: Downstream, tmp_path: Path, capsys: pytest.CaptureFixture[str], damage: bytes
 ) -> None:
