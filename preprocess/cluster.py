@@ -145,7 +145,7 @@ def map_unordered(
     kills several workers, and what a task raises: only those of dead workers are repeated.
     """
     if isinstance(client, Threads):
-        yield from client.map_unordered(function, tasks)
+        yield from client.map_unordered(function, tasks, fits)
         return
     import distributed
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Any, TypeVar
 
@@ -51,15 +51,23 @@ class Threads:
     def unsubscribe_topic(self, _: str) -> None:
         self._handle = lambda event: None
 
-    def map_unordered(self, function: Callable[[_Task], _Result], tasks: Iterable[_Task]) -> Iterator[_Result]:
-        """Yield results in order of completion. Raises what a task raises."""
+    def map_unordered(
+        self,
+        function: Callable[[_Task], _Result],
+        tasks: Iterable[_Task],
+        fits: Callable[[Sequence[_Task]], bool] = lambda tasks: True,
+    ) -> Iterator[_Result]:
+        """Yield results in order of completion; `fits` as in `cluster.map_unordered`. Raises what a task raises."""
         waiting = iter(tasks)
-        running: set[Future[_Result]] = set()
+        coming = [*itertools.islice(waiting, 1)]
+        task_of: dict[Future[_Result], _Task] = {}
         while True:
-            for task in itertools.islice(waiting, self._number - len(running)):
-                running.add(self._pool.submit(function, task))
-            if not running:
+            while coming and len(task_of) < self._number and (not task_of or fits([*task_of.values(), *coming])):
+                task = coming.pop()
+                coming += itertools.islice(waiting, 1)
+                task_of[self._pool.submit(function, task)] = task
+            if not task_of:
                 return
-            done, running = wait(running, return_when=FIRST_COMPLETED)
-            for future in done:
-                yield future.result()
+            future = wait(task_of, return_when=FIRST_COMPLETED).done.pop()
+            yield future.result()
+            del task_of[future]

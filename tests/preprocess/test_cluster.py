@@ -75,6 +75,17 @@ def test_a_task_that_raises_is_not_repeated_and_one_that_kills_names_the_worker(
             list(cluster.map_unordered(client, kills_its_worker, [tmp_path], 1))
 
 
+@pytest.mark.parametrize("room", [1, 2, 9])
+def test_threads_begin_no_task_before_there_is_room(room: int) -> None:
+    """Where that of a result is free once the next is asked for."""
+    begun: list[int] = []
+    with Threads(4) as threads:
+        results = cluster.map_unordered(threads, begun.append, range(9), 4, lambda tasks: len(tasks) <= room)
+        for taken, _ in enumerate(results):
+            assert len(begun) <= taken + min(room, 4)
+    assert sorted(begun) == [*range(9)]
+
+
 def test_the_error_of_a_worker_names_its_host(videos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "gethostname", lambda: "node17")
     for error, said in ((UserError("no ffmpeg"), "no ffmpeg"), (OSError(errno.EIO, "no disk"), "cannot write"),
