@@ -79,7 +79,7 @@ class Downstream:
     tables: bool = True
     """Write the tables, alone in the folder; off in processes that a command starts."""
     cache: str = ""
-    """Size of this machine's cache of shards in a store, such as 500GB; default: most of the free disk."""
+    """Size of a run's cache of shards in a store, such as 500GB; default: most of the free disk."""
 
     def __post_init__(self) -> None:
         require_range(self, "clips", most=1000)
@@ -162,7 +162,7 @@ class Embed:
     overwrite: bool = False
     """Replace an existing file, instead of adding the videos that it lacks."""
     cache: str = ""
-    """Size of this machine's cache of shards in a store, such as 500GB; default: most of the free disk."""
+    """Size of a run's cache of shards in a store, such as 500GB; default: most of the free disk."""
     own_networks: Annotated[OwnNetworks, tyro.conf.arg(name="")] = PAPER_NETWORKS
     """Those that the checkpoint was trained with."""
 

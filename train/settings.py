@@ -135,7 +135,7 @@ class Pretrain:
     wandb: Annotated[str, NOT_COMPARED] = ""
     """Weights & Biases project to send the metrics to; needs the package wandb."""
     cache: Annotated[str, NOT_COMPARED] = ""
-    """Size of this machine's cache of shards in a store, such as 500GB; default: most of the free disk."""
+    """Size of a run's cache of shards in a store, such as 500GB; default: most of the free disk."""
 
     def __post_init__(self) -> None:
         _require(

@@ -81,10 +81,13 @@ class Cache:
         self.used = 0  # shards of the batches that are done
         self.bound = index.cache_bytes
         """Bytes that the folder may hold: as asked, or four fifths of what is free on its disk and in it."""
+        self._spare = 0  # bytes that stay free, unless the next batch needs them
         if leads:
             with locked(self.root, "set GDT_CACHE to another folder", wait=True):
                 self._lock = self._take_folder()
-            self.bound = self.bound or (shutil.disk_usage(self.root).free + sum(self._held.values())) * 4 // 5
+            if not self.bound:
+                self._spare = (shutil.disk_usage(self.root).free + sum(self._held.values())) // 5
+                self.bound = 4 * self._spare
             self._evict({path: (math.inf, size) for path, size in reversed(self._held.items())}, self.bound)
 
     def _take_folder(self) -> BinaryIO:
@@ -224,7 +227,11 @@ class Cache:
         held = {path: (uses.get(path, math.inf), size) for path, size in reversed(self._held.items())}
         idle = {path: of_path for path, of_path in held.items() if of_path[0] > when}
         kept = sum(size for path, (_, size) in held.items() if path not in idle)
-        room = self.bound - kept - sum(self._size(other) for other in {number, *self._coming})
+        coming = sum(self._size(other) for other in {number, *self._coming})
+        room = self.bound - kept - coming
+        if when and self._spare:  # other runs may have filled the disk
+            free = shutil.disk_usage(self.root).free + sum(size for _, size in idle.values())
+            room = min(room, free - self._spare - coming)
         if room >= 0:
             self._evict(idle, room)
         elif not when and not self._coming:  # nothing to wait for

@@ -2,7 +2,8 @@
 
 import itertools
 import math
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,8 +12,9 @@ import pytest
 
 from gdt.common.folders import Folder
 from gdt.pipeline.shards import cache as cache_module
-from gdt.pipeline.shards.cache import Cache
+from gdt.pipeline.shards.cache import Cache, Plan
 from gdt.pipeline.shards.eviction import evicted
+from tests.train.runs import wait_until
 
 
 def fewest_bytes(batches: list[list[int]], sizes: list[int], bound: int) -> int:
@@ -86,29 +88,63 @@ def test_what_is_evicted_is_needed_room() -> None:
     assert evicted({"a": (1, 3)}, -1) == ["a"]
 
 
-@pytest.mark.parametrize(("bound", "fetches"), [(8, 4), (11, 3)])
-def test_the_cache_fetches_what_eviction_by_next_use_does(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bound: int, fetches: int
-) -> None:
-    monkeypatch.setenv("GDT_CACHE", str(tmp_path))
-    monkeypatch.setattr(cache_module, "_AT_ONCE", 1)
-    heads = [SimpleNamespace(size=size, crc32=f"{size:08x}", line=b"") for size in (5, 5, 1)]
-    names = [f"shard-{number}.h5" for number in range(3)]
-    cache = Cache(SimpleNamespace(folder=Folder("s3://bucket/set"), shard_names=names, heads=heads, cache_bytes=bound))
-    fetched: list[int] = []
+def fake(sizes: Sequence[int], bound: int, monkeypatch: pytest.MonkeyPatch, told: Callable[[int], None]) -> Cache:
+    """A cache of shards of these sizes; `told` learns what is fetched, one after another."""
+    heads = [SimpleNamespace(size=size, crc32=f"{size:08x}", line=b"") for size in sizes]
+    names = [f"shard-{number}.h5" for number in range(len(sizes))]
 
     def fetch(folder: Folder, name: str, to: Path, check: object) -> None:
-        fetched.append(int(Path(name).stem[-1]))
-        to.write_bytes(bytes(heads[fetched[-1]].size))
+        told(names.index(name))
+        to.write_bytes(bytes(sizes[names.index(name)]))
 
+    monkeypatch.setattr(cache_module, "_AT_ONCE", 1)
     monkeypatch.setattr(Folder, "fetch", fetch)
-    plan = cache.begin()
-    batches = [np.array(batch) for batch in ([0, 2], [1], [0], [0, 2])]
-    for batch in batches:
-        cache.expect(plan, batch)
+    return Cache(SimpleNamespace(folder=Folder("s3://bucket/set"), shard_names=names, heads=heads, cache_bytes=bound))
+
+
+def read(cache: Cache, plan: Plan, batches: Sequence[Sequence[int]]) -> None:
     for batch in batches:
         for number in batch:
             cache.open(plan, number).close()
         cache.done(plan)
     cache.close()
-    assert fetched == simulate(batches, [5, 5, 1], bound) and len(fetched) == fetches
+
+
+@pytest.mark.parametrize(("bound", "fetches"), [(8, 4), (11, 3)])
+def test_the_cache_fetches_what_eviction_by_next_use_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bound: int, fetches: int
+) -> None:
+    monkeypatch.setenv("GDT_CACHE", str(tmp_path))
+    fetched: list[int] = []
+    cache = fake([5, 5, 1], bound, monkeypatch, fetched.append)
+    batches = [[0, 2], [1], [0], [0, 2]]
+    plan = cache.begin()
+    for batch in batches:
+        cache.expect(plan, np.array(batch))
+    read(cache, plan, batches)
+    assert fetched == simulate(list(map(np.array, batches)), [5, 5, 1], bound) and len(fetched) == fetches
+
+
+@pytest.mark.parametrize(("others", "waiting"), [(0, [3, 3, 3]), (75, [3, 2, 1])])
+def test_nothing_is_fetched_ahead_into_the_last_fifth_of_a_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, others: int, waiting: list[int]
+) -> None:
+    monkeypatch.setenv("GDT_CACHE", str(tmp_path))
+    taken = 0
+    usage = lambda _: SimpleNamespace(free=100 - taken - sum(path.stat().st_size for path in tmp_path.rglob("*.h5")))  # noqa: E731
+    monkeypatch.setattr(cache_module.shutil, "disk_usage", usage)
+    left, told = list[int](), threading.Event()
+
+    def fetching(_: int) -> None:
+        told.wait()
+        left.append(len(plan))
+
+    cache = fake([10, 10, 10], 0, monkeypatch, fetching)
+    plan = cache.begin()
+    taken = others  # by other runs
+    for number in range(3):
+        cache.expect(plan, np.array([number]))
+    told.set()
+    wait_until(lambda: len(left) == waiting.count(3))
+    read(cache, plan, [[0], [1], [2]])
+    assert left == waiting, "batches that are not done when a shard is fetched"
