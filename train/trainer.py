@@ -152,7 +152,7 @@ class Trainer:
     def open_probe(self) -> Probe | None:
         """The probe of held-out videos, on rank 0, if it is set."""
         every = self.settings.probe_every
-        remote = self.index.store is not None  # random videos would fetch many whole shards
+        remote = self.index.folder.remote  # random videos would fetch many whole shards
         if self.rank or every == 0 or (every is None and remote):
             return None
         probe = Probe(self.experiment, self.index, self.device)
@@ -169,7 +169,7 @@ class Trainer:
 
     def open_cache(self) -> Cache | None:
         """The cache of shards in a store, which the first rank of a machine fills."""
-        if not self.index.store:
+        if not self.index.folder.remote:
             return None
         return Cache(self.index, str(self.path.absolute()), leads=is_first_here())
 

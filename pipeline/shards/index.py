@@ -222,11 +222,6 @@ class Index(VideoTable):
         )
 
     @property
-    def store(self) -> Folder | None:
-        """The folder, if it is in a store."""
-        return self.folder if self.folder.remote else None
-
-    @property
     def classes(self) -> list[str]:
         return names_in(self.label)
 

@@ -31,7 +31,7 @@ class ShardReader:
         hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
         # pread shares no file position between threads or forks, and a reader keeps its file open after eviction
-        self._own = Cache(index) if index.store and cache is None else None
+        self._own = Cache(index) if index.folder.remote and cache is None else None
         self.cache = cache or self._own
         self._plan = self.cache.begin() if self.cache else Plan()
         self._opened = lru_cache(min(_OPEN_FILES, hard // 2))(partial(_OpenShard, index, self.cache, self._plan))
