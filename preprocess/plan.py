@@ -25,6 +25,10 @@ from gdt.preprocess.videos import ListedVideo
 PLAN = "plan.jsonl"
 SHARD_BYTES = 256e6
 """Maximum bytes of the videos of a shard, which is 1 to 3 times as large; one video may be more."""
+_LEAST, _SHARE = 16, 20
+"""Of a small set, a shard has one of so many parts, since a kill costs those in work, but not fewer than these videos,
+which one ffmpeg decodes.
+"""
 
 
 @dataclass(frozen=True)
@@ -224,7 +228,7 @@ def assign(
     """The videos of each shard by its number, given those of an earlier plan.
 
     Planned videos stay in their shards; the others are divided, in the order of the list, into new shards of at most
-    `videos_per_shard` videos and about `shard_bytes` of files.
+    `videos_per_shard` videos, fewer of a small set, and about `shard_bytes` of files.
     """
     left = dict(videos)
     shards: dict[int, list[ListedVideo]] = {}
@@ -232,6 +236,7 @@ def assign(
         members = [left.pop(name) for name in names if name in left]
         if members:
             shards[number] = members
+    videos_per_shard = min(videos_per_shard, max(_LEAST, len(left) // _SHARE))
     number = max(shards, default=-1)
     room = 0.0
     group: list[ListedVideo] = []

@@ -37,7 +37,7 @@ class Preprocess:
     word2vec: Path | None = None
     """word2vec file, to store captions as words; default: no captions."""
     videos_per_shard: int = 128
-    """Maximum number of videos per shard; 256 MB of them end it sooner."""
+    """Maximum number of videos per shard; a 20th of few videos, or 256 MB, end it sooner."""
     val: float | None = None
     """Fraction of unsplit videos for val; default: last run's, or 0."""
     test: float | None = None

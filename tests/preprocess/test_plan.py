@@ -4,6 +4,8 @@ import random
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from gdt.common.errors import LeftOut
 from gdt.common.folders import Folder
 from gdt.preprocess.ffmpeg import Extraction
@@ -90,6 +92,13 @@ def test_shards_are_limited_in_videos_and_bytes(tmp_path: Path) -> None:
     assert list(cut(tmp_path, list("abcdefghij"), 3500).values()) == [
         list("abc"), list("d"), list("e"), list("fgh"), list("ij"),
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("count", "largest"), [(10, 10), (300, 16), (1000, 50), (5000, 128)])
+def test_shards_of_small_sets_are_smaller_so_that_a_kill_costs_little(count: int, largest: int) -> None:
+    videos = {f"{k:04d}": ListedVideo(f"{k:04d}", HERE / f"{k}.mp4") for k in range(count)}
+    shards = assign(videos, {}, 128, 1e6)
+    assert max(map(len, shards.values())) == largest and sum(map(len, shards.values())) == count
 
 
 def test_random_lists_keep_every_video_once_in_its_shard(tmp_path: Path) -> None:
