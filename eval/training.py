@@ -21,6 +21,7 @@ from gdt.common.randomness import Stream, seed_sequence
 from gdt.eval.classification import classes_of, targets, top_k
 from gdt.eval.extract import require_network
 from gdt.eval.folds import Fold
+from gdt.eval.jobs import Job
 from gdt.eval.metrics import Measured
 from gdt.eval.settings import Downstream
 from gdt.eval.subjects import FINETUNED
@@ -28,7 +29,6 @@ from gdt.pipeline.clips import ClipSampling, random_clips, uniform_plans
 from gdt.pipeline.inputs import Inputs
 from gdt.pipeline.leaves import Clip
 from gdt.pipeline.loader import Batch, Loader
-from gdt.pipeline.shards.index import Index
 from gdt.pipeline.transformations.augmentation import Augmentation
 from gdt.pipeline.tree import BatchPlan
 from gdt.train.inference import over_clips
@@ -126,34 +126,25 @@ class Finetuning:
             recipe = replace(recipe, lr=settings.lr, first_lr=recipe.first_lr * settings.lr / recipe.lr)
         return recipe
 
-    def __init__(
-        self,
-        trained: Trained,
-        index: Index,
-        fold: Fold,
-        recipe: Recipe,
-        seed: int,
-        device: torch.device,
-        folder: Path,
-        modality: str = "video",
-        dataset: str = "",
-        shards: str = "",
-    ) -> None:
-        """Trains on the gallery of a fold and tests on its queries; `shards` is the fingerprint of the data set's."""
+    def __init__(self, job: Job, fold: Fold, recipe: Recipe) -> None:
+        """Trains on the gallery of a fold, the videos of the job that its model can use, and tests on its queries."""
+        trained = job.subject.trained
+        (modality,) = job.settings.modalities
         require_network(trained, modality)
+        index = job.eval_set.index
         self.index = index
         self.fold = fold
         self.recipe = recipe
         self.inputs = Inputs(recipe.clip, recipe.augmentation, trained.inputs.statistics, trained.inputs.fps)
-        self.device = device
-        self.folder = folder
+        self.device = job.device
+        self.folder = job.folder
         self.modality = modality
         classes = classes_of(fold.gallery_label)
         self._train_target = targets(fold.gallery_label, classes)
         self.test_target = targets(fold.query_label, classes)
-        learned = Learned.of(dataset, shards, index.id[fold.gallery])
+        learned = Learned.of(job.eval_set.dataset, job.eval_set.fingerprint, index.id[fold.gallery])
         self.metadata = network_header(trained, modality, learned) | {"classes": classes.tolist()}
-        self._seeds = (seed, fold.number)
+        self._seeds = (job.settings.seed, fold.number)
         self._training = ClipSampling(recipe.clips, recipe.batch, recipe.augmentation)
         videos = len(fold.gallery)
         self.batches = self._training.batches(videos)
@@ -164,7 +155,7 @@ class Finetuning:
             )
         torch.manual_seed(int(seed_sequence(Stream.FINETUNING, *self._seeds, 1 << 20).generate_state(1)[0]))
         base = copy.deepcopy(trained.model.backbone(modality))  # other folds start from the same weights
-        self.model = self.classifier(base, base.dim, len(classes)).to(device)
+        self.model = self.classifier(base, base.dim, len(classes)).to(job.device)
         if modality == "video" and not trained.model.network.video:
             self.model.to(memory_format=torch.channels_last_3d)  # type: ignore[call-overload]
         parameters = self.model.parameters()

@@ -16,8 +16,10 @@ from torch.nn import functional
 from gdt.common.errors import UserError
 from gdt.eval.export import export
 from gdt.eval.folds import Fold
+from gdt.eval.jobs import Job
+from gdt.eval.protocols import PROTOCOLS
 from gdt.eval.settings import Downstream, Export
-from gdt.eval.subjects import FINETUNED
+from gdt.eval.subjects import FINETUNED, EvalSet, Subject
 from gdt.eval.training import EPOCHS, STATE, Classifier, Finetuning, Recipe
 from gdt.pipeline.clips import uniform_clips
 from gdt.pipeline.loader import Loader
@@ -52,6 +54,16 @@ def task(index: Index) -> Task:
     return index, Fold(2, train, test, index.label[train].astype(str), index.label[test].astype(str))
 
 
+def finetuning(trained: Trained, task: Task, recipe: Recipe, folder: Path, seed: int = 0) -> Finetuning:
+    """A finetuning in a folder."""
+    index, fold = task
+    subject, eval_set = Subject("mine", "mine.pt", trained, False), EvalSet("mine", index, "0a1b", "test")
+    job = Job(subject, PROTOCOLS["finetune"], fold, Downstream(seed=seed), eval_set, None, CPU, folder)
+    run = Finetuning(job, fold, recipe)
+    run.folder = folder
+    return run
+
+
 def quick(trained: Trained, **changes: Any) -> Recipe:
     recipe = Finetuning.recipe_of(Downstream(epochs=3, clips_per_epoch=2, clips=2), trained)
     return replace(recipe, **({"batch": 16} | changes))
@@ -76,7 +88,7 @@ def test_the_schedule_scales_with_the_epochs() -> None:
 
 
 def test_learning_rates_follow_the_recipe(trained: Trained, task: Task, tmp_path: Path) -> None:
-    run = Finetuning(trained, *task, quick(trained), 0, CPU, tmp_path)
+    run = finetuning(trained, task, quick(trained), tmp_path)
     seen = []
     run.optimizer.register_step_pre_hook(lambda optimizer, *_: seen.append(optimizer.param_groups[0]["lr"]))
     run.run("x")
@@ -89,7 +101,7 @@ def test_learning_rates_follow_the_recipe(trained: Trained, task: Task, tmp_path
 
 def test_clips_follow_the_recipe(trained: Trained, task: Task, tmp_path: Path) -> None:
     """At full size; plans are cheap."""
-    run = Finetuning(trained, *task, Recipe(), 0, CPU, tmp_path)
+    run = finetuning(trained, task, Recipe(), tmp_path)
     assert run.batches == len(task[1].gallery) * 10 // 32
     plan = next(run.plans(0))
     assert plan.leaves.frames.shape == (32, 32) and (np.diff(plan.leaves.frames, axis=1) == 1).all()
@@ -100,7 +112,7 @@ def test_clips_follow_the_recipe(trained: Trained, task: Task, tmp_path: Path) -
 
 
 def test_accuracy_equals_counting(trained: Trained, task: Task, tmp_path: Path) -> None:
-    run = Finetuning(trained, *task, quick(trained, test_clips=3), 0, CPU, tmp_path)
+    run = finetuning(trained, task, quick(trained, test_clips=3), tmp_path)
     torch.manual_seed(1)
     torch.nn.init.normal_(run.model.classifier.weight, std=3.0)
     found = run.test("x")
@@ -135,7 +147,7 @@ def test_a_stopped_run_resumes_with_the_same_numbers(
 ) -> None:
     monkeypatch.setattr(Finetuning, "classifier", Dropping)
     recipe = quick(trained)
-    whole = Finetuning(trained, *task, recipe, 5, CPU, tmp_path / "whole").run("x")
+    whole = finetuning(trained, task, recipe, tmp_path / "whole", seed=5).run("x")
     before = {name: value.clone() for name, value in trained.model.state_dict().items()}
     real = Finetuning._save_epoch
 
@@ -146,10 +158,10 @@ def test_a_stopped_run_resumes_with_the_same_numbers(
 
     monkeypatch.setattr(Finetuning, "_save_epoch", stopped)
     with pytest.raises(KeyboardInterrupt):
-        Finetuning(trained, *task, recipe, 5, CPU, tmp_path / "cut").run("x")
+        finetuning(trained, task, recipe, tmp_path / "cut", seed=5).run("x")
     assert (tmp_path / "cut" / STATE).is_file()
     monkeypatch.setattr(Finetuning, "_save_epoch", real)
-    again = Finetuning(trained, *task, recipe, 5, CPU, tmp_path / "cut")
+    again = finetuning(trained, task, recipe, tmp_path / "cut", seed=5)
     steps = []
     again.optimizer.register_step_pre_hook(lambda *_: steps.append(1))
     assert again.run("x") == whole and len(steps) == again.batches  # one epoch of three
@@ -164,10 +176,10 @@ def test_a_stopped_run_resumes_with_the_same_numbers(
     # a run that was stopped in its test is not trained again
     monkeypatch.setattr(Finetuning, "test", lambda self, name: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
-        Finetuning(trained, *task, recipe, 5, CPU, tmp_path / "tested").run("x")
+        finetuning(trained, task, recipe, tmp_path / "tested", seed=5).run("x")
     monkeypatch.undo()
     monkeypatch.setattr(Finetuning, "classifier", Dropping)
-    last = Finetuning(trained, *task, recipe, 5, CPU, tmp_path / "tested")
+    last = finetuning(trained, task, recipe, tmp_path / "tested", seed=5)
     last.optimizer.register_step_pre_hook(lambda *_: pytest.fail("it is trained again"))
     assert last.run("x") == whole
 
@@ -180,7 +192,7 @@ def test_a_run_with_a_network_with_dropout_resumes_with_the_same_numbers(
     record = Record(replace(TINY, network=network), KINETICS, step=600)
     model = Trained(GDT(network, ["video"], own).eval(), record)
     recipe = quick(model)
-    whole = Finetuning(model, *task, recipe, 0, CPU, tmp_path / "whole")
+    whole = finetuning(model, task, recipe, tmp_path / "whole")
     whole.run("x")
     real = Finetuning._save_epoch
 
@@ -191,8 +203,8 @@ def test_a_run_with_a_network_with_dropout_resumes_with_the_same_numbers(
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(Finetuning, "_save_epoch", stopped)
-        Finetuning(model, *task, recipe, 0, CPU, tmp_path / "cut").run("x")
-    again = Finetuning(model, *task, recipe, 0, CPU, tmp_path / "cut")
+        finetuning(model, task, recipe, tmp_path / "cut").run("x")
+    again = finetuning(model, task, recipe, tmp_path / "cut")
     again.run("x")
     assert all(torch.equal(value, again.model.state_dict()[name]) for name, value in whole.model.state_dict().items())
 
@@ -201,7 +213,7 @@ def test_a_gradient_that_is_not_finite_ends_a_run_and_keeps_its_last_epoch(
     trained: Trained, task: Task, tmp_path: Path
 ) -> None:
     """At the last step, whose loss is finite."""
-    run = Finetuning(trained, *task, quick(trained), 0, CPU, tmp_path)
+    run = finetuning(trained, task, quick(trained), tmp_path)
     done: list[int] = []
 
     def spoil(gradient: Tensor) -> Tensor:
@@ -222,8 +234,8 @@ def test_a_run_starts_again_if_its_state_does_not_fit(
     trained: Trained, task: Task, tmp_path: Path, capsys: pytest.CaptureFixture[str], how: str
 ) -> None:
     recipe = quick(trained)
-    whole = Finetuning(trained, *task, recipe, 0, CPU, tmp_path / "whole").run("x")
-    other = Finetuning(trained, *task, recipe, 0, CPU, tmp_path / "run")
+    whole = finetuning(trained, task, recipe, tmp_path / "whole").run("x")
+    other = finetuning(trained, task, recipe, tmp_path / "run")
     (tmp_path / "run").mkdir()
     other._save_epoch(0, 1.0, 0)
     path = tmp_path / "run" / STATE
@@ -231,7 +243,7 @@ def test_a_run_starts_again_if_its_state_does_not_fit(
     if how == "bit":
         data[len(data) // 2] ^= 4
     path.write_bytes(data[: len(data) // 2] if how == "cut" else data)
-    assert Finetuning(trained, *task, recipe, 0, CPU, tmp_path / "run").run("x") == whole
+    assert finetuning(trained, task, recipe, tmp_path / "run").run("x") == whole
     assert "; finetuning restarts from the first epoch" in capsys.readouterr().out
 
 
@@ -239,7 +251,7 @@ def test_a_run_starts_again_if_its_state_does_not_fit(
 def test_a_state_that_the_machine_cannot_read_is_not_started_again(
     trained: Trained, task: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: Exception
 ) -> None:
-    run = Finetuning(trained, *task, quick(trained), 0, CPU, tmp_path)
+    run = finetuning(trained, task, quick(trained), tmp_path)
     run._save_epoch(0, 1.0, 0)
     monkeypatch.setattr("gdt.eval.training.load_checked", Mock(side_effect=fault))
     with pytest.raises(type(fault)):
@@ -249,7 +261,7 @@ def test_a_state_that_the_machine_cannot_read_is_not_started_again(
 def test_finetuned_weights_keep_their_metadata_when_read_and_exported(
     trained: Trained, task: Task, tmp_path: Path
 ) -> None:
-    run = Finetuning(trained, *task, quick(trained), 0, CPU, tmp_path, dataset="mine", shards="0a1b")
+    run = finetuning(trained, task, quick(trained), tmp_path)
     run.keep()
     export(Export(tmp_path / "x.safetensors", ckpt=tmp_path / FINETUNED))
     for path in (tmp_path / FINETUNED, tmp_path / "x.safetensors"):
@@ -278,4 +290,4 @@ def test_models_and_videos_that_cannot_be_finetuned_are_refused(trained: Trained
         (sound, task, "trained without video"),
     ):
         with pytest.raises(UserError, match=message):
-            Finetuning(model, *of, quick(trained, batch=32), 0, CPU, tmp_path)
+            finetuning(model, of, quick(trained, batch=32), tmp_path)

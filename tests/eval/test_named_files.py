@@ -31,7 +31,7 @@ from gdt.train.pretrain import pretrain
 from gdt.train.run import CHECKPOINT, SETTINGS_FILE
 from gdt.train.settings import SIZES
 from tests.conftest import Run, commands_in, few
-from tests.pipeline.test_loader import CPU
+from tests.eval.test_finetune import finetuning
 from tests.pipeline.test_notation import FREEZE
 from tests.tamper import edit_record
 
@@ -65,7 +65,7 @@ def evil(checkpoint: Path, index: Index, tmp_path_factory: pytest.TempPathFactor
     trained.write(folder / "evil.safetensors")
     train = (index.split == "train").nonzero()[0]
     fold = Fold(0, train, train, index.label[train].astype(str), index.label[train].astype(str))
-    Finetuning(trained, index, fold, Finetuning.recipe_of(Downstream(), trained), 0, CPU, folder).keep()
+    finetuning(trained, (index, fold), Finetuning.recipe_of(Downstream(), trained), folder).keep()
     assert not ran.exists()
     return folder
 
