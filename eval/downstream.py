@@ -28,7 +28,7 @@ from gdt.eval.tables import pivot, write_tables
 from gdt.eval.training import STATE, Finetuning, finished_epochs
 from gdt.pipeline.shards.copies import between_splits
 from gdt.pipeline.shards.index import names_in
-from gdt.train.models.given import Given, makers
+from gdt.train.models.own import NetworkLike, makers
 from gdt.train.provenance import provenance_of
 from gdt.train.run import home_of
 
@@ -60,7 +60,7 @@ def downstream(settings: Downstream) -> str:
 
 
 @explain_out_of_memory("lower --jobs; finished results are kept")
-def evaluate(settings: Downstream, networks: Mapping[str, Sequence[Given]] | None = None) -> Evaluation:
+def evaluate(settings: Downstream, networks: Mapping[str, Sequence[NetworkLike]] | None = None) -> Evaluation:
     """Run the missing evaluations.
 
     `networks`: the user's own by modality, besides those in the settings, which other processes do not have.

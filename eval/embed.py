@@ -29,7 +29,7 @@ from gdt.pipeline.shards.naming import shard_folder
 from gdt.train.checkpoint import load_trained
 from gdt.train.inference import over_videos
 from gdt.train.models.gdt import any_device
-from gdt.train.models.given import makers
+from gdt.train.models.own import makers
 from gdt.train.run import latest_checkpoint, verdict_of
 from gdt.train.trained import Trained
 

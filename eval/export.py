@@ -13,7 +13,7 @@ from gdt.eval.extract import require_network
 from gdt.eval.settings import Export
 from gdt.train.checkpoint import load_trained
 from gdt.train.hub import EXPORTED
-from gdt.train.models.given import makers
+from gdt.train.models.own import makers
 from gdt.train.run import latest_checkpoint
 from gdt.train.trained import Trained
 from gdt.train.weights import network_header

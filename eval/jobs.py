@@ -25,7 +25,7 @@ from gdt.eval.subjects import EvalSet, Subject, default_checkpoint, subjects
 from gdt.pipeline.word2vec import WordVectors
 from gdt.train.checkpoint import load_trained
 from gdt.train.models.gdt import any_device
-from gdt.train.models.given import Makers
+from gdt.train.models.own import Makers
 
 
 class Outcome(NamedTuple):

@@ -19,7 +19,7 @@ from gdt.pipeline.shards.index import Index, fingerprint, require_index
 from gdt.pipeline.shards.layout import INDEX
 from gdt.pipeline.shards.naming import dataset_name, shard_folder
 from gdt.train.checkpoint import load_trained
-from gdt.train.models.given import Makers
+from gdt.train.models.own import Makers
 from gdt.train.record import from_file
 from gdt.train.run import CHECKPOINT, SETTINGS_FILE, checkpoints, latest_checkpoint
 from gdt.train.trained import Trained

@@ -14,9 +14,8 @@ from gdt.common.files import writing
 from gdt.train import weights
 from gdt.train.experiment import Experiment
 from gdt.train.models.backbone import load_weights
-from gdt.train.models.foreign import chosen
 from gdt.train.models.gdt import GDT, modalities_of
-from gdt.train.models.given import Makers
+from gdt.train.models.own import Makers, chosen
 from gdt.train.published import fetch
 from gdt.train.record import LENGTH, Record, differences, header, record_in, require_keys
 from gdt.train.run import CHECKPOINT, require_checkpoint

@@ -17,7 +17,7 @@ from gdt.pipeline.notation import TRANSFORMATIONS, Transformations
 from gdt.pipeline.shards.index import Index, fingerprint
 from gdt.pipeline.tree import Tree, sampling_tree
 from gdt.pipeline.word2vec import WordVectors
-from gdt.train.models.network import Architecture, Network, RecordedNetwork
+from gdt.train.models.network import Architecture, Network, OwnNetwork
 from gdt.train.record import Record
 from gdt.train.schedule import Schedule
 from gdt.train.settings import Pretrain, RunSettings, SizeDefaults
@@ -26,8 +26,7 @@ if TYPE_CHECKING:  # slow to import, and compositions need only the settings
     import torch
 
     from gdt.train.models.backbone import Backbone
-    from gdt.train.models.foreign import Builders
-    from gdt.train.models.given import Makers
+    from gdt.train.models.own import Builders, Makers
     from gdt.train.trained import Trained
 
 _SMALLEST_GROUP = 8
@@ -194,10 +193,10 @@ def architecture(
 
     Raises UserError for a network that has no effect.
     """
-    from gdt.train.models.foreign import build
     from gdt.train.models.inspection import check_network
+    from gdt.train.models.own import build
 
-    checked: dict[str, RecordedNetwork] = {}
+    checked: dict[str, OwnNetwork] = {}
     builders: dict[str, Callable[[], Backbone]] = {}
     for modality, (maker, *others) in given.items():
         if others:

@@ -13,8 +13,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from gdt.pipeline.composition import Composition
 from gdt.pipeline.leaves import Clip
-from gdt.train.models.foreign import input_shape
 from gdt.train.models.gdt import GDT
+from gdt.train.models.own import input_shape
 
 T = TypeVar("T")
 _MAX_ELEMENTS = 2**31 - 1

@@ -17,7 +17,7 @@ from gdt.pipeline.shards.index import Index, fingerprint
 from gdt.train import checkpoint
 from gdt.train.distributed import Process, barrier, join_ranks, leave_without_teardown, together
 from gdt.train.experiment import resolve
-from gdt.train.models.given import Given, Makers, makers
+from gdt.train.models.own import Makers, NetworkLike, makers
 from gdt.train.settings import Pretrain
 from gdt.train.trainer import Trainer, describe
 
@@ -41,7 +41,7 @@ def _show(thread: threading.ExceptHookArgs) -> None:
         threading.__excepthook__(thread)
 
 
-def pretrain(settings: Pretrain, networks: Mapping[str, Sequence[Given]] = MappingProxyType({})) -> Path:
+def pretrain(settings: Pretrain, networks: Mapping[str, Sequence[NetworkLike]] = MappingProxyType({})) -> Path:
     """Train to the last step, from the run's checkpoint if there is one; returns the path of the checkpoint.
 
     Losses depend only on settings and shards: those of a killed and resumed run are the same, bit for bit on a CPU.

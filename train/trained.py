@@ -13,8 +13,8 @@ from gdt.common.errors import UserError
 from gdt.pipeline.inputs import Inputs
 from gdt.pipeline.word2vec import WordVectors
 from gdt.train import tensors
-from gdt.train.models.foreign import Builders
 from gdt.train.models.gdt import GDT, head_name
+from gdt.train.models.own import Builders
 from gdt.train.record import Origin, Record, header
 from gdt.train.settings import RunSettings
 

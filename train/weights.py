@@ -18,9 +18,8 @@ from gdt.pipeline.leaves import Clip
 from gdt.pipeline.shards.statistics import Statistics
 from gdt.pipeline.transformations.augmentation import Augmentation
 from gdt.train.models.backbone import load_weights
-from gdt.train.models.foreign import chosen
 from gdt.train.models.gdt import GDT, head_name, modalities_of
-from gdt.train.models.given import Makers
+from gdt.train.models.own import Makers, chosen
 from gdt.train.record import Learned, Origin, Record, header, record_in
 from gdt.train.settings import Pretrain, RunSettings
 from gdt.train.trained import Trained

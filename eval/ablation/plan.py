@@ -24,10 +24,9 @@ from gdt.pipeline.shards.naming import shard_folder
 from gdt.train.experiment import Experiment, architecture, compose, resolve
 from gdt.train.flops import step_flops
 from gdt.train.gpu import default_size
-from gdt.train.models.foreign import Builders
 from gdt.train.models.gdt import GDT, any_device
-from gdt.train.models.given import Makers, makers
 from gdt.train.models.network import Architecture
+from gdt.train.models.own import Builders, Makers, makers
 from gdt.train.options import command_of
 from gdt.train.settings import SIZES, Pretrain
 

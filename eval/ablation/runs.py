@@ -22,8 +22,8 @@ from gdt.eval.jobs import Job, plan
 from gdt.eval.results import RANDOM, RESULTS
 from gdt.eval.subprocesses import job_limit, run_command, run_parallel
 from gdt.eval.tables import pivot, row_label, write_tables
-from gdt.train.models.given import Makers, makers
 from gdt.train.models.network import Architecture
+from gdt.train.models.own import Makers, makers
 from gdt.train.record import LENGTH, decisive, differences
 from gdt.train.run import CHECKPOINT, METRICS
 from gdt.train.settings import RunSettings

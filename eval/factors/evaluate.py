@@ -27,7 +27,7 @@ from gdt.train.checkpoint import load_trained
 from gdt.train.experiment import compose
 from gdt.train.inference import over_clips
 from gdt.train.models.gdt import GDT, any_device
-from gdt.train.models.given import makers
+from gdt.train.models.own import makers
 from gdt.train.trained import Trained
 
 _NOTES = f"""\

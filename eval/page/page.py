@@ -22,7 +22,7 @@ from gdt.eval.tables import pivot
 from gdt.eval.templates import filled
 from gdt.pipeline.shards.index import Index
 from gdt.train.checkpoint import load_model
-from gdt.train.models.given import Makers, makers
+from gdt.train.models.own import Makers, makers
 from gdt.train.published import located
 from gdt.train.run import CHECKPOINT, METRICS, home_of
 

@@ -44,7 +44,7 @@ from gdt.train.distributed import require_gpus
 from gdt.train.experiment import resolve
 from gdt.train.loss import gdt_loss
 from gdt.train.models.gdt import GDT, any_device
-from gdt.train.models.given import Given, makers
+from gdt.train.models.own import NetworkLike, makers
 from gdt.train.options import defaults
 from gdt.train.run import METRICS, logged
 from gdt.train.settings import Pretrain
@@ -166,7 +166,9 @@ def evaluate(checkpoints: Paths, shards: str | Path | None = None, **settings: A
     return Evaluated(tuple(rows(results)), evaluated.text)
 
 
-def load(path: str | Path, *, video_network: Given | None = None, audio_network: Given | None = None) -> Model:
+def load(
+    path: str | Path, *, video_network: NetworkLike | None = None, audio_network: NetworkLike | None = None
+) -> Model:
     """Load a checkpoint, an exported file or folder, a model in a hub, or published weights.
 
     hf://owner/name, maybe with @revision, is downloaded from the Hugging Face hub, as `gdt export --to` wrote it. Names
@@ -265,8 +267,8 @@ def mteb(
     *,
     kind: Kind = "embeddings",
     clips: int = 10,
-    video_network: Given | None = None,
-    audio_network: Given | None = None,
+    video_network: NetworkLike | None = None,
+    audio_network: NetworkLike | None = None,
 ) -> Any:
     """A model for MTEB's tasks on video and sound: `mteb.evaluate(gdt.mteb(checkpoint), tasks)`.
 

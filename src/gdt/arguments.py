@@ -10,7 +10,7 @@ import numpy as np
 
 from gdt.common import serialization
 from gdt.common.errors import UserError, unknown
-from gdt.train.models.given import Given
+from gdt.train.models.own import NetworkLike
 
 Paths = str | Path | Sequence[str | Path]
 T = TypeVar("T")
@@ -45,11 +45,11 @@ def with_changes(base: T, changes: Mapping[str, Any]) -> T:
         raise UserError(f"settings of {kind.__name__}: {error}") from error
 
 
-def separate_networks(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Sequence[Given]]]:
+def separate_networks(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Sequence[NetworkLike]]]:
     """Settings, with texts that name networks of the user's own, and the networks given as objects, by modality."""
     values = dict(settings)
     texts: dict[str, Any] = {}
-    objects: dict[str, Sequence[Given]] = {}
+    objects: dict[str, Sequence[NetworkLike]] = {}
     for modality in ("video", "audio"):
         option = f"{modality}_network"
         network = values.pop(option, None)

@@ -28,7 +28,7 @@ from gdt.pipeline.transformations.augmentation import EVALUATION
 from gdt.train.checkpoint import load_model
 from gdt.train.experiment import architecture, compose
 from gdt.train.models.gdt import GDT
-from gdt.train.models.given import makers
+from gdt.train.models.own import makers
 from gdt.train.record import Learned, Record
 from gdt.train.settings import SIZES, RunSettings
 from gdt.train.trained import Trained

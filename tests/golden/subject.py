@@ -32,7 +32,7 @@ from gdt.preprocess.synthetic.files import generate
 from gdt.preprocess.synthetic.moments import Synthetic
 from gdt.train.checkpoint import load_model
 from gdt.train.experiment import compose, tree_of
-from gdt.train.models.given import Makers
+from gdt.train.models.own import Makers
 from gdt.train.pretrain import pretrain
 from gdt.train.settings import SIZES, Optimization, Pretrain, RunSettings
 from tests.conftest import Forked, preprocess, write_word2vec
@@ -96,7 +96,7 @@ def trained(checkpoint: Path, given: Makers = MappingProxyType({})) -> dict[str,
 _RANK = """
 import pathlib, pickle
 from gdt.train.experiment import compose, tree_of
-from gdt.train.models.given import Makers
+from gdt.train.models.own import Makers
 from gdt.train.pretrain import pretrain
 for run in pickle.loads(pathlib.Path("runs").read_bytes()):
     pretrain(run)

@@ -12,11 +12,10 @@ from torch import Tensor, nn
 
 from gdt.pipeline.leaves import Clip
 from gdt.preprocess.logmel import frames
-from gdt.train.models.foreign import build
 from gdt.train.models.gdt import GDT
-from gdt.train.models.given import makers
 from gdt.train.models.inspection import check_network
 from gdt.train.models.network import Architecture
+from gdt.train.models.own import build, makers
 from tests.oracles import library
 from tests.sounds import logmel
 from tests.train import own_networks

@@ -9,11 +9,10 @@ from torch import Tensor, nn
 
 from gdt.pipeline.leaves import Clip
 from gdt.train.flops import max_leaves, training_flops
-from gdt.train.models.foreign import build
 from gdt.train.models.gdt import GDT
-from gdt.train.models.given import Maker
 from gdt.train.models.inspection import check_network
 from gdt.train.models.network import Architecture
+from gdt.train.models.own import Maker, build
 from tests.train.own_networks import Plain
 
 CLIP = Clip(frames=16, stride=1, size=32)

@@ -19,10 +19,9 @@ from gdt.common.errors import UserError
 from gdt.eval.export import export
 from gdt.eval.settings import Export
 from gdt.train.checkpoint import load_model
-from gdt.train.models.foreign import build
-from gdt.train.models.given import makers
 from gdt.train.models.inspection import check_network
-from gdt.train.models.network import OwnNetworks, RecordedNetwork
+from gdt.train.models.network import OwnNetwork, OwnNetworks
+from gdt.train.models.own import build, makers
 from gdt.train.settings import SIZES
 from gdt.train.step import Gradient
 from tests.conftest import ROOT, Run, few
@@ -242,7 +241,7 @@ def test_what_breaks_a_promise_is_refused(network: Any, modality: str, message: 
 def test_a_network_without_the_layer_that_was_removed_is_another_one() -> None:
     (maker,) = makers({"video": [nn.Linear(3, 4)]})["video"]
     with pytest.raises(UserError, match=r"^Linear has no layer head\.fc, which was taken off mine\.py:Net;"):
-        build(maker, RecordedNetwork("mine.py:Net", 4, ("head.fc",)))
+        build(maker, OwnNetwork("mine.py:Net", 4, ("head.fc",)))
 
 
 @pytest.mark.parametrize("folder", ["my (old)", "a:b", "x.py"])

@@ -12,7 +12,7 @@ from gdt.common.serialization import to_json
 from gdt.pipeline.leaves import Clip
 from gdt.pipeline.sources.loading import Loading
 from gdt.pipeline.transformations.augmentation import Augmentation
-from gdt.train.models.network import PAPER_NETWORKS, Network, OwnNetworks, RecordedNetwork
+from gdt.train.models.network import PAPER_NETWORKS, Network, OwnNetwork, OwnNetworks
 from gdt.train.options import command_of, parse_arguments
 from gdt.train.record import decisive, differences, from_json
 from gdt.train.schedule import Optimization
@@ -76,9 +76,7 @@ def test_differences_list_only_settings_that_affect_results() -> None:
     )  # fmt: skip
     assert differences(decisive(tiny), decisive(tiny)) == []
     run = RunSettings.of(tiny)
-    made = [
-        replace(run, network=replace(run.network, video=RecordedNetwork(name, 8, ()))) for name in ("a.py:A", "b:B()")
-    ]
+    made = [replace(run, network=replace(run.network, video=OwnNetwork(name, 8, ()))) for name in ("a.py:A", "b:B()")]
     assert [text.partition(" was")[0] for text in differences(*map(decisive, made))] == ["network.video"]
     expected = ["composition was l, now video:d", "network.dropout was 0.0, now 0.5", "threads was 0, now 3"]
     assert differences(decisive(tiny), decisive(other)) == expected

@@ -12,8 +12,8 @@ from gdt.pipeline.colour import Pixels
 from gdt.pipeline.leaves import MODALITIES
 from gdt.train.models.audio import AudioResNet
 from gdt.train.models.backbone import Backbone
-from gdt.train.models.foreign import Builders
 from gdt.train.models.network import Architecture
+from gdt.train.models.own import Builders
 from gdt.train.models.r2plus1d import R2Plus1D
 from gdt.train.models.text import TextNetwork
 

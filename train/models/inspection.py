@@ -11,9 +11,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from gdt.common.errors import UserError
 from gdt.pipeline.leaves import Clip
-from gdt.train.models.foreign import input_shape, positions
-from gdt.train.models.given import Maker
-from gdt.train.models.network import RecordedNetwork
+from gdt.train.models.network import OwnNetwork
+from gdt.train.models.own import Maker, input_shape, positions
 
 _DRAWING = ("rand", "rand_like", "uniform_", "bernoulli", "bernoulli_")
 """Operations of torch that draw from 0 to 1."""
@@ -21,9 +20,7 @@ _CLASSIFIERS = ("fc", "head", "classifier", "proj")
 """Names of classifiers in torchvision, timm, pytorchvideo and transformers."""
 
 
-def check_network(
-    modality: str, maker: Maker, clip: Clip, device: torch.device = torch.device("cpu")
-) -> RecordedNetwork:
+def check_network(modality: str, maker: Maker, clip: Clip, device: torch.device = torch.device("cpu")) -> OwnNetwork:
     """Make a network, find its classifier and run it on two inputs.
 
     Raises UserError if its output is not [n, dim], [n, positions, dim] or [n, dim, ...], or if it breaks what a run
@@ -58,7 +55,7 @@ def check_network(
             f"{maker.name} does not run its batch norm {skipped[0]} in every pass, so its running statistics would "
             "depend on ranks and groups; multiply what a block adds by 0 instead of skipping it"
         )
-    return RecordedNetwork(maker.name, dim, removed)
+    return OwnNetwork(maker.name, dim, removed)
 
 
 class _Draws(TorchDispatchMode):

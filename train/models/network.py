@@ -47,7 +47,7 @@ PAPER_NETWORKS = OwnNetworks()
 
 
 @dataclass(frozen=True)
-class RecordedNetwork:
+class OwnNetwork:
     """A network of the user's own, as settings and checkpoints record it."""
 
     name: str
@@ -107,9 +107,9 @@ class Network:
 class Architecture(Network):
     """The networks of a model: their sizes, and what its data, its weights and the user's own networks decide."""
 
-    video: RecordedNetwork | None = None
+    video: OwnNetwork | None = None
     """The video network, if it is not the paper's."""
-    audio: RecordedNetwork | None = None
+    audio: OwnNetwork | None = None
     """The audio network, if it is not the paper's."""
     word_dimensions: int = 0
     """Dimensions of the word vectors."""
@@ -117,7 +117,7 @@ class Architecture(Network):
     """Include padding in the maximum over words, as the published weights do."""
 
     @property
-    def own(self) -> dict[str, RecordedNetwork]:
+    def own(self) -> dict[str, OwnNetwork]:
         """The networks that are the user's own, by modality."""
         networks = {"video": self.video, "audio": self.audio}
         return {modality: network for modality, network in networks.items() if network}

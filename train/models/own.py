@@ -1,4 +1,8 @@
-"""Networks as the user gives them: as text, as modules or as callables."""
+"""Networks of the user's own: made from text, modules or callables, and as trunks of a model.
+
+A checkpoint holds the name of its network, and nothing that is imported. Whoever loads it gives the network again,
+whose parameters must have the same names and shapes; what its code computes is up to its author.
+"""
 
 import ast
 import copy
@@ -8,18 +12,22 @@ import operator
 import re
 import sys
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from torch import nn
+from torch import Tensor, nn
 
 from gdt.common.errors import UserError, first_line, unknown
 from gdt.common.folders import local_path
+from gdt.pipeline.leaves import Clip
+from gdt.pipeline.shards.layout import BANDS
+from gdt.train.models.backbone import Backbone
+from gdt.train.models.network import Architecture, OwnNetwork
 
-Given = str | nn.Module | Callable[[], nn.Module]
+NetworkLike = str | nn.Module | Callable[[], nn.Module]
 """A network: text as in `network.OwnNetworks`, a module, of which copies are used, or a callable that makes one."""
 
 
@@ -42,12 +50,12 @@ Makers = Mapping[str, Sequence[Maker]]
 """The networks that the user has given, by modality."""
 
 
-def makers(given: Mapping[str, Sequence[Given]]) -> Makers:
+def makers(given: Mapping[str, Sequence[NetworkLike]]) -> Makers:
     """Import networks, by modality. Raises UserError if there is none; errors of the user's file are Python's own."""
     return {modality: tuple(map(_maker, networks)) for modality, networks in given.items()}
 
 
-def _maker(network: Given) -> Maker:
+def _maker(network: NetworkLike) -> Maker:
     if isinstance(network, str):
         name, network = _from_text(network)
     else:
@@ -116,3 +124,77 @@ def _require_own_helpers(module: ModuleType, path: Path) -> None:
         installed = name in sys.stdlib_module_names or "site-packages" in taken.parts
         if beside and taken.name and not installed and taken.resolve() != beside[0].resolve():
             raise UserError(f"{path} uses {name} of {taken}, not of {beside[0]}; rename one of the two")
+
+
+Builders = Mapping[str, Callable[[], Backbone]]
+"""Make the trunks of a model that are the user's own, by modality."""
+
+
+class OwnTrunk(Backbone):
+    """A network of the user's own, without its classifier."""
+
+    def __init__(self, net: nn.Module, dim: int) -> None:
+        super().__init__()
+        self.net = net
+        self.dim = dim
+
+    def maps(self, x: Tensor) -> Tensor:
+        """Its output as [n, dim, ...]; a network that is already pooled has one position."""
+        # the loader's clips are channels-last, which .view() refuses
+        return positions(self.net(x.contiguous()), len(x))
+
+
+def build(maker: Maker, recorded: OwnNetwork) -> OwnTrunk:
+    """A network of a checkpoint with new weights. Raises UserError if it is another one."""
+    net = maker.make()
+    for name in recorded.removed:
+        try:
+            net.set_submodule(name, nn.Identity(), strict=True)
+        except AttributeError as error:
+            raise UserError(
+                f"{maker.name} has no layer {name}, which was taken off {recorded.name}; give the same network"
+            ) from error
+    return OwnTrunk(net, recorded.dim)
+
+
+def input_shape(modality: str, clip: Clip) -> tuple[int, ...]:
+    """Shape of an input, without the batch."""
+    return (3, clip.frames, clip.size, clip.size) if modality == "video" else (1, BANDS, clip.mel_frames)
+
+
+def chosen(network: Architecture, modalities: Collection[str], given: Makers, source: str) -> Builders:
+    """Make the networks of the user's own of a checkpoint: of several for a modality, the one with the recorded name.
+
+    Raises UserError if none is given, or none of several has that name.
+    """
+    builders: dict[str, Callable[[], Backbone]] = {}
+    for modality in network.own.keys() & {*modalities}:
+        recorded = network.own[modality]
+        makers = given.get(modality, ())
+        named = makers if len(makers) == 1 else [maker for maker in makers if maker.name == recorded.name]
+        if not named:
+            others = ", ".join(maker.name for maker in makers)
+            raise UserError(
+                f"the {modality} network of {source} is {recorded.name}, which is not "
+                f"{f'among {others}' if others else 'imported by itself'}; "
+                f"give the same with --{modality}-network (Python: {modality}_network=)"
+            )
+        builders[modality] = partial(build, named[0], recorded)
+    return builders
+
+
+def positions(output: Any, n: int, where: str = "the network") -> Tensor:
+    """The output of a network on n inputs as [n, dim, ...]. Raises UserError if it has another form."""
+    for name in ("last_hidden_state", "logits"):  # of transformers
+        if isinstance(getattr(output, name, None), Tensor):
+            output = getattr(output, name)
+            break
+    if not isinstance(output, Tensor) or not 2 <= output.dim() <= 5 or len(output) != n:
+        form = list(output.shape) if isinstance(output, Tensor) else type(output).__name__
+        raise UserError(
+            f"{where} returns {form} instead of [n, features], [n, positions, features] or maps [n, features, ...]; "
+            "give a callable whose network returns one of them"
+        )
+    if output.dim() == 2:
+        return output[..., None]
+    return output.transpose(1, 2) if output.dim() == 3 else output
