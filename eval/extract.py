@@ -20,6 +20,8 @@ from gdt.train.trained import Trained
 
 _VERSION = 6
 """Of features; increase it when they change, and those of the protocols that use them."""
+_GROUP = 128
+"""Least videos whose features are extracted before they are written."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +95,7 @@ def cached_features(
 ) -> PooledFeatures:
     """Features of at least these videos from a file, whose name must identify model, data and clips.
 
-    Those that it lacks are extracted and added to it.
+    Those that it lacks are extracted and added to it group by group, so that a killed run loses one at most.
     """
     known = read(path)
     missing = np.setdiff1d(videos, known.videos) if known else np.unique(videos)
@@ -102,15 +104,19 @@ def cached_features(
     path.parent.mkdir(parents=True, exist_ok=True)
     count = len(missing) + (len(known.videos) if known else 0)
     require_space(path, 2 * 4 * count * trained.model.backbone(modality).dim)
-    features = extract(trained, index, missing, clips, device, modality=modality)
-    if known:
-        order = np.argsort(np.concatenate([known.videos, missing]))
-        average = np.concatenate([known.average, features.average])[order]
-        maximum = np.concatenate([known.maximum, features.maximum])[order]
-        features = PooledFeatures(np.concatenate([known.videos, missing])[order], average, maximum)
-    with writing(path) as file:
-        np.savez(file, videos=features.videos, average=features.average, maximum=features.maximum)
-    return features
+    while len(missing) or known is None:
+        # the file is written whole, so the more it has, the more are added at once
+        group, missing = np.split(missing, [max(_GROUP, len(known.videos) // 8 if known else 0)])
+        features = extract(trained, index, group, clips, device, modality=modality)
+        if known:
+            order = np.argsort(np.concatenate([known.videos, group]))
+            average = np.concatenate([known.average, features.average])[order]
+            maximum = np.concatenate([known.maximum, features.maximum])[order]
+            features = PooledFeatures(np.concatenate([known.videos, group])[order], average, maximum)
+        with writing(path) as file:
+            np.savez(file, videos=features.videos, average=features.average, maximum=features.maximum)
+        known = features
+    return known
 
 
 def read(path: Path) -> PooledFeatures | None:

@@ -9,6 +9,7 @@ import warnings
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ import torch
 
 from gdt.common.errors import INTERRUPTED, UserError
 from gdt.eval.downstream import downstream
-from gdt.eval.extract import cached_features, extract
+from gdt.eval.extract import cached_features, extract, read
 from gdt.eval.results import RESULTS
 from gdt.eval.settings import Downstream
 from gdt.pipeline.shards.index import Index, fingerprint
@@ -60,7 +61,9 @@ def test_features_do_not_depend_on_the_batch(index: Index, checkpoint: Path) -> 
     assert np.allclose(together.maximum[1], alone.maximum[0], atol=1e-5)
 
 
-def test_features_are_computed_once(index: Index, checkpoint: Path, tmp_path: Path) -> None:
+def test_features_are_computed_once(
+    index: Index, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     trained, path = load_model(checkpoint), tmp_path / "m" / "features.npz"
     first = cached_features(path, trained, index, np.array([0, 30]), 2, CPU)
     whole = extract(trained, index, np.array([0, 7, 30]), 2, CPU)
@@ -69,6 +72,14 @@ def test_features_are_computed_once(index: Index, checkpoint: Path, tmp_path: Pa
     assert np.array_equal(more.average[[0, 2]], first.average)
     trained.model.video_network.base.stem[0].weight.data.zero_()  # extracting again would give other features
     assert np.array_equal(cached_features(path, trained, index, np.array([30, 7]), 2, CPU).maximum, more.maximum)
+    path.write_bytes(path.read_bytes()[:-100])
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):  # the groups before are kept
+        patch.setattr("gdt.eval.extract._GROUP", 2)
+        patch.setattr("gdt.eval.extract.extract", Mock(side_effect=[extract(trained, index, np.array([3, 7]), 2, CPU),
+                                                                    KeyboardInterrupt]))  # fmt: skip
+        cached_features(path, trained, index, np.array([3, 7, 30]), 2, CPU)
+    kept = read(path)
+    assert kept is not None and kept.videos.tolist() == [3, 7]
     path.write_bytes(path.read_bytes()[:-100])
     again = cached_features(path, trained, index, np.array([7]), 2, CPU)
     assert again.videos.tolist() == [7] and not np.allclose(again.average, more.average[1:2])
