@@ -3,7 +3,6 @@
 import pickle
 import shlex
 import subprocess
-import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -259,36 +258,11 @@ def written(path: Path, text: str) -> Path:
     return path
 
 
-def linear(file: Path) -> int:
-    """The outputs of the network `net` of a file."""
-    (maker,) = makers({"video": [f"{file}:net"]})["video"]
-    made: Any = maker.make()
-    return int(made.out_features)
-
-
 def test_files_of_one_name_in_two_folders_are_two_modules(tmp_path: Path) -> None:
     text = "from torch.nn import Linear\nclass Net(Linear):\n    def __init__(self):\n        super().__init__(2, %d)\n"
     files = [written(tmp_path / folder / "net.py", text % width) for folder, width in (("a", 3), ("b", 4))]
     nets = [makers({"video": [f"{file}:Net"]})["video"][0].make() for file in files]
     assert [net.out_features for net in map(pickle.loads, map(pickle.dumps, nets))] == [3, 4]
-
-
-@pytest.mark.parametrize("helper", ["helper.py", "helper/__init__.py"])
-def test_two_files_never_share_a_helper_by_its_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, helper: str
-) -> None:
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.delitem(sys.modules, "helper", raising=False)
-    net = "import torch\nfrom helper import width\ndef net():\n    return torch.nn.Linear(2, width())\n"
-    for folder, width in (("a", 3), ("b", 4)):
-        written(tmp_path / folder / helper, f"def width():\n    return {width}\n")
-        written(tmp_path / folder / "net.py", net)
-    assert linear(tmp_path / "a" / "net.py") == linear(tmp_path / "a" / "net.py") == 3
-    with pytest.raises(
-        UserError, match=f"b/net.py uses helper of {tmp_path}/a/{helper}, not of {tmp_path}/b/{helper}; "
-    ):
-        linear(tmp_path / "b" / "net.py")
-    monkeypatch.delitem(sys.modules, "helper")
 
 
 def test_errors_of_a_network_are_pythons_own_with_what_to_set(command: Run, drawn: Path, tmp_path: Path) -> None:

@@ -15,7 +15,6 @@ import zlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from types import ModuleType
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
@@ -110,20 +109,7 @@ def _import(place: str) -> Any:
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses, inspect and torch.compile look there
     spec.loader.exec_module(module)
-    _require_own_helpers(module, path)
     return module
-
-
-def _require_own_helpers(module: ModuleType, path: Path) -> None:
-    """Raise UserError if a file took what lies beside it from elsewhere: Python has one module per name."""
-    for value in vars(module).values():
-        source = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", "")
-        name = str(source).partition(".")[0]
-        beside = [file for file in (path.parent / f"{name}.py", path.parent / name / "__init__.py") if file.is_file()]
-        taken = Path(getattr(sys.modules.get(name), "__file__", None) or "")
-        installed = name in sys.stdlib_module_names or "site-packages" in taken.parts
-        if beside and taken.name and not installed and taken.resolve() != beside[0].resolve():
-            raise UserError(f"{path} uses {name} of {taken}, not of {beside[0]}; rename one of the two")
 
 
 Builders = Mapping[str, Callable[[], Backbone]]
