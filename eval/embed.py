@@ -1,9 +1,11 @@
 """`gdt embed`: features of videos, from files, folders or shards."""
 
+import fcntl
 import hashlib
+import shutil
 import tempfile
 from collections.abc import Collection, Iterable
-from contextlib import closing
+from contextlib import closing, suppress
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +16,7 @@ from torch import Tensor
 
 from gdt.common.commandline import gdt_command
 from gdt.common.errors import LeftOut, Unusable, UserError
-from gdt.common.files import TEMPORARY, require_new_file, require_space
+from gdt.common.files import LOCK, TEMPORARY, lock, locked, require_new_file, require_space
 from gdt.common.folders import Folder
 from gdt.common.wording import plural
 from gdt.eval import parquet
@@ -33,6 +35,8 @@ from gdt.train.models.own import makers
 from gdt.train.run import latest_checkpoint, verdict_of
 from gdt.train.trained import Trained
 
+_SCRATCH = f"{TEMPORARY}embed-"
+"""Begin of the names of temporary folders."""
 _ROW_BYTES = 3 * 4096
 """Of a video, in its part and twice in its file while that is written: at most 512 numbers of each modality."""
 
@@ -78,7 +82,11 @@ def features(settings: Embed, trained: Trained | None = None) -> Features:
 
     Raises UserError if the checkpoint or the videos cannot be used.
     """
-    with tempfile.TemporaryDirectory(prefix=TEMPORARY) as scratch:
+    for left in Path(tempfile.gettempdir()).glob(f"{_SCRATCH}*/{LOCK}"):
+        with left.open() as file, suppress(OSError):
+            if lock(file, fcntl.LOCK_EX | fcntl.LOCK_NB):  # of a killed process
+                shutil.rmtree(left.parent)
+    with tempfile.TemporaryDirectory(prefix=_SCRATCH) as scratch, locked(Path(scratch)):
         return _embedded(Embedder(settings, trained), Parts(Path(scratch)))
 
 
