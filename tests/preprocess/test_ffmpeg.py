@@ -66,13 +66,6 @@ def test_real_clips_with_faults(real: Path, tmp_path: Path, name: str, count: in
 # ------------------------------------------------------------------------------------------------------------- picture
 
 
-@pytest.mark.parametrize("rate", few([10, 24, 60]))
-def test_frame_rates_become_30_on_the_same_clock(tmp_path: Path, rate: int) -> None:
-    taken = kept(made(tmp_path / "clock.mp4", clock(2, rate), "", "-qp", "4"), tmp_path)
-    assert abs(len(taken.sizes) - 60) <= 1
-    assert np.abs(shown_times(taken) - np.arange(len(taken.sizes)) / 30).max() <= 1 / rate + 0.03
-
-
 @pytest.mark.parametrize(
     ("rate", "suffix", "late"),
     few([(24, "mp4", 1 / 60), (25, "mkv", 1 / 60), (50, "ts", 1 / 60), (60, "mp4", 1 / 60), (100, "avi", 0),
@@ -388,16 +381,6 @@ def test_late_video_is_preceded_by_its_first_frame(flash_and_click: Path, tmp_pa
     taken = kept(shifted(flash_and_click, tmp_path / f"late.{suffix}", 0.5, 0), tmp_path)
     assert_events(taken, [1.5, 2.5, 3.5], [1, 2, 3])
     assert abs(len(taken.sizes) - 135) <= 1
-
-
-def test_sound_that_ends_early_does_not_cut_the_video(flash_and_click: Path, tmp_path: Path) -> None:
-    short = encode(
-        tmp_path / "short.mp4", "-i", flash_and_click, "-t", 3.5, "-i", flash_and_click, "-map", "0:v", "-map", "1:a",
-        "-c", "copy",
-    )  # fmt: skip
-    taken = kept(short, tmp_path)
-    assert_events(taken, [1, 2, 3], [1, 2, 3])
-    assert len(taken.sizes) == 120 and abs(seconds(taken) - 3.5) < 0.05
 
 
 # ------------------------------------------------------------------------------------------------------ parts of videos

@@ -17,7 +17,7 @@ import pytest
 
 from gdt.common.errors import UserError
 from gdt.preprocess import process
-from gdt.preprocess.decode import Extracted, Unread, extract_group, frame_sizes, groups, pixel_sums
+from gdt.preprocess.decode import Extracted, Unread, extract_group, groups, pixel_sums
 from gdt.preprocess.ffmpeg import Extraction, Target
 from gdt.preprocess.process import Failed, Limits, Rejected
 from gdt.preprocess.tools import decode_known_clip
@@ -415,15 +415,6 @@ def test_playlist_opens_no_other_file(synthetic: Path, tmp_path: Path, text: str
     playlist = tmp_path / "list.mp4"
     playlist.write_text(text)
     assert "Connection" not in reason(playlist, tmp_path)
-
-
-def test_frame_sizes_drop_a_truncated_last_frame(tmp_path: Path) -> None:
-    jpegs = [b"\xff\xd8" + b"x" * k + b"\xff\xd9" for k in range(40)]
-    for end in (b"", b"\xff\xd8x"):
-        (tmp_path / "frames").write_bytes(b"".join(jpegs) + end)
-        assert frame_sizes(tmp_path / "frames").tolist() == [len(jpeg) for jpeg in jpegs]
-    (tmp_path / "frames").write_bytes(jpegs[3][:4])
-    assert frame_sizes(tmp_path / "frames").tolist() == []
 
 
 def test_bytes_that_are_not_counted_are_not_stored(ticking: Path, tmp_path: Path, fake: Fake) -> None:
