@@ -5,11 +5,9 @@ import pytest
 
 from gdt.pipeline import presets
 from gdt.pipeline.composition import Contrast, Factor, Weight, contrast, weight
-from gdt.pipeline.transformations.augmentation import Augment
 from gdt.pipeline.transformations.base import VideoPool
-from gdt.pipeline.transformations.video import Video
 from gdt.pipeline.tree import sample
-from tests.composed import composed, counts
+from tests.composed import composed
 
 D, I = Contrast.DISTINCTIVE, Contrast.INVARIANT  # noqa: E741  the paper's letters
 
@@ -52,13 +50,3 @@ def test_tables_1_and_2_as_printed(rows: dict[str, presets.Preset], prefix: str,
         two = len(modalities) == 2
         assert (factors["modality"].k, factors["modality"].weight is Weight.DIFFERS) == (1 + two, two)
         assert factors["augmentation"].k == 2 - two and factors["video"].contrast is D
-
-
-def test_simclr_is_a_special_case() -> None:
-    size = 10
-    factors = (Factor(Video(), size // 2, D), Factor(Augment(), 2, I))
-    assert counts(factors) == (size, size, size - 2)
-    table = batch(factors)
-    positive = contrast(factors, table, table) & weight(factors, table, table)
-    pairs = np.kron(np.eye(size // 2), np.array([[0, 1], [1, 0]])).astype(bool)
-    assert (positive == pairs).all()

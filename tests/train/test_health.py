@@ -73,30 +73,14 @@ def probed(recall: float, videos: int = 200) -> dict[str, float]:
 @pytest.mark.parametrize(
     ("loss", "rank", "probe", "expected"),
     [
-        (
-            2.77,
-            1.6,
-            {},
-            r"collapsed: the effective rank of the embeddings is 1.6.*third of the --lr, or use published weights",
-        ),
-        (1.0, 1.6, {}, "collapsed"),
+        (2.77, 1.6, {}, "collapsed: the effective rank of the embeddings is 1.6.*third of the --lr, or use publish"),
         (2.77, 2.5, probed(0.05) | {"a effective rank": 1.7}, "collapsed: the effective rank of the embeddings is 1.7"),
         (2.75, 9.0, probed(0.05, 4) | {"a effective rank": 1.7}, "not left chance"),
         (2.75, 9.0, {}, r"not left chance: the mean loss of the last 20 steps is 2.75, 2.77 at chance; train longer"),
         (2.82, 9.0, probed(0.06), "not left chance"),
-        (
-            1.4,
-            9.0,
-            {},
-            r"training videos: the mean loss .* is 1.40, 2.77 at chance and 0.00 at best; there are no held-out videos",
-        ),
+        (1.4, 9.0, {}, "training videos: .* loss .* is 1.40, 2.77 at chance and 0.00 at best; there are no held-out"),
         (1.4, 9.0, probed(0.15), r"has learned: .* and 15 % of 200 held-out videos .* the first 10 \(chance 5 %\)"),
-        (
-            1.4,
-            9.0,
-            {"videos": 200, "a effective rank": 9.0},
-            "training videos: .*; whether that carries over, labels will",
-        ),
+        (1.4, 9.0, {"videos": 200, "a effective rank": 9.0}, "training videos: .*; whether that carries over, labels"),
         (1.4, 9.0, probed(5.0, videos=20), r"has learned: .* 50 % of 20 .* find their own first \(chance 5 %\)"),
         (1.4, 9.0, probed(1.0, videos=19), "training videos: .*; 19 held-out videos are too few to tell whether"),
         (1.4, 9.0, probed(0.06), r"its training videos .* not what carries over: 6 % of 200 .*at chance 5 %"),

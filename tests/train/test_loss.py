@@ -68,17 +68,6 @@ def test_equals_the_triple_loop_forward_and_backward(preset: str, videos: int) -
     assert torch.allclose(z.grad, y.grad, rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("videos", [2, 5, 11])
-def test_simclr_equals_nt_xent(videos: int) -> None:
-    factors, plan = planned("a", videos)
-    z = embed(len(plan))
-    similarity = z @ z.T / RHO
-    similarity.fill_diagonal_(-torch.inf)
-    partner = torch.arange(len(z)) ^ 1  # NT-Xent: the two augmentations of a video are neighbours
-    usual = functional.cross_entropy(similarity, partner)
-    assert math.isclose(usual.item(), gdt_loss(z, tensors(plan), factors, RHO).item(), rel_tol=1e-12)
-
-
 @pytest.mark.parametrize("preset", ["a", "e", "l"])
 def test_unusable_leaves_are_ignored(preset: str) -> None:
     factors, plan = planned(preset, 4)
@@ -108,15 +97,6 @@ def test_float32_is_close_to_float64_even_under_autocast() -> None:
     assert math.isclose(narrow.item(), gdt_loss(z, tensors(plan), factors, RHO).item(), rel_tol=1e-5)
 
 
-def test_loss_of_perfect_and_constant_embeddings() -> None:
-    factors, plan = planned("e", 6)
-    table = tensors(plan)
-    perfect = torch.eye(6, dtype=torch.float64)[torch.unique(table["video"], return_inverse=True)[1]]
-    assert gdt_loss(perfect, table, factors, 0.01).item() < 1e-12
-    constant = torch.ones(len(plan), 1, dtype=torch.float64)
-    assert math.isclose(gdt_loss(constant, table, factors, RHO).item(), math.log(6))
-
-
 @pytest.mark.parametrize("preset", presets.TABLE_1)
 def test_the_losses_of_chance_and_of_perfect_embeddings_are_told(preset: str) -> None:
     factors, plan = planned(preset, 4)
@@ -124,6 +104,7 @@ def test_the_losses_of_chance_and_of_perfect_embeddings_are_told(preset: str) ->
     constant = torch.ones(len(plan), 1, dtype=torch.float64)
     said = outcome(constant, table, factors, RHO)
     assert said.chance.item() == pytest.approx(said.loss.item(), rel=1e-12)
+    assert preset != "e" or said.chance.item() == pytest.approx(math.log(4))
     # leaves of a class are the same, and those of other classes infinitely far
     positive = torch.from_numpy(contrast(factors, plan.columns, plan.columns))
     perfect = torch.eye(len(plan), dtype=torch.float64)[positive.int().argmax(1)]
