@@ -24,8 +24,6 @@ from gdt.common.files import (
     writing,
 )
 from gdt.common.folders import Folder, local_path
-from gdt.eval.downstream import evaluate
-from gdt.eval.settings import Downstream
 from tests.conftest import ROOT
 
 
@@ -154,14 +152,6 @@ def test_a_lock_that_fails_for_another_reason_is_not_passed_over(
     without_locks(monkeypatch, errno.EIO)
     with pytest.raises(OSError, match="Input/output error"), locked(tmp_path):
         pass
-
-
-def test_models_are_evaluated_on_a_file_system_without_locks(
-    monkeypatch: pytest.MonkeyPatch, shards: Path, checkpoint: Path, tmp_path: Path
-) -> None:
-    without_locks(monkeypatch)
-    settings = Downstream((checkpoint,), "synthetic", shards, clips=1, jobs=1, random_weights="exclude", out=tmp_path)
-    assert evaluate(settings).results
 
 
 def test_locks_are_taken_in_one_place() -> None:

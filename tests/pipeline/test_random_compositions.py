@@ -23,7 +23,6 @@ from gdt.pipeline.transformations.time_shift import TimeShift
 from gdt.pipeline.transformations.video import Video
 from gdt.pipeline.tree import BatchPlan, Tree
 from gdt.train.loss import gdt_loss
-from tests.composed import counts
 from tests.pipeline.test_tree import same_leaves
 from tests.train.test_loss import RHO, embed, tensors
 
@@ -102,9 +101,9 @@ def test_degenerate_compositions_are_refused_by_factor(factors: tuple[Factor, ..
 def test_batches_match_the_composition(composition: Composition) -> None:
     plan = plan_of(composition)
     c, w = (f(composition.factors, plan.columns, plan.columns) for f in (contrast, weight))
-    expected = counts(composition.factors)
-    assert len(plan) == expected.leaves == math.prod(factor.k for factor in composition.factors)
-    assert c.sum() - len(plan) == expected.positives and ((~c).sum(1) == expected.negatives_per_leaf).all()
+    total = math.prod(factor.k for factor in composition.factors)  # the lemmas of A.1.2
+    invariant = math.prod(factor.k for factor in composition.factors if factor.contrast is Contrast.INVARIANT)
+    assert len(plan) == total and c.sum() == total * invariant and ((~c).sum(1) == total - invariant).all()
     assert (c & w).any() and (~c & w).any()  # conditions (i) to (iii)
     assert not (w & np.eye(len(plan), dtype=bool)).any()
     leaves = plan.leaves

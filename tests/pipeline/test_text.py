@@ -1,5 +1,6 @@
 """Text as a modality, from the plan to the loss, against examples and a slow oracle."""
 
+import json
 import math
 import shutil
 from dataclasses import replace

@@ -8,10 +8,11 @@ import pytest
 from gdt.common.errors import UserError
 from gdt.pipeline import presets
 from gdt.pipeline.groups import take_rank
-from gdt.pipeline.leaves import Clip
+from gdt.pipeline.leaves import Clip, Leaves
 from gdt.pipeline.notation import parse
 from gdt.pipeline.transformations.augmentation import EVALUATION, Augmentation, draw_augmentations
 from gdt.pipeline.transformations.base import VideoPool, distinct
+from gdt.pipeline.transformations.order import Order
 from gdt.pipeline.tree import BatchPlan, Tree
 from tests.composed import composed
 
@@ -176,3 +177,21 @@ def test_too_few_videos_for_a_batch() -> None:
     one = VideoPool(np.arange(1), STARTS[:1], 30)
     with pytest.raises(UserError, match="takes 2 videos but only 1 can be used; preprocess more videos"):
         Tree(composed("l", 2), one, Clip(), 40, 0)
+
+
+@pytest.mark.parametrize("clip", [Clip(size=16), Clip(frames=8, stride=4, size=16)], ids=["paper", "tiny"])
+def test_sound_is_cut_where_the_frames_are(clip: Clip) -> None:
+    for segments in (2, 3, 4, 5):
+        order = Order(segments)
+        values = np.arange(len(order.values))
+        leaves = Leaves.plain(len(values), clip, 40)
+        order.act(leaves, values, np.random.default_rng(0))
+        assert (np.sort(leaves.frames, 1) == np.arange(clip.frames) * clip.stride).all()
+        assert (np.sort(leaves.mel_frames, 1) == np.arange(clip.mel_frames)).all()
+        played = leaves.frames / clip.stride / clip.frames  # source of each frame, as a share of the clip
+        middles = np.floor((np.arange(clip.frames) + 0.5) * clip.mel_frames / clip.frames).astype(int)
+        heard = leaves.mel_frames[:, middles] / clip.mel_frames
+        assert np.abs(heard - played - 0.5 / clip.frames).max() < 1 / clip.frames, segments
+        assert len(np.unique(leaves.frames, axis=0)) == len(values)
+    with pytest.raises(UserError, match="order has 5 segments and a clip 4 frames"):
+        Order(5).act(Leaves.plain(1, Clip(frames=4), 40), np.zeros(1, np.int64), np.random.default_rng(0))

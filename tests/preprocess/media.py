@@ -28,15 +28,13 @@ from tests.preprocess.intact import problems
 
 Fake = Callable[[str], Path]
 """Installs a script in the place of ffmpeg, see the fixture `fake`."""
-ENCODER = os.environ.get("GDT_TEST_ENCODER", "ffmpeg")
-"""The ffmpeg that makes files; other versions may decode them, see test_tools.py."""
 ENCODED = ROOT / ".pytest_cache" / "d" / "encoded"
 """Files that were made, by all that they depend on; `pytest --cache-clear` removes them."""
 
 
 @cache
 def _version() -> bytes:
-    return subprocess.run([ENCODER, "-version"], capture_output=True, check=True).stdout
+    return subprocess.run(["ffmpeg", "-version"], capture_output=True, check=True).stdout
 
 
 def encode(path: Path, *arguments: object) -> Path:
@@ -46,7 +44,7 @@ def encode(path: Path, *arguments: object) -> Path:
     if not made.is_file():
         part = ENCODED / f"{os.getpid()}{path.suffix}"
         part.parent.mkdir(parents=True, exist_ok=True)
-        command = [ENCODER, "-v", "error", "-y", *map(str, arguments), part]
+        command = ["ffmpeg", "-v", "error", "-y", *map(str, arguments), part]
         subprocess.run(command, check=True, stdin=subprocess.DEVNULL)
         part.rename(made)
     shutil.copyfile(made, path)  # tests may change it

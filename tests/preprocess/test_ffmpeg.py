@@ -17,7 +17,6 @@ from tests.conftest import few
 from tests.preprocess.intact import rejected_of
 from tests.preprocess.media import (
     BT2020,
-    ENCODER,
     FRAME,
     clock,
     encode,
@@ -237,7 +236,7 @@ def test_streams_are_those_that_ffmpeg_takes(tmp_path: Path, size: str, default:
     marked = [f"-disposition:{kind}:{k}" for kind in "va" for k in (0, 1)]
     flags = [part for name in marked for part in (name, "default" if name.split(":", 1)[1] in default else 0)]
     path = encode(tmp_path / "four.mkv", *inputs, *maps, *flags, "-preset", "ultrafast", "-c:a", "flac", "-ac:a:1", 2)
-    alone = [ENCODER, "-nostdin", "-i", path, "-t", "0.1", "-f", "null", "-"]
+    alone = ["ffmpeg", "-nostdin", "-i", path, "-t", "0.1", "-f", "null", "-"]
     said = subprocess.run(alone, capture_output=True, text=True, check=True).stderr
     picture, sound = (int(number) for number in re.findall(r"Stream #0:(\d) -> #0:\d", said))
     taken = kept(path, tmp_path)

@@ -25,7 +25,6 @@ from gdt.preprocess.videos import ListedVideo
 from tests.conftest import few
 from tests.preprocess.media import (
     BT2020,
-    ENCODER,
     PQ_WHITE,
     Fake,
     assert_gone,
@@ -81,7 +80,7 @@ def test_file_without_declared_length_is_decoded(tmp_path: Path, suffix: str) ->
     path = tmp_path / f"stream.{suffix}"
     container = {"mkv": "matroska", "h264": "h264"}[suffix]
     with path.open("wb") as file:  # through a pipe, which leaves the header without a length
-        pipe = [ENCODER, "-v", "error", "-f", "lavfi", "-i", clock(2, 25), "-c:v", "libx264", "-f", container, "-"]
+        pipe = ["ffmpeg", "-v", "error", "-f", "lavfi", "-i", clock(2, 25), "-c:v", "libx264", "-f", container, "-"]
         subprocess.run(pipe, stdout=file, check=True)
     assert abs(len(kept(path, tmp_path).sizes) - 60) <= 1
     if suffix == "mkv":  # it may be an original
