@@ -27,7 +27,9 @@ from gdt.pipeline.clips import moment_starts, usable
 from gdt.pipeline.leaves import MODALITIES
 from gdt.pipeline.loader import Batch
 from gdt.pipeline.shards.index import Index
+from gdt.pipeline.shards.layout import MEL_RATE
 from gdt.pipeline.shards.naming import shard_folder
+from gdt.pipeline.shards.reader import ShardReader
 from gdt.train.checkpoint import load_trained
 from gdt.train.inference import over_videos
 from gdt.train.models.gdt import any_device
@@ -37,6 +39,8 @@ from gdt.train.trained import Trained
 
 _SCRATCH = f"{TEMPORARY}embed-"
 """Begin of the names of temporary folders."""
+_SILENCE = 3.0
+"""Log-mel value that no band of a silent moment reaches: noise of about -75 dB of full scale."""
 _ROW_BYTES = 3 * 4096
 """Of a video, in its part and twice in its file while that is written: at most 512 numbers of each modality."""
 
@@ -63,10 +67,11 @@ def embed(settings: Embed) -> str:
     lines = [f"{out}: {settings.kind} of {embedded.count}: {sizes}; from {of} of {embedded.metadata['clip']}"]
     if known:
         lines.append(f"{plural(len({*embedded.id} - {*known.id}), 'video')} new; the others had their rows")
+    silent = ", silent" if settings.every else ""
     for name, values in embedded.features.items():
         lacking = int(np.isnan(values[:, 0]).sum())
         if lacking:
-            lines.append(f"'{name}' is NaN for {lacking} of {embedded.count}: missing or shorter than a clip")
+            lines.append(f"'{name}' is NaN for {lacking} of {embedded.count}: missing{silent}, or shorter than a clip")
     lines += [f"skipped {file.path}: {file.reason}" for file in embedded.skipped]
     warning = sameness(embedded.features)
     if warning:
@@ -77,8 +82,10 @@ def embed(settings: Embed) -> str:
     return "\n".join(lines)
 
 
-def features(settings: Embed, trained: Trained | None = None) -> Features:
+def features(settings: Embed, trained: Trained | None = None, part: tuple[float, float] | None = None) -> Features:
     """Compute features without a file; `trained` is the checkpoint, if it is already loaded.
+
+    `part`: from which second to which of the source, a file; by default all.
 
     Raises UserError if the checkpoint or the videos cannot be used.
     """
@@ -87,13 +94,15 @@ def features(settings: Embed, trained: Trained | None = None) -> Features:
             if lock(file, fcntl.LOCK_EX | fcntl.LOCK_NB):  # of a killed process
                 shutil.rmtree(left.parent)
     with tempfile.TemporaryDirectory(prefix=_SCRATCH) as scratch, locked(Path(scratch)):
-        return _embedded(Embedder(settings, trained), Parts(Path(scratch)))
+        return _embedded(Embedder(settings, trained, part), Parts(Path(scratch)))
 
 
 class Embedder:
     """A model that gives the rows that settings ask for."""
 
-    def __init__(self, settings: Embed, trained: Trained | None = None) -> None:
+    def __init__(
+        self, settings: Embed, trained: Trained | None = None, part: tuple[float, float] | None = None
+    ) -> None:
         """Raises UserError if the checkpoint cannot be used; `trained` is that, if it is already loaded."""
         checkpoint = settings.ckpt or str(latest_checkpoint())
         trained = trained or load_trained(checkpoint, makers(settings.own_networks.given))
@@ -105,6 +114,7 @@ class Embedder:
         if settings.kind == "embeddings" and not set(self.modalities).isdisjoint(trained.without_head):
             raise UserError(f"{checkpoint} has only a trunk, and embeddings need a head; set --kind features")
         self.settings = settings
+        self.part = part
         self.device = any_device()
         model = deepcopy(trained.model).to(self.device).eval()  # it may be training
         self.trained = replace(trained, model=model)
@@ -114,11 +124,19 @@ class Embedder:
             "clips": str(settings.clips),
             "every": str(settings.every),
             "clip": str(trained.settings.clip),
+            "seconds": f"{self._seconds():.3f}",
             "modalities": " ".join(self.modalities),
             "weights": trained.digest(),
         }
         """What decides its rows."""
         self.metadata = self.made | {"checkpoint": str(checkpoint)}
+
+    def _seconds(self) -> float:
+        """How long a clip of all modalities is."""
+        clip = self.trained.settings.clip
+        pictures = ((clip.frames - 1) * clip.stride + 1) / (self.trained.inputs.fps or 30)
+        lengths = {"video": pictures, "audio": (clip.mel_frames + 1) / MEL_RATE}
+        return max(lengths[name] for name in self.modalities)
 
     def rows(self, index: Index, videos: np.ndarray, show: bool = True) -> Features:
         """Features of videos of an index, in this order, by the modalities that some have, which do not depend on each
@@ -141,7 +159,10 @@ class Embedder:
 
         found = Features(index.id[videos], {}, dict(self.metadata), start=seconds)
         for name in self.modalities:
-            there = np.flatnonzero(usable(index, clip, [name])[videos])
+            there = usable(index, clip, [name])[videos]
+            if moments is not None and name == "audio":
+                there[there] = _is_heard(index, videos[there], moments[there], clip.mel_frames)
+            there = np.flatnonzero(there)
             if not len(there):
                 continue
             at = None if moments is None else moments[there, None]
@@ -154,6 +175,15 @@ class Embedder:
             found.features[name] = np.full((len(videos), values.shape[1]), np.nan, np.float32)
             found.features[name][there] = values
         return found
+
+
+def _is_heard(index: Index, videos: np.ndarray, starts: np.ndarray, rows: int) -> np.ndarray:
+    """Whether each clip of so many log-mel rows has sound above silence: bool [n]."""
+    reader = ShardReader(index)
+    begins = index.mel_position(starts)
+    counts = np.minimum(rows, index.mel_count[videos] - begins)
+    clips = zip(videos.tolist(), begins.tolist(), counts.tolist(), strict=True)
+    return np.array([reader.logmel(*clip).max() > _SILENCE for clip in clips], bool)
 
 
 def _embedded(embedder: Embedder, parts: Parts, known: Features | None = None) -> Features:
@@ -193,7 +223,7 @@ def _embed_files(embedder: Embedder, parts: Parts, before: set[str]) -> Embedded
     new = {address: file for address, file in found.items() if address not in before}
     if not new:
         return [*found], [], []
-    job = named.plan_groups(new, parts.folder, embedder.trained.inputs.fps or 30)
+    job = named.plan_groups(new, parts.folder, embedder.trained.inputs.fps or 30, embedder.part)
     scratch = min(named.SCRATCH_BYTES, 3 * sum(max(video.size, 0) for video in job.listed.videos.values()))
     require_space(parts.folder / settings.out.name, _ROW_BYTES * len(found) + scratch)
     tasks = {number: job.task(number) for number in job.shards}

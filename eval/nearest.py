@@ -1,7 +1,10 @@
-"""Nearest neighbours of a video, within a modality or across the two."""
+"""Nearest neighbours of a video, a sound or a moment of one, within a modality or across the two."""
 
+import re
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import cast
+from typing import NamedTuple, cast
 
 import numpy as np
 from tabulate import tabulate
@@ -13,6 +16,34 @@ from gdt.eval.settings import Embed, FeatureModality, Kind, Nearest
 from gdt.eval.similarity import unit
 from gdt.train.run import verdict_of
 
+_EVERY = 0.5
+"""Seconds between the moments of a query that is embedded."""
+_MOMENT = re.compile(r"(?P<name>.+)#t=(?P<begin>\d+(\.\d+)?)(,(?P<end>\d+(\.\d+)?))?")
+
+
+class Query(NamedTuple):
+    """What is searched for: some rows of features, of which the most similar counts."""
+
+    asked: Features
+    rows: np.ndarray
+    """bool [rows of asked]."""
+    left_out: np.ndarray
+    """Rows of the searched features that are the query itself: bool [n]."""
+
+
+class Found(NamedTuple):
+    rows: np.ndarray
+    """The most similar rows, without moments that overlap a more similar one: int64 [k]."""
+    cosines: np.ndarray
+    """Of each, float32 [k]."""
+    median: float
+    """Cosine of all that were compared."""
+    compared: int
+
+
+EmbedQuery = Callable[[Path, tuple[float, float] | None], Features]
+"""Embeds the moments of a file, or of a part of it from one second to another."""
+
 
 def nearest(settings: Nearest) -> str:
     """A table of the nearest neighbours, without the query itself.
@@ -21,41 +52,98 @@ def nearest(settings: Nearest) -> str:
     """
     stored = read(settings.features)
     among = settings.among or settings.by
-    query: str | Features = settings.query
-    same = _row_of(settings.query, stored)
-    if same:
-        query = same
-    else:
-        if not Path(settings.query).is_file():
-            hint = f"set --query to a video file, or to an id such as {stored.id[0]}"
-            raise unknown("query", settings.query, stored.id, hint)
+
+    def embed(path: Path, part: tuple[float, float] | None) -> Features:
         from gdt.eval.embed import features  # torch is slow to import, and only other videos need it
 
-        embed = Embed(
-            stored.metadata["checkpoint"],
-            (Path(settings.query),),
-            modalities=cast(tuple[FeatureModality, ...], tuple(stored.features)),
-            kind=cast(Kind, stored.metadata["kind"]),
-            clips=int(stored.metadata["clips"]),
-            every=float(stored.metadata["every"]),
-            workers=1,
-            own_networks=settings.own_networks,
-        )
-        query = features(embed)
-    order, cosines = most_similar(stored, query, settings.by, among)
-    names = stored.id.tolist()
-    if stored.start is not None:
-        names = [f"{name} at {start:.1f} s" for name, start in zip(names, stored.start, strict=True)]
-    lines = [(f"{cosine:.3f}", names[k]) for k, cosine in zip(order[: settings.k], cosines, strict=False)]
+        return features(replace(of_query(stored, path), own_networks=settings.own_networks), part=part)
+
+    query = find_query(stored, settings.query, embed)
+    found = most_similar(stored, query, settings.by, among, settings.k)
+    table = [
+        (f"{cosine:.3f}", address(stored, row), *time_of(stored, row))
+        for row, cosine in zip(found.rows, found.cosines, strict=True)
+    ]
+    headers = ["cosine", "video", *["time"] * (stored.start is not None)]
     # cosines across modalities are low even for the best match
-    median = f"median cosine of {plural(len(cosines), 'candidate')}: {np.median(cosines):.3f}"
-    lines_of_text = [tabulate(lines, ["cosine", "video"], disable_numparse=True), "", median]
+    median = f"median cosine of {plural(found.compared, 'candidate')}: {found.median:.3f}"
+    lines = [tabulate(table, headers, disable_numparse=True), "", median]
     warnings = [sameness({among: stored.features[among]})]
-    if same and Path(same).is_file() and Path(same).stat().st_mtime > settings.features.stat().st_mtime:
-        warnings.append(f"{same} is newer than {settings.features}, whose features are those of its former content")
-    lines_of_text += [f"warning: {warning}" for warning in warnings if warning]
-    lines_of_text += verdict_of(stored.metadata["checkpoint"])
-    return "\n".join(lines_of_text)
+    silent = np.isnan(query.asked.features[settings.by][query.rows, 0])
+    if 2 * silent.sum() > len(silent):
+        warnings.append(f"{silent.sum()} of {plural(len(silent), 'moment')} of the query are silent, and do not count")
+    name = str(query.asked.id[query.rows][0])
+    if query.left_out.any() and Path(name).is_file() and Path(name).stat().st_mtime > settings.features.stat().st_mtime:
+        warnings.append(f"{name} is newer than {settings.features}, whose features are those of its former content")
+    lines += [f"warning: {warning}" for warning in warnings if warning]
+    lines += verdict_of(stored.metadata["checkpoint"])
+    return "\n".join(lines)
+
+
+def of_query(stored: Features, path: Path) -> Embed:
+    """Settings for the moments of a query of these features, of all their modalities."""
+    metadata = stored.metadata
+    modalities = cast(tuple[FeatureModality, ...], tuple(stored.features))
+    kind = cast(Kind, metadata["kind"])
+    return Embed(metadata["checkpoint"], (path,), modalities=modalities, kind=kind, every=_EVERY, workers=1)
+
+
+def address(stored: Features, row: int) -> str:
+    """The id of a video, or of a moment: as it can be queried, and as a browser opens it."""
+    return str(stored.id[row]) if stored.start is None else f"{stored.id[row]}#t={stored.start[row]:g}"
+
+
+def time_of(stored: Features, row: int) -> list[str]:
+    """Where a moment starts, as in 12:34.5; empty for a video."""
+    if stored.start is None:
+        return []
+    minutes, seconds = divmod(round(float(stored.start[row]), 1), 60)
+    return [f"{int(minutes)}:{seconds:04.1f}"]
+
+
+def of_features(asked: Features, stored: Features) -> Query:
+    """All rows of other features as a query of the stored ones."""
+    return Query(asked, np.ones(len(asked.id), bool), np.zeros(len(stored.id), bool))
+
+
+def find_query(stored: Features, text: str, embed: EmbedQuery) -> Query:
+    """The query that a text names: an id, a file, or a moment of one, as in a.mp4#t=12.5 or a.mp4#t=12,15.
+
+    Rows of these features are taken where they are, else the file is embedded. Raises UserError for anything else.
+    """
+    name, part = text, None
+    moment = _MOMENT.fullmatch(text)
+    if moment and text not in stored.id and not Path(text).is_file():
+        name = moment["name"]
+        begin = float(moment["begin"])
+        part = begin, float(moment["end"] or begin)
+        if part[1] < begin:
+            raise UserError(f"the moment of {text} ends before it begins; write #t=begin,end in seconds")
+    same = stored.id == _row_of(name, stored)
+    if same.any() and (part is None or stored.start is not None):
+        rows = same if part is None else same & _within(stored, same, part)
+        return Query(stored, rows, same if part is None else same & _overlapping(stored, rows))
+    if not Path(name).is_file():
+        hint = f"set --query to a file of video or sound, or to an id such as {stored.id[0]}"
+        raise unknown("query", name, np.unique(stored.id.astype(str)), hint)
+    seconds = float(stored.metadata["seconds"])
+    asked = embed(Path(name), part and (part[0], max(part[1], part[0] + seconds)))
+    return Query(asked, np.ones(len(asked.id), bool), same)
+
+
+def _within(stored: Features, same: np.ndarray, part: tuple[float, float]) -> np.ndarray:
+    """The moments of a video that start in a part of it, at least the nearest one: bool [n]."""
+    assert stored.start is not None
+    begin, end = part
+    distance = np.where(same, np.abs(stored.start - begin), np.inf)
+    return ((stored.start >= begin) & (stored.start < end)) | (distance == distance.min())
+
+
+def _overlapping(stored: Features, rows: np.ndarray) -> np.ndarray:
+    """Whether each moment overlaps one of some moments, of whichever video: bool [n]."""
+    assert stored.start is not None
+    seconds = float(stored.metadata["seconds"])
+    return (np.abs(stored.start[:, None] - stored.start[rows]) < seconds).any(1)
 
 
 def _row_of(query: str, stored: Features) -> str:
@@ -69,18 +157,12 @@ def _row_of(query: str, stored: Features) -> str:
     return next((id for id in stored.id if Path(id).name in names and Path(id).resolve() == file), "")
 
 
-def most_similar(stored: Features, query: str | Features, by: str, among: str) -> tuple[np.ndarray, np.ndarray]:
-    """Rows by their highest cosine to the query, and the cosines, the highest first.
+def most_similar(stored: Features, query: Query, by: str, among: str, k: int) -> Found:
+    """The k rows with the highest cosine to the query.
 
-    The query is the id of a row, which is left out, or features of other videos. Raises UserError if features are
-    missing or cannot be compared.
+    Raises UserError if features are missing or cannot be compared.
     """
-    if isinstance(query, Features):
-        asked = query
-        is_query = np.zeros(len(stored.id), bool)
-    else:
-        asked = stored
-        is_query = stored.id == query
+    asked = query.asked
     for option, name, searched in (("by", by, asked), ("among", among, stored)):
         if name not in searched.features:
             instead = " or ".join(searched.features)
@@ -96,16 +178,36 @@ def most_similar(stored: Features, query: str | Features, by: str, among: str) -
         raise UserError(f"{both} cannot be compared; embed both with the same checkpoint and --kind")
     if among != by and asked.metadata["kind"] != "embeddings":
         raise UserError("features of trunks cannot be compared across modalities; embed again with --kind embeddings")
-    queries = asked.features[by] if asked is query else stored.features[by][is_query]
+    queries = asked.features[by][query.rows]
     queries = queries[~np.isnan(queries[:, 0])]
-    if is_query.all():
-        raise UserError(f"{query} is the only video of these features; embed more videos to compare it with")
+    if query.left_out.all():
+        raise UserError(f"{asked.id[0]} is the only video of these features; embed more videos to compare it with")
     gallery = stored.features[among]
-    others = np.flatnonzero(~is_query & ~np.isnan(gallery[:, 0]))
+    others = np.flatnonzero(~query.left_out & ~np.isnan(gallery[:, 0]))
     for option, name, kept, whose in (("by", by, queries, "the query"), ("among", among, others, "every other video")):
         if not len(kept):
             instead = " or ".join(modality for modality in stored.features if modality != name) or "another modality"
-            raise UserError(f"the {name} of {whose} is missing or shorter than a clip; set --{option} {instead}")
-    similarity = (unit(gallery[others]) @ unit(queries).T).max(1)
-    order = np.argsort(-similarity, kind="stable")
-    return others[order], similarity[order]
+            raise UserError(
+                f"the {name} of {whose} is missing, silent or shorter than a clip; set --{option} {instead}"
+            )
+    cosines = np.full(len(stored.id), -np.inf, np.float32)
+    cosines[others] = (unit(gallery[others]) @ unit(queries).T).max(1)
+    rows = _apart(stored, others[np.argsort(-cosines[others], kind="stable")], k)
+    return Found(rows, cosines[rows], float(np.median(cosines[others])), len(others))
+
+
+def _apart(stored: Features, ordered: np.ndarray, k: int) -> np.ndarray:
+    """The first k rows, without moments that overlap one before them."""
+    if stored.start is None:
+        return ordered[:k]
+    seconds = float(stored.metadata["seconds"])
+    taken: dict[str, list[float]] = {}
+    rows = []
+    for row in ordered.tolist():
+        before = taken.setdefault(stored.id[row], [])
+        if all(abs(stored.start[row] - start) >= seconds for start in before):
+            before.append(stored.start[row])
+            rows.append(row)
+        if len(rows) == k:
+            break
+    return np.array(rows, np.int64)

@@ -40,8 +40,10 @@ Decoded = Generator[tuple[Index, list[LeftOut]], None, None]
 """The index of each shard, which is there until the next is asked for, and the videos that are not in it."""
 
 
-def plan_groups(found: Found, scratch: Path, fps: int) -> PreprocessJob:
+def plan_groups(found: Found, scratch: Path, fps: int, part: tuple[float, float] | None = None) -> PreprocessJob:
     """The videos in groups, each a shard in `scratch`; those that an earlier plan there has stay in their groups.
+
+    `part`: from which second to which of each file; by default all.
 
     Raises UserError if no video has a name that can be used.
     """
@@ -49,9 +51,9 @@ def plan_groups(found: Found, scratch: Path, fps: int) -> PreprocessJob:
     def listing(source: SourceFiles) -> Iterator[ListedVideo]:
         for address, file in found.items():
             if file.folder.remote:
-                yield ListedVideo(address, Path(file.path), folder=file.folder)
+                yield ListedVideo(address, Path(file.path), folder=file.folder, segment=part)
             else:
-                yield ListedVideo(address, Path(address).absolute().relative_to(_ROOT))
+                yield ListedVideo(address, Path(address).absolute().relative_to(_ROOT), segment=part)
 
     folder = Folder(scratch)
     folder.remove_scratch(SCRATCH)

@@ -138,12 +138,12 @@ def refused(model: gdt.Model, shards: Path) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda r: gdt.nearest(r["stored"], "x"), "video 'x' is not among these features"),
+        (lambda r: gdt.nearest(r["stored"], "x"), "unknown query 'x'"),
         (lambda r: gdt.nearest(r["trunks"], r["first"], by="audio", among="video"), "be compared across modalities"),
         (lambda r: gdt.nearest(r["trunks"], r["stored"]), "embeddings of .* and features of .* cannot be compared"),
         (lambda r: gdt.nearest(r["stored"], r["other"]), "of other.pt and embeddings of .* cannot be compared"),
         (lambda r: gdt.nearest(r["stored"], r["changed"]), "the weights of .* have changed since one of the two"),
-        (lambda r: gdt.nearest(r["mute"], r["first"], by="audio"), "audio of the query is missing or shorter"),
+        (lambda r: gdt.nearest(r["mute"], r["first"], by="audio"), "audio of the query is missing, silent or shorter"),
         (lambda r: gdt.nearest(r["stored"], r["first"], k=-1), "^k is -1; it must be 1 or more"),
         (lambda r: gdt.pretrain(r["shards"], factors="a:d", factors_from="no.py"), "cannot read the factors in no.py"),
         (lambda r: r["model"].embed([]), "^videos is empty; give one or more"),

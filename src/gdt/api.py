@@ -28,10 +28,10 @@ import torch
 from gdt.arguments import Paths, separate_networks, weights_of, with_changes
 from gdt.common.errors import UserError
 from gdt.common.folders import Folder
-from gdt.eval.embed import features
+from gdt.eval.embed import features as features_of
 from gdt.eval.features import Features
 from gdt.eval.features import read as read_features
-from gdt.eval.nearest import most_similar
+from gdt.eval.nearest import address, find_query, most_similar, of_features, of_query
 from gdt.eval.settings import Downstream, Embed, FeatureModality, Kind
 from gdt.loop import Batches, composition, tree
 from gdt.pipeline.composition import Composition
@@ -233,7 +233,7 @@ class Model:
         names = (modalities,) if isinstance(modalities, str) else tuple(modalities)
         changes = {"modalities": names, "kind": kind, "clips": clips, "every": every, "workers": workers}
         settings = with_changes(Embed(self._path, () if shards else paths, shards=shards), changes)
-        return features(settings, self._trained)
+        return features_of(settings, self._trained)
 
 
 def nearest(
@@ -243,23 +243,25 @@ def nearest(
     by: FeatureModality = "video",
     among: FeatureModality | None = None,
     k: int = 5,
+    model: Model | None = None,
 ) -> list[tuple[str, float]]:
-    """The k videos most similar to a query: ids and cosines, nearest first.
+    """The k videos, or moments of videos, most similar to a query: ids and cosines, nearest first.
 
-    `features` may be a file of `gdt embed`. `query` is an id among them, or features of another video. Its modality
-    `by` is compared with the modality `among` of the others, by default the same; across modalities, features must be
-    embeddings.
+    `features` may be a file of `gdt embed`. `query` is an id among them, features of another video, or a file of video
+    or sound, or a moment, as in "a.mp4#t=12.5" or "a.mp4#t=12,15"; other files are embedded with `model`, by default
+    the one that made the features. Its modality `by` is compared with the modality `among` of the others, by default
+    the same; across modalities, features must be embeddings. Of several moments of a query, the most similar counts.
     """
     if k < 1:
         raise UserError(f"k is {k}; it must be 1 or more")
-    if not isinstance(features, Features):
-        features = read_features(features)
-    if not isinstance(query, Features):
-        query = str(query)
-        if query not in features.id:
-            raise UserError(f"video '{query}' is not among these features; their ids are in gdt.read_features(path).id")
-    order, cosines = most_similar(features, query, by, among or by)
-    return list(zip(features.id[order][:k].tolist(), cosines[:k].tolist(), strict=True))
+    stored = features if isinstance(features, Features) else read_features(features)
+
+    def embed(path: Path, part: tuple[float, float] | None) -> Features:
+        return features_of(of_query(stored, path), model._trained if model else None, part)
+
+    asked = of_features(query, stored) if isinstance(query, Features) else find_query(stored, str(query), embed)
+    found = most_similar(stored, asked, by, among or by, k)
+    return [(address(stored, row), float(cosine)) for row, cosine in zip(found.rows, found.cosines, strict=True)]
 
 
 def mteb(

@@ -4,6 +4,7 @@ import errno
 import os
 import random
 import shutil
+import subprocess
 import unicodedata
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +20,7 @@ from gdt.common.errors import Unusable, UserError
 from gdt.eval.embed import Embedder, embed, features
 from gdt.eval.export import export
 from gdt.eval.features import Features, read, sameness
-from gdt.eval.nearest import _row_of, most_similar, nearest
+from gdt.eval.nearest import _row_of, address, find_query, most_similar, nearest, of_features
 from gdt.eval.settings import Embed, Export, Nearest
 from gdt.pipeline.clips import uniform_clips
 from gdt.pipeline.loader import Loader
@@ -78,12 +79,13 @@ def test_embed_a_folder_and_find_neighbours(command: Run, checkpoint: Path, vide
     assert one not in found.stdout
     (tmp_path / "one.mp4").symlink_to(one)
     assert one not in command("nearest", "--query", "one.mp4").stdout  # the same file by another name
-    # a copy is decoded, and its original has cosine 1
+    # a copy is decoded, and finds its original
     shutil.copy(one, tmp_path / "copy.mp4")
     found = command("nearest", "--query", "copy.mp4", "--by", "audio")
-    assert found.stdout.splitlines()[2].split() == ["1.000", one]
+    best = found.stdout.splitlines()[2].split()
+    assert best[1] == one and float(best[0]) > 0.98  # of its moments, to the mean of all
     refused = command("nearest", "--query", f"{one}x")
-    assert refused.stderr.startswith(f"error: unknown query '{one}x'; did you mean '{one}'? set --query to a video")
+    assert refused.stderr.startswith(f"error: unknown query '{one}x'; did you mean '{one}'? set --query to a file")
     refused = command("nearest", "--query", videos / "broken.mp4")
     assert f"the first, {videos / 'broken.mp4'}: " in refused.stderr
     across = command("nearest", "--query", one, "--by", "audio", "--among", "video")
@@ -350,7 +352,8 @@ def test_a_query_is_found_by_its_link_or_its_file(tmp_path: Path) -> None:
 def test_a_single_video_has_no_neighbours() -> None:
     made = {"kind": "features", "weights": "w"}
     with pytest.raises(UserError, match=r"one\.mp4 is the only video"):
-        most_similar(Features(np.array(["one.mp4"]), {"video": np.ones((1, 4))}, made), "one.mp4", "video", "video")
+        rows = Features(np.array(["one.mp4"]), {"video": np.ones((1, 4))}, made)
+        most_similar(rows, find_query(rows, "one.mp4", _unused), "video", "video", 5)
 
 
 def test_a_sound_is_a_query_by_audio() -> None:
@@ -358,11 +361,61 @@ def test_a_sound_is_a_query_by_audio() -> None:
     rows = Features(np.array(["a", "b"]), {"video": np.eye(2), "audio": np.eye(2)}, made)
     sound = Features(np.array(["c"]), {"audio": np.eye(2)[:1]}, made)
     with pytest.raises(UserError, match="there are no video features of these videos; set --by audio"):
-        most_similar(rows, sound, "video", "video")
+        most_similar(rows, of_features(sound, rows), "video", "video", 5)
     silent = replace(rows, features=rows.features | {"audio": np.array([[1.0, 0.0], [np.nan, np.nan]])})
-    with pytest.raises(UserError, match="the audio of every other video is missing .*; set --among video"):
-        most_similar(silent, "a", "audio", "audio")
-    assert [*most_similar(rows, sound, "audio", "video")[0]] == [0, 1]
+    with pytest.raises(UserError, match="the audio of every other video is missing, .*; set --among video"):
+        most_similar(silent, find_query(silent, "a", _unused), "audio", "audio", 5)
+    assert [*most_similar(rows, of_features(sound, rows), "audio", "video", 5).rows] == [0, 1]
+
+
+def _unused(path: Path, part: tuple[float, float] | None) -> Features:
+    raise AssertionError
+
+
+def test_moments_are_found_apart_and_asked_by_their_time() -> None:
+    """A row per second of two videos; clips of 1.5 s."""
+    made = {"kind": "embeddings", "weights": "w", "seconds": "1.5"}
+    ids = np.repeat(["a.mp4", "b.mp4"], 4)
+    angle = np.array([0.0, 0.1, 0.3, 0.9, 0.05, 0.2, 1.2, 1.5])
+    values = np.stack([np.cos(angle), np.sin(angle)], 1).astype(np.float32)
+    rows = Features(ids, {"video": values}, made, start=np.tile(np.arange(4.0), 2))
+
+    def found(text: str) -> list[str]:
+        query = find_query(rows, text, _unused)
+        return [address(rows, row) for row in most_similar(rows, query, "video", "video", 3).rows]
+
+    # moments that overlap the query are left out, and those that overlap a more similar one
+    assert found("a.mp4#t=0.2") == ["b.mp4#t=0", "a.mp4#t=2", "b.mp4#t=2"]
+    assert found("a.mp4#t=1.9,4") == ["b.mp4#t=1", "a.mp4#t=0", "b.mp4#t=3"]
+    assert found("a.mp4") == ["b.mp4#t=0", "b.mp4#t=2"]  # the best of its moments counts
+    with pytest.raises(UserError, match="ends before it begins"):
+        found("a.mp4#t=3,2")
+
+
+def test_a_sound_in_silence_is_found_in_a_long_video(
+    checkpoint: Path, synthetic: Path, tmp_path: Path, command: Run
+) -> None:
+    """The moment, not the mean; the sound alone, with silence after it, as a query by sound among sounds."""
+    videos = sorted((synthetic / "test").rglob("*.mp4"))[:6]
+    listed = tmp_path / "list.txt"
+    listed.write_text("".join(f"file '{path}'\n" for path in videos))
+    long, sound = tmp_path / "long.mp4", tmp_path / "sound.wav"
+    ffmpeg = ("ffmpeg", "-loglevel", "error", "-y")
+    subprocess.run(
+        [*ffmpeg, "-f", "concat", "-safe", "0", "-i", listed, "-c:v", "copy", "-c:a", "aac", long], check=True
+    )
+    # of the fourth video, from 1 s on
+    subprocess.run([*ffmpeg, "-ss", "10", "-t", "1.2", "-i", long, "-af", "apad=pad_dur=6", sound], check=True)
+    assert command("embed", "--ckpt", checkpoint, "--source", long, "--every", 0.5).returncode == 0
+    done = command("nearest", "--query", sound, "--by", "audio", "--k", 2)
+    assert done.returncode == 0, done.stderr
+    first = done.stdout.splitlines()[2].split()
+    assert first[1:] == [f"{long}#t=10", "0:10.0"] and float(first[0]) > 0.99
+    assert "moments of the query are silent, and do not count" in done.stdout
+    again = command("nearest", "--query", f"{long}#t=10", "--by", "audio", "--k", 2)
+    assert again.returncode == 0 and f"{long}#t=10 " not in again.stdout
+    part = command("nearest", "--query", f"{sound}#t=0,1", "--by", "audio", "--k", 1)
+    assert part.stdout.splitlines()[2].split()[1] == f"{long}#t=10"
 
 
 @pytest.mark.parametrize("spread", [0.0, 0.05, 1.0])

@@ -11,7 +11,7 @@ from sklearn.preprocessing import StandardScaler
 from gdt.common.errors import UserError
 from gdt.eval.downstream import downstream
 from gdt.eval.embed import features
-from gdt.eval.nearest import most_similar
+from gdt.eval.nearest import most_similar, of_features
 from gdt.eval.protocols.multilabel import mean_average_precision
 from gdt.eval.results import RESULTS, read
 from gdt.eval.settings import Downstream, Embed
@@ -67,9 +67,10 @@ def test_sounds_find_videos(checkpoint: Path, sounds: Path, synthetic: Path) -> 
     heard = np.array([name.endswith(".wav") for name in rows.id])
     assert heard.sum() == 20 and np.array_equal(np.isnan(rows.features["video"][:, 0]), heard)
     query = features(Embed(checkpoint, (sounds / "audio" / "1-000.wav",), clips=1, workers=1, modalities=("audio",)))
-    found, _ = most_similar(rows, query, "audio", "video")
+    asked = of_features(query, rows)
+    found = most_similar(rows, asked, "audio", "video", 5).rows
     assert len(found) and not heard[found].any()
-    assert rows.id[most_similar(rows, query, "audio", "audio")[0][0]] == str(sounds / "audio" / "1-000.wav")
+    assert rows.id[most_similar(rows, asked, "audio", "audio", 5).rows[0]] == str(sounds / "audio" / "1-000.wav")
 
 
 def test_mean_average_precision_of_several_labels() -> None:
