@@ -13,6 +13,7 @@ from gdt.common.errors import UserError
 from gdt.common.files import require_new_file, write_text
 from gdt.common.wording import plural
 from gdt.eval.features import Features, read, sameness
+from gdt.eval.nearest import address, time_of
 from gdt.eval.settings import Duplicates
 from gdt.eval.similarity import unit
 from gdt.pipeline.shards.index import Index
@@ -20,8 +21,8 @@ from gdt.pipeline.shards.naming import shard_folder
 
 _BLOCK = 256
 """Rows that are compared with all others at a time."""
-_SHOWN = 10
-"""Most groups that are printed, and most rows of each."""
+_SHOWN = 6
+"""Most groups that are printed and shown, and most rows of each."""
 
 
 def duplicates(settings: Duplicates) -> str:
@@ -40,6 +41,7 @@ def duplicates(settings: Duplicates) -> str:
     crossing = [rows for rows in members if len({*split[rows]}) > 1]
     ordered = crossing + [rows for rows in members if len({*split[rows]}) < 2]
     _write(settings.out, ordered, stored, split, cosine)
+    _show(settings.out.with_suffix(".html"), ordered, stored, cosine)
     many = sum(len(np.unique(stored.id[rows])) for rows in members)
     videos = plural(len(np.unique(stored.id)), "video")
     lines = [f"{plural(len(members), 'group')} of {many} of {videos}, nearer than {settings.above}: {settings.out}"]
@@ -47,12 +49,23 @@ def duplicates(settings: Duplicates) -> str:
         lines.append(f"{plural(len(crossing), 'group')} {'crosses' if len(crossing) == 1 else 'cross'} splits")
     for rows in ordered[:_SHOWN]:
         lines.append("")
-        lines += [f"  {cosine[row]:.3f}  {_place(stored, row)}  {split[row]}".rstrip() for row in rows[:_SHOWN]]
+        lines += [f"  {cosine[row]:.3f}  {address(stored, row)}  {split[row]}".rstrip() for row in rows[:_SHOWN]]
         if len(rows) > _SHOWN:
             lines.append(f"  and {len(rows) - _SHOWN} more")
     if len(ordered) > _SHOWN:
         lines += ["", f"and {len(ordered) - _SHOWN} more groups"]
     return "\n".join(lines)
+
+
+def _show(out: Path, members: list[np.ndarray], stored: Features, cosine: np.ndarray) -> None:
+    """A page of the first groups."""
+    from gdt.eval.page.found import Shown, write_found  # slow to import
+
+    def shown(row: int) -> Shown:
+        start = None if stored.start is None else float(stored.start[row])
+        return Shown(str(stored.id[row]), start, " ".join([f"{cosine[row]:.3f}", *time_of(stored, row)]))
+
+    write_found(out, "Duplicates", [[*map(shown, rows[:_SHOWN].tolist())] for rows in members[:_SHOWN]])
 
 
 def groups(features: Features, above: float) -> tuple[np.ndarray, np.ndarray]:
@@ -116,8 +129,3 @@ def _write(path: Path, members: list[np.ndarray], stored: Features, split: np.nd
 def _start(stored: Features, row: int) -> str:
     """Where a moment starts, seconds; empty for a video."""
     return "" if stored.start is None else f"{stored.start[row]:.3f}"
-
-
-def _place(stored: Features, row: int) -> str:
-    start = _start(stored, row)
-    return f"{stored.id[row]} at {start} s" if start else str(stored.id[row])

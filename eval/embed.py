@@ -39,8 +39,8 @@ from gdt.train.trained import Trained
 
 _SCRATCH = f"{TEMPORARY}embed-"
 """Begin of the names of temporary folders."""
-_SILENCE = 3.0
-"""Log-mel value that no band of a silent moment reaches: noise of about -75 dB of full scale."""
+_SILENCE = 5.0
+"""Log-mel value above that of silence: that of white noise of -90 dB of full scale, or of a low tone of -73 dB."""
 _ROW_BYTES = 3 * 4096
 """Of a video, in its part and twice in its file while that is written: at most 512 numbers of each modality."""
 
@@ -223,7 +223,8 @@ def _embed_files(embedder: Embedder, parts: Parts, before: set[str]) -> Embedded
     new = {address: file for address, file in found.items() if address not in before}
     if not new:
         return [*found], [], []
-    job = named.plan_groups(new, parts.folder, embedder.trained.inputs.fps or 30, embedder.part)
+    part = dict.fromkeys(new, embedder.part) if embedder.part else {}
+    job = named.plan_groups(new, parts.folder, embedder.trained.inputs.fps or 30, part)
     scratch = min(named.SCRATCH_BYTES, 3 * sum(max(video.size, 0) for video in job.listed.videos.values()))
     require_space(parts.folder / settings.out.name, _ROW_BYTES * len(found) + scratch)
     tasks = {number: job.task(number) for number in job.shards}

@@ -10,6 +10,7 @@ import numpy as np
 from tabulate import tabulate
 
 from gdt.common.errors import UserError, unknown
+from gdt.common.files import require_new_file
 from gdt.common.wording import plural
 from gdt.eval.features import Features, read, sameness
 from gdt.eval.settings import Embed, FeatureModality, Kind, Nearest
@@ -50,6 +51,8 @@ def nearest(settings: Nearest) -> str:
 
     Raises UserError if the file or the query cannot be used.
     """
+    if settings.out:
+        require_new_file(settings.out, settings.overwrite)
     stored = read(settings.features)
     among = settings.among or settings.by
 
@@ -64,6 +67,15 @@ def nearest(settings: Nearest) -> str:
         (f"{cosine:.3f}", address(stored, row), *time_of(stored, row))
         for row, cosine in zip(found.rows, found.cosines, strict=True)
     ]
+    if settings.out:
+        from gdt.eval.page.found import Shown, write_found  # slow to import
+
+        starts = [None if stored.start is None else float(stored.start[row]) for row in found.rows]
+        captions = [" ".join([cosine, *time]) for cosine, _, *time in table]
+        ids = map(str, stored.id[found.rows])
+        name, part = split_moment(settings.query)
+        shown = Shown(name, part[0] if part else None, "query")
+        write_found(settings.out, f"Nearest to {settings.query}", [[shown], [*map(Shown, ids, starts, captions)]])
     headers = ["cosine", "video", *["time"] * (stored.start is not None)]
     # cosines across modalities are low even for the best match
     median = f"median cosine of {plural(found.compared, 'candidate')}: {found.median:.3f}"
@@ -77,7 +89,7 @@ def nearest(settings: Nearest) -> str:
         warnings.append(f"{name} is newer than {settings.features}, whose features are those of its former content")
     lines += [f"warning: {warning}" for warning in warnings if warning]
     lines += verdict_of(stored.metadata["checkpoint"])
-    return "\n".join(lines)
+    return "\n".join([*lines, *([f"{settings.out} shows them"] if settings.out else [])])
 
 
 def of_query(stored: Features, path: Path) -> Embed:
@@ -111,14 +123,7 @@ def find_query(stored: Features, text: str, embed: EmbedQuery) -> Query:
 
     Rows of these features are taken where they are, else the file is embedded. Raises UserError for anything else.
     """
-    name, part = text, None
-    moment = _MOMENT.fullmatch(text)
-    if moment and text not in stored.id and not Path(text).is_file():
-        name = moment["name"]
-        begin = float(moment["begin"])
-        part = begin, float(moment["end"] or begin)
-        if part[1] < begin:
-            raise UserError(f"the moment of {text} ends before it begins; write #t=begin,end in seconds")
+    name, part = (text, None) if text in stored.id else split_moment(text)
     same = stored.id == _row_of(name, stored)
     if same.any() and (part is None or stored.start is not None):
         rows = same if part is None else same & _within(stored, same, part)
@@ -129,6 +134,18 @@ def find_query(stored: Features, text: str, embed: EmbedQuery) -> Query:
     seconds = float(stored.metadata["seconds"])
     asked = embed(Path(name), part and (part[0], max(part[1], part[0] + seconds)))
     return Query(asked, np.ones(len(asked.id), bool), same)
+
+
+def split_moment(text: str) -> tuple[str, tuple[float, float] | None]:
+    """A name, and the moment of a query from one second to another; None for the whole. Raises UserError."""
+    moment = _MOMENT.fullmatch(text)
+    if not moment or Path(text).is_file():
+        return text, None
+    begin = float(moment["begin"])
+    end = float(moment["end"] or begin)
+    if end < begin:
+        raise UserError(f"the moment of {text} ends before it begins; write #t=begin,end in seconds")
+    return moment["name"], (begin, end)
 
 
 def _within(stored: Features, same: np.ndarray, part: tuple[float, float]) -> np.ndarray:

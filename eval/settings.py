@@ -196,7 +196,7 @@ class Nearest:
     """Find the videos most similar to a query video."""
 
     query: str
-    """Id of a video in the features file, or a video file."""
+    """Id in the features file, or a file of video or sound; of a moment, as in a.mp4#t=12.5 or a.mp4#t=12,15."""
     features: Path = Path("features.h5")
     """File written by `gdt embed`, .h5, .npz or .parquet."""
     by: FeatureModality = "video"
@@ -205,6 +205,10 @@ class Nearest:
     """Modality to search (other than --by: needs embeddings); default: --by."""
     k: int = 5
     """Number of neighbours."""
+    out: Path | None = None
+    """Page to write: the neighbours in motion and with sound, .html."""
+    overwrite: bool = False
+    """Replace an existing page."""
     own_networks: Annotated[OwnNetworks, tyro.conf.arg(name="")] = PAPER_NETWORKS
     """Those that the checkpoint was trained with."""
 

@@ -7,6 +7,7 @@ from contextlib import closing
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path, PurePath
+from types import MappingProxyType
 
 from gdt.common.errors import LeftOut, UserError
 from gdt.common.folders import File, Folder
@@ -40,20 +41,24 @@ Decoded = Generator[tuple[Index, list[LeftOut]], None, None]
 """The index of each shard, which is there until the next is asked for, and the videos that are not in it."""
 
 
-def plan_groups(found: Found, scratch: Path, fps: int, part: tuple[float, float] | None = None) -> PreprocessJob:
+def plan_groups(
+    found: Found, scratch: Path, fps: int, parts: Mapping[str, tuple[float, float]] = MappingProxyType({})
+) -> PreprocessJob:
     """The videos in groups, each a shard in `scratch`; those that an earlier plan there has stay in their groups.
 
-    `part`: from which second to which of each file; by default all.
+    `parts`: by address, from which second to which; by default all.
 
     Raises UserError if no video has a name that can be used.
     """
 
     def listing(source: SourceFiles) -> Iterator[ListedVideo]:
         for address, file in found.items():
+            part = parts.get(address)
             if file.folder.remote:
                 yield ListedVideo(address, Path(file.path), folder=file.folder, segment=part)
             else:
-                yield ListedVideo(address, Path(address).absolute().relative_to(_ROOT), segment=part)
+                path = (file.folder.root / file.path).absolute()
+                yield ListedVideo(address, path.relative_to(_ROOT), segment=part)
 
     folder = Folder(scratch)
     folder.remove_scratch(SCRATCH)

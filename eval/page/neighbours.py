@@ -1,14 +1,12 @@
 """What a model finds: nearest neighbours of test videos, by the features of an evaluation or by sound."""
 
-import io
 from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from matplotlib import colormaps, rc_context
+from matplotlib import rc_context
 from matplotlib.figure import Figure
-from PIL import Image
 from sklearn.decomposition import PCA
 from sklearn.manifold import TSNE
 from threadpoolctl import threadpool_limits
@@ -16,14 +14,14 @@ from threadpoolctl import threadpool_limits
 from gdt.common.errors import UserError
 from gdt.common.randomness import Stream, generator
 from gdt.eval import extract
-from gdt.eval.drawing import COLOURS, STYLE, data_uri, marker, picture
+from gdt.eval.drawing import COLOURS, STYLE, marker, picture
 from gdt.eval.extract import features_file
+from gdt.eval.page.pictures import picture_of
 from gdt.eval.results import ANSWERS, Result, answers
 from gdt.eval.similarity import nearest_rows
 from gdt.pipeline.clips import usable
 from gdt.pipeline.shards.index import Index, fingerprint
 from gdt.pipeline.shards.reader import ShardReader
-from gdt.pipeline.shards.statistics import Statistics
 from gdt.train import recall
 from gdt.train.models.gdt import any_device
 from gdt.train.trained import Trained
@@ -33,12 +31,6 @@ _NEIGHBOURS = 5
 """Queries shown, and neighbours of each."""
 _CLASSES = 20
 """Most classes of a confusion matrix."""
-_ROWS = 500
-"""Most log-mel rows of a sound that are shown."""
-_FRAMES = 16
-_RATE = 10
-_SIZE = (200, 112)
-"""Most frames of a moving picture, frames per second, and largest width and height."""
 _VIDEOS = 500
 _CLIPS = 2
 """Most videos that are searched by sound, and clips of each, as in a probe of pretraining."""
@@ -135,10 +127,7 @@ def thumbnails(
     reader = ShardReader(index)
 
     def thumbnail(video: int, kind: str) -> dict[str, str]:
-        if index.frame_count[video]:
-            image = _moving(reader, video)
-        else:
-            image = _spectrogram(reader.logmel(video, 0, min(int(index.mel_count[video]), _ROWS)), index.statistics)
+        image = picture_of(reader, video)
         return {"image": image, "id": index.id[video], "label": index.label[video], "kind": kind}
 
     kinds = np.where(right, "right", "wrong")
@@ -146,32 +135,6 @@ def thumbnails(
         [thumbnail(query, "asked"), *map(thumbnail, near, kind)]
         for query, near, kind in zip(queries, neighbours, kinds, strict=True)
     ]
-
-
-def _moving(reader: ShardReader, video: int) -> str:
-    """The middle of a video as an animated picture: features are of motion, which a still does not show."""
-    index = reader.index
-    count = int(index.frame_count[video])
-    step = max(1, round(index.fps / _RATE))
-    first = max(0, (count - _FRAMES * step) // 2)
-    pictures = []
-    for jpeg in reader.frames(video, np.arange(first, count, step)[:_FRAMES]):
-        picture = Image.open(io.BytesIO(jpeg.tobytes())).convert("RGB")
-        picture.thumbnail(_SIZE)
-        pictures.append(picture)
-    file = io.BytesIO()
-    milliseconds = round(1000 * step / index.fps)
-    pictures[0].save(file, "webp", save_all=True, append_images=pictures[1:], duration=milliseconds, loop=0, quality=50)
-    return data_uri(file.getvalue(), "webp")
-
-
-def _spectrogram(logmel: np.ndarray, statistics: Statistics) -> str:
-    """The picture of log-mel rows [n, bands], in time from left to right."""
-    levels = 0.5 + (logmel.T[::-1] - statistics.mel_mean) / (6 * statistics.mel_std)
-    colours = colormaps["magma"](levels.clip(0, 1), bytes=True)[..., :3]
-    file = io.BytesIO()
-    Image.fromarray(colours).resize((160, 120)).save(file, "png")
-    return data_uri(file.getvalue(), "png")
 
 
 @rc_context(STYLE)

@@ -1,0 +1,93 @@
+"""The page of videos that were found: pictures move, and a click plays the file from its moment."""
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from urllib.parse import quote
+
+import numpy as np
+import pytest
+from playwright.sync_api import sync_playwright
+
+from gdt.eval.features import VERSION, Features, write
+from gdt.eval.page.found import Shown, write_found
+from gdt.preprocess.videos import SOUNDS
+from tests.eval.test_embed import Run
+
+
+@pytest.fixture(scope="module")
+def files(synthetic: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """A video that browsers play, a sound, and a video that they do not."""
+    folder = tmp_path_factory.mktemp("a folder")
+    source = sorted(synthetic.rglob("*.mp4"))[0]
+    paths = [folder / name for name in ("one #1.webm", "two.wav", "three.avi")]
+    for path in paths:
+        options = ["-vn"] if path.suffix in SOUNDS else []
+        subprocess.run(["ffmpeg", "-loglevel", "error", "-i", source, *options, path], check=True)
+    return paths
+
+
+def written(files: list[Path], out: Path) -> str:
+    one, two, three = map(str, files)
+    shown = [Shown(one, None, "query"), Shown(one, 1.5, "0.9"), Shown(two, 1.0, "0.8"), Shown(three, None, "0.7")]
+    write_found(out, "Found", [shown[:1], [*shown[1:], Shown("gone.mp4", None, "<0.6>")]])
+    return out.read_text()
+
+
+def test_the_page_shows_and_plays_what_there_is(files: list[Path], tmp_path: Path) -> None:
+    text = written(files, tmp_path / "found.html")
+    images = re.findall(r'<img src="data:image/(\w+);base64', text)
+    assert images == ["webp", "webp", "png", "webp"]
+    one, two = (quote(os.path.relpath(path, tmp_path)) for path in files[:2])
+    assert "%20" in one and "%23" in one
+    assert re.findall(r'<(?:video|audio) src="([^"]*)" controls preload="none"', text) == [
+        one, f"{one}#t=1.5", f"{two}#t=1",
+    ]  # fmt: skip
+    assert "&lt;0.6&gt;" in text and len(text) < 5 * 150_000
+
+
+@pytest.mark.slow
+def test_in_a_browser_pictures_move_and_a_click_plays(files: list[Path], tmp_path: Path) -> None:
+    path = shutil.which("chromium") or shutil.which("google-chrome")
+    if path is None:
+        pytest.skip("needs chromium or google-chrome")
+    written(files, tmp_path / "found.html")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox", "--disable-gpu"])
+        view = browser.new_page()
+        asked: list[str] = []
+        view.on("request", lambda request: asked.append(request.url))
+        view.goto((tmp_path / "found.html").as_uri())
+        view.wait_for_timeout(500)
+        assert [url for url in asked if not url.startswith("data:")] == [(tmp_path / "found.html").as_uri()]
+        seen = set()
+        for _ in range(10):
+            seen.add(view.locator("img").first.screenshot())
+            view.wait_for_timeout(100)
+        assert len(seen) > 2
+        view.locator("video").nth(1).click(position={"x": 24, "y": 80})  # the button of its controls
+        for _ in range(50):
+            if view.evaluate("() => document.querySelectorAll('video')[1].currentTime") > 1.6:
+                break
+            view.wait_for_timeout(100)
+        else:
+            raise AssertionError("it does not play")
+        assert any("one%20%231.webm" in url for url in asked)
+        browser.close()
+
+
+def test_neighbours_and_duplicates_are_shown(command: Run, files: list[Path], tmp_path: Path) -> None:
+    names = np.array([str(files[0]), str(files[2]), "gone.mp4", "x.mp4", "y.mp4", "z.mp4"])
+    values = np.eye(6, 8, dtype=np.float32)
+    values[1] = values[0]
+    made = {"format": VERSION, "checkpoint": "x.pt", "kind": "embeddings", "weights": "x"}
+    write(tmp_path / "features.h5", Features(names, {"video": values}, made))
+    done = command("nearest", "--query", str(files[0]), "--k", 2, "--out", "near.html")
+    assert done.returncode == 0 and done.stdout.endswith("near.html shows them\n"), done.stderr
+    assert (tmp_path / "near.html").read_text().count("data:image/webp") == 2
+    again = command("nearest", "--query", str(files[0]), "--out", "near.html")
+    assert again.returncode == 2 and "near.html already exists" in again.stderr
+    assert command("duplicates").returncode == 0
+    assert (tmp_path / "duplicates.html").read_text().count("data:image/webp") == 2
