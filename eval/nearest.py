@@ -52,7 +52,7 @@ def nearest(settings: Nearest) -> str:
     Raises UserError if the file or the query cannot be used.
     """
     if settings.out:
-        require_new_file(settings.out, settings.overwrite)
+        require_new_file(settings.out, overwrite=True)
     stored = read(settings.features)
     among = settings.among or settings.by
 

@@ -1,4 +1,4 @@
-"""Settings of `gdt evaluate`, `embed`, `nearest`, `export`, `show-tree` and `show-batch`."""
+"""Settings of `gdt evaluate`, `embed`, `nearest`, `duplicates`, `export`, `show-tree` and `show-batch`."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -207,8 +207,6 @@ class Nearest:
     """Number of neighbours."""
     out: Path | None = None
     """Page to write: the neighbours in motion and with sound, .html."""
-    overwrite: bool = False
-    """Replace an existing page."""
     own_networks: Annotated[OwnNetworks, tyro.conf.arg(name="")] = PAPER_NETWORKS
     """Those that the checkpoint was trained with."""
 
@@ -232,10 +230,6 @@ class Duplicates:
     """Folder of shards, or s3://…; default: data/shards/<dataset>."""
     overwrite: bool = False
     """Replace an existing file."""
-
-    def __post_init__(self) -> None:
-        if not -1 <= self.above < 1:
-            raise UserError(f"--above is {self.above}; it must be below 1")
 
 
 @dataclass(frozen=True)

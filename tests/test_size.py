@@ -12,7 +12,7 @@ from gdt.common.commandline import options
 from tests.conftest import ROOT
 
 PRODUCT = ("common", "pipeline", "preprocess", "train", "eval", "src")
-LINES = 21_740
+LINES = 22_400
 """Lines of Python of the product; a data set or a protocol takes some 60."""
 FILE, FUNCTION, TEST_FILE = 350, 60, 600
 """Lines of a file and of a function of the product, and of a file of tests or benchmarks."""

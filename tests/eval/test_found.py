@@ -87,7 +87,7 @@ def test_neighbours_and_duplicates_are_shown(command: Run, files: list[Path], tm
     done = command("nearest", "--query", str(files[0]), "--k", 2, "--out", "near.html")
     assert done.returncode == 0 and done.stdout.endswith("near.html shows them\n"), done.stderr
     assert (tmp_path / "near.html").read_text().count("data:image/webp") == 2
-    again = command("nearest", "--query", str(files[0]), "--out", "near.html")
-    assert again.returncode == 2 and "near.html already exists" in again.stderr
+    refused = command("nearest", "--query", str(files[0]), "--out", "nowhere/near.html")
+    assert refused.returncode == 2 and "the folder nowhere does not exist" in refused.stderr
     assert command("duplicates").returncode == 0
     assert (tmp_path / "duplicates.html").read_text().count("data:image/webp") == 2
