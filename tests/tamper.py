@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import subprocess
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
@@ -10,6 +11,7 @@ from typing import Any
 
 import h5py
 import numpy as np
+import pytest
 
 from gdt.common.folders import Folder
 from gdt.pipeline.shards import container
@@ -74,6 +76,18 @@ def edit_record(
     record = json.loads(content["record"])
     record |= {"settings": record["settings"] | (settings or {})} | changes
     return {**content, "record": json.dumps(record)}
+
+
+@contextlib.contextmanager
+def small_disk(folder: Path, size: str) -> Iterator[Path]:
+    """A new folder on a disk of this size; skips the test where none can be mounted."""
+    folder.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", folder], capture_output=True).returncode:
+        pytest.skip("a small disk cannot be mounted here (root is needed)")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "-l", folder], check=True)
 
 
 def flip(path: Path, place: int, bit: int = 0) -> None:

@@ -4,12 +4,8 @@ An audit hook (sys.addaudithook) sees every file before it is opened, renamed, l
 later, all processes of the run are killed. Most of the forty kills are slow tests: `python -m pytest -m slow`.
 """
 
-import json
-import os
 import shutil
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -18,6 +14,7 @@ import torch
 from gdt.preprocess.settings import Preprocess
 from tests.conftest import ROOT, preprocess
 from tests.preprocess.test_stage import digests
+from tests.train.runs import losses, start_gdt
 
 HOOK = """
 import os, re, signal, sys, threading
@@ -39,12 +36,9 @@ sys.addaudithook(watch)
 
 def run_command(arguments: list[object], folder: Path, **environment: str) -> int:
     """The exit status of a command in its own session."""
-    done = subprocess.run(
-        [sys.executable, "-m", "gdt", *map(str, arguments)], cwd=folder, start_new_session=True, check=False,
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=300,
-        env=os.environ | {"PYTHONPATH": str(ROOT)} | environment,
-    )  # fmt: skip
-    return done.returncode
+    process = start_gdt([*map(str, arguments)], folder, **environment)
+    process.communicate()
+    return process.returncode
 
 
 def kill(arguments: list[object], folder: Path, moment: str) -> None:
@@ -163,9 +157,6 @@ def test_kills_during_pretraining_give_the_same_losses(shards: Path, tmp_path: P
     def command(run: Path) -> list[object]:
         sizes = ("--batch-size", 4, "--threads", 1, "--network.dropout", 0.3, "--steps", 30)
         return ["pretrain", "--shards", shards, "--out", run, *sizes, "--checkpoint-steps", 1]
-
-    def losses(run: Path) -> list[float]:
-        return [json.loads(line)["loss"] for line in (run / "metrics.jsonl").read_text().splitlines()]
 
     for moment in PRETRAINING:
         kill(command(folder), tmp_path, moment)

@@ -4,7 +4,6 @@ import hashlib
 import json
 import math
 import pickle
-import socket
 import subprocess
 from collections.abc import Sequence
 from dataclasses import replace
@@ -36,6 +35,7 @@ from gdt.train.models.own import Makers
 from gdt.train.pretrain import pretrain
 from gdt.train.settings import SIZES, Optimization, Pretrain, RunSettings
 from tests.conftest import Forked, preprocess, write_word2vec
+from tests.train.runs import of_ranks
 from tests.train.test_weights import BANKS, CLIPS, Release, random, saved
 
 MORE = "video:d time_shift:i:1 speed(1,2):i:2 order(2):i:2 modality:i:2:differs rotation:i:2 augmentation:i:1"
@@ -116,15 +116,7 @@ def train_on_ranks(
 
 def on_ranks(server: subprocess.Popen[str], command: Sequence[str], folder: Path, world: int) -> None:
     """Run a command or a script on several ranks."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    numbers = {"WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world, "MASTER_PORT": port}
-    common = {name: str(number) for name, number in numbers.items()} | {"MASTER_ADDR": "127.0.0.1"}
-    ranks = [
-        Forked(server, folder, command, common | {"RANK": str(rank), "LOCAL_RANK": str(rank)}) for rank in range(world)
-    ]
-    for rank in ranks:
+    for rank in [Forked(server, folder, command, environment) for environment in of_ranks(world)]:
         _, errors = rank.communicate()
         assert rank.returncode == 0, errors
 

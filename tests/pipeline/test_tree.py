@@ -112,18 +112,6 @@ def test_uneven_ranks_are_refused() -> None:
         take_rank(tree().plan(0, 0), 0, 3)
 
 
-def test_an_epoch_takes_every_video_at_most_once_and_epochs_differ() -> None:
-    t = tree(k=4)
-    epochs = [[t.plan(epoch, batch).columns["video"] for batch in range(t.batches_per_epoch)] for epoch in range(2)]
-    for batches in epochs:
-        chosen = [set(batch) for batch in batches]
-        assert [len(videos) for videos in chosen] == [4, 4, 4]
-        assert len(set.union(*chosen)) == 12
-    assert [list(batch) for batch in epochs[0]] != [list(batch) for batch in epochs[1]]
-    with pytest.raises(ValueError):
-        t.plan(0, t.batches_per_epoch)
-
-
 def test_the_tree_is_balanced_and_branches_differ() -> None:
     plan = tree("l").plan(0, 0)
     columns = plan.columns

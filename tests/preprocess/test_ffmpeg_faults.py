@@ -43,6 +43,7 @@ from tests.preprocess.media import (
     shown_times,
     tone,
 )
+from tests.tamper import small_disk
 
 # -------------------------------------------------------------------------------------------------- cut and lying files
 
@@ -200,20 +201,11 @@ def test_full_disk_message_is_checked(ticking: Path, tmp_path: Path, fake: Fake)
     fake(f'[ -e {tmp_path}/once ] && exec $real "$@"; touch {tmp_path}/once; {SAYS_FULL}')
     with pytest.raises(UserError, match="no space left on the disk of"):  # at once: it would be full again
         extract(ticking, tmp_path)
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", disk], capture_output=True).returncode:
-        pytest.skip("a small disk cannot be mounted here (root is needed)")
-    try:
-        for script in (
-            SAYS_FULL,
-            f"head -c 2M /dev/zero > {disk}/full; {SAYS_FULL}",
-        ):  # the last one cannot write its log
-            fake(script)
+    with small_disk(tmp_path / "disk", "1m") as disk:
+        for full in ("", f"head -c 2M /dev/zero > {disk}/full; "):  # the second cannot write its log
+            fake(full + SAYS_FULL)
             with pytest.raises(UserError, match="no space left on the disk of"):
                 extract(ticking, disk)
-    finally:
-        subprocess.run(["umount", "-l", disk], check=True)
 
 
 @pytest.mark.parametrize(

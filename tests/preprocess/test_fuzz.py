@@ -1,7 +1,6 @@
 """Many damaged files: every one is kept or rejected with a reason, and nothing else happens."""
 
 import os
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from gdt.preprocess.videos import ListedVideo
 from gdt.preprocess.worker import make_shard
 from tests.conftest import REAL
 from tests.preprocess.intact import problems, rejected_of
+from tests.preprocess.media import made
 
 CONTAINERS = {
     "mp4": ["-movflags", "+faststart"], "mkv": [], "ts": [], "avi": ["-c:v", "mpeg4", "-c:a", "libmp3lame"],
@@ -39,12 +39,10 @@ def originals(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """Small files of every container, with and without sound, and real ones if available."""
     folder = tmp_path_factory.mktemp("originals")
     paths = [folder / f"made.{suffix}" for suffix in CONTAINERS]
-    picture = ["-f", "lavfi", "-i", "testsrc=s=64x48:r=25:d=1.4"]
+    picture = "testsrc=s=64x48:r=25:d=1.4"
     for path, options in zip(paths, CONTAINERS.values(), strict=True):
-        sound = ["-f", "lavfi", "-i", "sine=d=1.4:r=44100"]
-        subprocess.run(["ffmpeg", "-v", "error", *picture, *sound, "-g", "10", *options, path], check=True)
-    mute = folder / "mute.mp4"
-    subprocess.run(["ffmpeg", "-v", "error", *picture, mute], check=True)
+        made(path, picture, "sine=d=1.4:r=44100", "-g", 10, *options)
+    mute = made(folder / "mute.mp4", picture)
     return [*paths, mute, *(path for path in (REAL / name for name in REAL_FILES) if path.is_file())]
 
 

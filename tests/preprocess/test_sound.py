@@ -1,6 +1,5 @@
 """Files of sound: shards without frames, and ESC-50."""
 
-import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -14,11 +13,8 @@ from gdt.preprocess.datasets import DATASETS, listing
 from gdt.preprocess.settings import Preprocess
 from gdt.preprocess.videos import ListedVideo
 from tests.conftest import preprocess
+from tests.preprocess.media import encode
 from tests.sounds import esc50, logmel, tone
-
-
-def encode(source: Path, *options: str, to: Path) -> None:
-    subprocess.run(["ffmpeg", "-loglevel", "error", "-i", source, *options, to], check=True)
 
 
 def test_files_of_sound_become_shards_without_frames(tmp_path: Path) -> None:
@@ -29,12 +25,12 @@ def test_files_of_sound_become_shards_without_frames(tmp_path: Path) -> None:
     tone(wav, 300, seconds=3.0)
     suffixes = ("aac", "aiff", "flac", "m4a", "mp3", "ogg", "opus")
     for suffix in suffixes:
-        encode(wav, to=source / "low" / f"{suffix}.{suffix}")
-    encode(wav, "-f", "adts", to=source / "low" / "adts.m4a")  # AAC without a container
+        encode(source / "low" / f"{suffix}.{suffix}", "-i", wav)
+    encode(source / "low" / "adts.m4a", "-i", wav, "-f", "adts")  # AAC without a container
     picture = ["-f", "lavfi", "-i", "color=red:s=64x64:d=0.1"]
-    encode(wav, *picture, "-map", "0", "-map", "1", "-disposition:v", "attached_pic", "-frames:v", "1",
-           to=source / "cover.mp3")  # fmt: skip
-    encode(wav, "-f", "lavfi", "-i", "testsrc=s=64x64:d=3", "-map", "1", "-map", "0", to=source / "video.mp4")
+    cover = ["-map", 0, "-map", 1, "-disposition:v", "attached_pic", "-frames:v", 1]
+    encode(source / "cover.mp3", "-i", wav, *picture, *cover)
+    encode(source / "video.mp4", "-i", wav, "-f", "lavfi", "-i", "testsrc=s=64x64:d=3", "-map", 1, "-map", 0)
     tone(source / "video.wav", 300, seconds=3.0)
     tone(source / "silent.wav", 300, seconds=3.0, volume=0)
     tone(source / "short.wav", 300, seconds=0.5)

@@ -9,7 +9,6 @@ import shutil
 import signal
 import socket
 import subprocess
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -37,6 +36,7 @@ from gdt.preprocess.summary import describe
 from gdt.preprocess.worker import make_shard
 from tests.preprocess.intact import problems
 from tests.preprocess.media import grey, made, tone
+from tests.tamper import small_disk
 from tests.train.runs import start_gdt, wait_until
 
 
@@ -197,30 +197,20 @@ def test_summary_counts_everything(real: Path, tmp_path: Path) -> None:
     assert "       1  it is too short\n" in text and "set --test 0.1 and run again" in text
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A disk of 1.5 MB."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1500k", "tmpfs", folder], capture_output=True)
-    if mounted.returncode:
-        pytest.skip("a small disk cannot be mounted here (root is needed)")
-    yield folder
-    subprocess.run(["umount", "-l", folder], check=True)
-
-
-def test_full_disk_stops_the_run_without_partial_shards(synthetic: Path, small_disk: Path, tmp_path: Path) -> None:
-    settings = Preprocess("folder", synthetic / "test", small_disk / "shards", videos_per_shard=2)
-    with pytest.raises(UserError, match="no space left on the disk of .*disk/shards.*; free some, and run the same"):
-        run(settings)
-    shards = list((small_disk / "shards").glob("shard-*"))
-    assert shards and all(problems(path) == [] for path in shards)
-    assert not (small_disk / "shards" / "index.h5").exists()
-    subprocess.run(["mount", "-o", "remount,size=200m", small_disk], check=True)
-    summary = run(settings)  # resumes
-    assert summary.kept == 12 and summary.shards_kept == len(shards)
-    run(replace(settings, destination=tmp_path / "undisturbed"))
-    assert digests(small_disk / "shards") == digests(tmp_path / "undisturbed")
+def test_full_disk_stops_the_run_without_partial_shards(synthetic: Path, tmp_path: Path) -> None:
+    settings = Preprocess("folder", synthetic / "test", tmp_path / "undisturbed", videos_per_shard=2)
+    run(settings)
+    with small_disk(tmp_path / "disk", "1500k") as disk:
+        full = replace(settings, destination=disk / "shards")
+        with pytest.raises(UserError, match="no space left on the disk of .*disk/shards.*; free some, and run the sam"):
+            run(full)
+        shards = list((disk / "shards").glob("shard-*"))
+        assert shards and all(problems(path) == [] for path in shards)
+        assert not (disk / "shards" / "index.h5").exists()
+        subprocess.run(["mount", "-o", "remount,size=200m", disk], check=True)
+        summary = run(full)  # resumes
+        assert summary.kept == 12 and summary.shards_kept == len(shards)
+        assert digests(disk / "shards") == digests(tmp_path / "undisturbed")
 
 
 @pytest.fixture(scope="module")
@@ -365,10 +355,9 @@ def test_shards_of_another_run_are_not_indexed(four: Preprocess) -> None:
         finish(replace(job, listed=listed), [])
 
 
-@contextlib.contextmanager
-def odd_entries(folder: Path) -> Iterator[dict[str, str]]:
-    """Entries named like videos that are not usable files: name -> expected reason."""
-    folder.mkdir(parents=True, exist_ok=True)
+def test_non_files_named_like_videos_are_reported_and_never_opened(four: Preprocess) -> None:
+    folder = four.source_folder.root / "odd"
+    folder.mkdir()
     os.mkfifo(folder / "fifo.mp4")
     (folder / "zero.mp4").symlink_to("/dev/zero")
     (folder / "loop.mp4").symlink_to(folder / "loop.mp4")
@@ -377,22 +366,14 @@ def odd_entries(folder: Path) -> Iterator[dict[str, str]]:
     (folder / "empty.mp4").touch()
     with socket.socket(socket.AF_UNIX) as server, contextlib.chdir(folder):
         server.bind("socket.mp4")
-        yield {
-            "fifo.mp4": "it is a special file, not a file", "zero.mp4": "it is a special file, not a file",
-            "loop.mp4": "the file does not exist",
-            "empty.mp4": "the file is empty",
-            "socket.mp4": "it is a special file, not a file",
-        }  # fmt: skip
-
-
-def test_non_files_named_like_videos_are_reported_and_never_opened(four: Preprocess) -> None:
-    with odd_entries(four.source_folder.root / "odd") as expected:
         assert stage.dry_run(four).startswith("9 videos (9 train; ")
         summary = run(four)
         rejected = {row.id: row for row in read_rejected(Folder(four.shard_folder.root))}
+    special = dict.fromkeys(("fifo.mp4", "zero.mp4", "socket.mp4"), "it is a special file, not a file")
+    expected = special | {"loop.mp4": "the file does not exist", "empty.mp4": "the file is empty"}
     assert {row.removeprefix("odd/"): rejected[row].reason for row in rejected} == expected
     assert all(Path(row.path).name == Path(name).name for name, row in rejected.items())
-    assert (summary.kept, summary.videos) == (4, 4 + len(expected))
+    assert (summary.kept, summary.videos) == (4, 9)
 
 
 def test_many_files_of_the_same_id_stop_the_run(four: Preprocess) -> None:

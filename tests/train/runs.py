@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -47,6 +48,16 @@ def paused(run: int) -> list[int]:
 
     wait_until(look)
     return found
+
+
+def of_ranks(world: int) -> list[dict[str, str]]:
+    """The environment of each rank, as torchrun sets it."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    common = {"WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world), "MASTER_PORT": str(port)}
+    common["MASTER_ADDR"] = "127.0.0.1"
+    return [common | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(world)]
 
 
 def go_on(processes: list[int]) -> None:

@@ -171,7 +171,6 @@ def test_the_videos_of_other_factors_are_not_those_of_the_run(shards: Path, tmp_
     ("more", "message"),
     [
         (("--factors-from", "mine.py"), "--factors-from has no effect on a preset; set --factors"),
-        (("--batch-size", "1"), "the K of factor 'video'; it must be 2 or more"),
         (("--clip.frames", "200"), "0 of 24 train videos of .*; not used: 24 too short for 2 different starts of"),
         (("--split", "holdout"), "no video of .* is in the split 'holdout'"),
         (("--augmentation.flip", "2"), "--augmentation.flip is 2.0"),
@@ -181,7 +180,6 @@ def test_the_videos_of_other_factors_are_not_those_of_the_run(shards: Path, tmp_
         (("--lr-decay", "2"), "--lr-decay is 2.0; it must be from 0 to 1"),
         (("--loading.prefetch", "0"), "--loading.prefetch is 0; it must be 1 or more"),
         (("--precision", "bfloat16"), "--precision bfloat16 needs a GPU"),
-        (("--group-size", "3"), "4 videos per batch do not make whole groups of --group-size 3"),
     ],
 )
 def test_mistakes_give_one_message_and_exit_2(

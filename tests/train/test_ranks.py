@@ -3,7 +3,6 @@
 import contextlib
 import shutil
 import signal
-import socket
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,7 +15,7 @@ from gdt.train.run import CHECKPOINT
 from tests.conftest import Forked
 from tests.tamper import annotate
 from tests.train import own_networks
-from tests.train.runs import go_on, losses, paused, pausing
+from tests.train.runs import go_on, losses, of_ranks, paused, pausing
 from tests.train.test_pretrain import ruin
 
 STEPS = 10
@@ -30,15 +29,10 @@ def start(server: subprocess.Popen[str], shards: Path, tmp_path: Path) -> Iterat
     started: Ranks = []
 
     def ranks(*arguments: tuple[object, ...], **more_environment: str) -> Ranks:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
         base = ["pretrain", "--shards", shards, "--out", tmp_path / "run", "--batch-size", 4, "--threads",
                 1, "--device", "cpu", "--steps", STEPS, "--checkpoint-steps", 4, "--group-size", 4]  # fmt: skip
-        for rank, more in enumerate(arguments):
-            of_rank = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "MASTER_PORT": port}
-            environment = {name: str(value) for name, value in of_rank.items()}
-            environment |= {"MASTER_ADDR": "127.0.0.1", "CUDA_VISIBLE_DEVICES": ""} | more_environment
+        for more, of_rank in zip(arguments, of_ranks(2), strict=True):
+            environment = of_rank | {"CUDA_VISIBLE_DEVICES": ""} | more_environment
             started.append(Forked(server, tmp_path, [*map(str, [*base, *more])], environment))
         return started[-len(arguments) :]
 

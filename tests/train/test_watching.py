@@ -2,7 +2,6 @@
 
 import io
 import json
-import subprocess
 import sys
 import types
 from dataclasses import replace
@@ -22,6 +21,7 @@ from gdt.train.run import CHECKPOINT, METRICS, keep_until, logged
 from gdt.train.settings import SIZES, Pretrain
 from gdt.train.step import Metrics
 from tests.conftest import Run, few
+from tests.tamper import small_disk
 from tests.train.drawn import draw
 
 CPU = torch.device("cpu")
@@ -167,14 +167,8 @@ def test_a_reader_of_the_bar_that_has_ended_does_not_end_the_run(
 
 def test_a_full_disk_ends_the_run_with_one_sentence(command: Run, shards: Path, tmp_path: Path) -> None:
     """The disk has 8 kB; TensorBoard's thread fails, too."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8k", "tmpfs", disk], capture_output=True).returncode:
-        pytest.skip("a small disk cannot be mounted here (root is needed)")
-    try:
+    with small_disk(tmp_path / "disk", "8k") as disk:
         done = command("pretrain", "--shards", shards, "--out", disk / "run", "--batch-size", 4, "--steps", 2)
-    finally:
-        subprocess.run(["umount", "-l", disk], check=True)
     assert done.returncode == 2 and "run for checkpoint.pt, which needs 15.3 MB" in done.stderr.splitlines()[-1]
     assert "Traceback" not in done.stderr
 
