@@ -17,6 +17,8 @@ from gdt.eval.settings import Embed, FeatureModality, Kind, Nearest
 from gdt.eval.similarity import unit
 from gdt.train.run import verdict_of
 
+_BLOCK = 4096
+"""Rows that are compared with all moments of the query at a time."""
 _EVERY = 0.5
 """Seconds between the moments of a query that is embedded."""
 _MOMENT = re.compile(r"(?P<name>.+)#t=(?P<begin>\d+(\.\d+)?)(,(?P<end>\d+(\.\d+)?))?")
@@ -208,7 +210,9 @@ def most_similar(stored: Features, query: Query, by: str, among: str, k: int) ->
                 f"the {name} of {whose} is missing, silent or shorter than a clip; set --{option} {instead}"
             )
     cosines = np.full(len(stored.id), -np.inf, np.float32)
-    cosines[others] = (unit(gallery[others]) @ unit(queries).T).max(1)
+    queries = unit(queries)
+    for block in np.array_split(others, len(others) // _BLOCK + 1):
+        cosines[block] = (unit(gallery[block]) @ queries.T).max(1)
     rows = _apart(stored, others[np.argsort(-cosines[others], kind="stable")], k)
     return Found(rows, cosines[rows], float(np.median(cosines[others])), len(others))
 

@@ -83,12 +83,14 @@ def joined(order: Sequence[str], parts: Sequence[Features], metadata: dict[str, 
     rank = {name: place for place, name in enumerate(order)}
     places = np.array([rank.get(name, -1) for part in parts for name in part.id.tolist()], np.int64)
     rows = np.argsort(places, kind="stable")[np.count_nonzero(places < 0) :]
-    shapes = {name: (values.shape[1:], values.dtype) for part in parts for name, values in part.columns.items()}
-    columns = {}
-    for name, (shape, dtype) in shapes.items():
-        missing = (np.full((len(part.id), *shape), np.nan, dtype) for part in parts)
-        blocks = [part.columns.get(name, block) for part, block in zip(parts, missing, strict=True)]
-        columns[name] = np.concatenate(blocks)[rows]
+    target = np.full(len(places), -1)
+    target[rows] = np.arange(len(rows))
+    columns: dict[str, np.ndarray] = {}
+    for part, at in zip(parts, np.split(target, np.cumsum([len(part.id) for part in parts])), strict=False):
+        for name, values in part.columns.items():
+            if name not in columns:
+                columns[name] = np.full((len(rows), *values.shape[1:]), np.nan, values.dtype)
+            columns[name][at[at >= 0]] = values[at >= 0]
     ids = np.concatenate([part.id for part in parts])[rows]
     skipped = sorted((video for part in parts for video in part.skipped), key=lambda video: rank[video.path])
     features = {name: columns[name] for name in MODALITIES if name in columns}
