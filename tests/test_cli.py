@@ -56,7 +56,8 @@ def test_what_is_missing_is_refused_before_torch_is_imported(tmp_path: Path) -> 
                 run(name, arguments)
             except Exception as error:
                 print(error)
-        print(sorted({"torch", "sklearn", "distributed"} & sys.modules.keys()))"""
+        slow = {"torch", "nvidia.dali", "sklearn", "matplotlib", "distributed", "fsspec"}
+        print(sorted(slow & sys.modules.keys()))"""
     commands = {
         "pretrain --dataset misspelt": "there are no shards in data/shards/misspelt",
         "pretrain --shards made --init gone.pt": "there is no checkpoint gone.pt",
@@ -66,6 +67,8 @@ def test_what_is_missing_is_refused_before_torch_is_imported(tmp_path: Path) -> 
         "factors": "there is no checkpoint in runs",
         "export --out x --ckpt gone.pt": "there is no checkpoint gone.pt",
         "nearest --query gone": "no features file features.h5",
+        "verify --dataset mine": "there are no shards in data/shards/mine (no index.h5)",
+        "preprocess --source nowhere": "the source folder ",
     }
     (tmp_path / "made").mkdir()
     (tmp_path / "made" / "index.h5").touch()
@@ -141,18 +144,11 @@ def test_a_run_ends_with_the_next_command_and_is_left_alone_afterwards(
     ("typed", "message"),
     [
         ("pretran", "unknown command 'pretran'; did you mean 'pretrain'?"),
-        ("preprocess --dataset mine --source missing", "missing does not exist; set --source"),
-        ("preprocess --dataset x --layout foldr --source .", "unknown layout 'foldr'; did you mean 'folder'?"),
-        ("pretrain --dataset mine", "there are no shards in data/shards/mine (no index.h5); make them with"),
         ("pretrain --shards {shards} --preset L", "unknown preset 'L'; did you mean 'l'?"),
         ("pretrain --shards {shards} --factors vido:d", "unknown factor 'vido'; did you mean 'video'?"),
-        ("pretrain --shards {shards} --batch-size 1000", "a batch takes 1000 videos but only"),
         ("pretrain --shards {shards} --clip.size 200", "a crop of 200 pixels (--clip.size) does not fit"),
         ("pretrain --epochs 2 --steps 3", "--epochs and --steps both set the length"),
-        ("evaluate --dataset mine", "there is no checkpoint in runs"),
-        ("evaluate --ckpt nowhere.pt", "there is no checkpoint nowhere.pt"),
         ("evaluate --ckpt {shards}/index.h5", "index.h5 cannot be read as a checkpoint"),
-        ("verify --dataset mine", "data/shards/mine (no index.h5)"),
         ("export --ckpt {checkpoint} --out missing/x.safetensors", "the folder missing does not exist"),
         ("embed --ckpt {checkpoint}", "set --source to files or folders, or --dataset"),
         *(

@@ -1,16 +1,12 @@
-"""The paper's lemma on the counts of a batch, and its theorem on the estimate's variance (sections 3.1, A.1, A.2)."""
-
-from math import prod
+"""The paper's theorem on the estimate's variance (sections 3.1, A.2)."""
 
 import numpy as np
 import pytest
 
-from gdt.eval.show import toy
-from gdt.pipeline.composition import Contrast, contrast, weight
+from gdt.pipeline.composition import contrast, weight
 from gdt.pipeline.notation import parse
 from gdt.pipeline.transformations.base import VideoPool
 from gdt.pipeline.tree import sample
-from tests.composed import composed
 
 V, N, K_I = 3, 5, 2
 """Values of the distinctive factors (a batch has all, K_V = V) and of the invariant ones; samples of each stratum."""
@@ -44,14 +40,3 @@ def test_batches_of_the_tree_are_unbiased_and_vary_more_than_the_theorem_says(lo
         estimates[batch] = loss[c & w].mean() / V + loss[~c].mean() * (1 - 1 / V)
     assert abs(estimates.mean() - mean) < 4 * estimates.std() / np.sqrt(BATCHES)
     assert estimates.var() > 1.2 * of_gdt
-
-
-@pytest.mark.parametrize("name", ["a", "d", "e", "h", "j", "l", "m", "text-f", "three"])
-def test_batches_have_the_counts_of_the_lemma(name: str) -> None:
-    factors = composed(name, 5).factors
-    leaves = prod(factor.k for factor in factors)
-    invariant = prod(factor.k for factor in factors if factor.contrast is Contrast.INVARIANT)
-    columns, _ = sample(factors, toy(composed(name, 5)).pool, 3, 0, 0)
-    c = contrast(factors, columns, columns)
-    assert c.shape == (leaves, leaves) and c.sum() == leaves * invariant and c.diagonal().all()
-    assert ((~c).sum(1) == leaves - invariant).all()

@@ -38,21 +38,15 @@ def tokens(source: Path, dataset: str = "folder", only_captioned: bool = False) 
     return words | {row.id: row.reason for row in found.left_out}
 
 
-@pytest.fixture
-def pets(tmp_path: Path) -> Path:
-    """Videos of one name in several folders."""
-    touch(tmp_path / "pets", "a.mp4", "cats/a.mp4", "dogs/a.webm", "dogs/indoor/a.mp4")
-    return tmp_path / "pets"
-
-
-def test_videos_of_the_same_name_have_their_own_captions(pets: Path) -> None:
-    write_captions(pets, {"cats/a": "meow", "dogs/a": "bark", "dogs/indoor/a.mp4": "bark bark"})
+def test_videos_of_the_same_name_have_their_own_captions(tmp_path: Path) -> None:
+    touch(tmp_path, "a.mp4", "cats/a.mp4", "dogs/a.webm", "dogs/indoor/a.mp4")
+    write_captions(tmp_path, {"cats/a": "meow", "dogs/a": "bark", "dogs/indoor/a.mp4": "bark bark"})
     expected = {"a.mp4": [], "cats/a.mp4": [1], "dogs/a.webm": [0], "dogs/indoor/a.mp4": [0, 0]}
-    assert tokens(pets) == expected
-    write_captions(pets, {"cats/a": "meow", "dogs/a": "bark", "dogs/indoor/a.mp4": "bark bark", "a": "moo"})
-    assert tokens(pets) == expected | {"a.mp4": [2]}
-    write_captions(pets, {"cats/a.mp4": "meow meow", "cats/a": "moo"})
-    assert tokens(pets)["cats/a.mp4"] == [1, 1]  # by its id before any other name
+    assert tokens(tmp_path) == expected
+    write_captions(tmp_path, {"cats/a": "meow", "dogs/a": "bark", "dogs/indoor/a.mp4": "bark bark", "a": "moo"})
+    assert tokens(tmp_path) == expected | {"a.mp4": [2]}
+    write_captions(tmp_path, {"cats/a.mp4": "meow meow", "cats/a": "moo"})
+    assert tokens(tmp_path)["cats/a.mp4"] == [1, 1]  # by its id before any other name
 
 
 def test_captions_of_a_whole_name_are_not_those_of_another(tmp_path: Path) -> None:

@@ -35,17 +35,6 @@ def read(tmp_path: Path, content: Any) -> list[Caption]:
 # --- layouts --------------------------------------------------------------------------------------------
 
 
-def test_the_json_of_howto100m(tmp_path: Path, real: Path) -> None:
-    text = (real / "captions" / "grid_captions.json").read_text()
-    write(tmp_path / "caption.json", text)
-    captions = find(tmp_path)
-    assert len(captions) == 120
-    for id, video in json.loads(text).items():
-        assert captions.get(id) == list(zip(video["start"], video["end"], video["text"], strict=True))
-    assert captions.get("bbas3a")[0] == Caption(0.98, 1.47, "bin blue at")
-    assert captions.get("unknown") == []
-
-
 def test_a_csv_of_many_videos(tmp_path: Path, real: Path) -> None:
     write(tmp_path / "youcook2_validation.csv", (real / "captions" / "youcook2_validation.csv").read_bytes())
     write(tmp_path / "HowTo100M_v1.csv", "video_id,category_1\na,Pets\n")  # holds no captions

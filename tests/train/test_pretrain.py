@@ -13,12 +13,10 @@ import numpy as np
 import pytest
 import torch
 
-from gdt.common.errors import UserError
 from gdt.pipeline.shards.container import Head
 from gdt.pipeline.shards.index import Index
 from gdt.train import checkpoint
 from gdt.train.experiment import compose, tree_of
-from gdt.train.pretrain import pretrain
 from gdt.train.settings import SIZES
 from tests.conftest import ROOT, Run, commands_in
 from tests.train.runs import losses, paused, pausing, start_gdt
@@ -157,14 +155,6 @@ def test_pretraining_on_real_videos_lowers_the_loss(
     # not that the run's batch size is too large for them
     other = command("pretrain", "--shards", shards, "--split", "val", "--out", run)
     assert other.returncode == 2 and f"{run} holds a run on different shards" in other.stderr
-
-
-def test_the_videos_of_other_factors_are_not_those_of_the_run(shards: Path, tmp_path: Path) -> None:
-    run = replace(SIZES["tiny"], shards=shards, out=tmp_path / "run", batch_size=4, steps=1, preset="e")
-    pretrain(run)
-    other = "video:d:8 time_shift:d:1 modality:i:2:differs augmentation:i:1"
-    with pytest.raises(UserError, match="holds a run with different settings .*batch_size was 4, now 8"):
-        pretrain(replace(run, preset="l", factors=other, batch_size=None))
 
 
 @pytest.mark.parametrize(

@@ -10,11 +10,10 @@ import torch
 from torch.nn import functional
 
 from gdt.common.errors import UserError
-from gdt.pipeline.clips import uniform_clips, usable
+from gdt.pipeline.clips import uniform_clips
 from gdt.pipeline.loader import Loader
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.transformations.augmentation import EVALUATION
-from gdt.pipeline.word2vec import WordVectors
 from gdt.train import checkpoint
 from gdt.train.experiment import resolve
 from gdt.train.models.gdt import GDT
@@ -63,20 +62,6 @@ def test_embeddings_are_means_over_clips(index: Index) -> None:
             for name, inputs in batch.inputs.items():
                 expected = functional.normalize(model.embed(name, inputs).mean(0), dim=0)
                 assert torch.allclose(found.embeddings[name][row], expected, atol=1e-5)
-
-
-def test_videos_without_captions_are_left_out_with_text(captioned: Path, word2vec: Path) -> None:
-    index = Index.open(captioned)
-    words = WordVectors.of(index, word2vec)
-    torch.manual_seed(0)
-    network = replace(TINY.network, word_dimensions=words.dimensions)
-    model, videos = GDT(network, ("video", "text")), np.arange(6)
-    silent = replace(index, text_count=np.where(np.arange(len(index)) == 3, 0, index.text_count))
-    kept = videos[usable(silent, TINY.clip, ("video", "text"))[videos]]
-    assert kept.tolist() == [0, 1, 2, 4, 5]
-    trained = Trained(model, Record(TINY, silent.statistics))
-    found = embed_videos(trained, silent, kept, 2, CPU, ("video", "text"), words)
-    assert len(found.embeddings["text"]) == len(found.videos) <= 5 and len(found.videos) > 1
 
 
 def test_a_probe_does_not_change_the_run(shards: Path, tmp_path: Path) -> None:
