@@ -184,6 +184,8 @@ def test_hdr_is_tone_mapped(tmp_path: Path) -> None:
     pixels = frames(taken).astype(int)
     assert len(pixels) == 36 and taken.note == ""
     assert 180 < pixels.mean() < 235 and np.ptp(pixels) <= 6
+    _, together = pair(tmp_path, made(tmp_path / "plain.mkv", grey(60), tone(1.2)), tmp_path / "pq.mkv")
+    assert together.jpeg.read_bytes() == taken.jpeg.read_bytes()
     sdr = frames(kept(hdr(tmp_path / "sdr.mkv", "bt709", *BT2020), tmp_path))
     assert abs(sdr.mean() - 148) < 3
 

@@ -24,8 +24,6 @@ from gdt.preprocess.tools import decode_known_clip
 from gdt.preprocess.videos import ListedVideo
 from tests.conftest import few
 from tests.preprocess.media import (
-    BT2020,
-    PQ_WHITE,
     Fake,
     assert_gone,
     clock,
@@ -35,7 +33,6 @@ from tests.preprocess.media import (
     grey,
     kept,
     made,
-    needs_tonemap,
     pair,
     reason,
     seconds,
@@ -334,14 +331,6 @@ def test_broken_file_does_not_affect_its_group(synthetic: Path, tmp_path: Path, 
             ["ffmpeg crashes on it (SIGSEGV)"] if bad == [crash]
             else ["ffmpeg cannot decode it", "the file is empty", "the file does not exist"]
         )  # fmt: skip
-
-
-@needs_tonemap
-def test_hdr_is_tone_mapped_in_a_group(ticking: Path, tmp_path: Path) -> None:
-    white = grey(PQ_WHITE, "yuv420p10le")
-    bright = made(tmp_path / "pq.mkv", white, tone(1.2), "-c:v", "libx264", "-color_trc", "smpte2084", *BT2020)
-    ordinary, mapped = pair(tmp_path, ticking, bright)
-    assert frames(mapped).mean() > 180 and len(ordinary.sizes) == 120
 
 
 def test_note_of_a_truncated_file_stays_with_it(ticking: Path, tmp_path: Path) -> None:

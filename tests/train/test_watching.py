@@ -117,11 +117,7 @@ def test_a_resumed_run_goes_on_in_its_curves_and_a_new_one_starts_its_own(
 
 @pytest.mark.parametrize("moment", few(["log", "finish", "add_scalar", "close"]))
 def test_a_logger_that_fails_costs_a_warning(
-    settings: Pretrain,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    moment: str,
+    settings: Pretrain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], moment: str
 ) -> None:
     def fail(*_: object, **__: object) -> None:
         raise OSError("the service is gone")
