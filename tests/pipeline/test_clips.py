@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from gdt.pipeline.clips import ClipSampling, random_clips, uniform_clips, usable
-from gdt.pipeline.leaves import MODALITIES, Clip
+from gdt.pipeline.leaves import Clip
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.shards.reader import ShardReader
 from gdt.pipeline.transformations.augmentation import EVALUATION, Augmentation
@@ -60,13 +60,6 @@ def test_usable_videos_have_every_modality_whatever_else_is_in_the_data_set(inde
                 "text": columns["text_count"][video],
             }
             assert found == all(has[name] for name in modalities), (modalities, frames, rows)
-
-
-def test_leaves_are_sorted_by_video_modality_and_clip(index: Index) -> None:
-    plan = uniform_clips(index, np.array([3, 8]), 2, CLIP, EVALUATION, ("video", "audio")).leaves
-    assert plan.video.tolist() == [3] * 4 + [8] * 4
-    assert plan.modality.tolist() == ([MODALITIES.index("video")] * 2 + [MODALITIES.index("audio")] * 2) * 2
-    assert plan.start[:4].tolist() == [0, plan.start[1]] * 2 and plan.start[1] > 0
 
 
 def test_a_clip_longer_than_its_video_repeats_the_last_frame(index: Index) -> None:

@@ -153,7 +153,6 @@ def test_export_prints_the_command_that_uploads(checkpoint: Path, tmp_path: Path
         ("hf://owner/mine@v2", None, "owner/mine has no revision v2"),
         ("hf://owner/mine", (404, "EntryNotFound"), "owner/mine has no model.safetensors; make one with 'gdt export"),
         ("hf://owner", None, "hf://owner is not a model in a hub; write hf://owner/name"),
-        ("hf://owner/mine/model.safetensors", None, "is not a model in a hub; write hf://owner/name"),
         ("hf://owner/--", None, "cannot download owner/-- from"),
     ],
 )
