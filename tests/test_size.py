@@ -14,6 +14,8 @@ from tests.conftest import ROOT
 PRODUCT = ("common", "pipeline", "preprocess", "train", "eval", "src")
 LINES = 22_400
 """Lines of Python of the product; a data set or a protocol takes some 60."""
+TESTS = 18_550
+"""Lines of Python of the tests: one test per promise."""
 FILE, FUNCTION, TEST_FILE = 350, 60, 600
 """Lines of a file and of a function of the product, and of a file of tests or benchmarks."""
 WORDS, OPTIONS = 16_500, 120
@@ -44,6 +46,10 @@ def functions(path: Path) -> Iterator[tuple[str, int]]:
 
 def test_the_product_keeps_its_size() -> None:
     assert sum(map(lines, product())) <= LINES
+
+
+def test_the_tests_keep_their_size() -> None:
+    assert sum(map(lines, tracked("tests/*.py"))) <= TESTS
 
 
 @pytest.mark.parametrize(("paths", "most"), [(product(), FILE), (tracked("tests/*.py", "benchmarks/*.py"), TEST_FILE)])
