@@ -28,6 +28,14 @@ def from_dict(kind: type[T], values: Any) -> T:
     return _build(kind, values, "")
 
 
+def from_json(kind: type[T], text: Any) -> T:
+    """`from_dict` of a text of JSON. Raises ValueError, too, if it is none, or too deep or large for Python."""
+    try:
+        return from_dict(kind, json.loads(text))
+    except (TypeError, RecursionError, OverflowError) as error:
+        raise ValueError(str(error)) from error
+
+
 def _build(kind: Any, value: Any, name: str) -> Any:
     origin = get_origin(kind)
     types = get_args(kind)

@@ -130,11 +130,11 @@ def read(path: Path) -> list[Result]:
     results = []
     for number, line in enumerate(lines, 1):
         try:
-            result = serialization.from_dict(Result, json.loads(line))
+            result = serialization.from_json(Result, line)
             if result.protocol not in PROTOCOLS:
                 raise ValueError(f"unknown protocol {result.protocol}")
             results.append(result)
-        except (ValueError, TypeError, UserError) as error:
+        except (ValueError, UserError) as error:
             reason = f"is damaged or of another version ({first_line(error)})"
             print(f"warning: line {number} of {path} {reason}; it is left out", file=sys.stderr)
     return results

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
+from gdt.common import serialization
 from gdt.common.errors import Damaged, UserError, first_line
-from gdt.common.serialization import from_dict, to_json
 from gdt.pipeline.inputs import Inputs
 from gdt.pipeline.shards.statistics import Statistics
 from gdt.train.models.network import PAPER_NETWORKS
@@ -114,7 +113,7 @@ class Record:
 
 def header(kind: str, record: Record) -> dict[str, str]:
     """What a file of this kind and version holds beside its weights."""
-    return {"format": kind, "record": to_json(record)}
+    return {"format": kind, "record": serialization.to_json(record)}
 
 
 def record_in(content: Mapping[str, Any], source: str) -> Record:
@@ -141,8 +140,8 @@ def from_file(path: Path) -> RunSettings:
 
 def _parsed(kind: type[T], text: Any, source: str) -> T:
     try:
-        return from_dict(kind, json.loads(text))
-    except (ValueError, TypeError, UserError) as error:
+        return serialization.from_json(kind, text)
+    except (ValueError, UserError) as error:
         raise UserError(
             f"{source} holds no settings of this version ({error}); use the version that wrote it"
         ) from error

@@ -108,7 +108,11 @@ def test_a_setting_that_is_missing_has_its_default_and_one_without_is_named() ->
         from_json(json.dumps({name: value for name, value in TEXT.items() if name != "batch_size"}))
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "3"])
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", "[]", "3", "[" * 100_000, json.dumps(TEXT | {"temperature": 10**400})],
+    ids=["empty", "cut", "list", "number", "deep", "large"],
+)
 def test_a_text_without_settings_gives_one_message(text: str) -> None:
     with pytest.raises(UserError, match="this text holds no settings of this version"):
         from_json(text)
