@@ -3,12 +3,13 @@
 import json
 import threading
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
 
+from gdt.common import serialization
 from gdt.common.errors import UserError
 from gdt.common.files import locked, write_text, writing
 from gdt.common.wording import plural
@@ -29,9 +30,21 @@ from gdt.train.run import CHECKPOINT, METRICS
 from gdt.train.settings import RunSettings
 
 ABLATION = "ablation.json"
-"""The runs that were asked for in a folder, and the settings that they share."""
+"""File of what the runs that were asked for in a folder share."""
 _OF_A_RUN = ("composition", "seed", *LENGTH)
 """Settings in which the runs of a folder differ."""
+
+
+@dataclass(frozen=True)
+class _Shared:
+    """What ABLATION holds."""
+
+    settings: dict[str, Any]
+    """Those that all runs share."""
+    networks: dict[str, tuple[str, ...]]
+    """Of the user's own, by modality."""
+    runs: tuple[str, ...]
+    """The names of all that were asked for."""
 
 
 def ablation(settings: Ablation) -> str:
@@ -65,7 +78,7 @@ def ablation(settings: Ablation) -> str:
         return f"\n{short}\n\nall metrics: {out}/table.txt, table.tex, results.csv; picture: table.png"
 
 
-def _require_same_training(settings: Ablation, runs: Sequence[PlannedRun]) -> list[str]:
+def _require_same_training(settings: Ablation, runs: Sequence[PlannedRun]) -> tuple[str, ...]:
     """The names of all runs that were asked for in this folder, which ABLATION records with the settings that they
     share, and the file of their factors, of which a copy is kept.
 
@@ -73,20 +86,18 @@ def _require_same_training(settings: Ablation, runs: Sequence[PlannedRun]) -> li
     them.
     """
     path = settings.folder / ABLATION
-    shared = _shared(runs[0].row.experiment.settings)
-    networks = {modality: [*given] for modality, given in settings.own_networks.given.items()}
-    names = [run.folder.name for run in runs]
+    names = tuple(run.folder.name for run in runs)
+    asked = _Shared(_shared(runs[0].row.experiment.settings), settings.own_networks.given, names)
     code = settings.factors_from.read_bytes() if settings.factors_from else b""
     kept = settings.kept_factors
     if path.is_file():
         try:
-            before = json.loads(path.read_text())
-            different = differences(before["settings"], shared, _OF_A_RUN)
-            names = [*dict.fromkeys([*before["runs"], *names])]
-            if before["networks"] != networks:
-                different.append(f"your own networks were {before['networks'] or 'none'}, now {networks or 'none'}")
-        except (ValueError, TypeError, KeyError) as error:
+            before = serialization.from_json(_Shared, path.read_text())
+        except ValueError as error:
             raise UserError(f"{path} is damaged ({error}); set --out to another folder") from error
+        different = differences(before.settings, asked.settings, _OF_A_RUN)
+        if before.networks != asked.networks:
+            different.append(f"your own networks were {before.networks or 'none'}, now {asked.networks or 'none'}")
         if kept and kept.is_file() and kept.read_bytes() != code:
             different.append("the file of --factors-from has changed")
         if different:
@@ -94,12 +105,12 @@ def _require_same_training(settings: Ablation, runs: Sequence[PlannedRun]) -> li
                 f"the runs in {settings.folder} were trained with other settings ({'; '.join(different)}); set --out "
                 "to another folder"
             )
-    recorded = {"settings": shared, "networks": networks, "runs": names}
-    write_text(path, json.dumps(recorded, indent=2) + "\n")
+        asked = replace(asked, runs=tuple(dict.fromkeys((*before.runs, *names))))
+    write_text(path, serialization.to_json(asked, indent=2) + "\n")
     if kept and not kept.is_file():
         with writing(kept) as file:
             file.write(code)
-    return names
+    return asked.runs
 
 
 def _shared(settings: RunSettings) -> dict[str, Any]:
@@ -148,5 +159,5 @@ def logged_steps(log: Path) -> int:
         with log.open("rb") as file:
             file.seek(max(0, log.stat().st_size - 10_000))
             return int(json.loads(file.read().split(b"\n")[-2])["step"]) + 1
-    except (OSError, IndexError, ValueError):
+    except (OSError, LookupError, TypeError, ValueError):
         return 0

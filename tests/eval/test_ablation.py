@@ -141,9 +141,14 @@ def test_runs_with_other_networks_or_factors_are_not_compared(
     with pytest.raises(UserError, match=r"\(the file of --factors-from has changed\)"):
         ablation(first)
     assert not done
-    (tmp_path / "out" / "ablation.json").write_text("{")
-    with pytest.raises(UserError, match=r"ablation.json is damaged .*; set --out"):
-        ablation(replace(first, rows=("e",), factors_from=None))
+    for damaged in (
+        "{",
+        '{"settings": [], "networks": {}, "runs": []}',
+        '{"settings": {}, "networks": {}, "runs": "e"}',
+    ):
+        (tmp_path / "out" / "ablation.json").write_text(damaged)
+        with pytest.raises(UserError, match=r"ablation.json is damaged .*; set --out"):
+            ablation(replace(first, rows=("e",), factors_from=None))
 
 
 def test_label_columns_have_a_table_each(
