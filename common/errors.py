@@ -11,6 +11,7 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NoReturn
 
 
@@ -84,6 +85,13 @@ def require_range(
             rule = f"{least:g} or more"
         because = f", {why}" if why else ""
         raise UserError(f"--{option} is {value}; it must be {rule}{because}")
+
+
+def require_suffix(out: Path | None, *suffixes: str) -> None:
+    """Raise UserError unless the name of --out, if given, ends in one of them: it may be that of the user's data."""
+    if out is not None and out.suffix not in suffixes:
+        allowed = ", ".join((*suffixes[:-2], " or ".join(suffixes[-2:])))
+        raise UserError(f"--out is {out}; its name must end in {allowed}")
 
 
 _OUT_OF_MEMORY = re.compile(

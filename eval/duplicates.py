@@ -30,7 +30,9 @@ def duplicates(settings: Duplicates) -> str:
 
     Raises UserError if the features cannot be used, or do not tell videos apart.
     """
-    require_new_file(settings.out, settings.overwrite)
+    page = settings.out.with_suffix(".html")
+    for path in (settings.out, page):
+        require_new_file(path, settings.overwrite)
     stored = read(settings.features)
     warning = sameness(stored.features)
     if warning:
@@ -41,7 +43,7 @@ def duplicates(settings: Duplicates) -> str:
     crossing = [rows for rows in members if len({*split[rows]}) > 1]
     ordered = crossing + [rows for rows in members if len({*split[rows]}) < 2]
     _write(settings.out, ordered, stored, split, cosine)
-    _show(settings.out.with_suffix(".html"), ordered, stored, cosine)
+    _show(page, ordered, stored, cosine)
     many = sum(len(np.unique(stored.id[rows])) for rows in members)
     videos = plural(len(np.unique(stored.id)), "video")
     lines = [f"{plural(len(members), 'group')} of {many} of {videos}, nearer than {settings.above}: {settings.out}"]

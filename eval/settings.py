@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import tyro
 
 from gdt.common.commandline import Location
-from gdt.common.errors import UserError, require_range
+from gdt.common.errors import UserError, require_range, require_suffix
 from gdt.common.files import require_new_file
 from gdt.common.folders import Folder
 from gdt.eval.protocols import PROTOCOLS
@@ -175,8 +175,7 @@ class Embed:
         require_range(self, "every", least=0.0, most=1e6)
         if self.every and self.clips != Embed.clips:
             raise UserError("--clips has no effect with --every, whose rows are of one clip; leave it out")
-        if self.out.suffix not in (".h5", ".npz", ".parquet"):
-            raise UserError(f"--out is {self.out}; its name must end in .h5, .npz or .parquet")
+        require_suffix(self.out, ".h5", ".npz", ".parquet")
 
     def require_inputs(self) -> None:
         """Raise UserError if the file cannot be written, or weights, videos or shards are missing."""
@@ -212,6 +211,7 @@ class Nearest:
 
     def __post_init__(self) -> None:
         require_range(self, "k")
+        require_suffix(self.out, ".html")
 
 
 @dataclass(frozen=True)
@@ -223,13 +223,16 @@ class Duplicates:
     above: float = 0.98
     """Cosine above which two videos are the same, in each modality that both have."""
     out: Path = Path("duplicates.csv")
-    """Table to write: group, id, start, split and cosine."""
+    """Table to write, .csv: group, id, start, split and cosine."""
     dataset: str = ""
     """Preprocessed data set of these videos, to name groups that cross its splits first."""
     shards: Location | None = None
     """Folder of shards, or s3://…; default: data/shards/<dataset>."""
     overwrite: bool = False
-    """Replace an existing file."""
+    """Replace existing files."""
+
+    def __post_init__(self) -> None:
+        require_suffix(self.out, ".csv")
 
 
 @dataclass(frozen=True)
@@ -301,8 +304,7 @@ class ShowBatch(Composed):
     """Seed of the batch."""
 
     def __post_init__(self) -> None:
-        if self.out is not None and self.out.suffix not in (".png", ".svg", ".pdf"):
-            raise UserError(f"--out is {self.out}; its name must end in .png, .svg or .pdf")
+        require_suffix(self.out, ".png", ".svg", ".pdf")
 
 
 @dataclass(frozen=True)

@@ -77,6 +77,11 @@ def test_groups_across_splits_come_first(index: Index, tmp_path: Path) -> None:
     assert [row["group"] for row in rows] == ["0", "0", "1", "1"]
     with pytest.raises(UserError, match="duplicates.csv already exists"):
         duplicates.duplicates(settings)
+    settings.out.unlink()
+    with pytest.raises(UserError, match="duplicates.html already exists"):
+        duplicates.duplicates(settings)
+    with pytest.raises(UserError, match="must end in .csv"):
+        replace(settings, out=path)
     write(path, Features(index.id, {"video": np.ones_like(values)}, metadata))
     with pytest.raises(UserError, match="nearly the same"):
         duplicates.duplicates(replace(settings, overwrite=True))

@@ -316,6 +316,7 @@ def test_flipped_bits_and_cut_features_are_refused_or_harmless(
         ({"source": (Path(), Path("empty"))}, "name each once"),
         ({"source": (Path("empty"), Path())}, "name each once"),
         ({"source": (Path("empty"),)}, "there are no videos in"),
+        ({"query": "x", "out": Path("text.txt")}, "--out is text.txt; its name must end in .html"),
         ({"query": "x"}, "no features file features.h5; write one"),
         ({"query": "x", "features": Path("text.txt")}, "text.txt is damaged, or not a features file"),
     ],
