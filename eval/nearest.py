@@ -9,7 +9,7 @@ from typing import NamedTuple, cast
 import numpy as np
 from tabulate import tabulate
 
-from gdt.common.errors import UserError, unknown
+from gdt.common.errors import Unusable, UserError, unknown
 from gdt.common.files import require_new_file
 from gdt.common.wording import plural
 from gdt.eval.features import Features, read, sameness
@@ -134,7 +134,10 @@ def find_query(stored: Features, text: str, embed: EmbedQuery) -> Query:
         hint = f"set --query to a file of video or sound, or to an id such as {stored.id[0]}"
         raise unknown("query", name, np.unique(stored.id.astype(str)), hint)
     seconds = float(stored.metadata["seconds"])
-    asked = embed(Path(name), part and (part[0], max(part[1], part[0] + seconds)))
+    try:
+        asked = embed(Path(name), part and (part[0], max(part[1], part[0] + seconds)))
+    except Unusable as error:
+        raise UserError(f"the query {text} cannot be embedded: {error}") from error
     return Query(asked, np.ones(len(asked.id), bool), same)
 
 
@@ -151,9 +154,15 @@ def split_moment(text: str) -> tuple[str, tuple[float, float] | None]:
 
 
 def _within(stored: Features, same: np.ndarray, part: tuple[float, float]) -> np.ndarray:
-    """The moments of a video that start in a part of it, at least the nearest one: bool [n]."""
+    """The moments of a video that start in a part of it, at least the nearest one: bool [n].
+
+    Raises UserError if the video ends before.
+    """
     assert stored.start is not None
     begin, end = part
+    last = stored.start[same].max()
+    if begin >= last + float(stored.metadata["every"]) + float(stored.metadata["seconds"]):
+        raise UserError(f"{stored.id[same][0]} has nothing at {begin:g} s; its last moment is #t={last:g}")
     distance = np.where(same, np.abs(stored.start - begin), np.inf)
     return ((stored.start >= begin) & (stored.start < end)) | (distance == distance.min())
 

@@ -55,10 +55,10 @@ def plan_groups(
         for address, file in found.items():
             part = parts.get(address)
             if file.folder.remote:
-                yield ListedVideo(address, Path(file.path), folder=file.folder, segment=part)
+                yield ListedVideo(address, Path(file.path), folder=file.folder, segment=part, uncut=True)
             else:
                 path = (file.folder.root / file.path).absolute()
-                yield ListedVideo(address, path.relative_to(_ROOT), segment=part)
+                yield ListedVideo(address, path.relative_to(_ROOT), segment=part, uncut=True)
 
     folder = Folder(scratch)
     folder.remove_scratch(SCRATCH)

@@ -31,7 +31,7 @@ def is_odd(streams: Sequence[str], fps: int) -> bool:
 def choose(target: Target, settings: Extraction) -> Target:
     """The target with its streams, after a look at the file. Raises Rejected if there are none.
 
-    Without its segment if the file declares to be hardly longer, because it was already cut out.
+    Without its segment if the file declares to be hardly longer, because it was already cut out; not if it is `uncut`.
     """
     contents = _contents(target, settings)
     if not contents:  # ffmpeg will say why
@@ -64,7 +64,7 @@ def choose(target: Target, settings: Extraction) -> Target:
     if lacks_filter:
         notes.insert(0, "HDR without tone mapping: this ffmpeg has no zscale filter")
     video = target.video
-    if video.segment:
+    if video.segment and not video.uncut:
         begin, end = video.segment
         duration = float(contents["format"].get("duration", "inf"))
         if duration <= end - begin + 2:

@@ -53,6 +53,8 @@ class ListedVideo:
     """The split in each official fold (train, test or unused); empty for data sets without folds."""
     segment: tuple[float, float] | None = None
     """Start and end, in seconds of the file, of the part to cut out; None for the whole file."""
+    uncut: bool = field(default=False, compare=False)
+    """Whether the file is known to be that from which the segment comes, however short it is."""
     part: tuple[str, float, float] | None = field(default=None, compare=False)
     """Id of the longer video that this is a part of, and start and end in seconds of that one; None for a whole one."""
     shared: bool = field(default=False, compare=False)

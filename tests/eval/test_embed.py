@@ -375,7 +375,7 @@ def _unused(path: Path, part: tuple[float, float] | None) -> Features:
 
 def test_moments_are_found_apart_and_asked_by_their_time() -> None:
     """A row per second of two videos; clips of 1.5 s."""
-    made = {"kind": "embeddings", "weights": "w", "seconds": "1.5"}
+    made = {"kind": "embeddings", "weights": "w", "every": "1.0", "seconds": "1.5"}
     ids = np.repeat(["a.mp4", "b.mp4"], 4)
     angle = np.array([0.0, 0.1, 0.3, 0.9, 0.05, 0.2, 1.2, 1.5])
     values = np.stack([np.cos(angle), np.sin(angle)], 1).astype(np.float32)
@@ -391,6 +391,8 @@ def test_moments_are_found_apart_and_asked_by_their_time() -> None:
     assert found("a.mp4") == ["b.mp4#t=0", "b.mp4#t=2"]  # the best of its moments counts
     with pytest.raises(UserError, match="ends before it begins"):
         found("a.mp4#t=3,2")
+    with pytest.raises(UserError, match="a.mp4 has nothing at 5.5 s; its last moment is #t=3"):
+        found("a.mp4#t=5.5")
 
 
 def test_a_sound_in_silence_is_found_in_a_long_video(
@@ -417,6 +419,8 @@ def test_a_sound_in_silence_is_found_in_a_long_video(
     assert again.returncode == 0 and f"{long}#t=10 " not in again.stdout
     part = command("nearest", "--query", f"{sound}#t=0,1", "--by", "audio", "--k", 1)
     assert part.stdout.splitlines()[2].split()[1] == f"{long}#t=10"
+    beyond = command("nearest", "--query", f"{sound}#t=10", "--by", "audio")
+    assert beyond.returncode == 2 and f"the query {sound}#t=10 cannot be embedded: " in beyond.stderr
 
 
 @pytest.mark.parametrize("spread", [0.0, 0.05, 1.0])
