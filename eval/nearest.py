@@ -19,7 +19,7 @@ from gdt.train.run import verdict_of
 
 _BLOCK = 4096
 """Rows that are compared with all moments of the query at a time."""
-_EVERY = 0.5
+_EVERY = 0.1
 """Seconds between the moments of a query that is embedded."""
 _MOMENT = re.compile(r"(?P<name>.+)#t=(?P<begin>\d+(\.\d+)?)(,(?P<end>\d+(\.\d+)?))?")
 
