@@ -17,10 +17,10 @@ from gdt.train.models.backbone import load_weights
 from gdt.train.models.gdt import GDT, modalities_of
 from gdt.train.models.own import Makers, chosen
 from gdt.train.published import fetch
-from gdt.train.record import LENGTH, Record, differences, header, record_in, require_keys
+from gdt.train.record import LENGTH, Record, differences, header, record_in
 from gdt.train.run import CHECKPOINT, require_checkpoint
 from gdt.train.schedule import Schedule
-from gdt.train.tensors import load_checked
+from gdt.train.tensors import load_checked, weights_in
 from gdt.train.trained import MODEL, Trained
 
 _FORMAT = "gdt-pretrain-3"
@@ -74,8 +74,9 @@ def read(path: Path) -> RunState:
     content = load_checked(path)
     if not isinstance(content, dict) or content.get("format") != _FORMAT:
         raise Damaged(f"it is not a checkpoint of this version ({_FORMAT})")
-    require_keys(content, "model", "optimizer")
-    return RunState(record_in(content, str(path)), content["model"], content["optimizer"])
+    if not isinstance(content.get("optimizer"), dict):
+        raise Damaged("it has no optimizer")
+    return RunState(record_in(content, str(path)), weights_in(content), content["optimizer"])
 
 
 def load_model(name: str | Path, given: Makers = MappingProxyType({})) -> Trained:
@@ -106,12 +107,12 @@ def _model_of(content: Mapping[str, Any], path: Path, given: Makers) -> Trained:
     if kind not in (MODEL, _FORMAT):
         raise Damaged(f"it is a {kind}, which is not of this version")
     record = record_in(content, str(path))
-    require_keys(content, "model")
+    named = weights_in(content)
     network = record.settings.network
-    modalities = modalities_of(content["model"])
+    modalities = modalities_of(named)
     builders = chosen(network, modalities, given, str(path))
     model = GDT(network, modalities, builders)
-    load_weights(model, content["model"], str(path))
+    load_weights(model, named, str(path))
     return Trained(model.eval(), record, builders)
 
 

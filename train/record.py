@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
 from gdt.common import serialization
-from gdt.common.errors import Damaged, UserError, first_line
+from gdt.common.errors import UserError, first_line, require_range
 from gdt.pipeline.inputs import Inputs
 from gdt.pipeline.shards.statistics import Statistics
 from gdt.train.models.network import PAPER_NETWORKS
@@ -97,6 +97,10 @@ class Record:
     origin: Origin | None = None
     """Origin of weights that are not from a checkpoint of this program."""
 
+    def __post_init__(self) -> None:
+        require_range(self, "fps")
+        require_range(self, "step", "steps", least=0)
+
     @property
     def inputs(self) -> Inputs:
         return Inputs(self.settings.clip, self.settings.augmentation, self.statistics, self.fps)
@@ -149,13 +153,6 @@ def _parsed(kind: type[T], text: Any, source: str) -> T:
 
 def _without_code(settings: RunSettings) -> RunSettings:
     return replace(settings, factors_from=None, own_networks=PAPER_NETWORKS)
-
-
-def require_keys(content: Mapping[str, Any], *keys: str) -> None:
-    """Raise Damaged if the content of a file lacks some of these keys."""
-    missing = {*keys} - content.keys()
-    if missing:
-        raise Damaged(f"it has no {', '.join(sorted(missing))}")
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any], ignored: Collection[str] = ()) -> list[str]:

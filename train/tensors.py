@@ -51,6 +51,14 @@ def load_checked(path: Path) -> Any:
         raise Damaged("it is damaged, of another kind, or names code, which is not run") from error
 
 
+def weights_in(content: Mapping[Any, Any]) -> dict[str, Tensor]:
+    """The weights in the content of a file, which may be anything. Raises Damaged if there are none."""
+    weights = content.get("model")
+    if not (isinstance(weights, Mapping) and weights and all(isinstance(each, Tensor) for each in weights.values())):
+        raise Damaged("it has no model")
+    return {str(name): value for name, value in weights.items()}
+
+
 def _unpickle(path: Path) -> Any:
     """Content of a torch file.
 

@@ -97,6 +97,7 @@ def test_wrong_safetensors_are_refused(tmp_path: Path) -> None:
         *((partial(out.write_bytes, whole[:n]), cut) for n in (5, 9, 3000, -1)),
         (partial(rewrite, texts | {"format": "gdt-model-9"}), "cannot be read as a checkpoint: it is a gdt-model-9"),
         (partial(rewrite, edit_record(texts, step="many")), "holds no settings of this version .step is 'many'"),
+        (partial(rewrite, edit_record(texts, fps=0)), "holds no settings of this version .--fps is 0"),
         (partial(rewrite, edit_record(texts, statistics=None)), "holds no settings of this version .statistics is"),
         (partial(rewrite, texts | {"record": "{}"}), "holds no settings of this version .missing: settings"),
         (partial(rewrite, {"format": texts["format"]}), "holds no settings of this version"),

@@ -98,6 +98,11 @@ def test_a_damaged_checkpoint_gives_one_sentence(tmp_path: Path) -> None:
         checkpoint.read_run(tmp_path)
     with pytest.raises(UserError, match=f"{why}use the checkpoint.pt of a run"):
         checkpoint.load_model(path)
+    for model in (3, {}, {"video_network.base.stem.0.weight": 3}):
+        save(path, 3)
+        torch.save(torch.load(path) | {"model": model}, path)
+        with pytest.raises(UserError, match=f"^{path} cannot be read as a checkpoint: it has no model; "):
+            checkpoint.load_model(path)
 
 
 @pytest.mark.parametrize("moment", ["half of the file is written", "before it is renamed"])
