@@ -90,7 +90,7 @@ def features(settings: Embed, trained: Trained | None = None, part: tuple[float,
     Raises UserError if the checkpoint or the videos cannot be used.
     """
     for left in Path(tempfile.gettempdir()).glob(f"{_SCRATCH}*/{LOCK}"):
-        with left.open() as file, suppress(OSError):
+        with suppress(OSError), left.open() as file:  # another process may remove its own now
             if lock(file, fcntl.LOCK_EX | fcntl.LOCK_NB):  # of a killed process
                 shutil.rmtree(left.parent)
     with tempfile.TemporaryDirectory(prefix=_SCRATCH) as scratch, locked(Path(scratch)):
@@ -217,7 +217,9 @@ def _embed_files(embedder: Embedder, parts: Parts, before: set[str]) -> Embedded
     found = named.find(settings.source)
     if embedder.modalities == ["video"] and all(file.path.suffix.lower() in SOUNDS for file in found.values()):
         has = "audio" in embedder.trained.model.modalities
-        instead = "set --modalities to audio" if has else "use a checkpoint with a network for audio"
+        instead = (
+            "set --modalities, or --by of a query, to audio" if has else "use a checkpoint with a network for audio"
+        )
         raise UserError(f"no video has pictures: all files are sounds; {instead}")
     _require_present(settings, before.union(*Plan.read(Folder(parts.folder)).shards.values()), found)
     new = {address: file for address, file in found.items() if address not in before}

@@ -61,7 +61,7 @@ def nearest(settings: Nearest) -> str:
     def embed(path: Path, part: tuple[float, float] | None) -> Features:
         from gdt.eval.embed import features  # torch is slow to import, and only other videos need it
 
-        return features(replace(of_query(stored, path), own_networks=settings.own_networks), part=part)
+        return features(replace(of_query(stored, path, settings.by), own_networks=settings.own_networks), part=part)
 
     query = find_query(stored, settings.query, embed)
     found = most_similar(stored, query, settings.by, among, settings.k)
@@ -94,10 +94,10 @@ def nearest(settings: Nearest) -> str:
     return "\n".join([*lines, *([f"{settings.out} shows them"] if settings.out else [])])
 
 
-def of_query(stored: Features, path: Path) -> Embed:
-    """Settings for the moments of a query of these features, of all their modalities."""
+def of_query(stored: Features, path: Path, by: FeatureModality) -> Embed:
+    """Settings for the moments of a query of these features, of all their modalities and the one that is asked for."""
     metadata = stored.metadata
-    modalities = cast(tuple[FeatureModality, ...], tuple(stored.features))
+    modalities = cast(tuple[FeatureModality, ...], (*{**stored.features, by: None},))
     kind = cast(Kind, metadata["kind"])
     return Embed(metadata["checkpoint"], (path,), modalities=modalities, kind=kind, every=_EVERY, workers=1)
 

@@ -18,8 +18,10 @@ strings, and ~ is expanded. Errors in files and settings raise `gdt.UserError`, 
 from __future__ import annotations
 
 import importlib.util
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -53,6 +55,9 @@ from gdt.train.trained import Trained
 __all__ = ["GDT", "Batch", "Batches", "Composition", "Evaluated", "Features", "Index", "Model", "Preprocessed"]
 __all__ += ["Pretrained", "Tree", "UserError", "batches", "composition", "evaluate", "gdt_loss", "load", "make_shards"]
 __all__ += ["mteb", "nearest", "pretrain", "read_features", "tree"]
+
+# a forked process, as of a Pool, lacks the threads of OpenMP, and would wait for them; torch's loader does the same
+os.register_at_fork(after_in_child=partial(torch.set_num_threads, 1))
 
 Size = Literal["paper", "tiny"]
 
@@ -257,7 +262,7 @@ def nearest(
     stored = features if isinstance(features, Features) else read_features(features)
 
     def embed(path: Path, part: tuple[float, float] | None) -> Features:
-        return features_of(of_query(stored, path), model._trained if model else None, part)
+        return features_of(of_query(stored, path, by), model._trained if model else None, part)
 
     asked = of_features(query, stored) if isinstance(query, Features) else find_query(stored, str(query), embed)
     found = most_similar(stored, asked, by, among or by, k)
