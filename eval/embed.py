@@ -20,7 +20,7 @@ from gdt.common.files import LOCK, TEMPORARY, lock, locked, require_new_file, re
 from gdt.common.folders import Folder
 from gdt.common.wording import plural
 from gdt.eval import parquet
-from gdt.eval.features import VERSION, Features, read, sameness, write
+from gdt.eval.features import VERSION, Features, is_newer, read, sameness, write
 from gdt.eval.parts import Parts, joined, parts_beside, require_same
 from gdt.eval.settings import Embed, FeatureModality
 from gdt.pipeline.clips import moment_starts, usable
@@ -59,6 +59,8 @@ def embed(settings: Embed) -> str:
     if out.exists() and not settings.overwrite:
         known = read(out)
         require_same(known.metadata, embedder.made, out)
+        unchanged = [name for name in dict.fromkeys(known.id) if not is_newer(name, out)]
+        known = joined(unchanged, [known], known.metadata)
     with parts_beside(out, embedder.made, settings.overwrite) as parts:
         embedded = _embedded(embedder, parts, known)
         write(out, embedded)
@@ -66,7 +68,7 @@ def embed(settings: Embed) -> str:
     of = f"a clip each {settings.every:g} s" if settings.every else f"{settings.clips} clips per video, each"
     lines = [f"{out}: {settings.kind} of {embedded.count}: {sizes}; from {of} of {embedded.metadata['clip']}"]
     if known:
-        lines.append(f"{plural(len({*embedded.id} - {*known.id}), 'video')} new; the others had their rows")
+        lines.append(f"{plural(len({*embedded.id} - {*known.id}), 'video')} new or changed; the others had their rows")
     silent = ", silent" if settings.every else ""
     for name, values in embedded.features.items():
         lacking = int(np.isnan(values[:, 0]).sum())

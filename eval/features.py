@@ -79,6 +79,12 @@ def sameness(features: Mapping[str, np.ndarray]) -> str:
     )
 
 
+def is_newer(name: str, path: Path) -> bool:
+    """Whether a video is a file that was written after its features."""
+    video = Path(name)
+    return video.is_file() and video.stat().st_mtime > path.stat().st_mtime
+
+
 def write(path: Path, rows: Features) -> None:
     """Write features as .npz, .parquet or .h5. Raises OSError."""
     if path.suffix == ".npz":

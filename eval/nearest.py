@@ -12,7 +12,7 @@ from tabulate import tabulate
 from gdt.common.errors import Unusable, UserError, unknown
 from gdt.common.files import require_new_file
 from gdt.common.wording import plural
-from gdt.eval.features import Features, read, sameness
+from gdt.eval.features import Features, is_newer, read, sameness
 from gdt.eval.settings import Embed, FeatureModality, Kind, Nearest
 from gdt.eval.similarity import unit
 from gdt.train.run import verdict_of
@@ -87,7 +87,7 @@ def nearest(settings: Nearest) -> str:
     if 2 * silent.sum() > len(silent):
         warnings.append(f"{silent.sum()} of {plural(len(silent), 'moment')} of the query are silent, and do not count")
     name = str(query.asked.id[query.rows][0])
-    if query.left_out.any() and Path(name).is_file() and Path(name).stat().st_mtime > settings.features.stat().st_mtime:
+    if query.left_out.any() and is_newer(name, settings.features):
         warnings.append(f"{name} is newer than {settings.features}, whose features are those of its former content")
     lines += [f"warning: {warning}" for warning in warnings if warning]
     lines += verdict_of(stored.metadata["checkpoint"])

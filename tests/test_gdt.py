@@ -3,6 +3,7 @@
 import copy
 import json
 import math
+import multiprocessing
 import os
 import shutil
 import subprocess
@@ -121,6 +122,11 @@ def test_embedding_shards_leaves_the_network_in_training_mode(model: gdt.Model, 
     stored = model.embed(str(shards), clips=1, modalities="video", kind="features")
     assert list(stored.features) == ["video"] and stored.features["video"].shape[1] == 128 and not stored.skipped
     assert model.network.training and model.network.video_network.training
+
+
+def test_a_forked_process_waits_for_no_threads_of_its_parent() -> None:
+    with multiprocessing.get_context("fork").Pool(1) as pool:
+        assert pool.apply_async(torch.get_num_threads).get(60) == 1
 
 
 @pytest.fixture(scope="module")

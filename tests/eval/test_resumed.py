@@ -1,7 +1,9 @@
 """`gdt embed` goes on where it was stopped, adds videos to its file, and replaces nothing without being asked."""
 
 import errno
+import os
 import shutil
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -70,10 +72,15 @@ def test_videos_are_added_and_gone_ones_left_out_if_asked(checkpoint: Path, vide
     before = read(asked.out)
     assert len(before.id) == 8  # the first once
     shutil.copy(first, added)
-    assert "\n1 video new; the others had their rows\n" in embed(asked)
+    assert "\n1 video new or changed; the others had their rows\n" in embed(asked)
     after = read(asked.out)
     assert after.id.tolist() == [str(added), *before.id]
     assert np.array_equal(after.features["video"][1:], before.features["video"])
+    shutil.copy(next(path for path in after.id[::-1] if path != str(first)), added)
+    os.utime(added, (time.time() + 9,) * 2)
+    assert "\n1 video new or changed; the others had their rows\n" in embed(asked)
+    assert not np.array_equal(read(asked.out).features["video"][0], after.features["video"][0])
+    os.utime(added)
     for change, what in (({"clips": 3}, "clips was 2, now 3"), ({"kind": "features"}, "kind was embeddings, now fea")):
         with pytest.raises(UserError, match=f"f.npz has features of other weights or settings: {what}"):
             embed(replace(asked, **change))
