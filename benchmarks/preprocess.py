@@ -24,7 +24,7 @@ from gdt.common.errors import exit_with_message
 from gdt.preprocess.ffmpeg import Extraction, Target, decode_command
 from gdt.preprocess.settings import Preprocess
 from gdt.preprocess.stage import run
-from gdt.preprocess.videos import ListedVideo
+from gdt.preprocess.videos import SUFFIXES, ListedVideo
 
 BARE, USUAL, STAGE = "bare ffmpeg", "usual way", "stage"
 
@@ -47,21 +47,19 @@ def generate(folder: Path, count: int) -> list[Path]:
     return sorted(folder.glob("*.mp4"))
 
 
-def bare(paths: Sequence[Path], workers: int, folder: Path) -> None:
-    """`workers` ffmpeg processes in parallel, one video each."""
+def bare(paths: Sequence[Path], workers: int, group: int, folder: Path) -> None:
+    """`workers` ffmpeg processes in parallel, `group` videos each."""
 
-    def run_one(number: int) -> None:
-        target = Target(
-            ListedVideo(paths[number].name, paths[number]),
-            paths[number],
-            folder / f"{number}.mjpeg",
-            folder / f"{number}.pcm",
-        )
-        arguments = decode_command([target], Extraction())
+    def run_one(first: int) -> None:
+        targets = [
+            Target(ListedVideo(path.name, path), path, folder / f"{number}.mjpeg", folder / f"{number}.pcm")
+            for number, path in enumerate(paths[first : first + group], first)
+        ]
+        arguments = decode_command(targets, Extraction())
         subprocess.run(arguments, check=False, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
     with ThreadPoolExecutor(workers) as pool:
-        list(pool.map(run_one, range(len(paths))))
+        list(pool.map(run_one, range(0, len(paths), group)))
 
 
 def usual(paths: Sequence[Path], workers: int, folder: Path) -> None:
@@ -99,30 +97,42 @@ def seconds(measured: Callable[[Path], object], folder: Path) -> float:
     return taken
 
 
-def main(count: int = 32, rounds: int = 3, workers: int = len(os.sched_getaffinity(0))) -> None:
+def main(
+    count: int = 32,
+    rounds: int = 3,
+    workers: int = len(os.sched_getaffinity(0)),
+    videos: Path | None = None,
+    group: int = 1,
+) -> None:
     """Measure preprocessing.
 
     Args:
         count: Generated videos.
         rounds: Rounds of all measurements.
         workers: Parallel processes.
+        videos: Folder of videos to take instead of generated ones.
+        group: Videos of each process of bare ffmpeg.
 
     """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        print("generating videos", flush=True)
-        paths = generate(folder / "videos", count)
-        whole = Preprocess("folder", folder / "videos", folder / "out", videos_per_shard=4, workers=workers)
+        if videos is None:
+            print("generating videos", flush=True)
+            paths = generate(folder / "videos", count)
+            whole = Preprocess("folder", folder / "videos", folder / "out", videos_per_shard=4, workers=workers)
+        else:
+            paths = sorted(path for path in videos.rglob("*") if path.suffix in SUFFIXES)
+            whole = Preprocess("folder", videos, folder / "out", workers=workers)
         ways: dict[str, Callable[[Path], object]] = {
-            BARE: partial(bare, paths, workers),
+            BARE: partial(bare, paths, workers, group),
             USUAL: partial(usual, paths, workers),
             STAGE: lambda _: run(whole),
         }
-        print(f"{machine()}; {count} videos, {workers} processes", flush=True)
+        print(f"{machine()}; {len(paths)} videos, {workers} processes", flush=True)
         rates = Measurements()
         for _ in range(rounds):
             for way, measured in ways.items():
-                rates.add(way, count / seconds(measured, folder / "out"), "videos/s")
+                rates.add(way, len(paths) / seconds(measured, folder / "out"), "videos/s")
     rates.show(BARE, "videos/s")
     rates.show(USUAL, "videos/s")
     rates.show(STAGE, "videos/s", BARE, USUAL)
