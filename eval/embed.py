@@ -56,12 +56,12 @@ def embed(settings: Embed) -> str:
         parquet.require_pyarrow(out)
     embedder = Embedder(settings)
     known = None
-    if out.exists() and not settings.overwrite:
-        known = read(out)
-        require_same(known.metadata, embedder.made, out)
-        unchanged = [name for name in dict.fromkeys(known.id) if not is_newer(name, out)]
-        known = joined(unchanged, [known], known.metadata)
     with parts_beside(out, embedder.made, settings.overwrite) as parts:
+        if out.exists() and not settings.overwrite:  # read here, since another run may just have written it
+            known = read(out)
+            require_same(known.metadata, embedder.made, out)
+            unchanged = [name for name in dict.fromkeys(known.id) if not is_newer(name, out)]
+            known = joined(unchanged, [known], known.metadata)
         embedded = _embedded(embedder, parts, known)
         write(out, embedded)
     sizes = ", ".join(f"{name} [{len(values)}, {values.shape[1]}]" for name, values in embedded.features.items())

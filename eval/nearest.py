@@ -168,10 +168,11 @@ def _within(stored: Features, same: np.ndarray, part: tuple[float, float]) -> np
 
 
 def _overlapping(stored: Features, rows: np.ndarray) -> np.ndarray:
-    """Whether each moment overlaps one of some moments, of whichever video: bool [n]."""
+    """Whether each moment, of whichever video, overlaps one of some that follow each other: bool [n]."""
     assert stored.start is not None
     seconds = float(stored.metadata["seconds"])
-    return (np.abs(stored.start[:, None] - stored.start[rows]) < seconds).any(1)
+    starts = stored.start[rows]
+    return (stored.start > starts.min() - seconds) & (stored.start < starts.max() + seconds)
 
 
 def _row_of(query: str, stored: Features) -> str:
