@@ -13,7 +13,7 @@ from gdt.common.errors import UserError
 from gdt.common.files import require_new_file, write_text
 from gdt.common.wording import plural
 from gdt.eval.features import Features, read, sameness
-from gdt.eval.nearest import address, time_of
+from gdt.eval.nearest import address
 from gdt.eval.settings import Duplicates
 from gdt.eval.similarity import unit
 from gdt.pipeline.shards.index import Index
@@ -61,13 +61,10 @@ def duplicates(settings: Duplicates) -> str:
 
 def _show(out: Path, members: list[np.ndarray], stored: Features, cosine: np.ndarray) -> None:
     """A page of the first groups."""
-    from gdt.eval.page.found import Shown, write_found  # slow to import
+    from gdt.eval.page.found import shown, write_found  # slow to import
 
-    def shown(row: int) -> Shown:
-        start = None if stored.start is None else float(stored.start[row])
-        return Shown(str(stored.id[row]), start, " ".join([f"{cosine[row]:.3f}", *time_of(stored, row)]))
-
-    write_found(out, "Duplicates", [[*map(shown, rows[:_SHOWN].tolist())] for rows in members[:_SHOWN]])
+    first = [rows[:_SHOWN].tolist() for rows in members[:_SHOWN]]
+    write_found(out, "Duplicates", [[shown(stored, row, cosine[row]) for row in rows] for rows in first])
 
 
 def groups(features: Features, above: float) -> tuple[np.ndarray, np.ndarray]:

@@ -37,7 +37,7 @@ class Features:
     metadata: dict[str, str]
     """Checkpoint, digest of its weights, kind, number and size of clips."""
     skipped: tuple[LeftOut, ...] = ()
-    """LeftOut files with reasons; not stored."""
+    """Files that were left out, with reasons; not stored."""
     start: np.ndarray | None = None
     """With a row per moment, where it starts, seconds: float64 [n]."""
 

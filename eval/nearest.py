@@ -70,14 +70,12 @@ def nearest(settings: Nearest) -> str:
         for row, cosine in zip(found.rows, found.cosines, strict=True)
     ]
     if settings.out:
-        from gdt.eval.page.found import Shown, write_found  # slow to import
+        from gdt.eval.page.found import Shown, shown, write_found  # slow to import
 
-        starts = [None if stored.start is None else float(stored.start[row]) for row in found.rows]
-        captions = [" ".join([cosine, *time]) for cosine, _, *time in table]
-        ids = map(str, stored.id[found.rows])
         name, part = split_moment(settings.query)
-        shown = Shown(name, part[0] if part else None, "query")
-        write_found(settings.out, f"Nearest to {settings.query}", [[shown], [*map(Shown, ids, starts, captions)]])
+        asked = Shown(name, part[0] if part else None, "query")
+        neighbours = [shown(stored, *each) for each in zip(found.rows.tolist(), found.cosines.tolist(), strict=True)]
+        write_found(settings.out, f"Nearest to {settings.query}", [[asked], neighbours])
     headers = ["cosine", "video", *["time"] * (stored.start is not None)]
     # cosines across modalities are low even for the best match
     median = f"median cosine of {plural(found.compared, 'candidate')}: {found.median:.3f}"

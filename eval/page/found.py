@@ -10,6 +10,8 @@ from urllib.parse import quote
 
 from gdt.common.files import TEMPORARY, write_text
 from gdt.common.folders import File, Folder
+from gdt.eval.features import Features
+from gdt.eval.nearest import time_of
 from gdt.eval.page.pictures import RATE, SECONDS, picture_of
 from gdt.eval.templates import filled
 from gdt.pipeline.shards.reader import ShardReader
@@ -31,22 +33,28 @@ class Shown(NamedTuple):
     """Such as the cosine, and the time."""
 
 
+def shown(stored: Features, row: int, cosine: float) -> Shown:
+    """A row of features, with its cosine and time."""
+    start = None if stored.start is None else float(stored.start[row])
+    return Shown(str(stored.id[row]), start, " ".join([f"{cosine:.3f}", *time_of(stored, row)]))
+
+
 def write_found(out: Path, title: str, groups: Sequence[Sequence[Shown]]) -> None:
     """Write the page: a row of pictures per group. Files are played from where they are, and nothing is loaded before.
 
     Raises UserError if ffmpeg cannot be used, and OSError.
     """
-    pictures = _pictures({(shown.id, shown.start) for group in groups for shown in group})
+    pictures = _pictures({(each.id, each.start) for group in groups for each in group})
     rows = [
         [
             {
-                "image": pictures.get((shown.id, shown.start), ""),
-                "player": _player(shown.id),
-                "address": _address(shown, out),
-                "id": shown.id,
-                "caption": shown.caption,
+                "image": pictures.get((each.id, each.start), ""),
+                "player": _player(each.id),
+                "address": _address(each, out),
+                "id": each.id,
+                "caption": each.caption,
             }
-            for shown in group
+            for each in group
         ]
         for group in groups
     ]
@@ -54,17 +62,17 @@ def write_found(out: Path, title: str, groups: Sequence[Sequence[Shown]]) -> Non
 
 
 def _player(name: str) -> str:
-    """The element that plays a file; empty if none does, or there is no file."""
+    """The HTML element that plays a file; empty without a file that browsers play."""
     suffix = Path(name).suffix.lower()
     if not Path(name).is_file() or suffix not in _VIDEO | _SOUND:
         return ""
     return "video" if suffix in _VIDEO else "audio"
 
 
-def _address(shown: Shown, out: Path) -> str:
-    """Of a file, relative to the page."""
-    path = quote(os.path.relpath(shown.id, out.absolute().parent))
-    return path if shown.start is None else f"{path}#t={shown.start:g}"
+def _address(video: Shown, out: Path) -> str:
+    """The address of a file, relative to the page."""
+    path = quote(os.path.relpath(video.id, out.absolute().parent))
+    return path if video.start is None else f"{path}#t={video.start:g}"
 
 
 def _pictures(moments: Iterable[tuple[str, float | None]]) -> Mapping[tuple[str, float | None], str]:
