@@ -25,7 +25,7 @@ from gdt.eval.results import RANDOM, RESULTS, Answers, Result
 from gdt.eval.settings import Downstream
 from gdt.eval.subprocesses import job_limit, run_command, run_parallel
 from gdt.eval.tables import pivot, write_tables
-from gdt.eval.training import STATE, Finetuning, finished_epochs
+from gdt.eval.training import Finetuning, finished_epochs
 from gdt.pipeline.shards.copies import between_splits
 from gdt.pipeline.shards.index import names_in
 from gdt.train.models.own import NetworkLike, makers
@@ -113,7 +113,6 @@ def _run(job: Job) -> None:
     result = _result(job, fold, queries, outcome, details)
     Answers.of(queries, outcome.metrics, outcome.neighbours).write(job.out, job.key)
     results.append(job.out / RESULTS, result)
-    (job.folder / STATE).unlink(missing_ok=True)  # a finished training needs it no more
     name, first = next(iter(result.metrics.items()))
     print(f"[{time.perf_counter() - start:4.0f} s] {job.name}: {name} {first.value:.1f} %", flush=True)
 
@@ -131,7 +130,7 @@ def _result(job: Job, fold: Fold, queries: np.ndarray, outcome: Outcome, said: M
         seed=pretraining.seed,
         step=trained.step,
         steps=trained.record.steps,
-        videos=trained.step * pretraining.batch_size,
+        videos=0 if trained.origin else trained.step * pretraining.batch_size,
         tflop=trained.step * trained.record.flops / 1e12,
         seen=model.seen(eval_set, queries),
         dataset=eval_set.dataset,

@@ -6,6 +6,7 @@ import copy
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -40,9 +41,8 @@ from gdt.train.tensors import load_checked
 from gdt.train.trained import Trained
 from gdt.train.weights import network_header
 
-STATE = "finetune.pt"
 EPOCHS = "finetune.jsonl"
-"""Files of a run besides the finetuned weights: the state to resume from, and loss and accuracy per epoch."""
+"""Loss and accuracy per epoch, beside the finetuned weights."""
 
 
 @dataclass(frozen=True)
@@ -137,13 +137,12 @@ class Finetuning:
         self.recipe = recipe
         self.inputs = Inputs(recipe.clip, recipe.augmentation, trained.inputs.statistics, trained.inputs.fps)
         self.device = job.device
-        self.folder = job.folder
+        self.path = job.folder / FINETUNED
         self.modality = modality
         classes = classes_of(fold.gallery_label)
         self._train_target = targets(fold.gallery_label, classes)
         self.test_target = targets(fold.query_label, classes)
         learned = Learned.of(job.eval_set.dataset, job.eval_set.fingerprint, index.id[fold.gallery])
-        self.metadata = network_header(trained, modality, learned) | {"classes": classes.tolist()}
         self._seeds = (job.settings.seed, fold.number)
         self._training = ClipSampling(recipe.clips, recipe.batch, recipe.augmentation)
         videos = len(fold.gallery)
@@ -153,6 +152,8 @@ class Finetuning:
                 f"{videos} training videos give fewer clips than a batch of {recipe.batch}; set --clips-per-epoch to "
                 f"{-(-recipe.batch // videos)} or more"
             )
+        self._header = partial(network_header, trained, modality, learned, steps=recipe.epochs * self.batches)
+        self._classes = classes.tolist()
         torch.manual_seed(int(seed_sequence(Stream.FINETUNING, *self._seeds, 1 << 20).generate_state(1)[0]))
         base = copy.deepcopy(trained.model.backbone(modality))  # other folds start from the same weights
         self.model = self.classifier(base, base.dim, len(classes)).to(job.device)
@@ -162,12 +163,11 @@ class Finetuning:
         self.optimizer = torch.optim.SGD(parameters, recipe.first_lr, recipe.momentum, weight_decay=recipe.weight_decay)
 
     def run(self, name: str) -> dict[str, Measured]:
-        """Train to the last epoch, keep the weights, and return the metrics of `test`."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        # the state of an epoch, weights and moments, beside that of the one before; later, what is kept
-        state = self.folder / STATE
-        present = state.stat().st_size if state.is_file() else 0
-        require_space(state, 4 * sum(value.nbytes for value in self.model.state_dict().values()) - present)
+        """Train to the last epoch, and return the metrics of `test`."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        # weights and moments of an epoch, beside those of the one before
+        present = self.path.stat().st_size if self.path.is_file() else 0
+        require_space(self.path, 4 * sum(value.nbytes for value in self.model.state_dict().values()) - present)
         first = self._resume()
         total = self.recipe.epochs * self.batches
         bar = tqdm(total=total, initial=first * self.batches, unit="step", desc=name, mininterval=0.5)
@@ -185,9 +185,7 @@ class Finetuning:
                     bar.set_postfix_str(f"loss {loss:.3f}", refresh=False)
                     bar.update()
                 self._save_epoch(epoch, float(np.mean(losses)), right)
-        metrics = self.test(name)
-        self.keep()
-        return metrics
+        return self.test(name)
 
     def test(self, name: str) -> dict[str, Measured]:
         """Top-1 and top-5 accuracy of videos, whose clips are averaged, and of clips."""
@@ -202,11 +200,6 @@ class Finetuning:
             answers = measured.answers.reshape(-1, per_video).mean(1)
             metrics[f"clip top-{k}"] = Measured(measured.metric._replace(answers=len(target)), answers)
         return metrics
-
-    def keep(self) -> None:
-        """Save the finetuned weights, which --ckpt reads."""
-        weights = {name: value.cpu() for name, value in self.model.state_dict().items()}
-        self.write(FINETUNED, {"model": weights, "epoch": self.recipe.epochs} | self.metadata)
 
     def scores(self, name: str) -> tuple[np.ndarray, np.ndarray]:
         """Scores of the test videos, means of softmax over their clips, and of all their clips: [n, classes] each."""
@@ -258,29 +251,36 @@ class Finetuning:
             return self.model(as_floats(inputs[self.modality])).float()
 
     def _save_epoch(self, epoch: int, loss: float, right: int) -> None:
-        """Log an epoch and save the state to resume from."""
+        """Log an epoch, and save."""
         accuracy = 100 * right / (self.batches * self.recipe.batch)
         row = {"step": (epoch + 1) * self.batches, "epoch": epoch, "loss": loss, "top-1": accuracy}
-        keep_until(self.folder / EPOCHS, epoch * self.batches)
-        with (self.folder / EPOCHS).open("a") as file:
+        log = self.path.with_name(EPOCHS)
+        keep_until(log, epoch * self.batches)
+        with log.open("a") as file:
             file.write(json.dumps(row) + "\n")
-        state = {"epoch": epoch + 1, "model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
-        self.write(STATE, state)
+        self.save(epoch + 1)
 
-    def write(self, name: str, state: dict[str, Any]) -> None:
-        with writing(self.folder / name) as file:
+    def save(self, done: int) -> None:
+        """Save the weights after some epochs, which --ckpt reads, and what the next epoch needs besides."""
+        state = self._header(step=done * self.batches) | {
+            "classes": self._classes,
+            "epoch": done,
+            "model": {name: value.cpu() for name, value in self.model.state_dict().items()},
+            "optimizer": self.optimizer.state_dict() if done < self.recipe.epochs else None,
+        }
+        with writing(self.path) as file:
             torch.save(state, file)
 
     def _resume(self) -> int:
         """Load the saved state, which its folder identifies, and return the next epoch; 0 without one."""
-        path = self.folder / STATE
-        if not path.is_file():
+        if not self.path.is_file():
             return 0
         try:
-            state = load_checked(path)
+            content = load_checked(self.path)
         except Damaged as damage:
-            print(f"{path} is damaged ({damage}); finetuning restarts from the first epoch")
+            print(f"{self.path} is damaged ({damage}); finetuning restarts from the first epoch")
             return 0
-        self.model.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        return int(state["epoch"])
+        self.model.load_state_dict(content["model"])
+        if content["optimizer"]:
+            self.optimizer.load_state_dict(content["optimizer"])
+        return int(content["epoch"])

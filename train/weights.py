@@ -41,13 +41,16 @@ NETWORK = "gdt-network-1"
 """Kind and version of exported weights of one network, in the metadata of a state_dict."""
 
 
-def network_header(trained: Trained, modality: str, finetuned_on: Learned | None = None) -> dict[str, str]:
-    """What a file of one network of a model holds beside its weights, maybe finetuned on some videos."""
+def network_header(
+    trained: Trained, modality: str, finetuned_on: Learned | None = None, step: int = 0, steps: int = 0
+) -> dict[str, str]:
+    """What a file of one network of a model holds beside its weights, maybe finetuned on some videos to this step."""
     kind = FINETUNED if finetuned_on else NETWORK
     what = "finetuned weights" if finetuned_on else "weights exported as r2plus1d_18"
     origin = Origin(what, ("classifier",) if finetuned_on else (), (head_name(modality),), finetuned_on)
-    record = trained.record
-    return header(kind, Record(record.settings, record.statistics, record.fps, origin=origin)) | {"network": modality}
+    settings = trained.settings
+    record = Record(settings, trained.inputs.statistics, trained.inputs.fps, step=step, steps=steps, origin=origin)
+    return header(kind, record) | {"network": modality}
 
 
 def network_of(content: Mapping[Any, Any], stated: Mapping[str, Any], path: Path, given: Makers) -> Trained:

@@ -124,9 +124,9 @@ def test_killed_parallel_finetuning_resumes_with_the_numbers_of_sequential_runs(
                "--shards", str(ucf), "--protocols", "finetune", "--random-weights", "exclude", "--folds", "1", "2",
                "--jobs", "2", "--out", str(tmp_path / "cut"), *FINETUNE, "--epochs", "4"]  # fmt: skip
     run = subprocess.Popen(
-        command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=os.environ | pausing(2, "finetune.pt")
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=os.environ | pausing(2, "finetuned.pt")
     )
-    wait_until(lambda: [*tmp_path.glob("cut/*/finetune-fold2-*/finetune.pt")] or run.poll() is not None)
+    wait_until(lambda: [*tmp_path.glob("cut/*/finetune-fold2-*/finetuned.pt")] or run.poll() is not None)
     run.kill()
     assert run.wait() == -signal.SIGKILL
     wait_until(lambda: not is_running())  # its children end with it

@@ -20,7 +20,7 @@ from gdt.eval.jobs import Job
 from gdt.eval.protocols import PROTOCOLS
 from gdt.eval.settings import Downstream, Export
 from gdt.eval.subjects import FINETUNED, EvalSet, Subject
-from gdt.eval.training import EPOCHS, STATE, Classifier, Finetuning, Recipe
+from gdt.eval.training import EPOCHS, Classifier, Finetuning, Recipe
 from gdt.pipeline.clips import uniform_clips
 from gdt.pipeline.loader import Loader
 from gdt.pipeline.shards.index import Index
@@ -60,7 +60,7 @@ def finetuning(trained: Trained, task: Task, recipe: Recipe, folder: Path, seed:
     subject, eval_set = Subject("mine", "mine.pt", trained, False), EvalSet("mine", index, "0a1b", "test")
     job = Job(subject, PROTOCOLS["finetune"], fold, Downstream(seed=seed), eval_set, None, CPU, folder)
     run = Finetuning(job, fold, recipe)
-    run.folder = folder
+    run.path = folder / FINETUNED
     return run
 
 
@@ -159,7 +159,8 @@ def test_a_stopped_run_resumes_with_the_same_numbers(
     monkeypatch.setattr(Finetuning, "_save_epoch", stopped)
     with pytest.raises(KeyboardInterrupt):
         finetuning(trained, task, recipe, tmp_path / "cut", seed=5).run("x")
-    assert (tmp_path / "cut" / STATE).is_file()
+    record = load_model(tmp_path / "cut" / FINETUNED).record
+    assert (record.step, record.steps) == (6, 9)
     monkeypatch.setattr(Finetuning, "_save_epoch", real)
     again = finetuning(trained, task, recipe, tmp_path / "cut", seed=5)
     steps = []
@@ -225,7 +226,7 @@ def test_a_gradient_that_is_not_finite_ends_a_run_and_keeps_its_last_epoch(
         UserError, match=r"the loss is [\d.]+ and the norm of its gradient nan in epoch 2, at --lr 0.02"
     ):
         run.run("x")
-    assert torch.load(tmp_path / STATE, weights_only=True)["epoch"] == 2 and not (tmp_path / FINETUNED).exists()
+    assert torch.load(tmp_path / FINETUNED, weights_only=True)["epoch"] == 2
     assert all(value.isfinite().all() for value in run.model.state_dict().values())
 
 
@@ -238,7 +239,7 @@ def test_a_run_starts_again_if_its_state_does_not_fit(
     other = finetuning(trained, task, recipe, tmp_path / "run")
     (tmp_path / "run").mkdir()
     other._save_epoch(0, 1.0, 0)
-    path = tmp_path / "run" / STATE
+    path = tmp_path / "run" / FINETUNED
     data = bytearray(path.read_bytes())
     if how == "bit":
         data[len(data) // 2] ^= 4
@@ -262,7 +263,7 @@ def test_finetuned_weights_keep_their_metadata_when_read_and_exported(
     trained: Trained, task: Task, tmp_path: Path
 ) -> None:
     run = finetuning(trained, task, quick(trained), tmp_path)
-    run.keep()
+    run.save(run.recipe.epochs)
     export(Export(tmp_path / "x.safetensors", ckpt=tmp_path / FINETUNED))
     for path in (tmp_path / FINETUNED, tmp_path / "x.safetensors"):
         again = load_model(path)

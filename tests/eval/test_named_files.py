@@ -65,7 +65,7 @@ def evil(checkpoint: Path, index: Index, tmp_path_factory: pytest.TempPathFactor
     trained.write(folder / "evil.safetensors")
     train = (index.split == "train").nonzero()[0]
     fold = Fold(0, train, train, index.label[train].astype(str), index.label[train].astype(str))
-    finetuning(trained, (index, fold), Finetuning.recipe_of(Downstream(), trained), folder).keep()
+    finetuning(trained, (index, fold), Finetuning.recipe_of(Downstream(), trained), folder).save(12)
     assert not ran.exists()
     return folder
 
