@@ -13,10 +13,10 @@ from gdt.common.errors import UserError
 from gdt.common.files import write_text
 from gdt.common.randomness import Stream, generator
 from gdt.eval.factors.probing import probe_accuracy, relative_distance
+from gdt.eval.factors.settings import PROBE_FOLDS, Factors
 from gdt.eval.factors.trials import Planner, Trial
 from gdt.eval.folds import held_out
 from gdt.eval.metrics import Metric
-from gdt.eval.settings import PROBE_FOLDS, Factors
 from gdt.eval.subjects import EvalSet, default_checkpoint, name_of
 from gdt.eval.tables import csv_text
 from gdt.pipeline.loader import Batch

@@ -12,8 +12,8 @@ from threadpoolctl import threadpool_limits
 
 from gdt.common.errors import UserError
 from gdt.common.randomness import Stream, generator
+from gdt.eval.factors.settings import PROBE_FOLDS
 from gdt.eval.metrics import Metric, clustered, jackknife
-from gdt.eval.settings import PROBE_FOLDS
 from gdt.eval.similarity import unit
 
 _SAME = 1e-6

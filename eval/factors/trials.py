@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gdt.common.randomness import Stream, generator
-from gdt.eval.settings import PROBE_FOLDS
+from gdt.eval.factors.settings import PROBE_FOLDS
 from gdt.pipeline.inputs import Inputs
 from gdt.pipeline.leaves import MODALITIES, Leaves
 from gdt.pipeline.shards.index import Index

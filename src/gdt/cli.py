@@ -50,7 +50,9 @@ COMMANDS = {
     "ablation": Command(
         "eval.ablation.settings:Ablation", "eval.ablation.runs:ablation", "pretrain and compare compositions"
     ),
-    "factors": Command("eval.settings:Factors", "eval.factors.evaluate:factors", "measure what moves the features"),
+    "factors": Command(
+        "eval.factors.settings:Factors", "eval.factors.evaluate:factors", "measure what moves the features"
+    ),
     "embed": Command("eval.settings:Embed", "eval.embed:embed", "write features of videos to a file"),
     "nearest": Command("eval.settings:Nearest", "eval.nearest:nearest", "find videos similar to one"),
     "duplicates": Command(

@@ -28,12 +28,13 @@ from gdt.eval import extract
 from gdt.eval.downstream import downstream
 from gdt.eval.embed import Embedder, features
 from gdt.eval.factors.evaluate import factors
+from gdt.eval.factors.settings import Factors
 from gdt.eval.folds import Fold
 from gdt.eval.jobs import Job, Outcome, plan
 from gdt.eval.metrics import Measured, Metric
 from gdt.eval.protocols import PROTOCOLS, Protocol
 from gdt.eval.results import RESULTS
-from gdt.eval.settings import Downstream, Embed, Factors
+from gdt.eval.settings import Downstream, Embed
 from gdt.eval.similarity import unit
 from gdt.eval.subjects import Subject
 from gdt.pipeline.shards.index import Index

@@ -13,9 +13,9 @@ import torch
 from gdt.common.errors import UserError
 from gdt.eval.factors.evaluate import factors, known, measure
 from gdt.eval.factors.probing import probe_accuracy, relative_distance
+from gdt.eval.factors.settings import Factors
 from gdt.eval.factors.trials import Planner
 from gdt.eval.metrics import clustered
-from gdt.eval.settings import Factors
 from gdt.pipeline.loader import Loader
 from gdt.pipeline.notation import TRANSFORMATIONS, read_transformations
 from gdt.pipeline.shards.index import Index
