@@ -7,24 +7,19 @@ from typing import Annotated
 import tyro
 
 from gdt.common.commandline import Location
-from gdt.common.errors import UserError, require_range
+from gdt.common.errors import require_range
 from gdt.common.folders import Folder
 from gdt.pipeline.shards.naming import shard_folder
 from gdt.preprocess.ffmpeg import Extraction
 from gdt.preprocess.plan import Shares
 from gdt.preprocess.synthetic.moments import Synthetic
-
-_MOST_WORKERS = 10_000
+from gdt.preprocess.workers import Workers
 
 
 @dataclass(frozen=True)
-class Preprocess:
+class Preprocess(Workers):
     """Turn a data set of videos into shards. Run the same command again to resume."""
 
-    workers: int = field(default=0, kw_only=True)
-    """Threads, or for many videos processes; 0: one per core."""
-    scheduler: str = field(default="", kw_only=True)
-    """Dask scheduler (tcp://host:8786); default: this machine."""
     dataset: str = "kinetics"
     """Name of the data set."""
     source: Location | None = None
@@ -52,9 +47,7 @@ class Preprocess:
     """List and count the videos; decode none."""
 
     def __post_init__(self) -> None:
-        require_range(self, "workers", least=0, most=_MOST_WORKERS)
-        if self.scheduler and ":" not in self.scheduler:
-            raise UserError(f"--scheduler is '{self.scheduler}'; it must be an address, such as tcp://host:8786")
+        super().__post_init__()
         require_range(self, "videos_per_shard")
         Shares(self.val or 0.0, self.test or 0.0)  # validates
 
