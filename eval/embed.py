@@ -228,12 +228,12 @@ def _embed_files(embedder: Embedder, parts: Parts, before: set[str]) -> Embedded
     if not new:
         return [*found], [], []
     part = dict.fromkeys(new, embedder.part) if embedder.part else {}
-    job = named.plan_groups(new, parts.folder, embedder.trained.inputs.fps or 30, part)
+    job = named.plan_groups(new, parts.folder, embedder.trained.inputs.fps or 30, part, settings)
     scratch = min(named.SCRATCH_BYTES, 3 * sum(max(video.size, 0) for video in job.listed.videos.values()))
     require_space(parts.folder / settings.out.name, _ROW_BYTES * len(found) + scratch)
     tasks = {number: job.task(number) for number in job.shards}
     pending = [number for number, task in tasks.items() if not parts.has(task.name, task.content)]
-    with closing(named.decode_groups(job, pending, settings.workers)) as groups:
+    with closing(named.decode_groups(job, pending, settings)) as groups:
         for index, skipped in groups:
             rows = embedder.rows(index, np.arange(len(index)), show=False)
             # without content, as of a file that could not be read now, the next run makes it again

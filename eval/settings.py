@@ -14,6 +14,7 @@ from gdt.common.folders import Folder
 from gdt.eval.protocols import PROTOCOLS
 from gdt.pipeline.shards.index import require_index
 from gdt.pipeline.shards.naming import shard_folder
+from gdt.preprocess.workers import Workers
 from gdt.train.models.network import PAPER_NETWORKS, OwnNetworks
 from gdt.train.run import require_weights
 
@@ -132,7 +133,7 @@ class Downstream:
 
 
 @dataclass(frozen=True)
-class Embed:
+class Embed(Workers):
     """Write embeddings or trunk features of your videos, or of a data set, to a file."""
 
     ckpt: str | None = None
@@ -153,8 +154,6 @@ class Embed:
     """Uniformly spaced clips per video."""
     every: float = 0.0
     """A row per moment, of a clip each so many seconds, instead of the mean per video."""
-    workers: int = 0
-    """Videos decoded at once; 0: one per core."""
     drop_missing: bool = False
     """Leave out the rows of videos that have gone."""
     overwrite: bool = False
@@ -165,10 +164,11 @@ class Embed:
     """Those that the checkpoint was trained with."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if bool(self.source) == bool(self.dataset or self.shards):
             raise UserError("set --source to files or folders, or --dataset to a preprocessed data set, but not both")
-        if self.cache if self.source else self.workers:
-            raise UserError("--cache has no effect on --source, and --workers has no effect on shards; leave it out")
+        if self.cache if self.source else self.workers or self.scheduler:
+            raise UserError("--cache has no effect on --source, nor --workers and --scheduler on shards; leave it out")
         require_range(self, "clips", most=1000)
         require_range(self, "every", least=0.0, most=1e6)
         if self.every and self.clips != Embed.clips:

@@ -25,6 +25,7 @@ from gdt.preprocess.textfiles import composed
 from gdt.preprocess.tools import require_tools
 from gdt.preprocess.videos import MEDIA, ListedVideo
 from gdt.preprocess.worker import SCRATCH
+from gdt.preprocess.workers import HERE, Workers
 
 _ROOT = Path("/")
 """The folder that holds all of them on this machine."""
@@ -42,7 +43,11 @@ Decoded = Generator[tuple[Index, list[LeftOut]], None, None]
 
 
 def plan_groups(
-    found: Found, scratch: Path, fps: int, parts: Mapping[str, tuple[float, float]] = MappingProxyType({})
+    found: Found,
+    scratch: Path,
+    fps: int,
+    parts: Mapping[str, tuple[float, float]] = MappingProxyType({}),
+    workers: Workers = HERE,
 ) -> PreprocessJob:
     """The videos in groups, each a shard in `scratch`; those that an earlier plan there has stay in their groups.
 
@@ -60,8 +65,9 @@ def plan_groups(
                 path = (file.folder.root / file.path).absolute()
                 yield ListedVideo(address, path.relative_to(_ROOT), segment=part, uncut=True)
 
-    folder = Folder(scratch)
-    folder.remove_scratch(SCRATCH)
+    folder = Folder(scratch).absolute()  # workers of a cluster may run in another one
+    if not workers.scheduler:  # where they may still be busy with tasks of a killed run
+        folder.remove_scratch(SCRATCH)
     extraction = Extraction(fps=fps)
     require_tools(extraction.limits, scratch)
     settings = Preprocess(
@@ -72,7 +78,7 @@ def plan_groups(
     return job
 
 
-def decode_groups(job: PreprocessJob, pending: Sequence[int], workers: int) -> Decoded:
+def decode_groups(job: PreprocessJob, pending: Sequence[int], workers: Workers = HERE) -> Decoded:
     """Decode groups, a few ahead, in any order; those that a killed run has decoded come first."""
     names = {shard_name(number): job.task(number).content for number in pending}
     made = [name for name, content in names.items() if job.contents.get(name) == content]
@@ -89,7 +95,7 @@ def decode_groups(job: PreprocessJob, pending: Sequence[int], workers: int) -> D
             job.destination.remove(name)
 
 
-def _decoded(job: PreprocessJob, numbers: Sequence[int], workers: int) -> Generator[str, None, None]:
+def _decoded(job: PreprocessJob, numbers: Sequence[int], workers: Workers) -> Generator[str, None, None]:
     """Names of shards that are made on workers, as far ahead as there is room for them."""
     sizes = {shard_name(number): sum(max(video.size, 0) for video in job.shards[number]) for number in numbers}
     seen: list[float] = []

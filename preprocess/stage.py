@@ -27,6 +27,7 @@ from gdt.preprocess.settings import Preprocess
 from gdt.preprocess.summary import Summary, describe, left_out
 from gdt.preprocess.tools import require_tools
 from gdt.preprocess.worker import PROGRESS, SAME_FOLDER, SCRATCH, MadeShard, make_shard
+from gdt.preprocess.workers import Workers
 
 
 def command(settings: Preprocess) -> str:
@@ -114,7 +115,7 @@ def run(settings: Preprocess) -> Summary:
 
 
 def _make_shards(settings: Preprocess, job: PreprocessJob, pending: Sequence[int]) -> None:
-    with closing(make_shards(job, pending, settings.workers, settings.scheduler)) as results:
+    with closing(make_shards(job, pending, settings)) as results:
         if not settings.allow_rejected:
             checks.require_few_rejected(results)
         for _ in results:
@@ -124,8 +125,7 @@ def _make_shards(settings: Preprocess, job: PreprocessJob, pending: Sequence[int
 def make_shards(
     job: PreprocessJob,
     numbers: Sequence[int],
-    workers: int,
-    scheduler: str = "",
+    asked: Workers,
     what: str = "preprocess",
     fits: Callable[[Sequence[ShardTask]], bool] = lambda tasks: True,
 ) -> Generator[MadeShard, None, None]:
@@ -134,10 +134,10 @@ def make_shards(
     `fits`: whether there is room for some tasks at once: those that are begun and not yet taken, and the next.
     """
     total = job.count(numbers)
-    workers = workers or cores()
+    workers = asked.workers or cores()
     interval = 0.5 if sys.stderr.isatty() else 20.0
     with (
-        cluster.connect(scheduler, workers, total) as client,
+        cluster.connect(asked.scheduler, workers, total) as client,
         tqdm(total=total, unit="video", desc=what, smoothing=0.02, mininterval=interval) as bar,
     ):
         client.subscribe_topic(PROGRESS, lambda event: bar.update(event[1]))

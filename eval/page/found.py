@@ -89,7 +89,7 @@ def _pictures(moments: Iterable[tuple[str, float | None]]) -> Mapping[tuple[str,
     if files:
         with tempfile.TemporaryDirectory(prefix=TEMPORARY) as scratch:
             job = named.plan_groups(files, Path(scratch), RATE, parts)
-            with closing(named.decode_groups(job, [*job.shards], 0)) as groups:
+            with closing(named.decode_groups(job, [*job.shards])) as groups:
                 for index, _ in groups:
                     reader = ShardReader(index)
                     pictures |= {keys[name]: picture_of(reader, row) for row, name in enumerate(index.id.tolist())}

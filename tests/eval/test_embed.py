@@ -309,7 +309,7 @@ def test_flipped_bits_and_cut_features_are_refused_or_harmless(
     [
         ({"source": ()}, "set --source to files or folders, or --dataset to a preprocessed data set"),
         ({"cache": "1GB"}, "--cache has no effect on --source"),
-        ({"source": (), "dataset": "x", "workers": 2}, "--workers has no effect on shards"),
+        ({"source": (), "dataset": "x", "scheduler": "tcp://a:1"}, "nor --workers and --scheduler on shards"),
         ({"every": 1.0, "clips": 3}, "--clips has no effect with --every"),
         ({"out": Path("features.txt")}, "its name must end in .h5, .npz or .parquet"),
         ({"source": (Path("gone"),)}, "gone does not exist"),

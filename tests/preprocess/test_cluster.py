@@ -19,6 +19,8 @@ import pytest
 
 from gdt.common.errors import UserError
 from gdt.common.folders import Folder
+from gdt.eval.embed import embed
+from gdt.eval.settings import Embed
 from gdt.preprocess import cluster
 from gdt.preprocess import stage as stage_module
 from gdt.preprocess import worker as worker_module
@@ -240,3 +242,18 @@ def test_kills_of_a_worker_and_of_the_scheduler_do_not_change_the_shards(
     again = start(*stage(videos, folder, "--workers", 2))
     assert "18 of 21 videos kept" in again.communicate()[0]
     assert digests(folder) == digests(undisturbed)
+
+
+@pytest.mark.slow
+def test_a_cluster_decodes_for_embed(
+    start: Start, checkpoint: Path, videos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Paths are relative to a folder that is not that of the workers."""
+    _, address = scheduler(start)
+    worker(start, address)
+    monkeypatch.chdir(videos.parent)
+    asked = Embed(str(checkpoint), (Path(videos.name),), clips=2, out=Path("here.h5"))
+    embed(asked)
+    embed(replace(asked, scheduler=address, out=Path("there.h5")))
+    assert Path("there.h5").read_bytes() == Path("here.h5").read_bytes()
+    assert not [*Path().glob("*.parts")]
