@@ -1,9 +1,5 @@
 """`gdt duplicates`: videos, or moments of videos, that are nearly the same."""
 
-import csv
-import io
-from pathlib import Path
-
 import numpy as np
 from scipy.sparse import coo_matrix
 from scipy.sparse.csgraph import connected_components
@@ -16,6 +12,7 @@ from gdt.eval.features import Features, read, sameness
 from gdt.eval.nearest import address
 from gdt.eval.settings import Duplicates
 from gdt.eval.similarity import unit
+from gdt.eval.tables import csv_text
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.shards.naming import shard_folder
 
@@ -30,6 +27,8 @@ def duplicates(settings: Duplicates) -> str:
 
     Raises UserError if the features cannot be used, or do not tell videos apart.
     """
+    from gdt.eval.page.found import shown, write_found  # slow to import
+
     page = settings.out.with_suffix(".html")
     for path in (settings.out, page):
         require_new_file(path, settings.overwrite)
@@ -42,8 +41,13 @@ def duplicates(settings: Duplicates) -> str:
     members = [np.flatnonzero(group == number) for number in range(group.max(initial=-1) + 1)]
     crossing = [rows for rows in members if len({*split[rows]}) > 1]
     ordered = crossing + [rows for rows in members if len({*split[rows]}) < 2]
-    _write(settings.out, ordered, stored, split, cosine)
-    _show(page, ordered, stored, cosine)
+    start = [""] * len(split) if stored.start is None else stored.start.tolist()
+    columns = [stored.id, start, split, map(float, cosine)]
+    cells = list(zip(*columns, strict=True))
+    table = [[number, *cells[row]] for number, rows in enumerate(ordered) for row in rows]
+    write_text(settings.out, csv_text([["group", "id", "start", "split", "cosine"], *table]))
+    first = [rows[:_SHOWN].tolist() for rows in ordered[:_SHOWN]]
+    write_found(page, "Duplicates", [[shown(stored, row, cosine[row]) for row in rows] for rows in first])
     many = sum(len(np.unique(stored.id[rows])) for rows in members)
     videos = plural(len(np.unique(stored.id)), "video")
     lines = [f"{plural(len(members), 'group')} of {many} of {videos}, nearer than {settings.above}: {settings.out}"]
@@ -57,14 +61,6 @@ def duplicates(settings: Duplicates) -> str:
     if len(ordered) > _SHOWN:
         lines += ["", f"and {len(ordered) - _SHOWN} more groups"]
     return "\n".join(lines)
-
-
-def _show(out: Path, members: list[np.ndarray], stored: Features, cosine: np.ndarray) -> None:
-    """A page of the first groups."""
-    from gdt.eval.page.found import shown, write_found  # slow to import
-
-    first = [rows[:_SHOWN].tolist() for rows in members[:_SHOWN]]
-    write_found(out, "Duplicates", [[shown(stored, row, cosine[row]) for row in rows] for rows in first])
 
 
 def groups(features: Features, above: float) -> tuple[np.ndarray, np.ndarray]:
@@ -112,19 +108,3 @@ def _splits(settings: Duplicates, stored: Features) -> np.ndarray:
             f"{missing[0]} of {settings.features} is not in {index.folder}; embed the data set with '{again}'"
         )
     return np.array([split[id] for id in stored.id], object)
-
-
-def _write(path: Path, members: list[np.ndarray], stored: Features, split: np.ndarray, cosine: np.ndarray) -> None:
-    """A line per row of a group. Raises OSError."""
-    text = io.StringIO()
-    table = csv.writer(text, lineterminator="\n")
-    table.writerow(["group", "id", "start", "split", "cosine"])
-    for number, rows in enumerate(members):
-        for row in rows:
-            table.writerow([number, stored.id[row], _start(stored, row), split[row], f"{cosine[row]:.4f}"])
-    write_text(path, text.getvalue())
-
-
-def _start(stored: Features, row: int) -> str:
-    """Where a moment starts, seconds; empty for a video."""
-    return "" if stored.start is None else f"{stored.start[row]:.3f}"
