@@ -25,7 +25,7 @@ from gdt.preprocess.textfiles import composed
 from gdt.preprocess.tools import require_tools
 from gdt.preprocess.videos import MEDIA, ListedVideo
 from gdt.preprocess.worker import SCRATCH
-from gdt.preprocess.workers import HERE, Workers
+from gdt.preprocess.workers import Workers
 
 _ROOT = Path("/")
 """The folder that holds all of them on this machine."""
@@ -47,7 +47,7 @@ def plan_groups(
     scratch: Path,
     fps: int,
     parts: Mapping[str, tuple[float, float]] = MappingProxyType({}),
-    workers: Workers = HERE,
+    workers: Workers = Workers(),
 ) -> PreprocessJob:
     """The videos in groups, each a shard in `scratch`; those that an earlier plan there has stay in their groups.
 
@@ -78,7 +78,7 @@ def plan_groups(
     return job
 
 
-def decode_groups(job: PreprocessJob, pending: Sequence[int], workers: Workers = HERE) -> Decoded:
+def decode_groups(job: PreprocessJob, pending: Sequence[int], workers: Workers = Workers()) -> Decoded:
     """Decode groups, a few ahead, in any order; those that a killed run has decoded come first."""
     names = {shard_name(number): job.task(number).content for number in pending}
     made = [name for name, content in names.items() if job.contents.get(name) == content]

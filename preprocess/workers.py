@@ -18,7 +18,3 @@ class Workers:
         require_range(self, "workers", least=0, most=_MOST)
         if self.scheduler and ":" not in self.scheduler:
             raise UserError(f"--scheduler is '{self.scheduler}'; it must be an address, such as tcp://host:8786")
-
-
-HERE = Workers()
-"""This machine."""
