@@ -15,7 +15,7 @@ from gdt.eval.protocols import PROTOCOLS
 from gdt.pipeline.shards.index import require_index
 from gdt.pipeline.shards.naming import shard_folder
 from gdt.preprocess.workers import Workers
-from gdt.train.models.network import PAPER_NETWORKS, OwnNetworks
+from gdt.train.models.network import ReadsWeights
 from gdt.train.run import require_weights
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ Kind = Literal["embeddings", "features"]
 
 
 @dataclass(frozen=True)
-class Downstream:
+class Downstream(ReadsWeights):
     """Evaluate checkpoints by the paper's protocols. Run the same command again to resume."""
 
     ckpt: tuple[str, ...] = ()
@@ -73,8 +73,6 @@ class Downstream:
     """Finetuning runs in parallel; 0: one per GPU, else per core."""
     out: Path | None = None
     """Folder of results; default: runs/eval-<dataset>."""
-    own_networks: Annotated[OwnNetworks, tyro.conf.arg(name="")] = PAPER_NETWORKS
-    """Those that the checkpoint was trained with."""
     tables: bool = True
     """Write the tables, alone in the folder; off in processes that a command starts."""
     cache: str = ""
@@ -133,7 +131,7 @@ class Downstream:
 
 
 @dataclass(frozen=True)
-class Embed(Workers):
+class Embed(Workers, ReadsWeights):
     """Write embeddings or trunk features of your videos, or of a data set, to a file."""
 
     ckpt: str | None = None
@@ -160,8 +158,6 @@ class Embed(Workers):
     """Replace an existing file, instead of adding the videos that it lacks."""
     cache: str = ""
     """Size of a run's cache of shards in a store, such as 500GB; default: most of the free disk."""
-    own_networks: Annotated[OwnNetworks, tyro.conf.arg(name="")] = PAPER_NETWORKS
-    """Those that the checkpoint was trained with."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -189,7 +185,7 @@ class Embed(Workers):
 
 
 @dataclass(frozen=True)
-class Nearest:
+class Nearest(ReadsWeights):
     """Find the videos most similar to a query video."""
 
     query: str
@@ -204,8 +200,6 @@ class Nearest:
     """Number of neighbours."""
     out: Path | None = None
     """Page to write: the neighbours in motion and with sound, .html."""
-    own_networks: Annotated[OwnNetworks, tyro.conf.arg(name="")] = PAPER_NETWORKS
-    """Those that the checkpoint was trained with."""
 
     def __post_init__(self) -> None:
         require_range(self, "k")
@@ -234,7 +228,7 @@ class Duplicates:
 
 
 @dataclass(frozen=True)
-class Export:
+class Export(ReadsWeights):
     """Write the weights of a checkpoint in a format that other programs read."""
 
     out: Path | None = None
@@ -248,8 +242,6 @@ class Export:
     """Replace an existing file or folder."""
     to: Path | None = None
     """Folder to write instead of a file, for a hub: model.safetensors, config.json and a model card."""
-    own_networks: Annotated[OwnNetworks, tyro.conf.arg(name="")] = PAPER_NETWORKS
-    """Those that the checkpoint was trained with."""
 
     def __post_init__(self) -> None:
         if bool(self.out) == bool(self.to):
@@ -306,12 +298,10 @@ class ShowBatch(Composed):
 
 
 @dataclass(frozen=True)
-class Report:
+class Report(ReadsWeights):
     """Write report.html, a page of all runs in a folder: tables, learning curves, examples."""
 
     runs: Path = Path("runs")
     """Folder of runs and evaluations, with its subfolders."""
     models: int = 4
     """Maximum number of models with examples: the best."""
-    own_networks: Annotated[OwnNetworks, tyro.conf.arg(name="")] = PAPER_NETWORKS
-    """Those that the checkpoints were trained with."""

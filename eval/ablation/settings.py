@@ -2,19 +2,17 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
-
-import tyro
+from typing import Literal
 
 from gdt.common.commandline import Location
 from gdt.common.errors import UserError, require_range
 from gdt.eval.settings import FrozenName
 from gdt.pipeline.shards.naming import dataset_name
-from gdt.train.models.network import PAPER_NETWORKS, OwnNetworks
+from gdt.train.models.network import ReadsWeights
 
 
 @dataclass(frozen=True)
-class Ablation:
+class Ablation(ReadsWeights):
     """Pretrain compositions and compare their features. Run the same command again to resume, or to add rows."""
 
     dataset: str = ""
@@ -49,8 +47,6 @@ class Ablation:
     """Split of the queries; val while you tune, test for the final number."""
     clips: int = 10
     """Clips per evaluated video."""
-    own_networks: Annotated[OwnNetworks, tyro.conf.arg(name="")] = PAPER_NETWORKS
-    """Networks of your own, for the rows that have their modality."""
     jobs: int = 0
     """Runs in parallel; 0: one per GPU, else per core."""
     out: Path | None = None

@@ -2,15 +2,12 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
-
-import tyro
 
 from gdt.common.commandline import Location
 from gdt.common.errors import require_range
 from gdt.common.folders import Folder
 from gdt.pipeline.shards.index import require_index
-from gdt.train.models.network import PAPER_NETWORKS, OwnNetworks
+from gdt.train.models.network import ReadsWeights
 from gdt.train.run import require_weights
 
 PROBE_FOLDS = 5
@@ -18,7 +15,7 @@ PROBE_FOLDS = 5
 
 
 @dataclass(frozen=True)
-class Factors:
+class Factors(ReadsWeights):
     """Measure how far each factor moves the features, and how well a linear probe reads it off them."""
 
     ckpt: tuple[str, ...] = ()
@@ -35,8 +32,6 @@ class Factors:
     """Python file with custom transformations, to measure them, too."""
     out: Path | None = None
     """Folder of results; default: runs/factors-<dataset>."""
-    own_networks: Annotated[OwnNetworks, tyro.conf.arg(name="")] = PAPER_NETWORKS
-    """Those that the checkpoint was trained with."""
 
     def __post_init__(self) -> None:
         require_range(self, "videos", least=PROBE_FOLDS, why="at least one per fold of the probe's cross-validation")

@@ -46,6 +46,12 @@ PAPER_NETWORKS = OwnNetworks()
 """No networks of the user's own."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class ReadsWeights:
+    own_networks: Annotated[OwnNetworks, tyro.conf.arg(name="")] = PAPER_NETWORKS
+    """Those that the checkpoints were trained with, or rows of an ablation are."""
+
+
 @dataclass(frozen=True)
 class OwnNetwork:
     """A network of the user's own, as settings and checkpoints record it."""
