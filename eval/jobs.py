@@ -258,9 +258,9 @@ def _require_fit(model: Subject, settings: Downstream, eval_set: EvalSet, folds:
     if not origin or not origin.finetuned_on or model.random:
         return
     known: dict[int, int] = {}
+    learned = {*origin.finetuned_on}
     for fold in folds:
-        ids = eval_set.index.id[fold.queries]
-        known[fold.number] = origin.finetuned_on.count(eval_set.dataset, eval_set.fingerprint, ids)
+        known[fold.number] = sum(not learned.isdisjoint(names) for names in eval_set.names(fold.queries))
     number, count = next(((number, count) for number, count in known.items() if count), (0, 0))
     if not count:
         return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -108,6 +109,14 @@ class EvalSet:
             shards = pretraining_shards(first, path)
         index = open_index(name, shard_folder(name, shards), cache)
         return cls.of(name, index, split)
+
+    def names(self, videos: np.ndarray) -> list[tuple[str, str]]:
+        """Names of videos (rows of the index) for files of weights, by data set and by shards; ids may be paths."""
+
+        def name(source: str, id: str) -> str:
+            return hashlib.blake2b(f"{source} {id}".encode(errors="surrogateescape"), digest_size=8).hexdigest()
+
+        return [(name(self.dataset, id), name(self.fingerprint, id)) for id in self.index.id[videos]]
 
     @classmethod
     def of(cls, dataset: str, index: Index, split: str = "") -> EvalSet:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -34,7 +35,6 @@ from gdt.pipeline.transformations.augmentation import Augmentation
 from gdt.pipeline.tree import BatchPlan
 from gdt.train.inference import over_clips
 from gdt.train.models.gdt import as_floats, autocast
-from gdt.train.record import Learned
 from gdt.train.run import keep_until, logged
 from gdt.train.step import require_finite, seed_torch
 from gdt.train.tensors import load_checked
@@ -142,7 +142,7 @@ class Finetuning:
         classes = classes_of(fold.gallery_label)
         self._train_target = targets(fold.gallery_label, classes)
         self.test_target = targets(fold.query_label, classes)
-        learned = Learned.of(job.eval_set.dataset, job.eval_set.fingerprint, index.id[fold.gallery])
+        learned = tuple(sorted(itertools.chain.from_iterable(job.eval_set.names(fold.gallery))))
         self._seeds = (job.settings.seed, fold.number)
         self._training = ClipSampling(recipe.clips, recipe.batch, recipe.augmentation)
         videos = len(fold.gallery)

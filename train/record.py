@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
@@ -21,32 +20,6 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Learned:
-    """Videos with labels, as files name them."""
-
-    dataset: str
-    shards: str
-    """Fingerprint of the shards."""
-    videos: tuple[str, ...]
-    """Hashes of their ids, which may be paths."""
-
-    @staticmethod
-    def of(dataset: str, shards: str, ids: Iterable[str]) -> Learned:
-        return Learned(dataset, shards, tuple(sorted(map(_hash, ids))))
-
-    def count(self, dataset: str, shards: str, ids: Iterable[str]) -> int:
-        """How many of these videos are among them; 0 if both are neither of one data set nor of the same shards."""
-        if dataset != self.dataset and shards != self.shards:
-            return 0
-        learned = set(self.videos)
-        return sum(_hash(id) in learned for id in ids)
-
-
-def _hash(id: str) -> str:
-    return hashlib.blake2b(id.encode(errors="surrogateescape"), digest_size=8).hexdigest()
-
-
-@dataclass(frozen=True)
 class Origin:
     """Origin of weights that are not from a run."""
 
@@ -55,8 +28,8 @@ class Origin:
     """Parts of the file that the model does not have."""
     fresh: tuple[str, ...]
     """Parts of the model that the file does not have; their weights are random."""
-    finetuned_on: Learned | None = None
-    """Videos whose labels the weights learned; None if unknown."""
+    finetuned_on: tuple[str, ...] = ()
+    """Names of the videos whose labels the weights learned, as `eval` makes them; empty if unknown."""
 
     @property
     def finetuned(self) -> bool:

@@ -20,7 +20,7 @@ from gdt.pipeline.transformations.augmentation import Augmentation
 from gdt.train.models.backbone import load_weights
 from gdt.train.models.gdt import GDT, head_name, modalities_of
 from gdt.train.models.own import Makers, chosen
-from gdt.train.record import Learned, Origin, Record, header, record_in
+from gdt.train.record import Origin, Record, header, record_in
 from gdt.train.settings import Pretrain, RunSettings
 from gdt.train.trained import Trained
 
@@ -35,14 +35,14 @@ HOWTO100M = Statistics((0.0,) * 3, (255.0,) * 3, RELEASE.mel_mean, RELEASE.mel_s
 _CLASSIFIERS = ("classifier.", "fc.")
 _WRAPPERS = re.compile(r"^(?:(?:module|model|_orig_mod)\.)+|\b_orig_mod\.")
 """Prefixes of names by data-parallel training, torch.compile and Lightning; compiled parts have one in the middle."""
-FINETUNED = "gdt-finetuned-1"
+FINETUNED = "gdt-finetuned-2"
 """Kind and version of files of finetuned weights."""
 NETWORK = "gdt-network-1"
 """Kind and version of exported weights of one network, in the metadata of a state_dict."""
 
 
 def network_header(
-    trained: Trained, modality: str, finetuned_on: Learned | None = None, step: int = 0, steps: int = 0
+    trained: Trained, modality: str, finetuned_on: tuple[str, ...] = (), step: int = 0, steps: int = 0
 ) -> dict[str, str]:
     """What a file of one network of a model holds beside its weights, maybe finetuned on some videos to this step."""
     kind = FINETUNED if finetuned_on else NETWORK
