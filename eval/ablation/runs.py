@@ -3,7 +3,7 @@
 import json
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from gdt.eval.ablation.settings import Ablation
 from gdt.eval.downstream import missing
 from gdt.eval.drawing import save
 from gdt.eval.jobs import Job, plan
-from gdt.eval.results import RANDOM, RESULTS
+from gdt.eval.results import RESULTS
 from gdt.eval.subprocesses import job_limit, run_command, run_parallel
 from gdt.eval.tables import pivot, row_label, write_tables
 from gdt.train.models.network import Architecture
@@ -30,34 +30,21 @@ from gdt.train.run import CHECKPOINT, METRICS
 from gdt.train.settings import RunSettings
 
 ABLATION = "ablation.json"
-"""File of what the runs that were asked for in a folder share."""
+"""File of the settings that the runs of a folder share."""
 _OF_A_RUN = ("composition", "seed", *LENGTH)
 """Settings in which the runs of a folder differ."""
-
-
-@dataclass(frozen=True)
-class _Shared:
-    """What ABLATION holds."""
-
-    settings: dict[str, Any]
-    """Those that all runs share."""
-    networks: dict[str, tuple[str, ...]]
-    """Of the user's own, by modality."""
-    runs: tuple[str, ...]
-    """The names of all that were asked for."""
 
 
 def ablation(settings: Ablation) -> str:
     """Run the unfinished commands and write the tables; returns a summary. Raises UserError if a run fails.
 
-    The tables have all rows that were asked for in this folder and evaluated under the same conditions, also by earlier
-    calls.
+    The tables have all rows of this folder that were evaluated under the same conditions, also by earlier calls.
     """
     runs = plan_runs(settings)
     out = settings.folder
     given = makers(settings.own_networks.given)
     with locked(out, "set --out to another folder"):
-        names = _require_same_training(settings, runs)
+        _require_same_training(settings, runs)
         jobs = {run.folder: _finished(run, given) for run in runs}
         todo = [run for run in runs if jobs[run.folder] is None]
         limit = job_limit(settings.jobs)
@@ -67,7 +54,7 @@ def ablation(settings: Ablation) -> str:
             _run_all(runs, todo, limit, out)
             jobs |= {run.folder: plan(run.evaluation, given) for run in todo if run.evaluation.protocols}
         asked = {job.key for of_run in jobs.values() for job in of_run or ()}
-        known = [result for result in results.read(out / RESULTS) if result.preset == RANDOM or result.model in names]
+        known = results.read(out / RESULTS)
         shared = {result.shared for result in known if result.key in asked}
         every = [result for result in known if result.shared in shared]
         tables = pivot(every, by_row=True)
@@ -78,39 +65,33 @@ def ablation(settings: Ablation) -> str:
         return f"\n{short}\n\nall metrics: {out}/table.txt, table.tex, results.csv; picture: table.png"
 
 
-def _require_same_training(settings: Ablation, runs: Sequence[PlannedRun]) -> tuple[str, ...]:
-    """The names of all runs that were asked for in this folder, which ABLATION records with the settings that they
-    share, and the file of their factors, of which a copy is kept.
+def _require_same_training(settings: Ablation, runs: Sequence[PlannedRun]) -> None:
+    """Keep what the runs of this folder share, and a copy of the file of their factors.
 
     Raises UserError if earlier ones were trained otherwise but for row, seed and length: one table could not compare
     them.
     """
     path = settings.folder / ABLATION
-    names = tuple(run.folder.name for run in runs)
-    asked = _Shared(_shared(runs[0].row.experiment.settings), settings.own_networks.given, names)
+    networks = {f"{modality}_network": [*texts] for modality, texts in settings.own_networks.given.items()}
+    shared = _shared(runs[0].row.experiment.settings) | networks
+    try:
+        before = serialization.from_json(dict[str, Any], path.read_text()) if path.is_file() else shared
+    except ValueError as error:
+        raise UserError(f"{path} is damaged ({error}); set --out to another folder") from error
+    different = differences(before, shared, _OF_A_RUN)
     code = settings.factors_from.read_bytes() if settings.factors_from else b""
     kept = settings.kept_factors
-    if path.is_file():
-        try:
-            before = serialization.from_json(_Shared, path.read_text())
-        except ValueError as error:
-            raise UserError(f"{path} is damaged ({error}); set --out to another folder") from error
-        different = differences(before.settings, asked.settings, _OF_A_RUN)
-        if before.networks != asked.networks:
-            different.append(f"your own networks were {before.networks or 'none'}, now {asked.networks or 'none'}")
-        if kept and kept.is_file() and kept.read_bytes() != code:
-            different.append("the file of --factors-from has changed")
-        if different:
-            raise UserError(
-                f"the runs in {settings.folder} were trained with other settings ({'; '.join(different)}); set --out "
-                "to another folder"
-            )
-        asked = replace(asked, runs=tuple(dict.fromkeys((*before.runs, *names))))
-    write_text(path, serialization.to_json(asked, indent=2) + "\n")
+    if kept and kept.is_file() and kept.read_bytes() != code:
+        different.append("the file of --factors-from has changed")
+    if different:
+        raise UserError(
+            f"the runs in {settings.folder} were trained with other settings ({'; '.join(different)}); set --out "
+            "to another folder"
+        )
+    write_text(path, json.dumps(shared, indent=2) + "\n")
     if kept and not kept.is_file():
         with writing(kept) as file:
             file.write(code)
-    return asked.runs
 
 
 def _shared(settings: RunSettings) -> dict[str, Any]:
