@@ -6,7 +6,6 @@ Of a repository, only the file with the weights is downloaded. It also holds the
 import os
 import re
 from pathlib import Path
-from typing import Any
 
 from gdt.common.errors import UserError, first_line
 
@@ -38,7 +37,6 @@ def fetch(name: str) -> Path:
     """
     try:
         import huggingface_hub
-        from huggingface_hub import errors
     except ImportError:
         raise UserError(f"{name} needs huggingface_hub; run pip install 'gdt-video[hub]'") from None
     repository, revision = _parsed(name)
@@ -46,7 +44,11 @@ def fetch(name: str) -> Path:
     try:
         return Path(huggingface_hub.hf_hub_download(repository, EXPORTED, revision=revision, endpoint=site))
     except Exception as error:  # those of the HTTP library, too
-        raise UserError(_explanation(error, errors, repository, revision, site)) from error
+        cause = f"{type(error).__name__}: {first_line(error.__cause__ or error)}"
+        raise UserError(
+            f"cannot download {EXPORTED} of {repository} from {site} ({cause}); check the name, the revision and the "
+            "network, and run 'hf auth login' for a gated or private model"
+        ) from error
 
 
 def _parsed(name: str) -> tuple[str, str | None]:
@@ -55,22 +57,3 @@ def _parsed(name: str) -> tuple[str, str | None]:
     if match is None:
         raise UserError(f"{name} is not a model in a hub; write hf://owner/name or hf://owner/name@revision")
     return match["repository"], match["revision"]
-
-
-def _explanation(error: Exception, errors: Any, repository: str, revision: str | None, site: str) -> str:
-    """What a failed download means, and what to do."""
-    if isinstance(error, errors.GatedRepoError):
-        return f"{repository} is gated; ask for access at {site}/{repository}, then run 'hf auth login'"
-    if isinstance(error, errors.RepositoryNotFoundError):
-        return f"{site} has no model {repository}, or it is private; check the name, or run 'hf auth login'"
-    if isinstance(error, errors.RevisionNotFoundError):
-        return f"{repository} has no revision {revision}; check it, or leave it out"
-    if isinstance(error, errors.LocalEntryNotFoundError):
-        cause = first_line(error.__cause__ or error)
-        return (
-            f"cannot reach {site} ({cause}), and {repository} is not in the cache; check the network, or download the "
-            "repository elsewhere and give its folder"
-        )
-    if isinstance(error, errors.EntryNotFoundError):
-        return f"{repository} has no {EXPORTED}; make one with 'gdt export --to' and upload that folder"
-    return f"cannot download {repository} from {site} ({first_line(error)}); try again"
