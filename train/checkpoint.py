@@ -110,10 +110,9 @@ def _model_of(content: Mapping[str, Any], path: Path, given: Makers) -> Trained:
     named = weights_in(content)
     network = record.settings.network
     modalities = modalities_of(named)
-    builders = chosen(network, modalities, given, str(path))
-    model = GDT(network, modalities, builders)
+    model = GDT(network, modalities, chosen(network, modalities, given, str(path)))
     load_weights(model, named, str(path))
-    return Trained(model.eval(), record, builders)
+    return Trained(model.eval(), record)
 
 
 def load_trained(name: str | Path, given: Makers = MappingProxyType({})) -> Trained:

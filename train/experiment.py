@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -25,8 +24,7 @@ from gdt.train.settings import Pretrain, RunSettings, SizeDefaults
 if TYPE_CHECKING:  # slow to import, and compositions need only the settings
     import torch
 
-    from gdt.train.models.backbone import Backbone
-    from gdt.train.models.own import Builders, Makers
+    from gdt.train.models.own import Maker, Makers
     from gdt.train.trained import Trained
 
 _SMALLEST_GROUP = 8
@@ -42,8 +40,8 @@ class Experiment:
     tree: Tree
     words: WordVectors | None = None
     """Word vectors of the shards; None without text."""
-    builders: Builders = field(default_factory=dict)
-    """Make the networks of the user's own, by modality."""
+    makers: Mapping[str, Maker] = field(default_factory=dict)
+    """Those of networks of the user's own, by modality."""
     start: Trained | None = None
     """The model of --init."""
 
@@ -188,29 +186,28 @@ def architecture(
     device: torch.device,
     words: WordVectors | None = None,
     start: Trained | None = None,
-) -> tuple[Architecture, Builders]:
-    """The networks of a run, those of the user's own checked, and what makes these; text padding as in `start`.
+) -> tuple[Architecture, dict[str, Maker]]:
+    """The networks of a run, those of the user's own checked, and their makers; text padding as in `start`.
 
     Raises UserError for a network that has no effect.
     """
     from gdt.train.models.inspection import check_network
-    from gdt.train.models.own import build
 
     checked: dict[str, OwnNetwork] = {}
-    builders: dict[str, Callable[[], Backbone]] = {}
+    makers: dict[str, Maker] = {}
     for modality, (maker, *others) in given.items():
         if others:
             raise UserError(f"a run has one network per modality; {modality} has {1 + len(others)}")
         if modality not in composition.modalities:
             raise UserError(f"--{modality}-network has no effect: '{composition}' has no {modality}")
         checked[modality] = check_network(modality, maker, clip, device)
-        builders[modality] = partial(build, maker, checked[modality])
+        makers[modality] = maker
     values = network.sizes | {
         **checked,
         "word_dimensions": words.dimensions if words else 0,
         "text_padding": bool(words and start and start.model.network.text_padding),
     }
-    return Architecture(**values), builders
+    return Architecture(**values), makers
 
 
 def _memory(device: torch.device) -> int:

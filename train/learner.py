@@ -29,7 +29,7 @@ class Learner:
         settings = experiment.settings
         self.experiment = experiment
         torch.manual_seed(settings.seed)
-        model: Any = GDT(settings.network, experiment.composition.modalities, experiment.builders)
+        model: Any = GDT(settings.network, experiment.composition.modalities, experiment.makers)
         self.flops = step_flops(model, experiment.composition, settings.clip)
         """FLOPs of a step over all ranks."""
         model = model.to(device)

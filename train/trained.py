@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
@@ -14,7 +14,6 @@ from gdt.pipeline.inputs import Inputs
 from gdt.pipeline.word2vec import WordVectors
 from gdt.train import tensors
 from gdt.train.models.gdt import GDT, head_name
-from gdt.train.models.own import Builders
 from gdt.train.record import Origin, Record, header
 from gdt.train.settings import RunSettings
 
@@ -28,8 +27,6 @@ class Trained:
 
     model: GDT
     record: Record
-    builders: Builders = field(default_factory=dict)
-    """Make its networks of the user's own anew."""
 
     @property
     def settings(self) -> RunSettings:
@@ -91,6 +88,6 @@ class Trained:
         """The same model with the initial weights of its run."""
         with torch.random.fork_rng([]):  # the caller's random numbers stay
             torch.default_generator.manual_seed(0 if self.origin else self.settings.seed)
-            model = GDT(self.model.network, self.model.modalities, self.builders).eval()
+            model = GDT(self.model.network, self.model.modalities, self.model.makers).eval()
         record = replace(self.record, fingerprint="", step=0, steps=0)
         return replace(self, model=model, record=record)

@@ -80,10 +80,9 @@ def _of_network(weights: Mapping[str, Tensor], record: Record, modality: str, pa
     """A model of one network, whose weights may be below `base.` and beside those of a classifier."""
     trunk = {name.removeprefix("base."): value for name, value in weights.items() if not name.startswith(_CLASSIFIERS)}
     network = record.settings.network
-    builders = chosen(network, [modality], given, str(path))
-    model = GDT(network, [modality], builders).eval()
+    model = GDT(network, [modality], chosen(network, [modality], given, str(path))).eval()
     load_weights(model.backbone(modality), trunk, str(path))
-    return Trained(model, record, builders)
+    return Trained(model, record)
 
 
 def _parameters(content: Mapping[Any, Any]) -> dict[str, Tensor]:

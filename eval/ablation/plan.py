@@ -26,7 +26,7 @@ from gdt.train.flops import step_flops
 from gdt.train.gpu import default_size
 from gdt.train.models.gdt import GDT, any_device
 from gdt.train.models.network import Architecture
-from gdt.train.models.own import Builders, Makers, makers
+from gdt.train.models.own import Maker, Makers, makers
 from gdt.train.options import command_of
 from gdt.train.settings import SIZES, Pretrain
 
@@ -144,11 +144,11 @@ def equalise(settings: Ablation, named: Mapping[str, Pretrain], index: Index) ->
     if "compute" in settings.equal:
         # only its cost counts, so the videos may lack a modality
         best = compose(replace(first, preset=REFERENCE, factors="", factors_from=None))
-        network, builders = architecture(first.network, given, best, first.clip, any_device())
-        spent = steps * _step_flops(best, network, builders, first.clip)
+        network, checked = architecture(first.network, given, best, first.clip, any_device())
+        spent = steps * _step_flops(best, network, checked, first.clip)
         for row in sized:
             made = row.experiment
-            flops = _step_flops(made.composition, made.settings.network, made.builders, first.clip)
+            flops = _step_flops(made.composition, made.settings.network, made.makers, first.clip)
             as_costly = max(1, round(spent / flops))
             if as_costly != row.steps:
                 rows.append(row.of_steps(as_costly))
@@ -165,9 +165,9 @@ def _row(name: str, run: Pretrain, index: Index, given: Makers) -> Row:
     return Row(name, run, replace(experiment, words=None))  # word vectors may take 1.8 GB
 
 
-def _step_flops(composition: Composition, network: Architecture, builders: Builders, clip: Clip) -> float:
+def _step_flops(composition: Composition, network: Architecture, own: Mapping[str, Maker], clip: Clip) -> float:
     """FLOPs of a step. Raises UserError if those of a network of the user's own cannot be counted."""
-    flops = step_flops(GDT(network, composition.modalities, builders), composition, clip)
+    flops = step_flops(GDT(network, composition.modalities, own), composition, clip)
     if not flops:
         networks = " and ".join(own.name for own in network.own.values())
         raise UserError(f"the FLOPs of {networks} cannot be counted; compare rows with --equal videos")

@@ -84,4 +84,4 @@ class Batches:
         start = self._experiment.start
         if start is None:
             return GDT(self.settings.network, self.composition.modalities).to(self.device)
-        return GDT(start.model.network, self.composition.modalities, start.builders).to(self.device)
+        return GDT(start.model.network, self.composition.modalities, start.model.makers).to(self.device)

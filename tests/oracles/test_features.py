@@ -15,7 +15,7 @@ from gdt.preprocess.logmel import frames
 from gdt.train.models.gdt import GDT
 from gdt.train.models.inspection import check_network
 from gdt.train.models.network import Architecture
-from gdt.train.models.own import build, makers
+from gdt.train.models.own import makers
 from tests.oracles import library
 from tests.sounds import logmel
 from tests.train import own_networks
@@ -43,7 +43,7 @@ def taken(modality: str, make: Callable[[], nn.Module]) -> GDT:
     recorded = check_network(modality, maker, CLIP)
     network = Architecture(video=recorded) if modality == "video" else Architecture(audio=recorded)
     torch.manual_seed(1)
-    return GDT(network, (modality,), {modality: partial(build, maker, recorded)}).eval()
+    return GDT(network, (modality,), {modality: maker}).eval()
 
 
 def copied(model: GDT, modality: str, net: nn.Module) -> nn.Module:

@@ -13,7 +13,7 @@ from gdt.pipeline.leaves import MODALITIES
 from gdt.train.models.audio import AudioResNet
 from gdt.train.models.backbone import Backbone
 from gdt.train.models.network import Architecture
-from gdt.train.models.own import Builders
+from gdt.train.models.own import Maker, build
 from gdt.train.models.r2plus1d import R2Plus1D
 from gdt.train.models.text import TextNetwork
 
@@ -61,19 +61,20 @@ class GDT(nn.Module):
         self,
         network: Architecture,
         modalities: Sequence[str] = ("video", "audio"),
-        own: Builders = MappingProxyType({}),
+        makers: Mapping[str, Maker] = MappingProxyType({}),
     ) -> None:
-        """`own` makes the trunks that `network` says are the user's own."""
+        """`makers` are those of the trunks that `network` says are the user's own, by modality."""
         super().__init__()
         n = network
         self.network = network
+        self.makers = makers
         self.modalities = tuple(name for name in MODALITIES if name in modalities)
         if "video" in modalities:
-            video = own["video"]() if n.video else R2Plus1D(n)
+            video = build(makers["video"], n.video) if n.video else R2Plus1D(n)
             self.video_network = Trunk(video)
             self.mlp_v = ProjectionHead(video.dim, n.hidden, n.embedding, n.dropout)
         if "audio" in modalities:
-            sound = own["audio"]() if n.audio else AudioResNet(n.audio_stem, n.audio_widths)
+            sound = build(makers["audio"], n.audio) if n.audio else AudioResNet(n.audio_stem, n.audio_widths)
             self.audio_network = Trunk(sound)
             self.mlp_a = ProjectionHead(sound.dim, n.hidden, n.embedding, n.dropout)
         if "text" in modalities:

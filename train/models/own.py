@@ -112,10 +112,6 @@ def _import(place: str) -> Any:
     return module
 
 
-Builders = Mapping[str, Callable[[], Backbone]]
-"""Make the trunks of a model that are the user's own, by modality."""
-
-
 class OwnTrunk(Backbone):
     """A network of the user's own, without its classifier."""
 
@@ -148,12 +144,12 @@ def input_shape(modality: str, clip: Clip) -> tuple[int, ...]:
     return (3, clip.frames, clip.size, clip.size) if modality == "video" else (1, BANDS, clip.mel_frames)
 
 
-def chosen(network: Architecture, modalities: Collection[str], given: Makers, source: str) -> Builders:
-    """Make the networks of the user's own of a checkpoint: of several for a modality, the one with the recorded name.
+def chosen(network: Architecture, modalities: Collection[str], given: Makers, source: str) -> dict[str, Maker]:
+    """The networks of the user's own of a checkpoint: of several for a modality, the one with the recorded name.
 
     Raises UserError if none is given, or none of several has that name.
     """
-    builders: dict[str, Callable[[], Backbone]] = {}
+    found: dict[str, Maker] = {}
     for modality in network.own.keys() & {*modalities}:
         recorded = network.own[modality]
         makers = given.get(modality, ())
@@ -165,8 +161,8 @@ def chosen(network: Architecture, modalities: Collection[str], given: Makers, so
                 f"{f'among {others}' if others else 'imported by itself'}; "
                 f"give the same with --{modality}-network (Python: {modality}_network=)"
             )
-        builders[modality] = partial(build, named[0], recorded)
-    return builders
+        found[modality] = named[0]
+    return found
 
 
 def positions(output: Any, n: int, where: str = "the network") -> Tensor:
