@@ -29,8 +29,6 @@ FINETUNED = "finetuned.pt"
 """The weights in the folder of a finetuning."""
 _SUFFIXES = (".bin", ".ckpt", ".pt", ".pth", ".pyth", ".safetensors", ".tar")
 """Suffixes of files of weights."""
-_LISTED = 10
-"""Most runs that a message names."""
 
 
 @dataclass(frozen=True)
@@ -147,43 +145,29 @@ def folder_name(model: str, digest: str) -> str:
 
 
 def default_checkpoint(dataset: str, shards: Folder | Path | None) -> Path:
-    """The latest checkpoint in runs, if it was trained on the data set that is evaluated, or that is a benchmark.
+    """The latest checkpoint in runs, for other data than a benchmark of a run that was trained on it.
 
-    Raises UserError if there is none, or it was trained on another data set.
+    Raises UserError if there is none.
     """
     paths = checkpoints()
-    asked = dataset or (str(shards) if shards else "")
     # benchmarks with published results are evaluated after pretraining on other videos
-    if not paths or not asked or dataset in PAPER or _was_trained_on(paths[0], dataset, shards):
-        return latest_checkpoint()
-    suitable = [path for path in paths if _was_trained_on(path, dataset, shards)]
-    if not suitable:
-        require_index(shard_folder(dataset, shards))
-    example = [*suitable, *paths][0].parent
-    runs = ", ".join(f"{path.parent} ({_dataset_of(path)})" for path in paths[:_LISTED])
-    raise UserError(
-        f"the latest run, {paths[0].parent}, was trained on {_dataset_of(paths[0])}, not on {asked}; choose a run, "
-        f"such as --ckpt {example}; the latest are: {runs}"
-    )
+    if paths and (dataset or shards) and dataset not in PAPER:
+        paths = [path for path in paths if _was_trained_on(path, dataset, shards)]
+        if not paths:
+            require_index(shard_folder(dataset, shards))
+            raise UserError(f"no run in runs was trained on {dataset or shards}; choose one with --ckpt")
+    return latest_checkpoint(paths)
 
 
 def _was_trained_on(checkpoint: Path, dataset: str, shards: Folder | Path | None) -> bool:
     """Whether the run of a checkpoint was trained on this folder of shards, or on this data set."""
-    if not shards:
-        return _dataset_of(checkpoint) == dataset
     try:
-        trained_on = from_file(checkpoint.with_name(SETTINGS_FILE)).shard_folder
-        return Path(str(trained_on)).resolve() == Path(str(Folder(shards))).resolve()
+        settings = from_file(checkpoint.with_name(SETTINGS_FILE))
     except UserError:
         return False
-
-
-def _dataset_of(checkpoint: Path) -> str:
-    """The data set that the run of a checkpoint was trained on."""
-    try:
-        return from_file(checkpoint.with_name(SETTINGS_FILE)).dataset_name
-    except UserError:
-        return "an unknown data set"
+    if not shards:
+        return settings.dataset_name == dataset
+    return Path(str(settings.shard_folder)).resolve() == Path(str(Folder(shards))).resolve()
 
 
 def subjects(settings: Downstream, first: Trained, given: Makers) -> Iterator[Subject]:

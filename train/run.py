@@ -80,9 +80,9 @@ def checkpoints() -> list[Path]:
     return sorted(Path("runs").glob(f"*/{CHECKPOINT}"), key=lambda path: path.stat().st_mtime, reverse=True)
 
 
-def latest_checkpoint() -> Path:
-    """The checkpoint in runs/<run> that was written last. Raises UserError if there is none."""
+def latest_checkpoint(paths: Sequence[Path] | None = None) -> Path:
+    """The first of these checkpoints, by default of all in runs. Raises UserError if there is none in runs."""
     require_weights([])
-    latest = checkpoints()[0]
+    latest, *_ = checkpoints() if paths is None else paths
     print(f"checkpoint: {latest}, the latest in runs (--ckpt takes another)", flush=True)
     return latest
