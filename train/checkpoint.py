@@ -102,11 +102,11 @@ def _model_of(content: Mapping[str, Any], path: Path, given: Makers) -> Trained:
     kind = str(stated.get("format", ""))
     if not kind.startswith("gdt-"):
         return weights.model_of(content, path)
-    if kind in (weights.FINETUNED, weights.NETWORK):
-        return weights.network_of(content, stated, path, given)
-    if kind not in (MODEL, _FORMAT):
+    if kind not in (MODEL, _FORMAT, weights.FINETUNED, weights.NETWORK):
         raise Damaged(f"it is a {kind}, which is not of this version")
-    record = record_in(content, str(path))
+    record = record_in(stated, str(path))
+    if "network" in stated:
+        return weights.of_network(content, record, str(stated["network"]), path, given)
     named = weights_in(content)
     network = record.settings.network
     modalities = modalities_of(named)

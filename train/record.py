@@ -98,34 +98,26 @@ def record_in(content: Mapping[str, Any], source: str) -> Record:
 
     What a file names is never run. Raises UserError with `source` and what is missing, unknown or out of range.
     """
-    record = _parsed(Record, content.get("record"), source)
-    return replace(record, settings=_without_code(record.settings))
-
-
-def from_json(text: str, source: str = "this text") -> RunSettings:
-    """The settings in the JSON of a run's SETTINGS_FILE. As `record_in`."""
-    return _without_code(_parsed(RunSettings, text, source))
+    record = parsed(Record, content.get("record"), source)
+    return replace(record, settings=replace(record.settings, factors_from=None, own_networks=PAPER_NETWORKS))
 
 
 def from_file(path: Path) -> RunSettings:
     """The settings in the file SETTINGS_FILE of a run. Raises UserError if it is missing or of another version."""
     try:
-        return from_json(path.read_text(), str(path))
+        return parsed(RunSettings, path.read_text(), str(path))
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"cannot read settings from {path} ({first_line(error)})") from error
 
 
-def _parsed(kind: type[T], text: Any, source: str) -> T:
+def parsed(kind: type[T], text: Any, source: str) -> T:
+    """A record or its settings, from JSON. Raises UserError with `source` and what is wrong."""
     try:
         return serialization.from_json(kind, text)
     except (ValueError, UserError) as error:
         raise UserError(
             f"{source} holds no settings of this version ({error}); use the version that wrote it"
         ) from error
-
-
-def _without_code(settings: RunSettings) -> RunSettings:
-    return replace(settings, factors_from=None, own_networks=PAPER_NETWORKS)
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any], ignored: Collection[str] = ()) -> list[str]:

@@ -20,7 +20,7 @@ from gdt.pipeline.transformations.augmentation import Augmentation
 from gdt.train.models.backbone import load_weights
 from gdt.train.models.gdt import GDT, head_name, modalities_of
 from gdt.train.models.own import Makers, chosen
-from gdt.train.record import Origin, Record, header, record_in
+from gdt.train.record import Origin, Record, header
 from gdt.train.settings import Pretrain, RunSettings
 from gdt.train.trained import Trained
 
@@ -53,11 +53,6 @@ def network_header(
     return header(kind, record) | {"network": modality}
 
 
-def network_of(content: Mapping[Any, Any], stated: Mapping[str, Any], path: Path, given: Makers) -> Trained:
-    """The model in the content of a file with a `network_header`, which is `stated` in it. Raises as `model_of`."""
-    return _of_network(_parameters(content), record_in(stated, str(path)), str(stated.get("network")), path, given)
-
-
 def model_of(content: Mapping[Any, Any], path: Path) -> Trained:
     """The model in the content of a file of another program.
 
@@ -73,11 +68,12 @@ def model_of(content: Mapping[Any, Any], path: Path) -> Trained:
     kind = "published GDT weights, finetuned" if finetuned else "torchvision's r2plus1d_18"
     origin = Origin(kind, _dropped(weights, _CLASSIFIERS), (head_name("video"),))
     record = Record(RunSettings.of(Pretrain()), RELEASE if finetuned else KINETICS, origin=origin)
-    return _of_network(weights, record, "video", path, {})
+    return of_network(weights, record, "video", path, {})
 
 
-def _of_network(weights: Mapping[str, Tensor], record: Record, modality: str, path: Path, given: Makers) -> Trained:
+def of_network(content: Mapping[Any, Any], record: Record, modality: str, path: Path, given: Makers) -> Trained:
     """A model of one network, whose weights may be below `base.` and beside those of a classifier."""
+    weights = _parameters(content)
     trunk = {name.removeprefix("base."): value for name, value in weights.items() if not name.startswith(_CLASSIFIERS)}
     network = record.settings.network
     model = GDT(network, [modality], chosen(network, [modality], given, str(path))).eval()

@@ -31,7 +31,7 @@ from gdt.preprocess.settings import Preprocess
 from gdt.train.checkpoint import load_trained
 from gdt.train.experiment import compose, tree_of
 from gdt.train.pretrain import pretrain
-from gdt.train.record import from_json
+from gdt.train.record import parsed
 from gdt.train.settings import SIZES, RunSettings
 from tests.composed import inputs_of
 from tests.conftest import Run, preprocess
@@ -181,7 +181,7 @@ def test_results_are_named_after_the_shards_and_no_name_from_a_file_becomes_a_pa
     for name in ("../x", "/tmp/x", "a/b", "..", "a\nb"):
         settings = json.loads(to_json(first.settings)) | {"dataset": name}
         with pytest.raises(UserError, match="--dataset is .*; give a name without slashes and control characters"):
-            from_json(json.dumps(settings))
+            parsed(RunSettings, json.dumps(settings), "this text")
     elsewhere = replace(first.settings, shards=Folder("http://127.0.0.1:1/shards"))
     remote = replace(first, record=replace(first.record, settings=elsewhere))
     with pytest.raises(UserError, match="was trained on http://127.0.0.1:1/shards; pass it as --shards to use it"):
