@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gdt.common.errors import UserError
-from gdt.common.files import DAMAGE, require_readable, require_space, writing
+from gdt.common.files import DAMAGE, require_readable, writing
 from gdt.eval.results import key_of
 from gdt.pipeline.loader import Batch
 from gdt.pipeline.shards.index import Index
@@ -102,8 +102,6 @@ def cached_features(
     if not len(missing) and known:
         return known
     path.parent.mkdir(parents=True, exist_ok=True)
-    count = len(missing) + (len(known.videos) if known else 0)
-    require_space(path, 2 * 4 * count * trained.model.backbone(modality).dim)
     while len(missing) or known is None:
         # the file is written whole, so the more it has, the more are added at once
         group, missing = np.split(missing, [max(_GROUP, len(known.videos) // 8 if known else 0)])

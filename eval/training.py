@@ -18,7 +18,7 @@ from torch.nn import functional
 from tqdm import tqdm
 
 from gdt.common.errors import Damaged, UserError
-from gdt.common.files import require_space, writing
+from gdt.common.files import writing
 from gdt.common.randomness import Stream, seed_sequence
 from gdt.eval.classification import classes_of, targets, top_k
 from gdt.eval.extract import require_network
@@ -165,9 +165,6 @@ class Finetuning:
     def run(self, name: str) -> dict[str, Measured]:
         """Train to the last epoch, and return the metrics of `test`."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        # weights and moments of an epoch, beside those of the one before
-        present = self.path.stat().st_size if self.path.is_file() else 0
-        require_space(self.path, 4 * sum(value.nbytes for value in self.model.state_dict().values()) - present)
         first = self._resume()
         total = self.recipe.epochs * self.batches
         bar = tqdm(total=total, initial=first * self.batches, unit="step", desc=name, mininterval=0.5)

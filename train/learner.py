@@ -57,17 +57,6 @@ class Learner:
         record = replace(self.experiment.record, step=done, flops=self.flops)
         return RunState(record, self.model.state_dict(), self.optimizer.state_dict())
 
-    @property
-    def state_bytes(self) -> int:
-        """Roughly the bytes of a checkpoint: weights, and moments of each."""
-        moments = 2 if isinstance(self.optimizer, torch.optim.AdamW) else 1
-        weights = sum(value.nbytes for value in self.model.state_dict().values())
-        return weights + moments * sum(value.nbytes for value in self.model.parameters())
-
-    def initialise(self) -> str:
-        """Begin with random weights, or those of --init; returns which. Raises UserError as `start_from`."""
-        return start_from(self.model, self.experiment.start, self.experiment.settings.init)
-
     def resume(self, state: RunState) -> None:
         """Load the state of a checkpoint. Raises UserError as `require_same_run`."""
         path = self.experiment.settings.run_folder / CHECKPOINT

@@ -11,7 +11,6 @@ import torch
 from tqdm import tqdm
 
 from gdt.common.errors import UserError
-from gdt.common.files import require_space
 from gdt.common.wording import plural
 from gdt.pipeline.groups import check_groups, take_rank
 from gdt.pipeline.loader import Batch, Loader
@@ -23,7 +22,7 @@ from gdt.train.checkpoint import RunState
 from gdt.train.distributed import Process, StopSignal, agreed, barrier, is_first_here, require_equal, together
 from gdt.train.experiment import Experiment
 from gdt.train.flops import max_leaves
-from gdt.train.learner import Learner
+from gdt.train.learner import Learner, start_from
 from gdt.train.log import Log
 from gdt.train.provenance import device_name, write_provenance
 from gdt.train.recall import Probe
@@ -59,7 +58,9 @@ class Trainer:
         self.require_equal_starts()
         self.learner = Learner(experiment, self.device, self.world)
         self.require_addressable()
-        self.start_note = self.resume(state) if state else self.learner.initialise()
+        self.start_note = (
+            self.resume(state) if state else start_from(self.learner.model, experiment.start, self.settings.init)
+        )
         self.log: Log | None = None
         self.cache: Cache | None = None
         self.failure: Exception | None = None
@@ -107,7 +108,6 @@ class Trainer:
         if loss, gradient or weights are not finite, keeping the last checkpoint.
         """
         held_out = together(self.open_probe)
-        together(self.require_space)
         self.cache = together(self.open_cache)
         with closing(self.cache) if self.cache else nullcontext():
             self.describe_run()
@@ -159,13 +159,6 @@ class Trainer:
         if every:
             probe.require_videos()
         return probe if len(probe.videos) else None
-
-    def require_space(self) -> None:
-        """Raise UserError unless the next checkpoint fits beside the last one."""
-        if self.rank == 0:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            present = self.path.stat().st_size if self.path.is_file() else 0
-            require_space(self.path, 2 * self.learner.state_bytes - present)
 
     def open_cache(self) -> Cache | None:
         """The cache of shards in a store, which the first rank of a machine fills."""
