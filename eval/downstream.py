@@ -25,12 +25,12 @@ from gdt.eval.results import RANDOM, RESULTS, Answers, Result
 from gdt.eval.settings import Downstream
 from gdt.eval.subprocesses import job_limit, run_command, run_parallel
 from gdt.eval.tables import pivot, write_tables
-from gdt.eval.training import Finetuning, finished_epochs
+from gdt.eval.training import EPOCHS, Finetuning
 from gdt.pipeline.shards.copies import between_splits
 from gdt.pipeline.shards.index import names_in
 from gdt.train.models.own import NetworkLike, makers
 from gdt.train.provenance import provenance_of
-from gdt.train.run import home_of
+from gdt.train.run import home_of, logged
 
 
 @dataclass(frozen=True)
@@ -175,7 +175,7 @@ def _finetune_all(settings: Downstream, jobs: Sequence[Job], limit: int) -> None
         run_command(_command(settings, job), job.folder / "log.txt", gpu, f"finetuning {job.name}", stop)
 
     def finished() -> int:
-        return sum(finished_epochs(job.folder) for job in jobs)
+        return sum(len(logged(job.folder / EPOCHS)) for job in jobs)
 
     protocols = dict.fromkeys(job.protocol.name for job in jobs)
     logs = " ".join(f"{jobs[0].out}/*/{protocol}-*/log.txt" for protocol in protocols)

@@ -47,7 +47,8 @@ class Subject:
 
     @property
     def folder(self) -> str:
-        return folder_name(self.name, self.digest)
+        """Folder of its features and finetuning."""
+        return f"{self.name.replace(' ', '-')}-{self.digest[:8]}"
 
     def name_on(self, fold: Fold) -> str:
         """Its name, and the fold if there is one."""
@@ -137,11 +138,6 @@ def local_shards(shards: str | Folder, of: str) -> Folder:
     if folder.remote:
         raise UserError(f"{of} {folder}; pass it as --shards to use it")
     return folder
-
-
-def folder_name(model: str, digest: str) -> str:
-    """Folder of a model's features and finetuning, by its name and the digest of its weights."""
-    return f"{model.replace(' ', '-')}-{digest[:8]}"
 
 
 def default_checkpoint(dataset: str, shards: Folder | Path | None) -> Path:

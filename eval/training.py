@@ -8,7 +8,6 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -35,7 +34,7 @@ from gdt.pipeline.transformations.augmentation import Augmentation
 from gdt.pipeline.tree import BatchPlan
 from gdt.train.inference import over_clips
 from gdt.train.models.gdt import as_floats, autocast
-from gdt.train.run import keep_until, logged
+from gdt.train.run import keep_until
 from gdt.train.step import require_finite, seed_torch
 from gdt.train.tensors import load_checked
 from gdt.train.trained import Trained
@@ -80,11 +79,6 @@ class Recipe:
         return replace(
             self, epochs=epochs, warmup=self.warmup * scale, drops=tuple(drop * scale for drop in self.drops)
         )
-
-
-def finished_epochs(folder: Path) -> int:
-    """Epochs of the run in a folder so far."""
-    return len(logged(folder / EPOCHS))
 
 
 class Classifier(nn.Module):

@@ -77,11 +77,6 @@ def warning(ranks: Mapping[str, float], videos: int, steps: int) -> str:
     )
 
 
-def last_steps(n: int) -> int:
-    """How many steps, the last of n, are averaged."""
-    return min(max(_FEWEST, math.ceil(n * _WINDOW)), max(1, n // 2))
-
-
 def verdict(rows: Sequence[Mapping[str, float]], probe: Mapping[str, float], clips: int) -> str:
     """One sentence on whether a run has learned, and what to do if it has not.
 
@@ -94,8 +89,9 @@ def verdict(rows: Sequence[Mapping[str, float]], probe: Mapping[str, float], cli
             f"the run has hardly learned: {len(rows) - len(paired)} of {len(rows)} batches had no positive pair, since "
             "their clips have no words; take larger batches, or videos with more captions"
         )
-    first = paired[: min(_FEWEST, max(1, len(paired) // 2))]
-    last = paired[-last_steps(len(paired)) :]
+    half = max(1, len(paired) // 2)
+    first = paired[: min(_FEWEST, half)]
+    last = paired[-min(max(_FEWEST, math.ceil(len(paired) * _WINDOW)), half) :]
     loss = fmean(row["loss"] for row in last)
     chance = fmean(row["chance"] for row in last)
     least = fmean(row["least"] for row in last)

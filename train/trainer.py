@@ -117,7 +117,7 @@ class Trainer:
         summary = ""
         with (
             self.open_loader() as loader,
-            together(self.open_log) or nullcontext() as self.log,
+            together(lambda: None if self.rank else self.open_log()) or nullcontext() as self.log,
             StopSignal() as stop,
         ):
             if self.rank == 0:
@@ -179,11 +179,11 @@ class Trainer:
     def forget_later_steps(self) -> None:
         """Make the files of a finished run those of its steps alone: a longer run may have been killed after them."""
         if any(row["step"] >= self.step for row in logged(self.path.with_name(METRICS))):
-            with Log(self.experiment, self.step, self.world, self.learner.flops) as log:
+            with self.open_log() as log:
                 log.write_verdict()
 
-    def open_log(self) -> Log | None:
-        return None if self.rank else Log(self.experiment, self.step, self.world, self.learner.flops)
+    def open_log(self) -> Log:
+        return Log(self.experiment, self.step, self.world, self.learner.flops)
 
     def load(self, batches: Iterator[Batch]) -> tuple[Batch | Any, Exception | None]:
         """The next batch, or the error that ends the run: all ranks must end before the same step."""

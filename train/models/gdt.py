@@ -67,7 +67,7 @@ class GDT(nn.Module):
         super().__init__()
         n = network
         self.network = network
-        self.makers = makers
+        self.makers = dict(makers)
         self.modalities = tuple(name for name in MODALITIES if name in modalities)
         if "video" in modalities:
             video = build(makers["video"], n.video) if n.video else R2Plus1D(n)

@@ -63,17 +63,13 @@ def factorised(inputs: int, outputs: int, middle: int, stride: int = 1) -> Facto
     )
 
 
-def middle_channels(inputs: int, outputs: int) -> int:
-    """Inner channels with which the factorised convolution has as many parameters as a 3x3x3 one."""
-    return inputs * outputs * 27 // (inputs * 9 + 3 * outputs)
-
-
 class FactorisedBlock(nn.Module):
     """Residual block of two factorised convolutions."""
 
     def __init__(self, inputs: int, outputs: int, stride: int, slim: bool) -> None:
         super().__init__()
-        middle = outputs if slim else middle_channels(inputs, outputs)
+        # as many parameters as a 3x3x3 convolution
+        middle = outputs if slim else inputs * outputs * 27 // (inputs * 9 + 3 * outputs)
         self.conv1 = nn.Sequential(
             factorised(inputs, outputs, middle, stride), nn.BatchNorm3d(outputs), nn.ReLU(inplace=True)
         )
