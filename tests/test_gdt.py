@@ -4,10 +4,6 @@ import copy
 import json
 import math
 import multiprocessing
-import os
-import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -25,60 +21,7 @@ from gdt.train.checkpoint import load_model
 from gdt.train.models.gdt import GDT
 from gdt.train.pretrain import pretrain
 from gdt.train.settings import SIZES
-from tests.conftest import ROOT
 from tests.train.own_networks import Net
-
-SCRIPT = """
-import gdt
-import numpy as np
-
-made = gdt.make_shards("mine", "shards/mine", test=0.3, workers=1)
-print(made.shards, made.videos, made.kept, sum(made.skipped.values()))
-assert len(gdt.Index.open("shards/mine")) == made.kept
-run = gdt.pretrain("shards/mine", "tiny", preset="e", batch_size=2, steps=2, out="runs/e")
-print(run.checkpoint, run.steps, np.isfinite(run.loss), 0 <= run.top1 <= 1)
-found = gdt.evaluate(run.checkpoint, clips=1)
-print(sorted({row["model"] for row in found.rows}), "queries" in found.text.splitlines()[0])
-other = gdt.pretrain("shards/mine", "tiny", preset="e", batch_size=2, steps=1, out="runs/other")
-again = gdt.evaluate(other.checkpoint, clips=1, random_weights="exclude")
-assert {row["model"] for row in again.rows} == {"other"}
-assert all(name in again.text for name in ("random weights", "e  ", "other"))
-
-model = gdt.load(run.checkpoint)
-features = model.embed("mine", clips=2, workers=1)
-print(len(features.id), [file.path for file in features.skipped])
-print(gdt.nearest(features, features.id[0], by="audio", among="video", k=3))
-one = model.embed([features.id[0]], clips=2, workers=1)
-np.testing.assert_allclose(one.features["video"][0], features.features["video"][0], atol=1e-5)
-print(gdt.nearest(features, one)[0])
-"""
-
-
-@pytest.mark.slow
-def test_a_script_preprocesses_trains_evaluates_and_searches(synthetic: Path, tmp_path: Path) -> None:
-    """Without a __main__ guard, next to files named like the folders of this repository."""
-    shutil.copytree(synthetic / "val", tmp_path / "mine")
-    (tmp_path / "mine" / "broken.mp4").write_bytes(b"nonsense")
-    own = [f"{name}.py" for name in ("train", "eval", "pipeline", "preprocess", "common")]
-    for name in own:
-        (tmp_path / name).write_text("raise SystemExit('somebody else')")
-    script = tmp_path / "script.py"
-    script.write_text(SCRIPT)
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run([sys.executable, script], cwd=tmp_path, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
-    for line in (
-        f"{tmp_path / 'shards' / 'mine'} 7 6 1",
-        "runs/e/checkpoint.pt 2 True True",
-        "['e', 'random weights'] True",
-        "6 ['mine/broken.mp4']",
-    ):
-        assert line in lines, done.stdout
-    across, first = lines[-2:]
-    assert across.count(".mp4") == 3
-    assert ", 1.0" in first or ", 0.999" in first
-    assert {path.name for path in tmp_path.iterdir()} == {"mine", "shards", "runs", "script.py", *own}
 
 
 def test_batches_give_the_losses_of_the_trainer(shards: Path, tmp_path: Path) -> None:

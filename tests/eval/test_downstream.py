@@ -3,11 +3,8 @@
 import csv
 import functools
 import json
-import os
 import re
 import shutil
-import signal
-import subprocess
 import sys
 import zlib
 from collections.abc import Callable
@@ -47,7 +44,6 @@ from tests.conftest import Run, few
 from tests.eval.conftest import results
 from tests.tamper import edit_record
 from tests.train import own_networks
-from tests.train.runs import pausing, wait_until
 
 FINETUNE = ("--epochs", "1", "--clips-per-epoch", "2", "--clips", "2")
 
@@ -108,39 +104,6 @@ def test_all_protocols_on_three_folds(command: Run, checkpoint: Path, ucf: Path,
         downstream(replace(finetuned, folds=(1, 2)))
     with pytest.raises(UserError, match="was finetuned on 24 queries of fold 1, .*; set --query-split or --folds"):
         downstream(replace(finetuned, query_split="train", gallery_split="test"))
-
-
-@pytest.mark.slow
-def test_killed_parallel_finetuning_resumes_with_the_numbers_of_sequential_runs(
-    checkpoint: Path, ucf: Path, tmp_path: Path
-) -> None:
-    def is_running() -> bool:
-        """Whether the killed command, or a process that it started, still runs."""
-        lines = (path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.is_file())
-        return any(str(tmp_path / "cut").encode() in line for line in lines)
-
-    settings = Downstream((checkpoint,), "ucf101", ucf, ("finetune",), (1, 2) , epochs=4, clips=2,
-                          clips_per_epoch=2, random_weights="exclude", jobs=1)  # fmt: skip
-    command = [sys.executable, "-m", "gdt", "evaluate", "--ckpt", str(checkpoint), "--dataset", "ucf101",
-               "--shards", str(ucf), "--protocols", "finetune", "--random-weights", "exclude", "--folds", "1", "2",
-               "--jobs", "2", "--out", str(tmp_path / "cut"), *FINETUNE, "--epochs", "4"]  # fmt: skip
-    run = subprocess.Popen(
-        command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=os.environ | pausing(2, "finetuned.pt")
-    )
-    wait_until(lambda: [*tmp_path.glob("cut/*/finetune-fold2-*/finetuned.pt")] or run.poll() is not None)
-    run.kill()
-    assert run.wait() == -signal.SIGKILL
-    wait_until(lambda: not is_running())  # its children end with it
-    assert 2 not in {each.fold for each in results(tmp_path / "cut")}
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # as every process of several
-    try:
-        for out in ("cut", "whole"):
-            downstream(replace(settings, out=tmp_path / out))
-    finally:
-        torch.set_num_threads(threads)
-    one, two = (results(tmp_path / name) for name in ("cut", "whole"))
-    assert {r.fold: r.metrics for r in one} == {r.fold: r.metrics for r in two} and len(one) == len(two) == 2
 
 
 def test_a_checkpoint_of_an_unfinished_run_is_named(
@@ -217,14 +180,6 @@ def test_damaged_lines_are_computed_again(
     assert [each.metrics for each in results(tmp_path)] == [first.metrics, second.metrics]
     said = capsys.readouterr().err
     assert (f"warning: line 2 of {path} is damaged or of another version (" in said) == bool(damage)
-
-
-def test_nan_weights_are_refused(on_ucf: Downstream, tmp_path: Path) -> None:
-    state = torch.load(on_ucf.ckpt[0], weights_only=True)
-    state["model"]["video_network.base.stem.0.weight"].fill_(float("nan"))
-    torch.save(state, tmp_path / "nan.pt")
-    with pytest.raises(UserError, match=r"nan.pt: video_network.base.stem.0.weight contains NaN or infinity"):
-        downstream(replace(on_ucf, ckpt=(tmp_path / "nan.pt",), clips=1))
 
 
 def test_everything_that_changes_results_changes_their_folder(checkpoint: Path) -> None:

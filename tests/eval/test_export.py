@@ -23,10 +23,9 @@ from gdt.train import checkpoint, tensors
 from gdt.train.checkpoint import RunState, load_model
 from gdt.train.models.gdt import GDT
 from gdt.train.models.network import Architecture
-from gdt.train.pretrain import pretrain
 from gdt.train.record import Record
 from gdt.train.run import CHECKPOINT
-from gdt.train.settings import SIZES, Optimization, Pretrain, RunSettings
+from gdt.train.settings import SIZES, Pretrain, RunSettings
 from gdt.train.trained import Trained
 from gdt.train.weights import KINETICS
 from tests.conftest import Run
@@ -173,19 +172,6 @@ def test_files_that_cannot_be_written_are_refused(tmp_path: Path) -> None:
     assert out.read_text() == "mine"
     export(Export(out, ckpt=path, overwrite=True))
     assert same(load_model(out), load_model(path))
-
-
-def test_pretraining_starts_from_an_exported_file(command: Run, shards: Path, tmp_path: Path) -> None:
-    path, out = checkpoint_of(tmp_path, TINY), tmp_path / "x.safetensors"
-    done = command("export", "--ckpt", path, "--out", out)
-    assert done.returncode == 0 and done.stdout.startswith(f"{out} holds video_network, mlp_v, audio"), done.stderr
-    rest = Optimization("sgd", lr=1e-12, base_batch_size=0, warmup_epochs=0)
-    settings = replace(TINY, shards=shards, out=tmp_path / "run", preset="a", batch_size=4, steps=1, init=str(out))
-    now = load_model(pretrain(replace(settings, optimization=rest)))
-    assert now.inputs.statistics == STATISTICS
-    began = load_model(path).model.video_network
-    for (name, one), other in zip(began.named_parameters(), now.model.video_network.parameters(), strict=True):
-        assert torch.allclose(one, other, atol=1e-8), name
 
 
 def test_a_folder_for_a_hub_holds_the_model_and_its_card(

@@ -2,7 +2,6 @@
 
 import json
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -26,16 +25,13 @@ from gdt.pipeline.loader import Loader
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.transformations.augmentation import EVALUATION
 from gdt.train.checkpoint import load_model
-from gdt.train.experiment import architecture, compose
 from gdt.train.models.gdt import GDT
-from gdt.train.models.own import makers
 from gdt.train.record import Record
 from gdt.train.settings import SIZES, RunSettings
 from gdt.train.trained import Trained
 from gdt.train.weights import KINETICS
 from tests.conftest import few
 from tests.pipeline.test_loader import CPU
-from tests.train import own_networks
 
 TINY = RunSettings.of(SIZES["tiny"])
 Task = tuple[Index, Fold]
@@ -183,31 +179,6 @@ def test_a_stopped_run_resumes_with_the_same_numbers(
     last = finetuning(trained, task, recipe, tmp_path / "tested", seed=5)
     last.optimizer.register_step_pre_hook(lambda *_: pytest.fail("it is trained again"))
     assert last.run("x") == whole
-
-
-def test_a_run_with_a_network_with_dropout_resumes_with_the_same_numbers(
-    task: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    given = makers({"video": [partial(own_networks.Net, 8, dropout=0.3)]})
-    network, own = architecture(TINY.network, given, compose(replace(TINY, preset="a")), TINY.clip, CPU)
-    record = Record(replace(TINY, network=network), KINETICS, step=600)
-    model = Trained(GDT(network, ["video"], own).eval(), record)
-    recipe = quick(model)
-    whole = finetuning(model, task, recipe, tmp_path / "whole")
-    whole.run("x")
-    real = Finetuning._save_epoch
-
-    def stopped(self: Finetuning, epoch: int, loss: float, right: int) -> None:
-        real(self, epoch, loss, right)
-        if epoch == 0:
-            raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(Finetuning, "_save_epoch", stopped)
-        finetuning(model, task, recipe, tmp_path / "cut").run("x")
-    again = finetuning(model, task, recipe, tmp_path / "cut")
-    again.run("x")
-    assert all(torch.equal(value, again.model.state_dict()[name]) for name, value in whole.model.state_dict().items())
 
 
 def test_a_gradient_that_is_not_finite_ends_a_run_and_keeps_its_last_epoch(

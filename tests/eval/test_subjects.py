@@ -8,7 +8,6 @@ import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from pkgutil import resolve_name
 
 import numpy as np
 import pytest
@@ -20,7 +19,6 @@ from gdt.common.serialization import to_json
 from gdt.eval import extract
 from gdt.eval.downstream import downstream
 from gdt.eval.embed import features
-from gdt.eval.protocols import PROTOCOLS, Protocol
 from gdt.eval.settings import Downstream, Embed
 from gdt.eval.subjects import EvalSet, default_checkpoint, open_index
 from gdt.pipeline.clips import ClipSampling, random_clips, uniform_clips
@@ -325,8 +323,3 @@ def test_without_ckpt_the_latest_run_is_taken_only_on_the_data_set_of_its_traini
         default_checkpoint("mine", shards)
     with pytest.raises(UserError, match="there are no shards in data/shards/mime"):
         default_checkpoint("mime", None)
-
-
-@pytest.mark.parametrize("protocol", PROTOCOLS.values(), ids=list(PROTOCOLS))
-def test_every_protocol_has_its_function(protocol: Protocol) -> None:
-    assert callable(resolve_name(f"gdt.{protocol.function}"))

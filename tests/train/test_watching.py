@@ -20,8 +20,7 @@ from gdt.train.pretrain import pretrain
 from gdt.train.run import CHECKPOINT, METRICS, keep_until, logged
 from gdt.train.settings import SIZES, Pretrain
 from gdt.train.step import Metrics
-from tests.conftest import Run, few
-from tests.tamper import small_disk
+from tests.conftest import few
 from tests.train.drawn import draw
 
 CPU = torch.device("cpu")
@@ -159,14 +158,6 @@ def test_a_reader_of_the_bar_that_has_ended_does_not_end_the_run(
 
     monkeypatch.setattr(sys, "stderr", Ended())
     assert pretrain(replace(settings, out=tmp_path / "run", steps=2)).is_file()
-
-
-def test_a_full_disk_ends_the_run_with_one_sentence(command: Run, shards: Path, tmp_path: Path) -> None:
-    """The disk has 8 kB; TensorBoard's thread fails, too."""
-    with small_disk(tmp_path / "disk", "8k") as disk:
-        done = command("pretrain", "--shards", shards, "--out", disk / "run", "--batch-size", 4, "--steps", 2)
-    assert done.returncode == 2 and "run for checkpoint.pt, which needs 15.3 MB" in done.stderr.splitlines()[-1]
-    assert "Traceback" not in done.stderr
 
 
 def test_a_full_disk_ends_the_run_and_keeps_the_previous_checkpoint(
