@@ -36,8 +36,8 @@ def rejected(settings: Preprocess) -> list[dict[str, str]]:
         ('case "$*" in *fps_mode*) echo "[error] Unrecognized option fps_mode" >&2; exit 1;; esac; exec $real "$@"',
          r"ffmpeg \d.* \(build .*Unrecognized option fps_mode.*5\.1"),  # before 5.1
         ('exec $real "${@//setts=/unknown=}"', "sound cannot be decoded"),  # before 4.4
-        ('exec $real "${@//out_color_matrix=bt601/out_color_matrix=bt709}"', "sees the colour"),
-        ('exec $real "${@//fps=30/fps=30:start_time=0.1}"', "sees the frames"),
+        ('exec $real "${@//out_color_matrix=bt601/out_color_matrix=bt709}"', "its colour is"),
+        ('exec $real "${@//fps=30/fps=30:start_time=0.1}"', "its frames are"),
         ('exec $real "${@//aresample=24000/aresample=24000,adelay=5}"', "with a tone from"),
         ('ulimit -n 6; exec $real "$@"', "Too many open files|cannot open shared"),
         ('ulimit -f 1; exec $real "$@"', "limit on the size of files"),
