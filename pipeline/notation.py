@@ -11,9 +11,8 @@ import re
 import sys
 import types
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any
 
 from gdt.common.errors import UserError, unknown
 from gdt.pipeline import transformations
@@ -92,48 +91,23 @@ def _factor(text: str, batch_size: int, augmentation: Augmentation, known: Trans
 
 
 def _create(kind: type[Transformation], settings: str | None, text: str) -> Transformation:
-    """A transformation, with the comma-separated settings in brackets for its only parameter."""
+    """A transformation, with the comma-separated settings in brackets for its only parameter, of its default's type."""
     if settings is None:
         return kind()
     parameters = [*inspect.signature(kind).parameters.values()]
     if kind is Augment or len(parameters) != 1:
         raise UserError(f"'{kind.name}' in factor '{text}' takes no settings in brackets")
-    (parameter,) = parameters
-    hint = get_type_hints(kind.__init__).get(parameter.name, tuple)
     try:
-        value = _value(settings, _type_of(parameter.default) if hint is tuple else hint)
-        return kind(value)  # type: ignore[call-arg]
-    except (ValueError, TypeError) as error:
+        return kind(_value(settings, parameters[0].default))  # type: ignore[call-arg]
+    except (ValueError, TypeError, KeyError) as error:
         raise UserError(f"'{settings}' in factor '{text}' does not fit {kind.name}: {error}") from error
 
 
-def _type_of(default: Any) -> Any:
-    """The type of a parameter without an annotation that says it."""
-    return types.GenericAlias(tuple, (type(default[0]), ...)) if isinstance(default, tuple) else type(default)
-
-
-def _value(text: str, kind: Any) -> Any:
-    """The value of a type that a text writes. Raises ValueError if it writes none."""
-    origin = get_origin(kind)
-    inner = get_args(kind)
-    if kind in (int, float, str, Path):
-        return kind(text)
-    if origin is tuple:
-        parts = text.split(",")
-        kinds = inner[:1] * len(parts) if inner[-1] is Ellipsis else inner
-        if len(kinds) == len(parts):
-            return tuple(_value(part.strip(), member) for part, member in zip(parts, kinds, strict=True))
-    if origin in (Union, types.UnionType):
-        for member in sorted(inner, key=lambda member: member is str):  # any text is a str
-            with suppress(ValueError):
-                return _value(text, member)
-    written_out = {bool: (True, False), types.NoneType: (None,)}
-    choices = inner if origin is Literal else written_out.get(kind, ())
-    for choice in choices:
-        if text == str(choice):
-            return choice
-    written = " or ".join(map(str, choices))
-    raise ValueError(f"write {written}" if written else f"it cannot be read as {inspect.formatannotation(kind)}")
+def _value(text: str, default: Any) -> Any:
+    """The value that a text writes, of the type of a default. Raises ValueError, TypeError or KeyError."""
+    if isinstance(default, tuple):
+        return tuple(_value(part.strip(), default[0]) for part in text.split(","))
+    return {"True": True, "False": False}[text] if isinstance(default, bool) else type(default)(text)
 
 
 def read_transformations(path: Path | None) -> tuple[Transformations, str]:
