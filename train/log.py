@@ -121,20 +121,15 @@ class Log:
             raise
 
     def summary(self) -> str:
-        """Median clips/s and peak memory of a finished run, and whether it has learned, as in VERDICT."""
+        """Median clips/s and peak memory of a finished run, and whether it has learned, which VERDICT keeps."""
         of = "tensors" if self._device.type == "cuda" else "the process"
-        learned = self.write_verdict()
+        metrics = Path(self._file.name)
+        learned = verdict(logged(metrics), self._last_probe(), self._clips)
+        write_text(metrics.with_name(VERDICT), learned + "\n")
         return (
             f"{plural(self._bar.n, 'step')}: median {np.median(self._rates):.0f} clips/s, peak memory of {of} "
             f"{peak_memory(self._device):.1f} GiB\n{learned}"
         )
-
-    def write_verdict(self) -> str:
-        """Write to VERDICT whether a finished run has learned; returns it."""
-        metrics = Path(self._file.name)
-        learned = verdict(logged(metrics), self._last_probe(), self._clips)
-        write_text(metrics.with_name(VERDICT), learned + "\n")
-        return learned
 
     def _last_probe(self) -> dict[str, float]:
         """The probe after the last step, without recall if the modalities of a video are negatives; empty without."""

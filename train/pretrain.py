@@ -58,7 +58,6 @@ def pretrain(settings: Pretrain, networks: Mapping[str, Sequence[NetworkLike]] =
         trainer = _trainer(settings, process, makers({**settings.own_networks.given, **networks}))
         if trainer.step == trainer.steps:
             if process.rank == 0:
-                trainer.forget_later_steps()
                 print(f"{trainer.path} is trained to its last step, {trainer.steps}; nothing to do")
             return trainer.path
         summary = trainer.train()

@@ -26,7 +26,7 @@ from gdt.train.learner import Learner, start_from
 from gdt.train.log import Log
 from gdt.train.provenance import device_name, write_provenance
 from gdt.train.recall import Probe
-from gdt.train.run import CHECKPOINT, METRICS, logged
+from gdt.train.run import CHECKPOINT
 
 _SAVE_SECONDS = 300.0
 """Seconds between checkpoints."""
@@ -117,7 +117,7 @@ class Trainer:
         summary = ""
         with (
             self.open_loader() as loader,
-            together(lambda: None if self.rank else self.open_log()) or nullcontext() as self.log,
+            together(self.open_log) or nullcontext() as self.log,
             StopSignal() as stop,
         ):
             if self.rank == 0:
@@ -176,14 +176,8 @@ class Trainer:
         loading = self.settings.loading
         return Loader(self.index, shares, experiment.inputs, self.device, loading, experiment.words, coming, self.cache)
 
-    def forget_later_steps(self) -> None:
-        """Make the files of a finished run those of its steps alone: a longer run may have been killed after them."""
-        if any(row["step"] >= self.step for row in logged(self.path.with_name(METRICS))):
-            with self.open_log() as log:
-                log.write_verdict()
-
-    def open_log(self) -> Log:
-        return Log(self.experiment, self.step, self.world, self.learner.flops)
+    def open_log(self) -> Log | None:
+        return None if self.rank else Log(self.experiment, self.step, self.world, self.learner.flops)
 
     def load(self, batches: Iterator[Batch]) -> tuple[Batch | Any, Exception | None]:
         """The next batch, or the error that ends the run: all ranks must end before the same step."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -42,7 +41,7 @@ class _Columns(NamedTuple):
 
     @staticmethod
     def of(names: Sequence[str]) -> _Columns:
-        """Raises ValueError if the first one does not identify videos, or another may be misspelt."""
+        """Raises ValueError if the first one does not identify videos, or another has a name of the index's own."""
         first, *others = names or [""]
         if first.lower() not in PATH_COLUMNS:
             raise ValueError(
@@ -55,16 +54,6 @@ class _Columns(NamedTuple):
         taken = [name for name in further if name in index.ANNOTATION_COLUMNS]
         if taken:
             raise ValueError(f"a further column has the name {taken[0]}, which the index uses itself; rename it")
-        lacking = [*(_CLASS if not label else ()), *([_SPLIT] if not split else ())]
-        for name in further:
-            alike = [known for known in lacking if name[:1].lower() == known[0] and abs(len(name) - len(known)) < 2]
-            similar = difflib.get_close_matches(name.lower(), alike, 1, 0.75)
-            if similar and name.isalpha():  # class_1 and class2 are names of their own
-                raise ValueError(
-                    f"unknown column '{name}'; did you mean '{similar[0]}'? Columns are {PATH_COLUMNS[0]} (or "
-                    f"{', '.join(PATH_COLUMNS[1:])}), {_CLASS[0]} (or {', '.join(_CLASS[1:])}), {_SPLIT}, and further "
-                    "ones of other names"
-                )
         return _Columns(first, label, split, further)
 
     def __str__(self) -> str:

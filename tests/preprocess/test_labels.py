@@ -169,24 +169,6 @@ def test_a_damaged_labels_csv_is_refused(tmp_path: Path, text: bytes, message: s
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize(
-    ("header", "meant"), [("name,calss", "class"), ("path,lable", "label"), ("id,label,spilt", "split")]
-)
-def test_a_misspelt_column_is_refused(tmp_path: Path, header: str, meant: str) -> None:
-    touch(tmp_path, "a.mp4")
-    write(tmp_path, f"{header}\na.mp4,{'x,' * (header.count(',') - 1)}y\n")
-    with pytest.raises(UserError, match=f"line 2 of .*; did you mean '{meant}'. Columns are path .or id.* label .or"):
-        listed_videos("folder", tmp_path)
-
-
-def test_columns_of_other_names_are_further_labels(tmp_path: Path) -> None:
-    touch(tmp_path, "a.mp4")
-    write(tmp_path, "path,class1,label_id,subclass,glasses,split_id\na.mp4,1,2,3,4,5\n")
-    assert [name for name, _ in videos(tmp_path)["a.mp4"].columns] == [
-        "class1", "label_id", "subclass", "glasses", "split_id"
-    ]  # fmt: skip
-
-
 def test_what_windows_and_pandas_write(tmp_path: Path) -> None:
     """Separators, unless names have them, and missing values."""
     touch(tmp_path, "cats/a.mp4", "cats/b.mp4")
