@@ -10,6 +10,7 @@ import logging
 import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from multiprocessing import current_process, forkserver, resource_tracker
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -22,6 +23,7 @@ if TYPE_CHECKING:  # takes half a second to import, and a run with nothing to do
 
 _Task = TypeVar("_Task")
 _Result = TypeVar("_Result")
+_Future = TypeVar("_Future")
 _FEW = 128
 """Most videos that threads decode, where there is no cluster. They share Python's lock, which a video of 10 s takes for
 some 15 ms; processes cost some two seconds. So on 2 cores threads are always faster, on 64 up to about this number.
@@ -145,7 +147,8 @@ def map_unordered(
     kills several workers, and what a task raises: only those of dead workers are repeated.
     """
     if isinstance(client, Threads):
-        yield from client.map_unordered(function, tasks, fits)
+        at_work = _keep_busy(tasks, lambda task: client.submit(function, task), _first_done, lambda: expected, fits)
+        yield from (future.result() for future, _ in at_work)
         return
     import distributed
 
@@ -153,34 +156,55 @@ def map_unordered(
     if not client.scheduler_info(n_workers=-1)["workers"]:
         print("waiting for workers", flush=True)
         client.wait_for_workers(1)
-    waiting = iter(tasks)
-    coming = [*itertools.islice(waiting, 1)]
     running = distributed.as_completed(loop=client.loop)
-    task_of: dict[str, _Task] = {}
+
+    def begin(task: _Task) -> distributed.Future:
+        running.add(future := client.submit(function, task, pure=False))
+        return future
+
+    def most() -> int:
+        return 2 * max(expected, len(client.scheduler_info(n_workers=-1)["workers"]))
+
     try:
-        while True:
-            wanted = 2 * max(expected, len(client.scheduler_info(n_workers=-1)["workers"]))
-            while coming and len(task_of) < wanted and (not task_of or fits([*task_of.values(), *coming])):
-                task = coming.pop()
-                coming += itertools.islice(waiting, 1)
-                future = client.submit(function, task, pure=False)
-                task_of[future.key] = task
-                running.add(future)
-            if not task_of:
-                return
-            future = next(running)
+        for future, task in _keep_busy(tasks, begin, lambda _: next(running), most, fits):
             try:
                 yield future.result()
             except distributed.KilledWorker as error:
                 raise UserError(
-                    f"{error.allowed_failures + 1} workers died on {task_of[future.key]}, the last at "
+                    f"{error.allowed_failures + 1} workers died on {task}, the last at "
                     f"{error.last_worker.address}; check the free memory, then run the same command again: finished "
                     "shards are kept"
                 ) from error
-            del task_of[future.key]
             future.release()
     except lost as error:
         raise UserError(
             f"the Dask scheduler was lost ({type(error).__name__}); run the same command again with --scheduler set to "
             "a running one: finished shards are kept"
         ) from error
+
+
+def _first_done(futures: Iterable[Future[_Result]]) -> Future[_Result]:
+    return wait(futures, return_when=FIRST_COMPLETED).done.pop()
+
+
+def _keep_busy(
+    tasks: Iterable[_Task],
+    begin: Callable[[_Task], _Future],
+    first_done: Callable[[Iterable[_Future]], _Future],
+    most: Callable[[], int],
+    fits: Callable[[Sequence[_Task]], bool],
+) -> Iterator[tuple[_Future, _Task]]:
+    """Begin tasks, and yield each that is done: see `map_unordered`."""
+    waiting = iter(tasks)
+    coming = [*itertools.islice(waiting, 1)]
+    task_of: dict[_Future, _Task] = {}
+    while True:
+        while coming and len(task_of) < most() and (not task_of or fits([*task_of.values(), *coming])):
+            task = coming.pop()
+            coming += itertools.islice(waiting, 1)
+            task_of[begin(task)] = task
+        if not task_of:
+            return
+        future = first_done(task_of)
+        yield future, task_of[future]
+        del task_of[future]
