@@ -3,8 +3,10 @@
 A command's module is imported only when the command runs, and torch and DALI only when something is computed.
 """
 
+import atexit
 import contextlib
 import faulthandler
+import gc
 import importlib.metadata
 import io
 import os
@@ -78,6 +80,8 @@ def console() -> None:
     """Run the command line."""
     _open_standard_streams()
     faulthandler.enable()  # says where compiled code crashed
+    gc.disable()  # while modules are imported, whose objects stay
+    atexit.register(gc.freeze)  # a last collection of these takes half a second
     exit_with_message(_main)
 
 
@@ -119,7 +123,9 @@ def run(name: str, arguments: list[str]) -> None:
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) == signal.SIG_DFL:  # nohup ignores SIGHUP
             signal.signal(number, _stop)
-    text = below_gdt(COMMANDS[name].run)(settings)
+    command = below_gdt(COMMANDS[name].run)
+    gc.enable()
+    text = command(settings)
     if text:
         print(text)
 
