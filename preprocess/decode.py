@@ -27,7 +27,7 @@ from gdt.preprocess.streams import choose, is_odd
 from gdt.preprocess.videos import ListedVideo
 
 _GROUP = 16
-_GROUP_BYTES = 4 << 20
+_GROUP_BYTES = 8 << 20
 _GROUP_SECONDS = 3.0
 _BLOCK = 1 << 24
 """Bytes of frames that are read at once."""
@@ -81,7 +81,7 @@ def groups(videos: Sequence[ListedVideo], files: Sequence[Path]) -> Iterator[lis
 
     Where that takes long, groups become smaller, since progress is reported after each; shards do not depend on them.
     """
-    most = _GROUP // 4
+    most = _GROUP
     left = deque(zip(videos, files, strict=True))
     while left:
         group: list[tuple[ListedVideo, Path]] = []
