@@ -1,5 +1,5 @@
-"""What makes shards: threads of this process for a few videos, else Dask's workers, which are processes on this machine
-or those of a running scheduler.
+"""What makes shards: threads of this process for a few videos or workers, else Dask's workers, which are processes on
+this machine or those of a running scheduler.
 """
 
 from __future__ import annotations
@@ -25,8 +25,10 @@ _Task = TypeVar("_Task")
 _Result = TypeVar("_Result")
 _Future = TypeVar("_Future")
 _FEW = 128
-"""Most videos that threads decode, where there is no cluster. They share Python's lock, which a video of 10 s takes for
-some 15 ms; processes cost some two seconds. So on 2 cores threads are always faster, on 64 up to about this number.
+_FEW_WORKERS = 2
+"""Most videos, or else workers, for which threads decode, where there is no cluster. They share Python's lock, which a
+video of 10 s takes for some 15 ms; processes cost some two seconds. So 2 threads are always faster, and 64 up to about
+so many videos.
 """
 _CONFIG: dict[str, Any] = {
     # the stage bounds its own memory; a worker paused or restarted because of page cache would lose its shard
@@ -54,7 +56,8 @@ def connect(scheduler: str, workers: int, videos: int) -> Iterator[distributed.C
 
     `scheduler` is empty for this machine, or an address (tcp://host:8786). Raises UserError if it cannot be reached.
     """
-    if not scheduler and (videos <= _FEW or current_process().daemon):  # which may have no processes
+    few = videos <= _FEW or workers <= _FEW_WORKERS
+    if not scheduler and (few or current_process().daemon):  # which may have no processes
         with Threads(workers) as threads:
             yield threads
         return

@@ -1,4 +1,4 @@
-"""Threads of this process that decode a few videos, without the seconds in which worker processes start.
+"""Threads of this process that decode videos, without the seconds in which worker processes start.
 
 ffmpeg is a process of its own, with its limits. A crash of compiled code ends this process, which the next run resumes.
 """

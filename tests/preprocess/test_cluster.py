@@ -32,8 +32,8 @@ from tests.preprocess.media import Fake, assert_gone
 from tests.preprocess.test_stage import digests
 from tests.train.runs import wait_until
 
-ON_PROCESSES = "from gdt.preprocess import cluster; cluster._FEW = 0; from gdt.cli import console; console()"
-PYTHON = (sys.executable, "-c", ON_PROCESSES)
+ON_PROCESSES = "from gdt.preprocess import cluster; cluster._FEW = cluster._FEW_WORKERS = 0; "
+PYTHON = (sys.executable, "-c", f"{ON_PROCESSES}from gdt.cli import console; console()")
 DASK = (sys.executable, "-m", "dask")
 
 
@@ -68,7 +68,10 @@ def kills_its_worker(calls: Path) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def test_a_task_that_raises_is_not_repeated_and_one_that_kills_names_the_worker(tmp_path: Path) -> None:
+def test_a_task_that_raises_is_not_repeated_and_one_that_kills_names_the_worker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster, "_FEW_WORKERS", 0)
     with cluster.connect("", 1, cluster._FEW + 1) as client:
         with pytest.raises(UserError, match="the disk is full"):
             list(cluster.map_unordered(client, fails, [tmp_path / "calls"], 1))
@@ -178,7 +181,7 @@ def test_daemonic_processes_decode_in_threads(videos: Path, tmp_path: Path, monk
     with multiprocessing.get_context("spawn").Pool(2) as pool:
         assert [summary.kept for summary in pool.map(preprocess, settings)] == [18, 18]
     monkeypatch.setattr(cluster, "current_process", lambda: SimpleNamespace(daemon=True))
-    with cluster.connect("", 1, 10**6) as client:
+    with cluster.connect("", 9, 10**6) as client:
         assert isinstance(client, Threads)
 
 
