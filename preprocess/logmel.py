@@ -6,6 +6,7 @@ corners floored to FFT bins, natural logarithm, exact zeros replaced by the mach
 which takes a second to import, and without BLAS, whose sums depend on the number of its threads.
 """
 
+import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -27,14 +28,13 @@ _BLOCK = 100
 def corners() -> np.ndarray:
     """Corners of the mel triangles, Hz: float64 [42]; band k begins at k, peaks at k + 1 and ends at k + 2.
 
-    From librosa; the same arithmetic where it cannot be loaded.
+    From librosa in a process that has imported it, which takes a second; else, or where it cannot be loaded, the same
+    arithmetic.
     """
     top = SAMPLE_RATE / 2
     try:
-        import librosa
-
-        return np.asarray(librosa.mel_frequencies(n_mels=BANDS + 2, fmin=0.0, fmax=top, htk=True))
-    except (ImportError, RuntimeError):  # RuntimeError: an account without a folder for numba's cache
+        return np.asarray(sys.modules["librosa"].mel_frequencies(n_mels=BANDS + 2, fmin=0.0, fmax=top, htk=True))
+    except (KeyError, ImportError, RuntimeError):  # RuntimeError: an account without a folder for numba's cache
         mels = np.linspace(0, 2595 * np.log10(1 + top / 700), BANDS + 2)
         return 700 * (10 ** (mels / 2595) - 1)
 

@@ -6,6 +6,7 @@ import os
 os.environ |= {f"{name}_NUM_THREADS": "1" for name in ("OMP", "MKL", "OPENBLAS")}
 
 import distributed  # noqa: F401
+import librosa  # noqa: F401
 
 import gdt.preprocess.worker  # noqa: F401
 from gdt.preprocess.logmel import slopes
