@@ -124,6 +124,7 @@ def run(name: str, arguments: list[str]) -> None:
         if signal.getsignal(number) == signal.SIG_DFL:  # nohup ignores SIGHUP
             signal.signal(number, _stop)
     command = below_gdt(COMMANDS[name].run)
+    gc.freeze()  # else the first collection visits all that was imported
     gc.enable()
     text = command(settings)
     if text:
