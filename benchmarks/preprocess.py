@@ -6,6 +6,7 @@ second process.
 """
 
 import os
+import resource
 import shutil
 import subprocess
 import tempfile
@@ -87,14 +88,22 @@ def _usual(path: Path, out: Path) -> None:
     sound.global_args("-loglevel", "quiet").run(quiet=True)
 
 
-def seconds(measured: Callable[[Path], object], folder: Path) -> float:
-    """Seconds of a measurement that writes to a folder, which is removed."""
+def seconds(measured: Callable[[Path], object], folder: Path) -> tuple[float, float]:
+    """Seconds of a measurement that writes to a folder, which is removed, and of processor time.
+
+    That counts processes that have ended: not those of more than two workers of the stage.
+    """
     folder.mkdir()
-    start = time.perf_counter()
+    start, used = time.perf_counter(), _processor_time()
     measured(folder)
-    taken = time.perf_counter() - start
+    taken = time.perf_counter() - start, _processor_time() - used
     shutil.rmtree(folder)
     return taken
+
+
+def _processor_time() -> float:
+    both = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(used.ru_utime + used.ru_stime for used in both)
 
 
 def main(
@@ -129,13 +138,16 @@ def main(
             STAGE: lambda _: run(whole),
         }
         print(f"{machine()}; {len(paths)} videos, {workers} processes", flush=True)
-        rates = Measurements()
+        rates, costs = Measurements(), Measurements()
         for _ in range(rounds):
             for way, measured in ways.items():
-                rates.add(way, len(paths) / seconds(measured, folder / "out"), "videos/s")
-    rates.show(BARE, "videos/s")
-    rates.show(USUAL, "videos/s")
-    rates.show(STAGE, "videos/s", BARE, USUAL)
+                taken, used = seconds(measured, folder / "out")
+                rates.add(way, len(paths) / taken, "videos/s")
+                costs.add(way, 1000 * used / len(paths), "ms of processor time per video")
+    for measurements, unit in ((rates, "videos/s"), (costs, "ms of processor time per video")):
+        measurements.show(BARE, unit)
+        measurements.show(USUAL, unit)
+        measurements.show(STAGE, unit, BARE, USUAL)
 
 
 if __name__ == "__main__":
