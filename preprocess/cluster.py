@@ -10,8 +10,9 @@ import logging
 import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, wait
+from functools import partial
 from multiprocessing import current_process, forkserver, resource_tracker
+from queue import SimpleQueue
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -23,7 +24,6 @@ if TYPE_CHECKING:  # takes half a second to import, and a run with nothing to do
 
 _Task = TypeVar("_Task")
 _Result = TypeVar("_Result")
-_Future = TypeVar("_Future")
 _FEW = 128
 _FEW_WORKERS = 2
 """Most videos, or else workers, for which threads decode, where there is no cluster. They share Python's lock, which a
@@ -150,8 +150,8 @@ def map_unordered(
     kills several workers, and what a task raises: only those of dead workers are repeated.
     """
     if isinstance(client, Threads):
-        at_work = _keep_busy(tasks, lambda task: client.submit(function, task), _first_done, lambda: expected, fits)
-        yield from (future.result() for future, _ in at_work)
+        done = _keep_busy(lambda task: client.submit(function, task), tasks, lambda: expected, fits)
+        yield from (future.result() for future, _ in done)
         return
     import distributed
 
@@ -159,17 +159,12 @@ def map_unordered(
     if not client.scheduler_info(n_workers=-1)["workers"]:
         print("waiting for workers", flush=True)
         client.wait_for_workers(1)
-    running = distributed.as_completed(loop=client.loop)
-
-    def begin(task: _Task) -> distributed.Future:
-        running.add(future := client.submit(function, task, pure=False))
-        return future
 
     def most() -> int:
         return 2 * max(expected, len(client.scheduler_info(n_workers=-1)["workers"]))
 
     try:
-        for future, task in _keep_busy(tasks, begin, lambda _: next(running), most, fits):
+        for future, task in _keep_busy(partial(client.submit, function, pure=False), tasks, most, fits):
             try:
                 yield future.result()
             except distributed.KilledWorker as error:
@@ -186,28 +181,25 @@ def map_unordered(
         ) from error
 
 
-def _first_done(futures: Iterable[Future[_Result]]) -> Future[_Result]:
-    return wait(futures, return_when=FIRST_COMPLETED).done.pop()
-
-
 def _keep_busy(
+    submit: Callable[..., Any],
     tasks: Iterable[_Task],
-    begin: Callable[[_Task], _Future],
-    first_done: Callable[[Iterable[_Future]], _Future],
     most: Callable[[], int],
     fits: Callable[[Sequence[_Task]], bool],
-) -> Iterator[tuple[_Future, _Task]]:
-    """Begin tasks, and yield each that is done: see `map_unordered`."""
+) -> Iterator[tuple[Any, _Task]]:
+    """Submit tasks, and yield the future of each that is done: see `map_unordered`."""
     waiting = iter(tasks)
     coming = [*itertools.islice(waiting, 1)]
-    task_of: dict[_Future, _Task] = {}
+    task_of: dict[Any, _Task] = {}
+    done: SimpleQueue[Any] = SimpleQueue()
     while True:
         while coming and len(task_of) < most() and (not task_of or fits([*task_of.values(), *coming])):
-            task = coming.pop()
+            future = submit(coming[0])
+            task_of[future] = coming.pop()
+            future.add_done_callback(done.put)
             coming += itertools.islice(waiting, 1)
-            task_of[begin(task)] = task
         if not task_of:
             return
-        future = first_done(task_of)
+        future = done.get()
         yield future, task_of[future]
         del task_of[future]
