@@ -19,7 +19,7 @@ from gdt.pipeline.word2vec import WordVectors
 from gdt.train.models.network import Architecture, Network, OwnNetwork
 from gdt.train.record import Record
 from gdt.train.schedule import Schedule
-from gdt.train.settings import Pretrain, RunSettings, SizeDefaults
+from gdt.train.settings import SIZES, Pretrain, RunSettings
 
 if TYPE_CHECKING:  # slow to import, and compositions need only the settings
     import torch
@@ -84,7 +84,7 @@ def resolve(
         raise UserError("--factors-from has no effect on a preset; set --factors")
     transformations, checksum = notation.read_transformations(settings.factors_from)
     batch_size = settings.fixed_batch_size
-    group_size = settings.group_size
+    group_size = settings.group_size if settings.is_set("group_size") else None
     if earlier:
         batch_size = batch_size or earlier.batch_size
         group_size = earlier.group_size if group_size is None else group_size
@@ -92,7 +92,9 @@ def resolve(
     words = _words_of(settings, composition, index)
     # which videos are usable does not depend on the batch size, which depends on them
     tree = tree_of(settings, composition, index, lambda text: say("data", text))
-    batch_size, group_size = fitted(settings.defaults, batch_size, group_size, len(tree.pool.videos), _memory(device))
+    batch_size, group_size = fitted(
+        SIZES[settings.size], batch_size, group_size, len(tree.pool.videos), _memory(device)
+    )
     composition = compose(settings, transformations, batch_size)
     tree = replace(tree, composition=composition)
     if start is not None and words is not None:
@@ -129,7 +131,9 @@ def resolve(
 def compose(settings: Pretrain, known: Transformations = TRANSFORMATIONS, batch_size: int = 0) -> Composition:
     """The factors of a batch, of known transformations, by default with the planned number of videos."""
     factors = settings.factors or presets.preset(settings.preset).factors
-    return notation.parse(factors, batch_size or settings.planned_batch_size, settings.augmentation, known)
+    return notation.parse(
+        factors, batch_size or settings.fixed_batch_size or settings.batch_size, settings.augmentation, known
+    )
 
 
 def tree_of(
@@ -141,10 +145,10 @@ def tree_of(
 
 def steps_of(settings: Pretrain, batches_per_epoch: int) -> int:
     """The length of a run."""
-    return settings.steps or settings.planned_epochs * batches_per_epoch or settings.defaults.steps
+    return settings.planned_epochs * batches_per_epoch or settings.steps
 
 
-def fitted(size: SizeDefaults, batch_size: int, group_size: int | None, videos: int, memory: int) -> tuple[int, int]:
+def fitted(size: Pretrain, batch_size: int, group_size: int | None, videos: int, memory: int) -> tuple[int, int]:
     """Batch and group of a size, lowered to the `videos` that can be used and a GPU's `memory` in bytes (0: a CPU).
 
     A batch size that is not 0, and a group size that is not None, are set and stay. A clip of the paper's size keeps

@@ -35,25 +35,8 @@ def _require(condition: bool, message: str) -> None:
         raise UserError(message)
 
 
-@dataclass(frozen=True)
-class SizeDefaults:
-    """What a size sets where the videos, the GPU or another setting may ask for something else."""
-
-    batch_size: int
-    """Videos per batch, if there are as many."""
-    group_size: int
-    """Videos of a group, if they divide the batch and fit into the GPU; 0: all clips of a modality in one pass."""
-    epochs: int
-    """Passes over the videos, without --steps."""
-    steps: int = 0
-    """Length where epochs is 0."""
-
-
-DEFAULTS = {
-    "paper": SizeDefaults(batch_size=512, group_size=64, epochs=100),
-    "tiny": SizeDefaults(batch_size=16, group_size=0, epochs=0, steps=600),
-}
-"""By size; the other settings of a size are in SIZES."""
+SIZES: dict[str, Pretrain] = {}
+"""All settings of each size; filled below."""
 
 
 @dataclass(frozen=True)
@@ -87,20 +70,20 @@ class Pretrain:
     """Folder of the run; default: runs/<dataset>-<composition>, and -seed<n> unless that is 0."""
     overwrite: Annotated[bool, NOT_COMPARED] = False
     """Start anew, also if that folder holds a run, which is lost."""
-    batch_size: int | None = None
-    """Videos per batch over all GPUs (K of factor video); default: 512 (tiny: 16), fewer if there are fewer videos, or
-    for whole groups."""
-    epochs: int = 0
-    """Passes over the videos; default: 100 (tiny: 600 steps)."""
+    batch_size: int = 512
+    """Videos per batch over all GPUs (K of factor video); by default fewer if there are fewer videos, or for whole
+    groups."""
+    epochs: int = 100
+    """Passes over the videos."""
     steps: int = 0
     """Batches to train for, instead of --epochs."""
     temperature: float = 0.07
     """rho of equation 1."""
     seed: int = 0
     """Seed of batches, initial weights and dropout."""
-    group_size: int | None = None
+    group_size: int = 64
     """Videos of a group, one clip each, that share batch-norm statistics and a pass; 0: all clips of a modality in one
-    pass; default: 64 (32 or 16 on small GPUs; tiny: 0), or the next smaller divisor of the batch. Fixed for a run."""
+    pass. By default lowered to 32 or 16 on small GPUs, and to a divisor of the batch. Fixed for a run."""
     gradient_cache: Annotated[Literal["auto", "on", "off"], NOT_COMPARED] = "auto"
     """on: embed each group twice, in the memory of one; off: keep the activations of all groups; auto: keep those that
     fit into the GPU's memory, and embed the other groups twice. Does not change results."""
@@ -145,15 +128,20 @@ class Pretrain:
         if not self.factors:
             presets.preset(self.preset)
         _require(
-            self.batch_size is None or self.batch_size >= 2,
+            self.batch_size >= 2,
             f"--batch-size is {self.batch_size}, the K of factor 'video'; it must be 2 or more, "
             "so that there are negatives (condition iii of section 3.1)",
         )
         dataset_name(self.dataset, None)  # validates
         require_range(self, "epochs", "steps", "shuffle_shards", "seed", least=0)
         _require((self.probe_every or 0) >= 0, f"--probe-every is {self.probe_every}; it must be 0 or more")
-        _require(not (self.epochs and self.steps), "--epochs and --steps both set the length; leave one of them out")
-        _require((self.group_size or 2) >= 2, f"--group-size is {self.group_size}; it must be 0 or 2 and more")
+        both = self.is_set("epochs") and self.is_set("steps") and self.epochs and self.steps
+        _require(not both, "--epochs and --steps both set the length; leave one of them out")
+        _require(self.epochs + self.steps > 0, "--epochs and --steps are 0; set one of them")
+        _require(
+            self.group_size == 0 or self.group_size >= 2,
+            f"--group-size is {self.group_size}; it must be 0 or 2 and more",
+        )
         _require(0 < self.temperature < math.inf, f"--temperature is {self.temperature}; it must be above 0")
         _require(
             self.clip.size <= self.augmentation.scale[0],
@@ -175,24 +163,20 @@ class Pretrain:
     def dataset_name(self) -> str:
         return dataset_name(self.dataset, self.shards)
 
-    @property
-    def defaults(self) -> SizeDefaults:
-        return DEFAULTS[self.size]
+    def is_set(self, name: str) -> bool:
+        """Whether a setting differs from that of the size; if not, it may be fitted to the videos and the machine."""
+        size = SIZES.get(self.size, self)
+        return bool(getattr(self, name) != getattr(size, name))
 
     @property
     def fixed_batch_size(self) -> int:
         """Videos per batch as set by --batch-size or --factors; 0 if neither sets it."""
-        return self.batch_size or notation.batch_size(self.factors)
-
-    @property
-    def planned_batch_size(self) -> int:
-        """Videos per batch, if there are as many."""
-        return self.fixed_batch_size or self.defaults.batch_size
+        return self.batch_size if self.is_set("batch_size") else notation.batch_size(self.factors)
 
     @property
     def planned_epochs(self) -> int:
         """Passes over the videos; 0 if the length is in steps."""
-        return self.epochs or (0 if self.steps else self.defaults.epochs)
+        return self.epochs if self.is_set("epochs") or not self.steps else 0
 
     @property
     def short_name(self) -> str:
@@ -212,8 +196,6 @@ class Pretrain:
 class RunSettings(Pretrain):
     """Settings with all defaults that decide numbers filled in, but for the length: those of a run, and of weights."""
 
-    batch_size: int = field(kw_only=True)
-    group_size: int = field(kw_only=True)
     network: Architecture = field(kw_only=True)
     device: Literal["cpu", "cuda"] = field(kw_only=True)
     precision: Precision = field(kw_only=True)
@@ -222,26 +204,30 @@ class RunSettings(Pretrain):
     @staticmethod
     def of(settings: Pretrain, *, cuda: bool = False, **values: Any) -> RunSettings:
         """Settings with other values; what neither sets is as on a CPU, or with `cuda` as on a GPU."""
-        defaults = settings.defaults
         unset = {
-            "batch_size": (None, settings.planned_batch_size),
-            "group_size": (None, defaults.group_size),
             "device": ("auto", "cuda" if cuda else "cpu"),
             "precision": ("auto", "bfloat16" if cuda else "float32"),
             "compile": ("auto", "on" if cuda else "off"),
         }
-        values = {"network": Architecture(**vars(settings.network)), **values}
-        values = vars(settings) | values
+        filled = {
+            "network": Architecture(**vars(settings.network)),
+            "batch_size": settings.fixed_batch_size or settings.batch_size,
+        }
+        values = vars(settings) | filled | values
         for name, (empty, default) in unset.items():
             if values[name] == empty:
                 values[name] = default
         return RunSettings(**values)
 
 
-SIZES: dict[str, Pretrain] = {
-    "paper": Pretrain(),
-    "tiny": Pretrain(
+SIZES.update(
+    paper=Pretrain(),
+    tiny=Pretrain(
         size="tiny",
+        batch_size=16,
+        epochs=0,
+        steps=600,
+        group_size=0,
         clip=Clip(frames=8, stride=4, size=32),
         augmentation=Augmentation(scale=(36, 46), hue=0.1),  # as in the README's results
         network=Network(
@@ -263,5 +249,4 @@ SIZES: dict[str, Pretrain] = {
         ),
         loading=Loading(threads=1, decode_batch_size=32),
     ),
-}
-"""Settings by size, beside DEFAULTS."""
+)

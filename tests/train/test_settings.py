@@ -105,8 +105,8 @@ def test_a_setting_that_is_missing_has_its_default_and_one_without_is_named() ->
     """So a new setting makes no checkpoint useless."""
     older = {name: value for name, value in TEXT.items() if name != "temperature"}
     assert from_json(json.dumps(older)) == from_json(json.dumps(TEXT))
-    with pytest.raises(UserError, match=r"\(missing: batch_size\)"):
-        from_json(json.dumps({name: value for name, value in TEXT.items() if name != "batch_size"}))
+    with pytest.raises(UserError, match=r"\(missing: device\)"):
+        from_json(json.dumps({name: value for name, value in TEXT.items() if name != "device"}))
 
 
 @pytest.mark.parametrize(

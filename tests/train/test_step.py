@@ -17,7 +17,7 @@ from gdt.pipeline.shards.index import Index
 from gdt.train.experiment import compose, fitted, resolve
 from gdt.train.loss import gdt_loss
 from gdt.train.models.gdt import GDT
-from gdt.train.settings import DEFAULTS, RunSettings
+from gdt.train.settings import SIZES, RunSettings
 from gdt.train.step import Gradient
 from tests.conftest import few
 from tests.golden import subject
@@ -150,21 +150,21 @@ def test_ranks_have_the_numbers_of_one_process_with_dropout(
      (48, 80, (48, 48)), (48, 24, (48, 24)), (5, 80, (5, 5))],
 )  # fmt: skip
 def test_batch_and_group_are_lowered_to_videos_and_memory(videos: int, memory: int, expected: tuple[int, int]) -> None:
-    assert fitted(DEFAULTS["paper"], 0, None, videos, round(memory * 1e9)) == expected
-    assert fitted(DEFAULTS["paper"], 0, 0, videos, 0) == (min(512, videos), 0)
-    assert fitted(DEFAULTS["tiny"], 0, None, videos, 0) == (min(16, videos), 0)
+    assert fitted(SIZES["paper"], 0, None, videos, round(memory * 1e9)) == expected
+    assert fitted(SIZES["paper"], 0, 0, videos, 0) == (min(512, videos), 0)
+    assert fitted(SIZES["tiny"], 0, None, videos, 0) == (min(16, videos), 0)
 
 
 @pytest.mark.parametrize("memory", [16, 24, 80])
 def test_any_number_of_videos_has_a_default_batch(memory: int) -> None:
     for videos in range(2, 700):
-        batch, group = fitted(DEFAULTS["paper"], 0, None, videos, round(memory * 1e9))
+        batch, group = fitted(SIZES["paper"], 0, None, videos, round(memory * 1e9))
         assert videos >= batch > videos - 64 or batch == 512
         assert batch % group == 0 and (8 <= group <= 64 or group == batch)
 
 
 def test_a_batch_without_groups_is_refused_with_those_that_have_some() -> None:
     with pytest.raises(UserError, match=r"97 videos do not make groups of 8 to 64; set --batch-size to 96 or 98, or "):
-        fitted(DEFAULTS["paper"], 97, None, 100, 0)
+        fitted(SIZES["paper"], 97, None, 100, 0)
     with pytest.raises(UserError, match=r"groups of 8 to 32; set --batch-size to 52, or --group-size to 0"):
-        fitted(DEFAULTS["paper"], 53, None, 53, round(24e9))
+        fitted(SIZES["paper"], 53, None, 53, round(24e9))
