@@ -1,6 +1,7 @@
 """The cores of this machine, and child processes that do not outlive the process that starts them."""
 
 import contextlib
+import ctypes
 import os
 import stat
 import subprocess
@@ -11,6 +12,8 @@ from pathlib import Path, PurePosixPath
 
 _GROUPS = Path("/sys/fs/cgroup")
 _MEMBER = Path("/proc/self/cgroup")
+_TRIM_THRESHOLD, _MMAP_MAX = -1, -4
+"""Parameters of mallopt, from malloc.h."""
 
 
 def cores() -> int:
@@ -28,6 +31,17 @@ def limit_threads() -> None:
         os.environ["OMP_NUM_THREADS"] = str(cores())
         if "torch" in sys.modules:  # which has read that already
             sys.modules["torch"].set_num_threads(cores())
+
+
+def keep_freed_memory() -> None:
+    """Let this process use freed memory again, where glibc would return large blocks to the system at once.
+
+    On a CPU, a training step would get its activations anew, zeroed page by page.
+    """
+    with contextlib.suppress(AttributeError):  # another C library
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(_MMAP_MAX, 0)
+        mallopt(_TRIM_THRESHOLD, -1)
 
 
 def _quotas() -> Iterator[float]:

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from gdt.common.errors import UserError
-from gdt.common.machine import leave_terminal
+from gdt.common.machine import keep_freed_memory, leave_terminal
 from gdt.common.wording import plural
 from gdt.train.gpu import require_no_gpu
 
@@ -44,6 +44,8 @@ def join_ranks(requested: Literal["auto", "cpu", "cuda"], threads: int) -> Proce
     if cuda:
         torch.cuda.set_device(device)
         torch.backends.cudnn.benchmark = True  # worth its time, since shapes do not change
+    else:
+        keep_freed_memory()
     if threads:
         torch.set_num_threads(threads)
     if world > 1 and not dist.is_initialized():
