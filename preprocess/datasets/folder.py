@@ -17,7 +17,7 @@ source/a.mp4                      no class, split train, or as --val and --test 
 source/cats/a.mp4                 class cats, split train, or as --val and --test draw it
 source/train/cats/a.mp4           class cats, split train, if val or test is beside train; else class train/cats
 source/test/cats/indoor/a.mp4     class cats/indoor, split test, if train is beside test
-source/{LABELS_FILE}                 optional: {"|".join(PATH_COLUMNS)}[,label][,split][,any others]
+source/{LABELS_FILE}                 optional: {"|".join(PATH_COLUMNS)}[,label][,split or fold][,any others]
 files ending in {", ".join(sorted(SUFFIXES))}; sounds: {", ".join(sorted(SOUNDS))}"""
 
 _SHOWN = 5

@@ -24,8 +24,8 @@ PATH_COLUMNS = ("path", "id", "file", "filename", "video", "name")
 _CLASS = ("label", "class", "labels", "classes")
 """Accepted names of the column of labels; the first of them that is there counts."""
 _SPLIT = "split"
-
-
+_FOLD = "fold"
+_MOST_FOLDS = 20
 _MISSING = ("nan", "NaN", "None", "<NA>", "NaT")
 """What pandas and Python write for a missing value."""
 
@@ -35,8 +35,9 @@ class _Columns(NamedTuple):
 
     video: str
     label: str
-    """Empty without; likewise the split."""
+    """Empty without; likewise the split and the fold."""
     split: str
+    fold: str
     further: list[str]
 
     @staticmethod
@@ -50,15 +51,19 @@ class _Columns(NamedTuple):
         lowered = {name.lower(): name for name in others}
         label = next((lowered[name] for name in _CLASS if name in lowered), "")
         split = lowered.get(_SPLIT, "")
-        further = [name for name in others if name not in (label, split)]
+        fold = lowered.get(_FOLD, "")
+        if split and fold:
+            raise ValueError(f"the columns '{split}' and '{fold}' both set splits; remove one of them")
+        further = [name for name in others if name not in (label, split, fold)]
         taken = [name for name in further if name in index.ANNOTATION_COLUMNS]
         if taken:
             raise ValueError(f"a further column has the name {taken[0]}, which the index uses itself; rename it")
-        return _Columns(first, label, split, further)
+        return _Columns(first, label, split, fold, further)
 
     def __str__(self) -> str:
         read = [f"'{self.video}' names the videos"]
-        read += [f"'{name}' is the {role}" for name, role in ((self.label, "label"), (self.split, "split")) if name]
+        roles = {"label": self.label, "split": self.split, "fold in which a video is tested": self.fold}
+        read += [f"'{name}' is the {role}" for role, name in roles.items() if name]
         if self.further:
             read.append(f"further labels are {', '.join(self.further)}")
         return f"{LABELS_FILE}: {'; '.join(read)}"
@@ -67,6 +72,8 @@ class _Columns(NamedTuple):
 class _Labelled(NamedTuple):
     label: str
     split: str
+    fold: int
+    """From 1; 0: none."""
     columns: tuple[tuple[str, str], ...]
 
 
@@ -91,6 +98,7 @@ class Labels:
             if name in self._rows:
                 raise UserError(f"{self._table} names '{name}' on two lines; remove one of the two")
             self._rows[name] = row
+        self._folds = range(1, max((row.fold for row in self._rows.values()), default=0) + 1)
         self._file_names = self._names.keys() & self._rows.keys()
         for name in self._rows.keys() - self._file_names:
             if PurePath(name).suffix.lower() not in SUFFIXES and not source.folder.kind(name):
@@ -101,7 +109,7 @@ class Labels:
         values = {name.strip(): value.strip() for name, value in row.items() if name.strip()}
         if self._columns is None:
             self._columns = _Columns.of([*values])
-        video, label, split, further = self._columns
+        video, label, split, fold, further = self._columns
         name = values[video].replace("\\", "/") if self._of_windows else values[video]
         if not name:
             raise ValueError("the name of the video is empty")
@@ -110,8 +118,11 @@ class Labels:
         word = values.get(split, "").lower()
         if word and word not in SPLIT_NAMES:
             raise ValueError(f"unknown split '{word}'; available: {', '.join(SPLIT_NAMES)}, or nothing")
+        number = values.get(fold, "") or "0"
+        if not (number.isdecimal() and int(number) <= _MOST_FOLDS):
+            raise ValueError(f"the fold is '{number}'; it must be a number from 1 to {_MOST_FOLDS}, or nothing")
         columns = tuple((column, values[column]) for column in further)
-        return name, _Labelled(values.get(label, ""), SPLIT_NAMES.get(word, ""), columns)
+        return name, _Labelled(values.get(label, ""), SPLIT_NAMES.get(word, ""), int(number), columns)
 
     def readings(self) -> Iterator[str]:
         """A line that says how the columns are read, if there is the file."""
@@ -130,12 +141,18 @@ class Labels:
         names |= {str(PurePath(name).with_suffix("")) for name in (video.id, path)} - self._file_names
         matches = sorted(names & self._rows.keys())
         if not matches:
-            return video
+            return replace(video, folds=self._tested_in(0))
         if len(matches) > 1:
             raise UserError(f"{self._table} names a video twice, as {' and as '.join(matches)}; remove one of the rows")
         self._used.add(matches[0])
         row = self._rows[matches[0]]
-        return replace(video, label=row.label or video.label, split=row.split or video.split, columns=row.columns)
+        folds = self._tested_in(row.fold)
+        split = folds[0] if row.fold else row.split or video.split
+        return replace(video, label=row.label or video.label, split=split, folds=folds, columns=row.columns)
+
+    def _tested_in(self, fold: int) -> tuple[str, ...]:
+        """The split in every fold of a video that is tested in one of them; unused in all if that is 0."""
+        return tuple(("test" if number == fold else "train") if fold else "unused" for number in self._folds)
 
     def unused(self) -> Iterator[LeftOut]:
         """The rows that named none of the videos so far. Raises UserError if that are all."""

@@ -82,6 +82,15 @@ def test_labels_csv_overrides_folders(tmp_path: Path) -> None:
     assert missing("folder", tmp_path) == []
 
 
+def test_a_column_of_folds_makes_each_a_test_split_once(tmp_path: Path) -> None:
+    touch(tmp_path, "a.mp4", "b.mp4", "c.mp4", "d.mp4")
+    write(tmp_path, "path,label,fold\na.mp4,x,1\nb.mp4,y,3\nc.mp4,x,\n")
+    assert {name: (video.split, video.folds) for name, video in videos(tmp_path).items()} == {
+        "a.mp4": ("test", ("test", "train", "train")), "b.mp4": ("train", ("train", "train", "test")),
+        "c.mp4": ("", ("unused",) * 3), "d.mp4": ("", ("unused",) * 3),
+    }  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("first", "encoding", "delimiter", "end"),
     [("path", "utf-8", ",", "\n"), ("FileName", "utf-8-sig", ";", "\r\n"), ("id", "utf-16", "\t", "\r\n")],
@@ -157,6 +166,8 @@ def test_rows_without_a_video_are_reported(tmp_path: Path) -> None:
         (b'path,x\na.mp4,"1\n2"\nb.mp4,1\na.mp4,2\n', ".*/labels.csv names 'a.mp4' on two lines; remove one"),
         (b"path,label\ntest/a.mp4,1\na.mp4,2\n", ".*/labels.csv names a video twice, as a.mp4 and as test/a.mp4; rem"),
         (b"path,label\n ,cat\n", "line 2 of .*: the name of the video is empty"),
+        (b"path,split,fold\na.mp4,test,1\n", ".*/labels.csv.* the columns 'split' and 'fold' both set splits"),
+        (b"path,fold\na.mp4,1.5\n", ".*/labels.csv.* the fold is '1.5'; it must be a number from 1 to 20"),
         (b"path,label,label\na.mp4,cat,dog\n", ".*/labels.csv has two columns 'label'; rename or remove one"),
         (b"path,label,folds\na.mp4,cat,1\n", "line 2 of .*: a further column has the name folds, which the index"),
     ],
