@@ -4,7 +4,7 @@
 #: make preprocess  videos to shards; again: resume                               [DATASET=kinetics] [SOURCE=]
 #: make verify      check shards for damage                                       [DATASET=kinetics]
 #: make pretrain    train on shards; again: resume    [DATASET=kinetics] [PRESET=l | FACTORS="..."] [GPUS=] [SEED=]
-#:                                                    [STEPS=] [SIZE=paper|tiny]
+#:                                                    [STEPS=] [SIZE=paper|small|tiny]
 #: make eval        retrieval, few-shot, k-NN, cross-modal recall, on any data set   [DATASET=] [CKPT="a.pt b.pt";
 #:                  default: the latest run] [SEED=]
 #: make eval-ucf, make eval-hmdb, make eval-esc50 (sound)   finetuning and linear probes, too           [CKPT=] [SEED=]
@@ -70,7 +70,7 @@ demo: $(SETUP)
 	@$(gdt) generate --identity 0.04 --actions-per-video 3 --train 40 --val 20 --test 20 \
 	  --destination data/videos/demo $(call options) | sed '/^next:/d'
 	@$(gdt) preprocess --dataset demo --layout synthetic --source data/videos/demo | sed '/^next:/d'
-	@CUDA_VISIBLE_DEVICES= $(gdt) ablation --dataset demo --rows e l --equal videos compute --steps 300 --lr 3e-3 --clips 3 \
+	@CUDA_VISIBLE_DEVICES= $(gdt) ablation --dataset demo --size tiny --rows e l --equal videos compute --steps 300 --lr 3e-3 --clips 3 \
 	  --seeds 0 --protocols retrieval --out runs/demo
 	@$(gdt) report --runs runs/demo --models 1
 generate: $(SETUP)

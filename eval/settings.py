@@ -15,6 +15,7 @@ from gdt.eval.protocols import PROTOCOLS
 from gdt.pipeline.shards.index import require_index
 from gdt.pipeline.shards.naming import shard_folder
 from gdt.preprocess.workers import Workers
+from gdt.train.gpu import Size
 from gdt.train.models.network import ReadsWeights
 from gdt.train.run import require_weights
 
@@ -272,7 +273,7 @@ class Composed:
 class ShowTree(Composed):
     """Print the leaves of two videos, and which pairs of them are positive and negative."""
 
-    batch_size: int | None = None
+    batch_size: int = 512
     """Batch size for which positives and negatives are counted; default: that of --factors, else 512."""
 
 
@@ -288,8 +289,8 @@ class ShowBatch(Composed):
     """Folder of shards; default: data/shards/<dataset>."""
     word2vec: Path | None = None
     """word2vec file that the shards were made with; needed for text."""
-    size: Literal["paper", "tiny"] | None = None
-    """Size of the clips; default: paper with a GPU, else tiny."""
+    size: Size | None = None
+    """Size of the clips; default: paper with a GPU, else small."""
     seed: int = 0
     """Seed of the batch."""
 

@@ -103,9 +103,10 @@ def show_batch(settings: ShowBatch) -> str:
 
     from gdt.pipeline.loader import Loader
 
+    sized = SIZES[settings.size or default_size()]
     train = replace(
-        SIZES[settings.size or default_size()],
-        preset=settings.preset,
+        sized,
+        preset=sized.preset if settings.factors else settings.preset,
         factors=without_batch_size(settings.factors),
         factors_from=settings.factors_from,
         dataset=settings.dataset,

@@ -30,7 +30,7 @@ def sentence(done: subprocess.CompletedProcess[str]) -> str:
 
 def tiny(shards: Path, *more: object) -> tuple[object, ...]:
     """A command that trains in seconds."""
-    return ("pretrain", "--shards", shards, "--batch-size", 4, "--threads", 1, "--preset", "e", *more)
+    return ("pretrain", "--size", "tiny", "--shards", shards, "--batch-size", 4, "--threads", 1, "--preset", "e", *more)
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -82,7 +82,7 @@ def test_what_is_missing_is_refused_before_torch_is_imported(tmp_path: Path) -> 
 def test_a_size_sets_the_defaults_and_options_override_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert parse_arguments([]) == SIZES["tiny"]
+    assert parse_arguments([]) == SIZES["small"]
     assert parse_arguments(["--size", "paper"]) == Pretrain() == SIZES["paper"]
     mine = parse_arguments(["--size=tiny", "--lr", "0.5", "--clip.size", "24", "--epochs", "3"])
     assert (mine.optimization.lr, mine.clip.size, mine.epochs, mine.clip.frames) == (0.5, 24, 3, 8)

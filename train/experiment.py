@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from gdt.common.errors import UserError
 from gdt.pipeline import notation, presets
@@ -14,6 +17,7 @@ from gdt.pipeline.inputs import Inputs
 from gdt.pipeline.leaves import Clip
 from gdt.pipeline.notation import TRANSFORMATIONS, Transformations
 from gdt.pipeline.shards.index import Index, fingerprint
+from gdt.pipeline.shards.layout import MEL_RATE
 from gdt.pipeline.tree import Tree, sampling_tree
 from gdt.pipeline.word2vec import WordVectors
 from gdt.train.models.network import Architecture, Network, OwnNetwork
@@ -29,6 +33,12 @@ if TYPE_CHECKING:  # slow to import, and compositions need only the settings
 
 _SMALLEST_GROUP = 8
 """The fewest videos of a group that are chosen by default."""
+_FPS = 30
+"""Frames per second for which the stride of a size is given."""
+_SHORT = 0.05
+"""Share of the videos that may be shorter than a clip."""
+_ROOM = 0.9
+"""Length of a clip that would be too long, relative to the shortest of the other videos: starts can vary."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +93,7 @@ def resolve(
     if settings.factors_from and not settings.factors:
         raise UserError("--factors-from has no effect on a preset; set --factors")
     transformations, checksum = notation.read_transformations(settings.factors_from)
+    settings = replace(settings, clip=fitted_clip(settings, index, earlier))
     batch_size = settings.fixed_batch_size
     group_size = settings.group_size if settings.is_set("group_size") else None
     if earlier:
@@ -146,6 +157,38 @@ def tree_of(
 def steps_of(settings: Pretrain, batches_per_epoch: int) -> int:
     """The length of a run."""
     return settings.planned_epochs * batches_per_epoch or settings.steps
+
+
+def fitted_clip(settings: Pretrain, index: Index, earlier: RunSettings | None = None) -> Clip:
+    """The clip, with lengths that are not set as long as the size's at the frame rate of the shards, or shorter.
+
+    If one in twenty videos is shorter than that, nine tenths of it. Those of the run to resume stay.
+    """
+    size = SIZES[settings.size].clip
+    clip = earlier.clip if earlier else _within(size, index, settings.split)
+    lengths = {name: getattr(clip, name) for name in ("frames", "stride", "mel_frames")}
+    unset = {name: value for name, value in lengths.items() if getattr(settings.clip, name) == getattr(size, name)}
+    return replace(settings.clip, **unset)
+
+
+def _within(clip: Clip, index: Index, split: str) -> Clip:
+    """A clip for 30 frames/s at the rate of the index, which most videos of a split have room for."""
+    clip = replace(clip, stride=max(1, round(clip.stride * index.fps / _FPS)))
+    videos = index.split == split
+    frames = index.length[videos] / index.fps
+    sound = index.mel_count[videos] / MEL_RATE
+    seconds = np.quantile(np.where(sound > 0, np.minimum(frames, sound), frames), _SHORT) if videos.any() else math.inf
+    if seconds >= max(clip.frames * clip.stride / index.fps, clip.mel_frames / MEL_RATE):
+        return clip
+    seconds *= _ROOM
+    most = int(seconds * index.fps)
+    stride = max(1, min(clip.stride, round(most / clip.frames)))
+    return replace(
+        clip,
+        frames=max(1, min(clip.frames, (most - 1) // stride + 1)),
+        stride=stride,
+        mel_frames=max(1, min(clip.mel_frames, int(seconds * MEL_RATE) - 1)),
+    )
 
 
 def fitted(size: Pretrain, batch_size: int, group_size: int | None, videos: int, memory: int) -> tuple[int, int]:

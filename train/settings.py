@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -19,6 +19,7 @@ from gdt.pipeline.shards.index import require_index
 from gdt.pipeline.shards.naming import dataset_name, shard_folder
 from gdt.pipeline.sources.loading import Loading
 from gdt.pipeline.transformations.augmentation import Augmentation
+from gdt.train.gpu import Size
 from gdt.train.models.network import PAPER_NETWORKS, Architecture, Network, OwnNetworks
 from gdt.train.run import require_weights
 from gdt.train.schedule import Optimization
@@ -56,9 +57,9 @@ class Pretrain:
     factors: Annotated[str, NOT_COMPARED] = ""
     """Composition in place of a preset, such as "video:d time_shift:d:2 modality:i:2:differs augmentation:i:1": each
     factor with its contrast (distinctive or invariant) and its K."""
-    size: Literal["paper", "tiny"] = "paper"
-    """Defaults of networks, clips and schedule: the paper's, or small ones for a CPU; default: paper with a GPU, else
-    tiny."""
+    size: Size = "paper"
+    """Defaults of row, networks, clips and schedule: the paper's, those that learn from real clips on a CPU in a
+    quarter of an hour, or those of tests; default: paper with a GPU, else small."""
     factors_from: Annotated[Path | None, NOT_COMPARED] = None
     """Python file with custom transformations, for --factors."""
     word2vec: Annotated[Path | None, NOT_COMPARED] = None
@@ -122,7 +123,7 @@ class Pretrain:
 
     def __post_init__(self) -> None:
         _require(
-            not self.factors or self.preset == "l",
+            not (self.factors and self.is_set("preset")),
             "--preset and --factors both set the composition; leave one of them out",
         )
         if not self.factors:
@@ -220,8 +221,38 @@ class RunSettings(Pretrain):
         return RunSettings(**values)
 
 
+_FOR_CPUS = Network(
+    stem=16,
+    stem_middle=16,
+    widths=(16, 32, 64, 128),
+    depth=1,
+    slim=True,
+    audio_stem=16,
+    audio_widths=(16, 32, 64),
+    text_width=256,
+    hidden=256,
+    embedding=128,
+    dropout=0.0,
+)
+# 3e-3, which suits drawn shapes, collapses within 200 steps on real clips (docs/results.md)
+_ADAM = Optimization(optimizer="adamw", lr=1e-3, base_batch_size=0, weight_decay=1e-2, warmup_epochs=0, lr_decay=0.25)
+_ON_CPUS = Loading(threads=1, decode_batch_size=32)
+
 SIZES.update(
     paper=Pretrain(),
+    small=Pretrain(
+        size="small",
+        preset="e",
+        batch_size=64,
+        epochs=0,
+        steps=900,
+        group_size=0,
+        clip=Clip(frames=16, stride=4, size=48, mel_frames=199),
+        augmentation=Augmentation(scale=(48, 54), brightness=0.1, contrast=0.1, saturation=0.1),
+        network=_FOR_CPUS,
+        optimization=replace(_ADAM, lr=1.5e-3),
+        loading=_ON_CPUS,
+    ),
     tiny=Pretrain(
         size="tiny",
         batch_size=16,
@@ -230,23 +261,8 @@ SIZES.update(
         group_size=0,
         clip=Clip(frames=8, stride=4, size=32),
         augmentation=Augmentation(scale=(36, 46), hue=0.1),  # as in the README's results
-        network=Network(
-            stem=16,
-            stem_middle=16,
-            widths=(16, 32, 64, 128),
-            depth=1,
-            slim=True,
-            audio_stem=16,
-            audio_widths=(16, 32, 64),
-            text_width=256,
-            hidden=256,
-            embedding=128,
-            dropout=0.0,
-        ),
-        # 3e-3, which suits drawn shapes, collapses within 200 steps on real clips (docs/results.md)
-        optimization=Optimization(
-            optimizer="adamw", lr=1e-3, base_batch_size=0, weight_decay=1e-2, warmup_epochs=0, lr_decay=0.25
-        ),
-        loading=Loading(threads=1, decode_batch_size=32),
+        network=_FOR_CPUS,
+        optimization=_ADAM,
+        loading=_ON_CPUS,
     ),
 )

@@ -126,7 +126,8 @@ def equalise(settings: Ablation, named: Mapping[str, Pretrain], index: Index) ->
     """
     given = makers(settings.own_networks.given)
     asked = [
-        _row(name, replace(run, batch_size=settings.batch_size or None), index, given) for name, run in named.items()
+        _row(name, replace(run, batch_size=settings.batch_size or run.batch_size), index, given)
+        for name, run in named.items()
     ]
     videos = min(row.experiment.composition.batch_size for row in asked)
     sized = []
@@ -177,6 +178,8 @@ def _step_flops(composition: Composition, network: Architecture, own: Mapping[st
 def _pretraining(settings: Ablation, shards: Folder, row: str, known: Transformations) -> Pretrain:
     """The run of a row, without its batch size and seed."""
     options: dict[str, Any] = {"steps": settings.steps, "epochs": 0} if settings.steps else {}
+    if settings.group_size is not None:
+        options["group_size"] = settings.group_size
     options["own_networks"] = settings.own_networks
     if ":" in row:
         options |= {"factors": row, "factors_from": settings.factors_from}
@@ -185,7 +188,7 @@ def _pretraining(settings: Ablation, shards: Folder, row: str, known: Transforma
     sized = SIZES[settings.size or default_size()]
     if settings.lr:
         options["optimization"] = replace(sized.optimization, lr=settings.lr)
-    run = replace(sized, dataset=settings.dataset_name, shards=shards, group_size=settings.group_size, **options)
+    run = replace(sized, dataset=settings.dataset_name, shards=shards, **options)
     modalities = compose(run, known).modalities
     own = run.own_networks.among(modalities)
     return replace(run, word2vec=settings.word2vec if "text" in modalities else None, own_networks=own)

@@ -8,6 +8,7 @@ from gdt.common.commandline import Location
 from gdt.common.errors import UserError, require_range
 from gdt.eval.settings import FrozenName
 from gdt.pipeline.shards.naming import dataset_name
+from gdt.train.gpu import Size
 from gdt.train.models.network import ReadsWeights
 
 
@@ -27,8 +28,8 @@ class Ablation(ReadsWeights):
     """word2vec file that the shards were made with; needed for text."""
     seeds: tuple[int, ...] = (0, 1, 2)
     """Seeds; one run per row and seed."""
-    size: Literal["paper", "tiny"] | None = None
-    """Size of networks, clips and schedule; default: paper with a GPU, else tiny."""
+    size: Size | None = None
+    """Size of networks, clips and schedule; default: paper with a GPU, else small."""
     equal: tuple[Literal["videos", "compute"], ...] = ("videos",)
     """What rows share besides the videos per step: steps, compute (cheap rows get more steps), or both."""
     batch_size: int = 0

@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
@@ -44,6 +44,7 @@ from gdt.pipeline.tree import Tree
 from gdt.train.checkpoint import load_trained
 from gdt.train.distributed import require_gpus
 from gdt.train.experiment import resolve
+from gdt.train.gpu import Size
 from gdt.train.loss import gdt_loss
 from gdt.train.models.gdt import GDT, any_device
 from gdt.train.models.own import NetworkLike, makers
@@ -58,8 +59,6 @@ __all__ += ["mteb", "nearest", "pretrain", "read_features", "tree"]
 
 # a forked process, as of a Pool, lacks the threads of OpenMP, and would wait for them; torch's loader does the same
 os.register_at_fork(after_in_child=partial(torch.set_num_threads, 1))
-
-Size = Literal["paper", "tiny"]
 
 
 @dataclass(frozen=True)
@@ -114,7 +113,7 @@ def pretrain(shards: str | Path, size: Size | None = None, **settings: Any) -> P
     """Pretrain on shards, on the first GPU or on the CPU; call it again to resume.
 
     `settings` are fields of `gdt.train.settings.Pretrain`, groups as mappings of what to change:
-    `optimization={"lr": 1e-3}`. `size` sets the others: by default paper with a GPU, else tiny. The data set is by
+    `optimization={"lr": 1e-3}`. `size` sets the others: by default paper with a GPU, else small. The data set is by
     default named after the folder of its shards.
 
     `video_network` and `audio_network` may be a torch.nn.Module, of which a copy is trained, a callable that makes one,
@@ -308,13 +307,14 @@ def batches(
     """Batches of a composition for your own training loop, the same in every run.
 
     `preset` or `factors` name the composition, as in pretraining; `size` is the size of clips: paper
-    (30 frames of 112x112; default with a GPU) or tiny (8 of 32x32). Inputs are normalised by the statistics of the
-    shards. With a `model`, clips and normalisation are what its network was trained with. Raises UserError if shards,
-    composition and split do not match.
+    (30 frames of 112x112; default with a GPU), small (16 of 48x48) or tiny (8 of 32x32). Inputs are normalised by the
+    statistics of the shards. With a `model`, clips and normalisation are what its network was trained with. Raises
+    UserError if shards, composition and split do not match.
     """
     if model is not None and size is not None:
         raise UserError("size has no effect beside a model, whose clips are taken; leave one of them out")
-    changes: dict[str, Any] = {"shards": shards, "split": split, "preset": preset, "factors": factors}
+    composition = {"factors": factors} if factors else {"preset": preset}
+    changes: dict[str, Any] = {"shards": shards, "split": split, **composition}
     changes |= {"word2vec": word2vec, "batch_size": batch_size, "group_size": 0, "epochs": epochs, "seed": seed}
     device = any_device() if device is None else torch.device(device)
     settings = with_changes(defaults(size or "", on_cpu=device.type == "cpu"), changes)

@@ -107,7 +107,7 @@ def test_reports_and_resumed_runs_do_not_run_it_either(
 ) -> None:
     command = commands_in(evil, server)
     shutil.copytree(evil / "run", tmp_path / "run")
-    same = ("--shards", shards, "--batch-size", 4, "--out", tmp_path / "run")
+    same = ("--size", "tiny", "--shards", shards, "--batch-size", 4, "--out", tmp_path / "run")
     for factors in (("--preset", "e"), ("--factors", EVIL)):
         done = command("pretrain", *same, "--steps", 4, *factors)
         assert done.returncode == 2 and "Traceback" not in done.stderr, done.stderr

@@ -28,8 +28,8 @@ def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def arguments(shards: Path, run: Path, *more: object) -> list[str]:
     # in float32, rounding differences between numbers of ranks grow within a few steps
     options = [
-        "--shards", shards, "--out", run, "--device", "cpu", "--threads", 1, "--preset", "e", "--batch-size", 8,
-        "--steps", STEPS, "--network.dropout", 0.3, "--lr-decay", 0, "--precision", "float64", *more,
+        "--size", "tiny", "--shards", shards, "--out", run, "--device", "cpu", "--threads", 1, "--preset", "e",
+        "--batch-size", 8, "--steps", STEPS, "--network.dropout", 0.3, "--lr-decay", 0, "--precision", "float64", *more,
     ]  # fmt: skip
     return ["pretrain", *map(str, options)]
 

@@ -23,7 +23,7 @@ from tests.train.runs import losses, paused, pausing, start_gdt
 
 TINY = SIZES["tiny"]
 STEPS = 24
-SMALL = ("--batch-size", "4", "--threads", "1", "--warmup-epochs", "1")
+SMALL = ("--size", "tiny", "--batch-size", "4", "--threads", "1", "--warmup-epochs", "1")
 
 
 def arguments(shards: Path, run: Path, *more: object) -> list[str]:
@@ -105,8 +105,8 @@ def test_a_line_that_was_being_written_is_repeated(command: Run, shards: Path, t
 def test_a_default_batch_size_is_lowered_to_the_number_of_videos(
     command: Run, shards: Path, index: Index, tmp_path: Path
 ) -> None:
-    run = ("pretrain", "--shards", shards, "--out", tmp_path / "run", "--split", "val", "--threads", 1,
-           "--lr-decay", 0)  # fmt: skip
+    run = ("pretrain", "--size", "tiny", "--shards", shards, "--out", tmp_path / "run", "--split", "val",
+           "--threads", 1, "--lr-decay", 0)  # fmt: skip
     done = command(*run, "--steps", 1)
     assert "batch        6 videos, " in done.stdout, done.stderr
     assert json.loads((tmp_path / "run" / "settings.json").read_text())["batch_size"] == 6

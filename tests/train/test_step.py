@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.nn import functional
@@ -14,7 +15,7 @@ from gdt.common.errors import UserError
 from gdt.pipeline.groups import take_rank
 from gdt.pipeline.loader import Batch, Loader
 from gdt.pipeline.shards.index import Index
-from gdt.train.experiment import compose, fitted, resolve
+from gdt.train.experiment import compose, fitted, fitted_clip, resolve
 from gdt.train.loss import gdt_loss
 from gdt.train.models.gdt import GDT
 from gdt.train.settings import SIZES, RunSettings
@@ -153,6 +154,28 @@ def test_batch_and_group_are_lowered_to_videos_and_memory(videos: int, memory: i
     assert fitted(SIZES["paper"], 0, None, videos, round(memory * 1e9)) == expected
     assert fitted(SIZES["paper"], 0, 0, videos, 0) == (min(512, videos), 0)
     assert fitted(SIZES["tiny"], 0, None, videos, 0) == (min(16, videos), 0)
+
+
+@pytest.mark.parametrize(
+    ("fps", "seconds", "expected"),
+    [
+        (30, 3, (16, 4, 199)),
+        (25, 3, (16, 3, 199)),
+        (10, 3, (16, 1, 199)),
+        (30, 1.2, (16, 2, 107)),
+        (5, 1.2, (5, 1, 107)),
+    ],
+)
+def test_a_clip_fits_the_frame_rate_and_the_videos(
+    index: Index, fps: int, seconds: float, expected: tuple[int, int, int]
+) -> None:
+    shorter = np.where(np.arange(len(index)) == 0, 0.1, seconds)  # one of many
+    videos = replace(index, fps=fps, frame_count=np.int64(shorter * fps), mel_count=np.int64(shorter * 100))
+    clip = fitted_clip(SIZES["small"], videos)
+    assert (clip.frames, clip.stride, clip.mel_frames) == expected
+    mine = replace(SIZES["small"], clip=replace(SIZES["small"].clip, stride=7, size=32))
+    assert fitted_clip(mine, videos) == replace(clip, stride=7, size=32)
+    assert fitted_clip(SIZES["small"], index, RunSettings.of(mine)) == replace(mine.clip, size=48)
 
 
 @pytest.mark.parametrize("memory", [16, 24, 80])
