@@ -94,11 +94,7 @@ def resolve(
         raise UserError("--factors-from has no effect on a preset; set --factors")
     transformations, checksum = notation.read_transformations(settings.factors_from)
     settings = replace(settings, clip=fitted_clip(settings, index, earlier))
-    batch_size = settings.fixed_batch_size
-    group_size = settings.group_size if settings.is_set("group_size") else None
-    if earlier:
-        batch_size = batch_size or earlier.batch_size
-        group_size = earlier.group_size if group_size is None else group_size
+    batch_size, group_size = _given(settings, earlier)
     composition = compose(settings, transformations, batch_size or 2)
     words = _words_of(settings, composition, index)
     # which videos are usable does not depend on the batch size, which depends on them
@@ -189,6 +185,16 @@ def _within(clip: Clip, index: Index, split: str) -> Clip:
         stride=stride,
         mel_frames=max(1, min(clip.mel_frames, int(seconds * MEL_RATE) - 1)),
     )
+
+
+def _given(settings: Pretrain, earlier: RunSettings | None) -> tuple[int, int | None]:
+    """Batch and group as they are set, or those of the run to resume; 0 and None if neither decides."""
+    batch_size = settings.fixed_batch_size
+    group_size = settings.group_size if settings.is_set("group_size") else None
+    if earlier:
+        batch_size = batch_size or earlier.batch_size
+        group_size = earlier.group_size if group_size is None else group_size
+    return batch_size, group_size
 
 
 def fitted(size: Pretrain, batch_size: int, group_size: int | None, videos: int, memory: int) -> tuple[int, int]:
