@@ -7,7 +7,8 @@ which takes a second to import, and without BLAS, whose sums depend on the numbe
 """
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
@@ -74,6 +75,20 @@ class Waveform:
         return np.fromfile(self._path, np.int16, last - first, offset=2 * first)
 
 
+@cache
+def pre_emphasis() -> Callable[[np.ndarray, float], np.ndarray]:
+    """The function of torchaudio in a process that has imported torch; else, or where its binary cannot be loaded, as
+    with a torch for CPUs, the same arithmetic.
+    """
+    if "torch" in sys.modules:
+        with suppress(ImportError, OSError):
+            import torch
+            from torchaudio.functional import preemphasis
+
+            return lambda samples, share: preemphasis(torch.from_numpy(samples), share).numpy()
+    return lambda samples, share: np.concatenate([samples[:1], samples[1:] - np.float32(share) * samples[:-1]])
+
+
 def logmel_blocks(waveform: np.ndarray | Waveform) -> Iterator[np.ndarray]:
     """Log-mel bank of a mono waveform int16 [samples] at 24 kHz: float32 [frames(samples), 40], in blocks of rows.
 
@@ -86,7 +101,7 @@ def logmel_blocks(waveform: np.ndarray | Waveform) -> Iterator[np.ndarray]:
         begin = first * HOP
         context = int(begin > 0)  # the previous sample, for pre-emphasis
         part = np.asarray(waveform[begin - context : (last - 1) * HOP + WINDOW], np.float32)
-        emphasised = np.concatenate([part[:1], part[1:] - np.float32(PRE_EMPHASIS) * part[:-1]])[context:]
+        emphasised = pre_emphasis()(part, PRE_EMPHASIS)[context:]
         spectrum = rfft(np.lib.stride_tricks.sliding_window_view(emphasised, WINDOW)[::HOP], FFT)[:, : len(rising)]
         power = spectrum.real**2 + spectrum.imag**2
         below, above = (np.add.reduceat(power * share, first_bins, axis=1) for share in (rising, 1 - rising))

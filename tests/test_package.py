@@ -105,10 +105,16 @@ def test_data_files_are_installed(installed: Path) -> None:
 
 
 @pytest.mark.slow
-def test_preprocessing_needs_no_extra(installed: Path, synthetic: Path, tmp_path: Path) -> None:
-    """Captions name the one that they need."""
-    for name in ("gensim", "ijson", "bokeh"):
-        (packages(installed.parent) / f"{name}.py").write_text("raise ImportError")
+def test_preprocessing_needs_neither_torchaudios_binary_nor_an_extra(
+    installed: Path, synthetic: Path, tmp_path: Path
+) -> None:
+    """As in an environment with torch for CPUs. Captions name the extra that they need."""
+    for name, error in {
+        "torchaudio": "OSError('libcudart.so.13: cannot open shared object file')",
+        "gensim": "ImportError", "ijson": "ImportError", "bokeh": "ImportError",
+    }.items():  # fmt: skip
+        (packages(installed.parent) / f"{name}.py").write_text(f"raise {error}")
+    assert "libcudart" in run([installed / "python", "-c", "import torchaudio"], tmp_path).stderr
     command = [installed / "gdt", "preprocess", "--layout", "folder", "--workers", "1", "--source"]
     done = run([*command, synthetic / "val", "--destination", "there"], tmp_path)
     assert done.returncode == 0, done.stderr

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from python_speech_features import logfbank
 
 from gdt.pipeline.shards.layout import MEL_FLOOR
@@ -60,6 +61,16 @@ def test_the_number_of_threads_does_not_change_a_bit() -> None:
         for n in (1, 8)
     )
     assert one == eight and len(one) == 4 * 40 * frames(300_000)
+
+
+@pytest.mark.parametrize("samples", [1, 2, 480, 120_481])
+def test_pre_emphasis_without_torchaudio_is_bit_for_bit_the_same(monkeypatch: pytest.MonkeyPatch, samples: int) -> None:
+    functional = pytest.importorskip("torchaudio.functional", exc_type=OSError)
+    wave = np.random.default_rng(samples).integers(-32768, 32768, samples).astype(np.float32)
+    expected = functional.preemphasis(torch.from_numpy(wave), 0.97).numpy()
+    assert np.array_equal(module.pre_emphasis.__wrapped__()(wave, 0.97), expected)
+    monkeypatch.delitem(sys.modules, "torch")
+    assert np.array_equal(module.pre_emphasis.__wrapped__()(wave, 0.97), expected)
 
 
 def test_mel_bands_without_librosa_are_bit_for_bit_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
