@@ -84,7 +84,7 @@ def mark(compared: Compared | None) -> str:
     )
 
 
-def notes(groups: Mapping[str, Sequence[Result]], comparisons: Comparisons) -> list[str]:
+def footnotes(groups: Mapping[str, Sequence[Result]], comparisons: Comparisons) -> list[str]:
     """What the marks in a table mean."""
     if not comparisons:
         return []

@@ -20,7 +20,7 @@ from gdt.common.errors import explain_out_of_memory
 from gdt.common.files import locked
 from gdt.eval import results
 from gdt.eval.folds import Fold
-from gdt.eval.jobs import Job, Outcome, ProtocolFunction, plan
+from gdt.eval.jobs import Job, Outcome, ProtocolFunction, jobs_of
 from gdt.eval.results import RANDOM, RESULTS, Answers, Result
 from gdt.eval.settings import Downstream
 from gdt.eval.subprocesses import job_limit, run_command, run_parallel
@@ -66,7 +66,7 @@ def evaluate(settings: Downstream, networks: Mapping[str, Sequence[NetworkLike]]
     `networks`: the user's own by modality, besides those in the settings, which other processes do not have.
     Raises UserError if the shards, their labels, a split, a fold or a checkpoint is missing or does not fit.
     """
-    jobs = plan(settings, makers({**settings.own_networks.given, **(networks or {})}))
+    jobs = jobs_of(settings, makers({**settings.own_networks.given, **(networks or {})}))
     out = jobs[0].out
     # in a subprocess, the parent holds the lock
     lock = locked(out, "set --out to another folder") if settings.tables else contextlib.nullcontext()

@@ -1,4 +1,4 @@
-"""What an evaluation consists of: jobs, which `plan` makes from settings, models and shards."""
+"""What an evaluation consists of: jobs, which `jobs_of` makes from settings, models and shards."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -153,7 +153,7 @@ ProtocolFunction = Callable[[Job, Fold], Outcome]
 """The function of a protocol, on the videos of `Job.videos`."""
 
 
-def plan(settings: Downstream, given: Makers) -> list[Job]:
+def jobs_of(settings: Downstream, given: Makers) -> list[Job]:
     """The jobs of an evaluation, model by model, with defaults filled in; `given` are networks of the user's own.
 
     Raises UserError if models, data and settings do not fit each other.

@@ -38,13 +38,13 @@ _FEW_QUERIES = 50
 class Table:
     title: str
     lines: Lines
-    notes: list[str] = field(default_factory=list)
+    footnotes: list[str] = field(default_factory=list)
     groups: Groups = field(default_factory=dict)
     comparisons: Comparisons = field(default_factory=dict)
     """Comparisons of its rows with the first model and with random weights."""
 
     def __str__(self) -> str:
-        return "\n".join([wrap(self.title), to_text(self.lines), "", *map(wrap, self.notes)])
+        return "\n".join([wrap(self.title), to_text(self.lines), "", *map(wrap, self.footnotes)])
 
 
 def pivot(
@@ -76,9 +76,9 @@ def pivot(
     said: set[str] = set()
     for part in parts.values():
         table = _table(part, by_row, answers)
-        new_notes = [note for note in table.notes if note not in said]
-        said.update(table.notes)
-        tables.append(replace(table, notes=new_notes))
+        new = [note for note in table.footnotes if note not in said]
+        said.update(table.footnotes)
+        tables.append(replace(table, footnotes=new))
     return tables
 
 
@@ -96,7 +96,7 @@ def _table(part: Sequence[Result], by_row: bool, answers: Mapping[str, Answers])
         lines[0][1:1] = ["videos seen", "compute"]
         for line in lines[1:]:
             line[1:1] = _spent(groups.get(line[0], ()), least)
-    notes = _notes(groups) + comparison.notes(groups, comparisons)
+    notes = _footnotes(groups) + comparison.footnotes(groups, comparisons)
     if any(line[0] in published for line in lines):
         notes.append(_PUBLISHED)
     if by_row:
@@ -179,7 +179,7 @@ def _modalities(result: Result) -> list[str]:
     return list(result.settings.get("modalities", ["video"]))
 
 
-def _notes(groups: Groups) -> list[str]:
+def _footnotes(groups: Groups) -> list[str]:
     """Footnotes: what the brackets are, and what makes a comparison misleading."""
     part = [result for group in groups.values() for result in group]
     runs = {name: len({(result.seed, result.fold) for result in group}) for name, group in groups.items()}

@@ -81,8 +81,8 @@ def embed_videos(
     return Embedded(videos[valid.numpy()], means)
 
 
-def ranks(query: torch.Tensor, gallery: torch.Tensor, at_once: int = 1024) -> torch.Tensor:
-    """Rank of each query's own row in the gallery by inner product, both [n, d]: int64 [n], 0 for the nearest.
+def places(query: torch.Tensor, gallery: torch.Tensor, at_once: int = 1024) -> torch.Tensor:
+    """Place of each query's own row in the gallery by inner product, both [n, d]: int64 [n], 0 for the nearest.
 
     In ties, the own row comes last.
     """
@@ -150,6 +150,6 @@ def hits(embeddings: dict[str, torch.Tensor], ks: Sequence[int] = KS) -> dict[tu
     """Whether the own row is among the k nearest, bool [n], by query modality, gallery modality and k."""
     right: dict[tuple[str, str, int], np.ndarray] = {}
     for query, gallery in permutations(embeddings, 2):
-        rank = ranks(embeddings[query], embeddings[gallery]).numpy()
-        right |= {(query, gallery, k): rank < k for k in ks}
+        place = places(embeddings[query], embeddings[gallery]).numpy()
+        right |= {(query, gallery, k): place < k for k in ks}
     return right

@@ -14,12 +14,12 @@ from gdt.common.errors import UserError
 from gdt.common.files import locked, write_text, writing
 from gdt.common.wording import plural
 from gdt.eval import results
-from gdt.eval.ablation.plan import PlannedRun, plan_runs
 from gdt.eval.ablation.plots import bars
+from gdt.eval.ablation.rows import RowRun, runs_of
 from gdt.eval.ablation.settings import Ablation
 from gdt.eval.downstream import missing
 from gdt.eval.drawing import save
-from gdt.eval.jobs import Job, plan
+from gdt.eval.jobs import Job, jobs_of
 from gdt.eval.results import RESULTS
 from gdt.eval.subprocesses import job_limit, run_command, run_parallel
 from gdt.eval.tables import pivot, row_label, write_tables
@@ -40,7 +40,7 @@ def ablation(settings: Ablation) -> str:
 
     The tables have all rows of this folder that were evaluated under the same conditions, also by earlier calls.
     """
-    runs = plan_runs(settings)
+    runs = runs_of(settings)
     out = settings.folder
     given = makers(settings.own_networks.given)
     with locked(out, "set --out to another folder"):
@@ -52,7 +52,7 @@ def ablation(settings: Ablation) -> str:
         print(f"logs: {out}/<run>/log.txt", flush=True)
         if todo:
             _run_all(runs, todo, limit, out)
-            jobs |= {run.folder: plan(run.evaluation, given) for run in todo if run.evaluation.protocols}
+            jobs |= {run.folder: jobs_of(run.evaluation, given) for run in todo if run.evaluation.protocols}
         asked = {job.key for of_run in jobs.values() for job in of_run or ()}
         known = results.read(out / RESULTS)
         shared = {result.shared for result in known if result.key in asked}
@@ -65,7 +65,7 @@ def ablation(settings: Ablation) -> str:
         return f"\n{short}\n\nall metrics: {out}/table.txt, table.tex, results.csv; picture: table.png"
 
 
-def _require_same_training(settings: Ablation, runs: Sequence[PlannedRun]) -> None:
+def _require_same_training(settings: Ablation, runs: Sequence[RowRun]) -> None:
     """Keep what the runs of this folder share, and a copy of the file of their factors.
 
     Raises UserError if earlier ones were trained otherwise but for row, seed and length: one table could not compare
@@ -101,21 +101,21 @@ def _shared(settings: RunSettings) -> dict[str, Any]:
     return plain
 
 
-def _finished(run: PlannedRun, given: Makers) -> list[Job] | None:
+def _finished(run: RowRun, given: Makers) -> list[Job] | None:
     """The evaluation of a run, if it is trained and nothing of that is left; else None."""
     if logged_steps(run.folder / METRICS) < run.row.steps or not (run.folder / CHECKPOINT).is_file():
         return None
     if not run.evaluation.protocols:
         return []
-    jobs = plan(run.evaluation, given)
+    jobs = jobs_of(run.evaluation, given)
     trained = all(job.subject.random or job.subject.trained.step == run.row.steps for job in jobs)
     return jobs if trained and not missing(jobs) else None
 
 
-def _run_all(runs: Sequence[PlannedRun], todo: Sequence[PlannedRun], jobs: int, out: Path) -> None:
+def _run_all(runs: Sequence[RowRun], todo: Sequence[RowRun], jobs: int, out: Path) -> None:
     """Run the commands of the runs that are left; commands that are finished have nothing to do."""
 
-    def work(run: PlannedRun, gpu: str, stop: threading.Event) -> None:
+    def work(run: RowRun, gpu: str, stop: threading.Event) -> None:
         run.folder.mkdir(parents=True, exist_ok=True)
         for command in run.commands:
             run_command(command, run.folder / "log.txt", gpu, f"run {run.folder.name}", stop)

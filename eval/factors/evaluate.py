@@ -14,7 +14,7 @@ from gdt.common.files import write_text
 from gdt.common.randomness import Stream, generator
 from gdt.eval.factors.probing import probe_accuracy, relative_distance
 from gdt.eval.factors.settings import PROBE_FOLDS, Factors
-from gdt.eval.factors.trials import Planner, Trial
+from gdt.eval.factors.trials import Trial, Trials
 from gdt.eval.folds import held_out
 from gdt.eval.metrics import Metric
 from gdt.eval.subjects import EvalSet, default_checkpoint, name_of
@@ -71,12 +71,12 @@ def measure(
     Raises UserError if none can be measured on these videos.
     """
     order = generator(Stream.FACTOR_VIDEOS, 0).permutation(held_out(index, split).queries)
-    planner = Planner(index, order, trained.inputs, videos)
+    trials = Trials(index, order, trained.inputs, videos)
     models = [trained.model, trained.untrained().model]
     rows: list[_Row] = []
     for factor in known(trained, measured):
         for network in (name for name in trained.model.modalities if name != "text"):
-            trial = planner.trial(factor, network)
+            trial = trials.trial(factor, network)
             if trial is None:
                 continue
             head = network not in trained.without_head

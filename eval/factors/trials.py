@@ -49,8 +49,8 @@ class Trial:
 
 
 @dataclass(frozen=True)
-class Planner:
-    """Plans trials on held-out videos."""
+class Trials:
+    """Makes trials on held-out videos."""
 
     index: Index
     candidates: np.ndarray

@@ -13,10 +13,9 @@ from PIL import Image
 
 from gdt.cli import parse_command
 from gdt.common.errors import UserError
-from gdt.eval.ablation import plan as planning
-from gdt.eval.ablation import runs
-from gdt.eval.ablation.plan import plan_runs
+from gdt.eval.ablation import rows, runs
 from gdt.eval.ablation.plots import _tick
+from gdt.eval.ablation.rows import runs_of
 from gdt.eval.ablation.runs import ablation, logged_steps
 from gdt.eval.ablation.settings import Ablation
 from gdt.eval.downstream import downstream
@@ -152,7 +151,7 @@ def test_label_columns_have_a_table_each(
 ) -> None:
     index = Index.open(shards)
     labelled = replace(index, columns={"parity": np.array(["even", "odd"], object)[np.arange(len(index)) % 2]})
-    monkeypatch.setattr(planning.Index, "open", lambda *_: labelled)
+    monkeypatch.setattr(rows.Index, "open", lambda *_: labelled)
     monkeypatch.setattr("gdt.eval.subjects.open_index", lambda *_: labelled)
     given = settings(
         shards, tmp_path, rows=("e", CUSTOM), seeds=(0, 1), protocols=("retrieval", "linear"), label="label,parity"
@@ -173,17 +172,17 @@ def test_videos_without_labels_or_without_sound(
 ) -> None:
     plain = Index.open(shards)
     plain = replace(plain, label=np.full(len(plain), "", object), columns={})
-    monkeypatch.setattr(planning.Index, "open", lambda *_: plain)
+    monkeypatch.setattr(rows.Index, "open", lambda *_: plain)
     monkeypatch.setattr("gdt.eval.subjects.open_index", lambda *_: plain)
     summary = ablation(settings(shards, tmp_path, rows=("a", "e")))
     assert kinds(done) == ["pretrain", "pretrain", "evaluate"] and "V→A R@1" in summary and "row a" not in summary
     assert "random weights" in summary
     with pytest.raises(UserError, match="nothing can compare the rows a: recall between modalities needs a row of two"):
-        plan_runs(settings(shards, tmp_path, rows=("a",)))
+        runs_of(settings(shards, tmp_path, rows=("a",)))
     silent = replace(plain, mel_count=np.zeros_like(plain.mel_count))
-    monkeypatch.setattr(planning.Index, "open", lambda *_: silent)
+    monkeypatch.setattr(rows.Index, "open", lambda *_: silent)
     with pytest.raises(UserError, match="0 of 24 train videos of .*; not used: 24 without sound"):
-        plan_runs(settings(shards, tmp_path, rows=("a", "e")))
+        runs_of(settings(shards, tmp_path, rows=("a", "e")))
 
 
 def test_fold_1_is_evaluated_and_changed_labels_again(done: list[list[str]], shards: Path, tmp_path: Path) -> None:
@@ -222,11 +221,11 @@ def test_bad_settings(tmp_path: Path, shards: Path) -> None:
         ({"label": "label", "protocols": ("cross-modal",)}, "--label has no effect on cross-modal"),
     ):
         with pytest.raises(UserError, match=message):
-            plan_runs(settings(shards, tmp_path, **wrong))
+            runs_of(settings(shards, tmp_path, **wrong))
 
 
 def test_a_repeated_seed_or_row_is_one_run(shards: Path, tmp_path: Path) -> None:
-    assert len(plan_runs(settings(shards, tmp_path, rows=("a", "l", "a"), seeds=(1, 0, 1)))) == 4
+    assert len(runs_of(settings(shards, tmp_path, rows=("a", "l", "a"), seeds=(1, 0, 1)))) == 4
 
 
 def test_a_split_without_videos_is_refused_before_training(
@@ -240,7 +239,7 @@ def test_a_split_without_videos_is_refused_before_training(
         every = {"split": np.full(len(index), split, object), "folds": np.full(len(index), folds, object)}
         monkeypatch.setattr(Index, "open", lambda _, every=every: replace(index, **every))
         with pytest.raises(UserError, match=message):
-            plan_runs(settings(shards, tmp_path))
+            runs_of(settings(shards, tmp_path))
 
 
 def test_ticks_of_the_plot_tell_compositions_apart() -> None:
@@ -255,7 +254,7 @@ def test_an_empty_option_is_refused(name: str) -> None:
 
 
 def test_steps_are_adjusted_to_the_flops_of_row_l(shards: Path, tmp_path: Path) -> None:
-    planned = plan_runs(settings(shards, tmp_path, rows=("a", "e", "g", "l"), equal=("compute",), steps=300))
+    planned = runs_of(settings(shards, tmp_path, rows=("a", "e", "g", "l"), equal=("compute",), steps=300))
     assert planned[0].equal == "compute: 2 videos per step, the FLOPs of 300 steps of row l"
     # leaves of both modalities: 1 per video in row e, 2 in g, 4 in l; row a has 2 of the video only
     run = planned[0]
@@ -264,16 +263,16 @@ def test_steps_are_adjusted_to_the_flops_of_row_l(shards: Path, tmp_path: Path) 
     names = [run.folder.name for run in planned]
     assert 600 < of_a < 1200 and names == [f"a-{of_a}steps-1", "e-1200steps-1", "g-600steps-1", "l-1"]
     assert [run.row.steps for run in planned] == [of_a, 1200, 600, 300]
-    default = plan_runs(settings(shards, tmp_path, steps=0, batch_size=0))
+    default = runs_of(settings(shards, tmp_path, steps=0, batch_size=0))
     assert default[0].equal == "videos: 16 videos per step, 600 steps" and default[0].folder.name == "a-1"
 
 
 def test_compute_that_cannot_be_counted_is_not_compared(
     shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(planning, "step_flops", lambda *_: 0.0)
+    monkeypatch.setattr(rows, "step_flops", lambda *_: 0.0)
     with pytest.raises(UserError, match="the FLOPs of .* cannot be counted; compare rows with --equal videos"):
-        plan_runs(settings(shards, tmp_path, rows=("a", "l"), equal=("compute",)))
+        runs_of(settings(shards, tmp_path, rows=("a", "l"), equal=("compute",)))
 
 
 def test_a_default_is_lowered_to_the_videos_for_all_rows(
@@ -282,8 +281,8 @@ def test_a_default_is_lowered_to_the_videos_for_all_rows(
     index = Index.open(shards)
     order = np.cumsum(index.split == "train")
     few = replace(index, split=np.where((index.split == "train") & (order > 14), "val", index.split).astype(object))
-    monkeypatch.setattr(planning.Index, "open", lambda *_: few)
-    planned = plan_runs(settings(shards, tmp_path, rows=("e", "l"), batch_size=0))
+    monkeypatch.setattr(rows.Index, "open", lambda *_: few)
+    planned = runs_of(settings(shards, tmp_path, rows=("e", "l"), batch_size=0))
     assert [run.pretraining.batch_size for run in planned] == [14, 14] and "14 videos per step" in planned[0].equal
 
 

@@ -27,7 +27,7 @@ from gdt.eval.embed import Embedder, features
 from gdt.eval.factors.evaluate import factors
 from gdt.eval.factors.settings import Factors
 from gdt.eval.folds import Fold
-from gdt.eval.jobs import Job, Outcome, plan
+from gdt.eval.jobs import Job, Outcome, jobs_of
 from gdt.eval.metrics import Measured, Metric
 from gdt.eval.protocols import PROTOCOLS, Protocol
 from gdt.eval.results import RESULTS
@@ -324,7 +324,7 @@ def test_whatever_changes_a_number_changes_what_identifies_it(
 
 
 def test_other_vectors_of_the_same_words_have_another_key(checkpoint: Path, ucf: Path) -> None:
-    (job,) = plan(Downstream((checkpoint,), "ucf101", ucf, ("cross-modal",), random_weights="exclude"), {})
+    (job,) = jobs_of(Downstream((checkpoint,), "ucf101", ucf, ("cross-modal",), random_weights="exclude"), {})
     job = replace(job, settings=replace(job.settings, word2vec=Path("vectors")))
     one = WordVectors(np.ones((2, 3), np.float16), ("a", "b"))
     words = one, replace(one, vectors=2 * one.vectors), None

@@ -14,7 +14,7 @@ from gdt.common.errors import UserError
 from gdt.eval.factors.evaluate import factors, known, measure
 from gdt.eval.factors.probing import probe_accuracy, relative_distance
 from gdt.eval.factors.settings import Factors
-from gdt.eval.factors.trials import Planner
+from gdt.eval.factors.trials import Trials
 from gdt.eval.metrics import clustered
 from gdt.pipeline.loader import Loader
 from gdt.pipeline.notation import TRANSFORMATIONS, read_transformations
@@ -110,9 +110,9 @@ CHANGED = {
 
 
 @pytest.fixture
-def planner(index: Index) -> Planner:
+def trials(index: Index) -> Trials:
     order = np.flatnonzero(index.split == "test")[::-1]
-    return Planner(index, order, inputs_of(index, TINY.clip, TINY.augmentation), 5)
+    return Trials(index, order, inputs_of(index, TINY.clip, TINY.augmentation), 5)
 
 
 def custom(tmp_path: Path) -> Trained:
@@ -124,12 +124,12 @@ def custom(tmp_path: Path) -> Trained:
 
 
 @pytest.mark.parametrize("network", ["video", "audio"])
-def test_only_the_factor_differs_between_its_values(planner: Planner, network: str, tmp_path: Path) -> None:
+def test_only_the_factor_differs_between_its_values(trials: Trials, network: str, tmp_path: Path) -> None:
     trained = custom(tmp_path)
     every = known(trained, read_transformations(trained.settings.factors_from)[0])
     assert [factor.name for factor in every] == [*TRANSFORMATIONS, "freeze"]
     for factor in every:
-        if (trial := planner.trial(factor, network)) is None:
+        if (trial := trials.trial(factor, network)) is None:
             assert factor.name in ("video", "modality")
             continue
         n, s, k = trial.shape
@@ -146,22 +146,22 @@ def differs(values: np.ndarray) -> bool:
     return bool((values != values[:, :, :1]).any())
 
 
-def test_clips_start_in_their_third_and_fit_the_video(planner: Planner) -> None:
-    trial = planner.trial(TRANSFORMATIONS["time_shift"](), "audio")
-    counts = planner.index.start_counts(TINY.clip.frames, TINY.clip.stride, TINY.clip.mel_frames)
+def test_clips_start_in_their_third_and_fit_the_video(trials: Trials) -> None:
+    trial = trials.trial(TRANSFORMATIONS["time_shift"](), "audio")
+    counts = trials.index.start_counts(TINY.clip.frames, TINY.clip.stride, TINY.clip.mel_frames)
     starts = trial.leaves.start.reshape(trial.shape)
     own = counts[trial.leaves.video].reshape(trial.shape)
     assert (starts * 3 // own == np.arange(3)).all()
-    speed = planner.trial(TRANSFORMATIONS["speed"](), "video")
+    speed = trials.trial(TRANSFORMATIONS["speed"](), "video")
     last = speed.leaves.start + speed.leaves.frames.max(1)
-    assert (last < planner.index.frame_count[speed.leaves.video]).all()
-    assert (last == planner.index.frame_count[speed.leaves.video] - 1).any()
+    assert (last < trials.index.frame_count[speed.leaves.video]).all()
+    assert (last == trials.index.frame_count[speed.leaves.video] - 1).any()
 
 
-def loaded(planner: Planner, name: str, network: str) -> np.ndarray:
+def loaded(trials: Trials, name: str, network: str) -> np.ndarray:
     """Inputs of a network: [n, s, k, 3, frames, height, width] or [n, s, k, 1, bands, frames]."""
-    found, trial = [], planner.trial(TRANSFORMATIONS[name](), network)
-    with Loader(planner.index, trial.plans(), inputs_of(planner.index, TINY.clip), torch.device("cpu")) as loader:
+    found, trial = [], trials.trial(TRANSFORMATIONS[name](), network)
+    with Loader(trials.index, trial.plans(), inputs_of(trials.index, TINY.clip), torch.device("cpu")) as loader:
         for batch in loader:
             inputs = batch.inputs[network]
             found.append((inputs.floats() if network == "video" else inputs).numpy().copy())
@@ -169,9 +169,9 @@ def loaded(planner: Planner, name: str, network: str) -> np.ndarray:
     return every.reshape(*trial.shape, *every.shape[1:])
 
 
-def test_clips_differ_only_by_the_factor(planner: Planner) -> None:
-    reversal, rotation, speed = (loaded(planner, name, "video") for name in ("time_reversal", "rotation", "speed"))
-    sound = loaded(planner, "time_reversal", "audio")
+def test_clips_differ_only_by_the_factor(trials: Trials) -> None:
+    reversal, rotation, speed = (loaded(trials, name, "video") for name in ("time_reversal", "rotation", "speed"))
+    sound = loaded(trials, "time_reversal", "audio")
     assert np.array_equal(reversal[:, :, 1], reversal[:, :, 0, :, ::-1])
     assert np.array_equal(sound[:, :, 1], sound[:, :, 0, ..., ::-1])
     for turns in range(4):

@@ -13,7 +13,7 @@ import torch
 
 import gdt
 from gdt.common.errors import UserError
-from gdt.eval.ablation.plan import plan_runs
+from gdt.eval.ablation.rows import runs_of
 from gdt.eval.ablation.runs import _require_same_training
 from gdt.eval.ablation.settings import Ablation
 from gdt.eval.downstream import evaluate
@@ -169,7 +169,7 @@ def test_the_runs_of_an_ablation_read_the_file_as_it_was_planned(shards: Path, t
     path = tmp_path / "mine.py"
     path.write_text(FREEZE)
     asked = Ablation(shards=shards, rows=(OWN,), factors_from=path, out=tmp_path / "out", size="tiny", batch_size=4)
-    runs = plan_runs(asked)
+    runs = runs_of(asked)
     asked.folder.mkdir()
     _require_same_training(asked, runs)
     path.write_text(FREEZE.replace("// 2", "// 3"))

@@ -25,8 +25,8 @@ RANDOM_ROW = replace(
 )  # fmt: skip
 
 
-def notes(*rows: Result, by_row: bool = False) -> str:
-    return "\n".join(pivot(rows, by_row)[0].notes)
+def footnotes(*rows: Result, by_row: bool = False) -> str:
+    return "\n".join(pivot(rows, by_row)[0].footnotes)
 
 
 def test_results_survive_a_round_trip(tmp_path: Path) -> None:
@@ -54,13 +54,13 @@ def test_a_table_has_random_weights_first_and_chance_and_published_results_last(
 def test_folds_and_seeds_are_averaged() -> None:
     folds = [replace(ROW, fold=k + 1, metrics={"R@1": Metric(v, 20.0, 20)}) for k, v in enumerate((40.0, 10.0, 31.0))]
     (table,) = pivot(folds)
-    assert table.lines[1] == ["mine", "27.0 (0.0-65.2)"] and "over folds" in table.notes[0]
+    assert table.lines[1] == ["mine", "27.0 (0.0-65.2)"] and "over folds" in table.footnotes[0]
     seeds = [replace(each, fold=0, seed=each.fold, model=f"e-{each.fold}", weights=str(each.fold)) for each in folds]
     (table,) = pivot(seeds, by_row=True)
     assert table.lines[:2] == [
         ["% on test", "videos seen", "compute", "R@1"], ["row e: video-audio", "9,600", "1.0x", "27.0 (0.0-65.2)"]
     ]  # fmt: skip
-    assert "over seeds" in table.notes[0]
+    assert "over seeds" in table.footnotes[0]
 
 
 def test_rows_of_other_lengths_are_rows_of_their_own() -> None:
@@ -165,12 +165,12 @@ def test_wide_tables_are_split_by_columns() -> None:
     ],
 )
 def test_what_would_mislead_has_a_footnote(change: dict, note: str) -> None:
-    assert note not in notes(ROW) and note in notes(replace(ROW, **change))
+    assert note not in footnotes(ROW) and note in footnotes(replace(ROW, **change))
 
 
 def test_rows_with_fewer_seeds_are_named() -> None:
     seeds = [replace(ROW, seed=seed, weights=str(seed), model=f"e-{seed}") for seed in (1, 2)]
-    assert "seeds differ in number: random weights (1); row e: video-audio (2)" in notes(
+    assert "seeds differ in number: random weights (1); row e: video-audio (2)" in footnotes(
         RANDOM_ROW, *seeds, by_row=True
     )
 

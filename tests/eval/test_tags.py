@@ -13,7 +13,7 @@ from sklearn.preprocessing import StandardScaler
 
 from gdt.common.errors import UserError
 from gdt.eval import extract
-from gdt.eval.ablation.plan import plan_runs
+from gdt.eval.ablation.rows import runs_of
 from gdt.eval.ablation.settings import Ablation
 from gdt.eval.downstream import downstream
 from gdt.eval.results import RESULTS, Result, read
@@ -113,8 +113,8 @@ def test_an_ablation_refuses_several_labels_before_it_trains(shards: Path, tmp_p
     annotate(folder, tags=[";".join(each) for each in map(sorted, tags(index))])
     small = Ablation(shards=folder, rows=("e",), seeds=(0,), steps=2, size="tiny", batch_size=2, label="tags")
     with pytest.raises(UserError, match="retrieval takes one; set --protocols multilabel"):
-        plan_runs(small)
-    (run,) = plan_runs(replace(small, protocols=("multilabel",)))
+        runs_of(small)
+    (run,) = runs_of(replace(small, protocols=("multilabel",)))
     assert run.evaluation.protocols == ("multilabel",)
 
 

@@ -1,4 +1,4 @@
-"""Networks as users write them, for test_foreign: their own, and small ones of libraries."""
+"""Networks as users write them, for test_own: their own, and small ones of libraries."""
 
 import os
 import random

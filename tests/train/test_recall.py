@@ -18,7 +18,7 @@ from gdt.train import checkpoint
 from gdt.train.experiment import resolve
 from gdt.train.models.gdt import GDT
 from gdt.train.pretrain import pretrain
-from gdt.train.recall import Embedded, Probe, embed_videos, hits, ranks
+from gdt.train.recall import Embedded, Probe, embed_videos, hits, places
 from gdt.train.record import Record
 from gdt.train.settings import SIZES, Pretrain, RunSettings
 from gdt.train.trained import Trained
@@ -37,7 +37,7 @@ def test_ranks_equal_plain_counting() -> None:
     rng = torch.Generator().manual_seed(0)
     query, gallery = (functional.normalize(torch.randn(70, 4, generator=rng).double(), dim=1) for _ in range(2))
     expected = [sum(float(q @ g) > float(q @ gallery[k]) for g in gallery) for k, q in enumerate(query)]
-    assert ranks(query, gallery).tolist() == ranks(query, gallery, at_once=32).tolist() == expected
+    assert places(query, gallery).tolist() == places(query, gallery, at_once=32).tolist() == expected
 
 
 def test_hits_by_direction_and_k() -> None:

@@ -58,7 +58,7 @@ class Row(NamedTuple):
 
 
 @dataclass(frozen=True)
-class PlannedRun:
+class RowRun:
     """One row with one seed: its `gdt pretrain`, then its `gdt evaluate`."""
 
     row: Row
@@ -78,7 +78,7 @@ class PlannedRun:
         return [command_of(self.pretraining), *([evaluate] if self.evaluation.protocols else [])]
 
 
-def plan_runs(settings: Ablation) -> list[PlannedRun]:
+def runs_of(settings: Ablation) -> list[RowRun]:
     """The runs of an ablation, seed by seed. Raises UserError if the videos do not fit the rows or protocols."""
     shards = shard_folder(settings.dataset_name, settings.shards)
     index = Index.open(shards)
@@ -110,7 +110,7 @@ def plan_runs(settings: Ablation) -> list[PlannedRun]:
                 word2vec=seeded.word2vec if takes_words else None,
                 random_weights="include" if row is baseline else "exclude",
             )
-            runs.append(PlannedRun(row, seeded, of_row, equal))
+            runs.append(RowRun(row, seeded, of_row, equal))
     if not any(run.evaluation.protocols for run in runs):
         raise UserError(
             f"nothing can compare the rows {' '.join(named)}: recall between modalities needs a row of two; add one, "
