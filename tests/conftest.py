@@ -73,6 +73,12 @@ def shards(synthetic: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return once(tmp_path_factory, "shards/synthetic", lambda folder: preprocess(replace(settings, destination=folder)))
 
 
+@pytest.fixture
+def copy(shards: Path, tmp_path: Path) -> Path:
+    """Shards that a test may damage."""
+    return shutil.copytree(shards, tmp_path / "copy")
+
+
 @pytest.fixture(scope="session")
 def index(shards: Path) -> Index:
     return Index.open(shards)

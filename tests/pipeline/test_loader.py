@@ -3,7 +3,6 @@
 import functools
 import io
 import itertools
-import shutil
 import threading
 from collections.abc import Iterable
 from dataclasses import replace
@@ -277,13 +276,6 @@ def test_a_loader_that_cannot_be_made_leaves_no_threads(
     with pytest.raises(UserError, match="DALI" if decoder == "gpu" else "have no words"):
         Loader(stored, [plan], inputs_of(stored, CLIP), CPU, Loading(decoder=decoder))
     assert set(threading.enumerate()) <= before
-
-
-@pytest.fixture
-def copy(index: Index, tmp_path: Path) -> Path:
-    """Shards that a test may damage."""
-    shutil.copytree(index.folder, tmp_path / "copy")
-    return tmp_path / "copy"
 
 
 def test_other_decoding_errors_do_not_blame_the_frames(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,6 @@ import errno
 import json
 import os
 import random
-import shutil
 from dataclasses import make_dataclass, replace
 from pathlib import Path
 
@@ -22,13 +21,6 @@ from gdt.pipeline.shards.statistics import Statistics, mel_sums
 from gdt.pipeline.shards.writer import VideoRecord, write_shard
 from tests.preprocess.intact import problems
 from tests.tamper import annotate, flip
-
-
-@pytest.fixture
-def copy(shards: Path, tmp_path: Path) -> Path:
-    """Shards that a test may damage."""
-    shutil.copytree(shards, tmp_path / "synthetic")
-    return tmp_path / "synthetic"
 
 
 def test_a_shard_is_contiguous_and_readable_with_h5py(shards: Path) -> None:

@@ -17,7 +17,6 @@ import numpy as np
 import pytest
 
 from gdt.common.errors import UserError
-from gdt.common.files import locked
 from gdt.common.folders import Folder
 from gdt.pipeline.shards import container
 from gdt.pipeline.shards.index import Index
@@ -168,11 +167,6 @@ def test_shards_of_another_version_are_not_replaced(synthetic: Path, tmp_path: P
     with pytest.raises(UserError, match="holds shards of another version: it has schema 2 .* set --destination"):
         run(Preprocess("folder", synthetic / "test", tmp_path, workers=1))
     assert path.read_bytes() == before
-
-
-def test_two_runs_into_one_folder_are_refused(synthetic: Path, tmp_path: Path) -> None:
-    with locked(tmp_path), pytest.raises(UserError, match="another run is writing to"):
-        run(Preprocess("folder", synthetic / "test", tmp_path, workers=1))
 
 
 def test_summary_counts_everything(real: Path, tmp_path: Path) -> None:

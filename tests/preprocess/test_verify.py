@@ -3,7 +3,6 @@
 import errno
 import os
 import random
-import shutil
 from pathlib import Path
 
 import pytest
@@ -18,13 +17,6 @@ from gdt.preprocess.verify import verify
 from tests.conftest import Run
 from tests.preprocess.test_stage import digests
 from tests.tamper import changed, flip
-
-
-@pytest.fixture
-def copy(shards: Path, tmp_path: Path) -> Path:
-    """A copy of the shards, to be damaged."""
-    shutil.copytree(shards, tmp_path / "copy")
-    return tmp_path / "copy"
 
 
 def names(folder: Path) -> list[str]:
