@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 CLIP, BANK = (3, 8, 32, 32), (1, 40, 99)
 SMALL: dict[str, Any] = {
@@ -103,18 +102,6 @@ class Counting(Sound):
 
     def forward(self, x: Tensor) -> Tensor:
         self.passes += 1
-        return super().forward(x)
-
-
-class Apart(Net):
-    """Drops values in every third pass while training, though torch's seed is the same."""
-
-    passes = 0
-
-    def forward(self, x: Tensor) -> Tensor:
-        Apart.passes += self.training
-        if Apart.passes % 3 == 0:
-            return functional.dropout(super().forward(x), 0.5, self.training)
         return super().forward(x)
 
 

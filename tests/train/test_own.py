@@ -22,7 +22,6 @@ from gdt.train.models.inspection import check_network
 from gdt.train.models.network import OwnNetwork, OwnNetworks
 from gdt.train.models.own import build, makers
 from gdt.train.settings import SIZES
-from gdt.train.step import Gradient
 from tests.conftest import ROOT, Run, few
 from tests.golden import subject
 from tests.train import own_networks
@@ -89,11 +88,8 @@ def test_a_network_is_trained_resumed_used_and_exported(drawn: Path, tmp_path: P
 
 
 @pytest.mark.parametrize("compile", few(["off", "on"]))
-def test_dropout_repeats_in_the_second_pass_of_cached_gradients(
-    drawn: Path, tmp_path: Path, compile: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    drifts, kind = list[float](), own_networks.Net if compile == "off" else own_networks.Plain
-    monkeypatch.setattr(Gradient, "_require_same", lambda self, drift: drifts.append(float(drift)))
+def test_dropout_repeats_in_the_second_pass_of_cached_gradients(drawn: Path, tmp_path: Path, compile: str) -> None:
+    kind = own_networks.Net if compile == "off" else own_networks.Plain
     numbers = {
         cache: pretrain(
             drawn, tmp_path / cache, video_network=kind, compile=compiled, gradient_cache=cache, steps=2,
@@ -102,11 +98,6 @@ def test_dropout_repeats_in_the_second_pass_of_cached_gradients(
         for cache, compiled in (("on", compile), ("off", "off"))
     }  # fmt: skip
     assert numbers["on"] == pytest.approx(numbers["off"], rel=1e-10)
-    assert len(drifts) == 2 and max(drifts) < 1e-10
-    monkeypatch.undo()
-    if compile == "off":
-        with pytest.raises(UserError, match="second pass"):
-            pretrain(drawn, tmp_path / "apart", video_network=own_networks.Apart)
 
 
 def test_two_ranks_have_the_numbers_of_one(drawn: Path, tmp_path: Path, server: subprocess.Popen[str]) -> None:
