@@ -10,7 +10,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from gdt.common.errors import UserError
-from gdt.common.wording import plural
 from gdt.eval.protocols import PROTOCOLS
 from gdt.eval.settings import Downstream
 from gdt.pipeline.clips import usable
@@ -98,12 +97,6 @@ def _fold(settings: Downstream, several: bool, index: Index, splits: tuple[str, 
     for split, videos in zip(splits, (gallery, queries), strict=True):
         if not len(videos):
             raise UserError(_no_labels(index, number, settings.label, split))
-    both = np.intersect1d(gallery, queries)
-    if len(both):
-        raise UserError(
-            f"gallery and queries share {plural(len(both), 'video')} (first: '{index.id[both[0]]}'); check the splits "
-            "of your labels"
-        )
     return Fold(number, gallery, queries, index.label[gallery].astype(str), index.label[queries].astype(str))
 
 
