@@ -7,7 +7,6 @@ import os
 import re
 import sys
 import time
-import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -124,10 +123,7 @@ def first_line(error: BaseException) -> str:
 
 
 def exit_with_message(main: Callable[[], object]) -> None:
-    """Run `main`; a UserError or an operating system error becomes one message on stderr and exit status 2.
-
-    In Python's development mode (PYTHONDEVMODE=1), the traceback comes first.
-    """
+    """Run `main`; a UserError or an operating system error becomes one message on stderr and exit status 2."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # like stderr; file names may not be UTF-8
     try:
@@ -135,13 +131,11 @@ def exit_with_message(main: Callable[[], object]) -> None:
             main()
         sys.stdout.flush()
     except UserError as error:
-        _show_traceback()
         _exit(2, f"error: {error}")
     except BrokenPipeError:  # the reader of the output, such as `head`, has exited
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except OSError as error:
-        _show_traceback()
         if error.filename is None:
             _exit(2, f"error: {error.strerror or first_line(error)}; check that the disks are mounted and not full")
         advice = "check the path, its permissions and the free space"
@@ -150,11 +144,6 @@ def exit_with_message(main: Callable[[], object]) -> None:
         _exit(2, f"error: {error.filename}: {error.strerror}; {advice}")
     except KeyboardInterrupt:
         _exit(INTERRUPT, INTERRUPTED)
-
-
-def _show_traceback() -> None:
-    if sys.flags.dev_mode:
-        traceback.print_exc()
 
 
 def _exit(status: int, message: str) -> NoReturn:

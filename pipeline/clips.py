@@ -96,7 +96,9 @@ def uniform_clips(
     video, modality and clip. `starts`: other first frames, int64 [n, clips].
     """
     if starts is None:
-        starts = uniform_starts(index, videos, clips, clip, modalities)
+        position = np.arange(clips) / (clips - 1) if clips > 1 else np.array([0.5])
+        counts = start_counts(index, clip, modalities)[videos]
+        starts = np.floor(position[None] * (counts[:, None] - 1) + 0.5).astype(np.int64)
     leaves = Leaves.plain(len(videos) * len(modalities) * clips, clip, index.bands)
     shape = (len(videos), len(modalities), clips)
 
@@ -109,13 +111,6 @@ def uniform_clips(
     rng = np.random.Generator(np.random.Philox(0))  # unused: the evaluation augmentation draws nothing at random
     leaves.draws = draw_augmentations(augmentation, rng, len(leaves), (1, 1))
     return _plan(index, leaves, {})
-
-
-def uniform_starts(index: Index, videos: np.ndarray, clips: int, clip: Clip, modalities: Sequence[str]) -> np.ndarray:
-    """First stored frames of `uniform_clips`: int64 [n, clips]."""
-    position = np.arange(clips) / (clips - 1) if clips > 1 else np.array([0.5])
-    starts = start_counts(index, clip, modalities)[videos]
-    return np.floor(position[None] * (starts[:, None] - 1) + 0.5).astype(np.int64)
 
 
 def moment_starts(

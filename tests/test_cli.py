@@ -8,13 +8,12 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from gdt.cli import COMMANDS, below_gdt
 from gdt.common.commandline import options
-from gdt.common.errors import UserError, exit_with_message, explain_out_of_memory
+from gdt.common.errors import UserError, explain_out_of_memory
 from gdt.train.experiment import steps_of
 from gdt.train.options import parse_arguments
 from gdt.train.settings import SIZES, Pretrain
@@ -181,22 +180,6 @@ def test_out_of_memory_is_explained_and_other_errors_are_not(error: Exception) -
         raise error
     with pytest.raises(RuntimeError, match=r"^shapes differ$"), explain_out_of_memory("lower --videos"):
         raise RuntimeError("shapes differ")
-
-
-@pytest.mark.parametrize("developing", [False, True])
-def test_a_traceback_is_shown_in_the_development_mode(
-    developing: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "flags", SimpleNamespace(dev_mode=developing))
-
-    def fail() -> None:
-        (ROOT / "no such file").read_text()
-
-    with pytest.raises(SystemExit, match="2"):
-        exit_with_message(fail)
-    said = capsys.readouterr().err
-    assert "no such file: No such file or directory; check the path" in said
-    assert ("in fail" in said) == developing
 
 
 def make(*typed: str, **environment: str) -> subprocess.CompletedProcess[str]:

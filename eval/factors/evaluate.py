@@ -16,7 +16,6 @@ from gdt.eval.factors.probing import probe_accuracy, relative_distance
 from gdt.eval.factors.settings import PROBE_FOLDS, Factors
 from gdt.eval.factors.trials import Trial, Trials
 from gdt.eval.folds import held_out
-from gdt.eval.metrics import Metric
 from gdt.eval.subjects import EvalSet, default_checkpoint, name_of
 from gdt.eval.tables import csv_text
 from gdt.pipeline.loader import Batch
@@ -84,20 +83,17 @@ def measure(
             layer = f"{network} {'embeddings' if head else 'trunk'}"
             row = {"split": split, "factor": factor.name, "features": layer, "videos": len(trained_features)}
             for name, statistic in (("distance", relative_distance), ("accuracy", probe_accuracy)):
-                numbers = _numbers(statistic(trained_features), statistic(random_features))
-                rows.append(row | {"measure": name} | numbers)
+                found = statistic(trained_features)
+                random = statistic(random_features)
+                values = {"value": found.value, "low": found.low, "high": found.high}
+                values |= {"random_value": random.value, "random_low": random.low, "random_high": random.high}
+                rows.append(row | {"measure": name} | values | {"chance": found.chance or ""})
     if not rows:
         raise UserError(
             f"no factor can be measured on {index.folder}: fewer than {PROBE_FOLDS} videos of the split '{split}' are "
             "long enough; set --split to a split with more videos, such as train"
         )
     return rows
-
-
-def _numbers(pretrained: Metric, random: Metric) -> _Row:
-    values = {"value": pretrained.value, "low": pretrained.low, "high": pretrained.high}
-    values |= {"random_value": random.value, "random_low": random.low, "random_high": random.high}
-    return values | {"chance": pretrained.chance or ""}
 
 
 def _require_same_file(trained: Trained, checksum: str) -> None:

@@ -15,13 +15,13 @@ from urllib.parse import quote, unquote
 
 import numpy as np
 
-from gdt.common.commandline import size_of
+from gdt.common.commandline import gdt_command, size_of
 from gdt.common.errors import LeftOut, UserError, unknown
 from gdt.common.folders import Folder
 from gdt.pipeline.shards import container, layout
 from gdt.pipeline.shards.container import Damaged, Head, OtherSchema, text_array, texts
 from gdt.pipeline.shards.layout import INDEX, MEL_RATE, VideoTable, table_checksum
-from gdt.pipeline.shards.naming import DATASET_NAMES, is_shard, preprocess_command, verify_hint
+from gdt.pipeline.shards.naming import DATASET_NAMES, is_shard, shard_folder, verify_hint
 from gdt.pipeline.shards.rejected import rejected_in
 from gdt.pipeline.shards.statistics import Statistics
 
@@ -308,5 +308,6 @@ def require_index(folder: Folder) -> None:
     beside = [] if folder.remote else [path.parent.name for path in folder.absolute().parent.glob(f"*/{INDEX}")]
     similar = difflib.get_close_matches(folder.name, [*beside, *DATASET_NAMES], 1)
     hint = f" did you mean '{similar[0]}'? Otherwise" if similar and similar[0] != folder.name else ""
-    make = preprocess_command(folder)
+    elsewhere = [] if folder == shard_folder(folder.name) else ["--destination", folder]
+    make = gdt_command("preprocess", "--dataset", folder.name, "--source", "VIDEOS", *elsewhere)
     raise UserError(f"there are no shards in {folder} (no {INDEX});{hint} make them with '{make}'")

@@ -37,12 +37,6 @@ def is_shard(name: str, or_partial: bool = False) -> bool:
     return re.fullmatch(pattern, name) is not None
 
 
-def preprocess_command(folder: Folder) -> str:
-    """The command that makes the shards of a folder, with a placeholder for the videos."""
-    elsewhere = [] if folder == shard_folder(folder.name) else ["--destination", folder]
-    return gdt_command("preprocess", "--dataset", folder.name, "--source", "VIDEOS", *elsewhere)
-
-
 def verify_hint(folder: Folder) -> str:
     """How to find and rebuild the damaged files of a folder."""
     command = gdt_command("verify", "--shards", folder, "--remove")

@@ -164,15 +164,11 @@ class Scene:
         mixed = np.choose(self._moments(times), parts) + noise_level * noise + hum_level * hum
         heard = np.clip(mixed, -1, 1).astype(np.float32)
         if self.strength:
-            heard = heard + 0.15 * self.strength * self._drone(times)
+            pitch, brightness = self.identity
+            octave = math.log2(LOWEST / scenes.PITCH) + OCTAVES * pitch
+            period = scenes.wavetable(brightness, self.drone)
+            heard = heard + 0.15 * self.strength * scenes.tone(Sound(1.0), octave, period, times, 0.0, self.drone)
         return np.clip(heard, -1, 1).astype(np.float32)
-
-    def _drone(self, times: scenes.Times) -> Array:
-        """The drone, float32 [samples], peak 1."""
-        pitch, brightness = self.identity
-        table = scenes.wavetable(brightness, self.drone)
-        octave = math.log2(LOWEST / scenes.PITCH) + OCTAVES * pitch
-        return scenes.tone(Sound(1.0), octave, table, times, 0.0, self.drone)
 
     def captions(self) -> dict[str, list[float] | list[str]]:
         """Captions as in HowTo100M, `start` and `end` in seconds: each of one action and about two cycles."""
