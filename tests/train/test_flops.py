@@ -12,7 +12,7 @@ from gdt.train.flops import max_leaves, training_flops
 from gdt.train.models.gdt import GDT
 from gdt.train.models.inspection import check_network
 from gdt.train.models.network import Architecture
-from gdt.train.models.own import Maker, build
+from gdt.train.models.own import Maker
 from tests.train.own_networks import Plain
 
 CLIP = Clip(frames=16, stride=1, size=32)
@@ -38,7 +38,7 @@ class Layer(nn.Module):
 def model_of(make: Callable[[], nn.Module]) -> GDT:
     maker = Maker("mine", make)
     recorded = check_network("video", maker, CLIP)
-    return GDT(Architecture(video=recorded), ("video",), {"video": partial(build, maker, recorded)})
+    return GDT(Architecture(video=recorded), ("video",), {"video": maker})
 
 
 @pytest.mark.parametrize(
