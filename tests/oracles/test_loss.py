@@ -4,24 +4,18 @@ float64, temperature 0.07, odd numbers of videos; values to 1e-9 relative, gradi
 """
 
 from collections.abc import Callable
-from datetime import timedelta
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import Tensor
 from torch.nn import functional
 
 from gdt.pipeline.composition import Factor
-from gdt.pipeline.groups import take_rank
 from gdt.pipeline.leaves import Clip
 from gdt.pipeline.notation import parse
 from gdt.pipeline.transformations.base import VideoPool
 from gdt.pipeline.tree import BatchPlan, Tree
-from gdt.train.distributed import leave_without_teardown
 from gdt.train.loss import gdt_loss
 from tests.oracles import library
 
@@ -103,29 +97,3 @@ def clip_loss(z: Tensor, plan: BatchPlan) -> Tensor:
 def test_cross_modal_pairs_equal_open_clip(videos: int) -> None:
     factors, plan = planned(CROSS_MODAL, videos)
     require_equal(plan, factors, lambda z: clip_loss(z, plan))
-
-
-def test_two_ranks_equal_open_clip_on_the_joined_batch(tmp_path: Path) -> None:
-    mp.spawn(_rank, (2, str(tmp_path)), nprocs=2)
-    _, plan = planned(CROSS_MODAL, 10)
-    expected, expected_gradient = with_gradient(lambda z: clip_loss(z, plan), embeddings(len(plan)))
-    gradient = torch.zeros_like(expected_gradient)
-    for rank in range(2):
-        result = torch.load(tmp_path / f"{rank}.pt", weights_only=True)
-        assert result["loss"].item() == pytest.approx(expected.item(), rel=1e-9)
-        gradient[result["leaf"]] = result["gradient"] / 2  # the ranks' gradients are averaged
-    assert (gradient - expected_gradient).norm() < 1e-9 * expected_gradient.norm()
-
-
-def _rank(rank: int, world: int, folder: str) -> None:
-    dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=world, timeout=timedelta(minutes=5)
-    )
-    factors, plan = planned(CROSS_MODAL, 10)
-    share = take_rank(plan, rank, world)
-    leaf = torch.from_numpy(share.columns["leaf"])
-    z = embeddings(len(plan))[leaf]
-    loss, gradient = with_gradient(lambda x: gdt_loss(x, table_of(share), factors, TEMPERATURE), z)
-    torch.save({"loss": loss, "gradient": gradient, "leaf": leaf}, f"{folder}/{rank}.pt")
-    dist.barrier()  # no rank exits while another still communicates
-    leave_without_teardown()
