@@ -1,7 +1,6 @@
 """The benchmarks at tiny size: each runs, compares what it should, and says what fails."""
 
 import os
-import re
 import subprocess
 import sys
 from typing import Any
@@ -77,19 +76,6 @@ def test_the_gpu_benchmark_runs_on_a_cpu() -> None:
         "row l, decoder cpu, groups of 2", "row l, decoder cpu, groups of 8",
     ]  # fmt: skip
     assert all(f" {unit}" in row for row in rows for unit in ("clips/s", "waiting %", "GiB", "loss"))
-
-
-def test_every_row_of_the_gpu_benchmark_is_measured(drawn: Index, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In one process, and without compiling, which takes a minute."""
-    compiled = []
-    monkeypatch.setattr(torch.nn.Module, "compile", lambda module, **given: compiled.append(module))
-    found = {tuple(row): gpu.measure_here(drawn, "tiny", "cpu", row) for row in gpu.rows_of("tiny")}
-    assert len(compiled) == 2  # the networks of video and audio
-    off = re.match(r"float32 compiled off by ([\d.e-]+);", found["gradients",]["is"])
-    assert float(off[1]) < 1e-5  # padded channels round otherwise
-    assert found["pixels",]["is"].startswith("worst leaf 0.0") and len(found) == 10
-    rows = [values for row, values in found.items() if len(row) > 1]
-    assert all(values.keys() == {"clips/s", "waiting %", "GiB", "loss"} for values in rows)
 
 
 def test_wrong_gradients_are_reported(drawn: Index, monkeypatch: pytest.MonkeyPatch) -> None:
