@@ -163,14 +163,11 @@ class DaliEngine:
         self._graphs.clear()
 
     def _graph(self, branches: int) -> Pipeline:
-        from gdt.pipeline.graphs import Pipeline, video_graph
+        from gdt.pipeline.graphs import Pipeline
 
         if branches not in self._graphs:
             frames = self._loading.decode_batch_size * self._clip.frames
-            decoder = "mixed" if self._device.type == "cuda" else "cpu"
-            self._graphs[branches] = Pipeline(
-                self._device, self._loading.threads, video_graph, frames, self._clip.size, branches, decoder
-            )
+            self._graphs[branches] = Pipeline(self._device, self._loading.threads, frames, self._clip.size, branches)
         return self._graphs[branches]
 
     def _feed(self, runs: Iterable[DecodingRun], fed: deque[tuple[DecodingRun, Tensor]]) -> Iterator[dict[str, Any]]:

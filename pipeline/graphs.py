@@ -1,14 +1,12 @@
-"""The DALI graphs of the loader, which run on the CPU and on a GPU."""
+"""The DALI graph of the loader, which runs on the CPU and on a GPU."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import nvidia.dali.fn as fn
 import nvidia.dali.types as types
 import torch
 from nvidia.dali import pipeline_def
-
-from gdt.pipeline.shards.layout import MEL_FLOOR
 
 
 @pipeline_def
@@ -35,37 +33,19 @@ def video_graph(size: int, branches: int, decoder: str) -> Any:
     return tuple(outputs)
 
 
-@pipeline_def
-def audio_graph(on_gpu: bool, mean: float, scale: float) -> Any:
-    """Log-mel rows [frames, bands] -> amplified, normalised, masked: float32 [bands, frames]."""
-    rows, gain = (
-        fn.external_source(name=name, batch=True, dtype=types.FLOAT, ndim=ndim)
-        for name, ndim in (("rows", 2), ("gain", 0))
-    )
-    if on_gpu:
-        rows = rows.gpu()
-        gain = gain.gpu()
-    amplified = rows + gain * (rows > MEL_FLOOR)  # silence keeps its value
-    bank = fn.transpose((amplified - mean) * scale, perm=[1, 0])
-    for axis, name in enumerate(("frequency", "time")):
-        start = fn.external_source(name=f"{name}_start", batch=True, dtype=types.FLOAT, ndim=1)
-        width = fn.external_source(name=f"{name}_width", batch=True, dtype=types.FLOAT, ndim=1)
-        bank = fn.erase(bank, anchor=start, shape=width, axes=[axis], fill_value=0.0)
-    return bank
-
-
 class Pipeline:
     """A built DALI graph. Its inputs are fed by name, a few runs ahead of its outputs."""
 
     AHEAD = 2
 
-    def __init__(
-        self, device: torch.device, threads: int, graph: Callable[..., Any], batch_size: int, *arguments: Any
-    ) -> None:
+    def __init__(self, device: torch.device, threads: int, frames: int, size: int, branches: int) -> None:
+        """For runs of at most some frames."""
         self._device = device
-        self._graph = graph(
-            *arguments,
-            batch_size=batch_size,
+        self._graph = video_graph(
+            size,
+            branches,
+            "mixed" if device.type == "cuda" else "cpu",
+            batch_size=frames,
             num_threads=threads,
             prefetch_queue_depth=self.AHEAD,
             device_id=(device.index or 0) if device.type == "cuda" else None,

@@ -69,7 +69,7 @@ def test_the_gpu_benchmark_runs_on_a_cpu() -> None:
         cwd=ROOT, capture_output=True, text=True, check=True,
     )  # fmt: skip
     _, pixels, gradients, *rows = done.stdout.splitlines()
-    assert "99.9 % within" in pixels and "log-mel within" in pixels
+    assert "99.9 % within" in pixels
     assert "float32 compiled off by" in gradients and "bfloat16 is skipped on CPUs" in gradients
     assert [row.split("  ")[0] for row in rows] == [
         *(f"row {row}, decoder {decoder}, groups of 4" for row in "lea" for decoder in ("gpu", "cpu")),

@@ -8,7 +8,7 @@ import psutil
 import pytest
 import torch
 
-from gdt.pipeline import engines, graphs
+from gdt.pipeline import engines
 from gdt.pipeline.clips import uniform_clips
 from gdt.pipeline.colour import Pixels, _on_any_device
 from gdt.pipeline.engines import taps
@@ -16,11 +16,9 @@ from gdt.pipeline.leaves import Clip
 from gdt.pipeline.loader import Loader
 from gdt.pipeline.notation import parse
 from gdt.pipeline.shards.index import Index
-from gdt.pipeline.shards.layout import MEL_FLOOR
 from gdt.pipeline.shards.reader import ShardReader
-from gdt.pipeline.sources import audio
 from gdt.pipeline.sources.loading import Loading
-from gdt.pipeline.transformations.augmentation import Augmentation, draw_augmentations
+from gdt.pipeline.transformations.augmentation import Augmentation
 from gdt.pipeline.tree import BatchPlan, sampling_tree
 from tests.composed import composed, inputs_of
 from tests.pipeline.test_loader import AUGMENTATION, CLIP, CPU, NO_COLOUR, tree
@@ -101,17 +99,6 @@ def test_reading_ahead_spans_batches_up_to_its_limit(index: Index, monkeypatch: 
             next(batches)
             # batches of five: taken, waiting and in preparation, and the clips read ahead with their run
             assert len(began) <= 5 * (taken + 3) + 12 + 5
-
-
-def test_sound_on_the_cores_has_the_bits_of_dalis() -> None:
-    rng, (mean, scale), n = np.random.default_rng(0), (-6.1234567, 1 / 3.9876543), 64
-    rows = rng.normal(-12, 8, (n, 9, 11)).clip(MEL_FLOOR).astype(np.float32)
-    draws = draw_augmentations(Augmentation(frequency_mask=11, time_mask=9), rng, n, (9, 11))
-    graph = graphs.Pipeline(CPU, 1, graphs.audio_graph, n, False, mean, scale)
-    inputs = {"rows": list(rows), **audio.dali_inputs(draws)}
-    ((expected,),) = ((bank.clone() for bank in banks) for banks in graph.run([inputs]))
-    assert (rows == np.float32(MEL_FLOOR)).mean() > 0.001 and (expected == 0).float().mean() > 0.1
-    assert torch.equal(torch.from_numpy(audio.normalise(rows, draws, mean, scale)), expected)
 
 
 def test_memory_is_flat_over_a_thousand_batches(index: Index) -> None:
