@@ -398,21 +398,21 @@ def test_ranks_end_with_the_one_that_fetches(stored: Store, fault: str) -> None:
         with pytest.raises(UserError, match="another process fetches into"):
             Cache(index, "run")
     follower = Cache(index, "run", leads=False)
-    plans = [cache.begin() for cache in (leader, follower)]
-    for cache, plan in zip((leader, follower), plans, strict=True):
-        cache.expect(plan, np.array([0]))
-    leader.open(plans[0], 0).close()
-    follower.open(plans[1], 0).close()
+    demands = [cache.begin() for cache in (leader, follower)]
+    for cache, demand in zip((leader, follower), demands, strict=True):
+        cache.expect(demand, np.array([0]))
+    leader.open(demands[0], 0).close()
+    follower.open(demands[1], 0).close()
     assert s3_counts(stored) == {"/bucket/set/shard-000000.h5": 1}
     stored.fail("GET .*shard-000001", "forbidden", 10_000)
     with ThreadPoolExecutor(1) as pool:
-        follower.expect(plans[1], np.array([1]))
-        waiting = pool.submit(follower.open, plans[1], 1)
+        follower.expect(demands[1], np.array([1]))
+        waiting = pool.submit(follower.open, demands[1], 1)
         if fault == "gone":
             leader.close()
         else:
-            leader.done(plans[0])
-            leader.expect(plans[0], np.array([1]))
+            leader.done(demands[0])
+            leader.expect(demands[0], np.array([1]))
         with pytest.raises(UserError, match="has ended" if fault == "gone" else "shard-000001.h5.*check the network"):
             waiting.result(60)
     leader.close()

@@ -31,11 +31,11 @@ from gdt.train.models.gdt import GDT
 from gdt.train.settings import RunSettings
 
 _FEWEST = 8
-"""Clips with words, of larger batches, from which the rank of text is measured."""
+"""Clips with words, of larger batches, from which the effective rank of text is measured."""
 
 
 class Metrics(NamedTuple):
-    """Metrics of a step, the same on every rank but for the rank of the embeddings; every field is logged."""
+    """Metrics of a step, the same in all processes but for the effective rank; every field is logged."""
 
     loss: float
     top1: float
@@ -79,7 +79,7 @@ class Gradient:
         self.model = model
         self._settings = settings
         self._factors = factors
-        self._rank = dist.get_rank() if dist.is_initialized() else 0
+        self._process = dist.get_rank() if dist.is_initialized() else 0
         self._world = dist.get_world_size() if dist.is_initialized() else 1
         self.memory = ActivationMemory(next(model.parameters()).device)
 
@@ -117,17 +117,17 @@ class Gradient:
         return Metrics(loss, top1, chance, least, size, self._effective_rank(step, batch, embeddings.detach()))
 
     def _effective_rank(self, step: int, batch: Batch, embeddings: Tensor) -> float | None:
-        """The least rank of a modality; of text, of the clips with words, if there are enough."""
+        """The least effective rank of a modality; of text, of the clips with words, if there are enough."""
         if step % RANK_EVERY or not embeddings.isfinite().all():
             return None
         sizes = [len(inputs) for inputs in batch.inputs.values()]
         usable = batch.table.get("usable", torch.ones(len(embeddings), device=embeddings.device)).bool()
-        ranks = [
+        found = [
             effective_rank(part[kept])
             for part, kept in zip(embeddings.split(sizes), usable.split(sizes), strict=True)
             if kept.sum() >= min(len(kept), _FEWEST)
         ]
-        return min(ranks, default=None)
+        return min(found, default=None)
 
     def _kept(self, groups: Sequence[Group]) -> list[bool]:
         """Whether to keep the activations of each group for the backward pass."""
@@ -154,7 +154,7 @@ class Gradient:
         for number, (modality, inputs) in enumerate(batch.inputs.items()):
             size = self._settings.group_size or len(inputs)
             here = len(inputs) // size
-            first = (number * self._world + self._rank) * here
+            first = (number * self._world + self._process) * here
             for k in range(here):
                 part = inputs if here == 1 else inputs[k * size : (k + 1) * size]
                 yield Group(modality, part, first + k, slice(done, done + size))
@@ -215,9 +215,9 @@ class ActivationMemory:
         self._steps += 1
         if self.room is None and self._steps == 2 and self.held:
             free, _ = torch.cuda.mem_get_info(self._device)
-            usable = self._SHARE * (free + torch.cuda.memory_reserved(self._device))
+            most = self._SHARE * (free + torch.cuda.memory_reserved(self._device))
             # the activations of a group, which the peak includes, are gone or among the kept ones
-            self.room = usable - (torch.cuda.max_memory_allocated(self._device) - max(self.held.values()))
+            self.room = most - (torch.cuda.max_memory_allocated(self._device) - max(self.held.values()))
 
 
 class RunningStatistics:

@@ -43,7 +43,7 @@ _GROUP = "shards-"
 _FAILED = "failed"
 """File that says why the process that fetches has stopped."""
 
-Plan = deque[list[int]]
+Demand = deque[list[int]]
 """The shards of the batches that one loader is to read, in order."""
 
 
@@ -69,11 +69,11 @@ class Cache:
         key = _digest(str(index.folder))
         self._paths = [self.folder / f"{key}-{Path(name).stem}-{head.crc32}.h5" for name, head in self._shards]
         self._leads = leads
-        self._plans: list[Plan] = []
+        self._demands: list[Demand] = []
         self._held: dict[Path, int] = {}  # bytes of the files in the folder, the oldest first
         self._coming: set[int] = set()
         self._failed: set[int] = set()  # until their batch is the next
-        self._missing = False  # whether a shard of the plan may be neither here nor coming
+        self._missing = False  # whether a shard of the demand may be neither here nor coming
         self._end: Exception | None = None  # why nothing is fetched any more
         self._changed = threading.Condition()  # guards all of this, and tells waiting threads of any progress
         self.bytes = 0
@@ -113,61 +113,61 @@ class Cache:
         self._held = {path: path.stat().st_size for path in here}
         return file
 
-    def begin(self) -> Plan:
-        """The plan of a loader, for the other methods."""
-        plan = Plan()
+    def begin(self) -> Demand:
+        """The demand of a loader, for the other methods."""
+        demand = Demand()
         with self._changed:
-            self._plans.insert(0, plan)
-        return plan
+            self._demands.insert(0, demand)
+        return demand
 
-    def expect(self, plan: Plan, shards: np.ndarray) -> None:
+    def expect(self, demand: Demand, shards: np.ndarray) -> None:
         """The shards of the batch after all those told so far."""
         with self._changed:
-            plan.append(np.unique(shards).tolist())
-            blocked = self._missing and plan is self._plans[-1]  # by something before
-            if not blocked and any(self._paths[number] not in self._held for number in plan[-1]):
+            demand.append(np.unique(shards).tolist())
+            blocked = self._missing and demand is self._demands[-1]  # by something before
+            if not blocked and any(self._paths[number] not in self._held for number in demand[-1]):
                 self._look()
 
-    def done(self, plan: Plan) -> None:
+    def done(self, demand: Demand) -> None:
         """The next batch is consumed: its shards are needed only for later ones."""
         with self._changed:
-            self.used += len(plan.popleft())
+            self.used += len(demand.popleft())
             if self._missing:
                 self._look()
 
-    def end(self, plan: Plan) -> None:
-        """Cancel what waits for shards of a plan, maybe once more."""
+    def end(self, demand: Demand) -> None:
+        """Cancel what waits for shards of a demand, maybe once more."""
         with self._changed:
-            self._plans = [other for other in self._plans if other is not plan]
+            self._demands = [other for other in self._demands if other is not demand]
             self._look()
             self._changed.notify_all()
 
     def close(self) -> None:
         """Leave the folder to the next group."""
-        for plan in [*self._plans]:
-            self.end(plan)
+        for demand in [*self._demands]:
+            self.end(demand)
         if self._leads:
             if not self._has_locks:  # nobody could tell that it is left
                 shutil.rmtree(self.folder, ignore_errors=True)
             self._lock.close()
 
-    def open(self, plan: Plan, number: int) -> BinaryIO:
+    def open(self, demand: Demand, number: int) -> BinaryIO:
         """A shard, as soon as it is there, also if its batch was not told. Raises UserError if that fails."""
         untold = [number]
         with self._changed:
-            told = any(number in shards for shards in plan)
+            told = any(number in shards for shards in demand)
             if not told:
-                plan.appendleft(untold)
+                demand.appendleft(untold)
                 self._look()
         try:
             while True:
                 with suppress(FileNotFoundError):
                     return self._paths[number].open("rb", buffering=0)
-                self._wait(plan, number)
+                self._wait(demand, number)
         finally:
             if not told:
                 with self._changed:
-                    plan.remove(untold)
+                    demand.remove(untold)
 
     def forget(self, number: int) -> None:
         """Remove a shard that has changed on this disk."""
@@ -175,7 +175,7 @@ class Cache:
             self._held.pop(self._paths[number], None)
             self._paths[number].unlink(missing_ok=True)
 
-    def _wait(self, plan: Plan, number: int) -> None:
+    def _wait(self, demand: Demand, number: int) -> None:
         """Wait for any progress, unless a shard is here."""
         path = self._paths[number]
         with self._changed:
@@ -183,7 +183,7 @@ class Cache:
                 return
             if self._end:
                 raise self._end
-            if all(plan is not other for other in self._plans):
+            if all(demand is not other for other in self._demands):
                 raise CancelledError
             if not self._leads:
                 self._require_leader()
@@ -206,7 +206,7 @@ class Cache:
         self._missing = True
         while self._leads and self._missing and len(self._coming) < _AT_ONCE and not self._end:
             needed: dict[int, int] = {}  # batches until each shard is needed, the first first
-            for batches, shards in enumerate(itertools.chain.from_iterable(self._plans)):
+            for batches, shards in enumerate(itertools.chain.from_iterable(self._demands)):
                 for number in shards:
                     needed.setdefault(number, batches)
             absent = [

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from gdt.common.errors import UserError
-from gdt.pipeline.shards.cache import Cache, Plan
+from gdt.pipeline.shards.cache import Cache, Demand
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.shards.layout import MEL_RATE, ROWS, WORDS, words_checksum
 from gdt.pipeline.shards.naming import verify_hint
@@ -33,24 +33,24 @@ class ShardReader:
         # pread shares no file position between threads or forks, and a reader keeps its file open after eviction
         self._own = Cache(index) if index.folder.remote and cache is None else None
         self.cache = cache or self._own
-        self._plan = self.cache.begin() if self.cache else Plan()
-        self._opened = lru_cache(min(_OPEN_FILES, hard // 2))(partial(_OpenShard, index, self.cache, self._plan))
+        self._demand = self.cache.begin() if self.cache else Demand()
+        self._opened = lru_cache(min(_OPEN_FILES, hard // 2))(partial(_OpenShard, index, self.cache, self._demand))
 
     def expect(self, shards: np.ndarray) -> None:
         """The shards of the batch after all those told so far, for a cache."""
         if self.cache:
-            self.cache.expect(self._plan, shards)
+            self.cache.expect(self._demand, shards)
 
     def done(self) -> None:
         """A batch is consumed; close the shards in a cache, which may evict them."""
         if self.cache:
-            self.cache.done(self._plan)
+            self.cache.done(self._demand)
             self._opened.cache_clear()
 
     def close(self) -> None:
         """Cancel the reads that wait for a cache; safe to call more than once."""
         if self.cache:
-            self.cache.end(self._plan)
+            self.cache.end(self._demand)
         if self._own:
             self._own.close()
 
@@ -123,13 +123,13 @@ class ShardReader:
 class _OpenShard:
     """One shard file; the index knows where its datasets lie."""
 
-    def __init__(self, index: Index, cache: Cache | None, plan: Plan, number: int) -> None:
+    def __init__(self, index: Index, cache: Cache | None, demand: Demand, number: int) -> None:
         name = index.shard_names[number]
         self.path = index.folder.address(name)
         self._folder = index.folder
         self._head = index.heads[number]
         try:
-            self._file = cache.open(plan, number) if cache else Path(self.path).open("rb", buffering=0)  # noqa: SIM115
+            self._file = cache.open(demand, number) if cache else Path(self.path).open("rb", buffering=0)  # noqa: SIM115
         except OSError as error:
             raise self._unreadable(error) from error
         if self._pread(len(self._head.line), 0) != self._head.line:

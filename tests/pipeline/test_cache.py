@@ -12,7 +12,7 @@ import pytest
 
 from gdt.common.folders import Folder
 from gdt.pipeline.shards import cache as cache_module
-from gdt.pipeline.shards.cache import Cache, Plan
+from gdt.pipeline.shards.cache import Cache, Demand
 from gdt.pipeline.shards.eviction import evicted
 from tests.train.runs import wait_until
 
@@ -88,11 +88,11 @@ def fake(sizes: Sequence[int], bound: int, monkeypatch: pytest.MonkeyPatch, told
     return Cache(SimpleNamespace(folder=Folder("s3://bucket/set"), shard_names=names, heads=heads, cache_bytes=bound))
 
 
-def read(cache: Cache, plan: Plan, batches: Sequence[Sequence[int]]) -> None:
+def read(cache: Cache, demand: Demand, batches: Sequence[Sequence[int]]) -> None:
     for batch in batches:
         for number in batch:
-            cache.open(plan, number).close()
-        cache.done(plan)
+            cache.open(demand, number).close()
+        cache.done(demand)
     cache.close()
 
 
@@ -104,10 +104,10 @@ def test_the_cache_fetches_what_eviction_by_next_use_does(
     fetched: list[int] = []
     cache = fake([5, 5, 1], bound, monkeypatch, fetched.append)
     batches = [[0, 2], [1], [0], [0, 2]]
-    plan = cache.begin()
+    demand = cache.begin()
     for batch in batches:
-        cache.expect(plan, np.array(batch))
-    read(cache, plan, batches)
+        cache.expect(demand, np.array(batch))
+    read(cache, demand, batches)
     assert fetched == simulate(list(map(np.array, batches)), [5, 5, 1], bound) and len(fetched) == fetches
 
 
@@ -123,14 +123,14 @@ def test_nothing_is_fetched_ahead_into_the_last_fifth_of_a_disk(
 
     def fetching(_: int) -> None:
         told.wait()
-        left.append(len(plan))
+        left.append(len(demand))
 
     cache = fake([10, 10, 10], 0, monkeypatch, fetching)
-    plan = cache.begin()
+    demand = cache.begin()
     taken = others  # by other runs
     for number in range(3):
-        cache.expect(plan, np.array([number]))
+        cache.expect(demand, np.array([number]))
     told.set()
     wait_until(lambda: len(left) == waiting.count(3))
-    read(cache, plan, [[0], [1], [2]])
+    read(cache, demand, [[0], [1], [2]])
     assert left == waiting, "batches that are not done when a shard is fetched"
