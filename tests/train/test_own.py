@@ -1,7 +1,6 @@
 """Networks of the user's own: from pretraining to export, what a run promises, and what is refused."""
 
 import pickle
-import shlex
 import subprocess
 from dataclasses import replace
 from functools import partial
@@ -19,8 +18,8 @@ from gdt.eval.export import export
 from gdt.eval.settings import Export
 from gdt.train.checkpoint import load_model
 from gdt.train.models.inspection import check_network
-from gdt.train.models.network import OwnNetwork, OwnNetworks
-from gdt.train.models.own import build, makers
+from gdt.train.models.network import OwnNetworks
+from gdt.train.models.own import makers
 from gdt.train.settings import SIZES
 from tests.conftest import ROOT, Run, few
 from tests.golden import subject
@@ -172,14 +171,6 @@ def test_models_with_different_networks_fit_one_table_and_a_card_that_works(
     assert 'gdt.load("hub", video_network="mine.py:Net(width=8)")' in card
     (line,) = [line for line in card.splitlines() if line.startswith("gdt evaluate")]
     assert "--ckpt hub runs/b" in line
-    printed = command(*shlex.split(line.replace("drawn", str(drawn)))[1:]) if str(drawn) in line else None
-    assert printed is None or printed.returncode == 0
-    rows = ["--rows", "a", "e", "--seeds", 0, "--steps", 1, "--batch-size", 4, "--clips", 1, "--size", "tiny"]
-    ablation = command("ablation", "--shards", drawn, *rows, "--jobs", 1, "--equal", "videos", "compute",
-                       "--video-network", "mine.py:Plain", "--protocols", "retrieval")  # fmt: skip
-    assert ablation.returncode == 0, ablation.stderr
-    logs = "".join(path.read_text() for path in (tmp_path / "runs").glob("ablation-*/*/log.txt"))
-    assert "mine.py:Plain: 8 features" in logs
 
 
 def test_modules_and_callables_of_python_are_networks(drawn: Path, tmp_path: Path) -> None:
@@ -226,12 +217,6 @@ def test_modules_and_callables_of_python_are_networks(drawn: Path, tmp_path: Pat
 def test_what_breaks_a_promise_is_refused(network: Any, modality: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
         check_network(modality, makers({modality: [network]})[modality][0], CLIP)
-
-
-def test_a_network_without_the_layer_that_was_removed_is_another_one() -> None:
-    (maker,) = makers({"video": [nn.Linear(3, 4)]})["video"]
-    with pytest.raises(UserError, match=r"^Linear has no layer head\.fc, which was taken off mine\.py:Net;"):
-        build(maker, OwnNetwork("mine.py:Net", 4, ("head.fc",)))
 
 
 @pytest.mark.parametrize("folder", ["my (old)", "a:b", "x.py"])
