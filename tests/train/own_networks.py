@@ -121,12 +121,6 @@ def videomae() -> nn.Module:
     return _arranged(t.VideoMAEModel, t.VideoMAEConfig(**PICTURE), lambda x: x.transpose(1, 2))
 
 
-def timesformer() -> nn.Module:
-    import transformers as t
-
-    return _arranged(t.TimesformerForVideoClassification, t.TimesformerConfig(**PICTURE), lambda x: x.transpose(1, 2))
-
-
 def ast() -> nn.Module:
     import transformers as t
 
@@ -138,12 +132,6 @@ def x3d() -> nn.Module:
     from pytorchvideo.models.x3d import create_x3d
 
     return create_x3d(input_clip_length=8, input_crop_size=32)
-
-
-def slow() -> nn.Module:
-    from pytorchvideo.models.resnet import create_resnet
-
-    return create_resnet(stem_conv_kernel_size=(1, 7, 7), head_pool_kernel_size=(8, 1, 1))
 
 
 def mvit() -> nn.Module:

@@ -33,10 +33,8 @@ CASES = {  # library, modality, features, layers taken off
     "Net": ("torch", VIDEO, 16, ("fc",)),
     "Sound": ("torch", AUDIO, 8, ()),
     "videomae": ("transformers", VIDEO, 16, ()),
-    "timesformer": ("transformers", VIDEO, 16, ("classifier",)),
     "ast": ("transformers", AUDIO, 16, ("classifier.dense",)),
     "x3d": ("pytorchvideo", VIDEO, 2048, ("blocks.5.proj", "blocks.5.activation")),
-    "slow": ("pytorchvideo", VIDEO, 2048, ("blocks.5.proj",)),
     "mvit": ("pytorchvideo", VIDEO, 16, ("head.proj",)),
     "r3d_18": ("torchvision", VIDEO, 512, ("fc",)),
 }  # fmt: skip
