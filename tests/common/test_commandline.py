@@ -29,8 +29,8 @@ TRAINED = Pretrain(
 )  # fmt: skip
 TESTED = Downstream(
     (str(HERE), str(HERE)), "-d", Folder(HERE), ("finetune", "few-shot", "linear", "cross-modal"), (1, 2), HERE, "-l,m",
-    "-g", "-q", 3, "only", ("audio",), 4, 0.5, 5, 6, 0.25, 7, 8, HERE,
-    OwnNetworks(("a.py:Net",), ("b.py:Net", "c:Net")), False, "5GB",
+    "-g", "-q", 3, "only", ("audio",), 4, 0.5, 5, 6, 0.25, 7, 8, HERE, False, "5GB",
+    own_networks=OwnNetworks(("a.py:Net",), ("b.py:Net", "c:Net")),
 )  # fmt: skip
 
 
