@@ -217,6 +217,17 @@ LOCK = ".lock"
 
 
 @contextmanager
+def scratch() -> Iterator[Path]:
+    """A folder in the system's folder for temporary files. Removes those that killed processes have left."""
+    for left in Path(tempfile.gettempdir()).glob(f"{TEMPORARY}*/{LOCK}"):
+        with suppress(OSError), left.open() as file:  # another process may remove its own now
+            if lock(file, fcntl.LOCK_EX | fcntl.LOCK_NB):
+                shutil.rmtree(left.parent)
+    with tempfile.TemporaryDirectory(prefix=TEMPORARY) as folder, locked(Path(folder)):
+        yield Path(folder)
+
+
+@contextmanager
 def locked(
     destination: Path, alternative: str = "set --destination to another folder", wait: bool = False
 ) -> Iterator[None]:

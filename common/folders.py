@@ -194,8 +194,8 @@ class Folder:
         if not self.remote:
             yield self.root / path
             return
-        with tempfile.TemporaryDirectory(prefix=files.TEMPORARY) as folder:
-            copy = Path(folder) / PurePath(path).name
+        with files.scratch() as folder:
+            copy = folder / PurePath(path).name
             self.fetch(path, copy)
             yield copy
 
@@ -238,8 +238,8 @@ class Folder:
         """
         if not self.remote:
             return write(self.root / name)
-        with tempfile.TemporaryDirectory(prefix=files.TEMPORARY) as folder:
-            file = Path(folder) / name
+        with files.scratch() as folder:
+            file = folder / name
             result = write(file)
             if before is None:
                 self._ask("write", name, lambda store, object_: store.put_file(str(file), object_))

@@ -1,7 +1,6 @@
 """A model that MTEB evaluates on its tasks on video and sound, as in MVEB and MAEB; needs the package mteb."""
 
 import sys
-import tempfile
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from mteb.models.abs_encoder import AbsEncoder
 from mteb.models.model_meta import ModelMeta, ScoringFunction
 
 from gdt.common.errors import LeftOut, Unusable, UserError
-from gdt.common.files import open_regular
+from gdt.common.files import open_regular, scratch
 from gdt.eval.embed import features
 from gdt.eval.extract import require_network
 from gdt.eval.settings import Embed, FeatureModality, Kind
@@ -70,8 +69,8 @@ class Encoder(AbsEncoder):
         skipped: dict[int, LeftOut] = {}
         for first in range(0, len(dataset), _AT_ONCE):
             items = undecoded[first : first + _AT_ONCE][name]
-            with tempfile.TemporaryDirectory() as folder:
-                files = [_write(Path(folder, str(n)), item, suffix) for n, item in enumerate(items, first) if item]
+            with scratch() as folder:
+                files = [_write(folder / str(n), item, suffix) for n, item in enumerate(items, first) if item]
                 if not files:
                     continue
                 try:

@@ -31,8 +31,8 @@ Kind = Literal["embeddings", "features"]
 
 
 @dataclass(frozen=True)
-class Downstream(ReadsWeights):
-    """Evaluate checkpoints by the paper's protocols. Run the same command again to resume."""
+class Measured(ReadsWeights):
+    """Models, and the data set that they are measured on."""
 
     ckpt: tuple[str, ...] = ()
     """Checkpoints or external weights, a row of the table each; default: the latest in runs."""
@@ -40,6 +40,18 @@ class Downstream(ReadsWeights):
     """Preprocessed data set; default: that of the first checkpoint."""
     shards: Location | None = None
     """Folder of shards, or s3://…; default: data/shards/<dataset>."""
+
+    def require_inputs(self) -> None:
+        """Raise UserError if weights or shards are missing."""
+        require_weights(self.ckpt)
+        if self.shards:
+            require_index(Folder(self.shards))
+
+
+@dataclass(frozen=True)
+class Downstream(Measured):
+    """Evaluate checkpoints by the paper's protocols. Run the same command again to resume."""
+
     protocols: tuple[ProtocolName, ...] = ()
     """Protocols; default: cross-modal, retrieval, few-shot, knn if they apply."""
     folds: tuple[int, ...] = ()
@@ -99,12 +111,6 @@ class Downstream(ReadsWeights):
             )
         if self.protocols:
             self.require_effect(self.protocols)
-
-    def require_inputs(self) -> None:
-        """Raise UserError if weights or shards are missing."""
-        require_weights(self.ckpt)
-        if self.shards:
-            require_index(Folder(self.shards))
 
     def require_effect(self, chosen: Collection[str]) -> None:
         """Raise UserError if a setting affects none of the chosen protocols."""
