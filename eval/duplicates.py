@@ -4,7 +4,6 @@ import numpy as np
 from scipy.sparse import coo_matrix
 from scipy.sparse.csgraph import connected_components
 
-from gdt.common.commandline import gdt_command
 from gdt.common.errors import UserError
 from gdt.common.files import require_new_file, write_text
 from gdt.common.wording import plural
@@ -12,9 +11,8 @@ from gdt.eval.features import Features, read, sameness
 from gdt.eval.nearest import address
 from gdt.eval.settings import Duplicates
 from gdt.eval.similarity import unit
+from gdt.eval.subjects import shards_of
 from gdt.eval.tables import csv_text
-from gdt.pipeline.shards.index import Index
-from gdt.pipeline.shards.naming import shard_folder
 
 _BLOCK = 256
 """Rows that are compared with all others at a time."""
@@ -36,7 +34,9 @@ def duplicates(settings: Duplicates) -> str:
     warning = sameness(stored.features)
     if warning:
         raise UserError(warning)
-    split = _splits(settings, stored)
+    index = shards_of(stored)
+    splits = {} if index is None else dict(zip(index.id, index.split, strict=True))
+    split = np.array([splits.get(id, "") for id in stored.id], object)
     group, cosine = groups(stored, settings.above)
     members = [np.flatnonzero(group == number) for number in range(group.max(initial=-1) + 1)]
     crossing = [rows for rows in members if len({*split[rows]}) > 1]
@@ -47,19 +47,15 @@ def duplicates(settings: Duplicates) -> str:
     table = [[number, *cells[row]] for number, rows in enumerate(ordered) for row in rows]
     write_text(settings.out, csv_text([["group", "id", "start", "split", "cosine"], *table]))
     first = [rows[:_SHOWN].tolist() for rows in ordered[:_SHOWN]]
-    write_found(page, "Duplicates", [[shown(stored, row, cosine[row]) for row in rows] for rows in first])
+    write_found(page, "Duplicates", [[shown(stored, row, cosine[row]) for row in rows] for rows in first], stored)
     many = sum(len(np.unique(stored.id[rows])) for rows in members)
     videos = plural(len(np.unique(stored.id)), "video")
     lines = [f"{plural(len(members), 'group')} of {many} of {videos}, nearer than {settings.above}: {settings.out}"]
-    if settings.dataset or settings.shards:
+    if splits:
         lines.append(f"{plural(len(crossing), 'group')} {'crosses' if len(crossing) == 1 else 'cross'} splits")
     for rows in ordered[:_SHOWN]:
         lines.append("")
         lines += [f"  {cosine[row]:.3f}  {address(stored, row)}  {split[row]}".rstrip() for row in rows[:_SHOWN]]
-        if len(rows) > _SHOWN:
-            lines.append(f"  and {len(rows) - _SHOWN} more")
-    if len(ordered) > _SHOWN:
-        lines += ["", f"and {len(ordered) - _SHOWN} more groups"]
     return "\n".join(lines)
 
 
@@ -93,18 +89,3 @@ def groups(features: Features, above: float) -> tuple[np.ndarray, np.ndarray]:
     group = np.full(n, -1, np.int64)
     group[found] = np.unique(label[found], return_inverse=True)[1]
     return group, highest
-
-
-def _splits(settings: Duplicates, stored: Features) -> np.ndarray:
-    """The split of each row, empty without a data set: str [n]. Raises UserError if it lacks some of the videos."""
-    if not settings.dataset and not settings.shards:
-        return np.full(len(stored.id), "", object)
-    index = Index.open(shard_folder(settings.dataset, settings.shards))
-    split = dict(zip(index.id, index.split, strict=True))
-    missing = [id for id in stored.id if id not in split]
-    if missing:
-        again = gdt_command("embed", "--dataset", index.folder.name)
-        raise UserError(
-            f"{missing[0]} of {settings.features} is not in {index.folder}; embed the data set with '{again}'"
-        )
-    return np.array([split[id] for id in stored.id], object)

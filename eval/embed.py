@@ -1,14 +1,10 @@
 """`gdt embed`: features of videos, from files, folders or shards."""
 
-import fcntl
 import hashlib
-import shutil
-import tempfile
 from collections.abc import Collection, Iterable
-from contextlib import closing, suppress
+from contextlib import closing
 from copy import deepcopy
 from dataclasses import replace
-from pathlib import Path
 from typing import get_args
 
 import numpy as np
@@ -16,7 +12,7 @@ from torch import Tensor
 
 from gdt.common.commandline import gdt_command
 from gdt.common.errors import LeftOut, Unusable, UserError
-from gdt.common.files import LOCK, TEMPORARY, lock, locked, require_new_file, require_space
+from gdt.common.files import require_new_file, require_space, scratch
 from gdt.common.folders import Folder
 from gdt.common.wording import plural
 from gdt.eval import parquet
@@ -37,8 +33,6 @@ from gdt.train.models.own import makers
 from gdt.train.run import latest_checkpoint, verdict_of
 from gdt.train.trained import Trained
 
-_SCRATCH = f"{TEMPORARY}embed-"
-"""Begin of the names of temporary folders."""
 _SILENCE = 5.0
 """Log-mel value above that of silence: that of white noise of -90 dB of full scale, or of a low tone of -73 dB."""
 _ROW_BYTES = 3 * 4096
@@ -91,12 +85,8 @@ def features(settings: Embed, trained: Trained | None = None, part: tuple[float,
 
     Raises UserError if the checkpoint or the videos cannot be used.
     """
-    for left in Path(tempfile.gettempdir()).glob(f"{_SCRATCH}*/{LOCK}"):
-        with suppress(OSError), left.open() as file:  # another process may remove its own now
-            if lock(file, fcntl.LOCK_EX | fcntl.LOCK_NB):  # of a killed process
-                shutil.rmtree(left.parent)
-    with tempfile.TemporaryDirectory(prefix=_SCRATCH) as scratch, locked(Path(scratch)):
-        return _embedded(Embedder(settings, trained, part), Parts(Path(scratch)))
+    with scratch() as folder:
+        return _embedded(Embedder(settings, trained, part), Parts(folder))
 
 
 class Embedder:
@@ -131,7 +121,10 @@ class Embedder:
             "weights": trained.digest(),
         }
         """What decides its rows."""
-        self.metadata = self.made | {"checkpoint": str(checkpoint)}
+        weights = Folder(checkpoint)
+        is_file = not weights.remote and weights.root.exists()  # else a name, as of published ones
+        shards = "" if settings.source else str(shard_folder(settings.dataset, settings.shards).absolute())
+        self.metadata = self.made | {"checkpoint": str(weights.absolute() if is_file else checkpoint), "shards": shards}
 
     def _seconds(self) -> float:
         """How long a clip of all modalities is."""
@@ -228,9 +221,9 @@ def _embed_files(embedder: Embedder, parts: Parts, before: set[str]) -> Embedded
     if not new:
         return [*found], [], []
     part = dict.fromkeys(new, embedder.part) if embedder.part else {}
-    job = named.plan_groups(new, parts.folder, embedder.trained.inputs.fps or 30, part, settings)
-    scratch = min(named.SCRATCH_BYTES, 3 * sum(max(video.size, 0) for video in job.listed.videos.values()))
-    require_space(parts.folder / settings.out.name, _ROW_BYTES * len(found) + scratch)
+    job = named.plan_groups(new, parts.folder, embedder.trained.inputs.fps or 30, part)
+    frames = min(named.SCRATCH_BYTES, 3 * sum(max(video.size, 0) for video in job.listed.videos.values()))
+    require_space(parts.folder / settings.out.name, _ROW_BYTES * len(found) + frames)
     tasks = {number: job.task(number) for number in job.shards}
     pending = [number for number, task in tasks.items() if not parts.has(task.name, task.content)]
     with closing(named.decode_groups(job, pending, settings)) as groups:

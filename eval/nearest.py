@@ -1,5 +1,6 @@
 """Nearest neighbours of a video, a sound or a moment of one, within a modality or across the two."""
 
+import os
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -75,7 +76,7 @@ def nearest(settings: Nearest) -> str:
         name, part = split_moment(settings.query)
         asked = Shown(name, part[0] if part else None, "query")
         neighbours = [shown(stored, *each) for each in zip(found.rows.tolist(), found.cosines.tolist(), strict=True)]
-        write_found(settings.out, f"Nearest to {settings.query}", [[asked], neighbours])
+        write_found(settings.out, f"Nearest to {settings.query}", [[asked], neighbours], stored)
     headers = ["cosine", "video", *["time"] * (stored.start is not None)]
     # cosines across modalities are low even for the best match
     median = f"median cosine of {plural(found.compared, 'candidate')}: {found.median:.3f}"
@@ -113,16 +114,15 @@ def time_of(stored: Features, row: int) -> list[str]:
     return [f"{int(minutes)}:{seconds:04.1f}"]
 
 
-def of_features(asked: Features, stored: Features) -> Query:
-    """All rows of other features as a query of the stored ones."""
-    return Query(asked, np.ones(len(asked.id), bool), np.zeros(len(stored.id), bool))
-
-
-def find_query(stored: Features, text: str, embed: EmbedQuery) -> Query:
-    """The query that a text names: an id, a file, or a moment of one, as in a.mp4#t=12.5 or a.mp4#t=12,15.
+def find_query(stored: Features, query: Features | str, embed: EmbedQuery) -> Query:
+    """All rows of other features, or what a text names: an id, a file, or a moment of one, as in a.mp4#t=12.5 or
+    a.mp4#t=12,15.
 
     Rows of these features are taken where they are, else the file is embedded. Raises UserError for anything else.
     """
+    if isinstance(query, Features):
+        return Query(query, np.ones(len(query.id), bool), np.zeros(len(stored.id), bool))
+    text = os.path.expanduser(query)  # noqa: PTH111 - an id may be a URL
     name, part = (text, None) if text in stored.id else split_moment(text)
     same = stored.id == _row_of(name, stored)
     if same.any() and (part is None or stored.start is not None):

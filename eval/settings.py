@@ -223,10 +223,6 @@ class Duplicates:
     """Cosine above which two videos are the same, in each modality that both have."""
     out: Path = Path("duplicates.csv")
     """Table to write, .csv: group, id, start, split and cosine."""
-    dataset: str = ""
-    """Preprocessed data set of these videos, to name groups that cross its splits first."""
-    shards: Location | None = None
-    """Folder of shards, or s3://…; default: data/shards/<dataset>."""
     overwrite: bool = False
     """Replace existing files."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,6 +13,7 @@ import numpy as np
 
 from gdt.common.errors import UserError
 from gdt.common.folders import Folder
+from gdt.eval.features import Features
 from gdt.eval.folds import Fold
 from gdt.eval.paper import PAPER
 from gdt.eval.results import RANDOM
@@ -138,6 +140,16 @@ def local_shards(shards: str | Folder, of: str) -> Folder:
     if folder.remote:
         raise UserError(f"{of} {folder}; pass it as --shards to use it")
     return folder
+
+
+def shards_of(stored: Features) -> Index | None:
+    """The shards that features were made of; None for those of files, and, with a note, if they are not there."""
+    name = stored.metadata.get("shards")
+    try:
+        return Index.open(local_shards(name, "features are of")) if name else None
+    except UserError as error:
+        print(f"note: pictures and splits are not known: {error}", file=sys.stderr)
+        return None
 
 
 def default_checkpoint(dataset: str, shards: Folder | Path | None) -> Path:

@@ -71,7 +71,14 @@ class PreprocessJob:
         """The plan, with the present times for some shards; the others may hold older files, so theirs stay."""
         ids = {number: [video.id for video in videos] for number, videos in self.shards.items()}
         times = {video.id: video.time for number in numbers for video in self.shards[number]}
-        return Plan(self.listed.shares, ids, {**self.times, **times})
+        files = {video.id: self._place(video) for videos in self.shards.values() for video in videos}
+        return Plan(self.listed.shares, ids, {**self.times, **times}, files)
+
+    def _place(self, video: ListedVideo) -> str:
+        """The address of its file, with its begin there, if that is known; empty if it is several parts of a file."""
+        address = (video.folder or self.source).address(video.path)
+        begin = f"#t={video.segment[0]:.10g}" if video.segment and (video.shared or video.uncut) else ""
+        return "" if video.stretches else f"{address}{begin}"
 
     def count(self, numbers: Iterable[int]) -> int:
         """Number of videos of some shards."""

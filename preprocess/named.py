@@ -43,11 +43,7 @@ Decoded = Generator[tuple[Index, list[LeftOut]], None, None]
 
 
 def plan_groups(
-    found: Found,
-    scratch: Path,
-    fps: int,
-    parts: Mapping[str, tuple[float, float]] = MappingProxyType({}),
-    workers: Workers = Workers(),
+    found: Found, scratch: Path, fps: int, parts: Mapping[str, tuple[float, float]] = MappingProxyType({})
 ) -> PreprocessJob:
     """The videos in groups, each a shard in `scratch`; those that an earlier plan there has stay in their groups.
 
@@ -66,8 +62,6 @@ def plan_groups(
                 yield ListedVideo(address, path.relative_to(_ROOT), segment=part, uncut=True)
 
     folder = Folder(scratch).absolute()  # workers of a cluster may run in another one
-    if not workers.scheduler:  # where they may still be busy with tasks of a killed run
-        folder.remove_scratch(SCRATCH)
     extraction = Extraction(fps=fps)
     require_tools(extraction.limits, scratch)
     settings = Preprocess(
@@ -80,6 +74,8 @@ def plan_groups(
 
 def decode_groups(job: PreprocessJob, pending: Sequence[int], workers: Workers = Workers()) -> Decoded:
     """Decode groups, a few ahead, in any order; those that a killed run has decoded come first."""
+    if not workers.scheduler:  # whose workers may still be busy with tasks of a killed run
+        job.destination.remove_scratch(SCRATCH)
     names = {shard_name(number): job.task(number).content for number in pending}
     made = [name for name, content in names.items() if job.contents.get(name) == content]
     for name in job.destination.files():

@@ -196,6 +196,8 @@ class Plan:
     """The ids of the videos of each shard by its number."""
     times: Mapping[str, str] = field(default_factory=dict)
     """By id: the known times of the files that finished shards were made of, or compared with."""
+    files: Mapping[str, str] = field(default_factory=dict)
+    """By id: the address of the file, maybe with the second where the video begins in it, as in a.mp4#t=12.5."""
 
     @staticmethod
     def read(destination: Folder) -> Plan:
@@ -207,7 +209,8 @@ class Plan:
                 first, *rows = map(json.loads, file)
             shards = {row["shard"]: row["videos"] for row in rows}
             times = {id: time for row in rows for id, time in zip(row["videos"], row["times"], strict=True) if time}
-            return Plan(Shares(**first["shares"]), shards, times)
+            files = {id: file for row in rows for id, file in zip(row["videos"], row["files"], strict=True) if file}
+            return Plan(Shares(**first["shares"]), shards, times, files)
         except (ValueError, LookupError, TypeError) as error:
             raise UserError(
                 f"{destination.address(PLAN)} is damaged ({error}); delete it: shards whose videos change are made "
@@ -218,7 +221,8 @@ class Plan:
         """Write a line of the shares, then one for each shard."""
         rows: list[dict[str, Any]] = [{"shares": asdict(self.shares)}]
         for number, ids in self.shards.items():
-            rows.append({"shard": number, "videos": ids, "times": [self.times.get(id, "") for id in ids]})
+            known = {"times": [self.times.get(id, "") for id in ids], "files": [self.files.get(id, "") for id in ids]}
+            rows.append({"shard": number, "videos": ids, **known})
         destination.write(PLAN, lambda path: write_lines(path, map(dump_row, rows)))
 
 

@@ -16,12 +16,11 @@ from gdt.common.randomness import Stream, generator
 from gdt.eval import extract
 from gdt.eval.drawing import COLOURS, STYLE, marker, picture
 from gdt.eval.extract import features_file
-from gdt.eval.page.pictures import picture_of
+from gdt.eval.page.found import Shown, figures
 from gdt.eval.results import ANSWERS, Result, answers
 from gdt.eval.similarity import nearest_rows
 from gdt.pipeline.clips import usable
 from gdt.pipeline.shards.index import Index, fingerprint
-from gdt.pipeline.shards.reader import ShardReader
 from gdt.train import recall
 from gdt.train.models.gdt import any_device
 from gdt.train.trained import Trained
@@ -29,6 +28,7 @@ from gdt.train.trained import Trained
 _QUERIES = 5
 _NEIGHBOURS = 5
 """Queries shown, and neighbours of each."""
+_CAPTIONS = {"asked": "query", "right": "✓", "wrong": "✗"}
 _CLASSES = 20
 """Most classes of a confusion matrix."""
 _VIDEOS = 500
@@ -45,18 +45,19 @@ class Neighbours(NamedTuple):
     how: str
     """How they were found, and how many first neighbours are right."""
     pictures: list[list[dict[str, str]]]
-    """Moving pictures of queries, each followed by its neighbours."""
+    """Figures of queries, each followed by its neighbours."""
     maps: str
     confusion: dict[str, dict[str, float]]
     """What `confusion` returns; empty without classes."""
 
 
-def by_features(row: Result, index: Index, root: Path, trained: Trained) -> Neighbours:
-    """What an evaluation by one modality has found, in an index; its files are below `root`.
+def by_features(row: Result, index: Index, page: Path, trained: Trained) -> Neighbours:
+    """What an evaluation by one modality has found, in an index; its files are beside the page, or below.
 
     Raises UserError if they are missing or the data has changed.
     """
     index = index.labelled(row.label)
+    root = page.parent
     (modality,) = row.settings["modalities"]
     name = features_file(row.weights, row.data, row.settings["clips"], row.device, modality)
     path = next(root.rglob(name), None)
@@ -74,12 +75,12 @@ def by_features(row: Result, index: Index, root: Path, trained: Trained) -> Neig
     shown = order[firsts[:_QUERIES]]
     what = "frames'" if modality == "video" else "sounds'"
     how = f"by the {what} features after {row.step} steps; correct: the same class; R@1 {_percent(right)}"
-    pictures = thumbnails(index, found.queries[shown], found.neighbours[shown], right[shown])
+    pictures = _figures(page, index, found.queries[shown], found.neighbours[shown], right[shown])
     plane = maps(features.average[features.positions(found.queries)], asked)
     return Neighbours(how, pictures, plane, confusion(asked, neighbours[:, 0]))
 
 
-def by_sound(trained: Trained, index: Index, split: str) -> Neighbours:
+def by_sound(trained: Trained, index: Index, page: Path, split: str) -> Neighbours:
     """Held-out videos found by their sound. Raises UserError if the model or the videos lack a modality."""
     both = ("video", "audio")
     clip = trained.settings.clip
@@ -97,7 +98,8 @@ def by_sound(trained: Trained, index: Index, split: str) -> Neighbours:
     shown = np.flatnonzero(np.isin(videos, order[:_QUERIES]))
     how = f"by sound among {len(videos)} videos; correct: the video itself; R@1 {_percent(right)}"
     plane = maps(np.concatenate([video, audio]), np.repeat(both, len(videos)))
-    return Neighbours(how, thumbnails(index, videos[shown], videos[neighbours[shown]], right[shown]), plane, {})
+    pictures = _figures(page, index, videos[shown], videos[neighbours[shown]], right[shown])
+    return Neighbours(how, pictures, plane, {})
 
 
 def _percent(right: np.ndarray) -> str:
@@ -115,26 +117,20 @@ def confusion(label: np.ndarray, answer: np.ndarray) -> dict[str, dict[str, floa
     return {name: {column: 100 * float((row == column).mean()) for column in rows} for name, row in rows.items()}
 
 
-def thumbnails(
-    index: Index, queries: np.ndarray, neighbours: np.ndarray, right: np.ndarray
+def _figures(
+    page: Path, index: Index, queries: np.ndarray, neighbours: np.ndarray, right: np.ndarray
 ) -> list[list[dict[str, str]]]:
-    """Moving pictures of queries, each followed by its neighbours, given rows of the index: int64 [q] and [q, k].
-
-    Sounds are shown as spectrograms.
+    """Queries, each followed by its neighbours, given rows of the index: int64 [q] and [q, k].
 
     Raises UserError if a shard is damaged.
     """
-    reader = ShardReader(index)
 
-    def thumbnail(video: int, kind: str) -> dict[str, str]:
-        image = picture_of(reader, video)
-        return {"image": image, "id": index.id[video], "label": index.label[video], "kind": kind}
+    def video(row: int, kind: str) -> Shown:
+        return Shown(index.id[row], None, _CAPTIONS[kind], kind, index.label[row])
 
     kinds = np.where(right, "right", "wrong")
-    return [
-        [thumbnail(query, "asked"), *map(thumbnail, near, kind)]
-        for query, near, kind in zip(queries, neighbours, kinds, strict=True)
-    ]
+    each = zip(queries, neighbours, kinds, strict=True)
+    return figures([[video(query, "asked"), *map(video, near, kind)] for query, near, kind in each], page, index)
 
 
 @rc_context(STYLE)

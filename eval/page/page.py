@@ -44,6 +44,7 @@ class EvaluatedRun(NamedTuple):
 def report(settings: Report) -> str:
     """Write the page; returns where it is. Raises UserError if there are no runs and results."""
     root = settings.runs
+    page = root / "report.html"
     unread: list[str] = []
     logged: list[LoggedRun] = []
     for path in sorted(root.rglob(METRICS)):
@@ -70,15 +71,15 @@ def report(settings: Report) -> str:
         root=root,
         results=tables,
         bars={folder: data_uri(path.read_bytes(), "png") for folder, path in bars.items()},
-        models=[examples(model, root, given) for model in tqdm(ranked[: settings.models], "report", unit="model")],
+        models=[examples(model, page, given) for model in tqdm(ranked[: settings.models], "report", unit="model")],
         others=len(ranked[settings.models :]),
         verdicts={run.name: run.verdict for run in logged if run.verdict},
         curves={name: curves([run for run in logged if run.settings.dataset == name][:CURVES]) for name in datasets},
         most=CURVES,
         unread=unread,
     )
-    write_text(root / "report.html", text)
-    return f"report: {root / 'report.html'}"
+    write_text(page, text)
+    return f"report: {page}"
 
 
 @contextmanager
@@ -109,7 +110,7 @@ def ranked_runs(logged: Sequence[LoggedRun], evaluated: Mapping[Path, Sequence[R
     return sorted(there, key=lambda model: (-model.score, model.name))
 
 
-def examples(model: EvaluatedRun, root: Path, given: Makers) -> dict[str, Any]:
+def examples(model: EvaluatedRun, page: Path, given: Makers) -> dict[str, Any]:
     """The figures of a model, maybe with one of the given networks, and the reasons for missing ones."""
     missing: list[str] = []
     parts: dict[str, Any] = {"name": model.name, "missing": missing, "neighbours": None, "deviation": ""}
@@ -122,7 +123,8 @@ def examples(model: EvaluatedRun, root: Path, given: Makers) -> dict[str, Any]:
         held_out = "test" if "test" in index.split else "val"
         split = row.query_split if row else held_out
         with noting("nearest neighbours", missing):
-            parts["neighbours"] = by_features(row, index, root, trained) if row else by_sound(trained, index, split)
+            found = by_features(row, index, page, trained) if row else by_sound(trained, index, page, split)
+            parts["neighbours"] = found
         with noting("deviation", missing):
             sound = row is not None and list(row.settings["modalities"]) == ["audio"]
             parts["deviation"] = deviation(trained, index, split, ["audio"] if sound else trained.model.modalities)

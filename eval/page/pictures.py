@@ -7,6 +7,7 @@ from matplotlib import colormaps
 from PIL import Image
 
 from gdt.eval.drawing import data_uri
+from gdt.pipeline.shards.layout import MEL_RATE
 from gdt.pipeline.shards.reader import ShardReader
 from gdt.pipeline.shards.statistics import Statistics
 
@@ -20,23 +21,28 @@ _ROWS = 500
 """Most log-mel rows of a sound that are shown."""
 
 
-def picture_of(reader: ShardReader, video: int) -> str:
+def picture_of(reader: ShardReader, video: int, start: float | None = None) -> str:
     """A video of the reader's index in motion, a sound as its spectrogram, for the `src` of an image.
+
+    From the second `start` on; by default the middle of a video, and the begin of a sound.
 
     Raises UserError if a shard is damaged.
     """
     index = reader.index
     if index.frame_count[video]:
-        return _moving(reader, video)
-    return _spectrogram(reader.logmel(video, 0, min(int(index.mel_count[video]), _ROWS)), index.statistics)
+        return _moving(reader, video, start)
+    begin = int((start or 0.0) * MEL_RATE)
+    rows = min(int(index.mel_count[video]) - begin, _ROWS)
+    return _spectrogram(reader.logmel(video, begin, rows), index.statistics)
 
 
-def _moving(reader: ShardReader, video: int) -> str:
-    """The middle of a video as an animated picture."""
+def _moving(reader: ShardReader, video: int, start: float | None) -> str:
+    """A part of a video as an animated picture."""
     index = reader.index
     count = int(index.frame_count[video])
     step = max(1, round(index.fps / RATE))
-    first = max(0, (count - _FRAMES * step) // 2)
+    last = max(0, count - _FRAMES * step)
+    first = last // 2 if start is None else min(round(start * index.fps), last)
     pictures = []
     for jpeg in reader.frames(video, np.arange(first, count, step)[:_FRAMES]):
         picture = Image.open(io.BytesIO(jpeg.tobytes())).convert("RGB")

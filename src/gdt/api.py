@@ -33,7 +33,7 @@ from gdt.common.folders import Folder
 from gdt.eval.embed import features as features_of
 from gdt.eval.features import Features
 from gdt.eval.features import read as read_features
-from gdt.eval.nearest import address, find_query, most_similar, of_features, of_query
+from gdt.eval.nearest import address, find_query, most_similar, of_query
 from gdt.eval.settings import Downstream, Embed, FeatureModality, Kind
 from gdt.loop import Batches, composition, tree
 from gdt.pipeline.composition import Composition
@@ -263,7 +263,7 @@ def nearest(
     def embed(path: Path, part: tuple[float, float] | None) -> Features:
         return features_of(of_query(stored, path, by), model._trained if model else None, part)
 
-    asked = of_features(query, stored) if isinstance(query, Features) else find_query(stored, str(query), embed)
+    asked = find_query(stored, query if isinstance(query, Features) else str(query), embed)
     found = most_similar(stored, asked, by, among or by, k)
     return [(address(stored, row), float(cosine)) for row, cosine in zip(found.rows, found.cosines, strict=True)]
 

@@ -63,10 +63,10 @@ def test_groups_across_splits_come_first(index: Index, tmp_path: Path) -> None:
     train, test = (np.flatnonzero(index.split == split) for split in ("train", "test"))
     values[train[1]] = values[train[0]]
     values[test[0]] = values[train[2]]
-    metadata = {"format": VERSION, "checkpoint": "x.pt"}
+    metadata = {"format": VERSION, "checkpoint": "x.pt", "shards": str(index.folder)}
     path = tmp_path / "features.h5"
     write(path, Features(index.id, {"video": values}, metadata))
-    settings = Duplicates(path, out=tmp_path / "duplicates.csv", shards=index.folder)
+    settings = Duplicates(path, out=tmp_path / "duplicates.csv")
     said = duplicates.duplicates(settings).splitlines()
     assert said[0] == f"2 groups of 4 of {len(index.id)} videos, nearer than 0.98: {settings.out}"
     assert said[1] == "1 group crosses splits"

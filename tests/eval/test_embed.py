@@ -20,7 +20,7 @@ from gdt.common.errors import Unusable, UserError
 from gdt.eval.embed import Embedder, embed, features
 from gdt.eval.export import export
 from gdt.eval.features import Features, read, sameness
-from gdt.eval.nearest import _row_of, address, find_query, most_similar, nearest, of_features
+from gdt.eval.nearest import _row_of, address, find_query, most_similar, nearest
 from gdt.eval.settings import Embed, Export, Nearest
 from gdt.pipeline.clips import uniform_clips
 from gdt.pipeline.loader import Loader
@@ -362,11 +362,11 @@ def test_a_sound_is_a_query_by_audio() -> None:
     rows = Features(np.array(["a", "b"]), {"video": np.eye(2), "audio": np.eye(2)}, made)
     sound = Features(np.array(["c"]), {"audio": np.eye(2)[:1]}, made)
     with pytest.raises(UserError, match="there are no video features of these videos; set --by audio"):
-        most_similar(rows, of_features(sound, rows), "video", "video", 5)
+        most_similar(rows, find_query(rows, sound, _unused), "video", "video", 5)
     silent = replace(rows, features=rows.features | {"audio": np.array([[1.0, 0.0], [np.nan, np.nan]])})
     with pytest.raises(UserError, match="the audio of every other video is missing, .*; set --among video"):
         most_similar(silent, find_query(silent, "a", _unused), "audio", "audio", 5)
-    assert [*most_similar(rows, of_features(sound, rows), "audio", "video", 5).rows] == [0, 1]
+    assert [*most_similar(rows, find_query(rows, sound, _unused), "audio", "video", 5).rows] == [0, 1]
 
 
 def _unused(path: Path, part: tuple[float, float] | None) -> Features:

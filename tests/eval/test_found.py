@@ -5,14 +5,16 @@ import re
 import shutil
 import subprocess
 from pathlib import Path
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 import numpy as np
 import pytest
-from playwright.sync_api import sync_playwright
+from playwright.sync_api import Locator, sync_playwright
 
-from gdt.eval.features import VERSION, Features, write
+from gdt.eval.features import VERSION, Features, read, write
+from gdt.eval.nearest import nearest
 from gdt.eval.page.found import Shown, write_found
+from gdt.eval.settings import Nearest
 from gdt.preprocess.videos import SOUNDS
 from tests.eval.test_embed import Run
 
@@ -32,7 +34,9 @@ def files(synthetic: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Pat
 def written(files: list[Path], out: Path) -> str:
     one, two, three = map(str, files)
     shown = [Shown(one, None, "query"), Shown(one, 1.5, "0.9"), Shown(two, 1.0, "0.8"), Shown(three, None, "0.7")]
-    write_found(out, "Found", [shown[:1], [*shown[1:], Shown("gone.mp4", None, "<0.6>")]])
+    write_found(
+        out, "Found", [shown[:1], [*shown[1:], Shown("gone.mp4", None, "<0.6>")]], Features(np.array([]), {}, {})
+    )
     return out.read_text()
 
 
@@ -46,6 +50,16 @@ def test_the_page_shows_and_plays_what_there_is(files: list[Path], tmp_path: Pat
         one, f"{one}#t=1.5", f"{two}#t=1",
     ]  # fmt: skip
     assert "&lt;0.6&gt;" in text and len(text) < 5 * 150_000
+
+
+def plays(player: Locator, after: float = 0.1) -> None:
+    """Fails unless it plays to a later second after a click."""
+    player.click(position={"x": 24, "y": 80})  # the button of its controls
+    for _ in range(50):
+        if player.evaluate("player => player.currentTime") > after:
+            return
+        player.page.wait_for_timeout(100)
+    raise AssertionError("it does not play")
 
 
 @pytest.mark.slow
@@ -67,13 +81,7 @@ def test_in_a_browser_pictures_move_and_a_click_plays(files: list[Path], tmp_pat
             seen.add(view.locator("img").first.screenshot())
             view.wait_for_timeout(100)
         assert len(seen) > 2
-        view.locator("video").nth(1).click(position={"x": 24, "y": 80})  # the button of its controls
-        for _ in range(50):
-            if view.evaluate("() => document.querySelectorAll('video')[1].currentTime") > 1.6:
-                break
-            view.wait_for_timeout(100)
-        else:
-            raise AssertionError("it does not play")
+        plays(view.locator("video").nth(1), after=1.6)
         assert any("one%20%231.webm" in url for url in asked)
         browser.close()
 
@@ -91,3 +99,22 @@ def test_neighbours_and_duplicates_are_shown(command: Run, files: list[Path], tm
     assert refused.returncode == 2 and "the folder nowhere does not exist" in refused.stderr
     assert command("duplicates").returncode == 0
     assert (tmp_path / "duplicates.html").read_text().count("data:image/webp") == 2
+
+
+def test_videos_of_shards_are_shown_from_them(
+    command: Run, checkpoint: Path, synthetic: Path, shards: Path, tmp_path: Path
+) -> None:
+    """Also from another folder than that in which they and the checkpoint were named."""
+    shutil.copytree(shards, tmp_path / "mine")
+    shutil.copy(checkpoint, tmp_path / "x.pt")
+    assert command("embed", "--ckpt", "x.pt", "--shards", "mine", "--every", 1, "--clips", 10).returncode == 0
+    first = str(read(tmp_path / "features.h5").id[0])
+    (tmp_path / "elsewhere").mkdir()
+    out = tmp_path / "elsewhere" / "near.html"
+    nearest(Nearest(f"{first}#t=1", tmp_path / "features.h5", k=3, out=out))
+    text = out.read_text()
+    assert text.count("data:image/webp") == 4
+    played, *_ = re.findall(r'<video src="(.*?)#t=1" controls', text)
+    assert (out.parent / unquote(played)).samefile(next(synthetic.rglob(f"{first}.mp4")))
+    moment = f"{next(synthetic.rglob('*.mp4'))}#t=0.5"  # which is embedded
+    assert "#t=" in nearest(Nearest(moment, tmp_path / "features.h5"))

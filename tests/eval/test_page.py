@@ -1,6 +1,7 @@
 """The HTML report: its numbers are those of the files, broken files are listed, and it needs no network."""
 
 import json
+import os
 import re
 import shutil
 from collections.abc import Iterator
@@ -8,6 +9,7 @@ from dataclasses import replace
 from html import unescape
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import numpy as np
 import pytest
@@ -28,6 +30,7 @@ from gdt.train.checkpoint import load_model
 from gdt.train.pretrain import pretrain
 from gdt.train.settings import SIZES
 from tests.conftest import preprocess
+from tests.eval.test_found import plays
 from tests.sounds import esc50, tone
 from tests.tamper import annotate, edit_json
 
@@ -132,6 +135,9 @@ def test_neighbours_and_confusion_are_those_of_the_stored_features(page: Page, t
         assert [name for _, _, name in found] == ids[query]
         assert [mark == "✓" for mark, _, _ in found] == [label[name] == label[query] for name in ids[query]]
     assert {label[name] for mark, _, name in shown if mark == "query"} == set(label.values())  # one of each class
+    players = re.findall(r'<video src="(.*?)" controls preload="none">', text)[: 3 * 6]
+    played = [Path(os.path.normpath(runs / unquote(player))) for player in players]
+    assert [path.stem for path in played if path.is_file()] == [name for *_, name in shown]
     cells, names = page.cells(), sorted(set(label.values()))
     for name in names:
         mine = [label[ids[q][0]] for q in ids if label[q] == name]
@@ -152,14 +158,14 @@ def test_the_report_shows_the_videos_that_the_evaluation_used(
                           out=tmp_path / "runs" / "eval"))  # fmt: skip
     (row,) = read(tmp_path / "runs" / "eval" / RESULTS)
     assert (row.gallery, row.queries) == (24, 12)
-    found = by_features(row, Index.open(row.shards), tmp_path / "runs", load_model(checkpoint))
+    found = by_features(row, Index.open(row.shards), tmp_path / "runs" / "report.html", load_model(checkpoint))
     assert found.how.endswith(f"R@1 {row.metrics['R@1'].value:.1f} %")
     assert not any(each["id"].endswith(".wav") for line in found.pictures for each in line)
     own = np.mean([line[name] for name, line in found.confusion.items()])
     assert own == pytest.approx(row.metrics["R@1"].value)  # there are 4 queries of each class
     annotate(shards, label=[*Index.open(shards).label[::-1]])
     with pytest.raises(UserError, match="videos, splits or labels of .* have changed since; evaluate again"):
-        by_features(row, Index.open(row.shards), tmp_path / "runs", load_model(checkpoint))
+        by_features(row, Index.open(row.shards), tmp_path / "runs" / "report.html", load_model(checkpoint))
 
 
 def test_a_video_without_features_is_an_error() -> None:
@@ -322,6 +328,7 @@ def test_a_browser_shows_the_page_without_scrollbars(browser: Browser, text: str
             seen.add(moving.screenshot())
             view.wait_for_timeout(100)
         assert len(seen) > 2
+        plays(view.locator("video").first)
 
 
 @pytest.mark.parametrize("values", [np.zeros((20, 8)), np.ones((20, 8)), np.full((20, 8), np.nan)])

@@ -8,7 +8,7 @@ import pytest
 from gdt.common.errors import UserError
 from gdt.eval.downstream import downstream
 from gdt.eval.embed import features
-from gdt.eval.nearest import most_similar, of_features
+from gdt.eval.nearest import find_query, most_similar
 from gdt.eval.protocols.multilabel import mean_average_precision
 from gdt.eval.results import RESULTS, read
 from gdt.eval.settings import Downstream, Embed
@@ -64,7 +64,7 @@ def test_sounds_find_videos(checkpoint: Path, sounds: Path, synthetic: Path) -> 
     heard = np.array([name.endswith(".wav") for name in rows.id])
     assert heard.sum() == 20 and np.array_equal(np.isnan(rows.features["video"][:, 0]), heard)
     query = features(Embed(checkpoint, (sounds / "audio" / "1-000.wav",), clips=1, workers=1, modalities=("audio",)))
-    asked = of_features(query, rows)
+    asked = find_query(rows, query, lambda *_: rows)
     found = most_similar(rows, asked, "audio", "video", 5).rows
     assert len(found) and not heard[found].any()
     assert rows.id[most_similar(rows, asked, "audio", "audio", 5).rows[0]] == str(sounds / "audio" / "1-000.wav")
