@@ -138,6 +138,10 @@ def exit_with_message(main: Callable[[], object]) -> None:
     except OSError as error:
         if error.filename is None:
             _exit(2, f"error: {error.strerror or first_line(error)}; check that the disks are mounted and not full")
+        from gdt.common.files import is_disk_full, no_space  # which raises these errors
+
+        if is_disk_full(error):
+            _exit(2, f"error: {no_space(Path(error.filename).parent)}")
         advice = "check the path, its permissions and the free space"
         if error.errno in (errno.EOPNOTSUPP, errno.ENOSYS):
             advice = "its disk cannot extend or rename files; use a local one"
