@@ -1,17 +1,16 @@
 """Videos to shards: list the videos, make the missing shards, and write the index."""
 
 import sys
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import closing, suppress
 from functools import partial
-from pathlib import Path
 
 from tqdm import tqdm
 
 from gdt.common.commandline import gdt_command
 from gdt.common.errors import UserError
+from gdt.common.files import scratch
 from gdt.common.folders import Folder
 from gdt.common.machine import cores
 from gdt.common.wording import plural
@@ -61,7 +60,8 @@ def command(settings: Preprocess) -> str:
 
 def dry_run(settings: Preprocess) -> str:
     """List and count the videos; decode none and write nothing."""
-    require_tools(settings.extraction.limits, Path(tempfile.gettempdir()))
+    with scratch() as folder:
+        require_tools(settings.extraction.limits, folder)
     source = settings.source_folder
     job = prepare(settings, _data_set(settings, source), source, settings.absolute_shards)
     pending = job.pending()

@@ -5,7 +5,6 @@ import json
 import multiprocessing
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict
@@ -17,7 +16,7 @@ from tqdm import tqdm
 
 from gdt.common.commandline import gdt_command
 from gdt.common.errors import UserError
-from gdt.common.files import LOCK, locked, write_lines, write_text
+from gdt.common.files import LOCK, locked, scratch, write_lines, write_text
 from gdt.common.machine import cores
 from gdt.preprocess.process import Limits
 from gdt.preprocess.settings import Generate
@@ -72,7 +71,8 @@ def generate(destination: Path, settings: Synthetic, workers: int = 0) -> None:
     Leaves one with the same settings alone. `workers` processes render and encode; 0: one per core. Raises UserError if
     the destination holds something else or ffmpeg fails.
     """
-    require_tools(Limits(), Path(tempfile.gettempdir()))
+    with scratch() as folder:
+        require_tools(Limits(), folder)
     destination = destination.resolve()
     if destination.exists() and not destination.is_dir():
         raise UserError(f"{destination} is a file; set --destination to a new folder")
@@ -127,7 +127,7 @@ def _require_same(destination: Path, asked: dict[str, object]) -> None:
 
 def _make_group(settings: Synthetic, group: Sequence[VideoTask]) -> int:
     """Render and encode videos with one ffmpeg process; returns their number. Raises UserError if ffmpeg fails."""
-    with tempfile.TemporaryDirectory() as folder:
+    with scratch() as folder:
         inputs: list[object] = []
         outputs: list[object] = []
         for k, task in enumerate(group):
