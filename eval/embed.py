@@ -5,6 +5,7 @@ from collections.abc import Collection, Iterable
 from contextlib import closing
 from copy import deepcopy
 from dataclasses import replace
+from pathlib import Path
 from typing import get_args
 
 import numpy as np
@@ -121,10 +122,9 @@ class Embedder:
             "weights": trained.digest(),
         }
         """What decides its rows."""
-        weights = Folder(checkpoint)
-        is_file = not weights.remote and weights.root.exists()  # else a name, as of published ones
+        file = Path(checkpoint).expanduser().absolute()
         shards = "" if settings.source else str(shard_folder(settings.dataset, settings.shards).absolute())
-        self.metadata = self.made | {"checkpoint": str(weights.absolute() if is_file else checkpoint), "shards": shards}
+        self.metadata = self.made | {"checkpoint": str(file if file.exists() else checkpoint), "shards": shards}
 
     def _seconds(self) -> float:
         """How long a clip of all modalities is."""

@@ -115,8 +115,7 @@ def time_of(stored: Features, row: int) -> list[str]:
 
 
 def find_query(stored: Features, query: Features | str, embed: EmbedQuery) -> Query:
-    """All rows of other features, or what a text names: an id, a file, or a moment of one, as in a.mp4#t=12.5 or
-    a.mp4#t=12,15.
+    """All rows of other features, or what a text names: an id, a file, or a moment, as in a.mp4#t=12.5 or #t=12,15.
 
     Rows of these features are taken where they are, else the file is embedded. Raises UserError for anything else.
     """

@@ -55,9 +55,7 @@ def write_found(out: Path, title: str, groups: Sequence[Sequence[Shown]], stored
 
 
 def figures(groups: Sequence[Sequence[Shown]], page: Path, index: Index | None) -> list[list[dict[str, str]]]:
-    """The values of figures: pictures from shards, if a video is there, else from its file.
-
-    Files are played from where they are, and nothing is loaded before.
+    """The values of figures: pictures from shards, if a video is there, else from its file, which is played from there.
 
     Raises UserError if ffmpeg cannot be used, or if a shard is damaged.
     """
@@ -71,8 +69,7 @@ def figures(groups: Sequence[Sequence[Shown]], page: Path, index: Index | None) 
 
     def figure(each: Shown) -> dict[str, str]:
         player, address = _player(files.get(each.id, "") if each.id in rows else each.id, each.start or 0.0, page)
-        image = pictures.get((each.id, each.start), "")
-        return each._asdict() | {"image": image, "player": player, "address": address}
+        return each._asdict() | {"image": pictures.get(each[:2], ""), "player": player, "address": address}
 
     return [list(map(figure, group)) for group in groups]
 

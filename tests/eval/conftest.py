@@ -1,11 +1,13 @@
 """Official folds, settings and changed indices that several tests of evaluations share."""
 
 import os
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from playwright.sync_api import Browser, sync_playwright
 
 from gdt.eval.results import RESULTS, Result, read
 from gdt.eval.settings import Downstream
@@ -65,3 +67,15 @@ def change_index(shards: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[...,
 
 def results(folder: Path) -> list[Result]:
     return read(folder / RESULTS)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    path = shutil.which("chromium") or shutil.which("google-chrome")
+    if path is None:
+        pytest.skip("needs chromium or google-chrome")
+    with sync_playwright() as playwright:
+        arguments = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+        browser = playwright.chromium.launch(executable_path=path, args=arguments)
+        yield browser
+        browser.close()

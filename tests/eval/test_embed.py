@@ -1,7 +1,6 @@
 """Features of videos and their nearest neighbours."""
 
 import errno
-import os
 import random
 import shutil
 import subprocess
@@ -20,7 +19,7 @@ from gdt.common.errors import Unusable, UserError
 from gdt.eval.embed import Embedder, embed, features
 from gdt.eval.export import export
 from gdt.eval.features import Features, read, sameness
-from gdt.eval.nearest import _row_of, address, find_query, most_similar, nearest
+from gdt.eval.nearest import address, find_query, most_similar, nearest
 from gdt.eval.settings import Embed, Export, Nearest
 from gdt.pipeline.clips import uniform_clips
 from gdt.pipeline.loader import Loader
@@ -314,11 +313,9 @@ def test_flipped_bits_and_cut_features_are_refused_or_harmless(
         ({"out": Path("features.txt")}, "its name must end in .h5, .npz or .parquet"),
         ({"source": (Path("gone"),)}, "gone does not exist"),
         ({"source": (Path(), Path("empty"))}, "name each once"),
-        ({"source": (Path("empty"), Path())}, "name each once"),
         ({"source": (Path("empty"),)}, "there are no videos in"),
         ({"query": "x", "out": Path("text.txt")}, "--out is text.txt; its name must end in .html"),
         ({"query": "x"}, "no features file features.h5; write one"),
-        ({"query": "x", "features": Path("text.txt")}, "text.txt is damaged, or not a features file"),
     ],
 )
 def test_wrong_settings_and_files_are_refused(
@@ -333,21 +330,6 @@ def test_wrong_settings_and_files_are_refused(
             nearest(Nearest(**arguments))
         embed(Embed(checkpoint, **{"source": (tmp_path,)} | arguments))
     assert {path.name for path in tmp_path.iterdir()} == {"text.txt", "run.pt", "empty"}
-
-
-def test_names_that_are_not_utf8_are_said_with_their_path(checkpoint: Path, tmp_path: Path) -> None:
-    path = Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9.mp4"))
-    path.touch()
-    with pytest.raises(UserError, match=rf"{tmp_path}/caf\?\.mp4: its name is not valid UTF-8"):
-        embed(Embed(checkpoint, (path,), out=tmp_path / "f.npz", workers=1))
-
-
-def test_a_query_is_found_by_its_link_or_its_file(tmp_path: Path) -> None:
-    (tmp_path / "real.mp4").touch()
-    (tmp_path / "link.mp4").symlink_to(tmp_path / "real.mp4")
-    rows = Features(np.array(["x", f"{tmp_path}/link.mp4"]), {"video": np.ones((2, 4))}, {})
-    for query in (f"{tmp_path}/../{tmp_path.name}/link.mp4", f"{tmp_path}/link.mp4"):
-        assert _row_of(query, rows) == f"{tmp_path}/link.mp4"
 
 
 def test_a_single_video_has_no_neighbours() -> None:

@@ -4,7 +4,6 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator
 from dataclasses import replace
 from html import unescape
 from pathlib import Path
@@ -13,7 +12,7 @@ from urllib.parse import unquote
 
 import numpy as np
 import pytest
-from playwright.sync_api import Browser, sync_playwright
+from playwright.sync_api import Browser
 
 from gdt.common.errors import UserError
 from gdt.eval.downstream import downstream
@@ -294,18 +293,6 @@ def test_sounds_are_shown_as_spectrograms(checkpoint: Path, tmp_path: Path) -> N
     pictures = [tag["src"] for name, tag in page.tags if name == "img" and tag["alt"] in ("asked", "right", "wrong")]
     assert len(pictures) == 2 * 6 and all(str(source).startswith("data:image/png") for source in pictures)
     assert page.cells()["dog", "rain"] == "0" and "Not shown: nearest neighbours" not in page.text
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    path = shutil.which("chromium") or shutil.which("google-chrome")
-    if path is None:
-        pytest.skip("needs chromium or google-chrome")
-    with sync_playwright() as playwright:
-        arguments = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
-        browser = playwright.chromium.launch(executable_path=path, args=arguments)
-        yield browser
-        browser.close()
 
 
 @pytest.mark.slow
