@@ -41,24 +41,9 @@ _ROW_BYTES = 3 * 4096
 
 
 def embed(settings: Embed) -> str:
-    """Write the file, whose rows are kept; returns a summary of its contents and of the skipped videos.
-
-    Raises UserError if the checkpoint, the videos or the file cannot be used.
-    """
+    """`write_features`; returns a summary of the file's contents and of the skipped videos."""
     out = settings.out
-    require_new_file(out, overwrite=True)
-    if out.suffix == ".parquet":
-        parquet.require_pyarrow(out)
-    embedder = Embedder(settings)
-    known = None
-    with parts_beside(out, embedder.made, settings.overwrite) as parts:
-        if out.exists() and not settings.overwrite:  # read here, since another run may just have written it
-            known = read(out)
-            require_same(known.metadata, embedder.made, out)
-            unchanged = [name for name in dict.fromkeys(known.id) if not is_newer(name, out)]
-            known = joined(unchanged, [known], known.metadata)
-        embedded = _embedded(embedder, parts, known)
-        write(out, embedded)
+    embedded, known = write_features(settings)
     sizes = ", ".join(f"{name} [{len(values)}, {values.shape[1]}]" for name, values in embedded.features.items())
     of = f"a clip each {settings.every:g} s" if settings.every else f"{settings.clips} clips per video, each"
     lines = [f"{out}: {settings.kind} of {embedded.count}: {sizes}; from {of} of {embedded.metadata['clip']}"]
@@ -77,6 +62,29 @@ def embed(settings: Embed) -> str:
     elsewhere = ["--features", out] if out != Embed.out else []
     lines.append(f"next: {gdt_command('nearest', *elsewhere, '--query', embedded.id[0])}")
     return "\n".join(lines)
+
+
+def write_features(settings: Embed, trained: Trained | None = None) -> tuple[Features, Features | None]:
+    """Write the file, whose rows are kept; returns its contents, and the rows that were kept.
+
+    `trained` is the checkpoint, if it is already loaded. Raises UserError if the checkpoint, the videos or the file
+    cannot be used.
+    """
+    out = settings.out
+    require_new_file(out, overwrite=True)
+    if out.suffix == ".parquet":
+        parquet.require_pyarrow(out)
+    embedder = Embedder(settings, trained)
+    known = None
+    with parts_beside(out, embedder.made, settings.overwrite) as parts:
+        if out.exists() and not settings.overwrite:  # read here, since another run may just have written it
+            known = read(out)
+            require_same(known.metadata, embedder.made, out)
+            unchanged = [name for name in dict.fromkeys(known.id) if not is_newer(name, out)]
+            known = joined(unchanged, [known], known.metadata)
+        embedded = _embedded(embedder, parts, known)
+        write(out, embedded)
+    return embedded, known
 
 
 def features(settings: Embed, trained: Trained | None = None, part: tuple[float, float] | None = None) -> Features:

@@ -67,6 +67,13 @@ def test_embedding_shards_leaves_the_network_in_training_mode(model: gdt.Model, 
     assert model.network.training and model.network.video_network.training
 
 
+def test_features_are_also_written_to_a_file_as_by_the_command(model: gdt.Model, shards: Path, tmp_path: Path) -> None:
+    made = model.embed(shards, clips=1, out=tmp_path / "features.h5")
+    assert gdt.nearest(tmp_path / "features.h5", made.id[0]) == gdt.nearest(made, made.id[0])
+    with pytest.raises(gdt.UserError, match="--overwrite"):
+        model.embed(shards, clips=2, out=tmp_path / "features.h5")
+
+
 def test_a_forked_process_waits_for_no_threads_of_its_parent() -> None:
     with multiprocessing.get_context("fork").Pool(1) as pool:
         assert pool.apply_async(torch.get_num_threads).get(60) == 1
@@ -100,7 +107,7 @@ def refused(model: gdt.Model, shards: Path) -> dict[str, Any]:
         (lambda r: r["model"].embed(r["shards"], kind="head"), "settings of Embed: kind is 'head' instead of one of"),
         (lambda r: r["model"].embed(r["empty"]), "there are no videos in .*expected:\\n"),
         (lambda r: gdt.make_shards(r["shards"], r["empty"], dry_run=True), "use 'gdt preprocess --dry-run'"),
-        (lambda r: gdt.pretrain(r["shards"], "small"), "unknown size 'small'; available: paper, tiny"),
+        (lambda r: gdt.pretrain(r["shards"], "huge"), "unknown size 'huge'; available: paper, small, tiny"),
         (lambda r: gdt.pretrain(r["shards"], step=3), "unknown setting 'step'; did you mean 'steps'?"),
         (lambda r: gdt.pretrain(r["shards"], clip={"sze": 3}), "settings of Pretrain: unknown: clip.sze"),
         (lambda r: gdt.pretrain(r["shards"], steps="3"), "settings of Pretrain: steps is '3' instead of int"),
@@ -109,7 +116,7 @@ def refused(model: gdt.Model, shards: Path) -> dict[str, Any]:
             lambda r: gdt.pretrain(r["shards"], clip={"frames": 10**25}),
             "^--clip.frames is 1000.*from 1 to 2,147,483,647",
         ),
-        (lambda r: gdt.pretrain(r["shards"], preset="e", factors="video:d"), "^--preset and --factors both set the"),
+        (lambda r: gdt.pretrain(r["shards"], preset="g", factors="video:d"), "^--preset and --factors both set the"),
         (lambda r: gdt.evaluate([], r["shards"]), "^checkpoints is empty"),
         (lambda r: gdt.evaluate(r["model"]), "^checkpoints are paths or names of weights, not Model"),
         (lambda r: gdt.evaluate("a.pt", ckpt=("b.pt",)), "^ckpt is the first argument, checkpoints"),

@@ -31,6 +31,7 @@ from gdt.arguments import Paths, separate_networks, weights_of, with_changes
 from gdt.common.errors import UserError
 from gdt.common.folders import Folder
 from gdt.eval.embed import features as features_of
+from gdt.eval.embed import write_features
 from gdt.eval.features import Features
 from gdt.eval.features import read as read_features
 from gdt.eval.nearest import address, find_query, most_similar, of_query
@@ -220,12 +221,14 @@ class Model:
         clips: int = 10,
         every: float = 0.0,
         workers: int = 0,
+        out: str | Path | None = None,
     ) -> Features:
         """Features of video files and folders of videos, or of one folder of shards.
 
         `modalities`: "video", "audio" or both; by default all that the model has networks for. `kind`: "embeddings" of
         length 1, which can be compared across modalities, or "features" of the trunks, both the mean over `clips`
         uniform clips, or a row for a clip each `every` seconds. `workers`: videos decoded at once, 0 for one per core.
+        `out`: a file to write, as `gdt embed` does: repeated, it resumes and adds videos.
 
         Unusable files are in `skipped` with their reasons. Frames, about 2 GB at most, are decoded into the folder of
         temporary files (TMPDIR). Raises UserError if no video can be used or an argument is invalid.
@@ -237,6 +240,8 @@ class Model:
         names = (modalities,) if isinstance(modalities, str) else tuple(modalities)
         changes = {"modalities": names, "kind": kind, "clips": clips, "every": every, "workers": workers}
         settings = with_changes(Embed(self._path, () if shards else paths, shards=shards), changes)
+        if out is not None:
+            return write_features(replace(settings, out=Path(out).expanduser()), self._trained)[0]
         return features_of(settings, self._trained)
 
 
@@ -292,7 +297,7 @@ def mteb(
 
 def batches(
     shards: str | Path,
-    preset: str = "l",
+    preset: str = "",
     *,
     factors: str = "",
     batch_size: int = 16,
@@ -306,21 +311,22 @@ def batches(
 ) -> Batches:
     """Batches of a composition for your own training loop, the same in every run.
 
-    `preset` or `factors` name the composition, as in pretraining; `size` is the size of clips: paper
+    `preset` (default: l) or `factors` name the composition, as in pretraining; `size` is the size of clips: paper
     (30 frames of 112x112; default with a GPU), small (16 of 48x48) or tiny (8 of 32x32). Inputs are normalised by the
     statistics of the shards. With a `model`, clips and normalisation are what its network was trained with. Raises
     UserError if shards, composition and split do not match.
     """
     if model is not None and size is not None:
         raise UserError("size has no effect beside a model, whose clips are taken; leave one of them out")
-    composition = {"factors": factors} if factors else {"preset": preset}
-    changes: dict[str, Any] = {"shards": shards, "split": split, **composition}
+    changes: dict[str, Any] = {"shards": shards, "split": split, "factors": factors}
+    if preset or not factors:
+        changes["preset"] = preset or "l"
     changes |= {"word2vec": word2vec, "batch_size": batch_size, "group_size": 0, "epochs": epochs, "seed": seed}
     device = any_device() if device is None else torch.device(device)
-    settings = with_changes(defaults(size or "", on_cpu=device.type == "cpu"), changes)
+    settings = with_changes(defaults(size or (model.settings.size if model else ""), device.type == "cpu"), changes)
     if model is not None:
         pretraining = model.settings
-        sizes = {name: getattr(pretraining, name) for name in ("size", "clip", "augmentation", "network")}
+        sizes = {name: getattr(pretraining, name) for name in ("clip", "augmentation", "network")}
         settings = replace(settings, **sizes)
     index = Index.open(settings.shard_folder)
     require_gpus(1, "cuda" if device.type == "cuda" else "cpu")
