@@ -93,9 +93,9 @@ def resolve(
     if settings.factors_from and not settings.factors:
         raise UserError("--factors-from has no effect on a preset; set --factors")
     transformations, checksum = notation.read_transformations(settings.factors_from)
-    settings = replace(settings, clip=fitted_clip(settings, index, earlier))
     batch_size, group_size = _given(settings, earlier)
     composition = compose(settings, transformations, batch_size or 2)
+    settings = replace(settings, clip=fitted_clip(settings, index, composition.reach, earlier))
     words = _words_of(settings, composition, index)
     # which videos are usable does not depend on the batch size, which depends on them
     tree = tree_of(settings, composition, index, lambda text: say("data", text))
@@ -155,25 +155,26 @@ def steps_of(settings: Pretrain, batches_per_epoch: int) -> int:
     return settings.planned_epochs * batches_per_epoch or settings.steps
 
 
-def fitted_clip(settings: Pretrain, index: Index, earlier: RunSettings | None = None) -> Clip:
+def fitted_clip(settings: Pretrain, index: Index, reach: float = 1.0, earlier: RunSettings | None = None) -> Clip:
     """The clip, with lengths that are not set as long as the size's at the frame rate of the shards, or shorter.
 
-    If one in twenty videos is shorter than that, nine tenths of it. Those of the run to resume stay.
+    If one in twenty videos is shorter than `reach` times that, nine tenths of it. Those of the run to resume stay.
     """
     size = SIZES[settings.size].clip
-    clip = earlier.clip if earlier else _within(size, index, settings.split)
+    clip = earlier.clip if earlier else _within(size, index, settings.split, reach)
     lengths = {name: getattr(clip, name) for name in ("frames", "stride", "mel_frames")}
     unset = {name: value for name, value in lengths.items() if getattr(settings.clip, name) == getattr(size, name)}
     return replace(settings.clip, **unset)
 
 
-def _within(clip: Clip, index: Index, split: str) -> Clip:
-    """A clip for 30 frames/s at the rate of the index, which most videos of a split have room for."""
+def _within(clip: Clip, index: Index, split: str, reach: float) -> Clip:
+    """A clip for 30 frames/s at the rate of the index, `reach` times as long as which most videos of a split are."""
     clip = replace(clip, stride=max(1, round(clip.stride * index.fps / _FPS)))
     videos = index.split == split
     frames = index.length[videos] / index.fps
     sound = index.mel_count[videos] / MEL_RATE
     seconds = np.quantile(np.where(sound > 0, np.minimum(frames, sound), frames), _SHORT) if videos.any() else math.inf
+    seconds /= reach
     if seconds >= max(clip.frames * clip.stride / index.fps, clip.mel_frames / MEL_RATE):
         return clip
     seconds *= _ROOM

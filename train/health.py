@@ -77,11 +77,11 @@ def warning(ranks: Mapping[str, float], videos: int, steps: int) -> str:
     )
 
 
-def verdict(rows: Sequence[Mapping[str, float]], probe: Mapping[str, float], clips: int) -> str:
+def verdict(rows: Sequence[Mapping[str, float]], probe: Mapping[str, float], clips: int, size: str = "") -> str:
     """One sentence on whether a run has learned, and what to do if it has not.
 
-    `rows` are the lines of METRICS, `probe` is that of PROBES after the last step, empty without, and `clips` the clips
-    of a modality in a batch.
+    `rows` are the lines of METRICS, `probe` is that of PROBES after the last step, empty without, `clips` the clips
+    of a modality in a batch, and `size` that of the run.
     """
     paired = [row for row in rows if row["chance"] > 0]
     if len(paired) < len(rows) / 2:
@@ -107,7 +107,8 @@ def verdict(rows: Sequence[Mapping[str, float]], probe: Mapping[str, float], cli
             f"the run has collapsed: the effective rank of the embeddings is {min(rank, held_out):.1f}, so all clips "
             f"look alike, and {said}; start again with --overwrite and a third of the --lr, or {_PUBLISHED}"
         )
-    advice = f"train longer (--epochs or --steps), with more videos or another --lr, or {_PUBLISHED}"
+    larger = "use --size small, which learns from real clips, " if size == "tiny" else ""
+    advice = f"{larger}train longer (--epochs or --steps), with more videos or another --lr, or {_PUBLISHED}"
     if chance - loss < _LEFT_CHANCE * (chance - least):
         return f"the run has not left chance: {said}; {advice}"
     # below chance from the start with weights of --init, and in some compositions

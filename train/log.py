@@ -67,6 +67,7 @@ class Log:
         self._modalities_differ = any(
             factor.name == Modality.name and factor.contrast is Contrast.DISTINCTIVE for factor in composition.factors
         )
+        self._size = settings.size
         self._clips = composition.batch_size * composition.clips_per_video
         peak = peak_flops(self._device)
         self._seconds_at_peak = flops / world / peak if peak else 0.0
@@ -124,7 +125,7 @@ class Log:
         """Median clips/s and peak memory of a finished run, and whether it has learned, which VERDICT keeps."""
         of = "tensors" if self._device.type == "cuda" else "the process"
         metrics = Path(self._file.name)
-        learned = verdict(logged(metrics), self._last_probe(), self._clips)
+        learned = verdict(logged(metrics), self._last_probe(), self._clips, self._size)
         write_text(metrics.with_name(VERDICT), learned + "\n")
         return (
             f"{plural(self._bar.n, 'step')}: median {np.median(self._rates):.0f} clips/s, peak memory of {of} "

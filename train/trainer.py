@@ -258,7 +258,8 @@ class Trainer:
         compiled = ", compiled" if s.compile == "on" else ""
         ranks = f"; {self.world} ranks" if self.world > 1 else ""
         say("composition", f"{s.short_name}: {composition}")
-        say("network", f"{s.size}, {s.clip}; {parameters / 1e6:.1f} M parameters, {self.start_note}")
+        size = f"{s.size} (the default without a GPU)" if s.size == "small" else s.size
+        say("network", f"{size}, {s.clip}; {parameters / 1e6:.1f} M parameters, {self.start_note}")
         say("batch", f"{composition.batch_size} videos, {clips} clips per modality, {groups}")
         say("device", f"{device_name(self.device)}, {s.precision}{compiled}{ranks}")
         rates = f"{s.optimization.optimizer}, lr {schedule.highest:.3g}"

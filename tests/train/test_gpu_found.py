@@ -23,8 +23,8 @@ def devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize(
     ("file", "visible", "size"),
     [
-        ("nvidia0", None, "paper"), ("nvidia3", "3", "paper"), ("nvidia0", "", "tiny"), ("nvidia0", "-1", "tiny"),
-        ("nvidiactl", None, "tiny"), ("null", None, "tiny"),
+        ("nvidia0", None, "paper"), ("nvidia3", "3", "paper"), ("nvidia0", "", "small"), ("nvidia0", "-1", "small"),
+        ("nvidiactl", None, "small"), ("null", None, "small"),
     ],
 )  # fmt: skip
 def test_the_default_size_is_that_of_a_gpu_if_one_is_visible(
@@ -34,8 +34,8 @@ def test_the_default_size_is_that_of_a_gpu_if_one_is_visible(
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert gpu.default_size() == size
-    assert gpu.default_size(on_cpu=True) == "tiny"
-    assert parse_arguments([]).size == size and parse_arguments(["--device=cpu"]).size == "tiny"
+    assert gpu.default_size(on_cpu=True) == "small"
+    assert parse_arguments([]).size == size and parse_arguments(["--device=cpu"]).size == "small"
 
 
 def test_a_gpu_that_torch_cannot_use_is_refused_on_auto(devices: Path, monkeypatch: pytest.MonkeyPatch) -> None:

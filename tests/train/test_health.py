@@ -90,6 +90,10 @@ def test_the_last_line_says_whether_a_run_has_learned(loss: float, rank: float, 
     assert re.search(expected, verdict(rows(loss, rank), probe, 16))
 
 
+def test_a_tiny_run_that_learns_nothing_is_told_of_the_size_that_does() -> None:
+    assert "at chance; use --size small" in verdict(rows(2.75, 9.0), {}, 16, "tiny")
+
+
 def test_a_short_run_has_a_verdict() -> None:
     """Too few steps or clips tell nothing of collapse."""
     for steps, clips in ((1, 16), (49, 16), (200, 7)):

@@ -29,8 +29,9 @@ def start(server: subprocess.Popen[str], shards: Path, tmp_path: Path) -> Iterat
     started: Ranks = []
 
     def ranks(*arguments: tuple[object, ...], **more_environment: str) -> Ranks:
-        base = ["pretrain", "--shards", shards, "--out", tmp_path / "run", "--batch-size", 4, "--threads",
-                1, "--device", "cpu", "--steps", STEPS, "--checkpoint-steps", 4, "--group-size", 4]  # fmt: skip
+        base = ["pretrain", "--size", "tiny", "--shards", shards, "--out", tmp_path / "run", "--batch-size", 4,
+                "--threads", 1, "--device", "cpu", "--steps", STEPS, "--checkpoint-steps", 4,
+                "--group-size", 4]  # fmt: skip
         for more, of_rank in zip(arguments, of_ranks(2), strict=True):
             environment = of_rank | {"CUDA_VISIBLE_DEVICES": ""} | more_environment
             started.append(Forked(server, tmp_path, [*map(str, [*base, *more])], environment))

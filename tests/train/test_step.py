@@ -175,7 +175,7 @@ def test_a_clip_fits_the_frame_rate_and_the_videos(
     assert (clip.frames, clip.stride, clip.mel_frames) == expected
     mine = replace(SIZES["small"], clip=replace(SIZES["small"].clip, stride=7, size=32))
     assert fitted_clip(mine, videos) == replace(clip, stride=7, size=32)
-    assert fitted_clip(SIZES["small"], index, RunSettings.of(mine)) == replace(mine.clip, size=48)
+    assert fitted_clip(SIZES["small"], index, earlier=RunSettings.of(mine)) == replace(mine.clip, size=48)
 
 
 @pytest.mark.parametrize("memory", [16, 24, 80])
