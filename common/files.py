@@ -223,8 +223,15 @@ def scratch() -> Iterator[Path]:
         with suppress(OSError), left.open() as file:  # another process may remove its own now
             if lock(file, fcntl.LOCK_EX | fcntl.LOCK_NB):
                 shutil.rmtree(left.parent)
-    with tempfile.TemporaryDirectory(prefix=TEMPORARY) as folder, locked(Path(folder)):
-        yield Path(folder)
+    folder = Path(tempfile.mkdtemp(prefix=TEMPORARY))
+    taken = folder / "taken"
+    with taken.open("a") as file:
+        lock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        taken.rename(folder / LOCK)  # only now, or another process could take the folder for one that was left
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager

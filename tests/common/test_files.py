@@ -6,11 +6,13 @@ import os
 import shutil
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from gdt.common import files
 from gdt.common.errors import UserError
 from gdt.common.files import (
     kind,
@@ -168,3 +170,21 @@ def test_a_url_is_never_taken_for_a_local_path(tmp_path: Path, monkeypatch: pyte
     for name in ("s3://bucket", Path("s3://bucket")):
         with pytest.raises(UserError, match="s3://bucket is in a store, which can hold only videos and shards; name"):
             local_path(name)
+
+
+def test_a_new_temporary_folder_is_not_taken_for_one_that_was_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    lock = files.lock
+
+    def after_another_has_looked(*arguments: Any) -> bool | None:
+        monkeypatch.setattr(files, "lock", lock)
+        with files.scratch():
+            pass
+        return lock(*arguments)
+
+    monkeypatch.setattr(files, "lock", after_another_has_looked)
+    with files.scratch() as folder:
+        assert folder.is_dir()
+    assert not [*tmp_path.iterdir()]

@@ -124,9 +124,7 @@ def test_a_run_is_judged_by_its_last_probe_and_only_if_modalities_match(
     first = replace(first, out=tmp_path / "run")
     judged: list[bool] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            log, "verdict", lambda rows, probe, clips: judged.append(any("R@" in name for name in probe)) or ""
-        )
+        patch.setattr(log, "verdict", lambda rows, probe, *_: judged.append(any("R@" in name for name in probe)) or "")
         pretrain(first)
         pretrain(replace(first, steps=5, probe_every=0))
         distinctive = "video:d time_shift:i:1 modality:d:2 augmentation:i:2"
