@@ -47,7 +47,7 @@ def duplicates(settings: Duplicates) -> str:
     table = [[number, *cells[row]] for number, rows in enumerate(ordered) for row in rows]
     write_text(settings.out, csv_text([["group", "id", "start", "split", "cosine"], *table]))
     first = [rows[:_SHOWN].tolist() for rows in ordered[:_SHOWN]]
-    write_found(page, "Duplicates", [[shown(stored, row, cosine[row]) for row in rows] for rows in first], stored)
+    write_found(page, "Duplicates", [[shown(stored, row, cosine[row]) for row in rows] for rows in first], index)
     many = sum(len(np.unique(stored.id[rows])) for rows in members)
     videos = plural(len(np.unique(stored.id)), "video")
     lines = [f"{plural(len(members), 'group')} of {many} of {videos}, nearer than {settings.above}: {settings.out}"]

@@ -72,11 +72,12 @@ def nearest(settings: Nearest) -> str:
     ]
     if settings.out:
         from gdt.eval.page.found import Shown, shown, write_found  # slow to import
+        from gdt.eval.subjects import shards_of
 
         name, part = split_moment(settings.query)
         asked = Shown(name, part[0] if part else None, "query")
         neighbours = [shown(stored, *each) for each in zip(found.rows.tolist(), found.cosines.tolist(), strict=True)]
-        write_found(settings.out, f"Nearest to {settings.query}", [[asked], neighbours], stored)
+        write_found(settings.out, f"Nearest to {settings.query}", [[asked], neighbours], shards_of(stored))
     headers = ["cosine", "video", *["time"] * (stored.start is not None)]
     # cosines across modalities are low even for the best match
     median = f"median cosine of {plural(found.compared, 'candidate')}: {found.median:.3f}"

@@ -12,7 +12,6 @@ from gdt.common.folders import File, Folder
 from gdt.eval.features import Features
 from gdt.eval.nearest import split_moment, time_of
 from gdt.eval.page.pictures import RATE, SECONDS, picture_of
-from gdt.eval.subjects import shards_of
 from gdt.eval.templates import filled
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.shards.reader import ShardReader
@@ -45,12 +44,12 @@ def shown(stored: Features, row: int, cosine: float) -> Shown:
     return Shown(str(stored.id[row]), start, " ".join([f"{cosine:.3f}", *time_of(stored, row)]))
 
 
-def write_found(out: Path, title: str, groups: Sequence[Sequence[Shown]], stored: Features) -> None:
-    """Write the page of rows of features: a row of figures per group.
+def write_found(out: Path, title: str, groups: Sequence[Sequence[Shown]], index: Index | None) -> None:
+    """Write the page of rows of features, made of an index or of files: a row of figures per group.
 
     Raises UserError if ffmpeg cannot be used, and OSError.
     """
-    shown = figures(groups, out, shards_of(stored))
+    shown = figures(groups, out, index)
     write_text(out, filled("page/found.html.j2", title=title, groups=shown))
 
 

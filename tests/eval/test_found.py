@@ -34,9 +34,7 @@ def files(synthetic: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Pat
 def written(files: list[Path], out: Path) -> str:
     one, two, three = map(str, files)
     shown = [Shown(one, None, "query"), Shown(one, 1.5, "0.9"), Shown(two, 1.0, "0.8"), Shown(three, None, "0.7")]
-    write_found(
-        out, "Found", [shown[:1], [*shown[1:], Shown("gone.mp4", None, "<0.6>")]], Features(np.array([]), {}, {})
-    )
+    write_found(out, "Found", [shown[:1], [*shown[1:], Shown("gone.mp4", None, "<0.6>")]], None)
     return out.read_text()
 
 
