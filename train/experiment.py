@@ -138,9 +138,7 @@ def resolve(
 def compose(settings: Pretrain, known: Transformations = TRANSFORMATIONS, batch_size: int = 0) -> Composition:
     """The factors of a batch, of known transformations, by default with the planned number of videos."""
     factors = settings.factors or presets.preset(settings.preset).factors
-    return notation.parse(
-        factors, batch_size or settings.fixed_batch_size or settings.batch_size, settings.augmentation, known
-    )
+    return notation.parse(factors, batch_size or settings.planned_batch_size, settings.augmentation, known)
 
 
 def tree_of(

@@ -175,6 +175,11 @@ class Pretrain:
         return self.batch_size if self.is_set("batch_size") else notation.batch_size(self.factors)
 
     @property
+    def planned_batch_size(self) -> int:
+        """Videos per batch, if there are as many."""
+        return self.fixed_batch_size or self.batch_size
+
+    @property
     def planned_epochs(self) -> int:
         """Passes over the videos; 0 if the length is in steps."""
         return self.epochs if self.is_set("epochs") or not self.steps else 0
@@ -210,10 +215,7 @@ class RunSettings(Pretrain):
             "precision": ("auto", "bfloat16" if cuda else "float32"),
             "compile": ("auto", "on" if cuda else "off"),
         }
-        filled = {
-            "network": Architecture(**vars(settings.network)),
-            "batch_size": settings.fixed_batch_size or settings.batch_size,
-        }
+        filled = {"network": Architecture(**vars(settings.network)), "batch_size": settings.planned_batch_size}
         values = vars(settings) | filled | values
         for name, (empty, default) in unset.items():
             if values[name] == empty:
