@@ -107,7 +107,7 @@ def import_peer() -> Any:
 def write_peer(index: Index, folder: Path) -> None:
     """Our shards as MDS shards of that size."""
     reader, columns = ShardReader(index), {"jpegs": "bytes", "ends": "ndarray", "rows": "ndarray"}
-    with import_peer().MDSWriter(out=str(folder), columns=columns, size_limit=index.heads[0].size) as writer:
+    with import_peer().MDSWriter(out=str(folder), columns=columns, size_limit=index.headers[0].size) as writer:
         for video, (count, rows) in enumerate(zip(index.frame_count, index.mel_count.tolist(), strict=True)):
             jpegs = reader.frames(video, np.arange(count))
             ends, sound = np.cumsum([0, *map(len, jpegs)]), reader.logmel(video, 0, rows)
@@ -132,10 +132,10 @@ def main(latencies: tuple[int, ...] = (10, 100), widths: tuple[int, ...] = (50, 
         os.environ |= dict.fromkeys(("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_DEFAULT_REGION"), "any")
         os.environ["AWS_ENDPOINT_URL"] = os.environ["S3_ENDPOINT_URL"] = f"http://127.0.0.1:{server.server_port}"
         index = draw(Path(name) / OURS, WINDOWS * window * PER_SHARD)
-        bound = sum(head.size for head in index.heads) // 3
+        bound = sum(header.size for header in index.headers) // 3
         if PEER in ways:
             pool.submit(write_peer, index, Path(name) / PEER).result()
-        print(f"{machine()}; {len(index.heads)} shards, cache of {bound / 1e6:.0f} MB", flush=True)
+        print(f"{machine()}; {len(index.headers)} shards, cache of {bound / 1e6:.0f} MB", flush=True)
         for count, (latency, width) in enumerate([(0, 10_000), *itertools.product(latencies, widths)]):
             found = []
             for way in ways:

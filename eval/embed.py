@@ -238,7 +238,7 @@ def _embed_files(embedder: Embedder, parts: Parts, before: set[str]) -> Embedded
         for index, skipped in groups:
             rows = embedder.rows(index, np.arange(len(index)), show=False)
             # without content, as of a file that could not be read now, the next run makes it again
-            content = index.heads[0].notes["content"]
+            content = index.headers[0].attributes["content"]
             parts.keep(index.shard_names[0], content, replace(rows, skipped=tuple(skipped)))
     return [*found], [task.name for task in tasks.values()], job.listed.left_out
 
@@ -252,7 +252,7 @@ def _embed_shards(embedder: Embedder, parts: Parts, before: set[str]) -> Embedde
     names = []
     for shard in np.unique(index.shard[new]).tolist():
         videos = np.flatnonzero(new & (index.shard == shard))
-        content = hashlib.sha256(index.heads[shard].line + "\n".join(index.id[videos]).encode()).hexdigest()
+        content = hashlib.sha256(index.headers[shard].line + "\n".join(index.id[videos]).encode()).hexdigest()
         names.append(index.shard_names[shard])
         if not parts.has(names[-1], content):
             parts.keep(names[-1], content, embedder.rows(index, videos))

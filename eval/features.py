@@ -111,9 +111,9 @@ def read(path: str | Path) -> Features:
         elif path.suffix == ".parquet":
             ids, arrays, metadata = parquet.read(path)
         else:
-            arrays, notes = container.read(path)
+            arrays, attributes = container.read(path)
             ids = texts(arrays["id"])
-            metadata = dict(notes)
+            metadata = dict(attributes)
         if metadata["format"] != VERSION:
             raise ValueError(f"its format is {metadata['format']}, not {VERSION}")
         by_modality = {name: arrays[name] for name in MODALITIES if name in arrays}

@@ -10,7 +10,7 @@ import numpy as np
 from gdt.common.errors import UserError
 from gdt.common.files import writing
 
-_NOTES = b"gdt"
+_ATTRIBUTES = b"gdt"
 
 
 def require_pyarrow(path: Path) -> None:
@@ -19,7 +19,7 @@ def require_pyarrow(path: Path) -> None:
         raise UserError(f"{path} needs pyarrow; run pip install 'gdt-video[parquet]', or use .npz or .h5")
 
 
-def write(path: Path, ids: np.ndarray, columns: Mapping[str, np.ndarray], notes: Mapping[str, str]) -> None:
+def write(path: Path, ids: np.ndarray, columns: Mapping[str, np.ndarray], attributes: Mapping[str, str]) -> None:
     """Write a row per id atomically: `id`, and columns of numbers [n] or lists of one length [n, d]."""
     import pyarrow
     from pyarrow import parquet
@@ -29,13 +29,13 @@ def write(path: Path, ids: np.ndarray, columns: Mapping[str, np.ndarray], notes:
         arrays[name] = pyarrow.array(np.ascontiguousarray(values).reshape(-1))
         if values.ndim > 1:
             arrays[name] = pyarrow.FixedSizeListArray.from_arrays(arrays[name], values.shape[1])
-    table = pyarrow.table(arrays, metadata={_NOTES: json.dumps(dict(notes))})
+    table = pyarrow.table(arrays, metadata={_ATTRIBUTES: json.dumps(dict(attributes))})
     with writing(path) as file:
         parquet.write_table(table, file, write_page_checksum=True)
 
 
 def read(path: Path) -> tuple[np.ndarray, dict[str, np.ndarray], dict[str, str]]:
-    """Ids, columns and notes of a file of `write`. Raises what pyarrow raises, ValueErrors and OSErrors."""
+    """Ids, columns and attributes of a file of `write`. Raises what pyarrow raises, ValueErrors and OSErrors."""
     require_pyarrow(path)
     from pyarrow import parquet
 
@@ -47,4 +47,4 @@ def read(path: Path) -> tuple[np.ndarray, dict[str, np.ndarray], dict[str, str]]
             columns[name] = column.flatten().to_numpy().reshape(len(column), -1)
         else:
             columns[name] = column.to_numpy()
-    return table["id"].to_numpy(), columns, json.loads(table.schema.metadata[_NOTES])
+    return table["id"].to_numpy(), columns, json.loads(table.schema.metadata[_ATTRIBUTES])

@@ -13,7 +13,7 @@ from gdt.common.errors import Damaged, LeftOut, UserError
 from gdt.common.files import LOCK, locked
 from gdt.eval.features import Features, read, write
 from gdt.pipeline.leaves import MODALITIES
-from gdt.pipeline.shards.container import Head
+from gdt.pipeline.shards.container import Header
 
 _ROWS = "rows-"
 
@@ -27,14 +27,14 @@ class Parts:
     def has(self, name: str, content: str) -> bool:
         """Whether a group is finished that was made of `content`."""
         with suppress(OSError, Damaged):
-            return Head.read(self.folder / f"{_ROWS}{name}").notes["content"] == content
+            return Header.read(self.folder / f"{_ROWS}{name}").attributes["content"] == content
         return False
 
     def keep(self, name: str, content: str, rows: Features) -> None:
         """Write the rows of a group. Raises OSError."""
         skipped = json.dumps([asdict(video) for video in rows.skipped])
-        notes = {**rows.metadata, "content": content, "skipped": skipped}
-        write(self.folder / f"{_ROWS}{name}", replace(rows, metadata=notes))
+        attributes = {**rows.metadata, "content": content, "skipped": skipped}
+        write(self.folder / f"{_ROWS}{name}", replace(rows, metadata=attributes))
 
     def read(self, names: Iterable[str]) -> Iterator[Features]:
         """The rows of finished groups."""
@@ -54,8 +54,8 @@ def parts_beside(out: Path, made: Mapping[str, str], overwrite: bool) -> Iterato
     with locked(folder, "set --out to another file"):
         finished = [*folder.glob(f"{_ROWS}*.h5")]
         if finished and not overwrite:
-            require_same(Head.read(finished[0]).notes, made, folder)
-        elif not finished or not made.items() <= Head.read(finished[0]).notes.items():
+            require_same(Header.read(finished[0]).attributes, made, folder)
+        elif not finished or not made.items() <= Header.read(finished[0]).attributes.items():
             for path in {*folder.iterdir()} - {folder / LOCK}:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
         try:

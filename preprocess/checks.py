@@ -19,7 +19,7 @@ from gdt.common.folders import Folder
 from gdt.common.machine import cores
 from gdt.common.wording import plural
 from gdt.pipeline.shards import container
-from gdt.pipeline.shards.container import Damaged, Head, OtherSchema, texts
+from gdt.pipeline.shards.container import Damaged, Header, OtherSchema, texts
 from gdt.pipeline.shards.index import read_table
 from gdt.pipeline.shards.layout import INDEX
 from gdt.pipeline.shards.naming import is_shard
@@ -39,9 +39,9 @@ def contents(destination: Folder, details: dict[str, Any], retry_rejected: bool)
     another = f"set --destination to another folder, or delete those shards and {INDEX} first"
     contents: dict[str, str] = {}
 
-    def look(name: str, size: int) -> Head | None:
+    def look(name: str, size: int) -> Header | None:
         try:
-            return Head.read_in(destination, name, size)
+            return Header.read_in(destination, name, size)
         except OtherSchema as error:
             raise UserError(f"{destination} holds shards of another version: {error}; {another}") from error
         except (FileNotFoundError, Damaged):
@@ -51,11 +51,11 @@ def contents(destination: Folder, details: dict[str, Any], retry_rejected: bool)
     sizes = {name: state.size for name, state in destination.files().items()}
     names = [name for name in sizes if is_shard(name) or name == INDEX]
     with ThreadPoolExecutor(destination.reads_at_once) as pool:
-        heads = list(pool.map(look, names, map(sizes.get, names)))
-    for name, head in zip(names, heads, strict=True):
-        if head is None:
+        headers = list(pool.map(look, names, map(sizes.get, names)))
+    for name, header in zip(names, headers, strict=True):
+        if header is None:
             continue
-        recorded = json.loads(head.notes["settings"])
+        recorded = json.loads(header.attributes["settings"])
         differing = [
             f"{key.replace('_', '-')} was {recorded.get(key) or 'none'}, now {value or 'none'}"
             for key, value in details.items()
@@ -63,8 +63,8 @@ def contents(destination: Folder, details: dict[str, Any], retry_rejected: bool)
         ]
         if differing:
             raise UserError(f"{destination} holds shards made with other settings: {'; '.join(differing)}; {another}")
-        retried = retry_rejected and name != INDEX and head.arrays["rejected"].shape[0] > 0
-        contents[name] = "" if retried else head.notes.get("content", "")
+        retried = retry_rejected and name != INDEX and header.arrays["rejected"].shape[0] > 0
+        contents[name] = "" if retried else header.attributes.get("content", "")
     return contents
 
 

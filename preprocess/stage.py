@@ -14,7 +14,7 @@ from gdt.common.files import scratch
 from gdt.common.folders import Folder
 from gdt.common.machine import cores
 from gdt.common.wording import plural
-from gdt.pipeline.shards.container import Damaged, Head, OtherSchema
+from gdt.pipeline.shards.container import Damaged, Header, OtherSchema
 from gdt.pipeline.shards.index import names_in
 from gdt.pipeline.shards.naming import shard_folder, shard_name
 from gdt.preprocess import checks, cluster, datasets
@@ -150,7 +150,7 @@ def make_shards(
 def _require_here(job: PreprocessJob, made: MadeShard) -> MadeShard:
     """Raise UserError if a machine has written its shard to another disk; the other shards are kept."""
     with suppress(Damaged, UserError, OSError):
-        if Head.read_in(job.destination, made.name, job.destination.state(made.name).size).crc32 == made.crc32:
+        if Header.read_in(job.destination, made.name, job.destination.state(made.name).size).crc32 == made.crc32:
             return made
     raise UserError(f"{made.host} has written {made.name}, but not to {job.destination} here; {SAME_FOLDER}")
 
@@ -160,6 +160,6 @@ def _remove_rejecting(job: PreprocessJob, numbers: Iterable[int]) -> None:
     present = job.destination.files()
     for task in map(job.task, numbers):
         with suppress(KeyError, Damaged, OtherSchema):
-            head = Head.read_in(job.destination, task.name, present[task.name].size)
-            if head.arrays["rejected"].shape[0] and head.notes.get("content") == task.content:
+            header = Header.read_in(job.destination, task.name, present[task.name].size)
+            if header.arrays["rejected"].shape[0] and header.attributes.get("content") == task.content:
                 job.destination.remove(task.name)

@@ -60,10 +60,10 @@ def _check(folder: Folder, lines: dict[str, bytes], name: str) -> Finding | None
     """What is wrong with a shard, given the first lines of those in the index."""
     try:
         with folder.local(name) as path:
-            head = container.check_shard(path)
+            header = container.check_shard(path)
     except (Damaged, OSError, UserError) as error:
         return error
-    known = lines.get(name, head.line) == head.line
+    known = lines.get(name, header.line) == header.line
     return None if known else OtherSchema("it is not the shard that the index was made from")
 
 

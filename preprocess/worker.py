@@ -118,9 +118,11 @@ def _make_shard(task: ShardTask, paths: Sequence[Path], folder: Path) -> tuple[s
         )
     # without content, the next run makes the shard again, as of files that changed meanwhile or could not be read
     final &= all(state_of(path) == state and (hash or state.size < 0) for path, (state, hash) in files.items())
-    notes = {"settings": json.dumps(dict(task.details)), "content": task.content if final else "", "ffmpeg": build}
+    attributes = {"settings": json.dumps(dict(task.details)), "content": task.content if final else "", "ffmpeg": build}
     sums = {"pixels": pixels, "mels": mels}
-    crc32 = task.destination.write(task.name, lambda path: write_shard(path, records, sums, folder, rejected, notes))
+    crc32 = task.destination.write(
+        task.name, lambda path: write_shard(path, records, sums, folder, rejected, attributes)
+    )
     return crc32, rejected
 
 

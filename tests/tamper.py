@@ -35,18 +35,18 @@ def recheck(arrays: dict[str, np.ndarray]) -> None:
 def changed(path: Path, hidden: bool = False) -> Iterator[h5py.File]:
     """Change a shard or an index; `hidden` updates all checksums."""
     with path.open("rb") as opened:
-        head = container.Head.parse(opened.readline())
+        header = container.Header.parse(opened.readline())
     with h5py.File(path, "a") as file:
         yield file
     if hidden:
-        data, notes = path.read_bytes(), dict(head.notes)
-        arrays = {name: at.array(data[at.begin : at.begin + at.nbytes]) for name, at in head.arrays.items()}
-        if "table" in notes:
+        data, attributes = path.read_bytes(), dict(header.attributes)
+        arrays = {name: at.array(data[at.begin : at.begin + at.nbytes]) for name, at in header.arrays.items()}
+        if "table" in attributes:
             if np.all(np.diff(arrays["frames/offset"]) >= 0):
                 recheck(arrays)
             table = {name: values for name, values in arrays.items() if not name.startswith(PIECES)}
-            notes["table"] = table_checksum(table)
-        container.write(path, arrays, notes)
+            attributes["table"] = table_checksum(table)
+        container.write(path, arrays, attributes)
 
 
 def annotate(folder: Path, **columns: list[str]) -> None:

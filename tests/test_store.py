@@ -243,7 +243,7 @@ def read(index: Index, epochs: int, window: int = 1) -> tuple[list[int], list[np
 
 def test_a_small_cache_fetches_each_shard_once_per_epoch(stored: Store, small: Path, tmp_path: Path) -> None:
     here = Index.open(small)
-    sizes = [head.size for head in here.heads]
+    sizes = [header.size for header in here.headers]
     used = sorted({*here.shard[here.split == "train"]})
     bound = 2 * max(sizes[number] for number in used)
     assert bound < 0.4 * sum(sizes[number] for number in used)
@@ -284,7 +284,7 @@ def test_random_faults_change_nothing(stored: Store, small: Path, faults: int) -
     here = Index.open(small)
     expected, _ = read(here, 1, window=2)
     stored.fail(".", "any", 2)
-    index = replace(Index.open(SET), cache_bytes=3 * max(head.size for head in here.heads))
+    index = replace(Index.open(SET), cache_bytes=3 * max(header.size for header in here.headers))
     left = faults
     while left > 0:
         stored.faults = [("GET .*shard", "any", min(5, left))]
@@ -349,7 +349,7 @@ def test_runs_at_once_have_caches_of_their_own_and_leave_their_shards(
         without_locks(monkeypatch)
     root = tmp_path / "cache"
     expected = read(Index.open(small), 2)[0]
-    index = replace(Index.open(SET), cache_bytes=3 * max(head.size for head in Index.open(small).heads))
+    index = replace(Index.open(SET), cache_bytes=3 * max(header.size for header in Index.open(small).headers))
     mine = [root / name for name in ("features.h5", "x.partial", "x/features.h5", "shards-old/features.h5")]
     for path in mine:  # files of other programs
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -419,7 +419,7 @@ def test_ranks_end_with_the_one_that_fetches(stored: Store, fault: str) -> None:
 
 
 def test_a_probe_shares_the_cache_of_its_run(stored: Store, small: Path, tmp_path: Path) -> None:
-    bound = 3 * max(head.size for head in Index.open(small).heads)
+    bound = 3 * max(header.size for header in Index.open(small).headers)
     probed = replace(TINY, probe_every=4, shuffle_shards=1)
     with watched(tmp_path / "cache") as peaks:
         pretrain(replace(probed, shards=SET, cache=str(bound), out=tmp_path / "run"))
@@ -451,7 +451,7 @@ def training(run: Path, *more: object) -> list[object]:
 
 
 def test_two_ranks_share_every_fetch(stored: Store, small: Path, tmp_path: Path) -> None:
-    half = sum(sorted(head.size for head in Index.open(small).heads)[-3:])
+    half = sum(sorted(header.size for header in Index.open(small).headers)[-3:])
     more = ["--preset", "l", "--batch-size", 2, "--group-size", 2, "--steps", 24, "--loading.prefetch", 1,
             "--shuffle-shards", 1, "--cache", half]  # fmt: skip
     with socket.socket() as free:

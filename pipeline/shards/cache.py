@@ -65,9 +65,9 @@ class Cache:
         self.root = Path(os.environ.get("GDT_CACHE") or usual)
         self.folder = self.root / f"{_GROUP}{_digest(f'{socket.gethostname()} {group or (os.getpid(), id(self))}')}"
         self._source = index.folder
-        self._shards = list(zip(index.shard_names, index.heads, strict=True))
+        self._shards = list(zip(index.shard_names, index.headers, strict=True))
         key = _digest(str(index.folder))
-        self._paths = [self.folder / f"{key}-{Path(name).stem}-{head.crc32}.h5" for name, head in self._shards]
+        self._paths = [self.folder / f"{key}-{Path(name).stem}-{header.crc32}.h5" for name, header in self._shards]
         self._leads = leads
         self._demands: list[Demand] = []
         self._held: dict[Path, int] = {}  # bytes of the files in the folder, the oldest first
@@ -249,12 +249,12 @@ class Cache:
         """Get a shard. `Folder.fetch` repeats what may pass; after an error, it is tried once more when it is `due`;
         then all ends. After a full disk, it is tried again in a smaller cache.
         """
-        name, head = self._shards[number]
+        name, header = self._shards[number]
         path = self._paths[number]
         partial = path.with_suffix(f".{id(self)}.partial")  # this object may be closed while it fetches
 
         def check(file: Path) -> None:
-            if container.check_shard(file).line != head.line:
+            if container.check_shard(file).line != header.line:
                 advice = "is not the shard of the index; restore it, or run the same preprocessing command again"
                 raise UserError(f"{self._source.address(name)} {advice}")
 
@@ -271,14 +271,14 @@ class Cache:
         with self._changed:
             self._coming.discard(number)
             if failure is None:
-                self._held[path] = head.size
+                self._held[path] = header.size
                 self._failed.discard(number)
                 if not linked:
                     self.fetched += 1
-                    self.bytes += head.size
+                    self.bytes += header.size
             elif is_disk_full(failure):  # something else has filled it: what is there now is what fits
                 self.bound = min(self.bound, sum(self._held.values()) + sum(map(self._size, self._coming)))
-                if self.bound < head.size:
+                if self.bound < header.size:
                     text = f"no space left on the disk of {self.root}, the cache of shards; free some, or set GDT_CACHE"
                     self._stop(UserError(f"{text} to a folder on another disk"))
             elif due:
@@ -315,7 +315,7 @@ class Cache:
 
 def described(cache: Cache, index: Index, videos: Iterable[np.ndarray]) -> str:
     """The shards and the cache in words. Raises UserError if it cannot hold the shards of one of these batches."""
-    sizes = [head.size for head in index.heads]
+    sizes = [header.size for header in index.headers]
     least = max((sum(sizes[number] for number in {*index.shard[batch]}) for batch in videos), default=0)
     if least > cache.bound:
         raise too_small(cache.bound, least)

@@ -26,7 +26,7 @@ from gdt.common.files import writing
 from gdt.common.folders import Folder
 
 SCHEMA = 3
-_HEADS = (1 << 16, 1 << 20)
+_READS = (1 << 16, 1 << 20)
 """Bytes to read for the first line: mostly enough, and the most."""
 _BLOCK = 1 << 24
 """Bytes of files that are read at once."""
@@ -72,7 +72,7 @@ class Files:
 
 
 @dataclass(frozen=True)
-class Head:
+class Header:
     """The first line of a file."""
 
     line: bytes
@@ -81,59 +81,60 @@ class Head:
     """Length of the file, bytes."""
     crc32: str
     """CRC-32 of all that follows the line, in hexadecimal."""
-    notes: Mapping[str, str]
+    attributes: Mapping[str, str]
     """Text about the file, also stored as HDF5 attributes."""
     arrays: Mapping[str, ArrayPlace]
 
     @staticmethod
-    def parse(line: bytes) -> Head:
+    def parse(line: bytes) -> Header:
         """Raises Damaged or OtherSchema."""
         text = line[len(_line(b"")) - 1 : -1]
         if line != _line(text):
             raise Damaged("checksum mismatch in its first line")
         values = json.loads(text)
-        schema = values.pop("schema")
+        schema = values["schema"]
         if schema != SCHEMA:
             raise OtherSchema(f"it has schema {schema} but this version reads schema {SCHEMA}")
-        places = {name: ArrayPlace(*place) for name, place in values.pop("arrays").items()}
-        return Head(line, **values, arrays=places)
+        places = {name: ArrayPlace(*place) for name, place in values["arrays"].items()}
+        return Header(line, values["size"], values["crc32"], values["notes"], places)
 
     @staticmethod
-    def read(path: Path) -> Head:
-        """The head of a file of the right length. Raises Damaged, OtherSchema or OSError."""
-        return Head.read_in(Folder(path.parent), path.name, path.stat().st_size)
+    def read(path: Path) -> Header:
+        """The header of a file of the right length. Raises Damaged, OtherSchema or OSError."""
+        return Header.read_in(Folder(path.parent), path.name, path.stat().st_size)
 
     @staticmethod
-    def read_in(folder: Folder, name: str, size: int) -> Head:
-        """The head of a file that has `size` bytes. Raises Damaged, OtherSchema, OSError, and UserError for a store."""
-        for end in _HEADS:
+    def read_in(folder: Folder, name: str, size: int) -> Header:
+        """The header of a file of `size` bytes. Raises Damaged, OtherSchema, OSError, and UserError for a store."""
+        for end in _READS:
             line, newline, _ = folder.read(name, 0, min(end, size)).partition(b"\n")
             if newline:
                 break
-        head = Head.parse(line + newline)
-        if size != head.size:
-            raise Damaged(f"it has {size} bytes instead of {head.size}: truncated or changed")
-        return head
+        header = Header.parse(line + newline)
+        if size != header.size:
+            raise Damaged(f"it has {size} bytes instead of {header.size}: truncated or changed")
+        return header
 
 
-def check_shard(path: Path) -> Head:
-    """The head of a file, all of whose bytes are as they were written. Raises Damaged, OtherSchema or OSError."""
-    head = Head.read(path)
+def check_shard(path: Path) -> Header:
+    """The header of a file, all of whose bytes are as they were written. Raises Damaged, OtherSchema or OSError."""
+    header = Header.read(path)
     checksum = 0
-    for block in _read_blocks(path, len(head.line)):
+    for block in _read_blocks(path, len(header.line)):
         checksum = zlib.crc32(block, checksum)
-    if f"{checksum:08x}" != head.crc32:
-        raise Damaged(f"checksum mismatch ({checksum:08x}, not {head.crc32})")
-    return head
+    if f"{checksum:08x}" != header.crc32:
+        raise Damaged(f"checksum mismatch ({checksum:08x}, not {header.crc32})")
+    return header
 
 
 def read(path: Path) -> tuple[dict[str, np.ndarray], Mapping[str, str]]:
-    """All arrays and notes of a file that fits into memory, checked. Raises Damaged, OtherSchema or OSError."""
-    head = Head.read(path)
+    """All arrays and attributes of a file that fits into memory, checked. Raises Damaged, OtherSchema or OSError."""
+    header = Header.read(path)
     data = path.read_bytes()
-    if f"{zlib.crc32(memoryview(data)[len(head.line) :]):08x}" != head.crc32:
+    if f"{zlib.crc32(memoryview(data)[len(header.line) :]):08x}" != header.crc32:
         raise Damaged("checksum mismatch")
-    return {name: at.array(data[at.begin : at.begin + at.nbytes]) for name, at in head.arrays.items()}, head.notes
+    arrays = {name: at.array(data[at.begin : at.begin + at.nbytes]) for name, at in header.arrays.items()}
+    return arrays, header.attributes
 
 
 def _read_blocks(path: Path, begin: int = 0) -> Iterator[bytes]:
@@ -155,28 +156,28 @@ def texts(array: np.ndarray) -> np.ndarray:
 
 
 def write(
-    path: Path, arrays: Mapping[str, np.ndarray | Files], notes: Mapping[str, str], scratch: Path | None = None
+    path: Path, arrays: Mapping[str, np.ndarray | Files], attributes: Mapping[str, str], scratch: Path | None = None
 ) -> str:
-    """Write a file atomically, see `writing`; equal contents give equal bytes. Returns `Head.crc32`.
+    """Write a file atomically, see `writing`; equal contents give equal bytes. Returns `Header.crc32`.
 
     Raises OSError for a full disk.
     """
-    longest = len(json.dumps(dict(notes))) + sum(len(name) + 100 for name in arrays) + 200
+    longest = len(json.dumps(dict(attributes))) + sum(len(name) + 100 for name in arrays) + 200
     user_block = 4096  # HDF5 takes powers of two
     while user_block < longest:
         user_block *= 2
     # HDF5 does not report a full disk that it finds as it closes a file, so it writes only its metadata, into memory
     with os.fdopen(os.memfd_create("hdf5"), "r+b", buffering=0) as memory, writing(path, scratch) as file:
-        places = _lay_out(memory, arrays, notes, user_block)
+        places = _lay_out(memory, arrays, attributes, user_block)
         size = os.fstat(memory.fileno()).st_size
-        head = {"schema": SCHEMA, "size": size, "crc32": f"{0:08x}", "notes": dict(notes), "arrays": places}
-        first = len(_encoded(head))
+        header = {"schema": SCHEMA, "size": size, "crc32": f"{0:08x}", "notes": dict(attributes), "arrays": places}
+        first = len(_encoded(header))
         checksum = 0
         for part in _content(memory, arrays, places, first, size):
             checksum = zlib.crc32(part, checksum)
         # read twice, as a disk may take files only from their beginning to their end
         crc32 = f"{checksum:08x}"
-        at = file.write(_encoded(head | {"crc32": crc32}))
+        at = file.write(_encoded(header | {"crc32": crc32}))
         for part in _content(memory, arrays, places, first, size):
             at += file.write(part)
         if at != size:
@@ -202,12 +203,12 @@ def _line(text: bytes) -> bytes:
     return b"gdt %08x %b\n" % (zlib.crc32(text), text)
 
 
-def _encoded(head: Mapping[str, Any]) -> bytes:
-    return _line(json.dumps(head).encode())
+def _encoded(header: Mapping[str, Any]) -> bytes:
+    return _line(json.dumps(header).encode())
 
 
 def _lay_out(
-    memory: FileIO, arrays: Mapping[str, np.ndarray | Files], notes: Mapping[str, str], user_block: int
+    memory: FileIO, arrays: Mapping[str, np.ndarray | Files], attributes: Mapping[str, str], user_block: int
 ) -> dict[str, ArrayPlace]:
     """Write HDF5's metadata, and leave holes for the arrays, whose places are returned."""
     places = {}
@@ -221,7 +222,7 @@ def _lay_out(
             kind = h5py.string_dtype("utf-8", dtype.itemsize) if dtype.kind == "S" else dtype
             dataset = file.create_dataset(name, shape, kind, dcpl=unwritten)
             places[name] = ArrayPlace(dataset.id.get_offset() if all(shape) else 0, dtype.str, shape)
-        file.attrs.update(notes)
+        file.attrs.update(attributes)
     return places
 
 

@@ -19,7 +19,7 @@ from gdt.common.commandline import gdt_command, size_of
 from gdt.common.errors import LeftOut, UserError, unknown
 from gdt.common.folders import Folder
 from gdt.pipeline.shards import container, layout
-from gdt.pipeline.shards.container import Damaged, Head, OtherSchema, text_array, texts
+from gdt.pipeline.shards.container import Damaged, Header, OtherSchema, text_array, texts
 from gdt.pipeline.shards.layout import INDEX, MEL_RATE, VideoTable, table_checksum
 from gdt.pipeline.shards.naming import DATASET_NAMES, is_shard, shard_folder, verify_hint
 from gdt.pipeline.shards.rejected import rejected_in
@@ -55,8 +55,8 @@ def gather_tables(folder: Folder, shards: Sequence[str]) -> ShardTables:
     lines: list[bytes] = []
     rejected: dict[str, LeftOut] = {}
     sums = {"pixels": np.zeros((3, 3), object), "mels": np.zeros(3, object)}  # Python integers do not overflow
-    for number, (head, tables) in enumerate(_tables(folder, shards)):
-        lines.append(head.line)
+    for number, (header, tables) in enumerate(_tables(folder, shards)):
+        lines.append(header.line)
         rejected |= {video.id: video for video in rejected_in(tables)}
         table = layout.video_table(tables)
         n = len(table["id"])
@@ -89,21 +89,21 @@ def write_index(path: Path, tables: ShardTables, settings: str, annotations: Ann
     container.write(path, dict(sorted(arrays.items())), {"settings": settings})
 
 
-def _tables(folder: Folder, shards: Sequence[str]) -> Iterator[tuple[Head, dict[str, np.ndarray]]]:
+def _tables(folder: Folder, shards: Sequence[str]) -> Iterator[tuple[Header, dict[str, np.ndarray]]]:
     files = folder.files()
     sizes = [files[name].size if name in files else -1 for name in shards]
     with ThreadPoolExecutor(folder.reads_at_once) as pool:
         yield from pool.map(partial(read_table, folder), shards, sizes)
 
 
-def read_table(folder: Folder, name: str, size: int) -> tuple[Head, dict[str, np.ndarray]]:
-    """The head of a shard of this size and its tables, without frames, sound and words.
+def read_table(folder: Folder, name: str, size: int) -> tuple[Header, dict[str, np.ndarray]]:
+    """The header of a shard of this size and its tables, without frames, sound and words.
 
     Raises UserError for a damaged one, and OSError.
     """
     try:
-        head = Head.read_in(folder, name, size)
-        tables = {key: at for key, at in head.arrays.items() if not key.startswith(layout.PIECES)}
+        header = Header.read_in(folder, name, size)
+        tables = {key: at for key, at in header.arrays.items() if not key.startswith(layout.PIECES)}
         stored = [at for at in tables.values() if at.nbytes]
         begin = min(at.begin for at in stored)
         data = folder.read(name, begin, max(at.begin + at.nbytes for at in stored))  # they are side by side
@@ -111,12 +111,12 @@ def read_table(folder: Folder, name: str, size: int) -> tuple[Head, dict[str, np
         for key, at in tables.items():
             first = at.begin - begin if at.nbytes else 0
             arrays[key] = at.array(data[first : first + at.nbytes])
-        if table_checksum(arrays) != head.notes.get("table"):
+        if table_checksum(arrays) != header.attributes.get("table"):
             raise Damaged("checksum mismatch in its table of videos")
     except Damaged as error:
         hint = verify_hint(folder)
         raise UserError(f"shard {folder.address(name)} is damaged: {error}; {hint}") from error
-    return head, arrays
+    return header, arrays
 
 
 @dataclass(kw_only=True)
@@ -143,7 +143,7 @@ class Index(VideoTable):
     text_start: np.ndarray
     text_count: np.ndarray
     shard_names: list[str]
-    heads: list[Head]
+    headers: list[Header]
     """The first line of each shard, which says where its datasets lie."""
     fps: int
     """Frames per second."""
@@ -182,17 +182,17 @@ class Index(VideoTable):
             return replace(index, cache_bytes=bound)
         if bound:
             raise UserError(f"--cache has no effect on {folder}, which is not in a store; leave it out")
-        for name, head in zip(index.shard_names, index.heads, strict=True):
+        for name, header in zip(index.shard_names, index.headers, strict=True):
             size = folder.state(name).size
-            if size != head.size:
-                state = "is missing" if size < 0 else f"has {size} bytes instead of {head.size}"
+            if size != header.size:
+                state = "is missing" if size < 0 else f"has {size} bytes instead of {header.size}"
                 raise UserError(f"shard {folder.address(name)} {state}; {again}")
         return index
 
     @staticmethod
     def read(path: Path, folder: Folder) -> Index:
         """The index of the shards in a folder, from its file. Raises Damaged or OtherSchema."""
-        arrays, notes = container.read(path)
+        arrays, attributes = container.read(path)
         arrays |= {f"video/{name}": values for name, values in layout.video_table(arrays).items()}
 
         def group(prefix: str) -> dict[str, np.ndarray]:
@@ -204,7 +204,7 @@ class Index(VideoTable):
                 return texts(values)
             return values.astype(np.int64) if np.issubdtype(values.dtype, np.integer) else values
 
-        settings = json.loads(notes["settings"])
+        settings = json.loads(attributes["settings"])
         sums = json.loads(column("sums")[0])
         known = {field.name for field in fields(Index)}  # a later version may have more
         videos: dict[str, Any] = {name: values for name, values in group("video/").items() if name in known}
@@ -213,7 +213,7 @@ class Index(VideoTable):
             folder=folder,
             **videos,
             shard_names=list(column("shard/name")),
-            heads=[Head.parse(line) for line in arrays["shard/line"].tolist()],
+            headers=[Header.parse(line) for line in arrays["shard/line"].tolist()],
             fps=settings["fps"],
             bands=settings["bands"],
             statistics=Statistics.from_sums(sums["pixels"], sums["mels"]),
@@ -291,8 +291,8 @@ def _joined(cells: np.ndarray) -> np.ndarray:
 def fingerprint(index: Index) -> str:
     """Hash of shards, settings, videos and splits, which must not change when a run resumes."""
     digest = hashlib.sha256(json.dumps([index.id.tolist(), index.split.tolist(), index.settings]).encode())
-    for head in index.heads:
-        digest.update(head.line)
+    for header in index.headers:
+        digest.update(header.line)
     return digest.hexdigest()
 
 

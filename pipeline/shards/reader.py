@@ -127,22 +127,22 @@ class _OpenShard:
         name = index.shard_names[number]
         self.path = index.folder.address(name)
         self._folder = index.folder
-        self._head = index.heads[number]
+        self._header = index.headers[number]
         try:
             self._file = cache.open(demand, number) if cache else Path(self.path).open("rb", buffering=0)  # noqa: SIM115
         except OSError as error:
             raise self._unreadable(error) from error
-        if self._pread(len(self._head.line), 0) != self._head.line:
+        if self._pread(len(self._header.line), 0) != self._header.line:
             raise UserError(
                 f"shard {self.path} is not the one that the index was made from, or damaged; "
                 + verify_hint(index.folder)
             )
 
     def length(self, name: str) -> int:
-        return self._head.arrays[name].shape[0]
+        return self._header.arrays[name].shape[0]
 
     def read(self, name: str, first: int, count: int) -> np.ndarray:
-        begin, dtype, (_, *shape) = self._head.arrays[name]
+        begin, dtype, (_, *shape) = self._header.arrays[name]
         row = np.dtype(dtype).itemsize * prod(shape)
         return np.frombuffer(self._pread(count * row, begin + first * row), dtype).reshape(count, *shape)
 

@@ -37,11 +37,11 @@ def write_shard(
     sums: Mapping[str, np.ndarray],
     scratch: Path,
     rejected: Sequence[LeftOut] = (),
-    notes: Mapping[str, str] = MappingProxyType({}),
+    attributes: Mapping[str, str] = MappingProxyType({}),
 ) -> str:
-    """Write a shard in the folder `scratch`, then move it to `path`; returns its checksum, `container.Head.crc32`.
+    """Write a shard in the folder `scratch`, then move it to `path`; returns its checksum, `container.Header.crc32`.
 
-    `sums` are those of the datasets sums/; `notes` go into the first line of the file.
+    `sums` are those of the datasets sums/; `attributes` go into the first line of the file.
     """
     frames = Files([record.jpeg for record in records], np.uint8)
     banks = Files([record.logmel for record in records], np.float32, (BANDS,))
@@ -66,7 +66,7 @@ def write_shard(
     }
     for k, (name, dtype) in enumerate(WORDS.items()):
         arrays[f"text/{name}"] = np.concatenate([np.zeros(0, dtype), *(columns[k] for columns in words)])
-    return write(path, arrays | table, {**notes, "table": table_checksum(table)}, scratch)
+    return write(path, arrays | table, {**attributes, "table": table_checksum(table)}, scratch)
 
 
 def _bounds(counts: Sequence[int] | np.ndarray) -> np.ndarray:

@@ -76,7 +76,7 @@ def test_what_is_evicted_is_needed_room() -> None:
 
 def fake(sizes: Sequence[int], bound: int, monkeypatch: pytest.MonkeyPatch, told: Callable[[int], None]) -> Cache:
     """A cache of shards of these sizes; `told` learns what is fetched, one after another."""
-    heads = [SimpleNamespace(size=size, crc32=f"{size:08x}", line=b"") for size in sizes]
+    headers = [SimpleNamespace(size=size, crc32=f"{size:08x}", line=b"") for size in sizes]
     names = [f"shard-{number}.h5" for number in range(len(sizes))]
 
     def fetch(folder: Folder, name: str, to: Path, check: object) -> None:
@@ -85,7 +85,9 @@ def fake(sizes: Sequence[int], bound: int, monkeypatch: pytest.MonkeyPatch, told
 
     monkeypatch.setattr(cache_module, "_AT_ONCE", 1)
     monkeypatch.setattr(Folder, "fetch", fetch)
-    return Cache(SimpleNamespace(folder=Folder("s3://bucket/set"), shard_names=names, heads=heads, cache_bytes=bound))
+    return Cache(
+        SimpleNamespace(folder=Folder("s3://bucket/set"), shard_names=names, headers=headers, cache_bytes=bound)
+    )
 
 
 def read(cache: Cache, demand: Demand, batches: Sequence[Sequence[int]]) -> None:

@@ -27,7 +27,7 @@ from gdt.pipeline.groups import take_rank
 from gdt.pipeline.leaves import MODALITIES, Clip
 from gdt.pipeline.loader import Batch, Loader
 from gdt.pipeline.notation import parse
-from gdt.pipeline.shards.container import Head
+from gdt.pipeline.shards.container import Header
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.shards.layout import MEL_FLOOR
 from gdt.pipeline.shards.reader import ShardReader
@@ -292,7 +292,7 @@ def test_other_decoding_errors_do_not_blame_the_frames(index: Index, monkeypatch
 def damage(copy: Path, index: Index, video: int, what: str) -> None:
     """Overwrite 200 bytes in the middle of a video's frames or sound."""
     path = copy / index.shard_names[index.shard[video]]
-    begin = Head.read(path).arrays[what].begin
+    begin = Header.read(path).arrays[what].begin
     with h5py.File(path) as file:
         if what == "frames/jpeg":
             begin += int(file["frames/offset"][index.frame_start[video] + index.frame_count[video] // 2])

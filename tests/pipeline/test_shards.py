@@ -265,7 +265,7 @@ def test_reading_returns_what_was_written_or_reports_the_damaged_video(copy: Pat
         path = copy / name
         data = path.read_bytes()
         videos = np.flatnonzero(index.shard == number)
-        places = [index.heads[number].arrays[piece] for piece in ("frames/jpeg", "audio/logmel")]
+        places = [index.headers[number].arrays[piece] for piece in ("frames/jpeg", "audio/logmel")]
         for k in range(40):
             damage = bytearray(data)
             if k % 2:

@@ -7,7 +7,7 @@ import pytest
 
 from gdt.common.errors import UserError
 from gdt.common.machine import killed_with_parent
-from gdt.pipeline.shards.container import Head
+from gdt.pipeline.shards.container import Header
 from gdt.preprocess import checks, cluster
 from gdt.preprocess.settings import Preprocess
 from gdt.preprocess.stage import dry_run, run
@@ -110,8 +110,8 @@ def test_a_run_whose_first_videos_fail_for_one_reason_stops(
         patch.setattr(checks, "_FIRST", 1)
         patch.setattr(cluster, "map_unordered", lambda client, function, tasks, *_: iter([*map(function, tasks)]))
         run(four)
-    heads = [Head.read(path) for path in four.shard_folder.root.glob("shard-*.h5")]
-    assert [head.arrays["rejected"].shape[0] for head in heads] == [0] * len(heads)
+    headers = [Header.read(path) for path in four.shard_folder.root.glob("shard-*.h5")]
+    assert [header.arrays["rejected"].shape[0] for header in headers] == [0] * len(headers)
     assert run(replace(four, allow_rejected=True)).kept == 2
     fake(REAL)
     assert run(replace(four, retry_rejected=True)).kept == 4 and digests(four.shard_folder.root) == undisturbed

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from gdt.pipeline.shards.container import Head
+from gdt.pipeline.shards.container import Header
 from gdt.pipeline.shards.index import Index
 from gdt.train import checkpoint
 from gdt.train.experiment import compose, tree_of
@@ -186,7 +186,7 @@ def ruin(shards: Path, *numbers: int) -> None:
     """Overwrite the middle tenth of the frames of some shards with zeros."""
     for path in sorted(shards.glob("shard-*.h5")):
         if int(path.stem[-6:]) in numbers:
-            place = Head.read(path).arrays["frames/jpeg"]
+            place = Header.read(path).arrays["frames/jpeg"]
             with path.open("r+b") as file:
                 file.seek(place.begin + place.nbytes * 9 // 20)
                 file.write(bytes(place.nbytes // 10))
