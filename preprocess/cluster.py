@@ -1,5 +1,8 @@
 """What makes shards: threads of this process for a few videos or workers, else Dask's workers, which are processes on
 this machine or those of a running scheduler.
+
+Of threads, too, each runs ffmpeg as a process of its own, with its limits. A crash of compiled code ends this process,
+which the next run resumes.
 """
 
 from __future__ import annotations
@@ -9,7 +12,9 @@ import itertools
 import logging
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from multiprocessing import current_process, forkserver, resource_tracker
 from queue import SimpleQueue
@@ -17,7 +22,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from gdt.common.errors import UserError, first_line
-from gdt.preprocess.threads import Threads
+from gdt.preprocess.process import STOPPED
+from gdt.preprocess.worker import REPORT
 
 if TYPE_CHECKING:  # takes half a second to import, and a run with nothing to do does not need it
     import distributed
@@ -48,6 +54,28 @@ _ADVICE = (
     "check the free memory, 'ulimit -a' (processes, open files), variables DASK_*, the network interface lo, and that "
     "/dev/shm can be written to"
 )
+
+
+class Threads(ThreadPoolExecutor):
+    """A context in which tasks run; in the end, and after an error or a signal, those that still run are stopped."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number, "decode", self._enter)
+        self._stop = threading.Event()
+        self._handle: Callable[[Any], object] = lambda event: None
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self.shutdown(cancel_futures=True)
+
+    def _enter(self) -> None:
+        """Prepare a thread."""
+        STOPPED.set(self._stop.is_set)
+        REPORT.set(lambda videos: self._handle((None, videos)))
+
+    def subscribe_topic(self, _: str, handle: Callable[[Any], object]) -> None:
+        """Call a function with the number of videos just done, as Dask does: (time, number)."""
+        self._handle = handle
 
 
 @contextlib.contextmanager

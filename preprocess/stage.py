@@ -140,10 +140,10 @@ def make_shards(
         cluster.connect(asked.scheduler, workers, total) as client,
         tqdm(total=total, unit="video", desc=what, smoothing=0.02, mininterval=interval) as bar,
     ):
-        client.subscribe_topic(PROGRESS, lambda event: bar.update(event[1]))
+        # reports may come late, and again from a task that is repeated
+        client.subscribe_topic(PROGRESS, lambda event: bar.update(min(event[1], total - bar.n)))
         made = cluster.map_unordered(client, make_shard, map(job.task, numbers), workers, fits)
         yield from map(partial(_require_here, job), made)
-        client.unsubscribe_topic(PROGRESS)
         bar.update(total - bar.n)
 
 

@@ -26,7 +26,6 @@ from gdt.preprocess import stage as stage_module
 from gdt.preprocess import worker as worker_module
 from gdt.preprocess.plan import ShardTask
 from gdt.preprocess.settings import Preprocess
-from gdt.preprocess.threads import Threads
 from tests.conftest import ROOT, few, preprocess
 from tests.preprocess.media import Fake, assert_gone
 from tests.preprocess.test_stage import digests
@@ -84,7 +83,7 @@ def test_a_task_that_raises_is_not_repeated_and_one_that_kills_names_the_worker(
 def test_threads_begin_no_task_before_there_is_room(room: int) -> None:
     """Where that of a result is free once the next is asked for."""
     begun: list[int] = []
-    with Threads(4) as threads:
+    with cluster.Threads(4) as threads:
         results = cluster.map_unordered(threads, begun.append, range(9), 4, lambda tasks: len(tasks) <= room)
         for taken, _ in enumerate(results):
             assert len(begun) <= taken + min(room, 4)
@@ -182,7 +181,7 @@ def test_daemonic_processes_decode_in_threads(videos: Path, tmp_path: Path, monk
         assert [summary.kept for summary in pool.map(preprocess, settings)] == [18, 18]
     monkeypatch.setattr(cluster, "current_process", lambda: SimpleNamespace(daemon=True))
     with cluster.connect("", 9, 10**6) as client:
-        assert isinstance(client, Threads)
+        assert isinstance(client, cluster.Threads)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
