@@ -38,7 +38,7 @@ def _to_dask(videos: int) -> None:
         get_worker().log_event(PROGRESS, videos)
 
 
-REPORT: ContextVar[Callable[[int], None]] = ContextVar("report", default=_to_dask)
+REPORT: ContextVar[Callable[[int], object]] = ContextVar("report", default=_to_dask)
 """What is called with the number of videos just done; a thread may have a function of its own."""
 SCRATCH = ".shard-*"
 """Names of the temporary folders of `make_shard`."""
