@@ -5,7 +5,6 @@ by this call or an earlier one.
 """
 
 import contextlib
-import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,7 +22,7 @@ from gdt.eval.folds import Fold
 from gdt.eval.jobs import Job, Outcome, ProtocolFunction, jobs_of
 from gdt.eval.results import RANDOM, RESULTS, Answers, Result
 from gdt.eval.settings import Downstream
-from gdt.eval.subprocesses import job_limit, run_command, run_parallel
+from gdt.eval.subprocesses import Task, job_limit, run_parallel
 from gdt.eval.tables import pivot, write_tables
 from gdt.eval.training import EPOCHS, Finetuning
 from gdt.pipeline.shards.copies import between_splits
@@ -170,10 +169,6 @@ def _finetune_all(settings: Downstream, jobs: Sequence[Job], limit: int) -> None
             _run(job)
         return
 
-    def run(job: Job, gpu: str, stop: threading.Event) -> None:
-        job.folder.mkdir(parents=True, exist_ok=True)
-        run_command(_command(settings, job), job.folder / "log.txt", gpu, f"finetuning {job.name}", stop)
-
     def finished() -> int:
         return sum(len(logged(job.folder / EPOCHS)) for job in jobs)
 
@@ -181,9 +176,11 @@ def _finetune_all(settings: Downstream, jobs: Sequence[Job], limit: int) -> None
     logs = " ".join(f"{jobs[0].out}/*/{protocol}-*/log.txt" for protocol in protocols)
     print(f"{len(jobs)} finetuning runs, {limit} in parallel; logs: {logs}")
     epochs = Finetuning.recipe_of(jobs[0].settings, jobs[0].subject.trained).epochs
+    tasks = [Task(f"finetuning {job.name}", job.folder, [_command(settings, job)]) for job in jobs]
+    names = {job.folder: job.name for job in jobs}
     with tqdm(total=epochs * len(jobs), initial=finished(), unit="epoch", desc="finetune", mininterval=1.0) as bar:
-        for job in run_parallel(jobs, run, limit, lambda: bar.update(finished() - bar.n)):
-            bar.write(f"{job.name}: done")
+        for task in run_parallel(tasks, limit, lambda: bar.update(finished() - bar.n)):
+            bar.write(f"{names[task.folder]}: done")
 
 
 def _command(settings: Downstream, job: Job) -> list[str]:

@@ -2,14 +2,12 @@
 
 import contextlib
 import os
-import queue
 import subprocess
 import sys
-import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple
 
 import torch
 
@@ -17,11 +15,47 @@ from gdt.common.errors import UserError
 from gdt.common.machine import cores, killed_with_parent
 from gdt.common.wording import plural
 
-T = TypeVar("T")
+
+class Task(NamedTuple):
+    """Commands that run one after the other."""
+
+    name: str
+    folder: Path
+    """Folder of their output, log.txt."""
+    commands: Sequence[Sequence[str]]
+    """Arguments of `gdt`."""
 
 
-class StoppedError(Exception):
-    """A command was stopped because this process was interrupted."""
+class _Running:
+    """A task that has been started."""
+
+    def __init__(self, task: Task, gpu: str) -> None:
+        self.task = task
+        self.gpu = gpu
+        self._log = task.folder / "log.txt"
+        self._left = [*task.commands]
+        task.folder.mkdir(parents=True, exist_ok=True)
+        self._start()
+
+    def _start(self) -> None:
+        """Start the next command on the GPU, or with one thread; it is killed when this process is."""
+        limits = {"CUDA_VISIBLE_DEVICES": self.gpu} if self.gpu else {"OMP_NUM_THREADS": "1"}
+        words = [*killed_with_parent(), sys.executable, "-P", "-m", "gdt", *self._left.pop(0)]
+        with self._log.open("a") as file:
+            self.process = subprocess.Popen(words, stdout=file, stderr=subprocess.STDOUT, env=os.environ | limits)
+
+    def has_ended(self) -> bool:
+        """Whether all commands have ended. Raises UserError with the last line of the log if one has failed."""
+        status = self.process.poll()
+        if status:
+            time.sleep(1.0)  # Ctrl-C reaches the command and this process, in any order
+            lines = self._log.read_text(errors="replace").strip().splitlines()
+            reason = lines[-1] if lines else f"status {status}"
+            raise UserError(f"{self.task.name} failed ({reason}); see {self._log}")
+        if status is None or not self._left:
+            return status == 0
+        self._start()
+        return False
 
 
 def job_limit(jobs: int) -> int:
@@ -32,46 +66,41 @@ def job_limit(jobs: int) -> int:
     return jobs or gpus or cores()
 
 
-def run_parallel(
-    jobs: Sequence[T], run: Callable[[T, str, threading.Event], None], limit: int, watch: Callable[[], None]
-) -> Iterator[T]:
-    """Call `run(job, gpu, stop)` for every job, `limit` in parallel, and yield each finished job.
+def run_parallel(tasks: Sequence[Task], limit: int, watch: Callable[[], None]) -> Iterator[Task]:
+    """Run tasks, `limit` in parallel, and yield each that has finished.
 
-    `watch` is called every second. After a UserError, which is printed immediately, no more jobs start; it is raised
-    when the running ones have ended. Any other error and an interrupt set `stop`, which jobs must obey soon.
+    `watch` is called every second. After a UserError, which is printed immediately, no more tasks start; it is raised
+    when the running ones have ended. Any other error and an interrupt stop these.
     """
-    stop = threading.Event()
-    gpus: queue.Queue[str] = queue.Queue()
-    for gpu in visible_gpus() or [""] * limit:
-        gpus.put(gpu)
-
-    def run_on_free_gpu(job: T) -> T:
-        gpu = gpus.get()
-        try:
-            run(job, gpu, stop)
-        except UserError as error:
-            print(f"\n{error}; waiting for the other runs", file=sys.stderr, flush=True)
-            raise
-        finally:
-            gpus.put(gpu)
-        return job
-
-    with ThreadPoolExecutor(limit) as pool:
-        waiting = [pool.submit(run_on_free_gpu, job) for job in jobs]
-        try:
-            while waiting:
-                for future in [future for future in waiting if future.done()]:
-                    waiting.remove(future)
-                    yield future.result()
-                watch()
-                wait(waiting, 1.0, FIRST_COMPLETED)
-        except UserError:
-            raise
-        except BaseException:
-            stop.set()
-            raise
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
+    free = visible_gpus()[:limit] or [""] * limit
+    waiting = [*tasks]
+    running: list[_Running] = []
+    failed: list[UserError] = []
+    try:
+        while running or waiting:
+            while waiting and free:
+                running.append(_Running(waiting.pop(0), free.pop(0)))
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                running[0].process.wait(1.0)
+            for each in [*running]:
+                try:
+                    if not each.has_ended():
+                        continue
+                    yield each.task
+                except UserError as error:
+                    print(f"\n{error}; waiting for the other runs", file=sys.stderr, flush=True)
+                    failed.append(error)
+                    waiting.clear()
+                running.remove(each)
+                free.append(each.gpu)
+            watch()
+    finally:
+        for each in running:
+            each.process.terminate()
+        for each in running:
+            each.process.wait()
+    if failed:
+        raise failed[0]
 
 
 def visible_gpus() -> list[str]:
@@ -80,27 +109,3 @@ def visible_gpus() -> list[str]:
         return []
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     return visible.split(",") if visible else [str(gpu) for gpu in range(torch.cuda.device_count())]
-
-
-def run_command(command: Sequence[str], log: Path, gpu: str, name: str, stop: threading.Event) -> None:
-    """Run `gdt command` on one GPU, or with one thread, until it ends or `stop` is set; killed when this process is.
-
-    Raises UserError with `name` and the last line of the log if it fails, and StoppedError if it was stopped.
-    """
-    if stop.is_set():
-        raise StoppedError
-    limits = {"CUDA_VISIBLE_DEVICES": gpu} if gpu else {"OMP_NUM_THREADS": "1"}
-    words = [*killed_with_parent(), sys.executable, "-P", "-m", "gdt", *command]
-    with log.open("a") as file:
-        process = subprocess.Popen(words, stdout=file, stderr=subprocess.STDOUT, env=os.environ | limits)
-    while process.poll() is None and not stop.is_set():
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(1.0)
-    process.terminate()  # has no effect if it has ended
-    status = process.wait()
-    if status:
-        if stop.wait(1.0):  # Ctrl-C reaches the command and this process, in any order
-            raise StoppedError
-        lines = log.read_text(errors="replace").strip().splitlines()
-        reason = lines[-1] if lines else f"status {status}"
-        raise UserError(f"{name} failed ({reason}); see {log}")

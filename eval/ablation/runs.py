@@ -1,7 +1,6 @@
 """`gdt ablation`: pretrain compositions, evaluate their frozen features, and compare them in a table."""
 
 import json
-import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +20,7 @@ from gdt.eval.downstream import missing
 from gdt.eval.drawing import save
 from gdt.eval.jobs import Job, jobs_of
 from gdt.eval.results import RESULTS
-from gdt.eval.subprocesses import job_limit, run_command, run_parallel
+from gdt.eval.subprocesses import Task, job_limit, run_parallel
 from gdt.eval.tables import pivot, row_label, write_tables
 from gdt.train.models.network import Architecture
 from gdt.train.models.own import Makers, makers
@@ -112,20 +111,18 @@ def _finished(run: RowRun, given: Makers) -> list[Job] | None:
     return jobs if trained and not missing(jobs) else None
 
 
-def _run_all(runs: Sequence[RowRun], todo: Sequence[RowRun], jobs: int, out: Path) -> None:
+def _run_all(runs: Sequence[RowRun], todo: Sequence[RowRun], limit: int, out: Path) -> None:
     """Run the commands of the runs that are left; commands that are finished have nothing to do."""
-
-    def work(run: RowRun, gpu: str, stop: threading.Event) -> None:
-        run.folder.mkdir(parents=True, exist_ok=True)
-        for command in run.commands:
-            run_command(command, run.folder / "log.txt", gpu, f"run {run.folder.name}", stop)
 
     def steps() -> int:
         return sum(min(run.row.steps, logged_steps(run.folder / METRICS)) for run in runs)
 
     total = sum(run.row.steps for run in runs)
+    tasks = [Task(f"run {run.folder.name}", run.folder, run.commands) for run in todo]
+    by_folder = {run.folder: run for run in todo}
     with tqdm(total=total, initial=steps(), unit="step", desc="pretrain", mininterval=5.0) as bar:
-        for run in run_parallel(todo, work, jobs, lambda: bar.update(steps() - bar.n)):
+        for task in run_parallel(tasks, limit, lambda: bar.update(steps() - bar.n)):
+            run = by_folder[task.folder]
             evaluated = [result for result in results.read(out / RESULTS) if result.model == run.folder.name]
             score = ""
             if evaluated:

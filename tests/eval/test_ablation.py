@@ -3,7 +3,7 @@
 import json
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from gdt.eval.downstream import downstream
 from gdt.eval.metrics import Metric, over_seeds
 from gdt.eval.results import RANDOM, RESULTS, read
 from gdt.eval.settings import Downstream
+from gdt.eval.subprocesses import Task
 from gdt.pipeline.shards.index import Index
 from gdt.train.flops import training_flops
 from gdt.train.models.gdt import GDT
@@ -48,13 +49,14 @@ def done(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """The commands of an ablation, which run in this process."""
     commands: list[list[str]] = []
 
-    def run(arguments: Sequence[str], log: Path, *_: object) -> None:
-        commands.append(list(arguments))
-        log.touch()
-        name, *options = arguments
-        {"pretrain": pretrain, "evaluate": downstream}[name](parse_command(name, options))
+    def run(tasks: Sequence[Task], *_: object) -> Iterator[Task]:
+        for task in tasks:
+            commands.extend(map(list, task.commands))
+            for name, *options in task.commands:
+                {"pretrain": pretrain, "evaluate": downstream}[name](parse_command(name, options))
+            yield task
 
-    monkeypatch.setattr(runs, "run_command", run)
+    monkeypatch.setattr(runs, "run_parallel", run)
     return commands
 
 

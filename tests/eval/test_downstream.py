@@ -12,6 +12,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, get_args, get_type_hints
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -337,13 +338,8 @@ def test_a_finetuning_process_gets_every_setting(
 ) -> None:  # fmt: skip
     parity = np.array(["even", "odd"], object)[np.arange(len(index)) % 2]
     change_index(columns={"-x": parity}, folds=np.array([f"{split},{split}" for split in index.split], object))
-    sent: list[str] = []
-
-    def catch(command: list[str], *_: object) -> None:
-        sent.extend(command)
-        raise UserError("caught")
-
-    monkeypatch.setattr("gdt.eval.downstream.run_command", catch)
+    run_parallel = Mock(return_value=[])
+    monkeypatch.setattr("gdt.eval.downstream.run_parallel", run_parallel)
     values = {
         "ckpt": (str(checkpoint),), "dataset": "x", "shards": Folder(shards), "protocols": ("finetune",), "folds": (2,),
         "label": "-x", "gallery_split": "val", "query_split": "test", "random_weights": "only", "out": tmp_path,
@@ -352,10 +348,11 @@ def test_a_finetuning_process_gets_every_setting(
     }  # fmt: skip
     changes(Downstream((checkpoint,)), values)  # fills in the others
     settings = Downstream(**values)
-    with pytest.raises(UserError, match="caught"):
-        downstream(settings)
-    assert sent[0] == "evaluate"
-    assert parse(Downstream, "gdt evaluate", sent[1:]) == replace(settings, jobs=1, shards=Folder(shards))
+    downstream(settings)
+    ((task,), *_), _ = run_parallel.call_args
+    ((name, *sent),) = task.commands
+    assert name == "evaluate"
+    assert parse(Downstream, "gdt evaluate", sent) == replace(settings, jobs=1, shards=Folder(shards))
 
 
 def test_labelled_protocols_evaluate_audio_or_both(
