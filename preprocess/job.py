@@ -13,7 +13,7 @@ from gdt.preprocess import checks, datasets
 from gdt.preprocess.captions import readers
 from gdt.preprocess.captions.attach import Spoken
 from gdt.preprocess.captions.words import Vocabulary
-from gdt.preprocess.datasets.listing import DataSet
+from gdt.preprocess.datasets.listing import DataSet, SourceFiles
 from gdt.preprocess.ffmpeg import Extraction
 from gdt.preprocess.plan import SHARD_BYTES, Listed, Plan, ShardTask, assign, collect
 from gdt.preprocess.settings import Preprocess
@@ -95,8 +95,9 @@ def prepare(
     spoken = _find_captions(settings, entry, layout, source)
     plan = Plan.read(destination)
     shares = plan.shares.changed(settings.val, settings.test)
-    items = datasets.listing(entry, source)
-    listed = collect(items if spoken is None else spoken.select(items), source, shares)
+    files = SourceFiles(source)
+    items = datasets.listing(entry, files)
+    listed = collect(items if spoken is None else spoken.select(items, files), files, shares)
     if not listed.videos:
         named = (f"{video.path or video.id}: {video.reason}" for video in listed.left_out)
         raise Unusable(f"none of the videos in {source} can be used: {next(named, 'there are none')}")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass, field, replace
 from typing import Any
@@ -18,7 +17,7 @@ from gdt.common.files import dump_row, write_lines
 from gdt.common.folders import Folder
 from gdt.pipeline.shards.container import SCHEMA
 from gdt.pipeline.shards.index import Annotations
-from gdt.preprocess.datasets.listing import Item
+from gdt.preprocess.datasets.listing import Item, SourceFiles
 from gdt.preprocess.ffmpeg import Extraction
 from gdt.preprocess.videos import ListedVideo
 
@@ -100,9 +99,9 @@ class Listed:
     """Those that decide the split of the videos without one."""
     drawn: Collection[str]
     """The ids of those."""
-    ignored: Mapping[str, int] = field(default_factory=dict)
+    ignored: Mapping[str, int]
     """How many files and folders are ignored, by suffix or in words."""
-    readings: Sequence[str] = ()
+    readings: Sequence[str]
     """How folders and labels are read."""
 
     def settled(self, kept: Collection[str]) -> Listed:
@@ -126,22 +125,17 @@ class Listed:
         return values_by_name
 
 
-def collect(items: Iterable[Item], folder: Folder, shares: Shares = Shares()) -> Listed:
-    """The list of the videos of a folder: the first of each id. Those without a split get one by `shares`.
+def collect(items: Iterable[Item], source: SourceFiles, shares: Shares = Shares()) -> Listed:
+    """The list of the videos of a source: the first of each id. Those without a split get one by `shares`.
 
     A split may be empty until decoding shows which videos are kept, see `Listed.settled`.
     """
     videos: dict[str, ListedVideo] = {}
     left_out: list[LeftOut] = []
     drawn: set[str] = set()
-    ignored: Counter[str] = Counter()
-    readings: list[str] = []
+    folder = source.folder
     for item in items:
-        if isinstance(item, Counter):
-            ignored.update(item)
-        elif isinstance(item, str):
-            readings.append(item)
-        elif isinstance(item, LeftOut):
+        if isinstance(item, LeftOut):
             left_out.append(replace(item, path=folder.address(item.path) if item.path else ""))
         elif item.id in videos:
             reason = f"it has the id of another video; {folder.address(videos[item.id].path)} is kept"
@@ -152,7 +146,7 @@ def collect(items: Iterable[Item], folder: Folder, shares: Shares = Shares()) ->
             size, time = (item.folder or folder).state(item.path)
             split = item.split or shares.split(item.id)
             videos[item.id] = replace(item, split=split, size=size, time=time)
-    return Listed(dict(sorted(videos.items())), left_out, shares, drawn, ignored, readings)
+    return Listed(dict(sorted(videos.items())), left_out, shares, drawn, source.ignored, source.readings)
 
 
 @dataclass(frozen=True)

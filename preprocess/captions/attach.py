@@ -1,6 +1,5 @@
 """Videos with the words of their captions."""
 
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import PurePath
@@ -10,7 +9,7 @@ from gdt.common.folders import Folder
 from gdt.preprocess.captions.readers import Captions, without_language
 from gdt.preprocess.captions.stretches import retime, stretches
 from gdt.preprocess.captions.words import Vocabulary
-from gdt.preprocess.datasets.listing import CAPTIONS, NO_CAPTIONS, Item, titled_id
+from gdt.preprocess.datasets.listing import CAPTIONS, NO_CAPTIONS, Item, SourceFiles, titled_id
 from gdt.preprocess.textfiles import composed
 from gdt.preprocess.videos import MEDIA, ListedVideo
 
@@ -33,8 +32,8 @@ class Spoken:
     only_captioned: bool
     """Leave out videos without captions, and cut the others to captioned stretches."""
 
-    def select(self, items: Iterable[Item]) -> Iterator[Item]:
-        """Yield the items, LeftOut for videos without the captions that they need, and then captions of no video."""
+    def select(self, items: Iterable[Item], files: SourceFiles) -> Iterator[Item]:
+        """Yield the items, LeftOut for videos without the captions that they need; counts captions of no video."""
         used = {""}
         for item in items:
             if isinstance(item, ListedVideo):
@@ -43,12 +42,8 @@ class Spoken:
                 if self.only_captioned and not name:
                     item = LeftOut(item.id, "it has no captions", str(item.path))
             yield item
-        unused = self.captions.unused(used)
-        if unused:
-            yield Counter({f"{CAPTIONS} (first: '{unused[0]}')": len(unused)})
-        others = self.captions.others
-        if others:
-            yield Counter({f"{NO_CAPTIONS} (first: '{others[0]}')": len(others)})
+        files.ignore(CAPTIONS, self.captions.unused(used))
+        files.ignore(NO_CAPTIONS, self.captions.others)
 
     def attach(self, video: ListedVideo) -> ListedVideo:
         name = self._name(video)

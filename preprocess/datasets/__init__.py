@@ -6,7 +6,6 @@ Each is a module here that defines DATA, and a name in pipeline/shards/naming.py
 import difflib
 import importlib
 import re
-from collections import Counter
 from collections.abc import Iterator
 
 from gdt.common.errors import LeftOut, UserError, unknown
@@ -48,18 +47,15 @@ def find(layout: str, source: Folder) -> DataSet:
     return DATASETS[layout]
 
 
-def listing(entry: DataSet, source: Folder) -> Iterator[Item]:
-    """Yield the items of a data set, LeftOut for videos whose names are not valid UTF-8, and then what is ignored.
+def listing(entry: DataSet, files: SourceFiles) -> Iterator[Item]:
+    """Yield the items of a data set, LeftOut for videos whose names are not valid UTF-8.
 
     Raises UserError if a file or folder that all videos need is missing and, at the end, if there was no video.
     """
-    files = SourceFiles(source)
+    source = files.folder
     empty = True
     unusable = ""
     for item in entry.listing(files):
-        if isinstance(item, str | Counter):
-            yield item
-            continue
         folder = source if isinstance(item, LeftOut) else item.folder or source
         where = folder.address(item.path) if item.path else ""
         if isinstance(item, LeftOut):
@@ -76,4 +72,3 @@ def listing(entry: DataSet, source: Folder) -> Iterator[Item]:
     if empty:
         ignored = ignored_in_words(files.ignored)
         raise incomplete("; ".join([f"there are no videos in {source}{unusable}", *ignored]), entry.tree)
-    yield files.ignored

@@ -39,19 +39,18 @@ def listing(source: SourceFiles, official: bool = False) -> Iterator[Item]:
         id = _below_split(name)
         videos.append((name, labels.apply(ListedVideo(id if shared[id] == 1 else name, path), name)))
     settled = all(video.split for name, video in videos if _below_split(name) != name)
-    splits, readings = (True, []) if official else read_folders(source, names.values(), settled)
-    yield from readings
-    yield from labels.readings()
+    splits = official or read_folders(source, names.values(), settled)
+    labels.say_columns()
     for name, video in videos:
         yield placed(video, name, splits)
     yield from labels.unused()
 
 
-def read_folders(source: SourceFiles, names: Iterable[str], settled: bool = False) -> tuple[bool, list[str]]:
+def read_folders(source: SourceFiles, names: Iterable[str], settled: bool = False) -> bool:
     """Whether top folders named as splits are splits: if train is there, and val or test. Otherwise they are classes.
 
-    `names` are the paths of the videos. Also returns what says how they are read. Raises UserError if they can be
-    read in both ways, unless the videos in those folders have `settled` splits.
+    `names` are the paths of the videos. Raises UserError if they can be read in both ways, unless the videos in those
+    folders have `settled` splits.
     """
     folders = {tuple(name.split("/")[:-1]) for name in names} - {()}
     named = sorted({path[0] for path in folders if path[0].lower() in SPLIT_NAMES})
@@ -73,7 +72,9 @@ def read_folders(source: SourceFiles, names: Iterable[str], settled: bool = Fals
     rule = "splits are train with val or test at the top, and nothing else beside them"
     classes_too = f", also {_few(reserved)} ({rule})" if reserved else ""
     what = f"{_few(named)} are splits, those in them classes" if splits else f"all are classes{classes_too}"
-    return splits, [f"folders: {what}"] if folders else []
+    if folders:
+        source.readings.append(f"folders: {what}")
+    return splits
 
 
 def _few(names: Sequence[str]) -> str:

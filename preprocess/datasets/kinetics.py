@@ -4,7 +4,6 @@ The csv files (kinetics-400_train.csv, ...) are those of the official annotation
 https://github.com/cvdfoundation/kinetics-dataset; test files have no label column.
 """
 
-import itertools
 import re
 from collections.abc import Iterator
 from dataclasses import replace
@@ -34,9 +33,8 @@ def listing(source: SourceFiles) -> Iterator[Item]:
     paths = [*source.folder.glob("[!.]*.csv"), *source.folder.glob("annotations/[!.]*.csv")]
     if not paths:
         named = [(name, path, composed(path)) for name, path in source.named()]
-        splits, readings = folder.read_folders(source, [below for _, _, below in named])
-        videos = (_named(folder.placed(ListedVideo(name, path), below, splits)) for name, path, below in named)
-        return itertools.chain(readings, videos)
+        splits = folder.read_folders(source, [below for _, _, below in named])
+        return (_named(folder.placed(ListedVideo(name, path), below, splits)) for name, path, below in named)
     rows = (row for path in paths for row in read_csv(File(source.folder, path), _COLUMNS, _segment))
     return youtube.listing(source, rows)
 

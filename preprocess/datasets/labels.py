@@ -124,10 +124,10 @@ class Labels:
         columns = tuple((column, values[column]) for column in further)
         return name, _Labelled(values.get(label, ""), SPLIT_NAMES.get(word, ""), int(number), columns)
 
-    def readings(self) -> Iterator[str]:
-        """A line that says how the columns are read, if there is the file."""
+    def say_columns(self) -> None:
+        """Add to the readings of the source how the columns are read, if there is the file."""
         if self._columns is not None:
-            yield str(self._columns)
+            self._source.readings.append(str(self._columns))
 
     def apply(self, video: ListedVideo, path: str) -> ListedVideo:
         """The video with the values of its row, found by its id or its path below the source, with or without suffix.

@@ -1,11 +1,11 @@
-"""What a data set yields: videos, those that are missing or cannot be used, and what is ignored."""
+"""What a data set yields: videos, and those that are missing or cannot be used."""
 
 from __future__ import annotations
 
 import os
 import re
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 from typing import Generic, TypeVar
@@ -42,8 +42,8 @@ SPLIT_NAMES |= {"test": "test", "testing": "test"}
 """The split that a folder name or a word in an official list stands for."""
 
 
-Item = ListedVideo | LeftOut | Counter[str] | str
-"""What a listing yields: also numbers of what is ignored, by suffix or in words, and how the folders are read."""
+Item = ListedVideo | LeftOut
+"""What a listing yields."""
 
 
 def unlisted(video: ListedVideo) -> LeftOut:
@@ -160,6 +160,8 @@ class SourceFiles:
     """Reads the files of a source."""
 
     folder: Folder
+    readings: list[str] = field(default_factory=list, init=False)
+    """How folders and labels are read, a line each."""
     _left_out: Counter[str] = field(default_factory=Counter, init=False)
     _others: list[PurePath] = field(default_factory=list, init=False)
     """Files that are no videos by their suffix."""
@@ -169,6 +171,11 @@ class SourceFiles:
         """How many files and folders it has left out so far: by suffix, without those that were read, or in words."""
         others = (path for path in self._others if self.folder.address(path) not in self.folder.opened)
         return self._left_out + Counter(path.suffix.lower() for path in others)
+
+    def ignore(self, what: str, names: Sequence[str]) -> None:
+        """Count what is ignored; `what` says what it is, in words."""
+        if names:
+            self._left_out[f"{what} (first: '{names[0]}')"] += len(names)
 
     def file(self, name: str) -> File:
         return File(self.folder, PurePath(name))

@@ -9,6 +9,7 @@ from gdt.common.folders import Folder
 from gdt.preprocess.captions.attach import Spoken
 from gdt.preprocess.captions.words import Vocabulary
 from gdt.preprocess.datasets import DATASETS, listing
+from gdt.preprocess.datasets.listing import SourceFiles
 from gdt.preprocess.plan import collect
 from tests.preprocess.test_caption_readers import find
 from tests.preprocess.test_datasets import touch
@@ -33,7 +34,8 @@ def write_subtitles(source: Path, captions: dict[str, list[tuple[float, float, s
 def tokens(source: Path, dataset: str = "folder", only_captioned: bool = False) -> dict[str, list[int] | str]:
     """The words of each video, or why it is left out."""
     spoken = Spoken(find(source), LISTEN, Folder(source), only_captioned)
-    found = collect(spoken.select(listing(DATASETS[dataset], Folder(source))), Folder(source))
+    files = SourceFiles(Folder(source))
+    found = collect(spoken.select(listing(DATASETS[dataset], files), files), files)
     words = {id: spoken.attach(video).words.token for id, video in found.videos.items()}
     return words | {row.id: row.reason for row in found.left_out}
 
@@ -108,7 +110,8 @@ PART = [(0, 1.0, 2.0), (1, 3.5, 4.0)]
 
 def said_in_parts(source: Path, dataset: str) -> dict[str, list[tuple[int, float, float]]]:
     spoken = Spoken(find(source), LISTEN, Folder(source), only_captioned=False)
-    found = collect(spoken.select(listing(DATASETS[dataset], Folder(source))), Folder(source))
+    files = SourceFiles(Folder(source))
+    found = collect(spoken.select(listing(DATASETS[dataset], files), files), files)
     videos = map(spoken.attach, found.videos.values())
     return {video.id: list(zip(video.words.token, video.words.start, video.words.end, strict=True)) for video in videos}
 

@@ -14,7 +14,7 @@ import pytest
 from gdt.common.errors import LeftOut, UserError
 from gdt.common.folders import Folder
 from gdt.preprocess.datasets import DATASETS, find, listing
-from gdt.preprocess.datasets.listing import BROKEN, EMPTY, HIDDEN, LISTED, Item, ignored_in_words
+from gdt.preprocess.datasets.listing import BROKEN, EMPTY, HIDDEN, LISTED, Item, SourceFiles, ignored_in_words
 from gdt.preprocess.ffmpeg import _FORMATS
 from gdt.preprocess.plan import Listed, collect
 from gdt.preprocess.videos import SOUNDS, SUFFIXES, ListedVideo
@@ -27,17 +27,13 @@ def touch(root: Path, *names: str) -> None:
         (root / name).touch()
 
 
-def items(dataset: str, root: Path) -> Iterator[Item]:
-    source = Folder(root)
-    return listing(find(dataset, source), source)
+def listed(dataset: str, root: Path) -> Iterator[Item]:
+    return listing(find(dataset, Folder(root)), SourceFiles(Folder(root)))
 
 
 def collected(dataset: str, root: Path) -> Listed:
-    return collect(items(dataset, root), Folder(root))
-
-
-def listed(dataset: str, root: Path) -> Iterator[ListedVideo | LeftOut]:
-    return (item for item in items(dataset, root) if isinstance(item, ListedVideo | LeftOut))
+    source = SourceFiles(Folder(root))
+    return collect(listing(DATASETS[dataset], source), source)
 
 
 def videos(dataset: str, root: Path) -> list[ListedVideo]:

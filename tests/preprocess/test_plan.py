@@ -8,6 +8,7 @@ import pytest
 
 from gdt.common.errors import LeftOut
 from gdt.common.folders import Folder
+from gdt.preprocess.datasets.listing import SourceFiles
 from gdt.preprocess.ffmpeg import Extraction
 from gdt.preprocess.plan import Listed, Plan, ShardTask, Shares, assign, collect
 from gdt.preprocess.videos import ListedVideo, TimedWords
@@ -33,13 +34,13 @@ def test_list_is_sorted_and_knows_sizes_splits_and_labels(tmp_path: Path) -> Non
         ListedVideo("b", HERE / "again.mp4"),
         ListedVideo("d", HERE / "d.mp4", columns=(("a/b", ""), ("100%", "y"))),
     ]  # fmt: skip
-    listed = collect(items, Folder(tmp_path))
+    listed = collect(items, SourceFiles(Folder(tmp_path)))
     assert list(listed.videos) == ["b", "d", "é"] and listed.drawn
     assert [listed.videos[id].size for id in "bdé"] == [-1, -1, 5]
     assert listed.left_out == [
         items[1], LeftOut("b", "it has the id of another video; /videos/b.mp4 is kept", "/videos/again.mp4", fault=True)
     ]  # fmt: skip
-    assert not collect(items[:1], Folder(tmp_path)).drawn
+    assert not collect(items[:1], SourceFiles(Folder(tmp_path))).drawn
     assert listed.annotations(["é", "d", "b"]) == {
         "label": ["läbel", "", "dogs"], "split": ["unused", "train", "train"], "folds": ["train,test", "", ""],
         "a/b": ["", "", "1"], ".": ["", "", "x"], "100%": ["", "y", ""],
@@ -49,7 +50,9 @@ def test_list_is_sorted_and_knows_sizes_splits_and_labels(tmp_path: Path) -> Non
 def test_split_depends_on_the_id_only() -> None:
     def splits(count: int, val: float, test: float) -> dict[str, str]:
         items = (ListedVideo(f"v{k}", HERE / f"{k}.mp4", split="val" if k % 10 == 0 else "") for k in range(count))
-        return {id: video.split for id, video in collect(items, Folder(HERE), Shares(val, test)).videos.items()}
+        return {
+            id: video.split for id, video in collect(items, SourceFiles(Folder(HERE)), Shares(val, test)).videos.items()
+        }
 
     def moved(before: dict[str, str], after: dict[str, str]) -> set[tuple[str, str]]:
         return {(before[name], after[name]) for name in before if before[name] != after[name]}
@@ -67,7 +70,7 @@ def test_split_depends_on_the_id_only() -> None:
 def test_a_split_that_was_asked_for_is_not_empty_and_keeps_its_video(tmp_path: Path) -> None:
     def listed(count: int, shares: Shares) -> Listed:
         videos = [ListedVideo(f"v{k}", HERE / f"{k}.mp4") for k in range(count)]
-        return collect(videos, Folder(HERE), shares).settled([video.id for video in videos])
+        return collect(videos, SourceFiles(Folder(HERE)), shares).settled([video.id for video in videos])
 
     for count in range(2, 60):
         few = listed(count, Shares(val=0.001, test=0.001))

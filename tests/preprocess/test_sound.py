@@ -5,15 +5,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gdt.common.errors import LeftOut, UserError
-from gdt.common.folders import Folder
+from gdt.common.errors import UserError
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.shards.reader import ShardReader
-from gdt.preprocess.datasets import DATASETS, listing
 from gdt.preprocess.settings import Preprocess
-from gdt.preprocess.videos import ListedVideo
 from tests.conftest import preprocess
 from tests.preprocess.media import encode
+from tests.preprocess.test_datasets import collected, refused
 from tests.sounds import esc50, logmel, tone
 
 
@@ -52,15 +50,13 @@ def test_esc50_has_five_folds(tmp_path: Path) -> None:
     source = esc50(tmp_path / "esc50")
     (source / "audio" / "other.wav").write_bytes((source / "audio" / "1-000.wav").read_bytes())
     (source / "audio" / "5-010.wav").unlink()
-    found = list(listing(DATASETS["esc50"], Folder(source)))
-    sounds = {item.id: item for item in found if isinstance(item, ListedVideo)}
-    assert len(sounds) == 19
-    assert sounds["2-110.wav".removesuffix(".wav")].folds == ("train", "test", "train", "train", "train")
-    assert {sound.label for sound in sounds.values()} == {"dog", "rain"}
-    assert {item.id for item in found if isinstance(item, LeftOut)} == {"other", "5-010"}
+    found = collected("esc50", source)
+    assert len(found.videos) == 19
+    assert found.videos["2-110"].folds == ("train", "test", "train", "train", "train")
+    assert {sound.label for sound in found.videos.values()} == {"dog", "rain"}
+    assert {item.id for item in found.left_out} == {"other", "5-010"}
     (source / "meta" / "esc50.csv").unlink()
-    with pytest.raises(UserError, match="esc50.csv is missing"):
-        list(listing(DATASETS["esc50"], Folder(source)))
+    refused("esc50", source, "esc50.csv is missing")
 
 
 def test_pretraining_on_pictures_refuses_sounds(tmp_path: Path) -> None:
