@@ -38,7 +38,7 @@ class Spoken:
         for item in items:
             if isinstance(item, ListedVideo):
                 name = self._name(item)
-                used.add(self.captions.named(name))
+                used.add(name)
                 if self.only_captioned and not name:
                     item = LeftOut(item.id, "it has no captions", str(item.path))
             yield item
@@ -68,11 +68,10 @@ class Spoken:
         if "." in video.path.stem and not self.source.kind(video.path.with_suffix("")):
             names = [video.id, path]  # a.avi, beside a.avi.mp4, has its own
         names.append(video.part[0] if video.part else titled_id(composed(video.path.stem)))
-        exact = (name for name in names if self.captions.has(name))
-        name = next(exact, "") or next((name for name in names if name in self.captions), "")
-        with_language = PurePath(self.captions.named(name)).name
+        name = self.captions.named(names)
+        with_language = PurePath(name).name
         stem = composed(video.path.stem)
-        if with_language in (PurePath(name).name, stem):
+        if name in ("", *names) or with_language == stem:
             return name
         title = without_language(with_language)
         if title != stem and titled_id(stem) and titled_id(title):

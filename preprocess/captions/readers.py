@@ -9,7 +9,7 @@ import json
 import math
 import re
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from contextlib import suppress
 from operator import attrgetter, itemgetter
 from pathlib import Path, PurePath
@@ -92,27 +92,21 @@ class Captions:
             raise UserError(f"{name} holds no captions; expected:\n{EXPECTED}")
         return captions
 
-    def get(self, id: str) -> list[Caption]:
-        """The captions of a video, sorted by start time; empty for an unknown id."""
-        parts = self._parts.get(self.named(id), ())
+    def get(self, name: str) -> list[Caption]:
+        """The captions of exactly this name, sorted by start time; none for an unknown one."""
+        parts = self._parts.get(name, ())
         rows = itertools.chain.from_iterable(json.loads(zlib.decompress(part)) for part in parts)
         return sorted(itertools.starmap(Caption, rows), key=attrgetter("start"))
 
-    def named(self, id: str) -> str:
-        """The name of the captions of a video: its id or, if there are none of that name, with a language or title."""
-        return id if self.has(id) else self._named.get(id, "") if id else ""
-
-    def has(self, id: str) -> bool:
-        """Whether there are captions of exactly this name."""
-        return id in self._parts
+    def named(self, ids: Sequence[str]) -> str:
+        """The first of these that is the name of captions, else the name of one with a language or title, or empty."""
+        with_more = filter(None, map(self._named.get, filter(None, ids)))
+        return next((id for id in ids if id in self._parts), "") or next(with_more, "")
 
     def unused(self, used: Set[str]) -> list[str]:
         """The names of captions that are not `used`, in any language."""
         names = set(map(without_language, used))
         return sorted(name for name in self._parts if name not in used and without_language(name) not in names)
-
-    def __contains__(self, id: str) -> bool:
-        return bool(self.named(id))
 
     def __len__(self) -> int:
         """Number of videos with captions."""

@@ -60,7 +60,7 @@ def test_a_file_per_video(tmp_path: Path) -> None:
     write(tmp_path / "captions/._b.json", "left by macOS")
     (tmp_path / "captions" / "cats" / "again").symlink_to(tmp_path / "captions")  # seen already
     captions = find(tmp_path)
-    assert len(captions) == 2 and "cats/b" in captions and "b" not in captions
+    assert len(captions) == 2 and captions.named(["b", "cats/b"]) == "cats/b"
     assert captions.get("-_xY..123 4") == [(1, 2, "first"), (3.5, 4, "one, two")]
     assert captions.get("cats/b") == [(0, 1, "x")]
 
@@ -80,7 +80,7 @@ def test_what_downloaders_and_whisper_put_beside_captions(tmp_path: Path) -> Non
     }.items():  # fmt: skip
         write(tmp_path / "captions" / name, content)
     captions = find(tmp_path)
-    assert captions.get("a") == [(1, 2, "hi")] and captions.get("b") == [(1, 2.5, "dogs"), (2.5, 3, "cats")]
+    assert captions.get("a.en") == [(1, 2, "hi")] and captions.get("b") == [(1, 2.5, "dogs"), (2.5, 3, "cats")]
     assert captions.get("c") == [(5, 6, "hello")] and captions.get("d") == [(1, 2, "said")] and len(captions) == 5
     assert captions.get("e") == captions.get("b")
     none = ["a.info.json", "a.live_chat.json", "d.json", "f.json", "g.json", "h.json", "i.json", "stats.csv"]
@@ -189,12 +189,11 @@ def test_character_references_and_tags_are_no_words(tmp_path: Path) -> None:
 def test_of_several_languages_english_or_the_first_counts(tmp_path: Path) -> None:
     names = ["a.de", "a.en-US", "a.zh-Hans", "b.fr", "b.de", "c.en", "c", "d.avi", "e/f.en-orig", "g.mp4"]
     for name in names:
-        write(tmp_path / f"captions/{name}.vtt", f"WEBVTT\n\n00:00.000 --> 00:01.000\n{name}\n")
+        write(tmp_path / f"captions/{name}.vtt", "WEBVTT\n\n00:00.000 --> 00:01.000\nx\n")
     captions = find(tmp_path)
-    taken = {id: captions.get(id)[0].text for id in ("a", "b", "c", "e/f", "a.de", "d.avi", "g.mp4")}
-    expected = {"a": "a.en-US", "b": "b.de", "c": "c", "e/f": "e/f.en-orig"}
-    assert taken == expected | {id: id for id in ("a.de", "d.avi", "g.mp4")}
-    assert "g" not in captions and "f" not in captions
+    expected = {"a": "a.en-US", "b": "b.de", "c": "c", "e/f": "e/f.en-orig", "g": "", "f": "", "": ""}
+    expected |= {id: id for id in ("a.de", "d.avi", "g.mp4")}
+    assert {id: captions.named([id]) for id in expected} == expected
     assert captions.unused({"a", "c", "d.avi", "g.mp4"}) == ["b.de", "b.fr", "e/f.en-orig"]
 
 
