@@ -6,7 +6,7 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -53,8 +53,17 @@ def encode(path: Path, *arguments: object) -> Path:
 
 def made(path: Path, picture: str = "", sound: str = "", *options: object) -> Path:
     """A file of video and sound from these sources of ffmpeg."""
-    sources = [part for source in (picture, sound) if source for part in ("-f", "lavfi", "-i", source)]
-    return encode(path, *sources, *options)
+    return encode(path, *_inputs(filter(None, (picture, sound))), *options)
+
+
+def several(path: Path, sources: Sequence[str], *options: object) -> Path:
+    """A file with a stream for each of these sources of ffmpeg."""
+    maps = [part for k in range(len(sources)) for part in ("-map", k)]
+    return encode(path, *_inputs(sources), *maps, *options)
+
+
+def _inputs(sources: Iterable[str]) -> list[str]:
+    return [part for source in sources for part in ("-f", "lavfi", "-i", source)]
 
 
 def clock(seconds: float, rate: int = 30, size: str = "64x64") -> str:
@@ -138,6 +147,15 @@ def events(taken: Extracted) -> tuple[np.ndarray, np.ndarray]:
     return np.flatnonzero(bright) / 30, onsets / 24_000
 
 
+def assert_events(taken: Extracted, flashes: Sequence[float], clicks: Sequence[float] | None = None) -> None:
+    """Flashes and clicks come at these times; clicks, by default, with the flashes."""
+    flash, click = events(taken)
+    expected = flashes if clicks is None else clicks
+    assert len(flash) == len(flashes) and np.abs(flash - flashes).max() < FRAME
+    assert len(click) == len(expected) and np.abs(click - expected).max() < FRAME
+    assert clicks is not None or np.abs(click - flash).max() < FRAME
+
+
 needs_tonemap = pytest.mark.skipif(
     shutil.which("ffmpeg") is None or not ffmpeg.has_tonemap(), reason="this ffmpeg was built without zscale"
 )
@@ -160,10 +178,18 @@ def shard(folder: Path, videos: list[ListedVideo], settings: Extraction) -> h5py
     return h5py.File(path, "r")
 
 
+def target(folder: Path, path: Path) -> Target:
+    return Target.within(folder / path.stem, ListedVideo(path.name, path), path)
+
+
+def group(folder: Path, *paths: Path) -> list[Extracted | Rejected]:
+    """The outputs of files that are decoded as a group."""
+    return extract_group([target(folder, path) for path in paths], Extraction())
+
+
 def pair(folder: Path, first: Path, second: Path) -> list[Extracted]:
     """The outputs of two files that are decoded as a group."""
-    targets = [Target.within(folder / path.stem, ListedVideo(path.name, path), path) for path in (first, second)]
-    return [one for one in extract_group(targets, Extraction()) if isinstance(one, Extracted)]
+    return [one for one in group(folder, first, second) if isinstance(one, Extracted)]
 
 
 def assert_gone(pid_file: Path) -> None:

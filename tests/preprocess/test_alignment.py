@@ -8,12 +8,12 @@ import pytest
 
 from gdt.preprocess import decode
 from gdt.preprocess.clock import Piece, pieces, put_on_clock
-from gdt.preprocess.decode import Extracted, extract_group
-from gdt.preprocess.ffmpeg import Extraction, Target, decode_command
+from gdt.preprocess.decode import Extracted
+from gdt.preprocess.ffmpeg import Extraction, decode_command
 from gdt.preprocess.process import run
 from gdt.preprocess.videos import ListedVideo
 from tests.conftest import few
-from tests.preprocess.media import FRAME, encode, events, kept, made, seconds, tone
+from tests.preprocess.media import FRAME, assert_events, encode, events, group, kept, made, seconds, target, tone
 
 GAPS = (0.01, 0.015, 0.02, 0.03, 0.04, 0.06, 0.08, 0.095, 0.12, 0.15)
 
@@ -46,13 +46,6 @@ def jumping(sizes: Sequence[float]) -> str:
     return "+".join(["{t}", *jumps])
 
 
-def assert_aligned(taken: Extracted, count: int) -> None:
-    flash, click = events(taken)
-    assert len(flash) == len(click) == count
-    assert np.abs(flash - np.arange(1, count + 1)).max() < FRAME
-    assert np.abs(click - flash).max() < FRAME
-
-
 # ------------------------------------------------------------------------------------------------------ files with gaps
 
 CONTAINERS = [
@@ -74,7 +67,7 @@ def test_gaps_are_filled_in_every_container(tmp_path: Path, suffix: str, rate: i
     sound = clicks(jumping(gaps), count + 0.5 - sum(gaps), rate)
     path = made(tmp_path / f"gaps.{suffix}", flashes(count + 0.5), sound, "-b:a", "64k", "-c:a", *codec.split())
     taken = kept(path, tmp_path)
-    assert_aligned(taken, count)
+    assert_events(taken, range(1, count + 1))
     assert abs(seconds(taken) - count - 0.5) < 0.2  # codecs pad their last frame
 
 
@@ -92,9 +85,7 @@ def muxed(path: Path, picture: Path, sound: str, *options: object) -> Path:
 def test_gaps_are_filled_in_stretches(tmp_path: Path) -> None:
     path = made(tmp_path / "gaps.mp4", flashes(5.5), clicks(jumping((0.06,) * 5), 5.2))
     taken = kept(ListedVideo("parts", path, stretches=((0.75, 1.75), (2.75, 3.75))), tmp_path)
-    flash, click = events(taken)
-    assert len(flash) == len(click) == 2
-    assert np.abs(flash - [0.25, 1.25]).max() < FRAME and np.abs(click - flash).max() < FRAME
+    assert_events(taken, [0.25, 1.25])
 
 
 def test_gaps_are_filled_in_every_video_of_a_group(
@@ -104,10 +95,9 @@ def test_gaps_are_filled_in_every_video_of_a_group(
     sounds = [clicks(jumping((size,) * 4), 4.5 - 4 * size) for size in sizes]
     paths = [muxed(tmp_path / f"{k}.mp4", picture, sound) for k, sound in enumerate(sounds)]
     monkeypatch.delattr(decode, "_extract")  # single files are not to be decoded
-    targets = [Target.within(tmp_path / path.stem, ListedVideo(path.name, path), path) for path in paths]
-    for taken in extract_group(targets, Extraction()):
+    for taken in group(tmp_path, *paths):
         assert isinstance(taken, Extracted)
-        assert_aligned(taken, 4)
+        assert_events(taken, range(1, 5))
 
 
 def joined(path: Path, parts: Sequence[tuple[str, str]], *options: object) -> Path:
@@ -128,9 +118,8 @@ def test_gaps_are_filled_across_format_changes(tmp_path: Path) -> None:
     formats = [(48_000, "stereo"), (44_100, "stereo"), (32_000, "mono")]  # the sound is 60 ms shorter than the video
     parts = [(flashes(4), f"{clicks('{t}', 3.94, rate)},aformat=cl={layout}") for rate, layout in formats]
     taken = kept(joined(tmp_path / "both.ts", parts, "-c:a", "ac3", "-c:v", "mpeg2video"), tmp_path)
-    flash, click = events(taken)
-    assert taken.note == "" and len(flash) == len(click) == 9
-    assert np.abs(flash - FLASHES).max() < FRAME and np.abs(click - flash).max() < FRAME
+    assert_events(taken, FLASHES)
+    assert taken.note == ""
 
 
 @pytest.mark.parametrize(
@@ -143,14 +132,14 @@ def test_video_stays_aligned_where_its_frames_change(tmp_path: Path, suffix: str
     path = joined(tmp_path / "both.ts", parts, "-c:a", "mp2", "-c:v", codec)
     if suffix == "mkv":
         path = encode(tmp_path / "both.mkv", "-i", path, "-c", "copy")
-    taken = kept(path, tmp_path)
-    flash, click = events(taken)
-    assert len(taken.sizes) == 360 and np.round(30 * flash).tolist() == [30 * second for second in FLASHES]
-    assert np.abs(click - flash).max() < FRAME
-    taken = kept(ListedVideo("parts", path, stretches=((0.5, 1.5), (2.8, 5.2), (7.5, 9.5))), tmp_path)
-    flash, click = events(taken)
-    assert len(taken.sizes) == 162 and np.round(30 * flash).tolist() == [15, 36, 96, 147]
-    assert np.abs(click - flash).max() < FRAME
+    for stretches, count, expected in (
+        ((), 360, FLASHES),
+        (((0.5, 1.5), (2.8, 5.2), (7.5, 9.5)), 162, [0.5, 1.2, 3.2, 4.9]),
+    ):
+        taken = kept(ListedVideo("parts", path, stretches=stretches), tmp_path)
+        assert len(taken.sizes) == count
+        assert np.abs(events(taken)[0] - expected).max() < 1e-6
+        assert_events(taken, expected)
 
 
 # -------------------------------------------------------------------------------------------------------- wrong stamps
@@ -183,8 +172,7 @@ def test_single_wrong_stamp_changes_nothing_in_a_segment(tmp_path: Path, tags: P
     path = moved(tags, tmp_path / "wrong.flv", 50, 4.5, 4.5)
     taken = [kept(ListedVideo("part", file, segment=(1.5, 6.5)), tmp_path) for file in (tags, path)]
     assert taken[0].waveform[:].tolist() == taken[1].waveform[:].tolist()
-    flash, click = events(taken[1])
-    assert len(flash) == len(click) == 5 and np.abs(click - flash).max() < FRAME
+    assert_events(taken[1], 0.5 + np.arange(5))
     assert abs(len(taken[1].sizes) - 150) <= 1 and abs(seconds(taken[1]) - 5) < 1e-3
 
 
@@ -222,7 +210,7 @@ def test_a_cut_is_said_beside_an_error_and_of_stretches(tmp_path: Path, tags: Pa
 @pytest.mark.parametrize("drift", few([-0.01, 0.02]))
 def test_drifting_sound_stays_aligned(tmp_path: Path, drift: float) -> None:
     sound = clicks(f"{{t}}*{1 + drift}", 12.5 / (1 + drift))
-    assert_aligned(kept(made(tmp_path / "drift.mp4", flashes(12.5), sound), tmp_path), 12)
+    assert_events(kept(made(tmp_path / "drift.mp4", flashes(12.5), sound), tmp_path), range(1, 13))
 
 
 def breaks(taken: Extracted) -> int:
@@ -250,16 +238,16 @@ def test_jitter_leaves_the_sound_unbroken(
     tone = muxed(tmp_path / f"tone.{suffix}", picture, f"sine=440:d=4.5:r=48000,{jitter}", *codec)
     assert breaks(kept(tone, tmp_path)) <= 3
     path = muxed(tmp_path / f"clicks.{suffix}", picture, f"{clicking('{t}', 4.5)},{jitter}", *codec)
-    assert_aligned(kept(path, tmp_path), 4)
+    assert_events(kept(path, tmp_path), range(1, 5))
 
 
 def test_constant_stamps_do_not_fill_the_disk(tmp_path: Path, picture: Path) -> None:
     sound = f"sine=440:d=20:r=48000,{stamped('0.001*floor({t})', 1024)}"
     path = muxed(tmp_path / "still.mkv", picture, sound, "-c:a", "libopus")
-    target = Target.within(tmp_path / "out", ListedVideo("still", path), path)
+    files = target(tmp_path, path)
     settings = Extraction(max_hours=2 / 3600)
-    run(decode_command([target], settings), settings.limits, target.log)
-    assert target.pcm.stat().st_size <= 2 * 2 * 2 * 24_000
+    run(decode_command([files], settings), settings.limits, files.log)
+    assert files.pcm.stat().st_size <= 2 * 2 * 2 * 24_000
     assert len(kept(path, tmp_path, settings).sizes) == 60
 
 

@@ -17,7 +17,7 @@ from tests.conftest import few
 from tests.preprocess.intact import rejected_of
 from tests.preprocess.media import (
     BT2020,
-    FRAME,
+    assert_events,
     clock,
     encode,
     events,
@@ -33,6 +33,7 @@ from tests.preprocess.media import (
     pair,
     reason,
     seconds,
+    several,
     shard,
     shown_numbers,
     shown_times,
@@ -65,6 +66,17 @@ def test_real_clips_with_faults(real: Path, tmp_path: Path, name: str, count: in
 # ------------------------------------------------------------------------------------------------------------- picture
 
 
+def assert_on_time(path: Path, taken: Extracted, late: float) -> str:
+    """Each frame shown is the last up to `late` seconds after its time; returns the rate that ffmpeg guesses."""
+    asked = ["-v", "error", "-select_streams", "v", "-show_entries", "frame=pts_time:stream=r_frame_rate"]
+    command = ["ffprobe", *asked, "-of", "csv=p=0", path]
+    *told, rate = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    stamps = np.array([float(line.strip(",")) for line in told])
+    times = stamps[0] + np.arange(len(taken.sizes)) / 30 + late + 1e-6 - (late == 1 / 60) * 2e-6
+    assert shown_numbers(taken).tolist() == (np.searchsorted(stamps, times, side="right") - 1).tolist()
+    return rate
+
+
 @pytest.mark.parametrize(
     ("rate", "suffix", "late"),
     few([(24, "mp4", 1 / 60), (25, "mkv", 1 / 60), (50, "ts", 1 / 60), (60, "mp4", 1 / 60), (100, "avi", 0),
@@ -76,12 +88,7 @@ def test_frames_are_those_of_their_times(tmp_path: Path, rate: int, suffix: str,
     `late` includes the rounding of stamps to milliseconds.
     """
     path = made(tmp_path / f"fast.{suffix}", numbered(1.5, rate), "", "-qp", 4, "-q:v", 2)
-    asked = ["-v", "error", "-show_entries", "frame=pts_time", "-of", "csv=p=0", path]
-    told = subprocess.run(["ffprobe", *asked], capture_output=True, text=True, check=True).stdout
-    stamps = np.array([float(line.strip(",")) for line in told.split()])
-    shown = shown_numbers(kept(path, tmp_path))
-    times = np.arange(len(shown)) / 30 + late + 1e-6 - (late == 1 / 60) * 2e-6
-    assert shown.tolist() == (np.searchsorted(stamps - stamps[0], times, side="right") - 1).tolist()
+    assert_on_time(path, kept(path, tmp_path), late)
 
 
 @pytest.mark.parametrize(("rate", "late"), few([(30, 1 / 60), (60, 1 / 60), (120, 0.0005)]))
@@ -90,14 +97,8 @@ def test_rate_is_that_of_the_frames(tmp_path: Path, rate: int, late: float) -> N
     jitter = f"settb=1/1000,setpts='max(PREV_OUTPTS+1,round(N*1000/{rate}+gt(N,0)*{240 / rate}*(2*random(0)-1)))'"
     options = ["-fps_mode", "passthrough", "-enc_time_base", "1/1000", "-bf", 0, "-qp", 4, "-c:a", "flac"]
     path = made(tmp_path / "jitter.mkv", f"{numbered(2, rate)},{jitter}", tone(), *options)
-    asked = ["-v", "error", "-show_entries", "frame=pts_time:stream=r_frame_rate", "-of", "csv=p=0"]
-    asked += ["-select_streams", "v", path]
-    told = subprocess.run(["ffprobe", *asked], capture_output=True, text=True, check=True).stdout.split()
-    assert told[-1] == "1000/1"
-    stamps = np.array([float(line.strip(",")) for line in told[:-1]])
     taken = kept(path, tmp_path)
-    times = np.arange(len(taken.sizes)) / 30 + late + 1e-6 - (late == 1 / 60) * 2e-6
-    assert shown_numbers(taken).tolist() == (np.searchsorted(stamps, times, side="right") - 1).tolist()
+    assert assert_on_time(path, taken, late) == "1000/1"
     assert rate > 30 or shown_numbers(taken).tolist() == list(range(len(taken.sizes)))
     _, together = pair(tmp_path, made(tmp_path / "plain.mkv", grey(60), tone(1.2)), path)
     assert together.jpeg.read_bytes() == taken.jpeg.read_bytes()
@@ -233,11 +234,9 @@ def streams_of(note: str) -> list[int]:
 def test_streams_are_those_that_ffmpeg_takes(tmp_path: Path, size: str, default: list[str]) -> None:
     """More than 5 million pixels outweigh a default picture; the sound of most channels does not outweigh a default."""
     sources = [f"color=black:s={size}:r=5:d=1.2", "color=white:s=640x480:r=5:d=1.2", tone(1.2), tone(1.2, 1000)]
-    inputs = [part for source in sources for part in ("-f", "lavfi", "-i", source)]
-    maps = [part for k in range(4) for part in ("-map", k)]
     marked = [f"-disposition:{kind}:{k}" for kind in "va" for k in (0, 1)]
     flags = [part for name in marked for part in (name, "default" if name.split(":", 1)[1] in default else 0)]
-    path = encode(tmp_path / "four.mkv", *inputs, *maps, *flags, "-preset", "ultrafast", "-c:a", "flac", "-ac:a:1", 2)
+    path = several(tmp_path / "four.mkv", sources, *flags, "-preset", "ultrafast", "-c:a", "flac", "-ac:a:1", 2)
     alone = ["ffmpeg", "-nostdin", "-i", path, "-t", "0.1", "-f", "null", "-"]
     said = subprocess.run(alone, capture_output=True, text=True, check=True).stderr
     picture, sound = (int(number) for number in re.findall(r"Stream #0:(\d) -> #0:\d", said))
@@ -252,20 +251,17 @@ def test_streams_are_those_that_ffmpeg_takes(tmp_path: Path, size: str, default:
 @pytest.mark.parametrize("silent", [False, True])
 def test_picture_and_sound_are_of_one_program(tmp_path: Path, silent: bool) -> None:
     sources = [grey(60), grey(200).replace("64x64", "320x240"), tone(1.2, 440), tone(1.2, 1000)]
-    inputs = [part for source in sources for part in ("-f", "lavfi", "-i", source)]
-    maps = [part for k in range(4) for part in ("-map", k)]
     programs = ["-program", f"st=0:st=3{':st=2' * silent}", "-program", f"st=1{':st=2' * (not silent)}"]
     codecs = ["-c:v", "mpeg2video", "-c:a", "mp2", "-ac:a:1", 2]  # the other program's has more channels
-    taken = kept(encode(tmp_path / "two.ts", *inputs, *maps, *codecs, *programs), tmp_path)
+    taken = kept(several(tmp_path / "two.ts", sources, *codecs, *programs), tmp_path)
     assert (taken.height, taken.width) == (160, 214)
     assert (len(taken.waveform) == 0) == silent == ("2 audio streams (#none is used)" in taken.note)
     assert silent or abs(hertz_and_purity(taken)[0] - 440) < 2
 
 
 def test_sound_of_an_unknown_codec_is_not_taken_beside_another(tmp_path: Path) -> None:
-    sounds = ["-f", "lavfi", "-i", tone(1.2, 440), "-f", "lavfi", "-i", "aevalsrc='0.1|0.1|0.1|0.1':d=1.2"]
-    maps = ["-map", 0, "-map", 1, "-map", 2, "-c:a", "aac", "-disposition:a", "default"]
-    path = encode(tmp_path / "two.mp4", "-f", "lavfi", "-i", grey(60), *sounds, *maps)
+    sources = [grey(60), tone(1.2, 440), "aevalsrc='0.1|0.1|0.1|0.1':d=1.2"]
+    path = several(tmp_path / "two.mp4", sources, "-c:a", "aac", "-disposition:a", "default")
     content = path.read_bytes()
     last = content.rindex(b"mp4a")
     path.write_bytes(content[:last] + content[last:].replace(b"mp4a", b"apac").replace(b"esds", b"skip"))
@@ -347,14 +343,6 @@ def test_soft_stereo_is_mixed(tmp_path: Path) -> None:
 # --------------------------------------------------------------------------------------- picture and sound on one clock
 
 
-def assert_events(taken: Extracted, flashes: list[float], clicks: list[float]) -> None:
-    flash, click = events(taken)
-    assert len(flash) == len(flashes) and np.abs(flash - flashes).max() < FRAME
-    assert len(click) == len(clicks) and np.abs(click - clicks).max() < FRAME
-    if len(flash) == len(click):
-        assert np.ptp(click - flash) < FRAME
-
-
 def shifted(source: Path, path: Path, picture: float, sound: float, *options: object) -> Path:
     inputs = ["-itsoffset", picture, "-i", source, "-itsoffset", sound, "-i", source]
     return encode(path, *inputs, "-map", "0:v", "-map", "1:a", "-c", "copy", *options)
@@ -373,7 +361,7 @@ def test_late_or_early_sound_is_moved_on_the_clock(
 def test_part_hidden_by_an_edit_list_is_cut(flash_and_click: Path, tmp_path: Path) -> None:
     hidden = encode(tmp_path / "hidden.mp4", "-ss", 1.5, "-i", flash_and_click, "-c", "copy")
     taken = kept(hidden, tmp_path)
-    assert_events(taken, [0.5, 1.5], [0.5, 1.5])
+    assert_events(taken, [0.5, 1.5])
     assert abs(len(taken.sizes) - 75) <= 1 and abs(seconds(taken) - 2.5) < 0.06
 
 
@@ -396,14 +384,18 @@ def test_file_of_a_cut_segment_is_used_whole(ticking: Path, tmp_path: Path, segm
     assert abs(len(cut.sizes) - 60) <= 1
 
 
-def test_a_cut_file_that_may_be_any_of_several_segments_is_rejected(ticking: Path, tmp_path: Path) -> None:
-    said = reason(ListedVideo("part", ticking, segment=(100.0, 103.0), shared=True), tmp_path)
-    assert said == "it was cut out of its video, and may be any of several segments; name it <id>_<start>"
-
-
-def test_a_file_that_ends_before_its_segment_and_is_longer_than_it_is_rejected(ticking: Path, tmp_path: Path) -> None:
-    said = reason(ListedVideo("part", ticking, segment=(100.0, 101.0)), tmp_path)
-    assert said.startswith("it lasts 4 s: too long for its segment of 1 s alone, too short for the video in which that")
+@pytest.mark.parametrize(
+    ("length", "shared", "why"),
+    [
+        (3.0, True, "it was cut out of its video, and may be any of several segments; name it <id>_<start>"),
+        (1.0, False, "it lasts 4 s: too long for its segment of 1 s alone, too short for the video in which that"),
+    ],
+)
+def test_a_file_that_may_be_another_part_is_rejected(
+    ticking: Path, tmp_path: Path, length: float, shared: bool, why: str
+) -> None:
+    video = ListedVideo("part", ticking, segment=(100.0, 100.0 + length), shared=shared)
+    assert reason(video, tmp_path).startswith(why)
 
 
 @pytest.mark.parametrize(
@@ -444,7 +436,7 @@ def test_flashes_and_clicks_stay_within_one_frame(
     flash_and_click: Path, tmp_path: Path, part: dict[str, Any], times: list[float], count: int
 ) -> None:
     taken = kept(ListedVideo("part", flash_and_click, **part), tmp_path)
-    assert_events(taken, times, times)
+    assert_events(taken, times)
     assert abs(len(taken.sizes) - count) <= bool(part.get("segment"))
     assert "stretches" not in part or len(taken.waveform) == 24_000 * count // 30
 

@@ -6,6 +6,7 @@ import shutil
 import signal
 import struct
 import subprocess
+import tempfile
 import threading
 import time
 import tracemalloc
@@ -18,9 +19,8 @@ import pytest
 from gdt.common.errors import UserError
 from gdt.preprocess import process
 from gdt.preprocess.decode import Extracted, Unread, extract_group, groups, pixel_sums
-from gdt.preprocess.ffmpeg import Extraction, Target
+from gdt.preprocess.ffmpeg import Extraction
 from gdt.preprocess.process import Failed, Limits, Rejected
-from gdt.preprocess.tools import decode_known_clip
 from gdt.preprocess.videos import ListedVideo
 from tests.conftest import few
 from tests.preprocess.media import (
@@ -31,6 +31,7 @@ from tests.preprocess.media import (
     extract,
     frames,
     grey,
+    group,
     kept,
     made,
     pair,
@@ -38,6 +39,7 @@ from tests.preprocess.media import (
     seconds,
     shard,
     shown_times,
+    target,
     tone,
 )
 from tests.tamper import small_disk
@@ -126,11 +128,6 @@ def test_frames_too_large_for_the_memory_are_rejected(tmp_path: Path) -> None:
     assert reason(path, tmp_path, memory).startswith("ffmpeg cannot decode it: ")
 
 
-def test_too_little_memory_for_ffmpeg_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="ffmpeg cannot be started|test clip"):
-        decode_known_clip(Limits(ffmpeg_memory=0.02), tmp_path)
-
-
 @pytest.mark.parametrize(
     ("name", "value"),
     [("fps", 101), ("quality", 1), ("max_hours", 0), ("timeout_factor", -1), ("ffmpeg_memory", float("nan"))],
@@ -145,6 +142,7 @@ def test_invalid_settings_are_refused_with_the_option(name: str, value: float) -
     [
         ("kill -TERM $$", "ffmpeg was stopped from outside"), ("exit 255", "ffmpeg was stopped from outside"),
         ("echo 'ffmpeg: cannot execute' >&2; exit 126", "ffmpeg cannot be started"),
+        ("ulimit -v 20000; exec $real", "ffmpeg cannot be started"),  # the dynamic linker ends with 127
     ],
 )  # fmt: skip
 def test_stopped_or_missing_ffmpeg_does_not_reject_the_video(
@@ -161,13 +159,13 @@ def test_interrupted_ffmpeg_neither_shortens_nor_rejects_the_video(
 ) -> None:
     start = subprocess.Popen
     path = real / "clips" / "nasa_13013.mp4"
-    target = Target.within(tmp_path / "out", ListedVideo("nasa", path), path)
+    out = target(tmp_path, path)
 
     def started(arguments: list[str], **options: object) -> subprocess.Popen[bytes]:
         process = start(arguments, **options)
 
         def stop() -> None:
-            while not (target.jpeg.is_file() and target.jpeg.stat().st_size > 100_000):
+            while not (out.jpeg.is_file() and out.jpeg.stat().st_size > 100_000):
                 time.sleep(0.001)
             process.send_signal(number)
 
@@ -176,7 +174,7 @@ def test_interrupted_ffmpeg_neither_shortens_nor_rejects_the_video(
 
     monkeypatch.setattr("gdt.preprocess.process.subprocess.Popen", started)
     with pytest.raises(UserError, match="ffmpeg was stopped from outside"):
-        extract_group([target], Extraction())
+        extract_group([out], Extraction())
 
 
 SAYS_FULL = "echo '[out#0 @ 0x1] [error] Error writing trailer: No space left on device' >&2; exit 1"
@@ -302,10 +300,9 @@ def test_flood_of_errors_neither_hangs_nor_takes_memory(ticking: Path, tmp_path:
 
 
 def test_group_gives_the_same_bytes_as_single_files(synthetic: Path, tmp_path: Path) -> None:
-    videos = [ListedVideo(path.stem, path) for path in sorted((synthetic / "train").rglob("*.mp4"))[:5]]
-    together = extract_group([Target.within(tmp_path / f"g{k}", v, v.path) for k, v in enumerate(videos)], Extraction())
-    for video, one in zip(videos, together, strict=True):
-        other = kept(video, tmp_path)
+    paths = sorted((synthetic / "train").rglob("*.mp4"))[:5]
+    for path, one in zip(paths, group(tmp_path, *paths), strict=True):
+        other = kept(path, tmp_path)
         assert isinstance(one, Extracted)
         assert one.jpeg.read_bytes() == other.jpeg.read_bytes()
         assert np.array_equal(one.waveform[:], other.waveform[:]) and len(one.waveform)
@@ -318,19 +315,19 @@ def test_broken_file_does_not_affect_its_group(synthetic: Path, tmp_path: Path, 
     broken.write_bytes(good[0].read_bytes()[:2000])
     empty.touch()
     crash = Path(shutil.copy(good[0], tmp_path / "crash.mp4"))
-    for bad in ([crash], [broken, empty, tmp_path / "gone.mp4"]):
-        paths = [good[0], *bad, good[1]]
-        targets = [
-            Target.within(tmp_path / f"{len(bad)}{k}", ListedVideo(str(k), path), path) for k, path in enumerate(paths)
-        ]
-        first, *results, last = extract_group(targets, Extraction())
+    for bad in (
+        {crash: "ffmpeg crashes on it (SIGSEGV)"},
+        {
+            broken: "ffmpeg cannot decode it",
+            empty: "the file is empty",
+            tmp_path / "gone.mp4": "the file does not exist",
+        },
+    ):
+        folder = Path(tempfile.mkdtemp(dir=tmp_path))
+        first, *results, last = group(folder, good[0], *bad, good[1])
         assert all(isinstance(taken, Extracted) and len(taken.sizes) == 90 for taken in (first, last))
         assert all(isinstance(taken, Rejected) for taken in results)
-        reasons = [str(taken).partition(":")[0] for taken in results]
-        assert reasons == (
-            ["ffmpeg crashes on it (SIGSEGV)"] if bad == [crash]
-            else ["ffmpeg cannot decode it", "the file is empty", "the file does not exist"]
-        )  # fmt: skip
+        assert [str(taken).partition(":")[0] for taken in results] == [*bad.values()]
 
 
 def test_note_of_a_truncated_file_stays_with_it(ticking: Path, tmp_path: Path) -> None:

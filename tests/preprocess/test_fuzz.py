@@ -4,18 +4,14 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-import h5py
 import numpy as np
 import pytest
 
-from gdt.common.folders import Folder
 from gdt.preprocess.ffmpeg import Extraction
-from gdt.preprocess.plan import ShardTask
 from gdt.preprocess.videos import ListedVideo
-from gdt.preprocess.worker import make_shard
 from tests.conftest import REAL
-from tests.preprocess.intact import problems, rejected_of
-from tests.preprocess.media import made
+from tests.preprocess.intact import rejected_of
+from tests.preprocess.media import made, shard
 
 CONTAINERS = {
     "mp4": ["-movflags", "+faststart"], "mkv": [], "ts": [], "avi": ["-c:v", "mpeg4", "-c:a", "libmp3lame"],
@@ -87,17 +83,14 @@ def batches(originals: list[Path], folder: Path, size: int) -> Iterator[list[Lis
 @pytest.mark.slow
 def test_damaged_files_are_kept_or_rejected_with_a_reason(originals: list[Path], tmp_path: Path) -> None:
     left_out = 0
-    for number, videos in enumerate(batches(originals, tmp_path, size=50)):
-        path = tmp_path / f"shard-{number:06d}.h5"
-        make_shard(ShardTask(Folder(path.parent), path.name, Folder(path.parent), videos, SETTINGS, {}))
-        assert problems(path) == []
-        rejected = rejected_of(path)
-        assert all(row["reason"].strip() for row in rejected)
-        with h5py.File(path) as file:
+    for videos in batches(originals, tmp_path, size=50):
+        with shard(tmp_path, videos, SETTINGS) as file:
             notes = dict(zip(file["video/id"].asstr()[:], file["video/note"].asstr()[:], strict=True))
             count = np.diff(file["video/frame"][:])
             assert count.min() >= 30 and count.max() <= 30 * 3.6
             assert np.isfinite(file["audio/logmel"][:]).all()
+        rejected = rejected_of(tmp_path / "shard-000000.h5")
+        assert all(row["reason"].strip() for row in rejected)
         assert sorted([*notes, *(row["id"] for row in rejected)]) == sorted(video.id for video in videos)
         assert [notes.get(video.id) for video in videos[::INTACT]] == [""] * len(videos[::INTACT])
         left_out += len(rejected)
