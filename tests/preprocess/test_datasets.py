@@ -101,27 +101,21 @@ def test_an_incomplete_source_is_refused_with_what_is_expected(
     refused("ucf101", tmp_path / "absent", "absent does not exist; set --source")
 
 
-def test_linked_folders_are_followed_once(tmp_path: Path) -> None:
-    touch(tmp_path, "disk/cats/a.mp4", "videos/dogs/b.mp4")
-    (tmp_path / "videos" / "cats").symlink_to(tmp_path / "disk" / "cats")
-    (tmp_path / "disk" / "cats" / "loop").symlink_to(tmp_path / "disk" / "cats")
-    (tmp_path / "videos" / "a link").symlink_to("dogs")  # a folder is listed by its own name
-    found = collected("folder", tmp_path / "videos")
-    assert found.videos.keys() == {"cats/a.mp4", "dogs/b.mp4"}
-    assert found.ignored == {LISTED: 2}
-
-
-def test_every_entry_is_used_or_counted(tmp_path: Path) -> None:
-    touch(tmp_path, "train/cats/a.mp4", "test/cats/b.mp4")
-    (tmp_path / "val").symlink_to("test")
-    (tmp_path / "unmounted").symlink_to("/nowhere")
-    (tmp_path / "train" / "dogs").mkdir()
-    os.mkfifo(tmp_path / "train" / "pipe")
-    assert [video.id for video in videos("folder", tmp_path)] == ["cats/b.mp4", "cats/a.mp4"]
-    found = collected("folder", tmp_path)
-    assert not found.left_out and found.ignored == {LISTED: 1, BROKEN: 1, EMPTY: 1, "": 1}
+def test_every_entry_is_used_or_counted_and_linked_folders_are_followed_once(tmp_path: Path) -> None:
+    source, cats = tmp_path / "videos", tmp_path / "disk" / "cats"
+    touch(tmp_path, "disk/cats/a.mp4", "videos/test/dogs/b.mp4")
+    (source / "train").mkdir()
+    (source / "train" / "cats").symlink_to(cats)
+    (cats / "loop").symlink_to(cats)
+    (source / "a link").symlink_to("test")  # a folder is listed by its own name
+    (source / "unmounted").symlink_to("/nowhere")
+    (source / "train" / "birds").mkdir()
+    os.mkfifo(source / "train" / "pipe")
+    assert table("folder", source) == {"cats/a.mp4": ("cats", "train"), "dogs/b.mp4": ("dogs", "test")}
+    found = collected("folder", source)
+    assert not found.left_out and found.ignored == {LISTED: 2, BROKEN: 1, EMPTY: 1, "": 1}
     (said,) = ignored_in_words(found.ignored)
-    assert said.endswith("1 link to a folder that is listed already; 1 empty folder; 1 broken link")
+    assert said.endswith("2 link to a folder that is listed already; 1 empty folder; 1 broken link")
 
 
 def test_a_folder_of_the_data_set_is_no_link_listed_already(tmp_path: Path) -> None:

@@ -23,9 +23,9 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir() if path.name != ".lock")
 
 
-@pytest.mark.parametrize("name", ["shard-000000.h5", "index.h5"])
-def test_every_flipped_bit_is_found(copy: Path, name: str) -> None:
-    path, draw = copy / name, random.Random(0)
+def test_every_flipped_bit_is_found(copy: Path) -> None:
+    """Of an index, see test_shards.py."""
+    path, draw = copy / "shard-000000.h5", random.Random(0)
     assert verify(Verify(shards=copy)) == {}
     length = path.stat().st_size
     places = [draw.randrange(length) for _ in range(60)] + [draw.randrange(6000) for _ in range(60)]
@@ -34,8 +34,10 @@ def test_every_flipped_bit_is_found(copy: Path, name: str) -> None:
         with pytest.raises(container.Damaged):
             container.check_shard(path)
         flip(path, place, bit)
-    flip(path, places[0])
-    assert [(name, module.is_damaged(found)) for name, found in verify(Verify(shards=copy)).items()] == [(name, True)]
+    for damaged in (path, copy / "index.h5"):
+        flip(damaged, places[-1])
+    found = {name: module.is_damaged(finding) for name, finding in verify(Verify(shards=copy)).items()}
+    assert found == {path.name: True, "index.h5": True}
 
 
 def test_command_names_and_removes_damage_and_preprocessing_rebuilds(
@@ -55,8 +57,10 @@ def test_command_names_and_removes_damage_and_preprocessing_rebuilds(
     assert not flipped.exists() and not cut.exists()
     done = command("verify", "--shards", copy)
     assert done.stderr.count("No such file") == 2 and "--remove" not in done.stderr
-    assert run(Preprocess("synthetic", synthetic, copy, videos_per_shard=16)).shards_made == 2
-    assert digests(copy) == digests(shards)
+    settings = Preprocess("synthetic", synthetic, copy, videos_per_shard=16)
+    assert run(settings).shards_made == 2 and digests(copy) == digests(shards)
+    cut.write_bytes(cut.read_bytes()[:-1000])  # and without the command
+    assert run(settings).shards_made == 1 and digests(copy) == digests(shards)
 
 
 def test_an_unfinished_data_set_is_checked(command: Run, copy: Path) -> None:
@@ -86,20 +90,6 @@ def test_unreadable_shards_are_never_removed(
     assert names(copy) == before
 
 
-def test_shards_of_another_version_are_named_and_kept(
-    command: Run, copy: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as patch:
-        patch.setattr(container, "SCHEMA", 9)
-        other = copy.with_name("other.h5")
-        container.write(other, {}, {})
-    other.rename(copy / "shard-000001.h5")
-    before = names(copy)
-    done = command("verify", "--shards", copy, "--remove")
-    assert done.returncode == 2 and names(copy) == before
-    assert "shard-000001.h5: it has schema 9 but this version reads schema 3" in done.stderr
-
-
 def test_a_stray_shard_is_kept(command: Run, copy: Path, synthetic: Path) -> None:
     with changed(copy / "shard-000001.h5", hidden=True) as file:
         file["video/silence"][3] = 2
@@ -110,14 +100,23 @@ def test_a_stray_shard_is_kept(command: Run, copy: Path, synthetic: Path) -> Non
     assert command("verify", "--shards", copy).returncode == 0
 
 
-def test_non_files_are_named_and_the_rest_checked(command: Run, copy: Path) -> None:
+def test_non_files_and_shards_of_another_version_are_named_and_kept_and_the_rest_checked(
+    command: Run, copy: Path, synthetic: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (copy / "shard-000005.h5").mkdir()
     (copy / "shard-000007.h5").symlink_to("nowhere")
+    with monkeypatch.context() as patch:
+        patch.setattr(container, "SCHEMA", 9)
+        container.write(copy / "shard-000002.h5", {}, {})
     flip(copy / "shard-000001.h5", 9000)
     before = names(copy)
     done = command("verify", "--shards", copy, "--remove")
     assert done.returncode == 2 and "Traceback" not in done.stderr
-    for number, what in ((5, "Is a directory"), (7, "No such file")):
+    version = "it has schema 9 but this version reads schema 3"
+    for number, what in ((1, "checksum mismatch"), (2, version), (5, "Is a directory"), (7, "No such file")):
         assert f"shard-00000{number}.h5: {what}" in done.stderr
-    assert "shard-000001.h5: checksum mismatch" in done.stderr
     assert sorted([*names(copy), "shard-000001.h5"]) == before
+    (copy / "shard-000005.h5").rmdir()
+    with pytest.raises(UserError, match=f"holds shards of another version: {version}; set --destination"):
+        run(Preprocess("synthetic", synthetic, copy))
+    assert (copy / "shard-000002.h5").exists()
