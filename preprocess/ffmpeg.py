@@ -200,7 +200,7 @@ def probe(target: Target, out: Path, settings: Extraction) -> list[str]:
     streams = f"stream={of_stream}:stream_disposition=default,attached_pic"
     entries = f"format=duration,format_name:program_stream=index:{streams}:packet=stream_index,dts_time"
     options += ["-show_entries", entries, "-of", "json", "-o", str(out)]
-    if not is_small(target, settings):
+    if max_seconds(target, settings) == settings.max_hours * 3600:
         options += ["-read_intervals", "%+#2000"]
     return [*killed_with_parent(), "ffprobe", *options, f"file:{target.file}"]
 
@@ -282,17 +282,8 @@ def kept_stretches(target: Target, settings: Extraction) -> list[tuple[float, fl
 
 def max_seconds(target: Target, settings: Extraction) -> float:
     """Length limit of a file: huge time stamps in a small one would become hours of one repeated frame."""
-    plausible = _FREE + max(_seconds_of_bytes(target), MAX_SHOWN * target.frames)
+    plausible = _FREE + max(state_of(target.file).size // _MIN_BYTES, MAX_SHOWN * target.frames)
     return min(settings.max_hours * 3600, plausible)
-
-
-def is_small(target: Target, settings: Extraction) -> bool:
-    """Whether a file has too few bytes for the longest videos."""
-    return _FREE + _seconds_of_bytes(target) < settings.max_hours * 3600
-
-
-def _seconds_of_bytes(target: Target) -> int:
-    return max(0, state_of(target.file).size) // _MIN_BYTES
 
 
 def end_seconds(target: Target, settings: Extraction) -> float:

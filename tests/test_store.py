@@ -51,10 +51,7 @@ from tests.faulty import Store, serve
 from tests.pipeline.test_cache import simulate
 from tests.train.runs import losses, wait_until
 
-aiohttp = pytest.importorskip("aiohttp")
-botocore = pytest.importorskip("botocore.exceptions")
-FSTimeoutError = pytest.importorskip("fsspec.exceptions").FSTimeoutError
-translate_boto_error = pytest.importorskip("s3fs.errors").translate_boto_error
+pytest.importorskip("s3fs")
 SET = Folder("s3://bucket/set")
 THERE = Preprocess("folder", Folder("s3://bucket/videos"), Folder("s3://bucket/made"), videos_per_shard=4)
 

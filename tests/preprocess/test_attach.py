@@ -11,6 +11,7 @@ from gdt.preprocess.captions.words import Vocabulary
 from gdt.preprocess.datasets import DATASETS, listing
 from gdt.preprocess.datasets.listing import SourceFiles
 from gdt.preprocess.plan import collect
+from gdt.preprocess.videos import TimedWords
 from tests.preprocess.test_caption_readers import find
 from tests.preprocess.test_datasets import touch
 
@@ -31,13 +32,16 @@ def write_subtitles(source: Path, captions: dict[str, list[tuple[float, float, s
         (source / f"captions/{name}.vtt").write_text("\n".join(["WEBVTT\n", *cues]))
 
 
-def tokens(source: Path, dataset: str = "folder", only_captioned: bool = False) -> dict[str, list[int] | str]:
-    """The words of each video, or why it is left out."""
-    spoken = Spoken(find(source), LISTEN, Folder(source), only_captioned)
+def spoken(source: Path, dataset: str) -> dict[str, TimedWords]:
+    """The words of each video."""
+    captions = Spoken(find(source), LISTEN, Folder(source), only_captioned=False)
     files = SourceFiles(Folder(source))
-    found = collect(spoken.select(listing(DATASETS[dataset], files), files), files)
-    words = {id: spoken.attach(video).words.token for id, video in found.videos.items()}
-    return words | {row.id: row.reason for row in found.left_out}
+    found = collect(captions.select(listing(DATASETS[dataset], files), files), files)
+    return {id: captions.attach(video).words for id, video in found.videos.items()}
+
+
+def tokens(source: Path) -> dict[str, list[int]]:
+    return {id: words.token for id, words in spoken(source, "folder").items()}
 
 
 def test_videos_of_the_same_name_have_their_own_captions(tmp_path: Path) -> None:
@@ -109,11 +113,8 @@ PART = [(0, 1.0, 2.0), (1, 3.5, 4.0)]
 
 
 def said_in_parts(source: Path, dataset: str) -> dict[str, list[tuple[int, float, float]]]:
-    spoken = Spoken(find(source), LISTEN, Folder(source), only_captioned=False)
-    files = SourceFiles(Folder(source))
-    found = collect(spoken.select(listing(DATASETS[dataset], files), files), files)
-    videos = map(spoken.attach, found.videos.values())
-    return {video.id: list(zip(video.words.token, video.words.start, video.words.end, strict=True)) for video in videos}
+    words = spoken(source, dataset)
+    return {id: list(zip(said.token, said.start, said.end, strict=True)) for id, said in words.items()}
 
 
 LISTS = {

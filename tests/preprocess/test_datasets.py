@@ -6,7 +6,7 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -56,6 +56,13 @@ def table(dataset: str, root: Path) -> dict[str, tuple[str, str]]:
 
 def segments(dataset: str, root: Path) -> dict[str, tuple[str, tuple[float, float] | None]]:
     return {video.id: (video.path.name, video.segment) for video in videos(dataset, root)}
+
+
+def write_hmdb_lists(root: Path, text: str, folds: Iterable[int] = (1, 2, 3)) -> None:
+    """Write the official lists of one class."""
+    for fold in folds:
+        touch(root, f"testTrainMulti_7030_splits/wave_test_split{fold}.txt")
+        (root / f"testTrainMulti_7030_splits/wave_test_split{fold}.txt").write_text(text)
 
 
 def refused(dataset: str, root: Path, message: str) -> None:
@@ -119,10 +126,7 @@ def test_every_entry_is_used_or_counted_and_linked_folders_are_followed_once(tmp
 
 
 def test_a_folder_of_the_data_set_is_no_link_listed_already(tmp_path: Path) -> None:
-    lists = "".join(f"{name}.avi 1 \n" for name in "ab")
-    for fold in (1, 2, 3):
-        touch(tmp_path, f"testTrainMulti_7030_splits/wave_test_split{fold}.txt")
-        (tmp_path / f"testTrainMulti_7030_splits/wave_test_split{fold}.txt").write_text(lists)
+    write_hmdb_lists(tmp_path, "a.avi 1 \nb.avi 1 \n")
     touch(tmp_path, "disk/wave/a.avi", "disk/wave/b.avi")
     (tmp_path / "hmdb51_org").symlink_to("disk")
     found = collected("hmdb51", tmp_path)
@@ -431,14 +435,11 @@ def test_official_lists_that_are_empty_cut_html_or_contradicting_are_refused(
 ) -> None:
     touch(tmp_path, "wave/a.avi")
     whole = "".join(f"{name}.avi 1 \n" for name in "abcdef")
-    for fold in (1, 2, 3):
-        path = tmp_path / "testTrainMulti_7030_splits" / f"wave_test_split{fold}.txt"
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(whole)
+    write_hmdb_lists(tmp_path, whole)
     assert [video.folds for video in videos("hmdb51", tmp_path)] == [("train",) * 3]
-    path.with_name("wave_test_split2.txt").write_text(change(whole))
+    write_hmdb_lists(tmp_path, change(whole), [2])
     refused("hmdb51", tmp_path, message)
-    path.with_name("wave_test_split2.txt").unlink()
+    (tmp_path / "testTrainMulti_7030_splits" / "wave_test_split2.txt").unlink()
     refused("hmdb51", tmp_path, "cannot read .*wave_test_split2.txt: No such file")
 
 
