@@ -27,15 +27,12 @@ class Difference(NamedTuple):
     """Two-sided p of no difference; None of fewer than FEWEST answers that are not right or wrong."""
 
 
-class Compared(NamedTuple):
-    """A number of a row against that of the first model and that of random weights; None where there is none."""
-
-    first: Difference | None
-    random: Difference | None
-
-
+Compared = dict[str, Difference]
+"""A number of a row against others, by the names in _MARKS."""
 Comparisons = dict[tuple[str, str], Compared]
 """By row and metric."""
+_MARKS = {"first": "*", "random": "†"}
+"""Marks of numbers that differ from those of the first model, or of random weights."""
 
 
 def compare(groups: Mapping[str, Sequence[Result]], answers: Mapping[str, Answers]) -> Comparisons:
@@ -43,68 +40,54 @@ def compare(groups: Mapping[str, Sequence[Result]], answers: Mapping[str, Answer
 
     Rows are compared in a metric if they have answers of the same queries in the same folds.
     """
-    first, random = _references(groups)
+    references = _references(groups)
     comparisons: Comparisons = {}
     for name, group in groups.items():
-        if name == random:
+        if name == references.get("random"):
             continue
+        others = {kind: groups[other] for kind, other in references.items() if other != name}
         for metric in dict.fromkeys(metric for result in group for metric in result.metrics):
-            compared = Compared(*(_difference(groups, name, row, metric, answers) for row in (first, random)))
-            if any(compared):
-                comparisons[name, metric] = compared
+            compared = {kind: _difference(group, other, metric, answers) for kind, other in others.items()}
+            found = {kind: difference for kind, difference in compared.items() if difference}
+            if found:
+                comparisons[name, metric] = found
     return comparisons
 
 
-def _references(groups: Mapping[str, Sequence[Result]]) -> tuple[str, str]:
-    """The rows of the first model and of random weights; empty where there is none."""
-    first = next((name for name, group in groups.items() if group[0].preset != RANDOM), "")
-    random = next((name for name, group in groups.items() if group[0].preset == RANDOM), "")
-    return first, random
+def _references(groups: Mapping[str, Sequence[Result]]) -> dict[str, str]:
+    """The rows of the first model and of random weights, where there are such, by the names in _MARKS."""
+    # of each, the first row is entered last
+    rows = {"random" if group[0].preset == RANDOM else "first": name for name, group in reversed(groups.items())}
+    return {kind: rows[kind] for kind in _MARKS if kind in rows}
 
 
 def columns(compared: Compared) -> dict[str, float | str]:
     """The differences as columns of results.csv: in points, with two digits of p."""
     cells: dict[str, float | str] = {}
-    for name, difference in compared._asdict().items():
-        if difference:
-            cells |= {
-                f"above_{name}": difference.points,
-                f"p_{name}": "" if difference.p is None else f"{difference.p:.2g}",
-            }
+    for kind, (points, p) in compared.items():
+        cells |= {f"above_{kind}": points, f"p_{kind}": "" if p is None else f"{p:.2g}"}
     return cells
 
 
-def mark(compared: Compared | None) -> str:
+def mark(compared: Compared) -> str:
     """The marks of a number in a table: * if it differs from the first model, † if from random weights."""
-    if compared is None:
-        return ""
-    pairs = zip("*†", compared, strict=True)
-    return "".join(
-        sign for sign, difference in pairs if difference and difference.p is not None and difference.p < LEVEL
-    )
+    return "".join(_MARKS[kind] for kind, (_, p) in compared.items() if p is not None and p < LEVEL)
 
 
 def footnotes(groups: Mapping[str, Sequence[Result]], comparisons: Comparisons) -> list[str]:
     """What the marks in a table mean."""
-    if not comparisons:
-        return []
-    first, random = _references(groups)
-    meanings = []
-    if any(compared.first for compared in comparisons.values()):
-        meanings.append(f"* differs from {first}")
-    if any(compared.random for compared in comparisons.values()):
-        meanings.append(f"† differs from {random}")
-    return [f"{', '.join(meanings)}: p < {LEVEL} on the same queries, not corrected for the number of comparisons"]
+    used = {kind for compared in comparisons.values() for kind in compared}
+    meanings = [f"{_MARKS[kind]} differs from {row}" for kind, row in _references(groups).items() if kind in used]
+    rule = f"p < {LEVEL} on the same queries, not corrected for the number of comparisons"
+    return [f"{', '.join(meanings)}: {rule}"] if meanings else []
 
 
 def _difference(
-    groups: Mapping[str, Sequence[Result]], name: str, reference: str, metric: str, answers: Mapping[str, Answers]
+    row: Sequence[Result], other: Sequence[Result], metric: str, answers: Mapping[str, Answers]
 ) -> Difference | None:
     """The difference of a row from another in a metric, over all folds; None if their queries are not the same."""
-    if reference in ("", name):
-        return None
-    ours = _answers(groups[name], metric, answers)
-    theirs = _answers(groups[reference], metric, answers)
+    ours = _answers(row, metric, answers)
+    theirs = _answers(other, metric, answers)
     if not ours or ours.keys() != theirs.keys():
         return None
     if any(not np.array_equal(ours[fold].queries, theirs[fold].queries) for fold in ours):
@@ -141,9 +124,8 @@ def difference(one: np.ndarray, two: np.ndarray) -> Difference:
     the bootstrap.
     """
     apart = one.astype(float) - two.astype(float)
-    both_bool = one.dtype == bool and two.dtype == bool
     p = None
-    if both_bool:
+    if one.dtype == two.dtype == bool:
         p = mcnemar(one, two)
     elif len(one) >= FEWEST:
         p = bootstrap(apart)

@@ -20,7 +20,7 @@ from gdt.common.files import locked
 from gdt.eval import results
 from gdt.eval.folds import Fold
 from gdt.eval.jobs import Job, Outcome, ProtocolFunction, jobs_of
-from gdt.eval.results import RANDOM, RESULTS, Answers, Result
+from gdt.eval.results import RANDOM, RESULTS, Result
 from gdt.eval.settings import Downstream
 from gdt.eval.subprocesses import Task, job_limit, run_parallel
 from gdt.eval.tables import pivot, write_tables
@@ -110,7 +110,7 @@ def _run(job: Job) -> None:
     outcome = function(job, fold)
     queries = fold.queries if outcome.queries is None else outcome.queries
     result = _result(job, fold, queries, outcome, details)
-    Answers.of(queries, outcome.metrics, outcome.neighbours).write(job.out, job.key)
+    results.write_answers(job.out, job.key, queries, outcome.metrics, outcome.neighbours)
     results.append(job.out / RESULTS, result)
     name, first = next(iter(result.metrics.items()))
     print(f"[{time.perf_counter() - start:4.0f} s] {job.name}: {name} {first.value:.1f} %", flush=True)

@@ -188,25 +188,21 @@ class Answers:
     neighbours: np.ndarray | None = None
     """The nearest of the gallery, of retrieval: rows of the index, int32 [n, k]."""
 
-    @classmethod
-    def of(cls, queries: np.ndarray, metrics: Mapping[str, Measured], neighbours: np.ndarray | None) -> Answers:
-        """The answers of metrics, in small types."""
-        values = {}
-        for name, measured in metrics.items():
-            is_bool = measured.answers.dtype == bool
-            values[name] = measured.answers if is_bool else measured.answers.astype(np.float32)
-        small = None if neighbours is None else neighbours.astype(np.int32)
-        return cls(queries.astype(np.int32), values, small)
 
-    def write(self, out: Path, key: str) -> None:
-        """Write the answers of a result, in the folder of its evaluation."""
-        path = _answers_file(out, key)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        arrays: dict[str, Any] = {_QUERIES: self.queries, **self.values}
-        if self.neighbours is not None:
-            arrays[_NEIGHBOURS] = self.neighbours
-        with writing(path) as file:
-            np.savez_compressed(file, **arrays)
+def write_answers(
+    out: Path, key: str, queries: np.ndarray, metrics: Mapping[str, Measured], neighbours: np.ndarray | None
+) -> None:
+    """Write the answers of a result, in small types, in the folder of its evaluation."""
+    arrays: dict[str, Any] = {_QUERIES: queries.astype(np.int32)}
+    for name, measured in metrics.items():
+        is_bool = measured.answers.dtype == bool
+        arrays[name] = measured.answers if is_bool else measured.answers.astype(np.float32)
+    if neighbours is not None:
+        arrays[_NEIGHBOURS] = neighbours.astype(np.int32)
+    path = _answers_file(out, key)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with writing(path) as file:
+        np.savez_compressed(file, **arrays)
 
 
 def answers(out: Path, key: str) -> Answers | None:

@@ -31,7 +31,7 @@ Kind = Literal["embeddings", "features"]
 
 
 @dataclass(frozen=True)
-class Measured(ReadsWeights):
+class ModelsAndData(ReadsWeights):
     """Models, and the data set that they are measured on."""
 
     ckpt: tuple[str, ...] = ()
@@ -49,7 +49,7 @@ class Measured(ReadsWeights):
 
 
 @dataclass(frozen=True)
-class Downstream(Measured):
+class Downstream(ModelsAndData):
     """Evaluate checkpoints by the paper's protocols. Run the same command again to resume."""
 
     protocols: tuple[ProtocolName, ...] = ()

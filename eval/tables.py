@@ -28,10 +28,10 @@ Groups = Mapping[str, Sequence[Result]]
 """Rows of a table by name: the results of their seeds and folds."""
 _PUBLISHED = "published results were obtained with their authors' networks and clips, and on all classes"
 _ROWS = "features should distinguish (d) or ignore (i) a shift or a reversal in time"
-_NOTED = ("left out", "copies", "warning", "labels", "neighbours")
+_IN_FOOTNOTES = ("left out", "copies", "warning", "labels", "neighbours")
 """Details of results that are printed below the tables."""
 _FEW_QUERIES = 50
-"""A note warns of fewer: the 95 % interval of a share of 50 answers is up to 27 points wide."""
+"""A footnote warns of fewer: the 95 % interval of a share of 50 answers is up to 27 points wide."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def pivot(
     said: set[str] = set()
     for part in parts.values():
         table = _table(part, by_row, answers)
-        new = [note for note in table.footnotes if note not in said]
+        new = [footnote for footnote in table.footnotes if footnote not in said]
         said.update(table.footnotes)
         tables.append(replace(table, footnotes=new))
     return tables
@@ -96,12 +96,12 @@ def _table(part: Sequence[Result], by_row: bool, answers: Mapping[str, Answers])
         lines[0][1:1] = ["videos seen", "compute"]
         for line in lines[1:]:
             line[1:1] = _spent(groups.get(line[0], ()), least)
-    notes = _footnotes(groups) + comparison.footnotes(groups, comparisons)
+    footnotes = _footnotes(groups) + comparison.footnotes(groups, comparisons)
     if any(line[0] in published for line in lines):
-        notes.append(_PUBLISHED)
+        footnotes.append(_PUBLISHED)
     if by_row:
-        notes.append(_ROWS)
-    return Table(_title(part), lines, notes, groups, comparisons)
+        footnotes.append(_ROWS)
+    return Table(_title(part), lines, footnotes, groups, comparisons)
 
 
 def _published(part: Sequence[Result]) -> Reported:
@@ -185,33 +185,35 @@ def _footnotes(groups: Groups) -> list[str]:
     runs = {name: len({(result.seed, result.fold) for result in group}) for name, group in groups.items()}
     what = "folds" if any(result.fold for result in part) else "seeds"
     over = f"over {what}" if max(runs.values()) > 1 else "over the queries; another seed or CPU may differ by more"
-    notes = [f"in brackets: 95 % intervals {over}"]
+    footnotes = [f"in brackets: 95 % intervals {over}"]
     if len({*runs.values()}) > 1:
         numbers = "; ".join(f"{name} ({count})" for name, count in runs.items())
-        notes.append(f"{what} differ in number: {numbers}")
+        footnotes.append(f"{what} differ in number: {numbers}")
     if min(result.queries for result in part) < _FEW_QUERIES:
-        notes.append(f"warning: only {format_range(result.queries for result in part)} queries: the intervals are wide")
+        footnotes.append(
+            f"warning: only {format_range(result.queries for result in part)} queries: the intervals are wide"
+        )
     full = {name for result in part for name, metric in result.metrics.items() if metric.chance >= 100}
     if full:
-        notes.append(
+        footnotes.append(
             f"warning: {', '.join(sorted(full))}: 100 % for any model, since the gallery is small or has one class"
         )
     for name, group in groups.items():
         unfinished = next((result for result in group if result.step < result.steps), None)
         seen = max(result.seen for result in group)
         if seen > 0:
-            notes.append(f"{name} was pretrained, without labels, on up to {seen} queries")
+            footnotes.append(f"{name} was pretrained, without labels, on up to {seen} queries")
         if any(result.seen < 0 for result in group):
-            notes.append(f"warning: {name} may have been pretrained on queries: its data is unknown or has changed")
+            footnotes.append(f"warning: {name} may have been pretrained on queries: its data is unknown or has changed")
         if unfinished:
-            notes.append(f"{name}: its run had done {unfinished.step} of {unfinished.steps} steps")
-    details = [f"{name}: {result.details[name]}" for name in _NOTED for result in part if name in result.details]
-    return [*notes, *dict.fromkeys(details)]
+            footnotes.append(f"{name}: its run had done {unfinished.step} of {unfinished.steps} steps")
+    details = [f"{name}: {result.details[name]}" for name in _IN_FOOTNOTES for result in part if name in result.details]
+    return [*footnotes, *dict.fromkeys(details)]
 
 
-def wrap(note: str) -> str:
-    """A note in lines of at most 100 columns; numbers, paths and words are kept whole."""
-    return textwrap.fill(note, TERMINAL_WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+def wrap(text: str) -> str:
+    """A line of text in lines of at most 100 columns; numbers, paths and words are kept whole."""
+    return textwrap.fill(text, TERMINAL_WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
 
 
 def to_text(lines: Sequence[Sequence[str]], width: int = TERMINAL_WIDTH) -> str:
@@ -289,7 +291,7 @@ def table_lines(
         cells = []
         for column in names:
             metrics = metrics_of(group, column)
-            mark = comparison.mark(comparisons.get((name, column)))
+            mark = comparison.mark(comparisons.get((name, column), {}))
             cells.append(over_seeds(metrics).text() + mark if metrics else "")
         lines.append([name, *cells])
     chances = [np.mean([metric.chance for metric in metrics_of(every, column)]) for column in names]

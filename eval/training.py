@@ -5,10 +5,10 @@ from __future__ import annotations
 import copy
 import itertools
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -99,9 +99,6 @@ class Classifier(nn.Module):
 class Finetuning:
     """A run that trains the whole network, resumed from its last epoch with the same numbers (bit for bit on a CPU)."""
 
-    classifier: ClassVar[Callable[..., nn.Module]] = Classifier
-    """Made of a trunk, the size of its features and the number of classes."""
-
     @classmethod
     def recipe_of(cls, settings: Downstream, trained: Trained) -> Recipe:
         """The recipe for a model, as far as the settings leave it."""
@@ -126,6 +123,7 @@ class Finetuning:
         (modality,) = job.settings.modalities
         require_network(trained, modality)
         index = job.eval_set.index
+        self.name = f"finetune {job.subject.name_on(fold)}"
         self.index = index
         self.fold = fold
         self.recipe = recipe
@@ -150,18 +148,18 @@ class Finetuning:
         self._classes = classes.tolist()
         torch.manual_seed(int(seed_sequence(Stream.FINETUNING, *self._seeds, 1 << 20).generate_state(1)[0]))
         base = copy.deepcopy(trained.model.backbone(modality))  # other folds start from the same weights
-        self.model = self.classifier(base, base.dim, len(classes)).to(job.device)
+        self.model = Classifier(base, base.dim, len(classes)).to(job.device)
         if modality == "video" and not trained.model.network.video:
             self.model.to(memory_format=torch.channels_last_3d)  # type: ignore[call-overload]
         parameters = self.model.parameters()
         self.optimizer = torch.optim.SGD(parameters, recipe.first_lr, recipe.momentum, weight_decay=recipe.weight_decay)
 
-    def run(self, name: str) -> dict[str, Measured]:
+    def run(self) -> dict[str, Measured]:
         """Train to the last epoch, and return the metrics of `test`."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         first = self._resume()
         total = self.recipe.epochs * self.batches
-        bar = tqdm(total=total, initial=first * self.batches, unit="step", desc=name, mininterval=0.5)
+        bar = tqdm(total=total, initial=first * self.batches, unit="step", desc=self.name, mininterval=0.5)
         plans = self.plans(first)
         with Loader(self.index, plans, self.inputs, self.device) as loader, bar:
             batches = iter(loader)
@@ -176,13 +174,13 @@ class Finetuning:
                     bar.set_postfix_str(f"loss {loss:.3f}", refresh=False)
                     bar.update()
                 self._save_epoch(epoch, float(np.mean(losses)), right)
-        return self.test(name)
+        return self.test()
 
-    def test(self, name: str) -> dict[str, Measured]:
+    def test(self) -> dict[str, Measured]:
         """Top-1 and top-5 accuracy of videos, whose clips are averaged, and of clips."""
         target = self.test_target
         per_video = self.recipe.test_clips
-        videos, clips = self.scores(name)
+        videos, clips = self.scores()
         of_videos = top_k(videos, target, (1, 5))
         of_clips = top_k(clips, np.repeat(target, per_video), (1, 5))
         # the clips of a video are not independent: they count as one answer in the interval
@@ -192,7 +190,7 @@ class Finetuning:
             metrics[f"clip top-{k}"] = Measured(measured.metric._replace(answers=len(target)), answers)
         return metrics
 
-    def scores(self, name: str) -> tuple[np.ndarray, np.ndarray]:
+    def scores(self) -> tuple[np.ndarray, np.ndarray]:
         """Scores of the test videos, means of softmax over their clips, and of all their clips: [n, classes] each."""
         recipe = self.recipe
 
@@ -201,7 +199,7 @@ class Finetuning:
             return [scores.softmax(2).mean(1), scores.flatten(0, 1)]
 
         self.model.eval()
-        bar = tqdm(total=len(self.test_target), unit="video", desc=f"{name}, test", mininterval=0.5, leave=False)
+        bar = tqdm(total=len(self.test_target), unit="video", desc=f"{self.name}, test", mininterval=0.5, leave=False)
         plans = self.test_plans()
         videos, clips = over_clips(self.index, plans, self.inputs, self.device, scored, bar, recipe.test_clips)
         return videos, clips

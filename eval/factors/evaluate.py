@@ -29,7 +29,7 @@ from gdt.train.models.gdt import GDT, any_device
 from gdt.train.models.own import makers
 from gdt.train.trained import Trained
 
-_NOTES = f"""\
+_FOOTNOTES = f"""\
 distance: between features of a clip at two values of the factor, divided by that between videos
 accuracy: of a linear probe for its value on other videos, %, {PROBE_FOLDS} folds; of time_shift: which third
 random weights: the same networks untrained; in brackets 95 % intervals over videos"""
@@ -48,13 +48,13 @@ def factors(settings: Factors) -> str:
         _require_same_file(trained, checksum)
     eval_set = EvalSet.open(paths[0], models[paths[0]], settings.dataset, settings.shards, settings.split)
     rows: list[_Row] = []
-    notes = [_NOTES, f"{eval_set.split} videos of {eval_set.dataset}, up to {settings.videos}"]
+    footnotes = [_FOOTNOTES, f"{eval_set.split} videos of {eval_set.dataset}, up to {settings.videos}"]
     for path, trained in models.items():
         same = {"model": name_of(path), "weights": trained.digest(), "step": trained.step, "dataset": eval_set.dataset}
         rows += [same | row for row in measure(trained, eval_set.index, eval_set.split, settings.videos, measured)]
-        notes.append(f"{name_of(path)}: {trained.name}, {trained.step} steps, {path}")
+        footnotes.append(f"{name_of(path)}: {trained.name}, {trained.step} steps, {path}")
     rows.sort(key=lambda row: (row["measure"] != "distance", row["factor"], row["features"]))
-    text = "\n".join([_table(rows), "", *notes])
+    text = "\n".join([_table(rows), "", *footnotes])
     out = settings.out or Path("runs") / f"factors-{eval_set.dataset}"
     out.mkdir(parents=True, exist_ok=True)
     write_text(out / "table.txt", text + "\n")

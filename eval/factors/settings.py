@@ -4,14 +4,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gdt.common.errors import require_range
-from gdt.eval.settings import Measured
+from gdt.eval.settings import ModelsAndData
 
 PROBE_FOLDS = 5
 """Folds of the probe's cross-validation over videos."""
 
 
 @dataclass(frozen=True)
-class Factors(Measured):
+class Factors(ModelsAndData):
     """Measure how far each factor moves the features, and how well a linear probe reads it off them."""
 
     split: str = ""

@@ -8,5 +8,4 @@ from gdt.eval.training import Finetuning
 def finetune(job: Job, fold: Fold) -> Outcome:
     """Top-1 and top-5 accuracy of the finetuned network, of videos and of clips."""
     recipe = Finetuning.recipe_of(job.settings, job.subject.trained)
-    metrics = Finetuning(job, fold, recipe).run(f"finetune {job.subject.name_on(fold)}")
-    return Outcome(metrics, {name: str(value) for name, value in vars(recipe).items()})
+    return Outcome(Finetuning(job, fold, recipe).run(), {name: str(value) for name, value in vars(recipe).items()})

@@ -74,25 +74,8 @@ def test_the_recipe_has_the_numbers_of_the_paper() -> None:
     assert a.scale == (128, 160)
     rates = {0: 0.0025, 1: 0.01125, 2: 0.02, 5.99: 0.02, 6: 1e-3, 9.99: 1e-3, 10: 5e-5, 11.99: 5e-5}
     assert [recipe.lr_at(epoch) for epoch in rates] == pytest.approx([*rates.values()])
-
-
-def test_the_schedule_scales_with_the_epochs() -> None:
-    half = Recipe().spread_over(6)
-    assert half.epochs == 6
-    for epoch in (0, 0.5, 1, 2.9, 3, 4.9, 5, 5.9):
-        assert half.lr_at(epoch) == pytest.approx(Recipe().lr_at(2 * epoch))
-
-
-def test_learning_rates_follow_the_recipe(trained: Trained, task: Task, tmp_path: Path) -> None:
-    run = finetuning(trained, task, quick(trained), tmp_path)
-    seen = []
-    run.optimizer.register_step_pre_hook(lambda optimizer, *_: seen.append(optimizer.param_groups[0]["lr"]))
-    run.run("x")
-    assert len(seen) == 3 * run.batches == 9
-    assert seen == pytest.approx([run.recipe.lr_at(step / 3) for step in range(9)])
-    (group,) = run.optimizer.param_groups
-    assert {id(p) for p in group["params"]} == {id(p) for p in run.model.parameters()}
-    assert group["weight_decay"] == 5e-3 and group["momentum"] == 0.9
+    half = recipe.spread_over(6)
+    assert half.epochs == 6 and [half.lr_at(epoch / 2) for epoch in rates] == pytest.approx([*rates.values()])
 
 
 def test_clips_follow_the_recipe(trained: Trained, task: Task, tmp_path: Path) -> None:
@@ -111,7 +94,7 @@ def test_accuracy_equals_counting(trained: Trained, task: Task, tmp_path: Path) 
     run = finetuning(trained, task, quick(trained, test_clips=3), tmp_path)
     torch.manual_seed(1)
     torch.nn.init.normal_(run.model.classifier.weight, std=3.0)
-    found = run.test("x")
+    found = run.test()
     augmentation = replace(EVALUATION, scale=(36, 36))
     run.model.eval()
     right = right_clips = 0
@@ -141,10 +124,17 @@ class Dropping(Classifier):
 def test_a_stopped_run_resumes_with_the_same_numbers(
     trained: Trained, task: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Finetuning, "classifier", Dropping)
+    monkeypatch.setattr("gdt.eval.training.Classifier", Dropping)
     recipe = quick(trained)
-    whole = finetuning(trained, task, recipe, tmp_path / "whole", seed=5).run("x")
     before = {name: value.clone() for name, value in trained.model.state_dict().items()}
+    uninterrupted = finetuning(trained, task, recipe, tmp_path / "whole", seed=5)
+    rates = []
+    uninterrupted.optimizer.register_step_pre_hook(lambda optimizer, *_: rates.append(optimizer.param_groups[0]["lr"]))
+    whole = uninterrupted.run()
+    assert rates == pytest.approx([recipe.lr_at(step / 3) for step in range(9)])
+    (group,) = uninterrupted.optimizer.param_groups
+    assert {id(p) for p in group["params"]} == {id(p) for p in uninterrupted.model.parameters()}
+    assert group["weight_decay"] == 5e-3 and group["momentum"] == 0.9
     real = Finetuning._save_epoch
 
     def stopped(self: Finetuning, epoch: int, loss: float, right: int) -> None:
@@ -154,14 +144,14 @@ def test_a_stopped_run_resumes_with_the_same_numbers(
 
     monkeypatch.setattr(Finetuning, "_save_epoch", stopped)
     with pytest.raises(KeyboardInterrupt):
-        finetuning(trained, task, recipe, tmp_path / "cut", seed=5).run("x")
+        finetuning(trained, task, recipe, tmp_path / "cut", seed=5).run()
     record = load_model(tmp_path / "cut" / FINETUNED).record
     assert (record.step, record.steps) == (6, 9)
     monkeypatch.setattr(Finetuning, "_save_epoch", real)
     again = finetuning(trained, task, recipe, tmp_path / "cut", seed=5)
     steps = []
     again.optimizer.register_step_pre_hook(lambda *_: steps.append(1))
-    assert again.run("x") == whole and len(steps) == again.batches  # one epoch of three
+    assert again.run() == whole and len(steps) == again.batches  # one epoch of three
     one, other = (torch.load(tmp_path / name / FINETUNED, weights_only=True) for name in ("whole", "cut"))
     assert all(torch.equal(one["model"][name], other["model"][name]) for name in one["model"])
     assert (tmp_path / "whole" / EPOCHS).read_text() == (tmp_path / "cut" / EPOCHS).read_text()
@@ -171,14 +161,14 @@ def test_a_stopped_run_resumes_with_the_same_numbers(
     # the pretrained weights are not changed
     assert all(torch.equal(value, before[name]) for name, value in trained.model.state_dict().items())
     # a run that was stopped in its test is not trained again
-    monkeypatch.setattr(Finetuning, "test", lambda self, name: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr(Finetuning, "test", lambda self: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
-        finetuning(trained, task, recipe, tmp_path / "tested", seed=5).run("x")
+        finetuning(trained, task, recipe, tmp_path / "tested", seed=5).run()
     monkeypatch.undo()
-    monkeypatch.setattr(Finetuning, "classifier", Dropping)
+    monkeypatch.setattr("gdt.eval.training.Classifier", Dropping)
     last = finetuning(trained, task, recipe, tmp_path / "tested", seed=5)
     last.optimizer.register_step_pre_hook(lambda *_: pytest.fail("it is trained again"))
-    assert last.run("x") == whole
+    assert last.run() == whole
 
 
 def test_a_gradient_that_is_not_finite_ends_a_run_and_keeps_its_last_epoch(
@@ -196,7 +186,7 @@ def test_a_gradient_that_is_not_finite_ends_a_run_and_keeps_its_last_epoch(
     with pytest.raises(
         UserError, match=r"the loss is [\d.]+ and the norm of its gradient nan in epoch 2, at --lr 0.02"
     ):
-        run.run("x")
+        run.run()
     assert torch.load(tmp_path / FINETUNED, weights_only=True)["epoch"] == 2
     assert all(value.isfinite().all() for value in run.model.state_dict().values())
 
@@ -206,7 +196,7 @@ def test_a_run_starts_again_if_its_state_does_not_fit(
     trained: Trained, task: Task, tmp_path: Path, capsys: pytest.CaptureFixture[str], how: str
 ) -> None:
     recipe = quick(trained)
-    whole = finetuning(trained, task, recipe, tmp_path / "whole").run("x")
+    whole = finetuning(trained, task, recipe, tmp_path / "whole").run()
     other = finetuning(trained, task, recipe, tmp_path / "run")
     (tmp_path / "run").mkdir()
     other._save_epoch(0, 1.0, 0)
@@ -215,7 +205,7 @@ def test_a_run_starts_again_if_its_state_does_not_fit(
     if how == "bit":
         data[len(data) // 2] ^= 4
     path.write_bytes(data[: len(data) // 2] if how == "cut" else data)
-    assert finetuning(trained, task, recipe, tmp_path / "run").run("x") == whole
+    assert finetuning(trained, task, recipe, tmp_path / "run").run() == whole
     assert "; finetuning restarts from the first epoch" in capsys.readouterr().out
 
 
@@ -227,7 +217,7 @@ def test_a_state_that_the_machine_cannot_read_is_not_started_again(
     run._save_epoch(0, 1.0, 0)
     monkeypatch.setattr("gdt.eval.training.load_checked", Mock(side_effect=fault))
     with pytest.raises(type(fault)):
-        run.run("x")
+        run.run()
 
 
 def test_finetuned_weights_keep_their_metadata_when_read_and_exported(
