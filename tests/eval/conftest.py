@@ -52,10 +52,15 @@ def ucf(synthetic: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def on_ucf(checkpoint: Path, ucf: Path, tmp_path: Path) -> Downstream:
+def on_shards(checkpoint: Path, shards: Path, tmp_path: Path) -> Downstream:
+    """The default protocols on the generated videos, without random weights."""
+    return Downstream((checkpoint,), "x", shards, clips=1, random_weights="exclude", out=tmp_path)
+
+
+@pytest.fixture
+def on_ucf(on_shards: Downstream, ucf: Path) -> Downstream:
     """Retrieval on fold 1, without random weights."""
-    return Downstream((checkpoint,), "ucf101", ucf, ("retrieval",), (1,), clips=2, random_weights="exclude",
-                      out=tmp_path)  # fmt: skip
+    return replace(on_shards, dataset="ucf101", shards=ucf, protocols=("retrieval",), folds=(1,), clips=2)
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ import csv
 import functools
 import json
 import re
+import shlex
 import shutil
 import sys
 import zlib
@@ -35,7 +36,7 @@ from gdt.eval.results import RESULTS
 from gdt.eval.settings import Downstream, Embed
 from gdt.eval.similarity import unit
 from gdt.eval.subjects import Subject
-from gdt.pipeline.shards.index import Index
+from gdt.pipeline.shards.index import Index, fingerprint
 from gdt.pipeline.word2vec import WordVectors
 from gdt.train.checkpoint import load_model
 from gdt.train.models.gdt import GDT
@@ -49,7 +50,9 @@ from tests.train import own_networks
 FINETUNE = ("--epochs", "1", "--clips-per-epoch", "2", "--clips", "2")
 
 
-def test_all_protocols_on_three_folds(command: Run, checkpoint: Path, ucf: Path, tmp_path: Path) -> None:
+def test_all_protocols_on_three_folds(
+    command: Run, checkpoint: Path, ucf: Path, on_ucf: Downstream, tmp_path: Path
+) -> None:
     protocols = ("cross-modal", "retrieval", "few-shot", "knn", "linear", "finetune")
     arguments = ("evaluate", "--ckpt", checkpoint, "--dataset", "ucf101", "--shards", ucf, "--protocols",
                  *protocols, *FINETUNE, "--jobs", 1)  # fmt: skip
@@ -68,7 +71,8 @@ def test_all_protocols_on_three_folds(command: Run, checkpoint: Path, ucf: Path,
             fold = index.fold(each.fold)
             sizes = [int((fold.split == split).sum()) for split in ("train", "test")]
             assert [each.gallery, each.queries] == sizes == [24, 12]
-        assert each.provenance["command"] and each.provenance["device"] and len(each.data) == 64
+        assert each.provenance["device"] and each.data == fingerprint(index)
+        assert each.provenance["command"].endswith(shlex.join(["gdt", *map(str, arguments)]))
         trained = each.model != "random weights"
         expected = ("e", 3, 3, 12) if trained else ("random weights", 0, 0, 0)
         assert (each.preset, each.step, each.steps, each.videos) == expected
@@ -96,8 +100,7 @@ def test_all_protocols_on_three_folds(command: Run, checkpoint: Path, ucf: Path,
     assert again.stdout == printed and (out / RESULTS).read_bytes() == before
     # finetuned weights can be evaluated, but not on folds whose test labels they have seen
     (weights,) = out.glob("e-*/finetune-fold1-*/finetuned.pt")
-    finetuned = Downstream((weights,), "ucf101", ucf, ("retrieval",), (1,), clips=2, random_weights="exclude",
-                           out=tmp_path / "again")  # fmt: skip
+    finetuned = replace(on_ucf, ckpt=(weights,), out=tmp_path / "again")
     downstream(finetuned)
     assert results(tmp_path / "again")[0].preset == "finetuned weights"
     known = r"was finetuned on \d+ queries of fold 2, so it knows their labels; set --folds 1"
@@ -324,8 +327,8 @@ def test_whatever_changes_a_number_changes_what_identifies_it(
     assert {*same} == {"dataset", "protocols", "jobs", "out", "own_networks", "tables", "cache"}
 
 
-def test_other_vectors_of_the_same_words_have_another_key(checkpoint: Path, ucf: Path) -> None:
-    (job,) = jobs_of(Downstream((checkpoint,), "ucf101", ucf, ("cross-modal",), random_weights="exclude"), {})
+def test_other_vectors_of_the_same_words_have_another_key(on_ucf: Downstream) -> None:
+    (job,) = jobs_of(replace(on_ucf, protocols=("cross-modal",), folds=()), {})
     job = replace(job, settings=replace(job.settings, word2vec=Path("vectors")))
     one = WordVectors(np.ones((2, 3), np.float16), ("a", "b"))
     words = one, replace(one, vectors=2 * one.vectors), None
@@ -356,13 +359,12 @@ def test_a_finetuning_process_gets_every_setting(
 
 
 def test_labelled_protocols_evaluate_audio_or_both(
-    change_index: Callable[..., None], checkpoint: Path, index: Index, shards: Path, tmp_path: Path
+    change_index: Callable[..., None], on_shards: Downstream, checkpoint: Path, index: Index, tmp_path: Path
 ) -> None:
     silent = [np.flatnonzero(index.split == split)[0] for split in ("train", "test")]
     mel_count = np.where(np.isin(np.arange(len(index)), silent), 50, index.mel_count)
     change_index(mel_count=mel_count)
-    settings = Downstream((checkpoint,), "x", shards, ("retrieval", "few-shot", "linear"), clips=2, out=tmp_path,
-                          random_weights="exclude")  # fmt: skip
+    settings = replace(on_shards, protocols=("retrieval", "few-shot", "linear"), clips=2)
     videos = downstream(settings)
     found = {("video",): results(tmp_path)}
     choices: list[Any] = [("audio",), ("video", "audio")]

@@ -57,20 +57,21 @@ def test_groups_are_those_of_a_loop_over_all_pairs(seed: int, monkeypatch: pytes
     assert group.max() > 2
 
 
-def test_groups_across_splits_come_first(index: Index, tmp_path: Path) -> None:
+def test_groups_across_splits_come_first(index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     rng = np.random.default_rng(0)
     values = rng.normal(size=(len(index.id), 64)).astype(np.float32)
     train, test = (np.flatnonzero(index.split == split) for split in ("train", "test"))
     values[train[1]] = values[train[0]]
     values[test[0]] = values[train[2]]
     metadata = {"format": VERSION, "checkpoint": "x.pt", "shards": str(index.folder)}
-    path = tmp_path / "features.h5"
-    write(path, Features(index.id, {"video": values}, metadata))
-    settings = Duplicates(path, out=tmp_path / "duplicates.csv")
+    settings = Duplicates()
+    write(settings.features, Features(index.id, {"video": values}, metadata))
     said = duplicates.duplicates(settings).splitlines()
-    assert said[0] == f"2 groups of 4 of {len(index.id)} videos, nearer than 0.98: {settings.out}"
+    assert said[0] == f"2 groups of 4 of {len(index.id)} videos, nearer than 0.98: duplicates.csv"
     assert said[1] == "1 group crosses splits"
     assert said[3:5] == [f"  1.000  {index.id[k]}  {index.split[k]}" for k in sorted((train[2], test[0]))]
+    assert Path("duplicates.html").read_text().count("data:image/webp") == 4
     with settings.out.open() as file:
         rows = list(csv.DictReader(file))
     assert [row["id"] for row in rows] == [index.id[k] for k in (*sorted((train[2], test[0])), train[0], train[1])]
@@ -81,7 +82,7 @@ def test_groups_across_splits_come_first(index: Index, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="duplicates.html already exists"):
         duplicates.duplicates(settings)
     with pytest.raises(UserError, match="must end in .csv"):
-        replace(settings, out=path)
-    write(path, Features(index.id, {"video": np.ones_like(values)}, metadata))
+        replace(settings, out=settings.features)
+    write(settings.features, Features(index.id, {"video": np.ones_like(values)}, metadata))
     with pytest.raises(UserError, match="nearly the same"):
         duplicates.duplicates(replace(settings, overwrite=True))

@@ -163,13 +163,6 @@ def test_features_are_means_of_the_outputs_of_the_networks(checkpoint: Path, ind
             assert np.allclose(rows.features[name][2], expected, atol=1e-5)
 
 
-def test_videos_without_audio_have_rows_of_nan(checkpoint: Path, index: Index) -> None:
-    mute = replace(index, mel_count=np.where(np.arange(len(index)) == 3, 0, index.mel_count))
-    rows = features_of(load_model(checkpoint), mute, ["video", "audio"], 1, "embeddings")
-    assert np.isnan(rows.features["audio"][3]).all() and not np.isnan(rows.features["video"]).any()
-    assert np.isnan(rows.features["audio"]).any(1).sum() == 1
-
-
 def test_a_fault_of_the_machine_is_not_a_verdict_on_the_files(
     checkpoint: Path, videos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -332,15 +325,11 @@ def test_wrong_settings_and_files_are_refused(
     assert {path.name for path in tmp_path.iterdir()} == {"text.txt", "run.pt", "empty"}
 
 
-def test_a_single_video_has_no_neighbours() -> None:
-    made = {"kind": "features", "weights": "w"}
-    with pytest.raises(UserError, match=r"one\.mp4 is the only video"):
-        rows = Features(np.array(["one.mp4"]), {"video": np.ones((1, 4))}, made)
-        most_similar(rows, find_query(rows, "one.mp4", _unused), "video", "video", 5)
-
-
-def test_a_sound_is_a_query_by_audio() -> None:
+def test_a_sound_is_a_query_by_audio_and_neighbours_are_other_videos() -> None:
     made = {"kind": "embeddings", "weights": "w"}
+    alone = Features(np.array(["one.mp4"]), {"video": np.ones((1, 4))}, made)
+    with pytest.raises(UserError, match=r"one\.mp4 is the only video"):
+        most_similar(alone, find_query(alone, "one.mp4", _unused), "video", "video", 5)
     rows = Features(np.array(["a", "b"]), {"video": np.eye(2), "audio": np.eye(2)}, made)
     sound = Features(np.array(["c"]), {"audio": np.eye(2)[:1]}, made)
     with pytest.raises(UserError, match="there are no video features of these videos; set --by audio"):

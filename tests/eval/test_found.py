@@ -7,11 +7,10 @@ import subprocess
 from pathlib import Path
 from urllib.parse import quote, unquote
 
-import numpy as np
 import pytest
 from playwright.sync_api import Browser, Locator
 
-from gdt.eval.features import VERSION, Features, read, write
+from gdt.eval.features import read
 from gdt.eval.nearest import nearest
 from gdt.eval.page.found import Shown, write_found
 from gdt.eval.settings import Nearest
@@ -73,16 +72,6 @@ def test_in_a_browser_pictures_move_and_a_click_plays(browser: Browser, files: l
         assert len(seen) > 2
         plays(view.locator("video").nth(1), after=1.6)
         assert any("one%20%231.webm" in url for url in asked)
-
-
-def test_duplicates_are_shown(command: Run, files: list[Path], tmp_path: Path) -> None:
-    names = np.array([str(files[0]), str(files[2]), "gone.mp4", "x.mp4", "y.mp4", "z.mp4"])
-    values = np.eye(6, 8, dtype=np.float32)
-    values[1] = values[0]
-    made = {"format": VERSION, "checkpoint": "x.pt", "kind": "embeddings", "weights": "x"}
-    write(tmp_path / "features.h5", Features(names, {"video": values}, made))
-    assert command("duplicates").returncode == 0
-    assert (tmp_path / "duplicates.html").read_text().count("data:image/webp") == 2
 
 
 def test_videos_of_shards_are_shown_from_them(

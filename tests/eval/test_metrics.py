@@ -19,18 +19,10 @@ def test_share() -> None:
     assert Metric(0.0, 0.0, 0).interval == (0.0, 100.0)  # no answers
 
 
-def test_intervals_over_seeds_have_95_percent_coverage() -> None:
-    rng = np.random.default_rng(0)
-    drawn = ([Metric(value, 0.0, 3783) for value in 50 + 5 * rng.standard_normal(3)] for _ in range(2000))
-    assert 0.935 < np.mean([low <= 50 <= high for low, high in (over_seeds(seeds).interval for seeds in drawn)]) < 0.965
-
-
-def test_seeds_that_agree_by_rounding_are_covered() -> None:
-    """Two seeds each on 37 queries: without the variance of rounding it was 10 %."""
-    rng = np.random.default_rng(0)
-
-    def row() -> list[Metric]:
-        return [Metric(100 * round(37 * rng.normal(0.5, 0.015)) / 37, answers=37) for _ in range(2)]
-
-    intervals = [over_seeds(row()).interval for _ in range(2000)]
-    assert np.mean([low <= 50 <= high for low, high in intervals]) > 0.95
+def test_intervals_over_seeds_are_students() -> None:
+    mean = over_seeds([Metric(v, 10.0, 200) for v in (60.0, 62.0, 64.0)])
+    # by hand: standard deviation 2, standard error 2 / sqrt(3), t = 4.303 with 2 degrees of freedom
+    assert (mean.value, mean.low, mean.high) == pytest.approx((62.0, 62 - 4.969, 62 + 4.969), abs=1e-3)
+    same = over_seeds([Metric(60.0, 10.0, 200)] * 2)  # of 200 answers each: they agree by rounding to 0.5 points
+    assert same.high - same.low == pytest.approx(2 * 12.706 * 0.5 / 12**0.5 / 2**0.5, abs=1e-3)
+    assert over_seeds([Metric(1.0, 10.0, 200), Metric(99.0, 10.0, 200)]).interval == (0.0, 100.0)

@@ -30,7 +30,7 @@ from gdt.train.pretrain import pretrain
 from gdt.train.settings import SIZES
 from tests.conftest import preprocess
 from tests.eval.test_found import plays
-from tests.sounds import esc50, tone
+from tests.sounds import tone
 from tests.tamper import annotate, edit_json
 
 EVIL = "<script>alert('{}')</script>&\"$x$"
@@ -278,21 +278,6 @@ def test_a_folder_without_runs_is_refused(tmp_path: Path) -> None:
     (tmp_path / "runs" / "deep").mkdir(parents=True)
     with pytest.raises(UserError, match="has no runs or evaluations; set --runs to the folder of your runs"):
         write_page(tmp_path / "runs")
-
-
-def test_sounds_are_shown_as_spectrograms(checkpoint: Path, tmp_path: Path) -> None:
-    """Of a model of sound, too, with its confusion and deviation."""
-    preprocess(Preprocess("esc50", esc50(tmp_path / "esc50"), tmp_path / "shards"))
-    settings = Downstream(
-        (checkpoint,), "esc50", tmp_path / "shards", ("retrieval",), clips=2, modalities=("audio",), jobs=1,
-        random_weights="exclude", out=tmp_path / "runs" / "eval",
-    )  # fmt: skip
-    downstream(settings)
-    text = write_page(tmp_path / "runs")
-    page = Page(text)
-    pictures = [tag["src"] for name, tag in page.tags if name == "img" and tag["alt"] in ("asked", "right", "wrong")]
-    assert len(pictures) == 2 * 6 and all(str(source).startswith("data:image/png") for source in pictures)
-    assert page.cells()["dog", "rain"] == "0" and "Not shown: nearest neighbours" not in page.text
 
 
 @pytest.mark.slow

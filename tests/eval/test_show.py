@@ -63,11 +63,6 @@ def test_every_preset_can_be_shown(preset: str) -> None:
     assert len(labels(two, columns)) == len(relation)
 
 
-def test_partners_of_a_leaf_are_counted() -> None:
-    """Of 8 leaves per video, 7 are others; each of 15 videos has 8 that are negatives."""
-    assert show_tree(ShowTree(preset="d", batch_size=16)).endswith("each has 7 positive and 120 negative leaves")
-
-
 @pytest.mark.parametrize("preset", ["a", "l"])
 def test_a_batch_is_drawn_as_the_inputs_of_the_network(index: Index, preset: str) -> None:
     reader, planned = ShardReader(index), tree(index, preset)

@@ -1,5 +1,6 @@
 """Evaluation of the audio network on sounds."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,10 +14,12 @@ from gdt.eval.protocols.multilabel import mean_average_precision
 from gdt.eval.results import RESULTS, read
 from gdt.eval.settings import Downstream, Embed
 from gdt.pipeline.shards.copies import between_splits
+from gdt.pipeline.shards.index import Index
 from gdt.preprocess.settings import Preprocess
 from gdt.preprocess.summary import describe
 from gdt.train.checkpoint import load_trained
 from tests.conftest import preprocess
+from tests.eval.test_page import Page, write_page
 from tests.sounds import esc50, tone
 
 
@@ -33,15 +36,16 @@ def sound_shards(sounds: Path) -> Path:
 
 
 def test_esc50_by_all_protocols(checkpoint: Path, sound_shards: Path, tmp_path: Path) -> None:
-    """Five folds; the finetuned audio network loads and finds sounds by sounds."""
+    """Five folds; the finetuned audio network loads, and the report shows sounds as spectrograms."""
     settings = Downstream(
         (checkpoint,), "esc50", sound_shards, ("finetune", "retrieval", "few-shot", "linear", "svm"),
-        clips=2, epochs=1, clips_per_epoch=8, modalities=("audio",), random_weights="exclude", jobs=1, out=tmp_path,
+        clips=2, epochs=1, clips_per_epoch=8, modalities=("audio",), random_weights="exclude", jobs=1,
+        out=tmp_path / "eval",
     )  # fmt: skip
     table = downstream(settings)
     assert all(name in table for name in ("SVM top-1", "finetune top-1"))
     assert "CrissCross" not in table  # twenty sounds in the layout of ESC-50 are not ESC-50
-    results = read(tmp_path / RESULTS)
+    results = read(settings.out / RESULTS)
     assert {(each.protocol, each.fold) for each in results} == {
         (name, fold) for name in settings.protocols for fold in range(1, 6)
     }
@@ -51,6 +55,10 @@ def test_esc50_by_all_protocols(checkpoint: Path, sound_shards: Path, tmp_path: 
     )  # fmt: skip
     finetuned = load_trained(next(tmp_path.rglob("finetuned.pt")))
     assert finetuned.model.modalities == ("audio",)
+    page = Page(write_page(tmp_path))
+    pictures = [tag["src"] for name, tag in page.tags if name == "img" and tag["alt"] in ("asked", "right", "wrong")]
+    assert len(pictures) == 2 * 6 and all(str(source).startswith("data:image/png") for source in pictures)
+    assert page.cells()["dog", "rain"] == "0" and "Not shown: nearest neighbours" not in page.text
 
 
 def test_pictures_of_sounds_are_refused(checkpoint: Path, sound_shards: Path, tmp_path: Path) -> None:
@@ -104,14 +112,15 @@ def test_copies_between_folds_are_told(tmp_path: Path) -> None:
     assert [line for line in said if "other files" in line] == copies
 
 
-def test_segments_of_a_file_are_no_copies(tmp_path: Path) -> None:
-    index = preprocess(Preprocess("esc50", esc50(tmp_path / "esc50"), tmp_path / "shards")).index
+def test_segments_of_a_file_are_no_copies(index: Index) -> None:
     count = len(index)
-    index.split = np.array(["train", "test"] * (count // 2), object)
-    index.hash = np.array(["same"] * count, object)
-    index.segment = np.array([f"{k} to {k + 1}" for k in range(count)], object)
+    columns = {
+        "split": np.array(["train", "test"] * (count // 2), object), "hash": np.full(count, "same", object),
+        "segment": np.array([f"{k} to {k + 1}" for k in range(count)], object),
+    }  # fmt: skip
+    index = replace(index, **columns)
     assert between_splits(index) == []
     index.segment[1] = index.segment[0]
-    assert between_splits(index) == ["1 of 10 test videos are also in train, as other files"]
+    assert between_splits(index) == [f"1 of {count // 2} test videos are also in train, as other files"]
     index.hash[:] = ""  # unknown
     assert between_splits(index) == []

@@ -114,15 +114,16 @@ def test_a_folder_without_labels_is_evaluated_by_cross_modal_retrieval(
     assert done.returncode == 2 and "has no labelled videos in the split 'train'" in done.stderr
 
 
-def test_text_is_evaluated_if_word2vec_is_set(captioned: Path, word2vec: Path, tmp_path: Path) -> None:
+def test_text_is_evaluated_if_word2vec_is_set(
+    on_shards: Downstream, captioned: Path, word2vec: Path, tmp_path: Path
+) -> None:
     tiny = replace(SIZES["tiny"], preset="three", word2vec=word2vec, batch_size=4, steps=2)
     path = pretrain(replace(tiny, shards=captioned, out=tmp_path / "three"))
-    settings = Downstream((path,), "x", captioned, ("cross-modal",), clips=2, random_weights="exclude",
-                          out=tmp_path / "eval")  # fmt: skip
+    settings = replace(on_shards, ckpt=(path,), shards=captioned, protocols=("cross-modal",), clips=2)
     downstream(settings)
-    (without,) = results(tmp_path / "eval")
+    (without,) = results(tmp_path)
     text = downstream(replace(settings, word2vec=word2vec))
-    _, record = results(tmp_path / "eval")
+    _, record = results(tmp_path)
     pairs = {name.rpartition(" ")[0] for name in record.metrics}
     assert {name.rpartition(" ")[0] for name in without.metrics} == {"video to audio", "audio to video"}
     assert pairs == {f"{a} to {b}" for a in ("video", "audio", "text") for b in ("video", "audio", "text") if a != b}
@@ -130,17 +131,17 @@ def test_text_is_evaluated_if_word2vec_is_set(captioned: Path, word2vec: Path, t
 
 
 def test_a_text_model_without_word2vec_is_told_to_set_it(
-    captioned: Path, word2vec: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    on_shards: Downstream, captioned: Path, word2vec: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tiny = replace(SIZES["tiny"], preset="text-b", word2vec=word2vec, batch_size=4, steps=1)
     path, unlabelled = pretrain(replace(tiny, shards=captioned, out=tmp_path / "text-b")), tmp_path / "shards"
-    downstream(Downstream((path,), "x", captioned, clips=1, random_weights="exclude", out=tmp_path / "labelled"))
+    downstream(replace(on_shards, ckpt=(path,), shards=captioned))
     assert (
         "text is not evaluated; set --word2vec to the file that the shards were made with\n" in capsys.readouterr().out
     )
     shutil.copytree(captioned, unlabelled, copy_function=shutil.copy)
     annotate(unlabelled, label=[""] * len(Index.open(unlabelled)))
-    settings = Downstream((path,), "x", unlabelled, clips=1, random_weights="exclude", out=tmp_path / "eval")
+    settings = replace(on_shards, ckpt=(path,), shards=unlabelled, out=tmp_path / "eval")
     with pytest.raises(UserError, match="^nothing to evaluate: .* two modalities with these videos .*--word2vec"):
         downstream(settings)
     assert "V→T" in downstream(replace(settings, word2vec=word2vec))
@@ -187,48 +188,45 @@ def test_results_are_named_after_the_shards_and_no_name_from_a_file_becomes_a_pa
 
 
 def test_protocols_skipped_for_lack_of_labels_are_named(
-    change_index: Callable[..., None], checkpoint: Path, index: Index, shards: Path, tmp_path: Path,
+    change_index: Callable[..., None], on_shards: Downstream, index: Index, shards: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     change_index(label=np.where(index.split == "test", "", index.label).astype(object))
-    text = downstream(Downstream((checkpoint,), "x", shards, clips=1, random_weights="exclude", out=tmp_path))
-    assert "R@20" not in text
+    assert "R@20" not in downstream(on_shards)
     said = f"retrieval and few-shot and knn skipped: {shards} has no labelled videos in the split 'test' "
     assert said + "(labels of 'label' are in: train, val); " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("protocol", ["linear", "finetune"])
 def test_a_classifier_of_one_class_is_refused(
-    change_index: Callable[..., None], checkpoint: Path, index: Index, shards: Path, tmp_path: Path, protocol: str
+    change_index: Callable[..., None], on_shards: Downstream, index: Index, protocol: str
 ) -> None:
     change_index(columns={"sky": np.full(len(index), "blue", object)})
-    settings = Downstream((checkpoint,), "x", shards, (protocol,), label="sky", out=tmp_path, jobs=1)
     with pytest.raises(UserError, match="needs at least two classes; the gallery has only 'blue'"):
-        downstream(settings)
+        downstream(replace(on_shards, protocols=(protocol,), label="sky", jobs=1))
 
 
 def test_queries_without_their_class_in_the_gallery_are_named(
-    change_index: Callable[..., None], checkpoint: Path, index: Index, shards: Path, tmp_path: Path
+    change_index: Callable[..., None], on_shards: Downstream, index: Index
 ) -> None:
     label = index.label.copy()
     label[np.flatnonzero(index.split == "test")[:2]] = "new"
     change_index(label=label)
-    settings = Downstream((checkpoint,), "x", shards, ("retrieval",), clips=1, random_weights="exclude", out=tmp_path)
-    assert "warning: 2 of 12 queries are of classes without gallery videos: any model gets them" in downstream(settings)
+    text = downstream(replace(on_shards, protocols=("retrieval",)))
+    assert "warning: 2 of 12 queries are of classes without gallery videos: any model gets them" in text
 
 
 def test_a_sound_among_the_videos_leaves_short_videos_in(
-    change_index: Callable[..., None], checkpoint: Path, index: Index, shards: Path, tmp_path: Path
+    change_index: Callable[..., None], on_shards: Downstream, index: Index, tmp_path: Path
 ) -> None:
     frames = index.frame_count.copy()
     train, test = (np.flatnonzero(index.split == split) for split in ("train", "test"))
     frames[test[0]] = 20  # shorter than a clip
-    settings = Downstream((checkpoint,), "x", shards, ("retrieval",), clips=2, random_weights="exclude")
     for sounds in ((), train[:1], test[1:2]):
         own = frames.copy()
         own[list(sounds)] = 0
         change_index(frame_count=own)
-        text = downstream(replace(settings, out=tmp_path / str(sounds)))
+        text = downstream(replace(on_shards, protocols=("retrieval",), out=tmp_path / str(sounds)))
         (record,) = results(tmp_path / str(sounds))
         lacking = [int(np.isin(sounds, part).sum()) for part in (train, test)]
         assert (record.gallery, record.queries) == (24 - lacking[0], 12 - lacking[1])
@@ -236,10 +234,10 @@ def test_a_sound_among_the_videos_leaves_short_videos_in(
 
 
 def test_without_labels_in_train_the_gallery_is_val(
-    change_index: Callable[..., None], checkpoint: Path, index: Index, shards: Path, tmp_path: Path
+    change_index: Callable[..., None], on_shards: Downstream, index: Index, tmp_path: Path
 ) -> None:
     change_index(label=np.where(index.split == "train", "", index.label).astype(object))
-    downstream(Downstream((checkpoint,), "x", shards, clips=1, random_weights="exclude", out=tmp_path))
+    downstream(on_shards)
     (record,) = (each for each in results(tmp_path) if each.protocol == "retrieval")
     assert record.settings["gallery_split"] == "val" and record.gallery == (index.split == "val").sum()
 
@@ -252,7 +250,7 @@ def test_published_results_are_not_shown_next_to_other_videos(ucf: Path) -> None
 
 
 def test_every_column_of_labels_has_a_table_and_models_and_features_are_read_once(
-    change_index: Callable[..., None], checkpoint: Path, index: Index, shards: Path, tmp_path: Path,
+    change_index: Callable[..., None], on_shards: Downstream, index: Index, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     change_index(columns={"parity": np.array(["even", "odd", ""], object)[np.arange(len(index)) % 3]})
@@ -261,16 +259,15 @@ def test_every_column_of_labels_has_a_table_and_models_and_features_are_read_onc
     monkeypatch.setattr(extract, "extract", lambda *a, **k: calls.append(len(a[2])) or real(*a, **k))
     reads: list[Path] = []
     monkeypatch.setattr("gdt.eval.jobs.load_trained", lambda path, _: reads.append(path) or load_trained(path))
-    settings = Downstream((checkpoint,), "x", shards, clips=2, out=tmp_path / "o", random_weights="exclude",
-                          label="label,parity")  # fmt: skip
+    settings = replace(on_shards, label="label,parity")
     text = " ".join(downstream(settings).split())
     assert text.count("V→A R@5") == 1 and text.count("1-shot") == 2 and "labels of the column parity" in text
-    records = results(tmp_path / "o")
+    records = results(tmp_path)
     assert [(row.protocol, row.label, row.classes) for row in records] == [
         ("cross-modal", "", 0), ("retrieval", "", 3), ("few-shot", "", 3), ("knn", "", 3), ("retrieval", "parity", 2),
         ("few-shot", "parity", 2), ("knn", "parity", 2),
     ]  # fmt: skip
-    assert calls == [36] and reads == [checkpoint]
+    assert calls == [36] and reads == [*settings.ckpt]
     downstream(replace(settings, label="parity", out=tmp_path / "alone"))
     alone = [row.metrics for row in results(tmp_path / "alone") if row.protocol != "cross-modal"]
     assert alone == [row.metrics for row in records[4:]]
@@ -286,9 +283,9 @@ def test_cross_modal_retrieval_needs_two_modalities(shards: Path, tmp_path: Path
 
 
 def test_a_fold_without_test_videos_is_refused_and_another_can_be_chosen(
-    change_index: Callable[..., None], checkpoint: Path, index: Index, shards: Path, tmp_path: Path
+    change_index: Callable[..., None], on_shards: Downstream, index: Index, tmp_path: Path
 ) -> None:
-    settings = Downstream((checkpoint,), "x", shards, ("retrieval",), clips=1, random_weights="exclude", out=tmp_path)
+    settings = replace(on_shards, protocols=("retrieval",))
     train = np.full(len(index), "train", object)
     change_index(split=train, folds=np.array([f"train,{split}" for split in index.split], object))
     with pytest.raises(UserError, match=r"fold 1 of .* no labelled videos in the split 'test' .*are in: train\)"):
