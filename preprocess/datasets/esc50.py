@@ -6,7 +6,7 @@ Unpack the archive of https://github.com/karolpiczak/ESC-50.
 from collections.abc import Iterator
 from pathlib import Path
 
-from gdt.preprocess.datasets.listing import DataSet, Item, OfficialList, SourceFiles, incomplete
+from gdt.preprocess.datasets.listing import DataSet, Item, SourceFiles, incomplete, matched
 from gdt.preprocess.textfiles import Row, read_csv
 from gdt.preprocess.videos import ListedVideo
 
@@ -23,12 +23,13 @@ def listing(source: SourceFiles) -> Iterator[Item]:
     if not table.present:
         raise incomplete(f"{table} is missing", TREE)
     rows = dict(read_csv(table, ("filename", "fold", "category"), _row))
-    official = OfficialList("meta/esc50.csv", rows)
-    for name, sound in source.named():
+
+    def video(name: str, path: Path) -> ListedVideo:
         label, fold = rows.get(name, ("", 0))
         folds = tuple("test" if fold == number else "train" for number in range(1, _FOLDS + 1))
-        yield official.match(name, ListedVideo(name, sound, label, folds[0], folds))
-    yield from official.without_file()
+        return ListedVideo(name, path, label, folds[0], folds)
+
+    return matched("meta/esc50.csv", rows, ((name, video(name, path)) for name, path in source.named()))
 
 
 def _row(row: Row) -> tuple[str, tuple[str, int]]:

@@ -7,7 +7,7 @@ videos are your downloads from YouTube. preprocess/captions/readers.py finds the
 import sys
 from collections.abc import Iterator
 
-from gdt.preprocess.datasets.listing import DataSet, Item, OfficialList, SourceFiles, titled_id
+from gdt.preprocess.datasets.listing import DataSet, Item, SourceFiles, matched, titled_id
 from gdt.preprocess.textfiles import Row, read_csv
 from gdt.preprocess.videos import ListedVideo
 
@@ -27,14 +27,11 @@ def listing(source: SourceFiles) -> Iterator[Item]:
     UserError if it is damaged.
     """
     table = source.file(TABLE)
-    listed = table.present
-    labels = dict(read_csv(table, ("video_id", "category_1"), _label)) if listed else {}
-    official = OfficialList(TABLE, labels)
-    for name, file in source.named():
-        name = titled_id(name) or name
-        video = ListedVideo(name, file, labels.get(name, ""))
-        yield official.match(name, video) if listed else video
-    yield from official.without_file()
+    named = ((titled_id(name) or name, path) for name, path in source.named())
+    if not table.present:
+        return (ListedVideo(name, path) for name, path in named)
+    labels = dict(read_csv(table, ("video_id", "category_1"), _label))
+    return matched(TABLE, labels, ((name, ListedVideo(name, path, labels.get(name, ""))) for name, path in named))
 
 
 def _label(row: Row) -> tuple[str, str]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 from gdt.common.errors import LeftOut, UserError
 from gdt.common.folders import File, Folder
@@ -46,38 +46,29 @@ Item = ListedVideo | LeftOut
 """What a listing yields."""
 
 
-def unlisted(video: ListedVideo) -> LeftOut:
-    """A video that the official list of its data set does not name: it has no class or split that can be trusted."""
-    return LeftOut(video.id, "not named in the official list, so it is left out", str(video.path))
-
-
 K = TypeVar("K")
 
 
-class OfficialList(Generic[K]):
-    """Gives each entry of an official list its file, the first that is found."""
+def matched(
+    name: str, entries: Collection[K], found: Iterable[tuple[K | None, Item]], id: Callable[[K], str] = str
+) -> Iterator[Item]:
+    """Give each entry of the official list `name` its file, the first that is found; then yield entries without one.
 
-    def __init__(self, name: str, entries: Collection[K], id: Callable[[K], str] = str) -> None:
-        """`id` is that of the video of an entry, for an entry without a file."""
-        self._name = name
-        self._entries = entries
-        self._id = id
-        self.files: dict[K, Path] = {}
-        """The files so far."""
-
-    def match(self, entry: K, video: ListedVideo) -> ListedVideo | LeftOut:
-        """The video, unless the list has no such entry or the entry has a file."""
-        if entry not in self._entries:
-            return unlisted(video)
-        first = self.files.setdefault(entry, video.path)
-        if first != video.path:
-            return LeftOut(video.id, f"its entry has another file; {first} is kept", str(video.path), fault=True)
-        return video
-
-    def without_file(self) -> Iterator[LeftOut]:
-        for entry in self._entries:
-            if entry not in self.files:
-                yield LeftOut(self._id(entry), f"listed in {self._name}, {_NO_FILE}")
+    Videos without an entry are left out: they have no class or split that can be trusted. `id` is that of the video of
+    an entry.
+    """
+    files: dict[K, PurePath] = {}
+    for entry, item in found:
+        path = PurePath(item.path)
+        if entry is None or entry not in entries:
+            yield LeftOut(item.id, "not named in the official list, so it is left out", str(path))
+        elif files.setdefault(entry, path) != path and isinstance(item, ListedVideo):
+            yield LeftOut(item.id, f"its entry has another file; {files[entry]} is kept", str(path), fault=True)
+        else:
+            yield item
+    for entry in entries:
+        if entry not in files:
+            yield LeftOut(id(entry), f"listed in {name}, {_NO_FILE}")
 
 
 @dataclass(frozen=True)

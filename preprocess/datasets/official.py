@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from gdt.common.errors import LeftOut, UserError
 from gdt.common.folders import File, Folder
-from gdt.preprocess.datasets.listing import Item, OfficialList, SourceFiles, incomplete
+from gdt.preprocess.datasets.listing import Item, SourceFiles, incomplete, matched
 from gdt.preprocess.textfiles import composed, open_text
 from gdt.preprocess.videos import ListedVideo
 
@@ -56,24 +56,26 @@ def listing(source: SourceFiles, name: str, lines: Iterable[Line], tree: str) ->
     lists, and for a video outside the folder of its class, since its label would be wrong.
     """
     entries = _entries(lines)
-    official = OfficialList("the official splits", entries, lambda key: entries[key].stem)
     root = Path(name) if source.folder.kind(name) == "a folder" else Path()
-    outside: list[tuple[str, Path]] = []
-    for stem, path in source.named(first=root):
-        key = stem.lower()
-        entry = entries.get(key, _Entry(stem, ""))
-        if key in entries and root not in path.parents:
-            outside.append((stem, path))
-            continue
-        label = composed(path.parent.name)
-        item = official.match(key, ListedVideo(stem, path, label, entry.folds[0], tuple(entry.folds)))
-        if isinstance(item, ListedVideo) and (path.parent == root or label.lower() != entry.class_name.lower()):
-            raise incomplete(f"{source.folder.address(path)} is not in the folder of its class", tree)
+
+    def found() -> Iterator[tuple[str, Item]]:
+        outside: list[tuple[str, Item]] = []
+        for stem, path in source.named(first=root):
+            key = stem.lower()
+            entry = entries.get(key, _Entry(stem, ""))
+            if key in entries and root not in path.parents:
+                outside.append((key, LeftOut(stem, f"not in the folder of the data set; {name}", str(path))))
+            else:
+                label = composed(path.parent.name)
+                yield key, ListedVideo(stem, path, label, entry.folds[0], tuple(entry.folds))
+        yield from outside
+
+    for item in matched("the official splits", entries, found(), lambda key: entries[key].stem):
+        if isinstance(item, ListedVideo):
+            class_name = entries[item.id.lower()].class_name
+            if item.path.parent == root or item.label.lower() != class_name.lower():
+                raise incomplete(f"{source.folder.address(item.path)} is not in the folder of its class", tree)
         yield item
-    for stem, path in outside:
-        official.files.setdefault(stem.lower(), path)
-        yield LeftOut(stem, f"not in the folder of the data set; {name}", str(path))
-    yield from official.without_file()
 
 
 def _entries(lines: Iterable[Line]) -> dict[str, _Entry]:

@@ -1,14 +1,17 @@
 """Data sets of YouTube segments: official annotations, and files named by a YouTube id and a start."""
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
 
 from gdt.common.errors import LeftOut
-from gdt.preprocess.datasets.listing import Item, OfficialList, SourceFiles, titled_id, unlisted
+from gdt.preprocess.datasets.listing import Item, SourceFiles, matched, titled_id
 from gdt.preprocess.videos import ListedVideo
+
+_EXACT, _ROUNDED, _ORIGINAL = range(3)
+"""How well a file fits: by the time of its segment, by that rounded otherwise, or as what is to be cut."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,11 +25,12 @@ class Segment:
     label: str
     split: str
 
-    def video(self, name: str, path: Path, cut: bool) -> ListedVideo:
-        """Its video, which is yet to be cut out of a file, or is the file."""
+    def video(self, name: str, path: Path, cut: bool, shared: bool) -> ListedVideo:
+        """Its video, which is yet to be cut out of a file, `shared` with other segments, or is the file."""
+        name = self.name if shared else name
         segment = (self.start, self.end) if cut else None
         part = (self.youtube_id, self.start, self.end)
-        return ListedVideo(name, path, self.label, self.split, segment=segment, part=part)
+        return ListedVideo(name, path, self.label, self.split, segment=segment, part=part, shared=shared)
 
     @property
     def name(self) -> str:
@@ -41,37 +45,33 @@ def listing(source: SourceFiles, rows: Iterable[Segment]) -> Iterator[Item]:
     of its id without a file of its own. A file without a segment is left out, and of several with the same segment all
     but the first, where exact times go before rounded ones. Of rows with the same id and start, the last counts.
     """
-    listed = {(row.youtube_id, row.start): row for row in rows}.values()
-    official = OfficialList("the official annotations", dict.fromkeys(listed), attrgetter("name"))
+    listed = dict.fromkeys({(row.youtube_id, row.start): row for row in rows}.values())
+    return matched("the official annotations", listed, _found(source, listed), attrgetter("name"))
+
+
+def _found(source: SourceFiles, listed: Iterable[Segment]) -> Iterator[tuple[Segment | None, Item]]:
+    """The files with their segments, those that fit best first."""
     segments: dict[str, list[Segment]] = {}
     for segment in listed:
         segments.setdefault(segment.youtube_id, []).append(segment)
-    rounded: list[tuple[str, Path, Segment]] = []
-    originals: list[tuple[str, Path, list[Segment]]] = []
+    files: list[tuple[int, list[Segment], str, Path]] = []
     for name, path in source.named():
         youtube_id, start = parse_name(name)
-        candidates = segments.get(youtube_id, [])
-        match = None if start is None else _match(candidates, start)
-        if start is None and candidates:
-            originals.append((name, path, candidates))
-        elif match is None and start is not None and len(candidates) == 1 and abs(candidates[0].start - start) <= 1:
-            rounded.append((name, path, candidates[0]))  # some tools round a start up and others down
-        elif match is None:
-            yield unlisted(ListedVideo(name, path))
+        fit, fitting = _fitting(segments.get(youtube_id, []), start)
+        if fitting:
+            files.append((fit, fitting, name, path))
         else:
-            yield official.match(match, match.video(name, path, cut=False))
-    for name, path, segment in rounded:
-        yield official.match(segment, segment.video(name, path, cut=False))
-    originals.sort(key=lambda original: len(original[0]))  # its chapters have longer names
-    for name, path, candidates in originals:
-        left = [segment for segment in candidates if segment not in official.files]
+            yield None, ListedVideo(name, path)
+    files.sort(key=lambda file: (file[0], len(file[2]) * (file[0] == _ORIGINAL)))  # its chapters have longer names
+    taken: set[Segment] = set()
+    for fit, fitting, name, path in files:
+        left = [segment for segment in fitting if fit != _ORIGINAL or segment not in taken]
+        taken.update(left)
         if not left:
-            yield LeftOut(name, "its segments have files of their own", str(path), fault=len(candidates) == 1)
+            reason = "its segments have files of their own"
+            yield fitting[0], LeftOut(name, reason, str(path), fault=len(fitting) == 1)
         for segment in left:
-            id = name if len(candidates) == 1 else segment.name
-            video = replace(segment.video(id, path, cut=True), shared=len(candidates) > 1)
-            yield official.match(segment, video)
-    yield from official.without_file()
+            yield segment, segment.video(name, path, fit == _ORIGINAL, shared=len(fitting) > 1)
 
 
 # An id is any 11 of these characters: it may contain or begin with what looks like a separator or a number. Times are
@@ -92,11 +92,14 @@ def parse_name(name: str) -> tuple[str, float | None]:
     return match["id"], None if match["start"] is None else float(match["start"])
 
 
-def _match(segments: Sequence[Segment], start: float) -> Segment | None:
-    """The segment that begins at `start` (seconds, whole seconds or milliseconds)."""
+def _fitting(segments: list[Segment], start: float | None) -> tuple[int, list[Segment]]:
+    """How well a file with this start in its name fits the segments of its video, and which."""
+    if start is None:
+        return _ORIGINAL, segments
     units: tuple[Callable[[float], float], ...] = (float, int, lambda seconds: round(1000 * seconds))
-    for unit in units:
+    for unit in units:  # seconds, whole seconds or milliseconds
         for segment in segments:
             if unit(segment.start) == start:
-                return segment
-    return None
+                return _EXACT, [segment]
+    # some tools round a start up and others down
+    return _ROUNDED, [segment for segment in segments if len(segments) == 1 and abs(segment.start - start) <= 1]
