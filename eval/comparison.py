@@ -56,8 +56,9 @@ def compare(groups: Mapping[str, Sequence[Result]], answers: Mapping[str, Answer
 
 def _references(groups: Mapping[str, Sequence[Result]]) -> dict[str, str]:
     """The rows of the first model and of random weights, where there are such, by the names in _MARKS."""
-    # of each, the first row is entered last
-    rows = {"random" if group[0].preset == RANDOM else "first": name for name, group in reversed(groups.items())}
+    rows: dict[str, str] = {}
+    for name, group in groups.items():
+        rows.setdefault("random" if group[0].preset == RANDOM else "first", name)
     return {kind: rows[kind] for kind in _MARKS if kind in rows}
 
 

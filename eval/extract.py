@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -84,28 +85,18 @@ def features_file(weights: str, data: str, clips: int, device: str, modality: st
     return f"features-{modality}-{key_of(decisive)}.npz"
 
 
-def cached_features(
-    path: Path,
-    trained: Trained,
-    index: Index,
-    videos: np.ndarray,
-    clips: int,
-    device: torch.device,
-    modality: str = "video",
-) -> PooledFeatures:
+def cached_features(path: Path, videos: np.ndarray, compute: Callable[[np.ndarray], PooledFeatures]) -> PooledFeatures:
     """Features of at least these videos from a file, whose name must identify model, data and clips.
 
-    Those that it lacks are extracted and added to it group by group, so that a killed run loses one at most.
+    Those that it lacks are computed and added to it group by group, so that a killed run loses one at most.
     """
     known = read(path)
     missing = np.setdiff1d(videos, known.videos) if known else np.unique(videos)
-    if not len(missing) and known:
-        return known
     path.parent.mkdir(parents=True, exist_ok=True)
     while len(missing) or known is None:
         # the file is written whole, so the more it has, the more are added at once
         group, missing = np.split(missing, [max(_GROUP, len(known.videos) // 8 if known else 0)])
-        features = extract(trained, index, group, clips, device, modality=modality)
+        features = compute(group)
         if known:
             order = np.argsort(np.concatenate([known.videos, group]))
             average = np.concatenate([known.average, features.average])[order]

@@ -13,7 +13,7 @@ import torch
 from gdt.common.errors import UserError
 from gdt.common.randomness import Stream, generator
 from gdt.common.wording import plural
-from gdt.eval.extract import PooledFeatures, cached_features, features_file, require_network
+from gdt.eval.extract import PooledFeatures, cached_features, extract, features_file, require_network
 from gdt.eval.features import sameness
 from gdt.eval.folds import Fold, folds, gallery_split, several_labels
 from gdt.eval.metrics import Measured
@@ -127,8 +127,11 @@ class Job:
         clips = self.settings.clips
         subject = self.subject
         name = features_file(subject.digest, self.eval_set.fingerprint, clips, self.device.type, modality)
-        path = self.out / subject.folder / name
-        return cached_features(path, subject.trained, self.eval_set.index, videos, clips, self.device, modality)
+
+        def compute(group: np.ndarray) -> PooledFeatures:
+            return extract(subject.trained, self.eval_set.index, group, clips, self.device, modality)
+
+        return cached_features(self.out / subject.folder / name, videos, compute)
 
     def pooled(self, fold: Fold, pooling: str) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """Features [n, dim] and labels of queries, then of the gallery, "average" or "maximum" pooled.
@@ -257,19 +260,18 @@ def _require_fit(model: Subject, settings: Downstream, eval_set: EvalSet, folds:
     origin = model.trained.origin
     if not origin or not origin.finetuned_on or model.random:
         return
-    known: dict[int, int] = {}
     learned = {*origin.finetuned_on}
-    for fold in folds:
-        known[fold.number] = sum(not learned.isdisjoint(names) for names in eval_set.names(fold.queries))
-    number, count = next(((number, count) for number, count in known.items() if count), (0, 0))
-    if not count:
-        return
-    of_fold = f" of fold {number}" if number else ""
+    known = {
+        fold.number: sum(not learned.isdisjoint(names) for names in eval_set.names(fold.queries)) for fold in folds
+    }
     others = " ".join(str(number) for number, count in known.items() if not count)
-    raise UserError(
-        f"{model.path} was finetuned on {plural(count, 'query', 'queries')}{of_fold}, so it knows their labels; set "
-        + (f"--folds {others}" if others else "--query-split or --folds to other videos")
-    )
+    for number, count in known.items():
+        if count:
+            of_fold = f" of fold {number}" if number else ""
+            raise UserError(
+                f"{model.path} was finetuned on {plural(count, 'query', 'queries')}{of_fold}, so it knows their "
+                f"labels; set {f'--folds {others}' if others else '--query-split or --folds to other videos'}"
+            )
 
 
 def _subsample(fold: Fold, samples: int, seed: int) -> Fold:

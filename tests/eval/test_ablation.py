@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +18,6 @@ from gdt.eval.ablation.rows import runs_of
 from gdt.eval.ablation.runs import ablation, logged_steps
 from gdt.eval.ablation.settings import Ablation
 from gdt.eval.downstream import downstream
-from gdt.eval.metrics import Metric, over_seeds
 from gdt.eval.results import RANDOM, RESULTS, read
 from gdt.eval.settings import Downstream
 from gdt.eval.subprocesses import Task
@@ -141,7 +139,7 @@ def test_runs_with_other_networks_or_factors_are_not_compared(
     factors.write_text(f"# changed\n{FREEZE}")
     with pytest.raises(UserError, match=r"\(the file of --factors-from has changed\)"):
         ablation(first)
-    assert not done
+    assert not done and runs_of(first)[0].pretraining.factors_from.read_text() == FREEZE  # as it was planned
     for damaged in ("{", "[]"):
         (tmp_path / "out" / "ablation.json").write_text(damaged)
         with pytest.raises(UserError, match=r"ablation.json is damaged .*; set --out"):
@@ -187,18 +185,18 @@ def test_videos_without_labels_or_without_sound(
         runs_of(settings(shards, tmp_path, rows=("a", "e")))
 
 
-def test_fold_1_is_evaluated_and_changed_labels_again(done: list[list[str]], shards: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "shards"
-    shutil.copytree(shards, folder, copy_function=shutil.copy)
-    index, swapped = Index.open(folder), {"train": "test", "test": "train"}
-    annotate(folder, folds=[f"{split},{swapped.get(split, split)}" for split in index.split])
-    given = settings(folder, tmp_path / "out", rows=("a",))
+def test_fold_1_is_evaluated_and_changed_labels_again(
+    done: list[list[str]], copy: Path, index: Index, tmp_path: Path
+) -> None:
+    swapped = {"train": "test", "test": "train"}
+    annotate(copy, folds=[f"{split},{swapped.get(split, split)}" for split in index.split])
+    given = settings(copy, tmp_path / "out", rows=("a",))
     ablation(given)
     assert "fold 1: 12 queries against 24 videos of 3 classes" in (tmp_path / "out" / "table.txt").read_text()
     before = read(tmp_path / "out" / RESULTS)
     assert {(row.fold, row.queries, row.seen) for row in before} == {(1, 12, 0)}
 
-    annotate(folder, label=[min(label, index.classes[1]) for label in index.label])
+    annotate(copy, label=[min(label, index.classes[1]) for label in index.label])
     done.clear()
     ablation(given)
     assert kinds(done) == ["pretrain", "evaluate"] and logged_steps(tmp_path / "out" / "a-1" / METRICS) == 2
@@ -221,13 +219,10 @@ def test_bad_settings(tmp_path: Path, shards: Path) -> None:
         ({"batch_size": 25}, "a batch takes 25 videos but only 24 can be used; set --batch-size to 24 or less"),
         ({"label": "colour"}, "unknown column 'colour'"),
         ({"label": "label", "protocols": ("cross-modal",)}, "--label has no effect on cross-modal"),
+        *(({name: ()}, f"^--{name} is empty; give one or more") for name in ("rows", "seeds", "equal")),
     ):
         with pytest.raises(UserError, match=message):
             runs_of(settings(shards, tmp_path, **wrong))
-
-
-def test_a_repeated_seed_or_row_is_one_run(shards: Path, tmp_path: Path) -> None:
-    assert len(runs_of(settings(shards, tmp_path, rows=("a", "l", "a"), seeds=(1, 0, 1)))) == 4
 
 
 def test_a_split_without_videos_is_refused_before_training(
@@ -249,14 +244,9 @@ def test_ticks_of_the_plot_tell_compositions_apart() -> None:
     assert {name: _tick(name) for name in named} == named and _tick(RANDOM) == "random"
 
 
-@pytest.mark.parametrize("name", ["rows", "seeds", "equal"])
-def test_an_empty_option_is_refused(name: str) -> None:
-    with pytest.raises(UserError, match=f"^--{name} is empty; give one or more"):
-        Ablation(**{name: ()})
-
-
 def test_steps_are_adjusted_to_the_flops_of_row_l(shards: Path, tmp_path: Path) -> None:
-    planned = runs_of(settings(shards, tmp_path, rows=("a", "e", "g", "l"), equal=("compute",), steps=300))
+    repeated = {"rows": ("a", "e", "g", "a", "l"), "seeds": (1, 1)}
+    planned = runs_of(settings(shards, tmp_path, **repeated, equal=("compute",), steps=300))
     assert planned[0].equal == "compute: 2 videos per step, the FLOPs of 300 steps of row l"
     # leaves of both modalities: 1 per video in row e, 2 in g, 4 in l; row a has 2 of the video only
     run = planned[0]
@@ -306,19 +296,6 @@ def test_equal_videos_and_equal_compute_share_runs_and_a_table(
                     ("row e: video-audio, 8 steps", "16", "4.0x")]  # fmt: skip
     done.clear()
     assert ablation(replace(videos, equal=("compute",))) == ablation(both) and not done
-
-
-def metric(value: float, answers: int = 200) -> Metric:
-    return Metric(value, 10.0, answers)
-
-
-def test_intervals_over_seeds_are_students() -> None:
-    mean = over_seeds([metric(v) for v in (60.0, 62.0, 64.0)])
-    # by hand: standard deviation 2, standard error 2 / sqrt(3), t = 4.303 with 2 degrees of freedom
-    assert (mean.value, mean.low, mean.high) == pytest.approx((62.0, 62 - 4.969, 62 + 4.969), abs=1e-3)
-    same = over_seeds([metric(60.0)] * 2)  # of 200 answers each: they agree by rounding to 0.5 points
-    assert same.high - same.low == pytest.approx(2 * 12.706 * 0.5 / 12**0.5 / 2**0.5, abs=1e-3)
-    assert over_seeds([metric(1.0), metric(99.0)]).interval == (0.0, 100.0)
 
 
 def test_steps_of_a_log_that_is_being_written(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import errno
 import subprocess
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -78,7 +79,7 @@ def test_a_fault_of_the_machine_ends_the_evaluation(
         monkeypatch.setenv("PATH", str(tmp_path))
     if fault == "full disk":
         full = OSError(errno.ENOSPC, "No space left on device")
-        monkeypatch.setattr("gdt.preprocess.worker.write_shard", lambda *_: raise_(full))
+        monkeypatch.setattr("gdt.preprocess.worker.write_shard", Mock(side_effect=full))
     if fault == "unread":
         unread = Unread("it cannot be read (Input/output error); the next run tries it again")
         monkeypatch.setattr("gdt.preprocess.worker.extract_group", lambda targets, _: [unread for _ in targets])
@@ -91,10 +92,6 @@ def test_a_fault_of_the_machine_ends_the_evaluation(
     }[fault]  # fmt: skip
     with pytest.raises(UserError, match=message):
         model.encode(inputs_of({"video": files}, video=datasets.Video()), task_metadata=META)
-
-
-def raise_(error: Exception) -> None:
-    raise error
 
 
 def test_rows_without_sound_or_file_are_named_and_0(
@@ -123,16 +120,13 @@ def test_rows_are_those_of_embed(
     paths = sorted((synthetic / "test").rglob("*.mp4"))[:3]
     broken = tmp_path / "broken.mp4"
     broken.write_bytes(b"nonsense")
-    rows = datasets.Dataset.from_dict({"video": [str(paths[0]), str(broken), str(paths[1])]})
-    inputs = type("Loader", (), {"dataset": rows.cast_column("video", datasets.Video())})
-    meta = type("Metadata", (), {"name": "Mine"})
+    inputs = inputs_of({"video": [str(paths[0]), str(broken), str(paths[1])]}, video=datasets.Video())
     for kind in ("embeddings", "features"):  # each warns once
-        found = gdt.mteb(checkpoint, kind=kind, clips=2).encode(inputs, task_metadata=meta)
+        found = gdt.mteb(checkpoint, kind=kind, clips=2).encode(inputs, task_metadata=META)
         own = gdt.load(checkpoint).embed(paths[:2], kind=kind, clips=2).features["video"]
         assert np.allclose(found[[0, 2]], own, atol=1e-5) and not found[1].any() and len(found) == 3
         said = [line for line in capsys.readouterr().err.splitlines() if "row" in line]
         assert said[0].endswith("warning: Mine: 1 of 3 rows have no usable video and are 0:")
         assert len(said) == 2 and said[1].startswith(f"  row 1, {broken}: ffmpeg cannot decode it: ")
-    inputs.dataset = datasets.Dataset.from_dict({"text": ["words"]})
     with pytest.raises(UserError, match="Mine has text"):
-        gdt.mteb(checkpoint).encode(inputs, task_metadata=meta)
+        gdt.mteb(checkpoint).encode(inputs_of({"text": ["words"]}), task_metadata=META)

@@ -3,19 +3,14 @@
 import json
 import shutil
 import subprocess
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 import gdt
 from gdt.common.errors import UserError
-from gdt.eval.ablation.rows import runs_of
-from gdt.eval.ablation.runs import _require_same_training
-from gdt.eval.ablation.settings import Ablation
 from gdt.eval.downstream import evaluate
 from gdt.eval.export import export
 from gdt.eval.folds import Fold
@@ -39,11 +34,6 @@ EVIL = "video:d evil:i:1 modality:i:2:differs augmentation:i:1"
 OWN = "video:d time_shift:d:2 freeze:d:2 modality:i:2:differs augmentation:i:1"
 
 
-def rewritten(path: Path, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
-    """Change the content of a checkpoint."""
-    torch.save(change(torch.load(path, weights_only=True)), path)
-
-
 @pytest.fixture(scope="module")
 def evil(checkpoint: Path, index: Index, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of downloaded models, in every form, that name evil.py."""
@@ -57,8 +47,8 @@ def evil(checkpoint: Path, index: Index, tmp_path_factory: pytest.TempPathFactor
     shutil.copytree(checkpoint.parent, folder / "run")
     path = folder / "run" / SETTINGS_FILE
     path.write_text(json.dumps(json.loads(path.read_text()) | named))
-
-    rewritten(folder / "run" / CHECKPOINT, lambda state: edit_record(state, named))
+    path = folder / "run" / CHECKPOINT
+    torch.save(edit_record(torch.load(path, weights_only=True), named), path)
     trained = load_model(checkpoint)
     written = replace(trained.settings, factors=EVIL, preset="l", factors_from=folder / "evil.py")
     trained = replace(trained, record=replace(trained.record, settings=written))
@@ -152,6 +142,7 @@ def test_evaluation_needs_no_file_but_the_numbers_in_the_checkpoint(
     (exported,) = results(tmp_path / "x.safetensors", shards, tmp_path / "exported")
     for each in (result, exported):
         assert (each.videos, each.tflop) == (3 * videos, 3 * flops / 1e12) and videos == 4 and flops > 1e6
+        assert each.preset == OWN
 
 
 def test_factors_are_measured_with_the_file_of_the_run(command: Run, own: Path, shards: Path, tmp_path: Path) -> None:
@@ -161,30 +152,8 @@ def test_factors_are_measured_with_the_file_of_the_run(command: Run, own: Path, 
     (tmp_path / "other.py").write_text(FREEZE.replace("// 2", "// 3"))
     other = command(*asked, "--factors-from", "other.py")
     assert other.returncode == 2 and "the file given is another or has changed" in other.stderr
+    same = ("--shards", shards, "--out", own.parent, "--batch-size", 4, "--steps", 3, "--factors", OWN)
+    resumed = command("pretrain", "--size", "tiny", *same, "--factors-from", "other.py")
+    assert "holds a run with different settings (the file of --factors-from)" in resumed.stderr
     done = command(*asked, "--factors-from", own.parent.parent / "mine.py")
     assert done.returncode == 0 and "freeze" in done.stdout, done.stderr
-
-
-def test_the_runs_of_an_ablation_read_the_file_as_it_was_planned(shards: Path, tmp_path: Path) -> None:
-    path = tmp_path / "mine.py"
-    path.write_text(FREEZE)
-    asked = Ablation(shards=shards, rows=(OWN,), factors_from=path, out=tmp_path / "out", size="tiny", batch_size=4)
-    runs = runs_of(asked)
-    asked.folder.mkdir()
-    _require_same_training(asked, runs)
-    path.write_text(FREEZE.replace("// 2", "// 3"))
-    assert runs[0].pretraining.factors_from.read_text() == FREEZE
-    with pytest.raises(UserError, match="the file of --factors-from has changed"):
-        _require_same_training(asked, runs)
-
-
-def test_an_exported_folder_has_no_paths_of_this_machine(command: Run, own: Path, shards: Path, tmp_path: Path) -> None:
-    out = tmp_path / "runs" / "eval"
-    asked = ("--ckpt", own, "--shards", shards, f"--out={out}", "--protocols", "retrieval", "--clips", 1)
-    assert command("evaluate", *asked).returncode == 0
-    assert command("export", "--ckpt", own, "--to", "hub").returncode == 0
-    text = "".join(path.read_bytes().decode(errors="replace") for path in (tmp_path / "hub").iterdir())
-    assert "gdt evaluate --ckpt=hub " in text
-    for path in (tmp_path, shards, own):
-        assert str(path.parent) not in text
-    assert "mine.py" not in text

@@ -16,9 +16,9 @@ import torch
 from gdt.common.errors import UserError
 from gdt.common.folders import Folder
 from gdt.common.serialization import to_json
-from gdt.eval import extract
 from gdt.eval.downstream import downstream
 from gdt.eval.embed import features
+from gdt.eval.extract import extract
 from gdt.eval.settings import Downstream, Embed
 from gdt.eval.subjects import EvalSet, default_checkpoint, open_index
 from gdt.pipeline.clips import ClipSampling, random_clips, uniform_clips
@@ -255,8 +255,7 @@ def test_every_column_of_labels_has_a_table_and_models_and_features_are_read_onc
 ) -> None:  # fmt: skip
     change_index(columns={"parity": np.array(["even", "odd", ""], object)[np.arange(len(index)) % 3]})
     calls: list[int] = []
-    real = extract.extract
-    monkeypatch.setattr(extract, "extract", lambda *a, **k: calls.append(len(a[2])) or real(*a, **k))
+    monkeypatch.setattr("gdt.eval.jobs.extract", lambda *given: calls.append(len(given[2])) or extract(*given))
     reads: list[Path] = []
     monkeypatch.setattr("gdt.eval.jobs.load_trained", lambda path, _: reads.append(path) or load_trained(path))
     settings = replace(on_shards, label="label,parity")

@@ -1,6 +1,5 @@
 """Columns in which a video may have any number of labels, or none."""
 
-import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -40,15 +39,12 @@ def tags(index: Index) -> list[set[str]]:
 
 
 @pytest.fixture
-def evaluate(checkpoint: Path, index: Index, shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Evaluate:
+def evaluate(change_index: Callable[..., None], on_shards: Downstream, tmp_path: Path) -> Evaluate:
     """Evaluates the column `tags` with the given cells; returns the last result, and the table."""
 
     def run(cells: list[str], name: str = "out", **settings: object) -> tuple[Result, str]:
-        tagged = replace(index, columns={"tags": np.array(cells, object)})
-        monkeypatch.setattr("gdt.eval.subjects.open_index", lambda *_: tagged)
-        asked = Downstream((checkpoint,), "x", shards, clips=2, random_weights="exclude", label="tags",
-                           out=tmp_path / name)  # fmt: skip
-        text = downstream(replace(asked, **settings))
+        change_index(columns={"tags": np.array(cells, object)})
+        text = downstream(replace(on_shards, label="tags", out=tmp_path / name, **settings))
         return read(tmp_path / name / RESULTS)[-1], " ".join(text.split())
 
     return run
@@ -107,21 +103,17 @@ def test_a_split_without_any_label_is_refused(evaluate: Evaluate, index: Index) 
         evaluate(cells, protocols=("multilabel",))
 
 
-def test_an_ablation_refuses_several_labels_before_it_trains(shards: Path, tmp_path: Path, index: Index) -> None:
-    folder = tmp_path / "tagged"
-    shutil.copytree(shards, folder, copy_function=shutil.copy)
-    annotate(folder, tags=[";".join(each) for each in map(sorted, tags(index))])
-    small = Ablation(shards=folder, rows=("e",), seeds=(0,), steps=2, size="tiny", batch_size=2, label="tags")
+def test_an_ablation_refuses_several_labels_before_it_trains(copy: Path, index: Index) -> None:
+    annotate(copy, tags=[";".join(each) for each in map(sorted, tags(index))])
+    small = Ablation(shards=copy, rows=("e",), seeds=(0,), steps=2, size="tiny", batch_size=2, label="tags")
     with pytest.raises(UserError, match="retrieval takes one; set --protocols multilabel"):
         runs_of(small)
     (run,) = runs_of(replace(small, protocols=("multilabel",)))
     assert run.evaluation.protocols == ("multilabel",)
 
 
-def test_counts_are_of_labels_not_of_cells(shards: Path, tmp_path: Path, index: Index) -> None:
-    folder = tmp_path / "tagged"
-    shutil.copytree(shards, folder, copy_function=shutil.copy)
-    annotate(folder, label=[("a; b", "b;a;", "c", "")[k % 4] for k in range(len(index))])
-    found = Index.open(folder)
+def test_counts_are_of_labels_not_of_cells(copy: Path, index: Index) -> None:
+    annotate(copy, label=[("a; b", "b;a;", "c", "")[k % 4] for k in range(len(index))])
+    found = Index.open(copy)
     assert sorted({*found.label}) == ["", "a;b", "c"] and found.classes == ["a", "b", "c"]
-    assert summarise(found, Listed({}, [], Shares(), frozenset()), [], 0, 0).numbers["classes"] == 3
+    assert summarise(found, Listed({}, [], Shares(), frozenset(), {}, []), [], 0, 0).numbers["classes"] == 3
