@@ -79,9 +79,9 @@ def test_a_signal_stops_the_ranks_of_torchrun_and_one_process_goes_on_with_the_s
     else:
         process.send_signal(number)
     go_on(first)
-    said, errors = process.communicate()
+    said, errors = process.communicate()  # after a hang-up, it says nothing more
     assert process.returncode not in (0, -number), errors
-    assert said.count("stopped after step") == 1 and "interrupted" not in errors
+    assert said.count("stopped after step") == (number != signal.SIGHUP) and "interrupted" not in errors
     step = stopped_at(run)
     assert json.loads((run / "run.json").read_text())["ranks"] == 2
     done = command(*arguments(drawn, run))  # without --group-size: the run's is kept
