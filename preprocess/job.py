@@ -85,11 +85,10 @@ class PreprocessJob:
         return sum(len(self.shards[number]) for number in numbers)
 
 
-def prepare(
-    settings: Preprocess, entry: DataSet, source: Folder, destination: Folder, shard_bytes: float = SHARD_BYTES
-) -> PreprocessJob:
+def prepare(settings: Preprocess, entry: DataSet, shard_bytes: float = SHARD_BYTES) -> PreprocessJob:
     """List the videos of a data set and assign them to shards. Raises UserError if finished shards would be lost."""
-    source = source.snapshot()
+    source = settings.source_folder.snapshot()
+    destination = settings.absolute_shards
     index_before = destination.state(INDEX)
     layout = datasets.layout_of(settings.dataset, settings.layout)
     spoken = _find_captions(settings, entry, layout, source)

@@ -61,14 +61,13 @@ def plan_groups(
                 path = (file.folder.root / file.path).absolute()
                 yield ListedVideo(address, path.relative_to(_ROOT), segment=part, uncut=True)
 
-    folder = Folder(scratch).absolute()  # workers of a cluster may run in another one
     extraction = Extraction(fps=fps)
     require_tools(extraction.limits, scratch)
     settings = Preprocess(
-        "folder", extraction=extraction, videos_per_shard=_GROUP, drop_missing=True, allow_rejected=True
+        "folder", _ROOT, scratch, extraction=extraction, videos_per_shard=_GROUP, drop_missing=True, allow_rejected=True
     )
-    job = prepare(settings, DataSet(listing, TREE), Folder(_ROOT), folder, _GROUP_BYTES)
-    job.plan(job.shards).write(folder)
+    job = prepare(settings, DataSet(listing, TREE), _GROUP_BYTES)
+    job.plan(job.shards).write(job.destination)
     return job
 
 

@@ -11,7 +11,6 @@ from tqdm import tqdm
 from gdt.common.commandline import gdt_command
 from gdt.common.errors import UserError
 from gdt.common.files import scratch
-from gdt.common.folders import Folder
 from gdt.common.machine import cores
 from gdt.common.wording import plural
 from gdt.pipeline.shards.container import Damaged, Header, OtherSchema
@@ -62,8 +61,7 @@ def dry_run(settings: Preprocess) -> str:
     """List and count the videos; decode none and write nothing."""
     with scratch() as folder:
         require_tools(settings.extraction.limits, folder)
-    source = settings.source_folder
-    job = prepare(settings, _data_set(settings, source), source, settings.absolute_shards)
+    job = prepare(settings, _data_set(settings))
     pending = job.pending()
     doubtful = job.doubtful(pending)
     videos = job.listed.settled(job.listed.videos).videos.values()  # as if decoding rejected none
@@ -82,23 +80,22 @@ def dry_run(settings: Preprocess) -> str:
     return "\n".join(lines)
 
 
-def _data_set(settings: Preprocess, source: Folder) -> DataSet:
+def _data_set(settings: Preprocess) -> DataSet:
     """The data set of the layout. Raises UserError if there is none of this name, or no source."""
-    return datasets.find(datasets.layout_of(settings.dataset, settings.layout), source)
+    return datasets.find(datasets.layout_of(settings.dataset, settings.layout), settings.source_folder)
 
 
 def run(settings: Preprocess) -> Summary:
     """Make the missing shards, then the index. Raises UserError on bad input, before any work if possible."""
-    source = settings.source_folder
     destination = settings.absolute_shards
-    entry = _data_set(settings, source)
+    entry = _data_set(settings)
     try:
         str(destination).encode()
     except UnicodeEncodeError as error:
         raise UserError("the name of --destination is not UTF-8; set it to another folder") from error
     with destination.locked():
         require_tools(settings.extraction.limits, destination.scratch)
-        job = prepare(settings, entry, source, destination)
+        job = prepare(settings, entry)
         if not settings.scheduler:  # workers of a cluster may still be busy with tasks of a killed run
             destination.remove_scratch(SCRATCH)
         job.plan(number for number in job.shards if shard_name(number) not in job.contents).write(destination)

@@ -321,8 +321,7 @@ def test_a_lost_plan_is_made_again(four: Preprocess) -> None:
 def test_shards_of_another_run_are_not_indexed(four: Preprocess) -> None:
     """Two runs with other videos may write into one folder of a store, which has no locks."""
     run(four)
-    source = four.source_folder
-    job = prepare(four, datasets.find("folder", source), source, four.absolute_shards)
+    job = prepare(four, datasets.DATASETS["folder"])
     listed = replace(job.listed, videos={id: video for id, video in job.listed.videos.items() if id != "2.mp4"})
     with pytest.raises(UserError, match=r"has shards of another run with other videos \(first: '2.mp4'\)"):
         finish(replace(job, listed=listed), [])
