@@ -186,20 +186,18 @@ def test_lasting_late_stamps_make_a_gap_up_to_the_limit(tmp_path: Path, tags: Pa
     assert np.abs(click - expected).max() < FRAME and seconds(taken) <= 10
 
 
-def test_sound_and_video_are_cut_at_the_limit(tmp_path: Path, tags: Path) -> None:
-    taken = kept(tags, tmp_path, Extraction(max_hours=3.3 / 3600))
-    assert (seconds(taken), len(taken.sizes), taken.note) == (3.3, 99, "cut at 3.3 s (--max-hours)")
-
-
-def test_a_cut_is_said_beside_an_error_and_of_stretches(tmp_path: Path, tags: Path) -> None:
+def test_sound_and_video_are_cut_at_the_limit_and_a_note_says_so(tmp_path: Path, tags: Path) -> None:
+    """Beside an error, and of stretches."""
+    limit, cut = Extraction(max_hours=3.3 / 3600), "cut at 3.3 s (--max-hours)"
+    taken = kept(tags, tmp_path, limit)
+    assert (seconds(taken), len(taken.sizes), taken.note) == (3.3, 99, cut)
     damaged = tmp_path / "damaged.flv"
     content = bytearray(tags.read_bytes())
     content[len(content) // 5 : len(content) // 5 + 200] = bytes(200)
     damaged.write_bytes(content)
-    limit = Extraction(max_hours=3.3 / 3600)
     first, *_, last = kept(damaged, tmp_path, limit).note.split("; ")
-    assert first != last == "cut at 3.3 s (--max-hours)"
-    for end, note in ((3.0, ""), (6.0, "cut at 3.3 s (--max-hours)")):
+    assert first != last == cut
+    for end, note in ((3.0, ""), (6.0, cut)):
         taken = kept(ListedVideo("x", tags, stretches=[(0.0, 1.0), (2.0, end)]), tmp_path, limit)
         assert taken.note == note
 
