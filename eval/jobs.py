@@ -177,11 +177,11 @@ def jobs_of(settings: Downstream, given: Makers) -> list[Job]:
             model.trained.require_same_words(words, model.path, settings.word2vec)
     elif not settings.protocols and any("text" in model.trained.model.modalities for model in models):
         print("text is not evaluated; set --word2vec to the file that the shards were made with", flush=True)
-    planned = choose(settings, eval_set, models)
+    chosen = choose(settings, eval_set, models)
     device = any_device()
     jobs = []
     for model in models:
-        for protocol, of_column, labelled, found in planned:
+        for protocol, of_column, labelled, found in chosen:
             if protocol.labels:
                 _require_fit(model, of_column, labelled, found)
             if protocol.pairs and not settings.protocols and not _has_pairs(model, settings, eval_set):
@@ -200,7 +200,7 @@ def choose(settings: Downstream, eval_set: EvalSet, compared: Sequence[Subject] 
 
     Raises UserError as `choose_protocols` and `folds` do.
     """
-    planned: list[Chosen] = []
+    chosen: list[Chosen] = []
     for number, label in enumerate(settings.labels):
         labelled = replace(eval_set, index=eval_set.index.labelled(label))
         of_column = replace(settings, label=label)
@@ -213,8 +213,8 @@ def choose(settings: Downstream, eval_set: EvalSet, compared: Sequence[Subject] 
             own = replace(of_column, **{name: getattr(Downstream, name) for name in others})
             if protocol.labels:
                 own = replace(own, gallery_split=gallery_split(own.gallery_split, labelled.index, eval_set.split))
-            planned.append((protocol, own, labelled, found))
-    return planned
+            chosen.append((protocol, own, labelled, found))
+    return chosen
 
 
 def choose_protocols(settings: Downstream, eval_set: EvalSet, compared: Sequence[Subject]) -> list[str]:

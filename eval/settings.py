@@ -93,10 +93,7 @@ class Downstream(ModelsAndData):
 
     def __post_init__(self) -> None:
         require_range(self, "clips", most=1000)
-        counts = ("epochs", "clips_per_epoch", "train_samples", "seed", "jobs")
-        require_range(self, *counts, least=0)
-        if not self.lr >= 0:
-            raise UserError(f"--lr is {self.lr:g}; it must be 0 or more")
+        require_range(self, "epochs", "lr", "clips_per_epoch", "train_samples", "seed", "jobs", least=0)
         if not self.linear_c > 0:
             raise UserError(f"--linear-c is {self.linear_c:g}; it must be above 0")
         if min(self.folds, default=1) < 1:

@@ -255,8 +255,8 @@ def write_tables(out: Path, tables: Sequence[Table], every: Iterable[Result]) ->
         for result in table.groups[name]
     }
     rows = [row | comparisons.get((row["key"], row["metric"]), {}) for row in results.rows(every)]
-    heads = dict.fromkeys(name for row in rows for name in row)
-    write_text(out / "results.csv", csv_text([[*heads], *([row.get(name, "") for name in heads] for row in rows)]))
+    names = dict.fromkeys(name for row in rows for name in row)
+    write_text(out / "results.csv", csv_text([[*names], *([row.get(name, "") for name in names] for row in rows)]))
     return text
 
 

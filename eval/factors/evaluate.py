@@ -149,5 +149,5 @@ def _table(rows: Sequence[_Row]) -> str:
             cells.append(f"{value} ({low}-{high})")
         cells.append(f"{row['chance']:.1f}" if row["chance"] else "")
         lines.append(cells)
-    heads = ["measure", "factor", "features", "model", "trained", "random weights", "chance"]
-    return tabulate(lines, heads, colalign=(*["left"] * 4, *["right"] * 3), disable_numparse=True)
+    headings = ["measure", "factor", "features", "model", "trained", "random weights", "chance"]
+    return tabulate(lines, headings, colalign=(*["left"] * 4, *["right"] * 3), disable_numparse=True)

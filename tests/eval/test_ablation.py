@@ -30,7 +30,6 @@ from gdt.train.run import METRICS
 from gdt.train.settings import RunSettings
 from tests.pipeline.test_notation import FREEZE
 from tests.tamper import annotate
-from tests.train import own_networks
 
 NET = """
 from torch import nn
@@ -93,11 +92,9 @@ def test_finished_rows_are_not_run_again(
     more = ablation(replace(first, rows=("e",)))
     assert all(f"row {row}" in more for row in "ael") and kinds(done) == ["pretrain", "evaluate"]
     # rows that are trained otherwise cannot be compared with them
-    own = OwnNetworks((f"{Path(own_networks.__file__)}:Net",))
     for other, difference in (
         (replace(first, lr=0.5), "optimization.lr was 0.001, now 0.5"),
         (replace(first, batch_size=3), "batch_size was 2, now 3"),
-        (replace(first, own_networks=own), "video_network was None, now "),
     ):
         with pytest.raises(UserError, match=rf"trained with other settings \({re.escape(difference)}.*\); set --out"):
             ablation(other)

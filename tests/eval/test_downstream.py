@@ -39,9 +39,7 @@ from gdt.eval.subjects import Subject
 from gdt.pipeline.shards.index import Index, fingerprint
 from gdt.pipeline.word2vec import WordVectors
 from gdt.train.checkpoint import load_model
-from gdt.train.models.gdt import GDT
 from gdt.train.models.network import OwnNetworks
-from gdt.train.trained import Trained
 from tests.conftest import Run, few
 from tests.eval.conftest import results
 from tests.tamper import edit_record
@@ -125,10 +123,7 @@ def test_a_checkpoint_of_an_unfinished_run_is_named(
     for use in uses:
         use()
         assert capsys.readouterr().err.count(warning) == 1
-    for folder, said in (
-        (tmp_path, "its run had done 2 of 3 steps"),
-        (tmp_path / "factors", "stopped: e, 2 steps"),
-    ):
+    for folder, said in ((tmp_path, "its run had done 2 of 3 steps"), (tmp_path / "factors", "stopped: e, 2 steps")):
         text = " ".join((folder / "table.txt").read_text().split())
         assert text.count(said) == 1, text
 
@@ -214,10 +209,7 @@ def test_train_samples_limits_the_training_videos(on_ucf: Downstream, tmp_path: 
         ("--modalities audio video --protocols linear finetune", "finetune trains one network"),
         ("--modalities video video", "'video video'; set it to video, audio, or video audio"),
         ("--lr 5 --protocols retrieval", "--lr has no effect on retrieval; it applies only to finetune"),
-        (
-            "--epochs 2",
-            "--epochs has no effect on cross-modal, .*; it applies only to finetune",
-        ),
+        ("--epochs 2", "--epochs has no effect on cross-modal, .*; it applies only to finetune"),
         ("--lr nan --protocols finetune", "--lr is nan; it must be 0 or more"),
         ("--train-samples 25 --protocols linear", "--train-samples is 25, but there are only 24 training videos"),
         ("--label colour", "unknown column 'colour'"),
@@ -402,10 +394,6 @@ def test_labelled_protocols_evaluate_audio_or_both(
     change_index(mel_count=np.zeros_like(mel_count))
     with pytest.raises(UserError, match="0 videos of the gallery and 0 queries have audio as long as a clip"):
         downstream(replace(settings, modalities=("audio",), out=tmp_path / "none"))
-    record = replace(trained.record, step=0)
-    written = Trained(GDT(trained.model.network, ["video", "text"]).eval(), record)
-    with pytest.raises(UserError, match="the model was trained without audio, .* or --modalities to video"):
-        extract.extract(written, index, kept, 1, device, modality="audio")
 
 
 def test_lines_without_answers_have_no_marks_and_are_not_computed_again(on_ucf: Downstream, tmp_path: Path) -> None:

@@ -150,10 +150,7 @@ def test_features_are_means_of_the_outputs_of_the_networks(checkpoint: Path, ind
     side = trained.settings.augmentation.scale[0]
     plan = uniform_clips(index, np.array([2]), 3, trained.settings.clip, replace(EVALUATION, scale=(side, side)),
                          modalities=("video", "audio"))  # fmt: skip
-    with (
-        Loader(index, [plan], trained.inputs, CPU) as loader,
-        torch.inference_mode(),
-    ):
+    with Loader(index, [plan], trained.inputs, CPU) as loader, torch.inference_mode():
         (batch,) = loader
         for name in ("video", "audio"):
             trunk = trained.model.get_submodule(f"{name}_network")(batch.inputs[name])

@@ -154,21 +154,19 @@ def test_torchvision_files_load_into_torchvisions_network_and_here(
     assert "r2plus1d_18; random mlp_v; clips of 16 frames, stride 2, 128x128" in capsys.readouterr().out
 
 
-def test_a_network_that_the_model_does_not_have_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="trained without video"):
-        export(Export(tmp_path / "x.pth", "video", ckpt=checkpoint_of(tmp_path, TINY, ("text",))))
-
-
-def test_files_that_cannot_be_written_are_refused(tmp_path: Path) -> None:
-    path, out = checkpoint_of(tmp_path, replace(TINY, network=MICRO)), tmp_path / "x"
+def test_files_and_networks_that_cannot_be_written_are_refused(tmp_path: Path) -> None:
+    path, out = checkpoint_of(tmp_path, replace(TINY, network=MICRO), ("video",)), tmp_path / "x"
     out.write_text("mine")
-    for out_path, message in (
-        (tmp_path / "nowhere" / "x", "the folder .*nowhere does not exist; create it, or set --out"),
-        (tmp_path, "already exists; name another"),
-        (out, "x already exists; name another, or pass --overwrite"),
+    for given, message in (
+        ({"out": tmp_path / "nowhere" / "x"}, "the folder .*nowhere does not exist; create it, or set --out"),
+        ({"out": tmp_path}, "already exists; name another"),
+        ({"out": out}, "x already exists; name another, or pass --overwrite"),
+        ({"out": tmp_path / "y", "network": "audio"}, "trained without audio"),
+        ({}, "set --out to a file, or --to to a folder"),
+        ({"to": tmp_path, "network": "video"}, "--network video is for a file"),
     ):
         with pytest.raises(UserError, match=message):
-            export(Export(out_path, ckpt=path))
+            export(Export(ckpt=path, **given))
     assert out.read_text() == "mine"
     export(Export(out, ckpt=path, overwrite=True))
     assert same(load_model(out), load_model(path))
@@ -205,9 +203,3 @@ def test_a_folder_for_a_hub_holds_the_model_and_its_card(
     assert not [path for path in (tmp_path, shards, checkpoint) if str(path.parent) in written]
     assert "- data: synthetic, split train, shards " in text
     assert "- training: 3 steps of 4 videos, seed 0" in text and "row e: " in text
-
-
-def test_a_folder_or_a_file_is_asked_for(tmp_path: Path) -> None:
-    for given, message in (({}, "--out to a file, or --to"), ({"to": tmp_path, "network": "video"}, "for a file")):
-        with pytest.raises(UserError, match=message):
-            Export(**given)

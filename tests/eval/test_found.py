@@ -8,7 +8,6 @@ from pathlib import Path
 from urllib.parse import quote, unquote
 
 import pytest
-from playwright.sync_api import Browser, Locator
 
 from gdt.eval.features import read
 from gdt.eval.nearest import nearest
@@ -30,15 +29,12 @@ def files(synthetic: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Pat
     return paths
 
 
-def written(files: list[Path], out: Path) -> str:
-    one, two, three = map(str, files)
-    shown = [Shown(one, None, "query"), Shown(one, 1.5, "0.9"), Shown(two, 1.0, "0.8"), Shown(three, None, "0.7")]
-    write_found(out, "Found", [shown[:1], [*shown[1:], Shown("gone.mp4", None, "<0.6>")]], None)
-    return out.read_text()
-
-
 def test_the_page_shows_and_plays_what_there_is(files: list[Path], tmp_path: Path) -> None:
-    text = written(files, tmp_path / "found.html")
+    first, second, third = map(str, files)
+    shown = [Shown(first, None, "query"), Shown(first, 1.5, "0.9"), Shown(second, 1, "0.8"), Shown(third, None, "0.7")]
+    out = tmp_path / "found.html"
+    write_found(out, "Found", [shown[:1], [*shown[1:], Shown("gone.mp4", None, "<0.6>")]], None)
+    text = out.read_text()
     images = re.findall(r'<img src="data:image/(\w+);base64', text)
     assert images == ["webp", "webp", "png", "webp"]
     one, two = (quote(os.path.relpath(path, tmp_path)) for path in files[:2])
@@ -47,31 +43,6 @@ def test_the_page_shows_and_plays_what_there_is(files: list[Path], tmp_path: Pat
         one, f"{one}#t=1.5", f"{two}#t=1",
     ]  # fmt: skip
     assert "&lt;0.6&gt;" in text and len(text) < 5 * 150_000
-
-
-def plays(player: Locator, after: float = 0.1) -> None:
-    """Fails unless it plays to a later second after a click."""
-    player.click(position={"x": 24, "y": 80})  # the button of its controls
-    moves = f"player => player.currentTime > {after}"
-    player.page.wait_for_function(moves, arg=player.element_handle(), timeout=5000)
-
-
-@pytest.mark.slow
-def test_in_a_browser_pictures_move_and_a_click_plays(browser: Browser, files: list[Path], tmp_path: Path) -> None:
-    written(files, tmp_path / "found.html")
-    with browser.new_page() as view:
-        asked: list[str] = []
-        view.on("request", lambda request: asked.append(request.url))
-        view.goto((tmp_path / "found.html").as_uri())
-        view.wait_for_timeout(500)
-        assert [url for url in asked if not url.startswith("data:")] == [(tmp_path / "found.html").as_uri()]
-        seen = set()
-        for _ in range(10):
-            seen.add(view.locator("img").first.screenshot())
-            view.wait_for_timeout(100)
-        assert len(seen) > 2
-        plays(view.locator("video").nth(1), after=1.6)
-        assert any("one%20%231.webm" in url for url in asked)
 
 
 def test_videos_of_shards_are_shown_from_them(
