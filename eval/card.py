@@ -51,7 +51,7 @@ def _card(name: str, trained: Trained, inputs: str) -> str:
     for modality, network in trained.model.network.own.items():
         text = network.name if network.name.isidentifier() else json.dumps(network.name)  # the object, or its name
         arguments.append(f"{modality}_network={text}")
-    tables, commands = _results(trained.digest(), name)
+    tables, commands = _results(trained, name)
     return filled(
         "card.md.j2",
         name=name,
@@ -67,8 +67,9 @@ def _card(name: str, trained: Trained, inputs: str) -> str:
     )
 
 
-def _results(weights: str, name: str) -> tuple[list[Table], list[str]]:
-    """What evaluations in runs say of these weights, beside random weights, and the commands that repeat them."""
+def _results(trained: Trained, name: str) -> tuple[list[Table], list[str]]:
+    """What evaluations in runs say of a model, beside random weights, and the commands that repeat them."""
+    weights = trained.digest()
     every: list[Result] = []
     known: dict[str, Answers] = {}
     for path in sorted(Path("runs").rglob(RESULTS)):
@@ -80,11 +81,12 @@ def _results(weights: str, name: str) -> tuple[list[Table], list[str]]:
     evaluated = results.current([row for row in every if row.weights == weights and row.preset != RANDOM])
     shared = {(row.shared, row.checkpoint) for row in evaluated}
     random = [row for row in every if row.preset == RANDOM and (row.shared, row.checkpoint) in shared]
-    return pivot([*random, *evaluated], answers=known), _commands(evaluated, name)
+    own = [part for modality, each in trained.model.network.own.items() for part in (f"--{modality}-network", each.name)]
+    return pivot([*random, *evaluated], answers=known), _commands(evaluated, name, own)
 
 
-def _commands(rows: Sequence[Result], folder: str) -> list[str]:
-    """The commands that repeat results with the exported folder."""
+def _commands(rows: Sequence[Result], folder: str, own: Sequence[str]) -> list[str]:
+    """The commands that repeat results with the exported folder; `own` are options of networks of the user's own."""
     protocols: dict[tuple[str, ...], dict[str, None]] = {}  # of each command
     for row in rows:
         asked: dict[str, Any] = {
@@ -92,5 +94,5 @@ def _commands(rows: Sequence[Result], folder: str) -> list[str]:
         }
         settings = Downstream((folder,), row.dataset, label=row.label, query_split=row.query_split, **asked)
         words = ["--word2vec", "FILE"] if row.words else []
-        protocols.setdefault((*arguments_of(settings, Downstream()), *words), {})[row.protocol] = None
+        protocols.setdefault((*arguments_of(settings, Downstream()), *words, *own), {})[row.protocol] = None
     return [shlex.join(["gdt", "evaluate", *shared, "--protocols", *names]) for shared, names in protocols.items()]
