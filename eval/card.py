@@ -81,7 +81,7 @@ def _results(trained: Trained, name: str) -> tuple[list[Table], list[str]]:
     evaluated = results.current([row for row in every if row.weights == weights and row.preset != RANDOM])
     shared = {(row.shared, row.checkpoint) for row in evaluated}
     random = [row for row in every if row.preset == RANDOM and (row.shared, row.checkpoint) in shared]
-    own = [part for modality, each in trained.model.network.own.items() for part in (f"--{modality}-network", each.name)]
+    own = [part for modality, net in trained.model.network.own.items() for part in (f"--{modality}-network", net.name)]
     return pivot([*random, *evaluated], answers=known), _commands(evaluated, name, own)
 
 
