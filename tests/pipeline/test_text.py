@@ -1,7 +1,6 @@
 """Text as a modality, from the plan to the loss, against examples and a slow oracle."""
 
 import json
-import math
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +11,6 @@ import torch
 from torch.nn import functional
 
 from gdt.common.errors import UserError
-from gdt.pipeline.composition import contrast, weight
 from gdt.pipeline.leaves import MODALITIES, Clip, Leaves
 from gdt.pipeline.loader import Batch, Loader
 from gdt.pipeline.notation import parse
@@ -22,16 +20,13 @@ from gdt.pipeline.sources.base import SourceContext
 from gdt.pipeline.sources.loading import Loading
 from gdt.pipeline.sources.text import NOTHING, TextSource, Words
 from gdt.pipeline.transformations.augmentation import Augmentation
-from gdt.pipeline.transformations.base import VideoPool
 from gdt.pipeline.tree import BatchPlan, Tree, sampling_tree
 from gdt.pipeline.word2vec import WordVectors, load
 from gdt.train.checkpoint import load_model
-from gdt.train.loss import gdt_loss
 from gdt.train.models.text import TextNetwork
 from tests.composed import composed, inputs_of
 from tests.conftest import Run, write_word2vec
 from tests.tamper import changed, edit_record
-from tests.train.test_loss import RHO, embed, tensors, triple_loop
 
 CPU = torch.device("cpu")
 TEXT = MODALITIES.index("text")
@@ -143,29 +138,6 @@ def test_a_batch_of_three_modalities_matches_its_plan(index: Index, vectors: Wor
         assert not words.vectors[row, len(tokens) :].any()
         assert batch.table["usable"][leaf] == (len(tokens) > 0)
     assert batch.table["usable"][leaves.modality != TEXT].all()
-
-
-@pytest.mark.parametrize("modalities", ["video,text", "text,audio", "video,audio,text"])
-@pytest.mark.parametrize("unsaid", [0, 3])
-def test_the_loss_of_any_modalities_equals_the_triple_loop(modalities: str, unsaid: int) -> None:
-    n = len(modalities.split(","))
-    text = f"video:d time_shift:d:2 modality({modalities}):i:{n}:differs time_reversal:i:2 augmentation:i:1"
-    composition = parse(text, 3)
-    plan = Tree(composition, VideoPool(np.arange(20), np.full(20, 40), 30), Clip(), 40).plan(0, 0)
-    assert len(plan) == 3 * 2 * n * 2
-    usable = np.ones(len(plan), bool)
-    usable[np.random.default_rng(0).choice(np.flatnonzero(plan.leaves.modality == TEXT), unsaid, False)] = False
-    both = np.outer(usable, usable)
-    c, w = (f(composition.factors, plan.columns, plan.columns).astype(int) for f in (contrast, weight))
-    z, y = embed(len(plan)), embed(len(plan))
-    slow = triple_loop(z, c, w * both)
-    table = tensors(plan) | {"usable": torch.from_numpy(usable.astype(np.int64))}
-    fast = gdt_loss(y, table, composition.factors, RHO)
-    slow.backward()
-    fast.backward()
-    assert math.isclose(slow.item(), fast.item(), rel_tol=1e-12)
-    assert torch.allclose(z.grad, y.grad, rtol=1e-9, atol=1e-12) and not y.grad[~usable].any()
-    assert (c * w * both).sum() > 0 and not (w * (plan.leaves.modality[:, None] == plan.leaves.modality)).any()
 
 
 def test_damaged_words_stop_the_run(captioned: Path, vectors: WordVectors, tmp_path: Path) -> None:

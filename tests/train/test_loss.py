@@ -55,22 +55,25 @@ def triple_loop(z: torch.Tensor, c: np.ndarray, w: np.ndarray) -> torch.Tensor:
     return total / pairs
 
 
-@pytest.mark.parametrize("videos", [2, 3])
-@pytest.mark.parametrize("preset", presets.TABLE_1)
-def test_equals_the_triple_loop_forward_and_backward(preset: str, videos: int) -> None:
-    factors, plan = planned(preset, videos)
+@pytest.mark.parametrize("unusable", [0, 2])
+@pytest.mark.parametrize("preset", [*presets.TABLE_1, "text-f", "three"])
+def test_equals_the_triple_loop_forward_and_backward(preset: str, unusable: int) -> None:
+    """Also without some leaves, such as those in which nothing is said."""
+    factors, plan = planned(preset, 3)
+    usable = np.ones(len(plan), bool)
+    usable[np.random.default_rng(0).choice(len(plan), unusable, replace=False)] = False
     c, w = (f(factors, plan.columns, plan.columns).astype(int) for f in (contrast, weight))
     z, y = embed(len(plan)), embed(len(plan))
-    slow, fast = triple_loop(z, c, w), gdt_loss(y, tensors(plan), factors, RHO)
+    table = tensors(plan) | {"usable": torch.from_numpy(usable.astype(np.int64))}
+    slow, fast = triple_loop(z, c, w * np.outer(usable, usable)), gdt_loss(y, table, factors, RHO)
     slow.backward()
     fast.backward()
     assert math.isclose(slow.item(), fast.item(), rel_tol=1e-12)
-    assert torch.allclose(z.grad, y.grad, rtol=1e-9, atol=1e-12)
+    assert torch.allclose(z.grad, y.grad, rtol=1e-9, atol=1e-12) and not y.grad[~usable].any()
 
 
 @pytest.mark.parametrize("preset", ["a", "e", "l"])
 def test_all_or_no_leaves_may_be_usable(preset: str) -> None:
-    """Some: tests/pipeline/test_text.py."""
     factors, plan = planned(preset, 4)
     y, table = embed(len(plan)), tensors(plan)
     everything = gdt_loss(y, table | {"usable": torch.ones(len(plan), dtype=torch.int64)}, factors, RHO)
