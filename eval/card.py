@@ -46,7 +46,6 @@ def write(folder: Path, trained: Trained, inputs: str) -> None:
 
 
 def _card(name: str, trained: Trained, inputs: str) -> str:
-    settings = trained.settings
     arguments = [json.dumps(name)]
     for modality, network in trained.model.network.own.items():
         text = network.name if network.name.isidentifier() else json.dumps(network.name)  # the object, or its name
@@ -55,11 +54,9 @@ def _card(name: str, trained: Trained, inputs: str) -> str:
     return filled(
         "card.md.j2",
         name=name,
-        modalities=trained.model.modalities,
         trained=trained,
-        settings=settings,
         composition=row_label(trained.name),
-        init=Path(settings.init or "").name,
+        init=Path(trained.settings.init or "").name,
         inputs=inputs,
         arguments=arguments,
         tables=tables,

@@ -116,7 +116,7 @@ def _run(job: Job) -> None:
     print(f"[{time.perf_counter() - start:4.0f} s] {job.name}: {name} {first.value:.1f} %", flush=True)
 
 
-def _result(job: Job, fold: Fold, queries: np.ndarray, outcome: Outcome, said: Mapping[str, str]) -> Result:
+def _result(job: Job, fold: Fold, queries: np.ndarray, outcome: Outcome, of_videos: Mapping[str, str]) -> Result:
     """The line of a job on these videos, of which it has evaluated some queries."""
     model = job.subject
     trained = model.trained
@@ -138,22 +138,22 @@ def _result(job: Job, fold: Fold, queries: np.ndarray, outcome: Outcome, said: M
         queries=len(queries),
         classes=len(names_in(fold.gallery_label)),
         metrics={name: measured.metric for name, measured in outcome.metrics.items()},
-        details=_details(job, fold, outcome, said),
+        details=_details(job, fold, outcome, of_videos),
         provenance=provenance_of(job.device),
     )
 
 
-def _details(job: Job, fold: Fold, outcome: Outcome, said: Mapping[str, str]) -> dict[str, str]:
-    """What else the line says of a result, as text; `said` is of the videos."""
+def _details(job: Job, fold: Fold, outcome: Outcome, of_videos: Mapping[str, str]) -> dict[str, str]:
+    """What else the line says of a result, as text, with details of its videos."""
     trained = job.subject.trained
     precision = "bfloat16" if job.device.type == "cuda" else "float32"
-    details = {"clip": str(trained.settings.clip), "precision": precision, **outcome.details, **said}
+    details = {"clip": str(trained.settings.clip), "precision": precision, **outcome.details, **of_videos}
     index = job.eval_set.index
     copies = between_splits(index.fold(fold.number) if fold.number else index, job.eval_set.split)
     if copies:
         details["copies"] = f"{f'fold {fold.number}: ' if fold.number else ''}{'; '.join(copies)}"
     rate = trained.inputs.other_rate(index) if "video" in job.settings.modalities else ""
-    warnings = [*filter(None, (outcome.warning, job.sameness(fold), said.get("warning"), rate))]
+    warnings = [*filter(None, (outcome.warning, job.sameness(fold), of_videos.get("warning"), rate))]
     if warnings:
         details["warning"] = "; ".join(warnings)
     return details

@@ -76,10 +76,10 @@ def write_features(settings: Embed, trained: Trained | None = None) -> tuple[Fea
         parquet.require_pyarrow(out)
     embedder = Embedder(settings, trained)
     known = None
-    with parts_beside(out, embedder.made, settings.overwrite) as parts:
+    with parts_beside(out, embedder.decisive, settings.overwrite) as parts:
         if out.exists() and not settings.overwrite:  # read here, since another run may just have written it
             known = read(out)
-            require_same(known.metadata, embedder.made, out)
+            require_same(known.metadata, embedder.decisive, out)
             unchanged = [name for name in dict.fromkeys(known.id) if not is_newer(name, out)]
             known = joined(unchanged, [known], known.metadata)
         embedded = _embedded(embedder, parts, known)
@@ -119,7 +119,7 @@ class Embedder:
         self.device = any_device()
         model = deepcopy(trained.model).to(self.device).eval()  # it may be training
         self.trained = replace(trained, model=model)
-        self.made = {
+        self.decisive = {
             "format": VERSION,
             "kind": settings.kind,
             "clips": str(settings.clips),
@@ -132,7 +132,7 @@ class Embedder:
         """What decides its rows."""
         file = Path(checkpoint).expanduser().absolute()
         shards = "" if settings.source else str(shard_folder(settings.dataset, settings.shards).absolute())
-        self.metadata = self.made | {"checkpoint": str(file if file.exists() else checkpoint), "shards": shards}
+        self.metadata = self.decisive | {"checkpoint": str(file if file.exists() else checkpoint), "shards": shards}
 
     def _seconds(self) -> float:
         """How long a clip of all modalities is."""

@@ -1,11 +1,12 @@
 """Nearest neighbours of a video, a sound or a moment of one, within a modality or across the two."""
 
+from __future__ import annotations
+
 import os
 import re
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import numpy as np
 from tabulate import tabulate
@@ -16,7 +17,11 @@ from gdt.common.wording import plural
 from gdt.eval.features import Features, is_newer, read, sameness
 from gdt.eval.settings import Embed, FeatureModality, Kind, Nearest
 from gdt.eval.similarity import unit
+from gdt.train.models.network import PAPER_NETWORKS, OwnNetworks
 from gdt.train.run import verdict_of
+
+if TYPE_CHECKING:  # slow to import, and only other videos need torch
+    from gdt.train.trained import Trained
 
 _BLOCK = 4096
 """Rows that are compared with all moments of the query at a time."""
@@ -45,10 +50,6 @@ class Found(NamedTuple):
     compared: int
 
 
-EmbedQuery = Callable[[Path, tuple[float, float] | None], Features]
-"""Embeds the moments of a file, or of a part of it from one second to another."""
-
-
 def nearest(settings: Nearest) -> str:
     """A table of the nearest neighbours, without the query itself.
 
@@ -58,13 +59,7 @@ def nearest(settings: Nearest) -> str:
         require_new_file(settings.out, overwrite=True)
     stored = read(settings.features)
     among = settings.among or settings.by
-
-    def embed(path: Path, part: tuple[float, float] | None) -> Features:
-        from gdt.eval.embed import features  # torch is slow to import, and only other videos need it
-
-        return features(replace(of_query(stored, path, settings.by), own_networks=settings.own_networks), part=part)
-
-    query = find_query(stored, settings.query, embed)
+    query = find_query(stored, settings.query, settings.by, settings.own_networks)
     found = most_similar(stored, query, settings.by, among, settings.k)
     table = [
         (f"{cosine:.3f}", address(stored, row), *time_of(stored, row))
@@ -94,14 +89,6 @@ def nearest(settings: Nearest) -> str:
     return "\n".join([*lines, *([f"{settings.out} shows them"] if settings.out else [])])
 
 
-def of_query(stored: Features, path: Path, by: FeatureModality) -> Embed:
-    """Settings for the moments of a query of these features, of all their modalities and the one that is asked for."""
-    metadata = stored.metadata
-    modalities = cast(tuple[FeatureModality, ...], (*{**stored.features, by: None},))
-    kind = cast(Kind, metadata["kind"])
-    return Embed(metadata["checkpoint"], (path,), modalities=modalities, kind=kind, every=_EVERY, workers=1)
-
-
 def address(stored: Features, row: int) -> str:
     """The id of a video, or of a moment: as it can be queried, and as a browser opens it."""
     return str(stored.id[row]) if stored.start is None else f"{stored.id[row]}#t={stored.start[row]:g}"
@@ -115,10 +102,17 @@ def time_of(stored: Features, row: int) -> list[str]:
     return [f"{int(minutes)}:{seconds:04.1f}"]
 
 
-def find_query(stored: Features, query: Features | str, embed: EmbedQuery) -> Query:
+def find_query(
+    stored: Features,
+    query: Features | str,
+    by: FeatureModality,
+    networks: OwnNetworks = PAPER_NETWORKS,
+    trained: Trained | None = None,
+) -> Query:
     """All rows of other features, or what a text names: an id, a file, or a moment, as in a.mp4#t=12.5 or #t=12,15.
 
-    Rows of these features are taken where they are, else the file is embedded. Raises UserError for anything else.
+    Rows of these features are taken where they are, else the moments of the file are embedded, of all their modalities
+    and that of the query: by `trained`, or by the checkpoint of the features. Raises UserError for anything else.
     """
     if isinstance(query, Features):
         return Query(query, np.ones(len(query.id), bool), np.zeros(len(stored.id), bool))
@@ -131,9 +125,16 @@ def find_query(stored: Features, query: Features | str, embed: EmbedQuery) -> Qu
     if not Path(name).is_file():
         hint = f"set --query to a file of video or sound, or to an id such as {stored.id[0]}"
         raise unknown("query", name, np.unique(stored.id.astype(str)), hint)
-    seconds = float(stored.metadata["seconds"])
+    from gdt.eval.embed import features
+
+    metadata = stored.metadata
+    seconds = float(metadata["seconds"])
+    modalities = cast(tuple[FeatureModality, ...], (*{**stored.features, by: None},))
+    kind = cast(Kind, metadata["kind"])
+    settings = Embed(metadata["checkpoint"], (Path(name),), modalities=modalities, kind=kind, every=_EVERY, workers=1)
+    settings = replace(settings, own_networks=networks)
     try:
-        asked = embed(Path(name), part and (part[0], max(part[1], part[0] + seconds)))
+        asked = features(settings, trained, part and (part[0], max(part[1], part[0] + seconds)))
     except Unusable as error:
         raise UserError(f"the query {text} cannot be embedded: {error}") from error
     return Query(asked, np.ones(len(asked.id), bool), same)

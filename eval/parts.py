@@ -45,7 +45,7 @@ class Parts:
 
 
 @contextmanager
-def parts_beside(out: Path, made: Mapping[str, str], overwrite: bool) -> Iterator[Parts]:
+def parts_beside(out: Path, decisive: Mapping[str, str], overwrite: bool) -> Iterator[Parts]:
     """The parts of a file, which are removed in the end, or after an error with no group finished.
 
     Raises UserError if another process writes them or, without `overwrite`, if an earlier one made them otherwise.
@@ -54,8 +54,8 @@ def parts_beside(out: Path, made: Mapping[str, str], overwrite: bool) -> Iterato
     with locked(folder, "set --out to another file"):
         finished = [*folder.glob(f"{_ROWS}*.h5")]
         if finished and not overwrite:
-            require_same(Header.read(finished[0]).attributes, made, folder)
-        elif not finished or not made.items() <= Header.read(finished[0]).attributes.items():
+            require_same(Header.read(finished[0]).attributes, decisive, folder)
+        elif not finished or not decisive.items() <= Header.read(finished[0]).attributes.items():
             for path in {*folder.iterdir()} - {folder / LOCK}:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
         try:
@@ -67,9 +67,9 @@ def parts_beside(out: Path, made: Mapping[str, str], overwrite: bool) -> Iterato
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def require_same(recorded: Mapping[str, str], made: Mapping[str, str], where: Path) -> None:
+def require_same(recorded: Mapping[str, str], decisive: Mapping[str, str], where: Path) -> None:
     """Raise UserError if the rows of a file or folder were made of other weights or settings."""
-    values = [(name, recorded.get(name, "none"), now) for name, now in made.items()]
+    values = [(name, recorded.get(name, "none"), now) for name, now in decisive.items()]
     differing = [f"{name} was {before[:12]}, now {now[:12]}" for name, before, now in values if before != now]
     if differing:
         raise UserError(

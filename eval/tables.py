@@ -73,11 +73,11 @@ def pivot(
         key = (PROTOCOLS[result.protocol].table, *shared, *_modalities(result))
         parts.setdefault(key, []).append(result)
     tables: list[Table] = []
-    said: set[str] = set()
+    shown: set[str] = set()
     for part in parts.values():
         table = _table(part, by_row, answers)
-        new = [footnote for footnote in table.footnotes if footnote not in said]
-        said.update(table.footnotes)
+        new = [footnote for footnote in table.footnotes if footnote not in shown]
+        shown.update(table.footnotes)
         tables.append(replace(table, footnotes=new))
     return tables
 

@@ -51,7 +51,7 @@ class Neighbours(NamedTuple):
     """What `confusion` returns; empty without classes."""
 
 
-def by_features(row: Result, index: Index, page: Path, trained: Trained) -> Neighbours:
+def by_features(row: Result, index: Index, page: Path) -> Neighbours:
     """What an evaluation by one modality has found, in an index; its files are beside the page, or below.
 
     Raises UserError if they are missing or the data has changed.

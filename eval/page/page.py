@@ -123,7 +123,7 @@ def examples(model: EvaluatedRun, page: Path, given: Makers) -> dict[str, Any]:
         held_out = "test" if "test" in index.split else "val"
         split = row.query_split if row else held_out
         with noting("nearest neighbours", missing):
-            found = by_features(row, index, page, trained) if row else by_sound(trained, index, page, split)
+            found = by_features(row, index, page) if row else by_sound(trained, index, page, split)
             parts["neighbours"] = found
         with noting("deviation", missing):
             sound = row is not None and list(row.settings["modalities"]) == ["audio"]

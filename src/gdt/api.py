@@ -34,7 +34,7 @@ from gdt.eval.embed import features as features_of
 from gdt.eval.embed import write_features
 from gdt.eval.features import Features
 from gdt.eval.features import read as read_features
-from gdt.eval.nearest import address, find_query, most_similar, of_query
+from gdt.eval.nearest import address, find_query, most_similar
 from gdt.eval.settings import Downstream, Embed, FeatureModality, Kind
 from gdt.loop import Batches, composition, tree
 from gdt.pipeline.composition import Composition
@@ -264,11 +264,8 @@ def nearest(
     if k < 1:
         raise UserError(f"k is {k}; it must be 1 or more")
     stored = features if isinstance(features, Features) else read_features(features)
-
-    def embed(path: Path, part: tuple[float, float] | None) -> Features:
-        return features_of(of_query(stored, path, by), model._trained if model else None, part)
-
-    asked = find_query(stored, query if isinstance(query, Features) else str(query), embed)
+    trained = model._trained if model else None
+    asked = find_query(stored, query if isinstance(query, Features) else str(query), by, trained=trained)
     found = most_similar(stored, asked, by, among or by, k)
     return [(address(stored, row), float(cosine)) for row, cosine in zip(found.rows, found.cosines, strict=True)]
 

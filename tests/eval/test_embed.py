@@ -326,19 +326,15 @@ def test_a_sound_is_a_query_by_audio_and_neighbours_are_other_videos() -> None:
     made = {"kind": "embeddings", "weights": "w"}
     alone = Features(np.array(["one.mp4"]), {"video": np.ones((1, 4))}, made)
     with pytest.raises(UserError, match=r"one\.mp4 is the only video"):
-        most_similar(alone, find_query(alone, "one.mp4", _unused), "video", "video", 5)
+        most_similar(alone, find_query(alone, "one.mp4", "video"), "video", "video", 5)
     rows = Features(np.array(["a", "b"]), {"video": np.eye(2), "audio": np.eye(2)}, made)
     sound = Features(np.array(["c"]), {"audio": np.eye(2)[:1]}, made)
     with pytest.raises(UserError, match="there are no video features of these videos; set --by audio"):
-        most_similar(rows, find_query(rows, sound, _unused), "video", "video", 5)
+        most_similar(rows, find_query(rows, sound, "video"), "video", "video", 5)
     silent = replace(rows, features=rows.features | {"audio": np.array([[1.0, 0.0], [np.nan, np.nan]])})
     with pytest.raises(UserError, match="the audio of every other video is missing, .*; set --among video"):
-        most_similar(silent, find_query(silent, "a", _unused), "audio", "audio", 5)
-    assert [*most_similar(rows, find_query(rows, sound, _unused), "audio", "video", 5).rows] == [0, 1]
-
-
-def _unused(path: Path, part: tuple[float, float] | None) -> Features:
-    raise AssertionError
+        most_similar(silent, find_query(silent, "a", "audio"), "audio", "audio", 5)
+    assert [*most_similar(rows, find_query(rows, sound, "audio"), "audio", "video", 5).rows] == [0, 1]
 
 
 def test_moments_are_found_apart_and_asked_by_their_time() -> None:
@@ -350,7 +346,7 @@ def test_moments_are_found_apart_and_asked_by_their_time() -> None:
     rows = Features(ids, {"video": values}, made, start=np.tile(np.arange(4.0), 2))
 
     def found(text: str) -> list[str]:
-        query = find_query(rows, text, _unused)
+        query = find_query(rows, text, "video")
         return [address(rows, row) for row in most_similar(rows, query, "video", "video", 3).rows]
 
     # moments that overlap the query are left out, and those that overlap a more similar one

@@ -1,4 +1,4 @@
-"""The page of videos that were found: pictures move, and a click plays the file from its moment."""
+"""The page of videos that were found: pictures of what there is, and players of files from their moments."""
 
 import os
 import re
@@ -7,29 +7,20 @@ import subprocess
 from pathlib import Path
 from urllib.parse import quote, unquote
 
-import pytest
-
 from gdt.eval.features import read
 from gdt.eval.nearest import nearest
 from gdt.eval.page.found import Shown, write_found
 from gdt.eval.settings import Nearest
-from gdt.preprocess.videos import SOUNDS
 from tests.eval.test_embed import Run
 
 
-@pytest.fixture(scope="module")
-def files(synthetic: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """A video that browsers play, a sound, and a video that they do not."""
-    folder = tmp_path_factory.mktemp("a folder")
-    source = sorted(synthetic.rglob("*.mp4"))[0]
-    paths = [folder / name for name in ("one #1.webm", "two.wav", "three.avi")]
-    for path in paths:
-        options = ["-vn"] if path.suffix in SOUNDS else []
-        subprocess.run(["ffmpeg", "-loglevel", "error", "-i", source, *options, path], check=True)
-    return paths
-
-
-def test_the_page_shows_and_plays_what_there_is(files: list[Path], tmp_path: Path) -> None:
+def test_the_page_shows_and_plays_what_there_is(synthetic: Path, tmp_path: Path) -> None:
+    """A video that browsers play, a sound, a video that they do not, and one that is not there."""
+    (tmp_path / "a folder").mkdir()
+    files = [tmp_path / "a folder" / name for name in ("one #1.webm", "two.wav", "three.avi")]
+    for path, options in zip(files, ([], ["-vn"], []), strict=True):
+        command = ["ffmpeg", "-loglevel", "error", "-i", sorted(synthetic.rglob("*.mp4"))[0], *options, path]
+        subprocess.run(command, check=True)
     first, second, third = map(str, files)
     shown = [Shown(first, None, "query"), Shown(first, 1.5, "0.9"), Shown(second, 1, "0.8"), Shown(third, None, "0.7")]
     out = tmp_path / "found.html"

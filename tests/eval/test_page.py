@@ -25,7 +25,6 @@ from gdt.eval.results import RANDOM, RESULTS, append, read
 from gdt.eval.settings import Downstream, Report
 from gdt.pipeline.shards.index import Index
 from gdt.preprocess.settings import Preprocess
-from gdt.train.checkpoint import load_model
 from gdt.train.pretrain import pretrain
 from gdt.train.settings import SIZES
 from tests.conftest import preprocess
@@ -156,14 +155,15 @@ def test_the_report_shows_the_videos_that_the_evaluation_used(
                           out=tmp_path / "runs" / "eval"))  # fmt: skip
     (row,) = read(tmp_path / "runs" / "eval" / RESULTS)
     assert (row.gallery, row.queries) == (24, 12)
-    found = by_features(row, Index.open(row.shards), tmp_path / "runs" / "report.html", load_model(checkpoint))
+    page = tmp_path / "runs" / "report.html"
+    found = by_features(row, Index.open(row.shards), page)
     assert found.how.endswith(f"R@1 {row.metrics['R@1'].value:.1f} %")
     assert not any(each["id"].endswith(".wav") for line in found.pictures for each in line)
     own = np.mean([line[name] for name, line in found.confusion.items()])
     assert own == pytest.approx(row.metrics["R@1"].value)  # there are 4 queries of each class
     annotate(shards, label=[*Index.open(shards).label[::-1]])
     with pytest.raises(UserError, match="videos, splits or labels of .* have changed since; evaluate again"):
-        by_features(row, Index.open(row.shards), tmp_path / "runs" / "report.html", load_model(checkpoint))
+        by_features(row, Index.open(row.shards), page)
 
 
 def test_a_video_without_features_is_an_error() -> None:
@@ -232,24 +232,18 @@ def test_faults_of_the_program_are_not_noted_as_those_of_files(runs: Path, monke
         write_page(runs)
 
 
-def altered(runs: Path, folder: Path, **values: Any) -> None:
-    """Results of the model in another folder, with other values."""
-    folder.mkdir(parents=True)
-    rows = [row for row in read(runs / "eval" / RESULTS) if row.model != RANDOM]
-    for row in rows:
-        append(folder / RESULTS, replace(row, **values))
-
-
 def test_ablations_are_averaged_over_seeds_and_published_results_are_shown(runs: Path, tmp_path: Path) -> None:
     folder = tmp_path / "runs"
-    altered(runs, folder / "ucf", dataset="ucf101", queries=3783, gallery=9537)
-    (folder / "demo").mkdir()
-    row = next(row for row in read(runs / "eval" / RESULTS) if row.model != RANDOM and row.protocol == "retrieval")
+    for name in ("ucf", "demo"):
+        (folder / name).mkdir(parents=True)
+    rows = {row.protocol: row for row in read(runs / "eval" / RESULTS) if row.model != RANDOM}
+    for row in rows.values():
+        append(folder / "ucf" / RESULTS, replace(row, dataset="ucf101", queries=3783, gallery=9537))
+    row = rows["retrieval"]
     for seed, value in enumerate((25.0, 50.0)):
         metrics = row.metrics | {"R@1": row.metrics["R@1"]._replace(value=value)}
-        append(
-            folder / "demo" / RESULTS, replace(row, model=f"e-{seed}", seed=seed, weights=str(seed), metrics=metrics)
-        )
+        of_seed = replace(row, model=f"e-{seed}", seed=seed, weights=str(seed), metrics=metrics)
+        append(folder / "demo" / RESULTS, of_seed)
     (folder / "demo" / "table.png").write_bytes(b"picture")
     page = Page(write_page(folder, models=1))
     cells = page.cells()

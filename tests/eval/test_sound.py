@@ -72,7 +72,7 @@ def test_sounds_find_videos(checkpoint: Path, sounds: Path, synthetic: Path) -> 
     heard = np.array([name.endswith(".wav") for name in rows.id])
     assert heard.sum() == 20 and np.array_equal(np.isnan(rows.features["video"][:, 0]), heard)
     query = features(Embed(checkpoint, (sounds / "audio" / "1-000.wav",), clips=1, workers=1, modalities=("audio",)))
-    asked = find_query(rows, query, lambda *_: rows)
+    asked = find_query(rows, query, "audio")
     found = most_similar(rows, asked, "audio", "video", 5).rows
     assert len(found) and not heard[found].any()
     assert rows.id[most_similar(rows, asked, "audio", "audio", 5).rows[0]] == str(sounds / "audio" / "1-000.wav")
