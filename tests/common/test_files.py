@@ -172,7 +172,7 @@ def test_a_url_is_never_taken_for_a_local_path(tmp_path: Path, monkeypatch: pyte
             local_path(name)
 
 
-def test_a_new_temporary_folder_is_not_taken_for_one_that_was_left(
+def test_a_temporary_folder_that_was_left_is_removed_and_no_new_one_is_taken_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
@@ -184,6 +184,11 @@ def test_a_new_temporary_folder_is_not_taken_for_one_that_was_left(
             pass
         return lock(*arguments)
 
+    for name in ("killed", "running"):
+        (tmp_path / f"gdt-{name}").mkdir()
+        (tmp_path / f"gdt-{name}" / ".lock").touch()
+    with files.locked(tmp_path / "gdt-running"), files.scratch() as other:
+        assert {*tmp_path.iterdir()} == {tmp_path / "gdt-running", other}
     monkeypatch.setattr(files, "lock", after_another_has_looked)
     with files.scratch() as folder:
         assert folder.is_dir()

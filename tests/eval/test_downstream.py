@@ -129,29 +129,23 @@ def test_a_checkpoint_of_an_unfinished_run_is_named(
 
 
 def test_tables_include_models_of_earlier_calls_with_the_same_settings(on_ucf: Downstream, tmp_path: Path) -> None:
-    other = tmp_path / "mine.pt"
-    other.write_bytes(on_ucf.ckpt[0].read_bytes())
-    run = replace(on_ucf, random_weights="include", out=tmp_path / "out")
-    downstream(run)
-    downstream(replace(run, clips=3))  # in another table
-    text = downstream(replace(run, ckpt=(other,), random_weights="exclude"))
-    rows = [line.split("  ")[0] for line in text.splitlines()]
-    assert [rows.count(name) for name in ("random weights", "e", "mine", "chance")] == [1] * 4
-    assert rows.index("mine") < rows.index("e")  # the model of the call is what others are compared with
-
-
-def test_of_one_name_the_weights_of_this_call_count(on_ucf: Downstream, tmp_path: Path) -> None:
+    """Of one name, those of the call."""
     state = torch.load(on_ucf.ckpt[0], weights_only=True)
     paths = [tmp_path / folder / "mine.pt" for folder in ("former", "now")]
     for path in paths:
         path.parent.mkdir()
         torch.save(state, path)
         state["model"]["video_network.base.stem.0.weight"].mul_(2)
-    former, now = (downstream(replace(on_ucf, ckpt=(path,), out=tmp_path / "out")) for path in paths)
-    rows = [[line.split("  ")[0] for line in text.splitlines()] for text in (former, now)]
-    assert [names.count("mine") for names in rows] == [1, 1]
-    assert downstream(replace(on_ucf, ckpt=(paths[0],), out=tmp_path / "out")) == former
-    both = downstream(replace(on_ucf, ckpt=tuple(paths), out=tmp_path / "out"))
+    run = replace(on_ucf, random_weights="include")
+    downstream(run)
+    downstream(replace(run, clips=3))  # in another table
+    former, now = (downstream(replace(on_ucf, ckpt=(path,))) for path in paths)
+    for text in (former, now):
+        rows = [line.split("  ")[0] for line in text.splitlines()]
+        assert [rows.count(name) for name in ("random weights", "e", "mine", "chance")] == [1] * 4
+        assert rows.index("mine") < rows.index("e")  # the model of the call is what others are compared with
+    assert downstream(replace(on_ucf, ckpt=(paths[0],))) == former
+    both = downstream(replace(on_ucf, ckpt=tuple(paths)))
     assert len(re.findall(r"^mine \([0-9a-f]{6}\) ", both, re.M)) == 2
 
 

@@ -107,28 +107,14 @@ def test_wrong_safetensors_are_refused(tmp_path: Path) -> None:
             load_model(out)
 
 
-@pytest.fixture(scope="module")
-def paper() -> Trained:
-    """The paper's networks."""
-    settings = RunSettings.of(Pretrain(clip=Clip(16, 2, 128), augmentation=Augmentation(scale=(146, 182))))
-    return Trained(drawn(GDT(Architecture())), Record(settings, STATISTICS, step=7))
-
-
-@pytest.fixture
-def read(paper: Trained, monkeypatch: pytest.MonkeyPatch) -> dict[str, Trained]:
-    """Models that `load_model` returns by name."""
-    held = {"paper": paper}
-    monkeypatch.setattr("gdt.train.checkpoint.load_model", lambda path, _: held[path.name])
-    return held
-
-
-FEW = CLIPS[:1, :, :2]
-
-
 @pytest.mark.slow
 def test_torchvision_files_load_into_torchvisions_network_and_here(
-    paper: Trained, read: dict[str, Trained], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    settings = RunSettings.of(Pretrain(clip=Clip(16, 2, 128), augmentation=Augmentation(scale=(146, 182))))
+    paper = Trained(drawn(GDT(Architecture())), Record(settings, STATISTICS, step=7))
+    by_name = {"paper": paper}
+    monkeypatch.setattr("gdt.train.checkpoint.load_model", lambda path, _: by_name[path.name])
     out, again, hub = (tmp_path / name for name in ("r2plus1d_18.pth", "x.safetensors", "hub.safetensors"))
     text = export(Export(out, "video", ckpt=Path("paper")))
     assert "mean (0.352941, 0.392157, 0.431373), std (0.196078, 0.235294, 0.00130719)" in text
@@ -137,9 +123,10 @@ def test_torchvision_files_load_into_torchvisions_network_and_here(
     missing, unknown = network.load_state_dict(state, strict=False)
     assert (missing, unknown) == (["fc.weight", "fc.bias"], [])
     with torch.no_grad():
-        video = paper.model.video_network(FEW)
-        assert torch.allclose(network(FEW), video, rtol=1e-5, atol=1e-5 * video.abs().max())
-    read["back"] = back = load_model(out)
+        clip = CLIPS[:1, :, :2]
+        video = paper.model.video_network(clip)
+        assert torch.allclose(network(clip), video, rtol=1e-5, atol=1e-5 * video.abs().max())
+    by_name["back"] = back = load_model(out)
     assert str(back.origin) == "weights exported as r2plus1d_18; random mlp_v"
     assert back.inputs.statistics == STATISTICS != KINETICS
     assert back.settings == paper.settings != Pretrain()

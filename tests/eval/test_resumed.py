@@ -13,7 +13,7 @@ import pytest
 
 from gdt.common.errors import UserError
 from gdt.common.files import locked
-from gdt.eval.embed import embed, features
+from gdt.eval.embed import embed
 from gdt.eval.features import read
 from gdt.eval.parts import Parts
 from gdt.eval.settings import Embed
@@ -97,18 +97,6 @@ def test_of_two_runs_that_write_one_file_the_second_is_refused(checkpoint: Path,
     with locked(tmp_path / "f.h5.parts"), pytest.raises(UserError, match="another run is writing to .*f.h5.parts; "):
         embed(Embed(str(checkpoint), (videos,), out=tmp_path / "f.h5"))
     assert [path.name for path in (tmp_path / "f.h5.parts").iterdir()] == [".lock"]
-
-
-def test_what_a_killed_process_left_is_removed_and_what_another_needs_is_not(
-    checkpoint: Path, videos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    for name in ("killed", "running"):
-        (tmp_path / f"gdt-embed-{name}").mkdir()
-        (tmp_path / f"gdt-embed-{name}" / ".lock").touch()
-    with locked(tmp_path / "gdt-embed-running"):
-        rows = features(Embed(str(checkpoint), (videos,), clips=1, workers=1))
-    assert len(rows.id) == 8 and [path.name for path in tmp_path.glob("gdt-*")] == ["gdt-embed-running"]
 
 
 @pytest.mark.timeout(900)
