@@ -192,9 +192,10 @@ def test_a_signal_ends_the_ffmpegs_of_threads(
     source = ("--layout", "folder", "--source", videos, "--destination", tmp_path / "shards", "--videos-per-shard", 2)
     process = start(sys.executable, "-m", "gdt", "preprocess", *source, "--workers", 2)
     wait_until(lambda: len(list(tmp_path.glob("*.pid"))) == 2)
-    process.send_signal(number)
+    os.killpg(process.pid, number)  # as a terminal does
     text, _ = process.communicate(timeout=60)
     assert process.returncode == 128 + number and "Traceback" not in text, text
+    assert number != signal.SIGINT or text.endswith("interrupted; run the same command again to resume\n")
     for path in tmp_path.glob("*.pid"):
         assert_gone(path)
     assert not list((tmp_path / "shards").glob(".shard-*"))
