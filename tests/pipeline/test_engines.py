@@ -6,11 +6,9 @@ from dataclasses import replace
 import numpy as np
 import psutil
 import pytest
-import torch
 
 from gdt.pipeline import engines
 from gdt.pipeline.clips import uniform_clips
-from gdt.pipeline.colour import Pixels, _on_any_device
 from gdt.pipeline.engines import taps
 from gdt.pipeline.leaves import Clip
 from gdt.pipeline.loader import Loader
@@ -66,16 +64,6 @@ def test_resizing_equals_interpolation_in_float64(begin: float, end: float) -> N
     tent = [np.maximum(0, 1 - np.abs(at[:, None] - np.arange(9))) for at in (rows, columns)]
     expected = np.einsum("rh,cw,hwk->rck", tent[0], tent[1], frame.astype(float))
     assert np.abs(out.reshape(5, 5, 3) - expected).max() <= 0.5 + 1e-3
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_floats_are_the_same_on_any_device(dtype: torch.dtype) -> None:
-    generator = torch.Generator().manual_seed(0)
-    crops = torch.randint(0, 256, (5, 3, 9, 9, 3), dtype=torch.uint8, generator=generator)
-    pixels = Pixels(crops, torch.randn(5, 3, 3, generator=generator), torch.randn(5, 3, generator=generator))
-    out = torch.empty(crops.shape, dtype=dtype)
-    _on_any_device(pixels, out)
-    assert torch.allclose(out.permute(0, 4, 1, 2, 3), pixels.floats(dtype), atol=1e-3, rtol=1e-2)
 
 
 def test_reading_ahead_spans_batches_up_to_its_limit(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:

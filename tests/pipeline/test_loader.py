@@ -21,7 +21,7 @@ from PIL import Image
 from gdt.common.errors import UserError
 from gdt.pipeline import presets
 from gdt.pipeline.clips import uniform_clips
-from gdt.pipeline.colour import Pixels
+from gdt.pipeline.colour import Pixels, _on_any_device
 from gdt.pipeline.engines import DaliEngine, DecodingRun, Filled
 from gdt.pipeline.groups import take_rank
 from gdt.pipeline.leaves import MODALITIES, Clip
@@ -249,6 +249,10 @@ def test_pixels_are_the_colour_map_of_their_crops(size: int) -> None:
     assert torch.allclose(pixels.floats().double(), expected, atol=1e-4)
     assert torch.equal(pixels.floats(torch.bfloat16), pixels.floats().bfloat16())
     assert pixels.floats().is_contiguous(memory_format=torch.channels_last_3d)
+    for dtype in (torch.float32, torch.bfloat16):
+        on_any_device = torch.empty(crops.shape, dtype=dtype)
+        _on_any_device(pixels, on_any_device)
+        assert torch.allclose(on_any_device.permute(0, 4, 1, 2, 3), pixels.floats(dtype), atol=1e-3, rtol=1e-2)
 
 
 def test_closing_early_stops_all_threads(index: Index) -> None:

@@ -203,13 +203,13 @@ def test_labels_are_in_the_index_and_any_column_can_be_the_labels(copy: Path, in
     assert {path: path.read_bytes() for path in paths} == shards
 
 
-def test_another_schema_is_refused(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(container, "SCHEMA", container.SCHEMA + 1)
-    with pytest.raises(UserError, match=r"it has schema 3 but this version reads schema 4; rebuild the"):
-        Index.open(copy)
-
-
-def test_a_truncated_shard_is_reported(copy: Path) -> None:
+def test_what_is_no_whole_data_set_of_this_version_is_refused(
+    copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(container, "SCHEMA", container.SCHEMA + 1)
+        with pytest.raises(UserError, match=r"it has schema 3 but this version reads schema 4; rebuild the"):
+            Index.open(copy)
     shard = copy / "shard-000001.h5"
     shard.write_bytes(shard.read_bytes()[: shard.stat().st_size // 2])
     with pytest.raises(UserError, match=r"shard-000001.h5 has \d+ bytes instead of \d+.*same preprocessing command"):
@@ -217,6 +217,11 @@ def test_a_truncated_shard_is_reported(copy: Path) -> None:
     shard.unlink()
     with pytest.raises(UserError, match="shard-000001.h5 is missing"):
         Index.open(copy)
+    (copy / "index.h5").unlink()
+    with pytest.raises(UserError, match="has shards but no index.h5: preprocessing has not finished"):
+        Index.open(copy)
+    with pytest.raises(UserError, match="gdt preprocess --dataset kinetics"):
+        Index.open(tmp_path / "kinetics")
 
 
 def test_every_bit_flip_of_an_index_is_detected(copy: Path) -> None:
@@ -247,14 +252,6 @@ def test_a_shard_of_another_index_is_refused(copy: Path, shards: Path) -> None:
         ShardReader(index).frames(video, np.arange(5))
     one.write_bytes(data)
     assert len(ShardReader(index).frames(video, np.arange(5))) == 5
-
-
-def test_empty_and_unfinished_folders_name_the_command(copy: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="gdt preprocess --dataset kinetics"):
-        Index.open(tmp_path / "kinetics")
-    (copy / "index.h5").unlink()
-    with pytest.raises(UserError, match="has shards but no index.h5: preprocessing has not finished"):
-        Index.open(copy)
 
 
 def test_reading_returns_what_was_written_or_reports_the_damaged_video(copy: Path) -> None:

@@ -89,6 +89,8 @@ def test_groups_are_the_same_on_any_number_of_ranks_and_hold_no_video_twice(pres
         take_rank(whole, 0, 64, group_size=4)
     with pytest.raises(UserError, match="of --group-size 5 for 1 process; set it to 2, 4, 8, 16, 0, start"):
         take_rank(whole, 0, 1, group_size=5)
+    with pytest.raises(UserError, match="16 videos per batch cannot be split over 3 GPUs"):
+        take_rank(whole, 0, 3)
 
 
 @pytest.mark.parametrize("row", [*"bdfhiklm", "rotation", "order"])
@@ -105,11 +107,6 @@ def test_a_group_holds_every_value_of_a_factor_that_takes_all(row: str) -> None:
         rows = np.flatnonzero(share.leaves.modality == modality)
         for chosen in rows.reshape(-1, 32):
             assert set(share.columns[factor.name][chosen]) == set(range(factor.k))
-
-
-def test_uneven_ranks_are_refused() -> None:
-    with pytest.raises(UserError, match="4 videos per batch cannot be split over 3 GPUs"):
-        take_rank(tree().plan(0, 0), 0, 3)
 
 
 def test_the_tree_is_balanced_and_branches_differ() -> None:
