@@ -125,15 +125,6 @@ def test_every_entry_is_used_or_counted_and_linked_folders_are_followed_once(tmp
     assert said.endswith("2 link to a folder that is listed already; 1 empty folder; 1 broken link")
 
 
-def test_a_folder_of_the_data_set_is_no_link_listed_already(tmp_path: Path) -> None:
-    write_hmdb_lists(tmp_path, "a.avi 1 \nb.avi 1 \n")
-    touch(tmp_path, "disk/wave/a.avi", "disk/wave/b.avi")
-    (tmp_path / "hmdb51_org").symlink_to("disk")
-    found = collected("hmdb51", tmp_path)
-    assert len(found.videos) == 2
-    assert found.ignored == {LISTED: 1}  # the disk; lists that are read are not ignored
-
-
 def test_a_broken_link_to_a_list_is_no_missing_list(tmp_path: Path) -> None:
     touch(tmp_path, "a.mp4")
     (tmp_path / "labels.csv").symlink_to("/nowhere/labels.csv")
@@ -487,10 +478,15 @@ def test_hmdb51_class_folders_may_be_nested(tmp_path: Path, real: Path, folder: 
     }
 
 
-def test_a_file_outside_the_folder_of_the_data_set_takes_no_entry(tmp_path: Path, real: Path) -> None:
-    shutil.copytree(real / "hmdb51" / "testTrainMulti_7030_splits", tmp_path / "testTrainMulti_7030_splits")
-    name = "Brushing_Her_Hair__[_NEW_AUDIO_]_UPDATED!!!!_brush_hair_h_cm_np1_le_goo_1"
-    touch(tmp_path, f"hmdb51_org/brush_hair/{name}.avi.mp4", f"a/{name}.mp4")  # the first comes last, for its name
-    assert [video.path.parts[0] for video in videos("hmdb51", tmp_path)] == ["hmdb51_org"]
-    outside, *absent = missing("hmdb51", tmp_path)
-    assert outside.reason.startswith("not in the folder of the data set") and len(absent) == 6765
+def test_files_of_the_folder_of_the_data_set_go_before_others_also_if_it_is_a_link(tmp_path: Path) -> None:
+    write_hmdb_lists(tmp_path, "a.avi 1 \nb.avi 1 \nc.avi 1 \n")
+    touch(tmp_path, "disk/wave/a.avi.mp4", "disk/wave/b.avi", "a/a.mp4")  # the first comes last, for its name
+    (tmp_path / "hmdb51_org").symlink_to("disk")
+    found = collected("hmdb51", tmp_path)
+    assert [str(video.path) for video in found.videos.values()] == [
+        "hmdb51_org/wave/a.avi.mp4",
+        "hmdb51_org/wave/b.avi",
+    ]
+    outside, absent = found.left_out
+    assert outside.reason.startswith("not in the folder of the data set") and absent.id == "c"
+    assert found.ignored == {LISTED: 1}  # the disk; lists that are read are not ignored
