@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from operator import itemgetter
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 from PIL import Image
@@ -67,13 +66,6 @@ class Extracted:
     """Seconds of the file that were cut out; None for the whole file."""
     suspicious: bool = False
     """Whether the machine may be at fault."""
-
-
-class _Attempt(NamedTuple):
-    """A run of ffmpeg on a file."""
-
-    target: Target
-    errors: list[str]
 
 
 def groups(videos: Sequence[ListedVideo], files: Sequence[Path]) -> Iterator[list[tuple[ListedVideo, Path]]]:
@@ -149,22 +141,22 @@ def _extract(target: Target, settings: Extraction) -> Extracted:
         trials.append(replace(target, sound=""))  # the sound may be undecodable
     if target.hdr:  # the file may not declare its colour space
         trials += [replace(target, hdr=False), replace(target, hdr=False, sound="")]
-    attempts = [_Attempt(target, log.errors)]
+    attempts = [(target, log.errors)]
     for trial in trials:
         if _has_bytes(target.jpeg):
             break
-        attempts.append(_Attempt(trial, _decode(trial, settings).errors))
-    used = attempts[-1].target
+        attempts.append((trial, _decode(trial, settings).errors))
+    used, errors = attempts[-1]
     # ffmpeg restarts its filters where sound changes its rate or channels
-    errors = [line for line in attempts[-1].errors if _OUT_OF_ORDER not in line]
+    errors = [line for line in errors if _OUT_OF_ORDER not in line]
     if not _has_bytes(target.files[0]):
         raise Failed(f"ffmpeg cannot decode it: {_first(errors)}")
     lost_sound = bool(target.sound and not used.sound)
     if lost_sound:
         errors = [f"its sound cannot be decoded: {_first(log.errors)}", *errors]
     if target.hdr and not used.hdr:
-        last_as_hdr = [attempt for attempt in attempts if attempt.target.hdr][-1]
-        errors = [*errors, f"HDR without tone mapping: {_first(last_as_hdr.errors)}"]
+        of_hdr = [said for tried, said in attempts if tried.hdr]
+        errors = [*errors, f"HDR without tone mapping: {_first(of_hdr[-1])}"]
     return replace(
         _collect(used, settings, errors),
         suspicious=lost_sound or any(os.strerror(errno.ENOMEM) in error for error in errors[:1]),

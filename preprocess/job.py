@@ -47,12 +47,9 @@ class PreprocessJob:
 
     def pending(self) -> list[int]:
         """Numbers of the shards that are absent, or made of other videos or settings."""
-
-        def is_pending(number: int) -> bool:
-            content = self.contents.get(shard_name(number))
-            return not content or content != self.task(number).content  # whose captions take time
-
-        return [number for number in self.shards if is_pending(number)]
+        made_of = {number: self.contents.get(shard_name(number)) for number in self.shards}
+        # a task is made last, since its captions take time
+        return [number for number, content in made_of.items() if not content or content != self.task(number).content]
 
     def doubtful(self, pending: Sequence[int]) -> list[tuple[int, Path, str]]:
         """The files of finished shards whose time is another or unknown: number of the shard, path, hash."""
