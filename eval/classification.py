@@ -12,6 +12,7 @@ from sklearn.preprocessing import StandardScaler
 from threadpoolctl import threadpool_limits
 
 from gdt.common.errors import UserError
+from gdt.eval.jobs import Pooled
 from gdt.eval.metrics import Measured, measured
 
 
@@ -68,18 +69,12 @@ def top_k(scores: np.ndarray, target: np.ndarray, ks: Sequence[int]) -> dict[int
     return {k: measured(hits[:, :k].any(1), 100 * known * k / classes) for k in ks if k < classes}
 
 
-def linear_probe(
-    classifier: Any,
-    query: np.ndarray,
-    query_label: np.ndarray,
-    train: np.ndarray,
-    train_label: np.ndarray,
-    ks: Sequence[int],
-) -> tuple[dict[int, Measured], str]:
+def linear_probe(classifier: Any, features: Pooled, ks: Sequence[int]) -> tuple[dict[int, Measured], str]:
     """`top_k` of a linear classifier of scikit-learn on standardised features, and what scikit-learn warned of.
 
     Raises UserError if there is only one class.
     """
+    query, query_label, train, train_label = features
     classes = classes_of(train_label)
     probe = make_pipeline(StandardScaler(), classifier)
     caught = fit(probe, train, targets(train_label, classes))

@@ -42,6 +42,15 @@ class Outcome(NamedTuple):
     """The nearest of the gallery of each query: rows of the index, int64 [n, k]; None if it searches none."""
 
 
+class Pooled(NamedTuple):
+    """Features [n, dim] and labels [n] of queries, and of the gallery that they are compared with."""
+
+    query: np.ndarray
+    query_label: np.ndarray
+    gallery: np.ndarray
+    gallery_label: np.ndarray
+
+
 @dataclass(frozen=True)
 class Job:
     """The evaluation of a model by a protocol on a fold, with the labels of a column."""
@@ -133,11 +142,8 @@ class Job:
 
         return cached_features(self.out / subject.folder / name, videos, compute)
 
-    def pooled(self, fold: Fold, pooling: str) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Features [n, dim] and labels of queries, then of the gallery, "average" or "maximum" pooled.
-
-        Those of several --modalities are scaled to length 1 and joined.
-        """
+    def pooled(self, fold: Fold, pooling: str) -> Pooled:
+        """Features, "average" or "maximum" pooled; those of several --modalities are scaled to length 1 and joined."""
         queries: list[np.ndarray] = []
         galleries: list[np.ndarray] = []
         for modality in self.settings.modalities:
@@ -149,7 +155,7 @@ class Job:
             galleries.append(values[features.positions(fold.gallery)])
         query = np.concatenate(queries, axis=1)
         gallery = np.concatenate(galleries, axis=1)
-        return query, fold.query_label, gallery, fold.gallery_label
+        return Pooled(query, fold.query_label, gallery, fold.gallery_label)
 
 
 ProtocolFunction = Callable[[Job, Fold], Outcome]

@@ -4,7 +4,7 @@ import numpy as np
 
 from gdt.common.randomness import Stream, generator
 from gdt.eval.folds import Fold
-from gdt.eval.jobs import Job, Outcome
+from gdt.eval.jobs import Job, Outcome, Pooled
 from gdt.eval.metrics import Measured, Metric
 from gdt.eval.similarity import nearest_rows
 
@@ -19,24 +19,17 @@ def few_shot(job: Job, fold: Fold) -> Outcome:
     features = job.pooled(fold, "average")
     seed = job.settings.seed
     smallest = np.unique(fold.gallery_label, return_counts=True)[1].min()
-    metrics = {f"{shots}-shot": accuracy(*features, shots, _DRAWS, seed) for shots in SHOTS if shots <= smallest}
+    metrics = {f"{shots}-shot": accuracy(features, shots, _DRAWS, seed) for shots in SHOTS if shots <= smallest}
     details = {"pooling": "average", "draws": f"{_DRAWS}, seed {seed}", "videos of the smallest class": str(smallest)}
     return Outcome(metrics, details)
 
 
-def accuracy(
-    query: np.ndarray,
-    query_label: np.ndarray,
-    train: np.ndarray,
-    train_label: np.ndarray,
-    shots: int,
-    draws: int,
-    seed: int = 0,
-) -> Measured:
+def accuracy(features: Pooled, shots: int, draws: int, seed: int = 0) -> Measured:
     """Top-1 accuracy of the nearest neighbour by cosine among `shots` training videos per class, which all must have.
 
     Mean and standard deviation over `draws` random choices.
     """
+    query, query_label, train, train_label = features
     rng = generator(Stream.SHOTS, seed)
     members = {label: np.flatnonzero(train_label == label) for label in np.unique(train_label)}
     accuracies = []

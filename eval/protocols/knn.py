@@ -6,7 +6,7 @@ import numpy as np
 
 from gdt.eval.classification import targets
 from gdt.eval.folds import Fold
-from gdt.eval.jobs import Job, Outcome
+from gdt.eval.jobs import Job, Outcome, Pooled
 from gdt.eval.metrics import Measured, measured
 from gdt.eval.similarity import nearest_rows, unit
 
@@ -17,7 +17,7 @@ TEMPERATURE = 0.07
 
 def knn(job: Job, fold: Fold) -> Outcome:
     """Top-1 accuracy with `_KS` neighbours, or all training videos where there are fewer."""
-    metrics = weighted_knn(*job.pooled(fold, "average"), _KS)
+    metrics = weighted_knn(job.pooled(fold, "average"), _KS)
     details = {"pooling": "average", "temperature": str(TEMPERATURE)}
     videos = len(fold.gallery)
     cut = [f"{k}-NN" for k in _KS if k > videos]
@@ -26,13 +26,12 @@ def knn(job: Job, fold: Fold) -> Outcome:
     return Outcome({f"{k}-NN top-1": measured for k, measured in metrics.items()}, details)
 
 
-def weighted_knn(
-    query: np.ndarray, query_label: np.ndarray, train: np.ndarray, train_label: np.ndarray, ks: Sequence[int]
-) -> dict[int, Measured]:
-    """Top-1 accuracy, by k, of a vote of the k nearest by cosine, which weigh exp(cosine / `TEMPERATURE`).
+def weighted_knn(features: Pooled, ks: Sequence[int]) -> dict[int, Measured]:
+    """Top-1 accuracy, by k, of a vote of the k nearest by cosine, or of all, which weigh exp(cosine / `TEMPERATURE`).
 
-    Features are [q, dim] and [n, dim], labels [q] and [n]. k is at most n. Ties go to the first class.
+    Ties go to the first class.
     """
+    query, query_label, train, train_label = features
     classes = np.unique(train_label)
     train_target = targets(train_label, classes)
     known = float(np.isin(query_label, classes).mean())

@@ -12,14 +12,14 @@ from gdt.common.errors import UserError
 from gdt.common.intervals import Z
 from gdt.eval.classification import fit, fit_warnings
 from gdt.eval.folds import Fold
-from gdt.eval.jobs import Job, Outcome
+from gdt.eval.jobs import Job, Outcome, Pooled
 from gdt.eval.metrics import Measured, Metric
 from gdt.pipeline.shards.index import LABEL_SEPARATOR, labels_in, names_in
 
 
 def multilabel(job: Job, fold: Fold) -> Outcome:
     """Mean average precision, and over how many labels."""
-    measured, warning = mean_average_precision(*job.pooled(fold, "average"), job.settings.linear_c)
+    measured, warning = mean_average_precision(job.pooled(fold, "average"), job.settings.linear_c)
     queries = fold.query_label
     gallery = fold.gallery_label
     used = f"mAP is over the {len(counted(queries, gallery))} of {len(names_in([*queries, *gallery]))} in both parts"
@@ -27,15 +27,14 @@ def multilabel(job: Job, fold: Fold) -> Outcome:
     return Outcome({"mAP": measured}, {"pooling": "average", "labels": f"{used}; {bare}"}, warning=warning)
 
 
-def mean_average_precision(
-    query: np.ndarray, query_label: np.ndarray, train: np.ndarray, train_label: np.ndarray, c: float
-) -> tuple[Measured, str]:
+def mean_average_precision(features: Pooled, c: float) -> tuple[Measured, str]:
     """Mean average precision, in percent, of a logistic regression per label, with an interval over labels; and what
     scikit-learn warned of.
 
-    `query_label` [q] and `train_label` [n] are names joined by LABEL_SEPARATOR; those without a label are negatives.
-    Raises UserError if fewer than two labels are `counted`.
+    Labels are names joined by LABEL_SEPARATOR; videos without one are negatives. Raises UserError if fewer than two
+    labels are `counted`.
     """
+    query, query_label, train, train_label = features
     scaler = StandardScaler().fit(train)
     train = scaler.transform(train)
     query = scaler.transform(query)
@@ -63,6 +62,6 @@ def mean_average_precision(
 
 
 def counted(query_label: np.ndarray, train_label: np.ndarray) -> list[str]:
-    """The labels that queries and some, but not all, training videos have; arguments as of `mean_average_precision`."""
+    """The labels that queries and some, but not all, training videos have: names joined by LABEL_SEPARATOR."""
     had = Counter(name for cell in train_label for name in labels_in(cell))
     return [name for name in names_in(query_label) if 0 < had[name] < len(train_label)]

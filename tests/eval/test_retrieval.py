@@ -15,6 +15,7 @@ from gdt.common.errors import UserError
 from gdt.common.randomness import Stream, generator
 from gdt.eval import extract
 from gdt.eval.classification import fit, fit_warnings, linear_probe, targets, top_k
+from gdt.eval.jobs import Pooled
 from gdt.eval.protocols.few_shot import accuracy
 from gdt.eval.protocols.knn import weighted_knn
 from gdt.eval.protocols.retrieval import chance, recall
@@ -45,11 +46,11 @@ def test_features_that_the_disk_does_not_give_are_not_taken_for_damaged(monkeypa
         extract.read(Path("f.npz"))
 
 
-def features(seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    rng = np.random.default_rng(seed)
+def features() -> Pooled:
+    rng = np.random.default_rng(0)
     label = np.repeat(list("abcd"), 6)
     centre = rng.normal(size=(4, 5))[np.repeat(np.arange(4), 6)]
-    return centre + rng.normal(size=(24, 5)), label, centre + rng.normal(size=(24, 5)), label
+    return Pooled(centre + rng.normal(size=(24, 5)), label, centre + rng.normal(size=(24, 5)), label)
 
 
 def test_recall_equals_counting() -> None:
@@ -85,7 +86,7 @@ def test_few_shot_equals_counting() -> None:
             cosine = [x @ train[k] / np.linalg.norm(x) / np.linalg.norm(train[k]) for k in shots]
             right += train_label[shots[int(np.argmax(cosine))]] == label
         accuracies.append(100 * right / 24)
-    measured = accuracy(query, query_label, train, train_label, shots=2, draws=4, seed=7)
+    measured = accuracy(features(), shots=2, draws=4, seed=7)
     found = measured.metric
     assert 100 * measured.answers.mean() == pytest.approx(found.value)
     assert (found.value, found.spread) == pytest.approx((np.mean(accuracies), np.std(accuracies, ddof=1)))
@@ -105,10 +106,11 @@ def test_weighted_k_nn_is_a_vote_by_cosine(k: int) -> None:
             label = train_label[kept][other]
             votes[label] = votes.get(label, 0.0) + math.exp(cosine[other] / 0.07)
         expected[row] = max(votes, key=votes.__getitem__) == query_label[row]
-    found = weighted_knn(query, query_label, train[kept], train_label[kept], (k,))[k]
+    pooled = Pooled(query, query_label, train[kept], train_label[kept])
+    found = weighted_knn(pooled, (k,))[k]
     assert np.array_equal(found.answers, expected) and found.metric.value == pytest.approx(100 * expected.mean())
     assert found.metric.chance == pytest.approx(25 * 21 / 24)
-    both = weighted_knn(query, query_label, train[kept], train_label[kept], (1, k))
+    both = weighted_knn(pooled, (1, k))
     assert both[k] == found and len(both) == len({1, k})
 
 
@@ -143,10 +145,10 @@ def test_linear_probe_separates_separable_classes(classes: int) -> None:
     label = np.repeat(list("abcd")[:classes], 50)
     centre = 100 * rng.normal(size=(classes, 6))[np.repeat(np.arange(classes), 50)] + 1000
     train, query = centre + rng.normal(size=centre.shape), centre + rng.normal(size=centre.shape)
-    found, _ = linear_probe(LogisticRegression(), query, label, train, label, (1, 5))
+    found, _ = linear_probe(LogisticRegression(), Pooled(query, label, train, label), (1, 5))
     assert list(found) == [1] and found[1].metric.value == 100.0 and found[1].metric.chance == 100 / classes
     shuffled = rng.permutation(label)
-    found, _ = linear_probe(LogisticRegression(), query, label, train, shuffled, (1,))
+    found, _ = linear_probe(LogisticRegression(), Pooled(query, label, train, shuffled), (1,))
     assert found[1].metric.value < 100 / classes + 30
 
 
@@ -154,6 +156,7 @@ def test_unknown_classes_are_never_right() -> None:
     assert targets(np.array(["b", "x", "a", "d"]), np.array(["a", "b", "c"])).tolist() == [1, -1, 0, -1]
     query, query_label, train, train_label = features()
     kept = train_label != "d"
-    found = linear_probe(LogisticRegression(), query, query_label, train[kept], train_label[kept], (1,))[0][1].metric
+    pooled = Pooled(query, query_label, train[kept], train_label[kept])
+    found = linear_probe(LogisticRegression(), pooled, (1,))[0][1].metric
     assert found.value <= 75 and found.chance == pytest.approx(25.0)
-    assert accuracy(query, query_label, train[kept], train_label[kept], 2, 3).metric.chance == pytest.approx(25.0)
+    assert accuracy(pooled, 2, 3).metric.chance == pytest.approx(25.0)

@@ -9,6 +9,7 @@ import pytest
 from gdt.common.errors import UserError
 from gdt.eval.downstream import downstream
 from gdt.eval.embed import features
+from gdt.eval.jobs import Pooled
 from gdt.eval.nearest import find_query, most_similar
 from gdt.eval.protocols.multilabel import mean_average_precision
 from gdt.eval.results import RESULTS, read
@@ -81,7 +82,7 @@ def test_sounds_find_videos(checkpoint: Path, sounds: Path, synthetic: Path) -> 
 def test_labels_that_are_not_in_both_parts_are_refused() -> None:
     features = np.random.default_rng(0).normal(size=(80, 5))
     with pytest.raises(UserError, match="joined"):
-        mean_average_precision(features[40:], np.full(40, "x"), features[:40], np.full(40, "x"), c=1.0)
+        mean_average_precision(Pooled(features[40:], np.full(40, "x"), features[:40], np.full(40, "x")), c=1.0)
 
 
 def test_copies_between_splits_are_told(checkpoint: Path, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from sklearn.metrics import average_precision_score, top_k_accuracy_score
 from sklearn.neighbors import KNeighborsClassifier
 
 from gdt.eval.classification import targets, top_k
+from gdt.eval.jobs import Pooled
 from gdt.eval.metrics import measured
 from gdt.eval.protocols import multilabel
 from gdt.eval.protocols.multilabel import mean_average_precision
@@ -66,7 +67,7 @@ def test_mean_average_precision_equals_torchmetrics(monkeypatch: pytest.MonkeyPa
         return value
 
     monkeypatch.setattr(multilabel, "average_precision_score", noted)
-    found, _ = mean_average_precision(QUERY, QUERY_LABEL, GALLERY, GALLERY_LABEL, 1.0)
+    found, _ = mean_average_precision(Pooled(QUERY, QUERY_LABEL, GALLERY, GALLERY_LABEL), 1.0)
     has, score = (torch.from_numpy(np.stack(values, 1)) for values in zip(*scores, strict=True))
     expected = functional.multilabel_average_precision(score.sigmoid(), has.int(), len(scores))
     assert found.metric.value == pytest.approx(100 * expected.item(), abs=1e-3)
