@@ -1,7 +1,6 @@
 """List data sets with class folders and three official folds (UCF-101 and HMDB-51)."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
@@ -40,12 +39,11 @@ def read_lines(list_file: File) -> list[str]:
     return lines
 
 
-@dataclass
-class _Entry:
+class _Entry(NamedTuple):
     stem: str
     class_name: str
-    folds: list[str] = field(default_factory=lambda: [""] * len(FOLDS))
-    """Split in each fold; empty if no list of the fold names the video."""
+    folds: dict[int, str]
+    """Split in each fold whose lists name the video."""
 
 
 def listing(source: SourceFiles, name: str, lines: Iterable[Line], tree: str) -> Iterator[Item]:
@@ -62,12 +60,11 @@ def listing(source: SourceFiles, name: str, lines: Iterable[Line], tree: str) ->
         outside: list[tuple[str, Item]] = []
         for stem, path in source.named(first=root):
             key = stem.lower()
-            entry = entries.get(key, _Entry(stem, ""))
             if key in entries and root not in path.parents:
                 outside.append((key, LeftOut(stem, f"not in the folder of the data set; {name}", str(path))))
             else:
-                label = composed(path.parent.name)
-                yield key, ListedVideo(stem, path, label, entry.folds[0], tuple(entry.folds))
+                folds = tuple(entries[key].folds[fold] for fold in FOLDS) if key in entries else ("",)
+                yield key, ListedVideo(stem, path, composed(path.parent.name), folds[0], folds)
         yield from outside
 
     for item in matched("the official splits", entries, found(), lambda key: entries[key].stem):
@@ -84,18 +81,17 @@ def _entries(lines: Iterable[Line]) -> dict[str, _Entry]:
     contradicting: dict[str, str] = {}
     for line in lines:
         stem = PurePosixPath(line.file).stem
-        entry = entries.setdefault(stem.lower(), _Entry(stem, line.class_name))
-        before = entry.folds[line.fold - 1]
-        if before and before != line.split:
+        entry = entries.setdefault(stem.lower(), _Entry(stem, line.class_name, {}))
+        before = entry.folds.setdefault(line.fold, line.split)
+        if before != line.split:
             contradicting[stem] = f"'{stem}' is {before} and {line.split} in fold {line.fold}"
-        entry.folds[line.fold - 1] = line.split
     if contradicting:
         raise UserError(
             f"the official lists contradict each other for {len(contradicting)} videos: "
             f"{next(iter(contradicting.values()))}; download the lists again"
         )
     for fold in FOLDS:
-        lacking = [entry.stem for entry in entries.values() if not entry.folds[fold - 1]]
+        lacking = [entry.stem for entry in entries.values() if fold not in entry.folds]
         if lacking:
             raise UserError(
                 f"the official lists of fold {fold} are incomplete: they name {len(entries) - len(lacking)} of "
