@@ -60,7 +60,7 @@ def test_recall_equals_counting() -> None:
         for x, label in zip(query, query_label, strict=True):
             cosine = [x @ y / np.linalg.norm(x) / np.linalg.norm(y) for y in gallery]
             hits += label in [gallery_label[j] for j in np.argsort(cosine)[::-1][:k]]
-        found = recall(gallery_label[nearest_rows(query, gallery, k)], query_label, gallery_label, (k,))[k].metric
+        found = recall(gallery_label[nearest_rows(query, gallery, 20)], query_label, gallery_label, (k,))[k].metric
         assert found.value == pytest.approx(100 * hits / 24) and found.answers == 24
         assert found.chance == pytest.approx(chance(query_label, gallery_label, (k,))[k])
 
