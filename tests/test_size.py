@@ -12,7 +12,7 @@ from gdt.common.commandline import options
 from tests.conftest import ROOT
 
 PRODUCT = ("common", "pipeline", "preprocess", "train", "eval", "src")
-LINES = 21_559
+LINES = 21_555
 """Lines of Python of the product; a data set or a protocol takes some 60."""
 TESTS = 17_735
 """Lines of Python of the tests: one test per promise."""

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 from tqdm import tqdm
@@ -47,21 +46,18 @@ def command(settings: Generate) -> str:
     return f"the videos are in {folder}\nnext: {following}"
 
 
-class VideoTask(NamedTuple):
-    path: Path
-    split: str
-    action: str
-    n: int
+Video = tuple[Path, tuple[str, str, int]]
+"""A file and what its scene is drawn from: the split, the action at the beginning, and a number."""
 
 
-def tasks(destination: Path, settings: Synthetic) -> list[VideoTask]:
+def files(destination: Path, settings: Synthetic) -> list[Video]:
     """Every video of the set; file stems are unique ids. Videos of several actions are in no class's folder."""
-    videos: list[VideoTask] = []
+    videos: list[Video] = []
     for split in SPLITS:
         for action in settings.actions:
             folder = destination / split / (action if settings.count(split) == 1 else "")
             for n in range(getattr(settings, split)):
-                videos.append(VideoTask(folder / f"{split}_{action}_{n:04d}.mp4", split, action, n))
+                videos.append((folder / f"{split}_{action}_{n:04d}.mp4", (split, action, n)))
     return videos
 
 
@@ -95,7 +91,7 @@ def generate(destination: Path, settings: Synthetic, workers: int = 0) -> None:
 
 def _make(partial: Path, settings: Synthetic, workers: int) -> None:
     """Write the videos, their labels and captions."""
-    videos = tasks(partial, settings)
+    videos = files(partial, settings)
     groups = [videos[k : k + GROUP] for k in range(0, len(videos), GROUP)]
     with (
         # spawned, not forked: the caller may have started threads
@@ -125,21 +121,21 @@ def _require_same(destination: Path, asked: dict[str, object]) -> None:
         )
 
 
-def _make_group(settings: Synthetic, group: Sequence[VideoTask]) -> int:
+def _make_group(settings: Synthetic, group: Sequence[Video]) -> int:
     """Render and encode videos with one ffmpeg process; returns their number. Raises UserError if ffmpeg fails."""
     with scratch() as folder:
         inputs: list[object] = []
         outputs: list[object] = []
-        for k, task in enumerate(group):
-            scene = Scene(settings, task.split, task.action, task.n)
+        for k, (path, key) in enumerate(group):
+            scene = Scene(settings, *key)
             frames = Path(folder, f"{k}.rgb")
             samples = Path(folder, f"{k}.pcm")
             scene.picture().tofile(frames)
             np.round(scene.sound() * 32767).astype("<i2").tofile(samples)
             inputs += ["-f", "rawvideo", "-pix_fmt", "rgb24", "-s", f"{SIZE}x{SIZE}", "-r", FPS, "-i", frames]
             inputs += ["-f", "s16le", "-ar", SOUND_RATE, "-ac", 1, "-i", samples]
-            task.path.parent.mkdir(parents=True, exist_ok=True)
-            outputs += ["-map", f"{2 * k}:v", "-map", f"{2 * k + 1}:a", *ENCODER, task.path]
+            path.parent.mkdir(parents=True, exist_ok=True)
+            outputs += ["-map", f"{2 * k}:v", "-map", f"{2 * k + 1}:a", *ENCODER, path]
         command = ["ffmpeg", "-nostdin", "-y", "-v", "error", *map(str, inputs + outputs)]
         process = subprocess.run(command, capture_output=True, text=True, errors="replace")
     if process.returncode != 0:
@@ -148,15 +144,15 @@ def _make_group(settings: Synthetic, group: Sequence[VideoTask]) -> int:
     return len(group)
 
 
-def _describe(folder: Path, settings: Synthetic, videos: Sequence[VideoTask]) -> None:
+def _describe(folder: Path, settings: Synthetic, videos: Sequence[Video]) -> None:
     """Write labels.csv, for what the folders do not say, and captions.json."""
     captions = {}
     rows = ["path,actions,identity\n"]
-    for task in videos:
-        scene = Scene(settings, task.split, task.action, task.n)
-        captions[task.path.stem] = scene.captions()
+    for path, key in videos:
+        scene = Scene(settings, *key)
+        captions[path.stem] = scene.captions()
         actions = " ".join(action for action, _ in scene.actions)
-        rows.append(f"{task.path.relative_to(folder)},{actions},{int(BINS * scene.identity[0])}\n")
+        rows.append(f"{path.relative_to(folder)},{actions},{int(BINS * scene.identity[0])}\n")
     if settings.identity or settings.actions_per_video > 1:
         write_lines(folder / "labels.csv", rows)
     write_text(folder / "captions.json", json.dumps(captions) + "\n")
