@@ -85,15 +85,12 @@ def test_statistics_of_the_stored_data(index: Index) -> None:
     assert all(30 < mean < 225 for mean in index.statistics.pixel_mean)
 
 
-def test_statistics_from_sums() -> None:
+def test_sums_give_the_statistics_and_are_exact_in_any_order_and_at_any_size() -> None:
     x = np.random.default_rng(0).integers(0, 256, (1000, 3))
     mel = np.random.default_rng(1).normal(-3, 9, (4000, 40)).astype(np.float32)
     got = Statistics.from_sums([[1000, int(c.sum()), int((c**2).sum())] for c in x.T], mel_sums(mel).tolist())
     assert np.allclose(got.pixel_mean, x.mean(0), rtol=1e-14) and np.allclose(got.pixel_std, x.std(0), rtol=1e-12)
     assert abs(got.mel_mean - mel.mean(dtype=float)) < 1e-6 and abs(got.mel_std - mel.std(dtype=float)) < 1e-6
-
-
-def test_sums_are_exact_in_any_order_and_at_any_size() -> None:
     rng = np.random.default_rng(2)
     banks = [rng.normal(-3, 9, (int(n), 40)).astype(np.float32) for n in rng.integers(1, 2000, 50)]
     forward, backward = sum(map(mel_sums, banks)), sum(map(mel_sums, reversed(banks)))
