@@ -58,7 +58,7 @@ class Pretrain:
     """Composition in place of a preset, such as "video:d time_shift:d:2 modality:i:2:differs augmentation:i:1": each
     factor with its contrast (distinctive or invariant) and its K."""
     size: Size = "paper"
-    """Defaults of row, networks, clips and schedule: the paper's, those that learn from real clips on a CPU in ten
+    """Defaults of row, networks, clips and schedule: the paper's, those that learn from real clips on a CPU in
     minutes, or those of tests; default: paper with a GPU, else small."""
     factors_from: Annotated[Path | None, NOT_COMPARED] = None
     """Python file with custom transformations, for --factors."""
