@@ -23,7 +23,7 @@ GUIDES = tuple(name for name in PAGES if name not in ("README.md", "docs/benchma
 """Pages whose commands run, after those of the README; those of the others take minutes to hours."""
 PARSED = {
     r"^make (demo|bench)|^python -m benchmarks": "minutes",
-    r"gdt-k400|--query /my": "needs a download",
+    r"gdt-k400|--query (/my|bark)": "needs a download",
     r"GPUS=|kinetics|ucf|hmdb|esc50|howto100m|audioset|s3://|^gdt verify --full": "needs the data set, or GPUs",
     r"^(make|gdt) ablation": "trains many times; tests/eval/test_ablation.py",
 }

@@ -86,8 +86,8 @@ open checkpoint.pt.partial 1 0
 open checkpoint.pt.partial 2 0.002
 os.rename checkpoint.pt 1 0
 open checkpoint.pt.partial 3 0.004
-os.rename checkpoint.pt 3 0
 os.rename checkpoint.pt 2 0.001
+os.rename checkpoint.pt 3 0
 os.rename settings.json 1 0
 os.rename metrics.jsonl 1 0
 open metrics.jsonl 2 0
@@ -155,7 +155,7 @@ def test_kills_during_pretraining_give_the_same_losses(shards: Path, tmp_path: P
     whole, folder = tmp_path / "whole", tmp_path / "killed"
 
     def command(run: Path) -> list[object]:
-        sizes = ("--batch-size", 4, "--threads", 1, "--network.dropout", 0.3, "--steps", 30)
+        sizes = ("--size", "tiny", "--batch-size", 4, "--threads", 1, "--network.dropout", 0.3, "--steps", 30)
         return ["pretrain", "--shards", shards, "--out", run, *sizes, "--checkpoint-steps", 1]
 
     for moment in PRETRAINING:

@@ -70,11 +70,11 @@ def assert_on_time(path: Path, taken: Extracted, late: float) -> str:
     """Each frame shown is the last up to `late` seconds after its time; returns the rate that ffmpeg guesses."""
     asked = ["-v", "error", "-select_streams", "v", "-show_entries", "frame=pts_time:stream=r_frame_rate"]
     command = ["ffprobe", *asked, "-of", "csv=p=0", path]
-    *told, rate = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
-    stamps = np.array([float(line.strip(",")) for line in told])
+    told = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    stamps = np.array([float(line.strip(",")) for line in told if "/" not in line])  # a program has the rate, too
     times = stamps[0] + np.arange(len(taken.sizes)) / 30 + late + 1e-6 - (late == 1 / 60) * 2e-6
     assert shown_numbers(taken).tolist() == (np.searchsorted(stamps, times, side="right") - 1).tolist()
-    return rate
+    return told[-1]
 
 
 @pytest.mark.parametrize(
