@@ -128,10 +128,9 @@ def _run_once(arguments: list[str], limits: Limits, last: bool, log: Path, *outp
     for output in outputs:
         output.unlink(missing_ok=True)
     memory = _memory_limit(limits)
-    with log.open("wb") as stderr, _start(arguments, stderr) as process:
+    with log.open("wb") as stderr, _start(arguments, memory, stderr) as process:
         began = time.monotonic()
         try:
-            resource.prlimit(process.pid, resource.RLIMIT_AS, (memory, memory))
             _wait(process, limits.timeout_factor)
         except _TimedOut:
             process.kill()
@@ -199,13 +198,14 @@ def _fault_of_machine(status: int, errors: Sequence[str], folder: Path) -> str:
     return f"ffmpeg cannot write to {folder} ({cause}); mend that" if cause else ""
 
 
-def _start(arguments: list[str], stderr: BinaryIO) -> subprocess.Popen[bytes]:
+def _start(arguments: list[str], memory: int, stderr: BinaryIO) -> subprocess.Popen[bytes]:
     """Start ffmpeg, in a new session, so that the worker handles Ctrl-C. Raises UserError."""
+    limited = ["sh", "-c", 'ulimit -v "$0" && exec "$@"', str(memory >> 10), *arguments]
     # without what changes or moves its messages
     env = {name: value for name, value in os.environ.items() if not name.startswith(("FFREPORT", "AV_LOG_"))}
     try:
         return subprocess.Popen(
-            arguments, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=stderr, start_new_session=True, env=env
+            limited, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=stderr, start_new_session=True, env=env
         )
     except OSError as error:
         raise UserError(
