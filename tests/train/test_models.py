@@ -2,13 +2,10 @@
 
 import copy
 import math
-from dataclasses import replace
 
 import pytest
 import torch
 
-from gdt.common.errors import UserError
-from gdt.train.models.backbone import load_weights
 from gdt.train.models.gdt import GDT
 from gdt.train.models.network import Architecture, Network
 from gdt.train.models.r2plus1d import Factorised, R2Plus1D
@@ -62,14 +59,3 @@ def test_padded_channels_change_nothing(compiled: bool) -> None:
     assert torch.allclose(plain.eval()(clips), padded.eval()(clips), rtol=1e-12)
     channels = {part[0].out_channels for part in plain.modules() if isinstance(part, Factorised)}
     assert any(number % 8 for number in channels)
-
-
-def test_weights_of_another_model_are_refused_with_the_first_difference() -> None:
-    tiny = GDT(TINY.network)
-    weights = {f"module.{name}": value for name, value in tiny.state_dict().items()}
-    load_weights(tiny, weights, "x.pt")  # the prefix of data-parallel training is removed
-    with pytest.raises(UserError, match=r"x.pt holds another model: audio_network\S+ is missing there and \[16"):
-        load_weights(tiny, GDT(TINY.network, ["video"]).state_dict(), "x.pt")
-    other = GDT(replace(TINY.network, widths=(16, 32, 64, 256))).state_dict()
-    with pytest.raises(UserError, match=r"layer4\S+ is \[256, 64, .*\] there and \[128, 64, .*\] here"):
-        load_weights(tiny, other, "x.pt")

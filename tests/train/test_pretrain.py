@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -13,9 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from gdt.pipeline.shards.container import Header
 from gdt.pipeline.shards.index import Index
-from gdt.train import checkpoint
 from gdt.train.experiment import compose, tree_of
 from gdt.train.settings import SIZES
 from tests.conftest import ROOT, Run, commands_in
@@ -80,26 +77,9 @@ def test_a_killed_run_resumes_with_bitwise_equal_losses(
     assert len(losses(run)) == 8
     done = command(*arguments(shards, run, *more))
     assert done.returncode == 0, done.stderr
-    assert losses(run) == losses(undisturbed)
+    assert losses(run) == losses(undisturbed) and not [*run.glob("*.partial")]
     one, other = (torch.load(folder / "checkpoint.pt", weights_only=True) for folder in (run, undisturbed))
     assert all(torch.equal(one["model"][name], other["model"][name]) for name in other["model"])
-
-
-def test_a_line_that_was_being_written_is_repeated(command: Run, shards: Path, tmp_path: Path) -> None:
-    run = tmp_path / "crashed"
-    more = ("--lr-decay", 0, "--steps", 6)
-    assert command(*arguments(shards, run, *more[:2], "--steps", 4)).returncode == 0
-    older = (run / "checkpoint.pt").read_bytes()
-    assert command(*arguments(shards, run, *more)).returncode == 0
-    whole = losses(run)
-    (run / "checkpoint.pt").write_bytes(older)
-    with (run / "metrics.jsonl").open("r+") as file:
-        lines = file.readlines()
-        file.truncate(sum(map(len, lines[:5])) + 10)
-    done = command(*arguments(shards, run, *more))
-    assert done.returncode == 0, done.stderr
-    kept = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    assert [(row["step"], row["loss"]) for row in kept] == [(k, whole[k]) for k in range(6)]
 
 
 def test_a_default_batch_size_is_lowered_to_the_number_of_videos(
@@ -163,12 +143,9 @@ def test_pretraining_on_real_videos_lowers_the_loss(
         (("--factors-from", "mine.py"), "--factors-from has no effect on a preset; set --factors"),
         (("--clip.frames", "200"), "0 of 24 train videos of .*; not used: 24 too short for 2 different starts of"),
         (("--split", "holdout"), "no video of .* is in the split 'holdout'"),
-        (("--augmentation.flip", "2"), "--augmentation.flip is 2.0"),
-        (("--steps", "-5"), "--steps is -5; it must be 0 or more"),
         (("--out", "/proc/nowhere"), "/proc/nowhere: No such file or directory"),
         (("--temperature", "0"), "--temperature is 0.0; it must be above 0"),
         (("--lr-decay", "2"), "--lr-decay is 2.0; it must be from 0 to 1"),
-        (("--loading.prefetch", "0"), "--loading.prefetch is 0; it must be 1 or more"),
         (("--precision", "bfloat16"), "--precision bfloat16 needs a GPU"),
     ],
 )
@@ -180,24 +157,3 @@ def test_mistakes_give_one_message_and_exit_2(
     assert re.search(message, done.stderr), done.stderr
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "run" / "checkpoint.pt").exists()
-
-
-def ruin(shards: Path, *numbers: int) -> None:
-    """Overwrite the middle tenth of the frames of some shards with zeros."""
-    for path in sorted(shards.glob("shard-*.h5")):
-        if int(path.stem[-6:]) in numbers:
-            place = Header.read(path).arrays["frames/jpeg"]
-            with path.open("r+b") as file:
-                file.seek(place.begin + place.nbytes * 9 // 20)
-                file.write(bytes(place.nbytes // 10))
-
-
-def test_a_damaged_clip_ends_a_run_after_a_checkpoint(command: Run, shards: Path, tmp_path: Path) -> None:
-    copy, run = tmp_path / "shards", tmp_path / "run"
-    shutil.copytree(shards, copy)
-    ruin(copy, 1)
-    done = command(*arguments(copy, run, "--steps", STEPS, "--loading.prefetch", 1, "--loading.decode-batch-size", 2))
-    (said,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
-    assert done.returncode == 2 and "shard-000001.h5 is damaged: checksum mismatch in frame" in said
-    assert "gdt verify" in said
-    assert 0 < checkpoint.read(run / "checkpoint.pt").record.step == len(losses(run)) < STEPS

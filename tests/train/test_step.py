@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.nn import functional
 
 from gdt.common.errors import UserError
 from gdt.pipeline.groups import take_rank
 from gdt.pipeline.loader import Batch, Loader
 from gdt.pipeline.shards.index import Index
 from gdt.train.experiment import compose, fitted, fitted_clip, resolve
+from gdt.train.health import effective_rank
 from gdt.train.loss import gdt_loss
 from gdt.train.models.gdt import GDT
 from gdt.train.settings import SIZES, RunSettings
@@ -59,11 +59,11 @@ def gradients(model: GDT) -> torch.Tensor:
 
 @pytest.mark.parametrize("name", ["a", "l", "three"])
 def test_a_step_is_that_of_a_plain_loop_over_groups(drawn: tuple[Path, Path], name: str) -> None:
-    """Loss, gradient and running statistics, without dropout; leaves without words do not count in the loss."""
+    """Loss, gradient, rank and running statistics, without dropout; leaves without words do not count."""
     run = subject.in_float64(name, *drawn, group_size=4)
     batch = first_batch(run)
     if name == "three":
-        batch.table["usable"][-3:] = 0
+        batch.table["usable"][-35:] = 0
     model, metrics = gradient(run, batch)
     plain = model_of(run).train()
     parts, means = [], []
@@ -78,31 +78,15 @@ def test_a_step_is_that_of_a_plain_loop_over_groups(drawn: tuple[Path, Path], na
     loss.backward()
     assert metrics.loss == pytest.approx(loss.item(), rel=1e-12)
     assert torch.allclose(gradients(model), gradients(plain), rtol=1e-9, atol=1e-12)
+    sizes, usable = [*map(len, batch.inputs.values())], batch.table.get("usable", torch.ones(len(batch.plan))).bool()
+    kept = [part[used] for part, used in zip(torch.cat(parts).detach().split(sizes), usable.split(sizes), strict=True)]
+    assert metrics.rank == pytest.approx(min(map(effective_rank, kept)), rel=1e-9)
     assert metrics.gradient_norm == pytest.approx(gradients(plain).norm().item(), rel=1e-9)
     moved = model.video_network.base.stem[1]
     assert torch.allclose(moved.running_mean, 0.1 * torch.stack(means).mean(0), rtol=1e-9)
     assert moved.num_batches_tracked == 1 and moved.momentum == 0.1
-
-
-def test_the_rank_is_of_leaves_with_words_and_of_finite_embeddings(drawn: tuple[Path, Path]) -> None:
-    run = subject.in_float64("three", *drawn, group_size=4)
-    batch = first_batch(run)
-    step = Gradient(model_of(run), run, compose(run).factors)
-    sizes = [len(inputs) for inputs in batch.inputs.values()]
-    embeddings = functional.normalize(torch.randn(sum(sizes), 32, generator=torch.Generator().manual_seed(0)), dim=1)
-    rank = step._effective_rank(0, batch, embeddings)
-    assert rank is not None and rank > 2
-    embeddings[-sizes[-1] + 8 :] = embeddings[-1]  # leaves without words have the same input
-    same = step._effective_rank(0, batch, embeddings)
-    batch.table["usable"][-sizes[-1] + 8 :] = 0
-    of_words = step._effective_rank(0, batch, embeddings)
-    assert same is not None and of_words is not None and same < of_words
-    batch.table["usable"][-sizes[-1] :] = 0
-    assert step._effective_rank(0, batch, embeddings) is not None  # of the other modalities
-    assert (
-        step._effective_rank(1, batch, embeddings) is None
-        and step._effective_rank(0, batch, embeddings * math.nan) is None
-    )
+    next(plain.parameters()).data.mul_(math.nan)
+    assert math.isnan(Gradient(plain, run, compose(run).factors)(0, batch).loss)  # which has no rank
 
 
 @pytest.mark.parametrize("ways", few([(("on", 0),), (("auto", 0),), (("auto", 3),), (("auto", 99),)]))
@@ -137,8 +121,9 @@ def test_dropout_differs_between_groups_steps_and_seeds(drawn: tuple[Path, Path]
 def test_ranks_have_the_numbers_of_one_process_with_dropout(
     drawn: tuple[Path, Path], server: subprocess.Popen[str], tmp_path: Path, world: int
 ) -> None:
-    run = subject.in_float64("l", *drawn, group_size=3)
-    run = replace(run, network=replace(run.network, dropout=0.3))
+    """Half of the clips have no words, unequally many on each rank."""
+    run = subject.in_float64("three", *drawn, group_size=3)
+    run = replace(run, network=replace(run.network, dropout=0.3), clip=replace(run.clip, words_seconds=0.35))
     alone = subject.train(replace(run, out=tmp_path / "alone"))
     (together,) = subject.train_on_ranks(server, [replace(run, out=tmp_path / "run")], tmp_path, world)
     assert together["losses"] == pytest.approx(alone["losses"], rel=1e-10)
