@@ -48,7 +48,8 @@ def test_help_and_version_import_nothing_slow() -> None:
 def test_what_is_missing_is_refused_before_torch_is_imported(tmp_path: Path) -> None:
     code = """if True:
         import sys
-        from gdt.cli import run
+        from gdt.cli import COMMANDS, below_gdt, run
+        assert all(below_gdt(command.settings) for command in COMMANDS.values())
         for words in sys.stdin.read().splitlines():
             name, *arguments = words.split()
             try:

@@ -1,9 +1,10 @@
 """The ablation: which commands run, what rows share, and the table."""
 
-import json
 import re
+import signal
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -11,9 +12,8 @@ import pytest
 from PIL import Image
 
 from gdt.cli import parse_command
-from gdt.common.errors import UserError
+from gdt.common.errors import INTERRUPTED, UserError
 from gdt.eval.ablation import rows, runs
-from gdt.eval.ablation.plots import _tick
 from gdt.eval.ablation.rows import runs_of
 from gdt.eval.ablation.runs import ablation, logged_steps
 from gdt.eval.ablation.settings import Ablation
@@ -28,8 +28,10 @@ from gdt.train.models.network import OwnNetworks
 from gdt.train.pretrain import pretrain
 from gdt.train.run import METRICS
 from gdt.train.settings import RunSettings
+from tests.conftest import Run
 from tests.pipeline.test_notation import FREEZE
 from tests.tamper import annotate
+from tests.train.runs import start_gdt, wait_until
 
 NET = """
 from torch import nn
@@ -86,6 +88,8 @@ def test_finished_rows_are_not_run_again(
     assert Image.open(tmp_path / "table.png").width > 200 and (tmp_path / "results.csv").is_file()
     done.clear()
     capsys.readouterr()
+    with (tmp_path / "l-1" / METRICS).open("a") as log:
+        log.write('{"step": 2, "lo')  # as while it is written
     assert ablation(first) == summary and not done
     assert "0 of 2 runs left" in capsys.readouterr().out
     # a new row does not run the others again, and they stay in the table
@@ -143,15 +147,10 @@ def test_runs_with_other_networks_or_factors_are_not_compared(
             ablation(replace(first, rows=("e",), factors_from=None))
 
 
-def test_label_columns_have_a_table_each(
-    done: list[list[str]], shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    index = Index.open(shards)
-    labelled = replace(index, columns={"parity": np.array(["even", "odd"], object)[np.arange(len(index)) % 2]})
-    monkeypatch.setattr(rows.Index, "open", lambda *_: labelled)
-    monkeypatch.setattr("gdt.eval.subjects.open_index", lambda *_: labelled)
+def test_label_columns_have_a_table_each(done: list[list[str]], copy: Path, index: Index, tmp_path: Path) -> None:
+    annotate(copy, parity=[("even", "odd")[video % 2] for video in range(len(index))])
     given = settings(
-        shards, tmp_path, rows=("e", CUSTOM), seeds=(0, 1), protocols=("retrieval", "linear"), label="label,parity"
+        copy, tmp_path, rows=("e", CUSTOM), seeds=(0, 1), protocols=("retrieval", "linear"), label="label,parity"
     )
     text = ablation(given)
     assert sent(done, "pretrain", "preset")[:2] == ["e", "l"] and sent(done, "pretrain", "factors")[:2] == ["", CUSTOM]
@@ -165,21 +164,18 @@ def test_label_columns_have_a_table_each(
 
 
 def test_videos_without_labels_or_without_sound(
-    done: list[list[str]], shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    done: list[list[str]], copy: Path, index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plain = Index.open(shards)
-    plain = replace(plain, label=np.full(len(plain), "", object), columns={})
-    monkeypatch.setattr(rows.Index, "open", lambda *_: plain)
-    monkeypatch.setattr("gdt.eval.subjects.open_index", lambda *_: plain)
-    summary = ablation(settings(shards, tmp_path, rows=("a", "e")))
+    annotate(copy, label=[""] * len(index))
+    summary = ablation(settings(copy, tmp_path, rows=("a", "e")))
     assert kinds(done) == ["pretrain", "pretrain", "evaluate"] and "V→A R@1" in summary and "row a" not in summary
     assert "random weights" in summary
     with pytest.raises(UserError, match="nothing can compare the rows a: recall between modalities needs a row of two"):
-        runs_of(settings(shards, tmp_path, rows=("a",)))
-    silent = replace(plain, mel_count=np.zeros_like(plain.mel_count))
+        runs_of(settings(copy, tmp_path, rows=("a",)))
+    silent = replace(index, mel_count=np.zeros_like(index.mel_count))
     monkeypatch.setattr(rows.Index, "open", lambda *_: silent)
     with pytest.raises(UserError, match="0 of 24 train videos of .*; not used: 24 without sound"):
-        runs_of(settings(shards, tmp_path, rows=("a", "e")))
+        runs_of(settings(copy, tmp_path, rows=("a", "e")))
 
 
 def test_fold_1_is_evaluated_and_changed_labels_again(
@@ -209,7 +205,9 @@ def test_fold_1_is_evaluated_and_changed_labels_again(
     assert [(row.fold, row.seen) for row in rows] == [(1, 0), (2, 24)]
 
 
-def test_bad_settings(tmp_path: Path, shards: Path) -> None:
+def test_bad_settings(tmp_path: Path, shards: Path, copy: Path, index: Index) -> None:
+    """And whatever the videos do not allow, before training."""
+    annotate(copy, split=["train"] * len(index))
     for wrong, message in (
         ({"rows": ("L",)}, "unknown preset 'L'; did you mean 'l'"),
         ({"rows": ("e,l",)}, "unknown preset 'e,l'"),
@@ -217,25 +215,23 @@ def test_bad_settings(tmp_path: Path, shards: Path) -> None:
         ({"label": "colour"}, "unknown column 'colour'"),
         ({"label": "label", "protocols": ("cross-modal",)}, "--label has no effect on cross-modal"),
         *(({name: ()}, f"^--{name} is empty; give one or more") for name in ("rows", "seeds", "equal")),
+        ({"shards": copy}, "has no videos in the split 'test', only in train; .* with --test 0.1"),
     ):
         with pytest.raises(UserError, match=message):
-            runs_of(settings(shards, tmp_path, **wrong))
+            runs_of(replace(settings(shards, tmp_path), **wrong))
+    order = np.cumsum(index.split == "train")
+    splits = ["val" if split == "train" and k > 14 else split for split, k in zip(index.split, order, strict=True)]
+    annotate(copy, split=splits, tags=["a;b"] * len(index))
+    with pytest.raises(UserError, match="retrieval takes one; set --protocols multilabel"):
+        runs_of(settings(copy, tmp_path, label="tags"))
+    planned = runs_of(settings(copy, tmp_path, label="tags", protocols=("multilabel",), batch_size=0))
+    assert [run.pretraining.batch_size for run in planned] == [14, 14] and "14 videos per step" in planned[0].equal
+    assert {run.evaluation.protocols for run in planned} == {("multilabel",)}
 
 
-def test_a_split_without_videos_is_refused_before_training(
-    tmp_path: Path, shards: Path, index: Index, monkeypatch: pytest.MonkeyPatch
+def test_steps_are_adjusted_to_the_flops_of_row_l(
+    shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Index, "open", lambda _: replace(index, split=np.full(len(index), "train", object)))
-    with pytest.raises(UserError, match="has no videos in the split 'test', only in train; .* with --test 0.1"):
-        runs_of(settings(shards, tmp_path))
-
-
-def test_ticks_of_the_plot_tell_compositions_apart() -> None:
-    named = {"row e: video-audio, 1,200 steps": "e\n1,200 steps", "video:d time_shift:i:1": "video:d\ntime_shift:i:1"}
-    assert {name: _tick(name) for name in named} == named and _tick(RANDOM) == "random"
-
-
-def test_steps_are_adjusted_to_the_flops_of_row_l(shards: Path, tmp_path: Path) -> None:
     repeated = {"rows": ("a", "e", "g", "a", "l"), "seeds": (1, 1)}
     planned = runs_of(settings(shards, tmp_path, **repeated, equal=("compute",), steps=300))
     assert planned[0].equal == "compute: 2 videos per step, the FLOPs of 300 steps of row l"
@@ -248,25 +244,9 @@ def test_steps_are_adjusted_to_the_flops_of_row_l(shards: Path, tmp_path: Path) 
     assert [run.row.steps for run in planned] == [of_a, 1200, 600, 300]
     default = runs_of(settings(shards, tmp_path, steps=0, batch_size=0))
     assert default[0].equal == "videos: 16 videos per step, 600 steps" and default[0].folder.name == "a-1"
-
-
-def test_compute_that_cannot_be_counted_is_not_compared(
-    shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
     monkeypatch.setattr(rows, "step_flops", lambda *_: 0.0)
     with pytest.raises(UserError, match="the FLOPs of .* cannot be counted; compare rows with --equal videos"):
-        runs_of(settings(shards, tmp_path, rows=("a", "l"), equal=("compute",)))
-
-
-def test_a_default_is_lowered_to_the_videos_for_all_rows(
-    shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    index = Index.open(shards)
-    order = np.cumsum(index.split == "train")
-    few = replace(index, split=np.where((index.split == "train") & (order > 14), "val", index.split).astype(object))
-    monkeypatch.setattr(rows.Index, "open", lambda *_: few)
-    planned = runs_of(settings(shards, tmp_path, rows=("e", "l"), batch_size=0))
-    assert [run.pretraining.batch_size for run in planned] == [14, 14] and "14 videos per step" in planned[0].equal
+        runs_of(settings(shards, tmp_path, equal=("compute",)))
 
 
 def test_equal_videos_and_equal_compute_share_runs_and_a_table(
@@ -289,10 +269,40 @@ def test_equal_videos_and_equal_compute_share_runs_and_a_table(
     assert ablation(replace(videos, equal=("compute",))) == ablation(both) and not done
 
 
-def test_steps_of_a_log_that_is_being_written(tmp_path: Path) -> None:
-    log = tmp_path / METRICS
-    assert logged_steps(log) == 0
-    log.write_text("")
-    assert logged_steps(log) == 0
-    log.write_text("".join(json.dumps({"step": step, "loss": 1.0}) + "\n" for step in range(5)) + '{"step": 5, "lo')
-    assert logged_steps(log) == 5
+def test_a_failed_run_of_an_ablation_names_its_log(command: Run, shards: Path, tmp_path: Path) -> None:
+    small = ("--rows", "e", "--seeds", 0, "--out", "o")
+    (tmp_path / "o" / "e-0").mkdir(parents=True)
+    (tmp_path / "o" / "e-0" / "checkpoint.pt").write_text("no checkpoint")
+    done = command("ablation", "--shards", shards, *small)
+    assert done.returncode == 2
+    assert "e-0/checkpoint.pt cannot be read as a checkpoint" in done.stderr and "log.txt" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("kind", "number"),
+    [
+        ("ablation", signal.SIGINT),
+        pytest.param("ablation", signal.SIGTERM, marks=pytest.mark.slow),
+        pytest.param("evaluate", signal.SIGINT, marks=pytest.mark.slow),
+    ],
+)
+def test_a_signal_to_the_parent_alone_stops_its_runs(
+    command: Run, kind: str, number: int, shards: Path, checkpoint: Path, tmp_path: Path
+) -> None:
+    """As kill does; Ctrl-C reaches the runs as well. Meanwhile, a second command in the folder is refused."""
+    more = {
+        "ablation": ("--rows", "e", "--seeds", 0, "--steps", 10_000, "--batch-size", 8),
+        "evaluate": ("--ckpt", checkpoint, "--protocols", "finetune", "--epochs", 10_000),
+    }[kind]
+    arguments = (kind, "--shards", shards, "--jobs", 2, "--out", tmp_path / "out", *more)
+    process = start_gdt([*map(str, arguments)], tmp_path)
+    logs = partial(tmp_path.glob, "out/**/*.jsonl")
+    wait_until(lambda: any(log.stat().st_size for log in logs()) or process.poll() is not None)
+    second = command(*arguments)
+    assert second.returncode == 2 and f"another run is writing to {tmp_path / 'out'}; " in second.stderr
+    process.send_signal(number)
+    _, errors = process.communicate()
+    assert process.returncode == 128 + number and (number == signal.SIGTERM or errors.endswith(f"{INTERRUPTED}\n"))
+    assert "waiting for the other runs" not in errors
+    if kind == "ablation" and number == signal.SIGINT:
+        assert "stopped after step" in (tmp_path / "out" / "e-0" / "log.txt").read_text()

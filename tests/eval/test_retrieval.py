@@ -20,9 +20,36 @@ from gdt.eval.protocols.few_shot import accuracy
 from gdt.eval.protocols.knn import weighted_knn
 from gdt.eval.protocols.retrieval import chance, recall
 from gdt.eval.similarity import nearest_rows
-from gdt.train.settings import SIZES
+from gdt.pipeline.shards.index import Index
+from gdt.train.checkpoint import load_model
+from tests.pipeline.test_loader import CPU
 
-TINY = SIZES["tiny"]
+
+def test_features_are_computed_once(
+    index: Index, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained, path = load_model(checkpoint), tmp_path / "m" / "features.npz"
+
+    def compute(group: np.ndarray) -> extract.PooledFeatures:
+        return extract.extract(trained, index, group, 2, CPU)
+
+    first = extract.cached_features(path, np.array([0, 30]), compute)
+    whole = compute(np.array([0, 7, 30]))
+    more = extract.cached_features(path, np.array([7, 0]), compute)  # the missing video is added
+    assert more.videos.tolist() == [0, 7, 30] and more.average.shape == more.maximum.shape == (3, 128)
+    for one, other in ((more.average, whole.average), (more.maximum, whole.maximum)):  # whatever the batch
+        assert np.allclose(one, other, atol=1e-5)
+    assert np.array_equal(more.average[[0, 2]], first.average)
+    again = extract.cached_features(path, np.array([30, 7]), Mock(side_effect=AssertionError))
+    assert np.array_equal(again.maximum, more.maximum)
+    path.write_bytes(path.read_bytes()[:-100])  # so all are computed again
+    monkeypatch.setattr("gdt.eval.extract._GROUP", 2)
+    with pytest.raises(KeyboardInterrupt):  # the groups before are kept
+        extract.cached_features(
+            path, np.array([3, 7, 30]), Mock(side_effect=[compute(np.array([3, 7])), KeyboardInterrupt])
+        )
+    kept = extract.read(path)
+    assert kept is not None and kept.videos.tolist() == [3, 7]
 
 
 def test_damaged_features_are_computed_again(tmp_path: Path) -> None:

@@ -12,8 +12,6 @@ from sklearn.preprocessing import StandardScaler
 
 from gdt.common.errors import UserError
 from gdt.eval import extract
-from gdt.eval.ablation.rows import runs_of
-from gdt.eval.ablation.settings import Ablation
 from gdt.eval.downstream import downstream
 from gdt.eval.results import RESULTS, Result, read
 from gdt.eval.settings import Downstream
@@ -101,15 +99,6 @@ def test_a_split_without_any_label_is_refused(evaluate: Evaluate, index: Index) 
         UserError, match=r"no labelled videos in the split 'test' \(labels of 'tags' are in: train, val"
     ):
         evaluate(cells, protocols=("multilabel",))
-
-
-def test_an_ablation_refuses_several_labels_before_it_trains(copy: Path, index: Index) -> None:
-    annotate(copy, tags=[";".join(each) for each in map(sorted, tags(index))])
-    small = Ablation(shards=copy, rows=("e",), seeds=(0,), steps=2, size="tiny", batch_size=2, label="tags")
-    with pytest.raises(UserError, match="retrieval takes one; set --protocols multilabel"):
-        runs_of(small)
-    (run,) = runs_of(replace(small, protocols=("multilabel",)))
-    assert run.evaluation.protocols == ("multilabel",)
 
 
 def test_counts_are_of_labels_not_of_cells(copy: Path, index: Index) -> None:
