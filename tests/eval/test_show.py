@@ -23,11 +23,6 @@ from tests.pipeline.test_loader import CLIP, CPU, audio_oracle, leaf_oracle, tre
 from tests.pipeline.test_notation import FREEZE
 
 
-def test_clips_of_the_example_end_within_its_videos() -> None:
-    drawn = toy(composed("l", 512)).plan(0, 0).columns["time_shift"]
-    assert drawn.min() >= 0 and 250 < drawn.max() <= 270  # 30 frames of 300
-
-
 def test_the_tree_of_a_cross_modal_row_is_printed(command: Run) -> None:
     done = command("show-tree", "--preset", "i", "--batch-size", 64)
     assert done.returncode == 0, done.stderr
@@ -58,6 +53,7 @@ def test_every_preset_can_be_shown(preset: str) -> None:
     composition = composed(preset, 2)
     two = toy(composition)
     columns = two.plan(0, 0).columns
+    assert columns["time_shift"].max() <= 270  # 30 frames of 300
     relation = relations(composition.factors, columns, columns)
     assert (relation.diagonal() == IGNORED).all() and (relation == relation.T).all()
     assert len(labels(two, columns)) == len(relation)

@@ -1,13 +1,17 @@
-"""Lines of results, and tables as views of them."""
+"""Tables as views of lines of results, and their statistics: against scipy, published numbers and counting."""
 
 import csv
+import math
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
+from scipy import stats
 
-from gdt.eval.metrics import Metric
-from gdt.eval.results import RANDOM, RESULTS, Result, append, current, read
+from gdt.eval.comparison import bootstrap, compare, difference, mcnemar
+from gdt.eval.metrics import Measured, Metric, over_seeds
+from gdt.eval.results import RANDOM, Answers, Result, answers, current, write_answers
 from gdt.eval.tables import Table, pivot, table_lines, to_latex, to_text, write_tables
 
 ROW = Result(
@@ -27,13 +31,6 @@ RANDOM_ROW = replace(
 
 def footnotes(*rows: Result, by_row: bool = False) -> str:
     return "\n".join(pivot(rows, by_row)[0].footnotes)
-
-
-def test_results_survive_a_round_trip(tmp_path: Path) -> None:
-    bounded = replace(ROW, metrics={"moves": Metric(0.5, answers=9, bounds=(0.4, 0.7))}, details={})
-    for each in (ROW, bounded):
-        append(tmp_path / RESULTS, each)
-    assert read(tmp_path / RESULTS) == [ROW, bounded] and read(tmp_path / "none") == []
 
 
 def test_a_table_has_random_weights_first_and_chance_and_published_results_last() -> None:
@@ -63,20 +60,6 @@ def test_folds_and_seeds_are_averaged() -> None:
     assert "over seeds" in table.footnotes[0]
 
 
-def test_rows_of_other_lengths_are_rows_of_their_own() -> None:
-    """Equal videos and equal compute share a table."""
-    longer = replace(ROW, step=1200, steps=1200, videos=19200, tflop=6.0, model="longer", weights="12")
-    (table,) = pivot(
-        [RANDOM_ROW, longer, ROW, replace(ROW, model="l", preset="l", weights="34", tflop=12.0)], by_row=True
-    )
-    assert [line[:3] for line in table.lines] == [
-        ["% on test", "videos seen", "compute"], [RANDOM, "", ""], ["row e: video-audio", "9,600", "1.0x"],
-        ["row l: video-audio, shift d, reversal i", "9,600", "4.0x"],
-        ["row e: video-audio, 1,200 steps", "19,200", "2.0x"],
-        ["chance", "", ""],
-    ]  # fmt: skip
-
-
 def test_data_sets_splits_labels_words_and_kinds_of_protocols_have_their_own_tables() -> None:
     """Results of several calls may lie in one folder, which the page shows; a repeated line counts once."""
     recall = replace(ROW, protocol="cross-modal", gallery=0, classes=0, metrics={"video to audio R@1": Metric(9.0)})
@@ -92,7 +75,12 @@ def test_data_sets_splits_labels_words_and_kinds_of_protocols_have_their_own_tab
 def test_a_table_averages_neither_earlier_labels_nor_earlier_settings() -> None:
     of_folds = [replace(ROW, fold=fold, fold_videos=f"{labels}{fold}") for labels in ("old", "new") for fold in (1, 2)]
     assert [row.fold_videos for row in current(of_folds)] == ["new1", "new2"]
-    for before in ({"data": "other"}, {"settings": {"clips": 1, "modalities": ["video"]}}, {"device": "cuda"}):
+    for before in (
+        {"data": "other"},
+        {"version": 5},
+        {"settings": {"clips": 1, "modalities": ["video"]}},
+        {"device": "cuda"},
+    ):
         assert current([replace(ROW, model="other", **before), ROW]) == [ROW]
     beside = [replace(ROW, protocol="linear"), replace(ROW, label="weather"), replace(ROW, model="other"), ROW]
     assert current(beside) == beside
@@ -104,15 +92,6 @@ def test_weights_that_share_a_name_are_told_apart_and_of_runs_the_last_counts() 
     assert [line[0] for line in table.lines[1:3]] == ["mine (cd34cd)", "mine (ab12)"]
     (table,) = pivot([before, ROW], by_row=True)
     assert [line[3] for line in table.lines[1:]] == ["31.2 (25.2-38.0)", "20.0"]
-
-
-def test_the_key_is_that_of_all_that_decides_a_result() -> None:
-    others = [replace(ROW, **{name: "other"}) for name in ("model", "weights", "fold_videos", "label", "data", "words")]
-    others += [replace(ROW, version=7), replace(ROW, fold=1), replace(ROW, settings={"clips": 1})]
-    assert (
-        len({row.key for row in (ROW, *others)}) == 10 and len({row.shared for row in others[:2]} | {ROW.shared}) == 1
-    )
-    assert replace(ROW, seen=3, metrics={}, details={}).key == ROW.key
 
 
 @pytest.mark.parametrize(
@@ -173,11 +152,144 @@ def test_tables_as_latex_and_csv(tmp_path: Path) -> None:
     text = write_tables(tmp_path, [Table("a title", lines)], [recall])
     assert text.startswith("a title\n") and (tmp_path / "table.txt").read_text() == text + "\n"
     (row,) = csv.DictReader((tmp_path / "results.csv").read_text().splitlines())
-    assert (row["model"], row["metric"], row["value"], row["chance"]) == (
-        "mine",
-        "video to audio R@1",
-        "50.0000",
-        "1.0000",
-    )
+    assert {
+        "model": "mine",
+        "metric": "video to audio R@1",
+        "value": "50.0000",
+        "chance": "1.0000",
+    }.items() <= row.items()
     assert float(row["low"]) < 50 < float(row["high"]) and row["commit"] == "2c3d-dirty"
     assert row["settings"] == "clips 10; modalities video"
+
+
+@pytest.mark.parametrize(("right", "count"), [(0, 20), (7, 28), (28, 28), (1200, 3783)])
+def test_interval_is_wilsons(right: int, count: int) -> None:
+    expected = stats.binomtest(right, count).proportion_ci(method="wilson")
+    found = Metric(100 * right / count, 0.0, count).interval
+    assert found == pytest.approx((100 * expected.low, 100 * expected.high))
+    assert Metric(0.0, 0.0, 0).interval == (0.0, 100.0)  # no answers
+
+
+def test_intervals_over_seeds_are_students() -> None:
+    mean = over_seeds([Metric(v, 10.0, 200) for v in (60.0, 62.0, 64.0)])
+    # by hand: standard deviation 2, standard error 2 / sqrt(3), t = 4.303 with 2 degrees of freedom
+    assert (mean.value, mean.low, mean.high) == pytest.approx((62.0, 62 - 4.969, 62 + 4.969), abs=1e-3)
+    same = over_seeds([Metric(60.0, 10.0, 200)] * 2)  # of 200 answers each: they agree by rounding to 0.5 points
+    assert same.high - same.low == pytest.approx(2 * 12.706 * 0.5 / 12**0.5 / 2**0.5, abs=1e-3)
+    assert over_seeds([Metric(1.0, 10.0, 200), Metric(99.0, 10.0, 200)]).interval == (0.0, 100.0)
+
+
+@pytest.mark.parametrize(("n", "better"), [(6, 0.4), (40, 0.0), (300, 0.05), (2000, 0.05)])
+def test_mcnemars_test_is_exact(n: int, better: float) -> None:
+    """As the sum over all that is as unlikely."""
+    rng = np.random.default_rng(n)
+    one, two = rng.random(n) < 0.5 + better, rng.random(n) < 0.5
+    wins, losses = int((one & ~two).sum()), int((two & ~one).sum())
+    tail = sum(math.comb(wins + losses, k) for k in range(min(wins, losses) + 1)) / 2 ** (wins + losses)
+    assert mcnemar(one, two) == pytest.approx(min(1.0, 2 * tail))
+    assert mcnemar(one, one) == 1.0
+    assert difference(one, two) == pytest.approx((100 * (wins - losses) / n, mcnemar(one, two)))
+
+
+@pytest.mark.parametrize("n", [12, 400])
+@pytest.mark.parametrize("shift", [0.0, 0.03, 0.1])
+def test_the_bootstrap_draws_queries_with_their_answers(n: int, shift: float) -> None:
+    """As scipy's, whose resamples are of queries, for answers that are shares of twenty draws."""
+    rng = np.random.default_rng(n)
+    apart = np.clip(rng.binomial(20, 0.5 + shift, n) - rng.binomial(20, 0.5, n), -20, 20) / 20
+    drawn = stats.bootstrap((apart,), np.mean, n_resamples=10_000, method="basic", rng=1).bootstrap_distribution
+    expected = (np.abs(drawn - apart.mean()) >= abs(apart.mean()) - 1e-9).mean()
+    assert bootstrap(apart) == pytest.approx(expected, abs=0.02) and bootstrap(apart) == bootstrap(apart)
+    assert bootstrap(np.zeros(n)) == 1.0
+    many = bootstrap(rng.normal(size=n))  # all different
+    assert 0 < many <= 1
+
+
+def test_few_answers_that_are_not_right_or_wrong_give_no_p() -> None:
+    rng = np.random.default_rng(0)
+    few = rng.normal(size=19)
+    assert difference(few + 9, few).p is None and difference(few > 0, few > 0).p == 1
+    more = rng.normal(size=20)
+    assert difference(more + 9, more).p == pytest.approx(1 / 10_001)
+
+
+def rows_of_folds(
+    weights: str, values: dict[int, np.ndarray], shared: bool = False
+) -> tuple[list[Result], dict[str, Answers]]:
+    """A row with answers of R@1 by fold, of the same queries if they are `shared`."""
+    model = RANDOM if weights == "00" else weights
+    base = RANDOM_ROW if weights == "00" else ROW
+    rows, known = [], {}
+    for fold, right in values.items():
+        metrics = {"R@1": Metric(100 * float(right.mean()), 20.0, len(right))}
+        row = replace(base, model=model, weights=weights, fold=fold, metrics=metrics)
+        rows.append(row)
+        queries = 1000 * fold * (not shared) + np.arange(len(right), dtype=np.int32)
+        known[row.key] = Answers(queries, {"R@1": right})
+    return rows, known
+
+
+def test_rows_are_compared_over_the_queries_of_all_folds(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    right = {name: {fold: rng.random(60) < p for fold in (1, 2)} for name, p in (("00", 0.2), ("a", 0.5), ("b", 0.9))}
+    every, known = [], {}
+    for name, values in right.items():
+        rows, own = rows_of_folds(name, values)
+        every += rows
+        known |= own
+    (table,) = pivot(every, answers=known)
+    joined = {name: np.concatenate([*values.values()]) for name, values in right.items()}
+    found = table.comparisons["b", "R@1"]
+    assert found == {name: difference(joined["b"], joined[other]) for name, other in (("first", "a"), ("random", "00"))}
+    assert [*table.comparisons["a", "R@1"]] == ["random"]
+    cells = {line[0]: line[1] for line in table.lines}
+    assert cells["b"].endswith(")*†") and cells["a"].endswith(")†") and cells["chance"] == "20.0"
+    assert "* differs from a, † differs from random weights: p < 0.05 on the same queries" in str(table)
+    assert r")*$\dagger$" in to_latex(table.lines)
+    write_tables(tmp_path, [table], every)
+    lines = list(csv.DictReader((tmp_path / "results.csv").read_text().splitlines()))
+    last = lines[-1]
+    assert (last["model"], last["fold"]) == ("b", "2") and float(last["p_first"]) == pytest.approx(
+        found["first"].p, rel=0.1
+    )
+    assert float(last["above_random"]) == pytest.approx(found["random"].points, abs=1e-3)
+    # the marks of a call without answers
+    assert pivot(every)[0].lines[3][1] + "*†" == cells["b"]
+
+
+def test_queries_that_folds_share_count_once() -> None:
+    rng = np.random.default_rng(0)
+    right = {name: {fold: rng.random(60) < p for fold in (1, 2)} for name, p in (("a", 0.5), ("b", 0.7))}
+    (one, known), (two, others) = (rows_of_folds(name, values, shared=True) for name, values in right.items())
+    found = compare({"a": one, "b": two}, known | others)["b", "R@1"]["first"]
+    first, second = (np.mean([*right[name].values()], axis=0) for name in "ba")
+    assert found.points == pytest.approx(100 * (first - second).mean())
+    assert found.p == bootstrap(first - second)
+
+
+def test_rows_are_compared_only_on_the_same_queries_and_folds() -> None:
+    right = np.arange(40) < 30
+    one, known = rows_of_folds("a", {1: right, 2: right})
+    two, others = rows_of_folds("b", {1: ~right, 2: ~right})
+    groups = {"a": one, "b": two}
+    assert compare(groups, known | others)["b", "R@1"]["first"]
+    assert compare(groups, known) == {}
+    assert compare({"a": one, "b": two[:1]}, known | others) == {}
+    moved = {key: replace(each, queries=each.queries + 1) for key, each in others.items()}
+    assert compare(groups, known | moved) == {}
+
+
+def test_answers_survive_a_round_trip_and_damaged_ones_are_missing(tmp_path: Path) -> None:
+    queries = np.arange(2000)
+    of = {"video to audio R@1": queries % 3 == 0, "1-shot": (queries % 20 / 20).astype(np.float32)}
+    metrics = {name: Measured(Metric(1.0), values) for name, values in of.items()}
+    write_answers(tmp_path, ROW.key, queries, metrics, None)
+    found = answers(tmp_path, ROW.key)
+    assert found is not None and np.array_equal(found.queries, queries)
+    for name, values in of.items():
+        assert found.values[name].dtype == values.dtype and np.array_equal(found.values[name], values)
+    assert answers(tmp_path, RANDOM_ROW.key) is None
+    (path,) = tmp_path.glob("answers/*.npz")
+    assert path.stat().st_size < 5 * len(queries)
+    path.write_bytes(path.read_bytes()[:-100])
+    assert answers(tmp_path, ROW.key) is None
