@@ -11,18 +11,20 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import average_precision_score
+from sklearn.preprocessing import StandardScaler
 
 from gdt.common.errors import UserError
 from gdt.common.folders import Folder
 from gdt.common.serialization import to_json
 from gdt.eval.downstream import downstream
 from gdt.eval.embed import features
-from gdt.eval.extract import extract
+from gdt.eval.extract import extract, read
+from gdt.eval.results import Result
 from gdt.eval.settings import Downstream, Embed
 from gdt.eval.subjects import EvalSet, default_checkpoint, open_index
 from gdt.pipeline.clips import uniform_clips
-from gdt.pipeline.loader import Loader
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.transformations.augmentation import centred
 from gdt.preprocess.settings import Preprocess
@@ -32,7 +34,6 @@ from gdt.train.pretrain import pretrain
 from gdt.train.record import parsed
 from gdt.train.settings import SIZES, RunSettings
 from gdt.train.trained import Trained
-from tests.composed import inputs_of
 from tests.conftest import Run, preprocess
 from tests.eval.conftest import results
 from tests.tamper import annotate
@@ -68,14 +69,9 @@ def test_official_folds_count_every_video_however_short(checkpoint: Path, tmp_pa
     assert found["cross-modal"].queries == 4  # those of the test videos that have sound
     # the last row of the log-mel bank is held
     video = index.id.tolist().index("wave_3")
-    clip = SIZES["tiny"].clip
-    plan = uniform_clips(index, np.array([video]), 1, clip, centred(36), modalities=["audio"])
-    with Loader(index, [plan], inputs_of(index, clip), torch.device("cpu")) as loader:
-        (batch,) = loader
-        bank = batch.inputs["audio"][0, 0]
+    plan = uniform_clips(index, np.array([video]), 1, SIZES["tiny"].clip, centred(36), modalities=["audio"])
     rows = int(index.mel_count[video])
-    assert 35 <= rows < 40 and bank.shape == (40, 99)
-    assert (bank[:, rows:] == bank[:, rows - 1 : rows]).all() and not torch.equal(bank[:, rows - 2], bank[:, rows - 1])
+    assert 35 <= rows < 40 and plan.leaves.mel_frames.tolist() == [[min(row, rows - 1) for row in range(99)]]
     embedded = features(Embed(checkpoint, shards=shards, out=tmp_path / "x.h5", clips=1)).features
     assert np.isfinite(embedded["video"]).all() and np.isfinite(embedded["audio"][index.mel_count > 0]).all()
     # pretraining leaves them out, as before
@@ -99,32 +95,13 @@ def test_a_folder_without_labels_is_evaluated_by_cross_modal_retrieval(
                    "--probe-every", 2, "--out", "runs/folder-e")  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "held-out rank" in done.stderr
-    evaluation = ("evaluate", "--ckpt", "runs/folder-e", "--dataset", "folder")
-    done = command(*evaluation)
+    done = command("evaluate", "--ckpt", "runs/folder-e", "--dataset", "folder")
     assert done.returncode == 0, done.stderr
     assert f"{held_out} queries" in done.stdout and re.search(rf"chance +{100 / held_out:.1f}", done.stdout)
     for row in ("folder-e", "random weights"):
         assert re.search(rf"{row}( +\d+\.\d \(\d+\.\d-\d+\.\d\))+", done.stdout), row
     assert "V→A R@1" in done.stdout and "A→V R@5" in done.stdout
     assert "R@20" not in done.stdout  # retrieval needs labels
-    done = command(*evaluation, "--protocols", "retrieval")
-    assert done.returncode == 2 and "has no labelled videos in the split 'train'" in done.stderr
-
-
-def test_text_is_evaluated_if_word2vec_is_set(
-    on_shards: Downstream, captioned: Path, word2vec: Path, tmp_path: Path
-) -> None:
-    tiny = replace(SIZES["tiny"], preset="three", word2vec=word2vec, batch_size=4, steps=2)
-    path = pretrain(replace(tiny, shards=captioned, out=tmp_path / "three"))
-    settings = replace(on_shards, ckpt=(path,), shards=captioned, protocols=("cross-modal",), clips=2)
-    downstream(settings)
-    (without,) = results(tmp_path)
-    text = downstream(replace(settings, word2vec=word2vec))
-    _, record = results(tmp_path)
-    pairs = {name.rpartition(" ")[0] for name in record.metrics}
-    assert {name.rpartition(" ")[0] for name in without.metrics} == {"video to audio", "audio to video"}
-    assert pairs == {f"{a} to {b}" for a in ("video", "audio", "text") for b in ("video", "audio", "text") if a != b}
-    assert 2 <= record.queries <= without.queries == 12 and "V→T" in text
 
 
 def test_a_text_model_without_word2vec_is_told_to_set_it(
@@ -181,13 +158,17 @@ def test_a_data_set_outside_the_usual_folder_is_found_by_the_name_it_was_trained
         opened("", trained=replace(first, record=replace(first.record, settings=elsewhere)))
 
 
-def test_protocols_skipped_for_lack_of_labels_are_named(
-    change_index: Callable[..., None], on_shards: Downstream, index: Index, shards: Path,
+def test_without_labels_in_train_the_gallery_is_val_and_without_them_in_test_protocols_are_skipped(
+    change_index: Callable[..., None], on_shards: Downstream, index: Index, tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
+    change_index(label=np.where(index.split == "train", "", index.label).astype(object))
+    downstream(on_shards)
+    (record,) = (each for each in results(tmp_path) if each.protocol == "retrieval")
+    assert record.settings["gallery_split"] == "val" and record.gallery == (index.split == "val").sum()
     change_index(label=np.where(index.split == "test", "", index.label).astype(object))
     assert "R@20" not in downstream(on_shards)
-    said = f"retrieval and few-shot and knn skipped: {shards} has no labelled videos in the split 'test' "
+    said = f"retrieval and few-shot and knn skipped: {on_shards.shards} has no labelled videos in the split 'test' "
     assert said + "(labels of 'label' are in: train, val); " in capsys.readouterr().out
 
 
@@ -225,15 +206,6 @@ def test_a_sound_among_the_videos_leaves_short_videos_in(
         lacking = [int(np.isin(sounds, part).sum()) for part in (train, test)]
         assert (record.gallery, record.queries) == (24 - lacking[0], 12 - lacking[1])
         assert ("left out: 1 video whose video is missing\n" in text) == bool(len(sounds))
-
-
-def test_without_labels_in_train_the_gallery_is_val(
-    change_index: Callable[..., None], on_shards: Downstream, index: Index, tmp_path: Path
-) -> None:
-    change_index(label=np.where(index.split == "train", "", index.label).astype(object))
-    downstream(on_shards)
-    (record,) = (each for each in results(tmp_path) if each.protocol == "retrieval")
-    assert record.settings["gallery_split"] == "val" and record.gallery == (index.split == "val").sum()
 
 
 def test_published_results_are_not_shown_next_to_other_videos(ucf: Path) -> None:
@@ -313,3 +285,68 @@ def test_without_ckpt_the_latest_run_is_taken_only_on_the_data_set_of_its_traini
         default_checkpoint("mine", shards)
     with pytest.raises(UserError, match="there are no shards in data/shards/mime"):
         default_checkpoint("mime", None)
+
+
+def tags(index: Index) -> list[set[str]]:
+    """Of each video: a third have none; rare is in the gallery alone, and odd in the queries alone."""
+    every = []
+    for video, split in enumerate(index.split):
+        k = int((index.split[:video] == split).sum())
+        own = {"dog"} if k % 3 == 0 else {"cat", "loud"} if k % 3 == 1 else set()
+        every.append(own | ({"rare" if split == "train" else "odd"} if k == 3 else set()))
+    return every
+
+
+Evaluate = Callable[..., tuple[Result, str]]
+
+
+@pytest.fixture
+def evaluate(change_index: Callable[..., None], on_shards: Downstream, tmp_path: Path) -> Evaluate:
+    """Evaluates the column `tags` with the given cells; returns the last result, and the table."""
+
+    def run(cells: list[str], name: str = "out", **settings: object) -> tuple[Result, str]:
+        change_index(columns={"tags": np.array(cells, object)})
+        text = downstream(replace(on_shards, label="tags", out=tmp_path / name, **settings))
+        return results(tmp_path / name)[-1], " ".join(text.split())
+
+    return run
+
+
+def test_videos_without_a_label_are_negatives_of_all(evaluate: Evaluate, index: Index, tmp_path: Path) -> None:
+    """Against mAP over all clips of the two splits; order, blanks and empty names in a cell do not count."""
+    own = tags(index)
+    row, text = evaluate([";".join(sorted(each)) for each in own])
+    assert row.protocol == "multilabel"  # chosen, since videos have several labels
+    assert (row.gallery, row.queries, row.classes) == (24, 12, 4)
+    (path,) = tmp_path.glob("out/*/features-video-*.npz")
+    stored = read(path)
+    train, test = (np.flatnonzero(index.split == split) for split in ("train", "test"))
+    values = [stored.average[stored.positions(part)] for part in (train, test)]
+    scaler, precisions = StandardScaler().fit(values[0]), []
+    for name in ("cat", "dog", "loud"):
+        had, has = ([name in own[video] for video in part] for part in (train, test))
+        probe = LogisticRegression(max_iter=2000).fit(scaler.transform(values[0]), had)
+        precisions.append(average_precision_score(has, probe.decision_function(scaler.transform(values[1]))))
+    assert row.metrics["mAP"].value == pytest.approx(100 * np.mean(precisions))
+    assert "12 queries against 24 videos of 4 classes" in text
+    said = "labels: mAP is over the 3 of 5 in both parts; 4 queries and 8 gallery videos have none: negatives of all"
+    assert said in text
+    assert "any model gets them wrong" not in text  # which is for one class per video
+    untidy, _ = evaluate([" ; ".join([*sorted(each)[::-1], *sorted(each)[:1], ""]) for each in own], "untidy")
+    assert (untidy.metrics, untidy.classes, untidy.key) == (row.metrics, row.classes, row.key)
+
+
+def test_a_single_label_in_an_untidy_cell_is_a_class(evaluate: Evaluate, index: Index) -> None:
+    cells = [("a;" if k % 2 else " a") if k % 4 < 2 else "b ; b" for k in range(len(index))]
+    row, _ = evaluate(cells, protocols=("retrieval",))
+    assert row.classes == 2 and row.metrics["R@1"].chance == pytest.approx(50, abs=20)
+
+
+@pytest.mark.parametrize("protocol", ["retrieval", "few-shot", "knn", "linear", "svm", "finetune"])
+def test_several_labels_are_refused_where_a_video_has_one_class(
+    evaluate: Evaluate, index: Index, protocol: str
+) -> None:
+    with pytest.raises(
+        UserError, match=rf"\(first: 'cat;loud'\), and {protocol} takes one; set --protocols multilabel"
+    ):
+        evaluate([";".join(each) for each in map(sorted, tags(index))], protocols=(protocol,))
