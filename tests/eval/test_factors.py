@@ -16,7 +16,6 @@ from gdt.eval.factors.probing import probe_accuracy, relative_distance
 from gdt.eval.factors.settings import Factors
 from gdt.eval.factors.trials import Trials
 from gdt.eval.metrics import clustered
-from gdt.pipeline.loader import Loader
 from gdt.pipeline.notation import TRANSFORMATIONS, read_transformations
 from gdt.pipeline.shards.index import Index
 from gdt.train.checkpoint import load_model
@@ -156,28 +155,6 @@ def test_clips_start_in_their_third_and_fit_the_video(trials: Trials) -> None:
     last = speed.leaves.start + speed.leaves.frames.max(1)
     assert (last < trials.index.frame_count[speed.leaves.video]).all()
     assert (last == trials.index.frame_count[speed.leaves.video] - 1).any()
-
-
-def loaded(trials: Trials, name: str, network: str) -> np.ndarray:
-    """Inputs of a network: [n, s, k, 3, frames, height, width] or [n, s, k, 1, bands, frames]."""
-    found, trial = [], trials.trial(TRANSFORMATIONS[name](), network)
-    with Loader(trials.index, trial.plans(), inputs_of(trials.index, TINY.clip), torch.device("cpu")) as loader:
-        for batch in loader:
-            inputs = batch.inputs[network]
-            found.append((inputs.floats() if network == "video" else inputs).numpy().copy())
-    every = np.concatenate(found)
-    return every.reshape(*trial.shape, *every.shape[1:])
-
-
-def test_clips_differ_only_by_the_factor(trials: Trials) -> None:
-    reversal, rotation, speed = (loaded(trials, name, "video") for name in ("time_reversal", "rotation", "speed"))
-    sound = loaded(trials, "time_reversal", "audio")
-    assert np.array_equal(reversal[:, :, 1], reversal[:, :, 0, :, ::-1])
-    assert np.array_equal(sound[:, :, 1], sound[:, :, 0, ..., ::-1])
-    for turns in range(4):
-        assert np.array_equal(rotation[:, :, turns], np.rot90(rotation[:, :, 0], turns, (4, 5)))
-    assert np.array_equal(rotation[:, :, 0], reversal[:, :, 0])  # other values, the same clips
-    assert np.array_equal(speed[:, :, 1, :, :4], speed[:, :, 0, :, ::2])
 
 
 def test_factors_of_the_composition_keep_their_settings(tmp_path: Path) -> None:

@@ -20,7 +20,6 @@ from gdt.eval.extract import PooledFeatures
 from gdt.eval.page.deviation import group_deviations, mixed, spread
 from gdt.eval.page.neighbours import by_features, maps
 from gdt.eval.page.page import report
-from gdt.eval.page.runs import smooth
 from gdt.eval.results import RANDOM, RESULTS, append, read
 from gdt.eval.settings import Downstream, Report
 from gdt.pipeline.shards.index import Index
@@ -257,14 +256,6 @@ def test_the_best_models_are_shown_and_the_others_counted(runs: Path) -> None:
     text = write_page(runs, models=1)
     assert "<h2>e &lt;b&gt;$1$</h2>" in text and "<h2>unlabelled</h2>" not in text
     assert "--models 2 shows 1 more." in text
-
-
-def test_curves_are_centred_moving_means() -> None:
-    values = np.random.default_rng(0).normal(size=50)
-    for width in (1, 4, 21, 200):
-        half = width // 2
-        expected = [np.mean(values[max(0, k - half) : k + half + 1]) for k in range(50)]
-        assert np.allclose(smooth(values, width), expected)
 
 
 def test_a_folder_without_runs_is_refused(tmp_path: Path) -> None:

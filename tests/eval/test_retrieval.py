@@ -2,13 +2,11 @@
 
 import errno
 import math
-import warnings
 from pathlib import Path
 from unittest.mock import Mock
 
 import numpy as np
 import pytest
-from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LogisticRegression
 
 from gdt.common.errors import UserError
@@ -142,16 +140,12 @@ def test_weighted_k_nn_is_a_vote_by_cosine(k: int) -> None:
 
 
 def test_warnings_of_scikit_learn_are_one_sentence() -> None:
-    rng = np.random.default_rng(0)
-    values, label = rng.normal(size=(400, 30)), rng.choice(list("abcd"), 400)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        caught = fit(LogisticRegression(max_iter=1), values, label)
+    values = np.random.default_rng(0).normal(size=(400, 30))
+    caught = fit(LogisticRegression(max_iter=1), values, np.arange(400) % 4)
     assert fit_warnings(caught, 1) == "the classifier did not converge (a lower --linear-c helps)"
-    caught = [ConvergenceWarning("lbfgs failed\nto converge"), UserWarning("one\n  two"), ConvergenceWarning("")]
+    caught = [*caught, UserWarning("one\n  two"), *caught]
     expected = "2 of 9 classifiers did not converge (a lower --linear-c helps); 1 of 9 classifiers warned: one two"
-    assert fit_warnings(caught, 9) == expected
-    assert fit_warnings([], 9) == ""
+    assert fit_warnings(caught, 9) == expected and fit_warnings([], 9) == ""
 
 
 def test_top_k_equals_counting() -> None:
@@ -164,19 +158,6 @@ def test_top_k_equals_counting() -> None:
         assert metric.value == pytest.approx(100 * np.mean(right))
         assert metric.chance == pytest.approx(100 * k / 7 * np.mean(target >= 0))
     assert top_k(np.zeros((4, 4)), np.arange(4), (1, 2))[2].metric.value == 50.0  # equal scores are at chance
-
-
-@pytest.mark.parametrize("classes", [2, 4])
-def test_linear_probe_separates_separable_classes(classes: int) -> None:
-    rng = np.random.default_rng(0)
-    label = np.repeat(list("abcd")[:classes], 50)
-    centre = 100 * rng.normal(size=(classes, 6))[np.repeat(np.arange(classes), 50)] + 1000
-    train, query = centre + rng.normal(size=centre.shape), centre + rng.normal(size=centre.shape)
-    found, _ = linear_probe(LogisticRegression(), Pooled(query, label, train, label), (1, 5))
-    assert list(found) == [1] and found[1].metric.value == 100.0 and found[1].metric.chance == 100 / classes
-    shuffled = rng.permutation(label)
-    found, _ = linear_probe(LogisticRegression(), Pooled(query, label, train, shuffled), (1,))
-    assert found[1].metric.value < 100 / classes + 30
 
 
 def test_unknown_classes_are_never_right() -> None:

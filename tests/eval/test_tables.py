@@ -133,10 +133,6 @@ def test_wide_tables_are_split_by_columns() -> None:
         ({"seen": 24}, "mine was pretrained, without labels, on up to 24 queries"),
         ({"seen": -1}, "warning: mine may have been pretrained on queries"),
         ({"step": 300}, "mine: its run had done 300 of 600 steps"),
-        (
-            {"details": {"warning": "2 of 9 queries are of classes without gallery videos"}},
-            "warning: 2 of 9 queries are of classes",
-        ),
     ],
 )
 def test_what_would_mislead_has_a_footnote(change: dict, note: str) -> None:
