@@ -1,7 +1,6 @@
 """Kills at chosen moments of preprocessing, verifying and pretraining; of embedding, in eval/test_resumed.py.
 
-An audit hook (sys.addaudithook) sees every file before it is opened, renamed, linked or removed; there, or a moment
-later, all processes of the run are killed. Most of the forty kills are slow tests: `python -m pytest -m slow`.
+Most of the forty kills are slow tests: `python -m pytest -m slow`.
 """
 
 import shutil
@@ -12,40 +11,21 @@ import pytest
 import torch
 
 from gdt.preprocess.settings import Preprocess
-from tests.conftest import ROOT, preprocess
+from tests.conftest import preprocess
 from tests.preprocess.test_stage import digests
-from tests.train.runs import losses, start_gdt
-
-HOOK = """
-import os, re, signal, sys, threading
-event, name, count, delay = os.environ["GDT_KILL"].split()
-left = int(count)
-
-def watch(what, arguments):
-    global left
-    names = [re.sub(r"[.][0-9]+[.]partial$", ".partial", os.path.basename(str(a))) for a in arguments[:2]]
-    if what == event and name in names:
-        left -= 1
-        if left == 0:
-            kill = lambda: os.killpg(0, signal.SIGKILL)
-            threading.Timer(float(delay), kill).start() if float(delay) else kill()
-
-sys.addaudithook(watch)
-"""
+from tests.train.runs import losses, start_gdt, stopping
 
 
 def run_command(arguments: list[object], folder: Path, **environment: str) -> int:
     """The exit status of a command in its own session."""
-    process = start_gdt([*map(str, arguments)], folder, **environment)
+    process = start_gdt(arguments, folder, **environment)
     process.communicate()
     return process.returncode
 
 
 def kill(arguments: list[object], folder: Path, moment: str) -> None:
     """Run a command that is killed, with all its processes, at a moment that must come."""
-    (folder / "hook").mkdir(exist_ok=True)
-    (folder / "hook" / "sitecustomize.py").write_text(HOOK)
-    ended = run_command(arguments, folder, PYTHONPATH=f"{folder / 'hook'}:{ROOT}", GDT_KILL=moment)
+    ended = run_command(arguments, folder, **stopping(moment, signal.SIGKILL))
     assert ended == -signal.SIGKILL, (moment, ended)
 
 

@@ -8,9 +8,6 @@ import os
 import re
 import shutil
 import signal
-import socket
-import subprocess
-import sys
 import threading
 import unicodedata
 import zlib
@@ -46,10 +43,10 @@ from gdt.train.pretrain import pretrain
 from gdt.train.settings import SIZES
 from tests.common.test_files import without_locks
 from tests.composed import composed, inputs_of
-from tests.conftest import ROOT, few, preprocess
+from tests.conftest import few, preprocess
 from tests.faulty import Store, serve
 from tests.pipeline.test_cache import simulate
-from tests.train.runs import losses, wait_until
+from tests.train.runs import losses, of_ranks, start_gdt, wait_until
 
 pytest.importorskip("s3fs")
 SET = Folder("s3://bucket/set")
@@ -112,18 +109,6 @@ def test_training_from_a_store_gives_the_losses_of_a_folder(
     assert sum(row["fetched_mb_per_second"] for row in rows) > 0 and 0 < rows[-1]["cache_hits"] < 1
     everything = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file() and path.suffix != ".h5")
     assert b"very-secret" not in everything
-
-
-@pytest.mark.parametrize(
-    ("command", "option"),
-    [("preprocess", "source"), ("preprocess", "destination"), ("verify", "shards"), ("pretrain", "shards"),
-     ("evaluate", "shards"), ("embed", "shards"), ("embed", "source")],
-)  # fmt: skip
-def test_commands_take_urls(command: str, option: str) -> None:
-    more = ["--size", "tiny"] if command == "pretrain" else []
-    value = getattr(parse_command(command, [*more, f"--{option}", "s3://bucket/set"]), option)
-    (url,) = value if isinstance(value, tuple) else (value,)
-    assert isinstance(url, Folder) and str(url) == "s3://bucket/set" and url != Path("s3://bucket/set")
 
 
 def test_a_name_is_no_chain_of_addresses(tmp_path: Path) -> None:
@@ -427,15 +412,6 @@ def test_unfinished_shards_in_a_store_are_told_from_none(stored: Store) -> None:
         Index.open(Folder("s3://bucket/other"))
 
 
-def start(folder: Path, *arguments: object, **more: str) -> subprocess.Popen[str]:
-    """A command in a session of its own."""
-    more |= {"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]), "CUDA_VISIBLE_DEVICES": ""}
-    return subprocess.Popen(
-        [sys.executable, "-m", "gdt", *map(str, arguments)], cwd=folder, env=os.environ | more, text=True,
-        start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-    )  # fmt: skip
-
-
 def training(run: Path, *more: object) -> list[object]:
     sizes = ["--size", "tiny", "--batch-size", 4, "--steps", 12, "--threads", 1, "--device", "cpu"]
     return ["pretrain", "--shards", "s3://bucket/set", "--preset", "e", "--out", run, *sizes, *more]
@@ -445,16 +421,8 @@ def test_two_ranks_share_every_fetch(stored: Store, small: Path, tmp_path: Path)
     half = sum(sorted(header.size for header in Index.open(small).headers)[-3:])
     more = ["--preset", "l", "--batch-size", 2, "--group-size", 2, "--steps", 24, "--loading.prefetch", 1,
             "--shuffle-shards", 1, "--cache", half]  # fmt: skip
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    ranks = [
-        start(tmp_path, *training(tmp_path / "run", *more),
-              RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2", LOCAL_WORLD_SIZE="2", MASTER_ADDR="127.0.0.1",
-              MASTER_PORT=port)
-        for rank in range(2)
-    ]  # fmt: skip
-    said = [rank.communicate()[0] for rank in ranks]
+    ranks = [start_gdt(training(tmp_path / "run", *more), tmp_path, **of_rank) for of_rank in of_ranks(2)]
+    said = [rank.communicate() for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0, 0], said
     assert len(losses(tmp_path / "run")) == 24
     assert len(s3_counts(stored)) == 6 and max(s3_counts(stored).values()) <= 2, "two epochs"
@@ -468,7 +436,7 @@ def test_kills_change_nothing(
     def killed(pattern: str, method: str, times: int, *arguments: object) -> None:
         """Run a command, and kill it and its workers after some requests."""
         s3.seen.clear()
-        process = start(tmp_path, *arguments)
+        process = start_gdt(arguments, tmp_path)
         wait_until(lambda: len(s3.paths(method, pattern)) >= times or process.poll() is not None)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)

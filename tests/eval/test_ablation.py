@@ -295,7 +295,7 @@ def test_a_signal_to_the_parent_alone_stops_its_runs(
         "evaluate": ("--ckpt", checkpoint, "--protocols", "finetune", "--epochs", 10_000),
     }[kind]
     arguments = (kind, "--shards", shards, "--jobs", 2, "--out", tmp_path / "out", *more)
-    process = start_gdt([*map(str, arguments)], tmp_path)
+    process = start_gdt(arguments, tmp_path)
     logs = partial(tmp_path.glob, "out/**/*.jsonl")
     wait_until(lambda: any(log.stat().st_size for log in logs()) or process.poll() is not None)
     second = command(*arguments)

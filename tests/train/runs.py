@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from tests.conftest import ROOT
@@ -28,10 +28,15 @@ def wait_until(condition: Callable[[], object]) -> None:
         time.sleep(0.01)
 
 
-def pausing(count: int, name: str = "checkpoint.pt") -> dict[str, str]:
-    """The environment of a run that stops before this file is written for the `count`th time; see `paused`."""
+def stopping(moment: str, number: signal.Signals) -> dict[str, str]:
+    """The environment of a run that gets a signal at a moment, as tests/hooks understands it."""
     hooks = os.pathsep.join(map(str, (ROOT / "tests" / "hooks", ROOT, ROOT / "src")))
-    return {"GDT_PAUSE": f"{name} {count}", "PYTHONPATH": hooks}
+    return {"GDT_STOP": f"{moment} {number.value}", "PYTHONPATH": hooks}
+
+
+def pausing(count: int) -> dict[str, str]:
+    """The environment of a run that stops before its checkpoint is written for the `count`th time; see `paused`."""
+    return stopping(f"os.rename checkpoint.pt {count} 0", signal.SIGSTOP)
 
 
 def paused(run: int) -> list[int]:
@@ -65,9 +70,9 @@ def go_on(processes: list[int]) -> None:
         os.kill(process, signal.SIGCONT)
 
 
-def start_gdt(arguments: list[str], folder: Path, **environment: str) -> subprocess.Popen[str]:
+def start_gdt(arguments: Iterable[object], folder: Path, **environment: str) -> subprocess.Popen[str]:
     """Start `gdt` with these arguments in a new session."""
     return subprocess.Popen(
-        [sys.executable, "-m", "gdt", *arguments], cwd=folder, text=True, start_new_session=True,
+        [sys.executable, "-m", "gdt", *map(str, arguments)], cwd=folder, text=True, start_new_session=True,
         env=os.environ | {"PYTHONPATH": str(ROOT)} | environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
