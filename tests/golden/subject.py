@@ -95,8 +95,6 @@ def trained(checkpoint: Path, given: Makers = MappingProxyType({})) -> dict[str,
 
 _RANK = """
 import pathlib, pickle
-from gdt.train.experiment import compose, tree_of
-from gdt.train.models.own import Makers
 from gdt.train.pretrain import pretrain
 for run in pickle.loads(pathlib.Path("runs").read_bytes()):
     pretrain(run)
@@ -110,15 +108,10 @@ def train_on_ranks(
     """As `train`, on several ranks, with the environment that torchrun gives them; maybe with the given networks."""
     (folder / "runs").write_bytes(pickle.dumps(runs))
     (folder / "ranks.py").write_text(_RANK)
-    on_ranks(server, ["ranks.py"], folder, world)
-    return [trained(run.run_folder / "checkpoint.pt", given) for run in runs]
-
-
-def on_ranks(server: subprocess.Popen[str], command: Sequence[str], folder: Path, world: int) -> None:
-    """Run a command or a script on several ranks."""
-    for rank in [Forked(server, folder, command, environment) for environment in of_ranks(world)]:
+    for rank in [Forked(server, folder, ["ranks.py"], environment) for environment in of_ranks(world)]:
         _, errors = rank.communicate()
         assert rank.returncode == 0, errors
+    return [trained(run.run_folder / "checkpoint.pt", given) for run in runs]
 
 
 def planned(name: str, shards: Path) -> list[str]:

@@ -283,15 +283,14 @@ def test_reading_returns_what_was_written_or_reports_the_damaged_video(copy: Pat
         whole = ShardReader(index)
 
 
-@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE])
-def test_a_disk_error_names_the_shard(index: Index, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+def test_a_disk_error_names_the_shard(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
     reader = ShardReader(index)
     reader.frames(0, np.arange(5))
 
     def broken(*arguments: object) -> bytes:
-        raise OSError(number, os.strerror(number))
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
 
     monkeypatch.setattr("os.pread", broken)
     name = index.shard_names[index.shard[0]]
-    with pytest.raises(UserError, match=f"{name} cannot be read: {os.strerror(number)}; check its disk"):
+    with pytest.raises(UserError, match=f"{name} cannot be read: {os.strerror(errno.ESTALE)}; check its disk"):
         reader.logmel(0, 0, 10)

@@ -6,9 +6,9 @@ import shlex
 import sys
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -27,26 +27,14 @@ from huggingface_hub import constants
 
 COMMIT = "0123456789" * 4
 NAME = "hf://owner/mine"
-
-
-@dataclass
-class Hub:
-    """A hub with one model."""
-
-    address: str
-    folder: Path
-    """Files of the repository owner/mine."""
-    asked: list[str] = field(default_factory=list)
-    """Addresses of the requests."""
-    refusal: tuple[int, str] | None = None
-    """Status and code with which every request is refused."""
+Hub = SimpleNamespace
 
 
 @pytest.fixture
 def hub(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
-    folder = tmp_path / "mine"
-    export(Export(to=folder, ckpt=checkpoint))
-    state = Hub("", folder)
+    """Serves an export as owner/mine; `asked` are addresses of requests, which `refusal`, if any, answers."""
+    state = SimpleNamespace(address="", folder=tmp_path / "mine", asked=[], refusal=None)
+    export(Export(to=state.folder, ckpt=checkpoint))
 
     class Handler(BaseHTTPRequestHandler):
         def do_HEAD(self) -> None:
@@ -58,15 +46,8 @@ def hub(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> It
         def answer(self, with_body: bool) -> None:
             state.asked.append(self.path)
             prefix = "/owner/mine/resolve/"
-            revision, _, name = self.path.removeprefix(prefix).partition("/")
-            file = state.folder / name
-            refusal = state.refusal
-            if not self.path.startswith(prefix):
-                refusal = (404, "RepoNotFound")
-            elif revision not in ("main", "v1", COMMIT):
-                refusal = (404, "RevisionNotFound")
-            elif refusal is None and not file.is_file():
-                refusal = (404, "EntryNotFound")
+            known = self.path.startswith(tuple(f"{prefix}{revision}/" for revision in ("main", "v1", COMMIT)))
+            refusal = state.refusal if known else (404, "RepoNotFound")
             if refusal is not None:
                 status, code = refusal
                 self.send_response(status)
@@ -74,7 +55,7 @@ def hub(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> It
                 self.send_header("Content-Length", "0")
                 self.end_headers()
                 return
-            content = file.read_bytes()
+            content = (state.folder / Path(self.path).name).read_bytes()
             self.send_response(200)
             self.send_header("X-Repo-Commit", COMMIT)
             self.send_header("ETag", f'"{len(content)}"')
@@ -144,11 +125,7 @@ def test_export_prints_the_command_that_uploads(checkpoint: Path, tmp_path: Path
 @pytest.mark.parametrize(
     ("name", "refusal", "message"),
     [
-        (
-            "hf://owner/other",
-            None,
-            r"cannot download model.safetensors of owner/other from .* \(Repository",
-        ),
+        ("hf://owner/other", None, r"cannot download model.safetensors of owner/other from .* \(Repository"),
         ("hf://owner/mine", (403, "GatedRepo"), "GatedRepoError: .*; .* run 'hf auth login' for a gated"),
         ("hf://owner", None, "hf://owner is not a model in a hub; write hf://owner/name"),
     ],

@@ -218,26 +218,16 @@ def test_what_breaks_a_promise_is_refused(network: Any, modality: str, message: 
         check_network(modality, makers({modality: [network]})[modality][0], CLIP)
 
 
-@pytest.mark.parametrize("folder", ["my (old)", "a:b", "x.py"])
-def test_any_folder_may_hold_the_file_of_a_network(tmp_path: Path, folder: str) -> None:
-    (tmp_path / folder).mkdir()
-    (tmp_path / folder / "mine.py").write_text("from torch.nn import Linear\n")
-    text = "mine.py:Linear(in_features=2, out_features=3)"
-    (maker,) = makers({"video": [f"{tmp_path / folder}/{text}"]})["video"]
-    assert maker.name == text and maker.make().out_features == 3
-
-
-def written(path: Path, text: str) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
-    return path
-
-
-def test_files_of_one_name_in_two_folders_are_two_modules(tmp_path: Path) -> None:
+def test_any_folder_may_hold_the_file_of_a_network_and_of_one_name_there_may_be_several(tmp_path: Path) -> None:
     text = "from torch.nn import Linear\nclass Net(Linear):\n    def __init__(self):\n        super().__init__(2, %d)\n"
-    files = [written(tmp_path / folder / "net.py", text % width) for folder, width in (("a", 3), ("b", 4))]
-    nets = [makers({"video": [f"{file}:Net"]})["video"][0].make() for file in files]
-    assert [net.out_features for net in map(pickle.loads, map(pickle.dumps, nets))] == [3, 4]
+    nets = []
+    for width, folder in enumerate(("my (old)", "a:b", "x.py"), 3):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "mine.py").write_text(text % width)
+        (maker,) = makers({"video": [f"{tmp_path / folder}/mine.py:Net"]})["video"]
+        assert maker.name == "mine.py:Net"
+        nets.append(maker.make())
+    assert [net.out_features for net in map(pickle.loads, map(pickle.dumps, nets))] == [3, 4, 5]
 
 
 def test_errors_of_a_network_are_pythons_own_with_what_to_set(command: Run, drawn: Path, tmp_path: Path) -> None:

@@ -3,9 +3,9 @@
 import io
 import json
 import sys
-import types
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -31,6 +31,19 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> Pretrain:
     shards, _ = draw(tmp_path_factory.mktemp("drawn"), videos=8)
     base = SIZES["tiny"]
     return replace(base, preset="e", shards=shards, batch_size=4, steps=8, device="cpu", threads=1)
+
+
+GONE = OSError("the service is gone")
+
+
+@pytest.fixture
+def wandb(monkeypatch: pytest.MonkeyPatch) -> MagicMock:
+    """Weights & Biases, whose run is itself."""
+    service = MagicMock()
+    service.__spec__ = object()
+    service.init.return_value = service
+    monkeypatch.setitem(sys.modules, "wandb", service)
+    return service
 
 
 def test_every_step_is_logged_with_all_metrics(settings: Pretrain, tmp_path: Path) -> None:
@@ -65,23 +78,16 @@ def test_mfu_is_flops_over_peak_flops(settings: Pretrain, tmp_path: Path, monkey
 
 
 def test_weights_and_biases_get_the_same_metrics(
-    settings: Pretrain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    settings: Pretrain, tmp_path: Path, wandb: MagicMock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    logged: dict[int, dict[str, float]] = {}
-    started: list[dict] = []
-    ended: list[bool] = []
-
-    def init(**what: object) -> types.SimpleNamespace:
-        started.append(what)
-        return types.SimpleNamespace(
-            log=lambda metrics, step: logged.setdefault(step, {}).update(metrics), finish=lambda: ended.append(True)
-        )
-
-    monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(init=init, __spec__=object()))
     pretrain(replace(settings, out=tmp_path / "run", steps=3, wandb="mine"))
-    assert (started[0]["project"], started[0]["resume"], ended) == ("mine", "allow", [True])
-    assert started[0]["config"]["batch_size"] == 4
+    started = wandb.init.call_args.kwargs
+    assert (started["project"], started["resume"], wandb.finish.call_count) == ("mine", "allow", 1)
+    assert started["config"]["batch_size"] == 4
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    logged: dict[int, dict[str, float]] = {}
+    for (metrics,), named in wandb.log.call_args_list:
+        logged.setdefault(named["step"], {}).update(metrics)
     assert [{"step": step} | metrics for step, metrics in logged.items()] == rows
     monkeypatch.setitem(sys.modules, "wandb", None)  # as if it were not installed
     with pytest.raises(UserError, match="--wandb needs the package wandb; run 'pip install wandb'"):
@@ -91,16 +97,9 @@ def test_weights_and_biases_get_the_same_metrics(
 
 @pytest.mark.slow
 def test_a_resumed_run_goes_on_in_its_curves_and_a_new_one_starts_its_own(
-    settings: Pretrain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    settings: Pretrain, tmp_path: Path, wandb: MagicMock
 ) -> None:
     """Also a new one in the same folder, as with --overwrite or in another container."""
-    ids: list[str] = []
-
-    def init(**what: str) -> types.SimpleNamespace:
-        ids.append(what["id"])
-        return types.SimpleNamespace(log=lambda metrics, step: None, finish=lambda: None)
-
-    monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(init=init, __spec__=object()))
     short = replace(
         settings, out=tmp_path / "run", wandb="mine", optimization=replace(settings.optimization, lr_decay=0.0)
     )
@@ -108,40 +107,31 @@ def test_a_resumed_run_goes_on_in_its_curves_and_a_new_one_starts_its_own(
         pretrain(replace(short, steps=steps))
     pretrain(replace(short, steps=2, overwrite=True))
     pretrain(replace(short, steps=3))
+    ids = [call.kwargs["id"] for call in wandb.init.call_args_list]
     assert ids[0] == ids[1] != ids[2] == ids[3]
     (tmp_path / "run").rename(tmp_path / "elsewhere")
     pretrain(replace(short, steps=2))
-    assert len({*ids}) == 3
+    assert wandb.init.call_args.kwargs["id"] not in ids
 
 
 @pytest.mark.parametrize("moment", few(["log", "finish", "add_scalar", "close"]))
 def test_a_logger_that_fails_costs_a_warning(
-    settings: Pretrain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], moment: str
-) -> None:
-    def fail(*_: object, **__: object) -> None:
-        raise OSError("the service is gone")
-
-    run = types.SimpleNamespace(log=lambda metrics, step: None, finish=lambda: None)
-    monkeypatch.setattr(run if hasattr(run, moment) else SummaryWriter, moment, fail)
-    wandb = types.SimpleNamespace(init=lambda **_: run, __spec__=object())
-    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    settings: Pretrain, tmp_path: Path, wandb: MagicMock, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch, moment: str,
+) -> None:  # fmt: skip
+    theirs = moment in ("log", "finish")
+    monkeypatch.setattr(wandb if theirs else SummaryWriter, moment, MagicMock(side_effect=GONE))
     path = pretrain(replace(settings, out=tmp_path / "run", wandb="mine", steps=3))
-    name = "Weights & Biases" if hasattr(run, moment) else "TensorBoard"
+    name = "Weights & Biases" if theirs else "TensorBoard"
     assert capsys.readouterr().err.count(f"warning: {name} has failed (the service is gone)") == 1
     assert path.is_file() and [row["step"] for row in logged(path.with_name(METRICS))] == [0, 1, 2]
 
 
-def test_a_logger_that_refuses_costs_no_earlier_run(
-    settings: Pretrain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_logger_that_refuses_costs_no_earlier_run(settings: Pretrain, tmp_path: Path, wandb: MagicMock) -> None:
     finished = replace(settings, out=tmp_path / "run", steps=2)
     path = pretrain(finished)
     before = {name: path.with_name(name).read_bytes() for name in (CHECKPOINT, METRICS)}
-
-    def refuse(**_: object) -> None:
-        raise OSError("no key")
-
-    monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(init=refuse, __spec__=object()))
+    wandb.init.side_effect = GONE
     with pytest.raises(UserError, match="Weights & Biases does not start"):
         pretrain(replace(finished, wandb="mine", overwrite=True))
     assert {name: path.with_name(name).read_bytes() for name in before} == before
