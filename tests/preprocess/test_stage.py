@@ -33,7 +33,6 @@ from gdt.preprocess.summary import describe
 from gdt.preprocess.worker import make_shard
 from tests.conftest import Run
 from tests.preprocess.intact import problems
-from tests.preprocess.media import grey, made, tone
 from tests.tamper import small_disk
 
 
@@ -339,13 +338,6 @@ def test_many_files_of_the_same_id_stop_the_run(four: Preprocess) -> None:
             doing(many)
     assert run(replace(many, allow_rejected=True)).kept == 4
     assert run(replace(many, dataset="mine", destination=four.shard_folder.root.with_name("mine"))).kept == 17
-
-
-def test_sound_after_the_last_frame_is_cut(tmp_path: Path) -> None:
-    made(tmp_path / "long-sound.mkv", grey(126, seconds=1.5), tone(5))
-    index = run(Preprocess("folder", tmp_path, tmp_path / "shards", workers=1)).index
-    assert (index.frame_count[0], index.mel_count[0]) == (45, 149)
-    assert index.start_counts(30, 1, 99)[0] == 16  # the last clip has its sound
 
 
 def test_a_destination_that_is_not_utf8_is_refused(four: Preprocess, tmp_path: Path) -> None:
