@@ -69,6 +69,8 @@ def test_a_set_appears_whole_or_not_at_all_and_is_then_left_alone(
     def stopped(*arguments: object) -> None:
         raise KeyboardInterrupt
 
+    with locked(tmp_path / "set.partial"), pytest.raises(UserError, match="another run is writing to .*set.partial"):
+        generate(tmp_path / "set", SMALL, workers=1)
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr("gdt.preprocess.synthetic.files._describe", stopped)
         generate(tmp_path / "set", replace(SMALL, train=1), workers=1)
@@ -80,11 +82,6 @@ def test_a_set_appears_whole_or_not_at_all_and_is_then_left_alone(
     assert len(videos) == 9 and all(found[name] == whole[name] for name in videos)
 
 
-def test_two_sets_are_not_made_in_one_folder(tmp_path: Path) -> None:
-    with locked(tmp_path / "set.partial"), pytest.raises(UserError, match="another run is writing to .*set.partial"):
-        generate(tmp_path / "set", SMALL, workers=1)
-
-
 def test_other_settings_are_refused(made: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="seed was 0, now 1"):
         generate(made, replace(SMALL, seed=1))
@@ -93,20 +90,6 @@ def test_other_settings_are_refused(made: Path, tmp_path: Path) -> None:
         generate(tmp_path, SMALL)
     with pytest.raises(UserError, match="--identity 1.5; they must be 0.1 or more, and from 0 to 1"):
         Synthetic(identity=1.5)
-
-
-@pytest.mark.parametrize("action", ["bounce", "spin"])
-def test_encoding_shifts_neither_picture_nor_sound(action: str, made: Path) -> None:
-    frames, samples = decode(made / "train" / action / f"train_{action}_0003.mp4")
-    scene = Scene(SMALL, "train", action, 3)
-    picture, sound = scene.picture(), scene.sound()
-    assert frames.shape == picture.shape
-    shifts = range(-2, 3)
-    differences = [np.abs(np.roll(frames, -shift, axis=0)[2:-2] - picture[2:-2].astype(int)).mean() for shift in shifts]
-    assert shifts[int(np.argmin(differences))] == 0
-    spectrum = np.fft.rfft(samples[: len(sound)]) * np.conj(np.fft.rfft(sound))
-    lag = int(np.fft.irfft(spectrum, len(sound)).argmax())
-    assert min(lag, len(sound) - lag) <= SOUND_RATE // 1000
 
 
 def test_flash_and_click_fall_together(tmp_path: Path) -> None:
