@@ -11,7 +11,7 @@ from gdt.preprocess.captions.words import Vocabulary
 from gdt.preprocess.datasets import DATASETS, listing
 from gdt.preprocess.datasets.listing import SourceFiles
 from gdt.preprocess.plan import collect
-from gdt.preprocess.videos import TimedWords
+from gdt.preprocess.videos import ListedVideo, TimedWords
 from tests.preprocess.test_caption_readers import find
 from tests.preprocess.test_datasets import touch
 
@@ -26,85 +26,59 @@ def write_captions(source: Path, texts: dict[str, str]) -> None:
 
 def write_subtitles(source: Path, captions: dict[str, list[tuple[float, float, str]]]) -> None:
     """A file of subtitles for each name."""
-    (source / "captions").mkdir(exist_ok=True)
     for name, rows in captions.items():
+        (source / f"captions/{name}.vtt").parent.mkdir(parents=True, exist_ok=True)
         cues = (f"00:{a:06.3f} --> 00:{b:06.3f}\n{said}\n" for a, b, said in rows)
         (source / f"captions/{name}.vtt").write_text("\n".join(["WEBVTT\n", *cues]))
 
 
-def spoken(source: Path, dataset: str) -> dict[str, TimedWords]:
+def spoken(source: Path, dataset: str) -> dict[ListedVideo, TimedWords]:
     """The words of each video."""
     captions = Spoken(find(source), LISTEN, Folder(source), only_captioned=False)
     files = SourceFiles(Folder(source))
     found = collect(captions.select(listing(DATASETS[dataset], files), files), files)
-    return {id: captions.attach(video).words for id, video in found.videos.items()}
+    return {video: captions.attach(video).words for video in found.videos.values()}
 
 
-def tokens(source: Path) -> dict[str, list[int]]:
-    return {id: words.token for id, words in spoken(source, "folder").items()}
-
-
-def test_videos_of_the_same_name_have_their_own_captions(tmp_path: Path) -> None:
-    touch(tmp_path, "a.mp4", "cats/a.mp4", "dogs/a.webm", "dogs/indoor/a.mp4")
-    write_captions(tmp_path, {"cats/a": "meow", "dogs/a": "bark", "dogs/indoor/a.mp4": "bark bark"})
-    expected = {"a.mp4": [], "cats/a.mp4": [1], "dogs/a.webm": [0], "dogs/indoor/a.mp4": [0, 0]}
-    assert tokens(tmp_path) == expected
-    write_captions(tmp_path, {"cats/a": "meow", "dogs/a": "bark", "dogs/indoor/a.mp4": "bark bark", "a": "moo"})
-    assert tokens(tmp_path) == expected | {"a.mp4": [2]}
-    write_captions(tmp_path, {"cats/a.mp4": "meow meow", "cats/a": "moo"})
-    assert tokens(tmp_path)["cats/a.mp4"] == [1, 1]  # by its id before any other name
-
-
-def test_captions_of_a_whole_name_are_not_those_of_another(tmp_path: Path) -> None:
-    touch(tmp_path, "a.avi", "a.avi.mp4", "e\u0301.mp4")
-    write_captions(tmp_path, {"a.avi": "moo", "\u00e9": "bark"})
-    assert tokens(tmp_path) == {"a.avi": [2], "a.avi.mp4": [], "\u00e9.mp4": [0]}
-
-
-def test_captions_match_a_video_of_a_split_by_id_or_path(tmp_path: Path) -> None:
-    touch(tmp_path, "train/a.mp4", "train/cats/a.mp4", "test/cats/a.mp4", "test/cats/b.c.mp4", "test/cats/d.mp4")
-    said = {"a": "moo", "train/cats/a": "meow", "test/cats/a.mp4": "bark", "cats/a": "moo moo", "cats/b.c": "meow moo"}
-    write_captions(tmp_path, said | {"test/cats/d.mp4": "moo", "d": "bark"})
-    assert tokens(tmp_path) == {
-        "a.mp4": [2], "train/cats/a.mp4": [1], "test/cats/a.mp4": [0], "cats/b.c.mp4": [1, 2], "cats/d.mp4": [2],
-    }  # fmt: skip
-
-
-def test_captions_match_by_the_id_in_the_names_of_yt_dlp(tmp_path: Path) -> None:
-    touch(tmp_path, "part/Dog [abcdefghijk].mp4", "Cat [ccccccccccc].mkv", "lmnopqrstuv.mp4", "Cow [short].mp4")
-    names = {"Dog [abcdefghijk].en": "bark", "ccccccccccc": "meow", "A cow [lmnopqrstuv].de": "moo", "[]": "bark"}
-    write_subtitles(tmp_path, {name: [(0, 5, said)] for name, said in names.items()})
-    assert tokens(tmp_path) == {
-        "part/Dog [abcdefghijk].mp4": [0], "Cat [ccccccccccc].mkv": [1], "lmnopqrstuv.mp4": [2], "Cow [short].mp4": [],
-    }  # fmt: skip
-
-
-def test_titles_that_end_in_the_same_word_are_of_two_videos(tmp_path: Path) -> None:
-    """A sound of the same name has no captions of its own."""
-    touch(
-        tmp_path,
-        "v/Show 01 [English-Sub].mkv",
-        "v/Show 02 [English-Sub].mkv",
-        "v/Dogs [dQw4w9WgXcQ].mpg",
-        "v/Dogs [dQw4w9WgXcQ].wav",
-    )
-    said = {"Show 01 [English-Sub].en": "moo", "Dogs [dQw4w9WgXcQ]": "bark"}
-    write_subtitles(tmp_path, {name: [(0, 5, word)] for name, word in said.items()})
-    assert tokens(tmp_path) == {
-        "v/Show 01 [English-Sub].mkv": [2], "v/Show 02 [English-Sub].mkv": [], "v/Dogs [dQw4w9WgXcQ].mpg": [0],
-    }  # fmt: skip
-
-
-def test_captions_in_a_language_are_not_those_of_another_video(tmp_path: Path) -> None:
-    touch(tmp_path, "a.mp4", "a.en.mp4", "b.webm", "c.avi.mp4", "c.mkv", "c.avi")
-    write_subtitles(tmp_path, {f"{name}.en": [(0, 1, said)] for name, said in (("a", "moo"), ("b", "bark"))})
-    expected = {"a.mp4": [], "a.en.mp4": [2], "b.webm": [0], "c.avi.mp4": [], "c.mkv": [], "c.avi": []}
-    assert tokens(tmp_path) == expected
-    (tmp_path / "b.en.mkv").touch()
-    assert tokens(tmp_path) == expected | {"b.webm": [], "b.en.mkv": [0]}
-    (tmp_path / "b.en.mkv").unlink()
-    write_subtitles(tmp_path, {"c.avi": [(0, 1, "moo")]})
-    assert tokens(tmp_path) == expected | {"c.avi": [2]}
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        # videos of the same name have their own captions, by the id before any other name
+        ({"cats/a": "meow", "dogs/a": "bark", "dogs/indoor/a.mp4": "bark bark"},
+         {"a.mp4": [], "cats/a.mp4": [1], "dogs/a.webm": [0], "dogs/indoor/a.mp4": [0, 0]}),
+        ({"a": "moo", "cats/a.mp4": "meow meow", "cats/a": "moo"}, {"a.mp4": [2], "cats/a.mp4": [1, 1]}),
+        # those of a whole name are not those of another
+        ({"a.avi": "moo", "\u00e9": "bark"}, {"a.avi": [2], "a.avi.mp4": [], "e\u0301.mp4": [0]}),
+        # those of a video of a split match by id or path
+        ({"a": "moo", "train/cats/a": "meow", "test/cats/a.mp4": "bark", "cats/a": "moo moo", "cats/b.c": "meow moo",
+          "test/cats/d.mp4": "moo", "d": "bark"},
+         {"train/a.mp4": [2], "train/cats/a.mp4": [1], "test/cats/a.mp4": [0], "test/cats/b.c.mp4": [1, 2],
+          "test/cats/d.mp4": [2]}),
+        # by the id in the names of yt-dlp
+        ({"Dog [abcdefghijk].en": "bark", "ccccccccccc": "meow", "A cow [lmnopqrstuv].de": "moo", "[]": "bark"},
+         {"part/Dog [abcdefghijk].mp4": [0], "Cat [ccccccccccc].mkv": [1], "lmnopqrstuv.mp4": [2],
+          "Cow [short].mp4": []}),
+        # titles that end in the same word are of two videos, and a sound has none beside a video of its name
+        ({"Show 01 [English-Sub].en": "moo", "Dogs [dQw4w9WgXcQ]": "bark"},
+         {"v/Show 01 [English-Sub].mkv": [2], "v/Show 02 [English-Sub].mkv": [], "v/Dogs [dQw4w9WgXcQ].mpg": [0],
+          "v/Dogs [dQw4w9WgXcQ].wav": None}),
+        # those in a language are not those of another video
+        ({"a.en": "moo", "b.en": "bark"},
+         {"a.mp4": [], "a.en.mp4": [2], "b.webm": [0], "c.avi.mp4": [], "c.mkv": [], "c.avi": []}),
+        ({"b.en": "bark", "c.avi": "moo"}, {"b.webm": [], "b.en.mkv": [0], "c.avi.mp4": [], "c.mkv": [], "c.avi": [2]}),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("subtitles", [False, True])
+def test_every_video_has_its_own_captions(
+    tmp_path: Path, said: dict[str, str], expected: dict[str, list[int] | None], subtitles: bool
+) -> None:
+    touch(tmp_path, *expected)
+    if subtitles:
+        write_subtitles(tmp_path, {name: [(0, 5, words)] for name, words in said.items()})
+    else:
+        write_captions(tmp_path, said)
+    found = {str(video.path): words.token for video, words in spoken(tmp_path, "folder").items()}
+    assert found == {name: tokens for name, tokens in expected.items() if tokens is not None}
 
 
 SAID = [(4, 5, "moo"), (7, 8, "bark"), (9.5, 10.5, "meow meow"), (12, 13, "moo")]
@@ -114,7 +88,7 @@ PART = [(0, 1.0, 2.0), (1, 3.5, 4.0)]
 
 def said_in_parts(source: Path, dataset: str) -> dict[str, list[tuple[int, float, float]]]:
     words = spoken(source, dataset)
-    return {id: list(zip(said.token, said.start, said.end, strict=True)) for id, said in words.items()}
+    return {video.id: list(zip(said.token, said.start, said.end, strict=True)) for video, said in words.items()}
 
 
 LISTS = {

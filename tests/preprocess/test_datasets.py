@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import subprocess
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
@@ -68,11 +69,6 @@ def write_hmdb_lists(root: Path, text: str, folds: Iterable[int] = (1, 2, 3)) ->
 def refused(dataset: str, root: Path, message: str) -> None:
     with pytest.raises(UserError, match=message):
         list(listed(dataset, root))
-
-
-def counts(items: list[ListedVideo], fold: int) -> tuple[int, int]:
-    splits = [video.folds[fold] for video in items]
-    return splits.count("train"), splits.count("test")
 
 
 # any data set
@@ -304,6 +300,7 @@ def test_every_official_kinetics_name_is_understood(tmp_path: Path, real: Path) 
 def test_the_kinetics_csv_wins_over_folders(tmp_path: Path) -> None:
     (tmp_path / "annotations").mkdir()
     (tmp_path / "annotations/._a.csv").write_bytes(b"\0\5\x16\7")  # as macOS adds it
+    (tmp_path / "a.csv").write_text(KINETICS + "old,0wR5jVB-WPk,417,427,train\n")  # the last one counts
     (tmp_path / "annotations/a.csv").write_text(KINETICS + "playing drums,0wR5jVB-WPk,417,427,validate\n")
     (tmp_path / "b.csv").write_text("youtube_id,time_start,time_end,split\n3caPS4FHFF8,36.0,46.0,test\n")
     # one has times a second off, as some tools round
@@ -337,13 +334,6 @@ def test_one_original_stands_for_all_rows_without_a_file(tmp_path: Path) -> None
     ]
 
 
-def test_a_row_that_two_csv_files_list_is_one_segment(tmp_path: Path) -> None:
-    (tmp_path / "k400.csv").write_text(KINETICS + "old,0wR5jVB-WPk,417,427,train\n")
-    (tmp_path / "k600.csv").write_text(KINETICS + "new,0wR5jVB-WPk,417,427,val\n")
-    touch(tmp_path, "0wR5jVB-WPk.mp4")
-    assert table("kinetics", tmp_path) == {"0wR5jVB-WPk": ("new", "val")}
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -361,54 +351,53 @@ def test_an_unexpected_csv_is_refused(tmp_path: Path, text: str, message: str) -
     refused("kinetics", tmp_path, message)
 
 
-# UCF-101
+# UCF-101 and HMDB-51
 
 
-@pytest.fixture(scope="module")
-def ucf(real: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """All 13320 official names, as empty files, and the official lists."""
-    source = tmp_path_factory.mktemp("ucf")
-    shutil.copytree(real / "ucf101" / "ucfTrainTestlist", source / "ucfTrainTestlist")
-    names = [
-        line.split()[0]
-        for split in ("train", "test")
-        for line in (source / "ucfTrainTestlist" / f"{split}list01.txt").read_text().splitlines()
-    ]
-    for folder in {Path(name).parent for name in names}:
-        (source / "UCF-101" / folder).mkdir(parents=True)
-    for name in names:
-        (source / "UCF-101" / name).touch()
-    return source
+@pytest.mark.parametrize(
+    ("dataset", "lists", "folder", "classes", "unused", "folds", "odd"),
+    [
+        ("ucf101", "ucfTrainTestlist", "UCF-101", 101, 0, [(9537, 3783), (9586, 3734), (9624, 3696)],
+         ("HandstandPushups", "v_HandStandPushups_g01_c01", ("test", "train", "train"))),
+        ("hmdb51", "testTrainMulti_7030_splits", "hmdb51_org", 51, 395, [(3570, 1530)] * 3,
+         ("cartwheel", "Geena_und_die_Radschl_ge___;-)_cartwheel_f_cm_np1_fr_med_2", ("train", "test", "train"))),
+    ],
+)  # fmt: skip
+def test_official_folds(
+    real: Path, tmp_path: Path, dataset: str, lists: str, folder: str, classes: int, unused: int,
+    folds: list[tuple[int, int]], odd: tuple[str, str, tuple[str, ...]],
+) -> None:  # fmt: skip
+    """Of all official names, as empty files."""
+    shutil.copytree(real / dataset / lists, tmp_path / lists)
+    names = {
+        f"{folder}/{path.stem.rpartition('_test_split')[0]}/{line.split()[0]}"
+        for path in (tmp_path / lists).glob("*1.txt")
+        for line in path.read_text().splitlines()
+    }
+    touch(tmp_path, *names)
+    found = videos(dataset, tmp_path)
+    assert missing(dataset, tmp_path) == [] and len({video.id.lower() for video in found}) == len(names)
+    for fold, numbers in enumerate(folds):
+        splits = Counter(video.folds[fold] for video in found)
+        assert (splits["train"], splits["test"]) == numbers
+    assert len({video.label for video in found}) == classes
+    assert sum({*video.folds} == {"unused"} for video in found) == unused
+    assert all(video.split == video.folds[0] for video in found)
+    assert odd in {(video.label, video.id, video.folds) for video in found}
 
 
-def test_ucf101_has_the_official_folds(ucf: Path) -> None:
-    items = videos("ucf101", ucf)
-    assert missing("ucf101", ucf) == []
-    assert [counts(items, fold) for fold in range(3)] == [(9537, 3783), (9586, 3734), (9624, 3696)]
-    assert len({video.id for video in items}) == 13320
-    assert len({video.label for video in items}) == 101
-    assert all(video.split == video.folds[0] for video in items)
-    by_id = {video.id: video for video in items}
-    assert by_id["v_HandStandPushups_g01_c01"].label == "HandstandPushups"
-    assert by_id["v_HandStandPushups_g01_c01"].folds == ("test", "train", "train")
-
-
-def test_ucf101_class_folders_may_be_the_source(tmp_path: Path, real: Path) -> None:
-    shutil.copytree(real / "ucf101" / "ucfTrainTestlist", tmp_path / "ucfTrainTestlist")
-    root = tmp_path / "UCF-101"
-    touch(root, "HandstandPushups/v_HandstandPushups_g08_c01.MP4", "Archery/v_Archery_g99_c01.avi")
-    first, video, *absent = listed("ucf101", root)
-    assert first == unlisted("Archery/v_Archery_g99_c01.avi")
-    path, folds = Path("HandstandPushups/v_HandstandPushups_g08_c01.MP4"), ("train", "test", "train")
-    assert video == ListedVideo("v_HandstandPushups_g08_c01", path, "HandstandPushups", "train", folds)
+def test_class_folders_may_be_the_source_or_nested(tmp_path: Path) -> None:
+    """Names of files and lists differ in case and suffix."""
+    write_hmdb_lists(tmp_path, "A_Wave.avi 2 \nb.avi 1 \n")
+    touch(tmp_path, "clips/wave/A_wave.mp4", "clips/wave/a_wave.MKV", "clips/wave/mine.avi")
     reason = "listed in the official splits, but there is no file of this name with the suffix of a video"
-    assert len(absent) == 13319 and absent[0] == LeftOut("v_ApplyEyeMakeup_g08_c01", reason)
-    assert "v_HandStandPushups_g08_c01" not in {item.id for item in absent}
-    touch(tmp_path, "elsewhere/v_Archery_g01_c01.avi")
-    elsewhere = [item for item in missing("ucf101", tmp_path) if item.id == "v_Archery_g01_c01"]
-    assert [item.path for item in elsewhere] == ["elsewhere/v_Archery_g01_c01.avi"]  # not said to be absent
-    touch(root, "v_Archery_g01_c01.avi")
-    refused("ucf101", root, "v_Archery_g01_c01.avi is not in the folder of its class; expected:\nsource/UCF-101/")
+    for source, path in ((tmp_path / "clips", "wave"), (tmp_path, "clips/wave")):
+        kept, second, mine, absent = listed("hmdb51", source)
+        assert kept == ListedVideo("A_wave", Path(path, "A_wave.mp4"), "wave", "test", ("test",) * 3)
+        assert second.reason == f"its entry has another file; {path}/A_wave.mp4 is kept" and second.fault
+        assert mine == unlisted(f"{path}/mine.avi") and absent == LeftOut("b", reason)
+    touch(tmp_path, "clips/run/b.avi")
+    refused("hmdb51", tmp_path / "clips", "b.avi is not in the folder of its class; expected:\nsource/hmdb51_org/")
 
 
 @pytest.mark.parametrize(
@@ -432,50 +421,6 @@ def test_official_lists_that_are_empty_cut_html_or_contradicting_are_refused(
     refused("hmdb51", tmp_path, message)
     (tmp_path / "testTrainMulti_7030_splits" / "wave_test_split2.txt").unlink()
     refused("hmdb51", tmp_path, "cannot read .*wave_test_split2.txt: No such file")
-
-
-# HMDB-51
-
-
-@pytest.fixture(scope="module")
-def hmdb(real: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """All 6766 official names, as empty files, and the official lists."""
-    source = tmp_path_factory.mktemp("hmdb")
-    lists = source / "testTrainMulti_7030_splits"
-    shutil.copytree(real / "hmdb51" / "testTrainMulti_7030_splits", lists)
-    for path in lists.glob("*_test_split1.txt"):
-        folder = source / "hmdb51_org" / path.name.removesuffix("_test_split1.txt")
-        folder.mkdir(parents=True)
-        for line in path.read_text().splitlines():
-            (folder / line.split()[0]).touch()
-    return source
-
-
-def test_hmdb51_has_the_official_folds(hmdb: Path) -> None:
-    items = videos("hmdb51", hmdb)
-    assert missing("hmdb51", hmdb) == []
-    assert [counts(items, fold) for fold in range(3)] == [(3570, 1530)] * 3
-    assert len({video.id for video in items}) == len({video.id.lower() for video in items}) == 6766
-    assert len({video.label for video in items}) == 51
-    assert sum(video.folds == ("unused",) * 3 for video in items) == 395
-    odd = {video.id: video for video in items}["Geena_und_die_Radschl_ge___;-)_cartwheel_f_cm_np1_fr_med_2"]
-    assert (odd.label, odd.split) == ("cartwheel", odd.folds[0])
-
-
-@pytest.mark.parametrize("folder", ["hmdb51_org/brush_hair", "clips/brush_hair"])
-def test_hmdb51_class_folders_may_be_nested(tmp_path: Path, real: Path, folder: str) -> None:
-    shutil.copytree(real / "hmdb51" / "testTrainMulti_7030_splits", tmp_path / "testTrainMulti_7030_splits")
-    name = "Brushing_Her_Hair__[_NEW_AUDIO_]_UPDATED!!!!_brush_hair_h_cm_np1_le_goo_1"
-    touch(tmp_path, f"{folder}/{name}.mp4", f"{folder}/{name.lower()}.avi", f"{folder}/mine.avi")
-    assert [(video.id, video.label, video.folds) for video in videos("hmdb51", tmp_path)] == [
-        (name, "brush_hair", ("test", "train", "test"))
-    ]
-    second, first, *absent = missing("hmdb51", tmp_path)
-    assert second.reason == f"its entry has another file; {folder}/{name}.mp4 is kept" and second.fault
-    assert first == unlisted(f"{folder}/mine.avi") and len(absent) == 6765
-    assert {item.reason for item in absent} == {
-        "listed in the official splits, but there is no file of this name with the suffix of a video"
-    }
 
 
 def test_files_of_the_folder_of_the_data_set_go_before_others_also_if_it_is_a_link(tmp_path: Path) -> None:
