@@ -12,8 +12,9 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,8 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)  # as under nohup
 ROOT = Path(__file__).resolve().parents[1]
 REAL = Path(os.environ.get("GDT_TEST_DATA", ROOT.parent / "shared" / "data"))
 """Folder of real clips; see the fixture `real`."""
+ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT)}
+"""Before any test changes it."""
 
 
 def few(cases: Iterable[Any], count: int = 1) -> list[Any]:
@@ -142,30 +145,25 @@ def grid_shards(real: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
-@pytest.fixture(scope="session")
-def server() -> Iterator[subprocess.Popen[str]]:
-    """A process that forks to run commands."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tests.forked"], env=os.environ | {"PYTHONPATH": str(ROOT)}, cwd=ROOT,
+@cache
+def server() -> subprocess.Popen[str]:
+    """A process that forks to run commands, and ends with this one."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "tests.forked"], env=ENVIRONMENT, cwd=ROOT,
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
-    yield process
-    process.stdin.close()
-    process.wait()
 
 
 @pytest.fixture
-def command(server: subprocess.Popen[str], tmp_path: Path) -> Run:
+def command(tmp_path: Path) -> Run:
     """Run `gdt ...` in an empty folder, without the seconds of imports."""
-    return commands_in(tmp_path, server)
+    return commands_in(tmp_path)
 
 
 class Forked:
-    """A command that a server has started in a folder, as a subprocess.Popen."""
+    """A command that the server has started in a folder, as a subprocess.Popen."""
 
-    def __init__(
-        self, server: subprocess.Popen[str], folder: Path, command: Iterable[object], environment: Mapping[str, str]
-    ) -> None:
+    def __init__(self, folder: Path, command: Iterable[object], environment: Mapping[str, str]) -> None:
         number = len([*folder.glob(".said-*")])
         self.files = {name: folder / f".{name}-{number}" for name in ("said", "errors", "status")}
         for name in ("said", "errors"):
@@ -174,8 +172,8 @@ class Forked:
             "command": [*map(str, command)], "folder": str(folder),
             "environment": {"PYTHONPATH": str(ROOT)} | dict(environment),
         } | {name: str(path) for name, path in self.files.items()}  # fmt: skip
-        print(json.dumps(request), file=server.stdin, flush=True)
-        self.pid = int(server.stdout.readline())
+        print(json.dumps(request), file=server().stdin, flush=True)
+        self.pid = int(server().stdout.readline())
         self.returncode: int | None = None
 
     def send_signal(self, number: int) -> None:
@@ -194,19 +192,18 @@ class Forked:
         return self.files["said"].read_text(), self.files["errors"].read_text()
 
 
-def commands_in(folder: Path, server: subprocess.Popen[str]) -> Run:
+def commands_in(folder: Path) -> Run:
     """Runs commands in a folder."""
 
     def run_command(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
-        process = Forked(server, folder, arguments, environment)
+        process = Forked(folder, arguments, environment)
         try:
-            done = subprocess.CompletedProcess(arguments, 0, *process.communicate())
+            output = process.communicate()
         except BaseException:  # such as a timeout
             os.killpg(process.pid, signal.SIGKILL)
             raise
-        done.returncode = process.returncode
         for path in process.files.values():
             path.unlink()
-        return done
+        return subprocess.CompletedProcess(arguments, process.returncode, *output)
 
     return run_command

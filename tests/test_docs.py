@@ -6,7 +6,6 @@ import io
 import re
 import shlex
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -96,7 +95,7 @@ class Reader:
 
 
 @pytest.fixture(scope="module")
-def reader(server: subprocess.Popen[str], synthetic: Path, tmp_path_factory: pytest.TempPathFactory) -> Reader:
+def reader(synthetic: Path, tmp_path_factory: pytest.TempPathFactory) -> Reader:
     """A reader who has gone through the README, with two classes of videos in folders, and one video beside them."""
     folder = tmp_path_factory.mktemp("reader")
     videos = folder / "my" / "videos"
@@ -106,7 +105,7 @@ def reader(server: subprocess.Popen[str], synthetic: Path, tmp_path_factory: pyt
         for path, letter in zip(sorted(source.glob("*.mp4")), "abcdefgh", strict=True):
             shutil.copy(path, videos / name / f"{letter}.mp4")
     shutil.copy(videos / "cats" / "a.mp4", videos / "a.mp4")
-    reader = Reader(folder, commands_in(folder, server), videos)
+    reader = Reader(folder, commands_in(folder), videos)
     reader.type_page("README.md")
     assert len(reader.typed) > 8 and (folder / "features.h5").is_file()
     return reader

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -91,10 +90,8 @@ def test_no_command_runs_a_file_that_a_checkpoint_names(
     assert done.returncode == (2 if error else 0), done.stderr
 
 
-def test_reports_and_resumed_runs_do_not_run_it_either(
-    server: subprocess.Popen[str], evil: Path, shards: Path, tmp_path: Path
-) -> None:
-    command = commands_in(evil, server)
+def test_reports_and_resumed_runs_do_not_run_it_either(evil: Path, shards: Path, tmp_path: Path) -> None:
+    command = commands_in(evil)
     shutil.copytree(evil / "run", tmp_path / "run")
     same = ("--size", "tiny", "--shards", shards, "--batch-size", 4, "--out", tmp_path / "run")
     for factors in (("--preset", "e"), ("--factors", EVIL)):

@@ -4,7 +4,6 @@ import hashlib
 import json
 import math
 import pickle
-import subprocess
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -102,13 +101,13 @@ for run in pickle.loads(pathlib.Path("runs").read_bytes()):
 
 
 def train_on_ranks(
-    server: subprocess.Popen[str], runs: Sequence[Pretrain], folder: Path, world: int,
+    runs: Sequence[Pretrain], folder: Path, world: int,
     given: Makers = MappingProxyType({}),
 ) -> list[dict[str, Any]]:  # fmt: skip
     """As `train`, on several ranks, with the environment that torchrun gives them; maybe with the given networks."""
     (folder / "runs").write_bytes(pickle.dumps(runs))
     (folder / "ranks.py").write_text(_RANK)
-    for rank in [Forked(server, folder, ["ranks.py"], environment) for environment in of_ranks(world)]:
+    for rank in [Forked(folder, ["ranks.py"], environment) for environment in of_ranks(world)]:
         _, errors = rank.communicate()
         assert rank.returncode == 0, errors
     return [trained(run.run_folder / "checkpoint.pt", given) for run in runs]

@@ -1,6 +1,5 @@
 """Plans, equal on every machine, and losses of short runs."""
 
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -39,9 +38,9 @@ def test_losses_in_float64(golden: Golden, drawn: tuple[Path, Path], tmp_path: P
 
 @pytest.mark.parametrize("world", few([1, 2, 4], 2))
 def test_losses_in_float64_in_groups_on_ranks(
-    golden: Golden, drawn: tuple[Path, Path], server: subprocess.Popen[str], tmp_path: Path, world: int
+    golden: Golden, drawn: tuple[Path, Path], tmp_path: Path, world: int
 ) -> None:
     groups = {"group_size": 3}
     runs = [subject.in_float64(name, *drawn, out=tmp_path / name, **groups) for name in ("a", "e", "l")]
-    for run, found in zip(runs, subject.train_on_ranks(server, runs, tmp_path, world), strict=True):
+    for run, found in zip(runs, subject.train_on_ranks(runs, tmp_path, world), strict=True):
         golden("float64-groups", run.preset, found, EQUAL, exactly=world == 1)

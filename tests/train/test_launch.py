@@ -38,10 +38,10 @@ GROUPS = ("--group-size", 4)
 
 
 @pytest.fixture(scope="module")
-def whole(drawn: Path, server: subprocess.Popen[str], tmp_path_factory: pytest.TempPathFactory) -> list[float]:
+def whole(drawn: Path, tmp_path_factory: pytest.TempPathFactory) -> list[float]:
     """Losses of one process that nothing stops."""
     folder = tmp_path_factory.mktemp("whole")
-    done = commands_in(folder, server)(*arguments(drawn, folder / "run", *GROUPS))
+    done = commands_in(folder)(*arguments(drawn, folder / "run", *GROUPS))
     assert done.returncode == 0, done.stderr
     return losses(folder / "run")
 
@@ -95,10 +95,10 @@ def test_a_signal_stops_the_ranks_of_torchrun_and_one_process_goes_on_with_the_s
     "number", [signal.SIGTERM, *(pytest.param(each, marks=pytest.mark.slow) for each in SIGNALS[1:])]
 )
 def test_a_signal_stops_a_run_cleanly_and_the_same_command_resumes(
-    command: Run, server: subprocess.Popen[str], drawn: Path, whole: list[float], tmp_path: Path, number: signal.Signals
+    command: Run, drawn: Path, whole: list[float], tmp_path: Path, number: signal.Signals
 ) -> None:
     run = tmp_path / "run"
-    process = Forked(server, tmp_path, arguments(drawn, run, *GROUPS, "--checkpoint-steps", 2), pausing(1))
+    process = Forked(tmp_path, arguments(drawn, run, *GROUPS, "--checkpoint-steps", 2), pausing(1))
     paused(process.pid)
     for _ in range(1 + (number == signal.SIGINT)):  # a repeated SIGINT counts once
         process.send_signal(number)

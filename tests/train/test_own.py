@@ -2,7 +2,6 @@
 
 import pickle
 import shlex
-import subprocess
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -98,7 +97,7 @@ def test_dropout_repeats_in_the_second_pass_of_cached_gradients(drawn: Path, tmp
     assert numbers["on"] == pytest.approx(numbers["off"], rel=1e-10)
 
 
-def test_two_ranks_have_the_numbers_of_one(drawn: Path, tmp_path: Path, server: subprocess.Popen[str]) -> None:
+def test_two_ranks_have_the_numbers_of_one(drawn: Path, tmp_path: Path) -> None:
     """Blocks that a rank skips have no gradient there; all ranks start from the weights of the first."""
     run = replace(
         subject.in_float64("e", drawn, drawn, group_size=3, batch_size=6), clip=SIZES["tiny"].clip, steps=4,
@@ -107,8 +106,7 @@ def test_two_ranks_have_the_numbers_of_one(drawn: Path, tmp_path: Path, server: 
     )  # fmt: skip
     given = makers(run.own_networks.given)
     (alone,), (together,) = (
-        subject.train_on_ranks(server, [replace(run, out=tmp_path / f"{world}")], tmp_path, world, given)
-        for world in (1, 2)
+        subject.train_on_ranks([replace(run, out=tmp_path / f"{world}")], tmp_path, world, given) for world in (1, 2)
     )
     assert together["losses"] == pytest.approx(alone["losses"], rel=1e-10)
     assert together["moved"] == pytest.approx(alone["moved"], rel=1e-10)

@@ -31,10 +31,10 @@ DROPOUT = ("--steps", STEPS, "--network.dropout", 0.3)
 
 
 @pytest.fixture(scope="module")
-def undisturbed(server: subprocess.Popen[str], shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def undisturbed(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of four epochs, with dropout."""
     run = tmp_path_factory.mktemp("runs") / "undisturbed"
-    done = commands_in(run.parent, server)(*arguments(shards, run, *DROPOUT))
+    done = commands_in(run.parent)(*arguments(shards, run, *DROPOUT))
     assert done.returncode == 0, done.stderr
     return run
 

@@ -3,7 +3,6 @@
 import contextlib
 import shutil
 import signal
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -24,7 +23,7 @@ Start = Callable[..., Ranks]
 
 
 @pytest.fixture
-def start(server: subprocess.Popen[str], shards: Path, tmp_path: Path) -> Iterator[Start]:
+def start(shards: Path, tmp_path: Path) -> Iterator[Start]:
     """Start two ranks as a launcher does, each with its arguments, but without ending the others when one fails."""
     started: Ranks = []
 
@@ -34,7 +33,7 @@ def start(server: subprocess.Popen[str], shards: Path, tmp_path: Path) -> Iterat
                 "--group-size", 4]  # fmt: skip
         for more, of_rank in zip(arguments, of_ranks(2), strict=True):
             environment = of_rank | {"CUDA_VISIBLE_DEVICES": ""} | more_environment
-            started.append(Forked(server, tmp_path, [*map(str, [*base, *more])], environment))
+            started.append(Forked(tmp_path, [*map(str, [*base, *more])], environment))
         return started[-len(arguments) :]
 
     yield ranks

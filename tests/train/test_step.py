@@ -1,7 +1,6 @@
 """The gradient of a step in groups, against a direct computation, and over ranks."""
 
 import math
-import subprocess
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -119,13 +118,13 @@ def test_dropout_differs_between_groups_steps_and_seeds(drawn: tuple[Path, Path]
 
 @pytest.mark.parametrize("world", few([2, 4]))
 def test_ranks_have_the_numbers_of_one_process_with_dropout(
-    drawn: tuple[Path, Path], server: subprocess.Popen[str], tmp_path: Path, world: int
+    drawn: tuple[Path, Path], tmp_path: Path, world: int
 ) -> None:
     """Half of the clips have no words, unequally many on each rank."""
     run = subject.in_float64("three", *drawn, group_size=3)
     run = replace(run, network=replace(run.network, dropout=0.3), clip=replace(run.clip, words_seconds=0.35))
     alone = subject.train(replace(run, out=tmp_path / "alone"))
-    (together,) = subject.train_on_ranks(server, [replace(run, out=tmp_path / "run")], tmp_path, world)
+    (together,) = subject.train_on_ranks([replace(run, out=tmp_path / "run")], tmp_path, world)
     assert together["losses"] == pytest.approx(alone["losses"], rel=1e-10)
     assert together["moved"] == pytest.approx(alone["moved"], rel=1e-10)
 
