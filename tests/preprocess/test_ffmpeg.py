@@ -11,7 +11,6 @@ import pytest
 
 from gdt.preprocess.decode import Extracted
 from gdt.preprocess.ffmpeg import Extraction
-from gdt.preprocess.process import Rejected
 from gdt.preprocess.videos import ListedVideo
 from tests.conftest import few
 from tests.preprocess.intact import rejected_of
@@ -20,8 +19,6 @@ from tests.preprocess.media import (
     assert_events,
     clock,
     encode,
-    events,
-    extract,
     frames,
     grey,
     hdr,
@@ -44,23 +41,13 @@ from tests.preprocess.media import (
 
 
 @pytest.mark.parametrize(
-    ("name", "count", "sound", "why"),
-    few([
-        ("corrupted.mp4", 150, 0.0, "Invalid NAL unit size"), ("weird_aspect.small.mpg", 44, 1.3, "ac-tex damaged"),
-        ("sample_missing_stsd.mp4", 30, 0.0, "its sound cannot be decoded"), ("sample_shorter_audio.mp4", 36, 0.8, ""),
-        ("broken.mp4", 0, 0.0, "ffmpeg cannot decode it: moov atom not found"),
-        ("empty.flv", 0, 0.0, "ffmpeg cannot decode it: "),
-        ("video_270.mov", 0, 0.0, "it is too short; only 0.10 s can be decoded, 1 s are needed"),
-    ], 2),
+    ("name", "why"),
+    few([("corrupted.mp4", "Invalid NAL unit size"), ("sample_missing_stsd.mp4", "its sound cannot be decoded"),
+         ("weird_aspect.small.mpg", "ac-tex damaged")]),
 )  # fmt: skip
-def test_real_clips_with_faults(real: Path, tmp_path: Path, name: str, count: int, sound: float, why: str) -> None:
-    """The numbers of the others are in tests/golden."""
-    taken = extract(real / "clips" / name, tmp_path)
-    if isinstance(taken, Rejected):
-        assert not count and str(taken).startswith(why)
-    else:
-        assert len(frames(taken)) == count and abs(seconds(taken) - sound) < 0.06
-        assert taken.note.startswith(why) and bool(taken.note) == bool(why)
+def test_faults_of_real_clips_are_noted(real: Path, tmp_path: Path, name: str, why: str) -> None:
+    """Their numbers are in tests/golden."""
+    assert kept(real / "clips" / name, tmp_path).note.startswith(why)
 
 
 # ------------------------------------------------------------------------------------------------------------- picture
@@ -343,33 +330,31 @@ def test_soft_stereo_is_mixed(tmp_path: Path) -> None:
 # --------------------------------------------------------------------------------------- picture and sound on one clock
 
 
-def shifted(source: Path, path: Path, picture: float, sound: float, *options: object) -> Path:
-    inputs = ["-itsoffset", picture, "-i", source, "-itsoffset", sound, "-i", source]
-    return encode(path, *inputs, "-map", "0:v", "-map", "1:a", "-c", "copy", *options)
-
-
-@pytest.mark.parametrize(("shift", "suffix"), few([(0.5, "mkv"), (0.5, "mp4"), (-0.5, "mp4")]))
-def test_late_or_early_sound_is_moved_on_the_clock(
-    flash_and_click: Path, tmp_path: Path, shift: float, suffix: str
-) -> None:
-    moved = shifted(flash_and_click, tmp_path / f"moved.{suffix}", 0, shift, "-avoid_negative_ts", "make_zero")
-    flash, click = events(kept(moved, tmp_path))
-    assert len(flash) == len(click) == 3
-    assert np.abs(click - flash - shift).max() <= 1 / 30
-
-
-def test_part_hidden_by_an_edit_list_is_cut(flash_and_click: Path, tmp_path: Path) -> None:
-    hidden = encode(tmp_path / "hidden.mp4", "-ss", 1.5, "-i", flash_and_click, "-c", "copy")
-    taken = kept(hidden, tmp_path)
-    assert_events(taken, [0.5, 1.5])
-    assert abs(len(taken.sizes) - 75) <= 1 and abs(seconds(taken) - 2.5) < 0.06
-
-
-@pytest.mark.parametrize("suffix", few(["mkv", "mp4"]))
-def test_late_video_is_preceded_by_its_first_frame(flash_and_click: Path, tmp_path: Path, suffix: str) -> None:
-    taken = kept(shifted(flash_and_click, tmp_path / f"late.{suffix}", 0.5, 0), tmp_path)
-    assert_events(taken, [1.5, 2.5, 3.5], [1, 2, 3])
-    assert abs(len(taken.sizes) - 135) <= 1
+@pytest.mark.parametrize(
+    ("picture", "sound", "suffix", "part", "flashes", "clicks", "count"),
+    few([
+        ("", "", "mp4", {}, [1, 2, 3], [1, 2, 3], 120),
+        ("", "-itsoffset 0.5", "mkv", {}, [1, 2, 3], [1.5, 2.5, 3.5], 120),
+        ("-itsoffset 0.5", "", "mp4", {}, [1.5, 2.5, 3.5], [1, 2, 3], 135),  # its first frame precedes it
+        ("-ss 1.5", "-ss 1.5", "mp4", {}, [0.5, 1.5], [0.5, 1.5], 75),  # an edit list hides the part before
+        ("", "", "mp4", {"segment": (1.7, 3.4)}, [0.3, 1.3], [0.3, 1.3], 51),
+        ("", "", "mp4", {"stretches": ((0.7, 1.2), (1.5, 1.9), (2.8, 3.3))}, [0.3, 1.1], [0.3, 1.1], 42),
+        ("", "", "mp4", {"stretches": ((2.5, 3.2), (3.5, 9.0), (20.0, 30.0))}, [0.5], [0.5], 36),  # beyond the end
+        ("-itsoffset 0.5", "", "mp4", {"stretches": ((0.8, 1.7), (2.3, 2.7))}, [0.7, 1.1], [0.2], 39),
+        ("-itsoffset 0.5", "", "mkv", {}, [1.5, 2.5, 3.5], [1, 2, 3], 135),
+        ("", "-itsoffset 0.5", "mp4", {}, [1, 2, 3], [1.5, 2.5, 3.5], 120),
+    ], 8),
+)  # fmt: skip
+def test_flashes_and_clicks_stay_within_one_frame(
+    flash_and_click: Path, tmp_path: Path, picture: str, sound: str, suffix: str, part: dict[str, Any],
+    flashes: list[float], clicks: list[float], count: int,
+) -> None:  # fmt: skip
+    inputs = [*picture.split(), "-i", flash_and_click, *sound.split(), "-i", flash_and_click]
+    path = encode(tmp_path / f"moved.{suffix}", *inputs, "-map", "0:v", "-map", "1:a", "-c", "copy")
+    taken = kept(ListedVideo("part", path, **part), tmp_path)
+    assert_events(taken, flashes, clicks)
+    assert abs(len(taken.sizes) - count) <= ("stretches" not in part)
+    assert "stretches" not in part or abs(len(taken.waveform) - 24_000 * count // 30) < 480
 
 
 # ------------------------------------------------------------------------------------------------------ parts of videos
@@ -423,33 +408,6 @@ def test_segments_are_what_the_whole_file_has_there(tmp_path: Path, suffix: str,
         sounds = part.waveform[:], whole.waveform[:][round(24_000 * begin) :]
         first, at = (int((np.abs(sound.astype(int)) > 8000).argmax()) for sound in sounds)
         assert len(part.waveform) == 48_000 and abs(first - at) < 240
-
-
-@pytest.mark.parametrize(
-    ("part", "times", "count"),
-    [
-        ({}, [1, 2, 3], 120), ({"segment": (1.7, 3.4)}, [0.3, 1.3], 51),
-        ({"stretches": ((0.7, 1.2), (1.5, 1.9), (2.8, 3.3))}, [0.3, 1.1], 42),
-    ],
-)  # fmt: skip
-def test_flashes_and_clicks_stay_within_one_frame(
-    flash_and_click: Path, tmp_path: Path, part: dict[str, Any], times: list[float], count: int
-) -> None:
-    taken = kept(ListedVideo("part", flash_and_click, **part), tmp_path)
-    assert_events(taken, times)
-    assert abs(len(taken.sizes) - count) <= bool(part.get("segment"))
-    assert "stretches" not in part or len(taken.waveform) == 24_000 * count // 30
-
-
-def test_stretches_of_a_late_video_are_on_the_clock(flash_and_click: Path, tmp_path: Path) -> None:
-    late = shifted(flash_and_click, tmp_path / "late.mp4", 0.5, 0)
-    taken = kept(ListedVideo("parts", late, stretches=((0.8, 1.7), (2.3, 2.7))), tmp_path)
-    assert_events(taken, [0.7, 1.1], [0.2])
-
-
-def test_stretches_beyond_the_end_add_nothing(ticking: Path, tmp_path: Path) -> None:
-    taken = kept(ListedVideo("parts", ticking, stretches=((2.5, 3.0), (3.5, 9.0), (20.0, 30.0))), tmp_path)
-    assert len(taken.sizes) == 30 and abs(seconds(taken) - 1) < 0.05
 
 
 # ------------------------------------------------------------------------------------------------- silence, in a shard
