@@ -369,6 +369,8 @@ def test_no_usable_video_is_an_error_with_the_reason(tmp_path: Path) -> None:
             "no Dask scheduler answers at tcp://127",
         ),
         ("--dataset folder --source VIDEOS", {"PATH": ""}, "ffmpeg is not installed"),
+        ("--dataset folder --source VIDEOS --fps 101", {}, "--fps is 101"),
+        ("--dataset folder --source VIDEOS --ffmpeg-memory nan", {}, "--ffmpeg-memory is nan"),
     ],
 )
 def test_mistakes_are_one_sentence_and_exit_2(
