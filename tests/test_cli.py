@@ -7,6 +7,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,12 @@ from gdt.train.experiment import steps_of
 from gdt.train.options import parse_arguments
 from gdt.train.settings import SIZES, Pretrain
 from tests.conftest import ROOT, Run
+
+
+@cache
+def all_options() -> set[str]:
+    """Those of all commands."""
+    return set().union(*(options(below_gdt(command.settings)) for command in COMMANDS.values()))
 
 
 def sentence(done: subprocess.CompletedProcess[str]) -> str:

@@ -1,8 +1,6 @@
 """README and docs/: commands and Python run on small data, or are parsed; links, files and options exist."""
 
-import contextlib
 import importlib.util
-import io
 import re
 import shlex
 import shutil
@@ -10,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from gdt.cli import COMMANDS, parse_command
+from gdt.cli import parse_command
 from gdt.pipeline import presets
 from tests.conftest import ROOT, Run, commands_in, few
-from tests.test_cli import make
+from tests.test_cli import all_options, make
 
 PAGES = ("README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")))
 EVERYTHING = (*PAGES, "CONTRIBUTING.md", "CHANGELOG.md")
@@ -127,18 +125,8 @@ def test_commands_are_parsed(page: str, tmp_path: Path, monkeypatch: pytest.Monk
                 parse_command(name, options)
 
 
-@pytest.fixture(scope="module")
-def options() -> set[str]:
-    """The options of all commands, and those of other programs in the pages."""
-    out = io.StringIO()
-    for name in COMMANDS:
-        with contextlib.redirect_stdout(out), contextlib.suppress(SystemExit):
-            parse_command(name, ["--help"])
-    return {"--protocol", "--version", *re.findall(r"--[a-z][\w.-]*", out.getvalue())}
-
-
 @pytest.mark.parametrize("page", EVERYTHING)
-def test_links_files_targets_variables_and_options_exist(page: str, options: set[str]) -> None:
+def test_links_files_targets_variables_and_options_exist(page: str) -> None:
     text, folder, makefile = TEXT[page], (ROOT / page).parent, (ROOT / "Makefile").read_text()
     for target, anchor in re.findall(r"\]\((?!https?:)([^)#\s]*)#?([^)]*)\)", text):
         path = (folder / target).resolve() if target else ROOT / page
@@ -158,7 +146,7 @@ def test_links_files_targets_variables_and_options_exist(page: str, options: set
     for name in re.findall(r"\b(?!GDT_)([A-Z][A-Z_]+)=", inline):
         assert re.search(rf"^variables := .*\b{name}\b", makefile, re.M) or name == "ARGS", (page, name)
     for name in re.findall(r"(?<![\w-])(--[a-z][\w.-]*)", inline):
-        assert name in options, (page, name)
+        assert name in all_options() | {"--protocol", "--version", "--help"}, (page, name)
 
 
 def test_the_table_of_presets_is_the_presets() -> None:

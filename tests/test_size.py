@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from gdt.cli import COMMANDS, below_gdt
-from gdt.common.commandline import options
 from tests.conftest import ROOT
+from tests.test_cli import all_options
 
 PRODUCT = ("common", "pipeline", "preprocess", "train", "eval", "src")
 LINES = 21_555
@@ -68,4 +67,4 @@ def test_pages_keep_their_budget() -> None:
 
 def test_commands_keep_their_budget() -> None:
     """An option that several commands share counts once."""
-    assert len(set().union(*(options(below_gdt(command.settings)) for command in COMMANDS.values()))) <= OPTIONS
+    assert len(all_options()) <= OPTIONS
