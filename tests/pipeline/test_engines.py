@@ -7,9 +7,7 @@ import numpy as np
 import psutil
 import pytest
 
-from gdt.pipeline import engines
 from gdt.pipeline.clips import uniform_clips
-from gdt.pipeline.engines import taps
 from gdt.pipeline.leaves import Clip
 from gdt.pipeline.loader import Loader
 from gdt.pipeline.notation import parse
@@ -50,20 +48,6 @@ def test_cores_and_dali_make_the_same_crops_within_one_grey_level(index: Index, 
         difference = np.abs(cores - dali)
         # ties of rounding, which are frequent if whole frames are resized
         assert difference.max() <= 1 and difference.mean() < (0.02 if name == "whole frames" else 1e-3)
-
-
-@pytest.mark.parametrize(("begin", "end"), [(0.0, 9.0), (2.3, 7.9), (7.9, 2.3), (-0.4, 9.3), (4.0, 4.5)])
-def test_resizing_equals_interpolation_in_float64(begin: float, end: float) -> None:
-    frame = np.random.default_rng(0).integers(0, 256, (9, 9, 3), dtype=np.uint8)
-    out = np.empty((5, 15), np.uint8)
-    corners = np.array([1.25, 8.5, begin, end], np.float32)
-    region = *taps(*corners[:2], 5, np.array(9)), *taps(*corners[2:], 5, np.array(9), step=3)
-    engines.resize(frame.reshape(1, 9, 27), np.array([0]), *region, out[None])
-    rows = np.clip(1.25 + (np.arange(5) + 0.5) * 7.25 / 5 - 0.5, 0, 8)
-    columns = np.clip(begin + (np.arange(5) + 0.5) * (end - begin) / 5 - 0.5, 0, 8)
-    tent = [np.maximum(0, 1 - np.abs(at[:, None] - np.arange(9))) for at in (rows, columns)]
-    expected = np.einsum("rh,cw,hwk->rck", tent[0], tent[1], frame.astype(float))
-    assert np.abs(out.reshape(5, 5, 3) - expected).max() <= 0.5 + 1e-3
 
 
 def test_reading_ahead_spans_batches_up_to_its_limit(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,7 @@ from gdt.pipeline.transformations.video import Video
 from gdt.pipeline.tree import BatchPlan, Tree
 from tests.pipeline.test_tree import same_leaves
 
-SOURCE = VideoPool(np.arange(40), np.full(40, 50), 30)
+SOURCE = VideoPool(np.arange(40), 5 + np.arange(40), 30)
 CLIP = Clip(frames=5, mel_frames=9, words=4)
 
 subsets = st.lists(st.sampled_from(MODALITIES), min_size=1, max_size=3, unique=True)
@@ -104,7 +104,8 @@ def test_batches_match_the_composition(composition: Composition) -> None:
     assert (c & w).any() and (~c & w).any()  # conditions (i) to (iii)
     assert not (w & np.eye(len(plan), dtype=bool)).any()
     leaves = plan.leaves
-    assert leaves.modalities == composition.modalities
+    assert leaves.modalities == composition.modalities and (leaves.start < SOURCE.start_counts[leaves.video]).all()
+    assert len(np.unique(plan.columns["augmentation"])) == len(plan)
     per_video = len(plan) // (composition.batch_size * len(composition.modalities))
     assert per_video == composition.clips_per_video
     for positions, length in ((leaves.frames, CLIP.frames), (leaves.mel_frames, CLIP.mel_frames)):

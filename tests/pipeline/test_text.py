@@ -11,14 +11,13 @@ import torch
 from torch.nn import functional
 
 from gdt.common.errors import UserError
-from gdt.pipeline.leaves import MODALITIES, Clip, Leaves
+from gdt.pipeline.leaves import MODALITIES, Clip
 from gdt.pipeline.loader import Batch, Loader
 from gdt.pipeline.notation import parse
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.shards.reader import ShardReader
-from gdt.pipeline.sources.base import SourceContext
 from gdt.pipeline.sources.loading import Loading
-from gdt.pipeline.sources.text import NOTHING, TextSource, Words
+from gdt.pipeline.sources.text import NOTHING, Words
 from gdt.pipeline.transformations.augmentation import Augmentation
 from gdt.pipeline.tree import BatchPlan, Tree, sampling_tree
 from gdt.pipeline.word2vec import WordVectors, load
@@ -54,57 +53,6 @@ def loaded(index: Index, plan: BatchPlan, vectors: WordVectors) -> Batch:
         return next(iter(loader))
 
 
-class Spoken:
-    """A reader of videos with words at these times; the tokens are their indices."""
-
-    def __init__(self, *times: float) -> None:
-        self.times = times
-
-    def tokens(self, video: int, start: float, words: int, seconds: float) -> np.ndarray:
-        spoken = [k for k, t in enumerate(self.times) if start <= t and t + 0.1 <= start + seconds]
-        return np.asarray(spoken[:words], np.int32)
-
-
-def tokens_of(
-    index: Index, vectors: WordVectors, reader: Spoken, leaves: Leaves
-) -> tuple[list[list[int]], torch.Tensor]:
-    """Tokens of each leaf without padding, and whether it is usable."""
-    source = TextSource(SourceContext(ShardReader(index), inputs_of(index, CLIP), CPU, Loading(), vectors))
-    source.reader = reader  # type: ignore[assignment]
-    (part,) = source.parts(iter([leaves]))
-    words: Words = part.inputs
-    assert np.array_equal(words.mask.numpy(), words.tokens != NOTHING)
-    for row in words.tokens.tolist():  # padding comes last
-        assert row == [token for token in row if token != NOTHING] + [NOTHING] * row.count(NOTHING)
-    return [[token for token in row if token != NOTHING] for row in words.tokens.tolist()], part.usable
-
-
-def plain(n: int) -> Leaves:
-    leaves = Leaves.plain(n, CLIP, 40)
-    leaves.modality[:] = TEXT
-    return leaves
-
-
-def test_transformations_act_on_words(index: Index, vectors: WordVectors) -> None:
-    rng = np.random.default_rng(0)
-    known = {f.name: f.transformation for f in parse(
-        "video:d time_reversal:i:2 order(2):i:2 speed(1,2):i:2 augmentation:i:1", 2).factors}  # fmt: skip
-
-    def after(reader: Spoken, **values: int) -> list[int]:
-        leaves = plain(1)
-        for name, value in values.items():
-            known[name].act(leaves, np.array([value]), rng)
-        return tokens_of(index, vectors, reader, leaves)[0][0]
-
-    few, many = Spoken(0.1, 0.5, 0.9, 2.4), Spoken(*(0.3 * k for k in range(9)))
-    assert after(few) == [0, 1, 2]
-    assert after(few, time_reversal=1) == [2, 1, 0]
-    assert after(many, time_reversal=1) == [4, 3, 2, 1, 0]
-    assert after(many, order=1) == [3, 4, 0, 1, 2]
-    assert after(many, order=1, time_reversal=1) == [2, 1, 0, 4, 3]
-    assert after(few, speed=1) == [0, 1, 2, 3]  # twice the time
-
-
 def test_the_text_network_ignores_padding() -> None:
     torch.manual_seed(0)
     network = TextNetwork(7, 9)
@@ -121,19 +69,23 @@ def test_the_text_network_ignores_padding() -> None:
 
 
 def test_a_batch_of_three_modalities_matches_its_plan(index: Index, vectors: WordVectors, word2vec: Path) -> None:
-    tree, plan = planned(
-        index, "time_shift:d:2 modality(video,audio,text):i:3:differs time_reversal:i:2 augmentation:i:1"
-    )
+    """Words may be in another order, and of a longer time."""
+    more = "order(2):i:2 speed(1,2):i:2 time_reversal:i:2"
+    tree, plan = planned(index, f"time_shift:d:2 modality(video,audio,text):i:3:differs {more} augmentation:i:1")
     batch = loaded(index, plan, vectors)
     assert tuple(batch.inputs) == MODALITIES and tree.composition.modalities == MODALITIES
-    assert [len(batch.inputs[name]) for name in MODALITIES] == [16, 16, 16]
+    assert [len(batch.inputs[name]) for name in MODALITIES] == [64, 64, 64]
     leaves, reader, table = batch.plan.leaves, ShardReader(index), load(word2vec).vectors
     words: Words = batch.inputs["text"]
     for row, leaf in enumerate(np.flatnonzero(leaves.modality == TEXT)):
-        tau = batch.plan.columns["time_shift"][leaf] / index.fps
-        tokens = reader.tokens(int(leaves.video[leaf]), tau, 5, 2.0)
-        tokens = tokens[::-1] if batch.plan.columns["time_reversal"][leaf] else tokens
-        assert words.tokens[row].tolist() == tokens.tolist() + [NOTHING] * (5 - len(tokens))
+        value = {name: int(values[leaf]) for name, values in batch.plan.columns.items()}
+        seconds = 2.0 * (1 + value["speed"])
+        spoken = reader.tokens(value["video"], value["time_shift"] / index.fps, 5, seconds).tolist()
+        places = [*spoken, *[NOTHING] * (5 - len(spoken))]
+        places = places[3:] + places[:3] if value["order"] else places
+        tokens = [token for token in places[:: 1 - 2 * value["time_reversal"]] if token != NOTHING]
+        assert words.tokens[row].tolist() == tokens + [NOTHING] * (5 - len(tokens))
+        assert words.mask[row].tolist() == [True] * len(tokens) + [False] * (5 - len(tokens))
         assert np.array_equal(words.vectors[row, : len(tokens)].numpy(), table[tokens])
         assert not words.vectors[row, len(tokens) :].any()
         assert batch.table["usable"][leaf] == (len(tokens) > 0)

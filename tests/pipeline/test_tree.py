@@ -109,22 +109,6 @@ def test_a_group_holds_every_value_of_a_factor_that_takes_all(row: str) -> None:
             assert set(share.columns[factor.name][chosen]) == set(range(factor.k))
 
 
-def test_the_tree_is_balanced_and_branches_differ() -> None:
-    plan = tree("l").plan(0, 0)
-    columns = plan.columns
-    assert len(plan) == 4 * 2 * 2 * 2
-    for video in np.unique(columns["video"]):
-        inside = columns["video"] == video
-        assert inside.sum() == 8
-        shifts = np.unique(columns["time_shift"][inside])
-        assert len(shifts) == 2 and shifts.max() < STARTS[video]  # without replacement, inside the video
-        for shift in shifts:
-            branch = inside & (columns["time_shift"] == shift)
-            pairs = set(zip(columns["modality"][branch], columns["time_reversal"][branch], strict=True))
-            assert pairs == {(0, 0), (0, 1), (1, 0), (1, 1)}
-    assert len(np.unique(columns["augmentation"])) == len(plan)  # g is drawn anew for every leaf
-
-
 @pytest.mark.parametrize("k", [1, 2, 3])
 def test_distinct_draws_are_uniform_over_ordered_tuples(k: int) -> None:
     rng = np.random.default_rng(0)
