@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-import h5py
 import numpy as np
 import pytest
 import torch
@@ -22,7 +21,6 @@ from gdt.pipeline.engines import DaliEngine, DecodingRun, Filled
 from gdt.pipeline.leaves import MODALITIES, Clip
 from gdt.pipeline.loader import Batch, Loader
 from gdt.pipeline.notation import parse
-from gdt.pipeline.shards.container import Header
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.shards.layout import MEL_FLOOR
 from gdt.pipeline.shards.reader import ShardReader
@@ -259,30 +257,3 @@ def test_other_decoding_errors_do_not_blame_the_frames(index: Index, monkeypatch
     monkeypatch.setattr(DaliEngine, "fill", failing)
     with pytest.raises(UserError, match="decoding failed although all frames are intact: CUDA error 999"):
         load(index, [uniform_clips(index, np.array([0]), 1, CLIP, AUGMENTATION)], decoder="gpu")
-
-
-def damage(copy: Path, index: Index, video: int, what: str) -> None:
-    """Overwrite 200 bytes in the middle of a video's frames or sound."""
-    path = copy / index.shard_names[index.shard[video]]
-    begin = Header.read(path).arrays[what].begin
-    with h5py.File(path) as file:
-        if what == "frames/jpeg":
-            begin += int(file["frames/offset"][index.frame_start[video] + index.frame_count[video] // 2])
-        else:
-            begin += 4 * index.bands * int(index.mel_start[video] + index.mel_count[video] // 2)
-    with path.open("r+b") as file:
-        file.seek(begin)
-        file.write(bytes(200))
-
-
-@pytest.mark.parametrize("what", ["frames/jpeg", "audio/logmel"])
-def test_damage_stops_the_run(copy: Path, index: Index, what: str) -> None:
-    plan = tree(index, "e").plan(0, 0)
-    video = int(plan.columns["video"][0])
-    damage(copy, index, video, what)
-    name = index.shard_names[index.shard[video]]
-    message = rf"shard .*{name} is damaged: checksum mismatch in .* of '{index.id[video]}'; remove .* `\S*gdt verify"
-    plans = [tree(index, "e").plan(0, k) for k in range(4)]  # some of them read the damaged part
-    whole = [uniform_clips(index, np.array([video]), 20, CLIP, AUGMENTATION)]
-    with pytest.raises(UserError, match=message):
-        load(Index.open(copy), whole if what == "frames/jpeg" else plans * 3)

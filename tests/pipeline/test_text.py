@@ -92,14 +92,23 @@ def test_a_batch_of_three_modalities_matches_its_plan(index: Index, vectors: Wor
     assert batch.table["usable"][leaves.modality != TEXT].all()
 
 
-def test_damaged_words_stop_the_run(captioned: Path, vectors: WordVectors, tmp_path: Path) -> None:
+@pytest.mark.parametrize("what", ["frames/jpeg", "audio/logmel", "text/token"])
+def test_damage_stops_the_run(captioned: Path, vectors: WordVectors, tmp_path: Path, what: str) -> None:
     shutil.copytree(captioned, tmp_path, dirs_exist_ok=True)
     index = Index.open(tmp_path)
-    _, plan = planned(index, "time_shift:i:1 modality(video,text):i:2:differs augmentation:i:1", 8)
+    _, plan = planned(index, "time_shift:i:1 modality(video,audio,text):i:3:differs augmentation:i:1", 8)
     bad = int(plan.columns["video"][0])
-    with changed(tmp_path / index.shard_names[index.shard[bad]]) as file:
-        file["text/token"][index.text_start[bad]] += 1
-    with pytest.raises(UserError, match=f"checksum mismatch in the words of '{index.id[bad]}'"):
+    name = index.shard_names[index.shard[bad]]
+    with changed(tmp_path / name) as file:
+        frame, row, word = index.frame_start[bad], index.mel_start[bad], index.text_start[bad]
+        begin, end = {
+            "frames/jpeg": file["frames/offset"][[frame, frame + index.frame_count[bad]]],
+            "audio/logmel": (row, row + index.mel_count[bad]),
+            "text/token": (word, word + 1),
+        }[what]
+        file[what][begin:end] += 1
+    message = rf"shard .*{name} is damaged: checksum mismatch in .* of '{index.id[bad]}'; remove .* `\S*gdt verify"
+    with pytest.raises(UserError, match=message):
         loaded(index, plan, vectors)
 
 

@@ -38,21 +38,16 @@ def trainer(settings: Pretrain, videos: int) -> Learner:
 
 def test_the_schedule_is_the_published_one() -> None:
     """Goyal et al.: 10 epochs of warm-up from the rate of one GPU to that of all, then constant."""
-    one = trainer(PAPER, videos=512 * 7)
-    at_epochs = [one.experiment.schedule.lr(7 * epoch) for epoch in range(100)]
+    one = trainer(PAPER, videos=512 * 7).experiment.schedule
+    at_epochs = [one.lr(7 * epoch) for epoch in range(100)]
     warm = [0.01, 0.073, 0.136, 0.199, 0.262, 0.325, 0.388, 0.451, 0.514, 0.577]
     assert np.allclose(at_epochs[:10], warm, rtol=1e-12) and np.allclose(at_epochs[10:], 0.64, rtol=1e-12)
-    steps = np.array([one.experiment.schedule.lr(step) for step in range(one.experiment.schedule.steps)])
-    assert (
-        one.experiment.schedule.steps == 700 and np.allclose(np.diff(steps[:71]), 0.063 / 7) and np.ptp(steps[70:]) == 0
-    )
-    few = trainer(replace(PAPER, batch_size=16), videos=16 * 7)  # the batch of two GPUs
-    assert np.allclose(
-        [few.experiment.schedule.lr(0), few.experiment.schedule.lr(35), few.experiment.schedule.lr(70)],
-        [0.01, 0.015, 0.02],
-    )
-    fewer = trainer(replace(PAPER, batch_size=4), videos=28)  # less than the batch of one GPU: no warm-up
-    assert np.allclose([fewer.experiment.schedule.lr(0), fewer.experiment.schedule.lr(300)], 0.005)
+    steps = np.array([*map(one.lr, range(one.steps))])
+    assert one.steps == 700 and np.allclose(np.diff(steps[:71]), 0.063 / 7) and np.ptp(steps[70:]) == 0
+    few = trainer(replace(PAPER, batch_size=16), videos=16 * 7).experiment.schedule  # the batch of two GPUs
+    assert np.allclose([few.lr(0), few.lr(35), few.lr(70)], [0.01, 0.015, 0.02])
+    fewer = trainer(replace(PAPER, batch_size=4), videos=28).experiment.schedule  # less than one GPU's: no warm-up
+    assert np.allclose([fewer.lr(0), fewer.lr(300)], 0.005)
 
 
 def test_the_tiny_schedule_is_constant_and_falls_at_the_end() -> None:
@@ -93,22 +88,19 @@ def test_a_step_is_sgd_with_momentum_weight_decay_and_lr(batch_settings: Pretrai
 
 
 def test_signals_are_remembered_and_handlers_restored() -> None:
-    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)]
+    numbers = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+    before = [*map(signal.getsignal, numbers)]
     with StopSignal() as stop:
         assert stop.signal == 0
-        os.kill(os.getpid(), signal.SIGUSR1)
-        assert stop.signal == signal.SIGUSR1
-        os.kill(os.getpid(), signal.SIGTERM)
-        os.kill(os.getpid(), signal.SIGTERM)  # as when a launcher and a supervisor both send it
-        assert stop.signal == signal.SIGTERM
-        os.kill(os.getpid(), signal.SIGHUP)
-        assert stop.signal == signal.SIGHUP
+        for number in (signal.SIGUSR1, signal.SIGTERM, signal.SIGTERM, signal.SIGHUP):  # also twice
+            os.kill(os.getpid(), number)
+            assert stop.signal == number
     ignored = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as under nohup
     with StopSignal() as stop:
         os.kill(os.getpid(), signal.SIGHUP)
         assert stop.signal == 0
     signal.signal(signal.SIGHUP, ignored)
-    assert before == [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)]
+    assert before == [*map(signal.getsignal, numbers)]
 
 
 @pytest.mark.parametrize("where", ["gdt.train.step.outcome", "gdt.pipeline.sources.video.affine"])
