@@ -5,15 +5,19 @@ import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, sync_playwright
 
+from gdt.eval.downstream import downstream
 from gdt.eval.results import RESULTS, Result, read
 from gdt.eval.settings import Downstream
 from gdt.pipeline.shards.index import Index
 from gdt.preprocess.settings import Preprocess
 from tests.conftest import once, preprocess
+
+Evaluated = Callable[..., str]
 
 
 def official(folder: Path, videos: Path, dataset: str) -> Path:
@@ -64,10 +68,14 @@ def on_ucf(on_shards: Downstream, ucf: Path) -> Downstream:
 
 
 @pytest.fixture
-def change_index(shards: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Replaces columns of the generated shards, as evaluation reads them."""
-    index = Index.open(shards)
-    return lambda **columns: monkeypatch.setattr("gdt.eval.subjects.open_index", lambda *_: replace(index, **columns))
+def evaluated(on_shards: Downstream, index: Index, monkeypatch: pytest.MonkeyPatch) -> Evaluated:
+    """Evaluates the generated shards with other columns of their index; returns the tables."""
+
+    def run(columns: dict[str, Any], **settings: Any) -> str:
+        monkeypatch.setattr("gdt.eval.subjects.open_index", lambda *_: replace(index, **columns))
+        return downstream(replace(on_shards, **settings))
+
+    return run
 
 
 def results(folder: Path) -> list[Result]:

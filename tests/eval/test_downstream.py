@@ -1,7 +1,6 @@
 """`gdt evaluate`: all protocols over official folds, as a user runs them."""
 
 import csv
-import functools
 import json
 import re
 import shlex
@@ -10,6 +9,7 @@ import sys
 import zlib
 from collections.abc import Callable
 from dataclasses import fields, replace
+from functools import cache, partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, get_args, get_type_hints
@@ -22,7 +22,6 @@ import torch
 import gdt
 from gdt.common.commandline import parse
 from gdt.common.errors import UserError
-from gdt.common.folders import Folder
 from gdt.eval import extract
 from gdt.eval.downstream import downstream
 from gdt.eval.embed import Embedder, features
@@ -35,13 +34,12 @@ from gdt.eval.protocols import PROTOCOLS, Protocol
 from gdt.eval.results import RESULTS
 from gdt.eval.settings import Downstream, Embed
 from gdt.eval.similarity import unit
-from gdt.eval.subjects import Subject
 from gdt.pipeline.shards.index import Index, fingerprint
 from gdt.pipeline.word2vec import WordVectors
 from gdt.train.checkpoint import load_model
 from gdt.train.models.network import OwnNetworks
 from tests.conftest import Run, few
-from tests.eval.conftest import results
+from tests.eval.conftest import Evaluated, results
 from tests.tamper import edit_record
 from tests.train import own_networks
 
@@ -175,17 +173,21 @@ def test_damaged_lines_are_computed_again(
     assert (f"warning: line 2 of {path} is damaged or of another version (" in said) == bool(damage)
 
 
-def test_everything_that_changes_results_changes_their_folder(checkpoint: Path) -> None:
-    trained = load_model(checkpoint)
-    statistics = trained.inputs.statistics
-    other = replace(statistics, mel_mean=statistics.mel_mean + 1)
-    records = [trained.record, replace(trained.record, statistics=other), *(
+def test_what_the_weights_do_not_say_changes_folders_and_keys(on_ucf: Downstream) -> None:
+    """Statistics, crops and clips, and other vectors of the same words."""
+    (job,) = jobs_of(replace(on_ucf, protocols=("cross-modal",), folds=()), {})
+    trained, statistics = job.subject.trained, job.subject.trained.inputs.statistics
+    records = [replace(trained.record, statistics=replace(statistics, mel_mean=statistics.mel_mean + 1)), *(
         replace(trained.record, settings=replace(trained.settings, **changed))
         for changed in ({"augmentation": replace(trained.settings.augmentation, scale=(40, 40))},
                         {"clip": replace(trained.settings.clip, stride=3)})
     )]  # fmt: skip
-    models = [replace(trained, record=record) for record in records]
-    assert len({Subject("x", checkpoint, model, False).folder for model in models}) == 4
+    models = [trained, *(replace(trained, record=record) for record in records)]
+    assert len({replace(job.subject, trained=model).folder for model in models}) == 4
+    job = replace(job, settings=replace(job.settings, word2vec=Path("vectors")))
+    one = WordVectors(np.ones((2, 3), np.float16), ("a", "b"))
+    words = one, replace(one, vectors=2 * one.vectors), None
+    assert len({replace(job, words=each).key for each in words}) == 3
 
 
 def test_train_samples_limits_the_training_videos(on_ucf: Downstream, tmp_path: Path) -> None:
@@ -266,7 +268,7 @@ def test_whatever_changes_a_number_changes_what_identifies_it(
 
     for name, protocol in PROTOCOLS.items():
         function = f"gdt.{protocol.function}".replace(":", ".")
-        monkeypatch.setattr(function, functools.partial(checksum, name))
+        monkeypatch.setattr(function, partial(checksum, name))
     real = Index.open(captioned)
     swapped = {"val": "test", "test": "val"}
     index = replace(
@@ -282,7 +284,7 @@ def test_whatever_changes_a_number_changes_what_identifies_it(
     (tmp_path / "other").mkdir()
     torch.save(state, tmp_path / "other" / "checkpoint.pt")
     monkeypatch.setattr("gdt.eval.downstream.job_limit", lambda _: 1)  # without subprocesses
-    load = functools.cache(load_model)
+    load = cache(load_model)
     load_once = lambda path, _: load(path)  # noqa: E731
     for module in ("jobs", "subjects"):
         monkeypatch.setattr(f"gdt.eval.{module}.load_trained", load_once)
@@ -313,49 +315,38 @@ def test_whatever_changes_a_number_changes_what_identifies_it(
     assert {*same} == {"dataset", "protocols", "jobs", "out", "own_networks", "tables", "cache"}
 
 
-def test_other_vectors_of_the_same_words_have_another_key(on_ucf: Downstream) -> None:
-    (job,) = jobs_of(replace(on_ucf, protocols=("cross-modal",), folds=()), {})
-    job = replace(job, settings=replace(job.settings, word2vec=Path("vectors")))
-    one = WordVectors(np.ones((2, 3), np.float16), ("a", "b"))
-    words = one, replace(one, vectors=2 * one.vectors), None
-    assert len({replace(job, words=each).key for each in words}) == 3
-
-
 def test_a_finetuning_process_gets_every_setting(
-    change_index: Callable[..., None], checkpoint: Path, index: Index, shards: Path, tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    evaluated: Evaluated, checkpoint: Path, index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     parity = np.array(["even", "odd"], object)[np.arange(len(index)) % 2]
-    change_index(columns={"-x": parity}, folds=np.array([f"{split},{split}" for split in index.split], object))
     run_parallel = Mock(return_value=[])
     monkeypatch.setattr("gdt.eval.downstream.run_parallel", run_parallel)
     values = {
-        "ckpt": (str(checkpoint),), "dataset": "x", "shards": Folder(shards), "protocols": ("finetune",), "folds": (2,),
+        "ckpt": (str(checkpoint),), "dataset": "x", "shards": index.folder, "protocols": ("finetune",), "folds": (2,),
         "label": "-x", "gallery_split": "val", "query_split": "test", "random_weights": "only", "out": tmp_path,
         "jobs": 2, "tables": False, "word2vec": None, "linear_c": 1.0, "modalities": ("video",),
         "own_networks": OwnNetworks((own_networks.__name__ + ":Net",)), "cache": "1GB",
     }  # fmt: skip
     changes(Downstream((checkpoint,)), values)  # fills in the others
-    settings = Downstream(**values)
-    downstream(settings)
+    folds = np.array([f"{split},{split}" for split in index.split], object)
+    evaluated({"columns": {"-x": parity}, "folds": folds}, **values)
     ((task,), *_), _ = run_parallel.call_args
     ((name, *sent),) = task.commands
     assert name == "evaluate"
-    assert parse(Downstream, "gdt evaluate", sent) == replace(settings, jobs=1, shards=Folder(shards))
+    assert parse(Downstream, "gdt evaluate", sent) == Downstream(**values | {"jobs": 1})
 
 
 def test_labelled_protocols_evaluate_audio_or_both(
-    change_index: Callable[..., None], on_shards: Downstream, checkpoint: Path, index: Index, tmp_path: Path
+    evaluated: Evaluated, checkpoint: Path, index: Index, tmp_path: Path
 ) -> None:
     silent = [np.flatnonzero(index.split == split)[0] for split in ("train", "test")]
     mel_count = np.where(np.isin(np.arange(len(index)), silent), 50, index.mel_count)
-    change_index(mel_count=mel_count)
-    settings = replace(on_shards, protocols=("retrieval", "few-shot", "linear"), clips=2)
-    videos = downstream(settings)
+    evaluate = partial(evaluated, {"mel_count": mel_count}, protocols=("retrieval", "few-shot", "linear"), clips=2)
+    videos = evaluate()
     found = {("video",): results(tmp_path)}
     choices: list[Any] = [("audio",), ("video", "audio")]
     for modalities in choices:
-        text = downstream(replace(settings, modalities=modalities))
+        text = evaluate(modalities=modalities)
         found[modalities] = [row for row in results(tmp_path) if row.settings["modalities"] == list(modalities)]
         assert f", features of {' and '.join(modalities)}: 11 queries" in " ".join(text.split())
         assert [row.protocol for row in found[modalities]] == ["retrieval", "few-shot", "linear"]
@@ -367,9 +358,9 @@ def test_labelled_protocols_evaluate_audio_or_both(
         assert "left out: 2 videos whose " in text
     assert "features of" not in videos and {(row.gallery, row.queries) for row in found["video",]} == {(24, 12)}
     before = len(results(tmp_path))
-    downstream(replace(settings, modalities=("audio", "video")))
+    evaluate(modalities=("audio", "video"))
     assert len(results(tmp_path)) == before  # the order does not matter
-    text = downstream(replace(settings, modalities=("audio",), protocols=()))
+    text = evaluate(modalities=("audio",), protocols=())
     assert "1-shot" in text and "→" not in text  # cross-modal retrieval, which --modalities does not affect
     # the features are those of the networks, and R@1 is that of the joined ones
     kept = np.setdiff1d(np.flatnonzero(np.isin(index.split, ("train", "test"))), silent)
@@ -385,9 +376,8 @@ def test_labelled_protocols_evaluate_audio_or_both(
     right = index.label[kept][gallery][(joined[query] @ joined[gallery].T).argmax(1)] == index.label[kept][query]
     row = found["video", "audio"][0]
     assert row.metrics["R@1"].value == pytest.approx(100 * right.mean())
-    change_index(mel_count=np.zeros_like(mel_count))
     with pytest.raises(UserError, match="0 videos of the gallery and 0 queries have audio as long as a clip"):
-        downstream(replace(settings, modalities=("audio",), out=tmp_path / "none"))
+        evaluated({"mel_count": np.zeros_like(mel_count)}, protocols=("retrieval",), modalities=("audio",))
 
 
 def test_lines_without_answers_have_no_marks_and_are_not_computed_again(on_ucf: Downstream, tmp_path: Path) -> None:

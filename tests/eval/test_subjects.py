@@ -7,7 +7,9 @@ import shutil
 import subprocess
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -35,8 +37,10 @@ from gdt.train.record import parsed
 from gdt.train.settings import SIZES, RunSettings
 from gdt.train.trained import Trained
 from tests.conftest import Run, preprocess
-from tests.eval.conftest import results
+from tests.eval.conftest import Evaluated, results
 from tests.tamper import annotate
+
+OfTags = Callable[..., tuple[Result, str]]
 
 
 def test_official_folds_count_every_video_however_short(checkpoint: Path, tmp_path: Path) -> None:
@@ -158,51 +162,39 @@ def test_a_data_set_outside_the_usual_folder_is_found_by_the_name_it_was_trained
         opened("", trained=replace(first, record=replace(first.record, settings=elsewhere)))
 
 
-def test_without_labels_in_train_the_gallery_is_val_and_without_them_in_test_protocols_are_skipped(
-    change_index: Callable[..., None], on_shards: Downstream, index: Index, tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
-    change_index(label=np.where(index.split == "train", "", index.label).astype(object))
-    downstream(on_shards)
+def test_without_labels_in_train_the_gallery_is_val_and_in_test_protocols_are_skipped(
+    evaluated: Evaluated, index: Index, shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    evaluated({"label": np.where(index.split == "train", "", index.label).astype(object)})
     (record,) = (each for each in results(tmp_path) if each.protocol == "retrieval")
     assert record.settings["gallery_split"] == "val" and record.gallery == (index.split == "val").sum()
-    change_index(label=np.where(index.split == "test", "", index.label).astype(object))
-    assert "R@20" not in downstream(on_shards)
-    said = f"retrieval and few-shot and knn skipped: {on_shards.shards} has no labelled videos in the split 'test' "
+    assert "R@20" not in evaluated({"label": np.where(index.split == "test", "", index.label).astype(object)})
+    said = f"retrieval and few-shot and knn skipped: {shards} has no labelled videos in the split 'test' "
     assert said + "(labels of 'label' are in: train, val); " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("protocol", ["linear", "finetune"])
-def test_a_classifier_of_one_class_is_refused(
-    change_index: Callable[..., None], on_shards: Downstream, index: Index, protocol: str
-) -> None:
-    change_index(columns={"sky": np.full(len(index), "blue", object)})
+def test_a_classifier_of_one_class_is_refused(evaluated: Evaluated, index: Index, protocol: str) -> None:
+    sky = {"columns": {"sky": np.full(len(index), "blue", object)}}
     with pytest.raises(UserError, match="needs at least two classes; the gallery has only 'blue'"):
-        downstream(replace(on_shards, protocols=(protocol,), label="sky", jobs=1))
+        evaluated(sky, protocols=(protocol,), label="sky", jobs=1)
 
 
-def test_queries_without_their_class_in_the_gallery_are_named(
-    change_index: Callable[..., None], on_shards: Downstream, index: Index
-) -> None:
+def test_queries_without_their_class_in_the_gallery_are_named(evaluated: Evaluated, index: Index) -> None:
     label = index.label.copy()
     label[np.flatnonzero(index.split == "test")[:2]] = "new"
-    change_index(label=label)
-    text = downstream(replace(on_shards, protocols=("retrieval",)))
-    assert "warning: 2 of 12 queries are of classes without gallery videos: any model gets them" in text
+    text = evaluated({"label": label}, protocols=("retrieval",))
+    assert "warning: 2 of 12 queries are of classes without gallery videos: any model gets them wrong" in text
 
 
-def test_a_sound_among_the_videos_leaves_short_videos_in(
-    change_index: Callable[..., None], on_shards: Downstream, index: Index, tmp_path: Path
-) -> None:
-    frames = index.frame_count.copy()
+def test_a_sound_among_the_videos_leaves_short_videos_in(evaluated: Evaluated, index: Index, tmp_path: Path) -> None:
     train, test = (np.flatnonzero(index.split == split) for split in ("train", "test"))
-    frames[test[0]] = 20  # shorter than a clip
     for sounds in ((), train[:1], test[1:2]):
-        own = frames.copy()
-        own[list(sounds)] = 0
-        change_index(frame_count=own)
-        text = downstream(replace(on_shards, protocols=("retrieval",), out=tmp_path / str(sounds)))
-        (record,) = results(tmp_path / str(sounds))
+        frames, out = index.frame_count.copy(), tmp_path / str(sounds)
+        frames[test[0]] = 20  # shorter than a clip
+        frames[list(sounds)] = 0
+        text = evaluated({"frame_count": frames}, protocols=("retrieval",), out=out)
+        (record,) = results(out)
         lacking = [int(np.isin(sounds, part).sum()) for part in (train, test)]
         assert (record.gallery, record.queries) == (24 - lacking[0], 12 - lacking[1])
         assert ("left out: 1 video whose video is missing\n" in text) == bool(len(sounds))
@@ -216,24 +208,22 @@ def test_published_results_are_not_shown_next_to_other_videos(ucf: Path) -> None
 
 
 def test_every_column_of_labels_has_a_table_and_models_and_features_are_read_once(
-    change_index: Callable[..., None], on_shards: Downstream, index: Index, tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    change_index(columns={"parity": np.array(["even", "odd", ""], object)[np.arange(len(index)) % 3]})
+    evaluated: Evaluated, checkpoint: Path, index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parity = {"columns": {"parity": np.array(["even", "odd", ""], object)[np.arange(len(index)) % 3]}}
     calls: list[int] = []
     monkeypatch.setattr("gdt.eval.jobs.extract", lambda *given: calls.append(len(given[2])) or extract(*given))
     reads: list[Path] = []
     monkeypatch.setattr("gdt.eval.jobs.load_trained", lambda path, _: reads.append(path) or load_trained(path))
-    settings = replace(on_shards, label="label,parity")
-    text = " ".join(downstream(settings).split())
+    text = " ".join(evaluated(parity, label="label,parity").split())
     assert text.count("V→A R@5") == 1 and text.count("1-shot") == 2 and "labels of the column parity" in text
     records = results(tmp_path)
     assert [(row.protocol, row.label, row.classes) for row in records] == [
         ("cross-modal", "", 0), ("retrieval", "", 3), ("few-shot", "", 3), ("knn", "", 3), ("retrieval", "parity", 2),
         ("few-shot", "parity", 2), ("knn", "parity", 2),
     ]  # fmt: skip
-    assert calls == [36] and reads == [*settings.ckpt]
-    downstream(replace(settings, label="parity", out=tmp_path / "alone"))
+    assert calls == [36] and reads == [checkpoint]
+    evaluated(parity, label="parity", out=tmp_path / "alone")
     alone = [row.metrics for row in results(tmp_path / "alone") if row.protocol != "cross-modal"]
     assert alone == [row.metrics for row in records[4:]]
     assert calls == [36, 24]
@@ -248,17 +238,16 @@ def test_cross_modal_retrieval_needs_two_modalities(shards: Path, tmp_path: Path
 
 
 def test_a_fold_without_test_videos_is_refused_and_another_can_be_chosen(
-    change_index: Callable[..., None], on_shards: Downstream, index: Index, tmp_path: Path
+    evaluated: Evaluated, index: Index, tmp_path: Path
 ) -> None:
-    settings = replace(on_shards, protocols=("retrieval",))
-    train = np.full(len(index), "train", object)
-    change_index(split=train, folds=np.array([f"train,{split}" for split in index.split], object))
+    folds = np.array([f"train,{split}" for split in index.split], object)
+    evaluate = partial(evaluated, {"split": np.full(len(index), "train", object), "folds": folds})
     with pytest.raises(UserError, match=r"fold 1 of .* no labelled videos in the split 'test' .*are in: train\)"):
-        downstream(settings)
-    downstream(replace(settings, folds=(2,)))
+        evaluate(protocols=("retrieval",))
+    evaluate(protocols=("retrieval",), folds=(2,))
     assert [row.fold for row in results(tmp_path)] == [2]
     with pytest.raises(UserError, match="has no videos in the split 'test', only in train"):
-        downstream(replace(settings, protocols=("cross-modal",)))
+        evaluate(protocols=("cross-modal",))
 
 
 def test_without_ckpt_the_latest_run_is_taken_only_on_the_data_set_of_its_training(
@@ -297,25 +286,21 @@ def tags(index: Index) -> list[set[str]]:
     return every
 
 
-Evaluate = Callable[..., tuple[Result, str]]
-
-
 @pytest.fixture
-def evaluate(change_index: Callable[..., None], on_shards: Downstream, tmp_path: Path) -> Evaluate:
+def of_tags(evaluated: Evaluated, tmp_path: Path) -> OfTags:
     """Evaluates the column `tags` with the given cells; returns the last result, and the table."""
 
-    def run(cells: list[str], name: str = "out", **settings: object) -> tuple[Result, str]:
-        change_index(columns={"tags": np.array(cells, object)})
-        text = downstream(replace(on_shards, label="tags", out=tmp_path / name, **settings))
+    def run(cells: list[str], name: str = "out", **settings: Any) -> tuple[Result, str]:
+        text = evaluated({"columns": {"tags": np.array(cells, object)}}, label="tags", out=tmp_path / name, **settings)
         return results(tmp_path / name)[-1], " ".join(text.split())
 
     return run
 
 
-def test_videos_without_a_label_are_negatives_of_all(evaluate: Evaluate, index: Index, tmp_path: Path) -> None:
+def test_videos_without_a_label_are_negatives_of_all(of_tags: OfTags, index: Index, tmp_path: Path) -> None:
     """Against mAP over all clips of the two splits; order, blanks and empty names in a cell do not count."""
     own = tags(index)
-    row, text = evaluate([";".join(sorted(each)) for each in own])
+    row, text = of_tags([";".join(sorted(each)) for each in own])
     assert row.protocol == "multilabel"  # chosen, since videos have several labels
     assert (row.gallery, row.queries, row.classes) == (24, 12, 4)
     (path,) = tmp_path.glob("out/*/features-video-*.npz")
@@ -332,21 +317,19 @@ def test_videos_without_a_label_are_negatives_of_all(evaluate: Evaluate, index: 
     said = "labels: mAP is over the 3 of 5 in both parts; 4 queries and 8 gallery videos have none: negatives of all"
     assert said in text
     assert "any model gets them wrong" not in text  # which is for one class per video
-    untidy, _ = evaluate([" ; ".join([*sorted(each)[::-1], *sorted(each)[:1], ""]) for each in own], "untidy")
+    untidy, _ = of_tags([" ; ".join([*sorted(each)[::-1], *sorted(each)[:1], ""]) for each in own], "untidy")
     assert (untidy.metrics, untidy.classes, untidy.key) == (row.metrics, row.classes, row.key)
 
 
-def test_a_single_label_in_an_untidy_cell_is_a_class(evaluate: Evaluate, index: Index) -> None:
+def test_a_single_label_in_an_untidy_cell_is_a_class(of_tags: OfTags, index: Index) -> None:
     cells = [("a;" if k % 2 else " a") if k % 4 < 2 else "b ; b" for k in range(len(index))]
-    row, _ = evaluate(cells, protocols=("retrieval",))
+    row, _ = of_tags(cells, protocols=("retrieval",))
     assert row.classes == 2 and row.metrics["R@1"].chance == pytest.approx(50, abs=20)
 
 
 @pytest.mark.parametrize("protocol", ["retrieval", "few-shot", "knn", "linear", "svm", "finetune"])
-def test_several_labels_are_refused_where_a_video_has_one_class(
-    evaluate: Evaluate, index: Index, protocol: str
-) -> None:
+def test_several_labels_are_refused_where_a_video_has_one_class(of_tags: OfTags, index: Index, protocol: str) -> None:
     with pytest.raises(
         UserError, match=rf"\(first: 'cat;loud'\), and {protocol} takes one; set --protocols multilabel"
     ):
-        evaluate([";".join(each) for each in map(sorted, tags(index))], protocols=(protocol,))
+        of_tags([";".join(each) for each in map(sorted, tags(index))], protocols=(protocol,))
