@@ -1,4 +1,4 @@
-"""Kills at chosen moments of preprocessing, verifying and pretraining; of embedding, in eval/test_resumed.py.
+"""Kills at chosen moments of preprocessing, verifying and pretraining; of embedding, in eval/test_embed.py.
 
 Most of the forty kills are slow tests: `python -m pytest -m slow`.
 """

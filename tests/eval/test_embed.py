@@ -1,9 +1,10 @@
-"""Features of videos and their nearest neighbours."""
+"""Features of videos: their values and files, and runs that go on where they were stopped."""
 
 import errno
+import os
 import random
 import shutil
-import subprocess
+import time
 import unicodedata
 from dataclasses import replace
 from pathlib import Path
@@ -16,15 +17,18 @@ import pytest
 import torch
 
 from gdt.common.errors import Unusable, UserError
+from gdt.common.files import locked
 from gdt.eval.embed import Embedder, embed, features
 from gdt.eval.export import export
 from gdt.eval.features import Features, read, sameness
-from gdt.eval.nearest import address, find_query, most_similar, nearest
+from gdt.eval.nearest import nearest
+from gdt.eval.parts import Parts
 from gdt.eval.settings import Embed, Export, Nearest
 from gdt.pipeline.clips import uniform_clips
 from gdt.pipeline.loader import Loader
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.transformations.augmentation import EVALUATION, centred
+from gdt.preprocess import named
 from gdt.preprocess.ffmpeg import Extraction
 from gdt.preprocess.settings import Preprocess
 from gdt.preprocess.stage import run
@@ -34,6 +38,7 @@ from gdt.train.trained import Trained
 from tests.conftest import Run, few
 from tests.pipeline.test_loader import CPU
 from tests.tamper import flip
+from tests.test_kills import EMBEDDING, kill, run_command
 
 
 @pytest.fixture(scope="module")
@@ -94,23 +99,24 @@ def test_embed_a_folder_and_find_neighbours(command: Run, checkpoint: Path, vide
 def test_rows_are_in_the_order_of_the_sources(
     checkpoint: Path, videos: Path, synthetic: Path, shards: Path, tmp_path: Path
 ) -> None:
-    """25 files with two broken ones and a folder among them."""
+    """25 files with two broken ones and folders among them, whose names are in both normal forms of Unicode."""
     files = sorted(synthetic.rglob("*.mp4"))[:25]
     random.Random(0).shuffle(files)
     kept = files.copy()
+    for place, form in ((5, "NFC"), (15, "NFD")):
+        files[place] = tmp_path / unicodedata.normalize(form, "é")
+        files[place].mkdir()
+        kept[place] = Path(shutil.copy(kept[place], files[place]))
     for place in (3, 12):
         broken = tmp_path / f"{place}.mp4"
         broken.write_bytes(b"nonsense")
         files.insert(place, broken)
-    files.insert(20, videos / "more")
-    kept.insert(18, videos / "more" / "one.mp4")
     base = Embed(checkpoint, tuple(files), out=tmp_path / "f.npz", clips=1, workers=1)
     rows, stored = features(base), features(replace(base, source=(), shards=shards, workers=0))
     assert rows.id.tolist() == [str(path) for path in kept]
     assert [file.path for file in rows.skipped] == [str(tmp_path / "3.mp4"), str(tmp_path / "12.mp4")]
-    places = [stored.id.tolist().index(path.stem) for path in kept if path.stem != "one"]
-    found = np.delete(rows.features["video"], 18, 0)
-    assert np.allclose(found, stored.features["video"][places], atol=1e-5)
+    places = [stored.id.tolist().index(path.stem) for path in kept]
+    assert np.allclose(rows.features["video"], stored.features["video"][places], atol=1e-5)
 
 
 def test_files_are_decoded_at_the_frame_rate_of_the_model(
@@ -131,15 +137,6 @@ def test_files_are_decoded_at_the_frame_rate_of_the_model(
     features(Embed(checkpoint, shards=tmp_path / "slow", clips=1))
     said = "slow has 10 frames/s, and the model was trained with 30, so its clips play at another speed"
     assert said in capsys.readouterr().err
-
-
-def test_paths_are_those_of_the_files(checkpoint: Path, synthetic: Path, tmp_path: Path) -> None:
-    names = [unicodedata.normalize(form, f"é{form}/ü.mp4") for form in ("NFC", "NFD")]
-    for name, clip in zip(names, sorted(synthetic.rglob("*.mp4")), strict=False):
-        (tmp_path / "mine" / name).parent.mkdir(parents=True)
-        shutil.copy(clip, tmp_path / "mine" / name)
-    rows = features(Embed(checkpoint, (tmp_path / "mine",), clips=1, workers=1))
-    assert sorted(rows.id) == sorted(str(tmp_path / "mine" / name) for name in names)
 
 
 @pytest.mark.parametrize("kind", ["embeddings", "features"])
@@ -177,18 +174,13 @@ def test_a_fault_of_the_machine_is_not_a_verdict_on_the_files(
     assert not {Unusable} & {type(full.value), type(absent.value)}
 
 
-def packages(suffix: str) -> None:
-    """Skip a test of a format whose package is not installed."""
-    if suffix == ".parquet":
-        pytest.importorskip("pyarrow")
-
-
 @pytest.mark.parametrize("suffix", [".npz", ".parquet"])
 @pytest.mark.parametrize("asked", few([{"every": 0.8}, {"clips": 2}]))
 def test_all_formats_hold_the_same(
     checkpoint: Path, shards: Path, tmp_path: Path, suffix: str, asked: dict[str, Any]
 ) -> None:
-    packages(suffix)
+    if suffix == ".parquet":
+        pytest.importorskip("pyarrow")
     for name in ("a.h5", f"a{suffix}"):
         embed(Embed(checkpoint, dataset="x", shards=shards, out=tmp_path / name, **asked))
     one, other = read(tmp_path / "a.h5"), read(tmp_path / f"a{suffix}")
@@ -271,7 +263,8 @@ def test_features_of_a_modality_do_not_depend_on_the_others(
 def test_flipped_bits_and_cut_features_are_refused_or_harmless(
     checkpoint: Path, shards: Path, tmp_path: Path, suffix: str
 ) -> None:
-    packages(suffix)
+    if suffix == ".parquet":
+        pytest.importorskip("pyarrow")
     path, draw = tmp_path / f"a{suffix}", random.Random(0)
     embed(Embed(checkpoint, dataset="x", shards=shards, clips=1, out=path))
     first, content, refused = read(path), path.read_bytes(), 0
@@ -322,71 +315,6 @@ def test_wrong_settings_and_files_are_refused(
     assert {path.name for path in tmp_path.iterdir()} == {"text.txt", "run.pt", "empty"}
 
 
-def test_a_sound_is_a_query_by_audio_and_neighbours_are_other_videos() -> None:
-    made = {"kind": "embeddings", "weights": "w"}
-    alone = Features(np.array(["one.mp4"]), {"video": np.ones((1, 4))}, made)
-    with pytest.raises(UserError, match=r"one\.mp4 is the only video"):
-        most_similar(alone, find_query(alone, "one.mp4", "video"), "video", "video", 5)
-    rows = Features(np.array(["a", "b"]), {"video": np.eye(2), "audio": np.eye(2)}, made)
-    sound = Features(np.array(["c"]), {"audio": np.eye(2)[:1]}, made)
-    with pytest.raises(UserError, match="there are no video features of these videos; set --by audio"):
-        most_similar(rows, find_query(rows, sound, "video"), "video", "video", 5)
-    silent = replace(rows, features=rows.features | {"audio": np.array([[1.0, 0.0], [np.nan, np.nan]])})
-    with pytest.raises(UserError, match="the audio of every other video is missing, .*; set --among video"):
-        most_similar(silent, find_query(silent, "a", "audio"), "audio", "audio", 5)
-    assert [*most_similar(rows, find_query(rows, sound, "audio"), "audio", "video", 5).rows] == [0, 1]
-
-
-def test_moments_are_found_apart_and_asked_by_their_time() -> None:
-    """A row per second of two videos; clips of 1.5 s."""
-    made = {"kind": "embeddings", "weights": "w", "every": "1.0", "seconds": "1.5"}
-    ids = np.repeat(["a.mp4", "b.mp4"], 4)
-    angle = np.array([0.0, 0.1, 0.3, 0.9, 0.05, 0.2, 1.2, 1.5])
-    values = np.stack([np.cos(angle), np.sin(angle)], 1).astype(np.float32)
-    rows = Features(ids, {"video": values}, made, start=np.tile(np.arange(4.0), 2))
-
-    def found(text: str) -> list[str]:
-        query = find_query(rows, text, "video")
-        return [address(rows, row) for row in most_similar(rows, query, "video", "video", 3).rows]
-
-    # moments that overlap the query are left out, and those that overlap a more similar one
-    assert found("a.mp4#t=0.2") == ["b.mp4#t=0", "a.mp4#t=2", "b.mp4#t=2"]
-    assert found("a.mp4#t=1.9,4") == ["b.mp4#t=1", "a.mp4#t=0", "b.mp4#t=3"]
-    assert found("a.mp4") == ["b.mp4#t=0", "b.mp4#t=2"]  # the best of its moments counts
-    with pytest.raises(UserError, match="ends before it begins"):
-        found("a.mp4#t=3,2")
-    with pytest.raises(UserError, match="a.mp4 has nothing at 5.5 s; its last moment is #t=3"):
-        found("a.mp4#t=5.5")
-
-
-def test_a_sound_in_silence_is_found_in_a_long_video(
-    checkpoint: Path, synthetic: Path, tmp_path: Path, command: Run
-) -> None:
-    """The moment, not the mean; the sound alone, with silence after it, as a query by sound among sounds."""
-    videos = sorted((synthetic / "test").rglob("*.mp4"))[:6]
-    listed = tmp_path / "list.txt"
-    listed.write_text("".join(f"file '{path}'\n" for path in videos))
-    long, sound = tmp_path / "long.mp4", tmp_path / "sound.wav"
-    ffmpeg = ("ffmpeg", "-loglevel", "error", "-y")
-    subprocess.run(
-        [*ffmpeg, "-f", "concat", "-safe", "0", "-i", listed, "-c:v", "copy", "-c:a", "aac", long], check=True
-    )
-    # of the fourth video, from 1 s on
-    subprocess.run([*ffmpeg, "-ss", "10", "-t", "1.2", "-i", long, "-af", "apad=pad_dur=6", sound], check=True)
-    assert command("embed", "--ckpt", checkpoint, "--source", long, "--every", 0.5).returncode == 0
-    done = command("nearest", "--query", sound, "--by", "audio", "--k", 2)
-    assert done.returncode == 0, done.stderr
-    first = done.stdout.splitlines()[2].split()
-    assert first[1:] == [f"{long}#t=10", "0:10.0"] and float(first[0]) > 0.99
-    assert "moments of the query are silent, and do not count" in done.stdout
-    again = command("nearest", "--query", f"{long}#t=10", "--by", "audio", "--k", 2)
-    assert again.returncode == 0 and f"{long}#t=10 " not in again.stdout
-    part = command("nearest", "--query", f"{sound}#t=0,1", "--by", "audio", "--k", 1)
-    assert part.stdout.splitlines()[2].split()[1] == f"{long}#t=10"
-    beyond = command("nearest", "--query", f"{sound}#t=10", "--by", "audio")
-    assert beyond.returncode == 2 and f"the query {sound}#t=10 cannot be embedded: " in beyond.stderr
-
-
 @pytest.mark.parametrize("spread", [0.0, 0.05, 1.0])
 def test_features_that_are_nearly_the_same_give_a_warning(spread: float) -> None:
     rng = np.random.default_rng(0)
@@ -406,3 +334,102 @@ def test_real_videos_are_embedded_and_bad_ones_are_listed(checkpoint: Path, real
     assert len(rows.id) > 10 and rows.skipped and len(rows.id) + len(rows.skipped) <= len(files)
     assert all(Path(path).is_file() for path in rows.id) and all(file.reason for file in rows.skipped)
     assert not np.isnan(rows.features["video"]).any()
+
+
+@pytest.fixture
+def grouped(synthetic: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Eight videos and a broken one, in groups of two."""
+    monkeypatch.setattr(named, "_GROUP", 2)
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    for path in sorted(synthetic.rglob("*.mp4"))[:8]:
+        shutil.copy(path, folder)
+    (folder / "broken.mp4").write_bytes(b"nonsense")
+    return folder
+
+
+@pytest.mark.parametrize("of", ["files", "shards"])
+def test_a_stopped_run_goes_on_where_it_was(
+    checkpoint: Path, grouped: Path, shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, of: str
+) -> None:
+    source: dict[str, Any] = {"shards": shards} if of == "shards" else {"source": (grouped,), "workers": 1}
+    asked = Embed(str(checkpoint), clips=2, out=tmp_path / "a.h5", **source)
+    said = embed(asked)
+    kept: list[str] = []
+    keep = Parts.keep
+
+    def counted(self: Parts, name: str, *arguments: Any) -> None:
+        if len(kept) == 2:
+            raise OSError(errno.ENOSPC, "No space left on device", "rows")
+        kept.append(name)
+        keep(self, name, *arguments)
+
+    other = replace(asked, out=tmp_path / "b.h5")
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="No space left"):
+        patch.setattr(Parts, "keep", counted)
+        embed(other)
+    with pytest.raises(UserError, match="b.h5.parts has features of other weights or settings: clips was 2, now 3; "):
+        embed(replace(other, clips=3))
+    before = kept.copy()
+    kept[:] = []
+    monkeypatch.setattr(Parts, "keep", lambda self, name, *rest: (kept.append(name), keep(self, name, *rest)))
+    assert embed(other) == said.replace("a.h5", "b.h5")
+    assert not set(before) & set(kept) and len(kept) == (1 if of == "shards" else 3)
+    assert (tmp_path / "a.h5").read_bytes() == (tmp_path / "b.h5").read_bytes()
+    assert not [*tmp_path.glob("*.parts")]
+
+
+def test_videos_are_added_and_gone_ones_left_out_if_asked(checkpoint: Path, grouped: Path, tmp_path: Path) -> None:
+    added = grouped / "a.mp4"  # before the others
+    first = next(path for path in sorted(grouped.glob("*.mp4")) if path.stem != "broken")
+    asked = Embed(str(checkpoint), (grouped, first), clips=2, out=tmp_path / "f.npz", workers=1)
+    embed(asked)
+    before = read(asked.out)
+    assert len(before.id) == 8  # the first once
+    shutil.copy(first, added)
+    assert "\n1 video new or changed; the others had their rows\n" in embed(asked)
+    after = read(asked.out)
+    assert after.id.tolist() == [str(added), *before.id]
+    assert np.array_equal(after.features["video"][1:], before.features["video"])
+    shutil.copy(next(path for path in after.id[::-1] if path != str(first)), added)
+    os.utime(added, (time.time() + 9,) * 2)
+    assert "\n1 video new or changed; the others had their rows\n" in embed(asked)
+    assert not np.array_equal(read(asked.out).features["video"][0], after.features["video"][0])
+    os.utime(added)
+    for change, what in (({"clips": 3}, "clips was 2, now 3"), ({"kind": "features"}, "kind was embeddings, now fea")):
+        with pytest.raises(UserError, match=f"f.npz has features of other weights or settings: {what}"):
+            embed(replace(asked, **change))
+    added.unlink()
+    with pytest.raises(UserError, match=rf"f.npz has rows of 1 video no longer there \(first: {added}\)"):
+        embed(asked)
+    embed(replace(asked, drop_missing=True))
+    assert read(asked.out).id.tolist() == before.id.tolist()
+    embed(replace(asked, clips=1, overwrite=True))
+    assert read(asked.out).metadata["clips"] == "1"
+
+
+def test_of_two_runs_that_write_one_file_the_second_is_refused(checkpoint: Path, grouped: Path, tmp_path: Path) -> None:
+    with locked(tmp_path / "f.h5.parts"), pytest.raises(UserError, match="another run is writing to .*f.h5.parts; "):
+        embed(Embed(str(checkpoint), (grouped,), out=tmp_path / "f.h5"))
+    assert [path.name for path in (tmp_path / "f.h5.parts").iterdir()] == [".lock"]
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(("workers", "moments"), [
+    pytest.param(2, EMBEDDING[4:5], id="one"),
+    pytest.param(1, EMBEDDING, id="many", marks=pytest.mark.slow),
+])  # fmt: skip
+def test_kills_change_nothing(
+    checkpoint: Path, synthetic: Path, tmp_path: Path, workers: int, moments: list[str]
+) -> None:
+    (tmp_path / "videos").mkdir()
+    for path in sorted(synthetic.rglob("*.mp4")):
+        shutil.copy(path, tmp_path / "videos")
+    command = ["embed", "--ckpt", checkpoint, "--source", tmp_path / "videos", "--clips", 2]
+    assert run_command([*command, "--out", "whole.h5"], tmp_path) == 0
+    for moment in moments:
+        kill([*command, "--workers", workers, "--out", "f.h5"], tmp_path, moment)
+        assert (tmp_path / "f.h5.parts").is_dir() and not (tmp_path / "f.h5").exists()
+    assert run_command([*command, "--out", "f.h5"], tmp_path) == 0
+    assert (tmp_path / "f.h5").read_bytes() == (tmp_path / "whole.h5").read_bytes()
+    assert not (tmp_path / "f.h5.parts").exists()

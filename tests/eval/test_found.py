@@ -1,4 +1,4 @@
-"""Videos that were found, as a page with pictures and players, and groups of nearly equal ones."""
+"""Nearest neighbours, their page with pictures and players, and groups of nearly equal videos."""
 
 import csv
 import itertools
@@ -16,13 +16,78 @@ import pytest
 from gdt.common.errors import UserError
 from gdt.eval import duplicates
 from gdt.eval.features import VERSION, Features, read, write
-from gdt.eval.nearest import nearest
+from gdt.eval.nearest import address, find_query, most_similar, nearest
 from gdt.eval.page.found import Shown, write_found
 from gdt.eval.settings import Duplicates, Nearest
 from gdt.pipeline.shards.index import Index
 from tests.conftest import Run
 
 ABOVE = 0.98
+
+
+def test_a_sound_is_a_query_by_audio_and_neighbours_are_other_videos() -> None:
+    made = {"kind": "embeddings", "weights": "w"}
+    alone = Features(np.array(["one.mp4"]), {"video": np.ones((1, 4))}, made)
+    with pytest.raises(UserError, match=r"one\.mp4 is the only video"):
+        most_similar(alone, find_query(alone, "one.mp4", "video"), "video", "video", 5)
+    rows = Features(np.array(["a", "b"]), {"video": np.eye(2), "audio": np.eye(2)}, made)
+    sound = Features(np.array(["c"]), {"audio": np.eye(2)[:1]}, made)
+    with pytest.raises(UserError, match="there are no video features of these videos; set --by audio"):
+        most_similar(rows, find_query(rows, sound, "video"), "video", "video", 5)
+    silent = replace(rows, features=rows.features | {"audio": np.array([[1.0, 0.0], [np.nan, np.nan]])})
+    with pytest.raises(UserError, match="the audio of every other video is missing, .*; set --among video"):
+        most_similar(silent, find_query(silent, "a", "audio"), "audio", "audio", 5)
+    assert [*most_similar(rows, find_query(rows, sound, "audio"), "audio", "video", 5).rows] == [0, 1]
+
+
+def test_moments_are_found_apart_and_asked_by_their_time() -> None:
+    """A row per second of two videos; clips of 1.5 s."""
+    made = {"kind": "embeddings", "weights": "w", "every": "1.0", "seconds": "1.5"}
+    ids = np.repeat(["a.mp4", "b.mp4"], 4)
+    angle = np.array([0.0, 0.1, 0.3, 0.9, 0.05, 0.2, 1.2, 1.5])
+    values = np.stack([np.cos(angle), np.sin(angle)], 1).astype(np.float32)
+    rows = Features(ids, {"video": values}, made, start=np.tile(np.arange(4.0), 2))
+
+    def found(text: str) -> list[str]:
+        query = find_query(rows, text, "video")
+        return [address(rows, row) for row in most_similar(rows, query, "video", "video", 3).rows]
+
+    # moments that overlap the query are left out, and those that overlap a more similar one
+    assert found("a.mp4#t=0.2") == ["b.mp4#t=0", "a.mp4#t=2", "b.mp4#t=2"]
+    assert found("a.mp4#t=1.9,4") == ["b.mp4#t=1", "a.mp4#t=0", "b.mp4#t=3"]
+    assert found("a.mp4") == ["b.mp4#t=0", "b.mp4#t=2"]  # the best of its moments counts
+    with pytest.raises(UserError, match="ends before it begins"):
+        found("a.mp4#t=3,2")
+    with pytest.raises(UserError, match="a.mp4 has nothing at 5.5 s; its last moment is #t=3"):
+        found("a.mp4#t=5.5")
+
+
+def test_a_sound_in_silence_is_found_in_a_long_video(
+    checkpoint: Path, synthetic: Path, tmp_path: Path, command: Run
+) -> None:
+    """The moment, not the mean; the sound alone, with silence after it, as a query by sound among sounds."""
+    videos = sorted((synthetic / "test").rglob("*.mp4"))[:6]
+    listed = tmp_path / "list.txt"
+    listed.write_text("".join(f"file '{path}'\n" for path in videos))
+    long, sound = tmp_path / "long.mp4", tmp_path / "sound.wav"
+    ffmpeg = ("ffmpeg", "-loglevel", "error", "-y")
+    subprocess.run(
+        [*ffmpeg, "-f", "concat", "-safe", "0", "-i", listed, "-c:v", "copy", "-c:a", "aac", long], check=True
+    )
+    # of the fourth video, from 1 s on
+    subprocess.run([*ffmpeg, "-ss", "10", "-t", "1.2", "-i", long, "-af", "apad=pad_dur=6", sound], check=True)
+    assert command("embed", "--ckpt", checkpoint, "--source", long, "--every", 0.5).returncode == 0
+    done = command("nearest", "--query", sound, "--by", "audio", "--k", 2)
+    assert done.returncode == 0, done.stderr
+    first = done.stdout.splitlines()[2].split()
+    assert first[1:] == [f"{long}#t=10", "0:10.0"] and float(first[0]) > 0.99
+    assert "moments of the query are silent, and do not count" in done.stdout
+    again = command("nearest", "--query", f"{long}#t=10", "--by", "audio", "--k", 2)
+    assert again.returncode == 0 and f"{long}#t=10 " not in again.stdout
+    part = command("nearest", "--query", f"{sound}#t=0,1", "--by", "audio", "--k", 1)
+    assert part.stdout.splitlines()[2].split()[1] == f"{long}#t=10"
+    beyond = command("nearest", "--query", f"{sound}#t=10", "--by", "audio")
+    assert beyond.returncode == 2 and f"the query {sound}#t=10 cannot be embedded: " in beyond.stderr
 
 
 def test_the_page_shows_and_plays_what_there_is(synthetic: Path, tmp_path: Path) -> None:
