@@ -98,6 +98,14 @@ def checkpoint(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run / "checkpoint.pt"
 
 
+@pytest.fixture(scope="session")
+def drawn(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Shards of 12 videos drawn by formulas, and the vectors of their words."""
+    from tests.train.drawn import draw  # which imports this file
+
+    return draw(tmp_path_factory.mktemp("drawn"), videos=12)
+
+
 def write_word2vec(path: Path, texts: Iterable[str], dimensions: int) -> None:
     """Write a word2vec text file of the words in some texts, with random vectors."""
     words = sorted({word for text in texts for word in text.lower().split()})

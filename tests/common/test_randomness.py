@@ -27,12 +27,6 @@ def test_streams_differ_in_purpose_and_in_every_number() -> None:
         (stream, part): tuple(seed_sequence(stream, *part).generate_state(4)) for stream in Stream for part in numbers
     }
     assert len(set(states.values())) == len(states) == len(Stream) * (1 + 6 + 36 + 216)
-
-
-def test_the_order_of_an_epoch_and_its_first_batch_differ() -> None:
-    for seed, epoch in itertools.product(range(3), range(3)):
-        order, batch = generator(Stream.EPOCH, seed, epoch), generator(Stream.BATCH, seed, epoch, 0)
-        assert order.random(8).tolist() != batch.random(8).tolist()
     again = generator(Stream.BATCH, np.int64(1), np.int32(2), 3)  # also from numpy's integers
     assert again.random() == generator(Stream.BATCH, 1, 2, 3).random()
 

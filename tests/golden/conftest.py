@@ -19,8 +19,6 @@ from typing import Any
 import pytest
 import torch
 
-from tests.train.drawn import draw
-
 Golden = Callable[..., None]
 Alike = Callable[[Any, Any], bool]
 
@@ -95,9 +93,3 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
-
-
-@pytest.fixture(scope="session")
-def drawn(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Shards of 12 videos drawn by formulas, and the vectors of their words."""
-    return draw(tmp_path_factory.mktemp("golden"), videos=12)

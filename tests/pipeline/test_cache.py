@@ -65,13 +65,8 @@ def test_eviction_fetches_the_least_of_any_rule_where_shards_have_one_size_and_e
     assert best < ours < 1.015 * best
 
 
-def test_what_is_evicted_is_needed_room() -> None:
-    fetched = simulate([np.array(batch) for batch in ([0, 2], [1], [0], [0, 2])], [5, 5, 1], 8)
-    assert fetched == [0, 2, 1, 0], "16 bytes: 2 stays, as evicting 0 makes room enough"
-    assert evicted({"small, last": (9, 1), "large": (5, 5), "soon": (1, 2)}, 4) == ["large"]
-    assert evicted({"a": (2, 3), "b": (2, 4)}, 4) == ["a"], "of one batch, the largest stays"
+def test_of_shards_that_are_not_needed_the_newest_stays() -> None:
     assert evicted({"newest": (math.inf, 3), "oldest": (math.inf, 4)}, 4) == ["oldest"]
-    assert evicted({"a": (1, 3)}, -1) == ["a"]
 
 
 def fake(sizes: Sequence[int], bound: int, monkeypatch: pytest.MonkeyPatch, told: Callable[[int], None]) -> Cache:

@@ -120,9 +120,6 @@ def test_missing_words_and_vectors_are_reported(index: Index, shards: Path, word
     write_word2vec(tmp_path / "other.txt", ["nobody says this"], 12)
     with pytest.raises(UserError, match="other.txt is not the word2vec file with which the shards in .* were made"):
         WordVectors.of(index, tmp_path / "other.txt")
-    _, plan = planned(index, "time_shift:i:1 modality(video,text):i:2:differs augmentation:i:1")
-    with pytest.raises(UserError, match="text needs word vectors"):
-        Loader(index, [plan], inputs_of(index, CLIP), CPU)  # before anything is read
     silent = replace(index, text_count=np.where(np.arange(len(index)) % 2, 0, index.text_count))
     messages: list[str] = []
     composition = composed("text-f", 2, AUGMENTATION)

@@ -140,14 +140,6 @@ def test_draws_stay_in_their_ranges() -> None:
         Augmentation(hue=1.5)
 
 
-def test_too_few_videos_for_a_batch() -> None:
-    with pytest.raises(UserError, match="takes 14 videos but only 13 can be used; set --batch-size to 13 or less"):
-        tree(k=14)
-    one = VideoPool(np.arange(1), STARTS[:1], 30)
-    with pytest.raises(UserError, match="takes 2 videos but only 1 can be used; preprocess more videos"):
-        Tree(composed("l", 2), one, Clip(), 40, 0)
-
-
 @pytest.mark.parametrize("clip", [Clip(size=16), Clip(frames=8, stride=4, size=16)], ids=["paper", "tiny"])
 def test_sound_is_cut_where_the_frames_are(clip: Clip) -> None:
     for segments in (2, 3, 4, 5):

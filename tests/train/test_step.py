@@ -21,12 +21,6 @@ from gdt.train.settings import SIZES, RunSettings
 from gdt.train.step import Gradient
 from tests.conftest import few
 from tests.golden import subject
-from tests.train.drawn import draw
-
-
-@pytest.fixture(scope="module")
-def drawn(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    return draw(tmp_path_factory.mktemp("drawn"), 12)
 
 
 def first_batch(run: RunSettings) -> Batch:

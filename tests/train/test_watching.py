@@ -21,16 +21,13 @@ from gdt.train.run import CHECKPOINT, METRICS, keep_until, logged
 from gdt.train.settings import SIZES, Pretrain
 from gdt.train.step import Metrics
 from tests.conftest import few
-from tests.train.drawn import draw
 
 CPU = torch.device("cpu")
 
 
 @pytest.fixture(scope="module")
-def settings(tmp_path_factory: pytest.TempPathFactory) -> Pretrain:
-    shards, _ = draw(tmp_path_factory.mktemp("drawn"), videos=8)
-    base = SIZES["tiny"]
-    return replace(base, preset="e", shards=shards, batch_size=4, steps=8, device="cpu", threads=1)
+def settings(drawn: tuple[Path, Path]) -> Pretrain:
+    return replace(SIZES["tiny"], preset="e", shards=drawn[0], batch_size=4, steps=8, device="cpu", threads=1)
 
 
 GONE = OSError("the service is gone")
