@@ -15,33 +15,25 @@ FILES = [
     *(ROOT / "train").glob("*.py"), *(ROOT / "eval").glob("*.py"), *(ROOT / "eval" / "page").glob("*.py"),
     *(ROOT / "train" / "models").glob("*.py"),
 ]  # fmt: skip
-MODALITY = "video"  # the name of a modality, and of a column of the index, too
-SETTINGS = {"augmentation"}  # the name of a group of settings, too
-PROTOCOLS = {"cross-modal"}  # the name of a protocol of evaluation, too
+OTHERS = {"video", "augmentation", "cross-modal"}  # of a modality and a column, a group of settings and a protocol, too
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_no_factor_is_looked_up_by_name(path: Path) -> None:
-    names = TRANSFORMATIONS.keys() - {MODALITY} - SETTINGS
-    tree = ast.parse(path.read_text())
-    strings = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)]
-    assert not names & set(strings)
+def test_names_of_factors_and_presets_decide_nothing(path: Path) -> None:
+    """Names of presets may be defaults of settings only."""
+    nodes = [*ast.walk(ast.parse(path.read_text()))]
+    strings = {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    assert not strings & TRANSFORMATIONS.keys() - OTHERS
     subscripts = [
         node.slice.value
-        for node in ast.walk(tree)
+        for node in nodes
         if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant)
         if getattr(node.value, "attr", "") == "columns"
     ]
-    assert set(subscripts) <= {"leaf"}
-
-
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_no_preset_decides_anything(path: Path) -> None:
-    """Names of presets may be defaults of settings only."""
-    tree = ast.parse(path.read_text())
+    assert {*subscripts} <= {"leaf"}
     compared = [
         side.value
-        for node in ast.walk(tree) if isinstance(node, ast.Compare)
+        for node in nodes if isinstance(node, ast.Compare)
         for side in (node.left, *node.comparators) if isinstance(side, ast.Constant)
     ]  # fmt: skip
-    assert not (PRESETS.keys() - PROTOCOLS) & set(compared) - ({"l"} if path.name == "settings.py" else set())
+    assert not {*compared} & PRESETS.keys() - OTHERS - ({"l"} if path.name == "settings.py" else set())
