@@ -1,4 +1,4 @@
-"""A local S3 (moto's) behind a proxy that counts requests and can fail in the ways of networks."""
+"""Servers on this machine: a local S3 (moto's) behind a proxy that counts requests and can fail as networks do."""
 
 import contextlib
 import http.client
@@ -68,6 +68,16 @@ class Store:
         return [path for how, path in seen if how == method and re.search(pattern, path)]
 
 
+@contextlib.contextmanager
+def serving(handler: type[BaseHTTPRequestHandler], **attributes: object) -> Iterator[str]:
+    """The address of a server that logs nothing, whose handlers have some attributes."""
+    quiet = type("Quiet", (handler,), attributes | {"log_message": lambda *_: None})
+    with ThreadingHTTPServer(("127.0.0.1", 0), quiet) as http:
+        threading.Thread(target=http.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{http.server_port}"
+        http.shutdown()
+
+
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     store: Store
@@ -119,9 +129,6 @@ class Handler(BaseHTTPRequestHandler):
             self.wfile.write(data if sent is None else data[:sent])
             self.wfile.flush()
 
-    def log_message(self, *_: object) -> None:
-        pass
-
 
 @contextlib.contextmanager
 def serve() -> Iterator[Store]:
@@ -132,11 +139,9 @@ def serve() -> Iterator[Store]:
     moto = server_of(ip_address="127.0.0.1", port=0, verbose=False)
     moto.start()
     state = Store(moto.get_host_and_port()[1])
-    proxy = ThreadingHTTPServer(("127.0.0.1", 0), type("Bound", (Handler,), {"store": state}))
-    threading.Thread(target=proxy.serve_forever, daemon=True).start()
-    with pytest.MonkeyPatch.context() as patch:
+    with serving(Handler, store=state) as address, pytest.MonkeyPatch.context() as patch:
         for name, value in {
-            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{proxy.server_port}", "AWS_ACCESS_KEY_ID": "somebody",
+            "AWS_ENDPOINT_URL": address, "AWS_ACCESS_KEY_ID": "somebody",
             "AWS_SECRET_ACCESS_KEY": "very-secret", "AWS_DEFAULT_REGION": "us-east-1",
             "AWS_MAX_ATTEMPTS": "1",
         }.items():  # fmt: skip
@@ -144,6 +149,5 @@ def serve() -> Iterator[Store]:
         patch.setattr(retries, "PAUSES", [0.05] * 4)
         patch.setattr(s3fs.S3FileSystem, "retries", 1)  # its own pauses are longer
         yield state
-    state.over.set()
-    proxy.shutdown()
+        state.over.set()
     moto.stop()

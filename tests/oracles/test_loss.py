@@ -18,6 +18,7 @@ from gdt.pipeline.transformations.base import VideoPool
 from gdt.pipeline.tree import BatchPlan, Tree
 from gdt.train.loss import gdt_loss
 from tests.oracles import library
+from tests.train.test_loss import tensors
 
 pytestmark = pytest.mark.oracles
 TEMPERATURE = 0.07
@@ -31,10 +32,6 @@ def planned(factors: str, videos: int) -> tuple[tuple[Factor, ...], BatchPlan]:
     composition = parse(factors, videos)
     tree = Tree(composition, VideoPool(np.arange(20), np.full(20, 40), 30), Clip(), 40)
     return composition.factors, tree.plan(0, 0)
-
-
-def table_of(plan: BatchPlan) -> dict[str, Tensor]:
-    return {name: torch.from_numpy(values) for name, values in plan.columns.items()}
 
 
 def embeddings(n: int) -> Tensor:
@@ -55,7 +52,7 @@ def with_gradient(loss: Loss, z: Tensor) -> tuple[Tensor, Tensor]:
 
 def require_equal(plan: BatchPlan, factors: tuple[Factor, ...], other: Loss) -> None:
     z = embeddings(len(plan))
-    value, gradient = with_gradient(lambda x: gdt_loss(x, table_of(plan), factors, TEMPERATURE), z)
+    value, gradient = with_gradient(lambda x: gdt_loss(x, tensors(plan), factors, TEMPERATURE), z)
     expected, expected_gradient = with_gradient(other, z)
     assert value.item() == pytest.approx(expected.item(), rel=1e-9)
     assert (gradient - expected_gradient).norm() < 1e-9 * expected_gradient.norm()

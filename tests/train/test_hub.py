@@ -4,9 +4,8 @@ import contextlib
 import os
 import shlex
 import sys
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -20,6 +19,7 @@ from gdt.eval.settings import Export
 from gdt.train.checkpoint import load_model
 from gdt.train.published import located
 from tests.conftest import Run
+from tests.faulty import serving
 from tests.train.test_weights import Evil
 
 pytest.importorskip("huggingface_hub", reason="needs the extra hub")
@@ -64,16 +64,10 @@ def hub(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> It
             if with_body:
                 self.wfile.write(content)
 
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as http:
-        threading.Thread(target=http.serve_forever, daemon=True).start()
-        state.address = f"http://127.0.0.1:{http.server_address[1]}"
+    with serving(Handler) as state.address:
         monkeypatch.setenv("HF_ENDPOINT", state.address)
         monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
         yield state
-        http.shutdown()
 
 
 @pytest.mark.parametrize("name", ["hf://owner/mine", "hf://owner/mine@v1"])

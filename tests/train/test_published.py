@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,6 +16,7 @@ import gdt
 from gdt.common.errors import UserError
 from gdt.train import published
 from gdt.train.published import PUBLISHED, fetch
+from tests.faulty import serving
 
 NAME = "gdt-k400"
 
@@ -42,18 +43,12 @@ def server(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
                 time.sleep(0.1 if state.answer == "slow" else 0)
                 self.wfile.write(sent[at : at + step])
 
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as http:
-        threading.Thread(target=http.serve_forever, daemon=True).start()
-        here = f"http://127.0.0.1:{http.server_address[1]}/GDT/gdt_K400.pth"
-        known = replace(PUBLISHED[NAME], address=here, digest=hashlib.sha1(body).hexdigest())
+    with serving(Handler) as here:
+        known = replace(PUBLISHED[NAME], address=f"{here}/GDT/gdt_K400.pth", digest=hashlib.sha1(body).hexdigest())
         monkeypatch.setitem(PUBLISHED, NAME, known)
         monkeypatch.setenv("TORCH_HOME", str(tmp_path))
         yield state
         end.set()
-        http.shutdown()
 
 
 def test_weights_are_downloaded_once_and_loaded_by_name(
