@@ -12,11 +12,6 @@ from gdt.pipeline.tree import sampling_tree
 from tests.composed import composed
 
 
-def source(shards: np.ndarray, window: int, usable: np.ndarray | None = None) -> VideoPool:
-    videos = np.arange(len(shards)) if usable is None else usable
-    return VideoPool(videos, np.full(len(shards), 50), 30, shards, window)
-
-
 def batches(where: VideoPool, k: int, epoch: int = 0, seed: int = 0) -> list[np.ndarray]:
     """The videos of every batch of an epoch."""
     drawn = []
@@ -26,21 +21,13 @@ def batches(where: VideoPool, k: int, epoch: int = 0, seed: int = 0) -> list[np.
     return drawn
 
 
-def test_without_a_window_an_epoch_is_a_permutation_of_its_seed() -> None:
-    for seed, epoch in ((0, 0), (3, 7)):
-        order = generator(Stream.EPOCH, seed, epoch).permutation(13)
-        usable = np.arange(13) * 2 + 1
-        for where in (source(np.zeros(26, int), 0, usable), VideoPool(usable, np.full(26, 50), 30)):
-            assert np.concatenate(batches(where, 1, epoch, seed)).tolist() == usable[order].tolist()
-
-
 UNEVEN = np.repeat(np.arange(11), [3, 9, 1, 6, 6, 2, 8, 5, 7, 4, 6])
 
 
-@pytest.mark.parametrize(("window", "k"), [(1, 5), (3, 2), (4, 8), (11, 5), (99, 2)])
+@pytest.mark.parametrize(("window", "k"), [(0, 5), (1, 5), (3, 2), (4, 8), (11, 5), (99, 2)])
 def test_an_epoch_reads_at_most_a_window_of_shards_at_any_time(window: int, k: int) -> None:
     usable = np.flatnonzero(np.arange(len(UNEVEN)) % 7 != 2)  # the third shard has no usable video
-    where = source(UNEVEN, window, usable)
+    where = VideoPool(usable, np.full(len(UNEVEN), 50), 30, UNEVEN if window else None, window)
     orders = []
     for epoch in range(4):
         order = np.concatenate(batches(where, 1, epoch))
@@ -48,7 +35,7 @@ def test_an_epoch_reads_at_most_a_window_of_shards_at_any_time(window: int, k: i
         assert np.concatenate(batches(where, k, epoch)).tolist() == order[: len(order) // k * k].tolist()
         shard = UNEVEN[order]
         for position in range(len(order)):  # shards begun but not finished
-            assert len(set(shard[: position + 1]) & set(shard[position:])) <= window
+            assert len(set(shard[: position + 1]) & set(shard[position:])) <= (window or 11)
         orders.append(order.tolist())
     assert len({tuple(order) for order in orders}) == 4
     assert np.concatenate(batches(where, 1, 2)).tolist() == orders[2]
