@@ -8,37 +8,21 @@ from pathlib import Path
 import pytest
 
 from gdt.common.errors import UserError
-from gdt.common.folders import Folder
 from gdt.common.serialization import to_json
-from gdt.pipeline.leaves import Clip
 from gdt.pipeline.sources.loading import Loading
-from gdt.pipeline.transformations.augmentation import Augmentation
-from gdt.train.models.network import Network, OwnNetwork, OwnNetworks
+from gdt.train.models.network import OwnNetwork
 from gdt.train.options import command_of, parse_arguments
 from gdt.train.record import decisive, differences, parsed
 from gdt.train.schedule import Optimization
 from gdt.train.settings import SIZES, Pretrain, RunSettings
+from tests.common.test_commandline import TRAINED
 
 TEXT = json.loads(to_json(RunSettings.of(SIZES["tiny"])))
-OTHER = Pretrain(
-    dataset="mine",
-    shards=Folder("/else where/é"),
-    factors="video:d freeze:d:2",
-    factors_from=Path("no.py"),
-    own_networks=OwnNetworks(("mine.py:Net",), ("mine.py:Sound",)),
-    word2vec=Path("no.bin"),
-    clip=Clip(5, 6, 64, 98, 17, 2.5),
-    augmentation=Augmentation((90, 99), True),
-    network=Network(widths=(1, 2, 3)),
-    device="cuda",
-    precision="bfloat16",
-)
-"""The files do not exist; most machines do not have the GPU, either."""
 from_json = partial(parsed, RunSettings, source="this text")
 MINE = "video:d time_shift:d:2 modality:i:2:differs time_reversal:i:2 augmentation:i:1"
 
 
-@pytest.mark.parametrize("settings", [*SIZES.values(), OTHER], ids=[*SIZES, "other"])
+@pytest.mark.parametrize("settings", [*SIZES.values(), replace(TRAINED, size="paper")], ids=[*SIZES, "other"])
 def test_settings_survive_json_and_the_command_line(settings: Pretrain) -> None:
     again = from_json(to_json(RunSettings.of(settings)))
     assert RunSettings.of(replace(SIZES["tiny"], factors="video:d:7 augmentation:i:2")).batch_size == 7
