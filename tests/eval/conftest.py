@@ -20,38 +20,33 @@ from tests.conftest import once, preprocess
 Evaluated = Callable[..., str]
 
 
-def official(folder: Path, videos: Path, dataset: str) -> Path:
-    """A tree of generated clips with lists like the official ones: every video is a test video of one fold."""
+def official(folder: Path, videos: Path) -> Path:
+    """A tree of generated clips with lists like those of UCF-101: every video is a test video of one fold."""
     paths = sorted(path for split in ("train", "test") for path in (videos / split).rglob("*.mp4"))
-    root = folder / ("UCF-101" if dataset == "ucf101" else "hmdb51_org")
-    lists = folder / ("ucfTrainTestlist" if dataset == "ucf101" else "testTrainMulti_7030_splits")
-    lists.mkdir(parents=True)
+    (folder / "ucfTrainTestlist").mkdir(parents=True)
     classes = sorted({path.parent.name for path in paths})
     lines: dict[str, list[str]] = {}
     seen = dict.fromkeys(classes, 0)
     for path in paths:
         name, number = path.parent.name, seen[path.parent.name]
         seen[name] += 1
-        file = root / name / f"v_{name}_g{number:02d}_c01.mp4"
+        file = folder / "UCF-101" / name / f"v_{name}_g{number:02d}_c01.mp4"
         file.parent.mkdir(parents=True, exist_ok=True)
         os.link(path, file)
         for fold in (1, 2, 3):
-            test = number % 3 == fold - 1
-            if dataset == "hmdb51":
-                lines.setdefault(f"{name}_test_split{fold}.txt", []).append(f"{file.name} {2 if test else 1} ")
-            elif test:
+            if number % 3 == fold - 1:
                 lines.setdefault(f"testlist{fold:02d}.txt", []).append(f"{name}/{file.name}")
             else:
-                number_of_class = classes.index(name) + 1
-                lines.setdefault(f"trainlist{fold:02d}.txt", []).append(f"{name}/{file.name} {number_of_class}")
+                line = f"{name}/{file.name} {classes.index(name) + 1}"
+                lines.setdefault(f"trainlist{fold:02d}.txt", []).append(line)
     for name, texts in lines.items():
-        (lists / name).write_text("\r\n".join(texts) + "\r\n")
+        (folder / "ucfTrainTestlist" / name).write_text("\r\n".join(texts) + "\r\n")
     return folder
 
 
 @pytest.fixture(scope="session")
 def ucf(synthetic: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    source = once(tmp_path_factory, "videos/ucf101", lambda folder: official(folder, synthetic, "ucf101"))
+    source = once(tmp_path_factory, "videos/ucf101", lambda folder: official(folder, synthetic))
     return once(tmp_path_factory, "shards/ucf101", lambda folder: preprocess(Preprocess("ucf101", source, folder)))
 
 

@@ -96,9 +96,7 @@ def test_embed_a_folder_and_find_neighbours(command: Run, checkpoint: Path, vide
     assert across.returncode == 0 and len(across.stdout.splitlines()) == 2 + 4 + 2 + 1
 
 
-def test_rows_are_in_the_order_of_the_sources(
-    checkpoint: Path, videos: Path, synthetic: Path, shards: Path, tmp_path: Path
-) -> None:
+def test_rows_are_in_the_order_of_the_sources(checkpoint: Path, synthetic: Path, shards: Path, tmp_path: Path) -> None:
     """25 files with two broken ones and folders among them, whose names are in both normal forms of Unicode."""
     files = sorted(synthetic.rglob("*.mp4"))[:25]
     random.Random(0).shuffle(files)
@@ -176,9 +174,7 @@ def test_a_fault_of_the_machine_is_not_a_verdict_on_the_files(
 
 @pytest.mark.parametrize("suffix", [".npz", ".parquet"])
 @pytest.mark.parametrize("asked", few([{"every": 0.8}, {"clips": 2}]))
-def test_all_formats_hold_the_same(
-    checkpoint: Path, shards: Path, tmp_path: Path, suffix: str, asked: dict[str, Any]
-) -> None:
+def test_formats_are_equal(checkpoint: Path, shards: Path, tmp_path: Path, suffix: str, asked: dict[str, Any]) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
     for name in ("a.h5", f"a{suffix}"):
         embed(Embed(checkpoint, dataset="x", shards=shards, out=tmp_path / name, **asked))
@@ -193,12 +189,6 @@ def test_all_formats_hold_the_same(
         table = parquet.read_table(tmp_path / "a.parquet")  # as pandas does
         assert table.column_names == ["id", *one.columns]
         assert np.array_equal(np.stack(table["video"].to_pylist()), one.features["video"])
-
-
-def test_parquet_is_refused_without_its_package(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(UserError, match="a.parquet needs pyarrow; run pip install"):
-        embed(Embed(checkpoint, dataset="x", out=Path("a.parquet")))
 
 
 def test_moments_start_together_as_long_as_a_clip_fits(checkpoint: Path, index: Index) -> None:
@@ -227,9 +217,7 @@ def test_moments_start_together_as_long_as_a_clip_fits(checkpoint: Path, index: 
 
 @pytest.mark.parametrize("every", [0.0, 0.5])
 @pytest.mark.parametrize("kind", few(["embeddings", "features"]))
-def test_features_of_a_modality_do_not_depend_on_the_others(
-    checkpoint: Path, index: Index, kind: str, every: float
-) -> None:
+def test_modalities_do_not_depend_on_each_other(checkpoint: Path, index: Index, kind: str, every: float) -> None:
     """Whether asked for alone or together, with the sound cut short or absent, and with a sound file beside them."""
     trained, count, clips = load_model(checkpoint), np.arange(len(index)), 10 if every else 3
 
@@ -259,9 +247,7 @@ def test_features_of_a_modality_do_not_depend_on_the_others(
 
 
 @pytest.mark.parametrize("suffix", few([".h5", ".npz", ".parquet"]))
-def test_flipped_bits_and_cut_features_are_refused_or_harmless(
-    checkpoint: Path, shards: Path, tmp_path: Path, suffix: str
-) -> None:
+def test_damaged_features_are_refused_or_harmless(checkpoint: Path, shards: Path, tmp_path: Path, suffix: str) -> None:
     pytest.importorskip("pyarrow")
     path, draw = tmp_path / f"a{suffix}", random.Random(0)
     embed(Embed(checkpoint, dataset="x", shards=shards, clips=1, out=path))
@@ -292,6 +278,7 @@ def test_flipped_bits_and_cut_features_are_refused_or_harmless(
         ({"source": (), "dataset": "x", "scheduler": "tcp://a:1"}, "nor --workers and --scheduler on shards"),
         ({"every": 1.0, "clips": 3}, "--clips has no effect with --every"),
         ({"out": Path("features.txt")}, "its name must end in .h5, .npz or .parquet"),
+        ({"out": Path("a.parquet")}, "a.parquet needs pyarrow; run pip install"),
         ({"source": (Path("gone"),)}, "gone does not exist"),
         ({"source": (Path(), Path("empty"))}, "name each once"),
         ({"source": (Path("empty"),)}, "there are no videos in"),
@@ -306,6 +293,7 @@ def test_wrong_settings_and_files_are_refused(
     (tmp_path / "run.pt").symlink_to(checkpoint)
     (tmp_path / "empty").mkdir()
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(UserError, match=message):
         if "query" in arguments:
             nearest(Nearest(**arguments))
@@ -413,10 +401,7 @@ def test_of_two_runs_that_write_one_file_the_second_is_refused(checkpoint: Path,
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize(("workers", "moments"), [
-    pytest.param(2, EMBEDDING[4:5], id="one"),
-    pytest.param(1, EMBEDDING, id="many", marks=pytest.mark.slow),
-])  # fmt: skip
+@pytest.mark.parametrize(("workers", "moments"), few([(2, EMBEDDING[4:5]), (1, EMBEDDING)]))
 def test_kills_change_nothing(
     checkpoint: Path, synthetic: Path, tmp_path: Path, workers: int, moments: list[str]
 ) -> None:

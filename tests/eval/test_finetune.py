@@ -174,9 +174,7 @@ def test_a_stopped_run_resumes_with_the_same_numbers(
     assert "; finetuning restarts from the first epoch" in capsys.readouterr().out
 
 
-def test_a_gradient_that_is_not_finite_ends_a_run_and_keeps_its_last_epoch(
-    trained: Trained, task: Task, tmp_path: Path
-) -> None:
+def test_a_gradient_of_nan_ends_a_run_and_keeps_its_last_epoch(trained: Trained, task: Task, tmp_path: Path) -> None:
     """At the last step, whose loss is finite."""
     run = finetuning(trained, task, quick(trained), tmp_path)
     done: list[int] = []
@@ -205,9 +203,7 @@ def test_a_state_that_the_machine_cannot_read_is_not_started_again(
         run.run()
 
 
-def test_finetuned_weights_keep_their_metadata_when_read_and_exported(
-    trained: Trained, task: Task, tmp_path: Path
-) -> None:
+def test_finetuned_weights_keep_metadata_when_read_and_exported(trained: Trained, task: Task, tmp_path: Path) -> None:
     run = finetuning(trained, task, quick(trained), tmp_path)
     run.save(run.recipe.epochs)
     gallery = task[1].gallery

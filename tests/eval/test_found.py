@@ -62,9 +62,7 @@ def test_moments_are_found_apart_and_asked_by_their_time() -> None:
         found("a.mp4#t=5.5")
 
 
-def test_a_sound_in_silence_is_found_in_a_long_video(
-    checkpoint: Path, synthetic: Path, tmp_path: Path, command: Run
-) -> None:
+def test_a_sound_is_found_in_a_long_video(checkpoint: Path, synthetic: Path, tmp_path: Path, command: Run) -> None:
     """The moment, not the mean; the sound alone, with silence after it, as a query by sound among sounds."""
     videos = sorted((synthetic / "test").rglob("*.mp4"))[:6]
     listed = tmp_path / "list.txt"
@@ -112,9 +110,7 @@ def test_the_page_shows_and_plays_what_there_is(synthetic: Path, tmp_path: Path)
     assert "&lt;0.6&gt;" in text and len(text) < 5 * 150_000
 
 
-def test_videos_of_shards_are_shown_from_them(
-    command: Run, checkpoint: Path, synthetic: Path, shards: Path, tmp_path: Path
-) -> None:
+def test_shards_show_videos(command: Run, checkpoint: Path, synthetic: Path, shards: Path, tmp_path: Path) -> None:
     """Also from another folder than that in which they and the checkpoint were named."""
     shutil.copytree(shards, tmp_path / "mine")
     shutil.copy(checkpoint, tmp_path / "x.pt")

@@ -90,7 +90,7 @@ def test_no_command_runs_a_file_that_a_checkpoint_names(
     assert done.returncode == (2 if error else 0), done.stderr
 
 
-def test_reports_and_resumed_runs_do_not_run_it_either(evil: Path, shards: Path, tmp_path: Path) -> None:
+def test_nor_do_reports_or_resumption(evil: Path, shards: Path, tmp_path: Path) -> None:
     command = commands_in(evil)
     shutil.copytree(evil / "run", tmp_path / "run")
     same = ("--size", "tiny", "--shards", shards, "--batch-size", 4, "--out", tmp_path / "run")
@@ -117,9 +117,7 @@ def own(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return pretrain(settings)
 
 
-def test_evaluation_needs_no_file_but_the_numbers_in_the_checkpoint(
-    own: Path, on_shards: Downstream, tmp_path: Path
-) -> None:
+def test_evaluation_needs_only_the_numbers_in_the_checkpoint(own: Path, on_shards: Downstream, tmp_path: Path) -> None:
     text = json.loads(torch.load(own, weights_only=True)["record"])["settings"]
     assert text["factors_from"] is None and len(load_model(own).record.factors) == 16
     settings = load_model(own).settings

@@ -16,7 +16,6 @@ from playwright.sync_api import Browser
 
 from gdt.common.errors import UserError
 from gdt.eval.downstream import downstream
-from gdt.eval.extract import PooledFeatures
 from gdt.eval.page.deviation import group_deviations, mixed, spread
 from gdt.eval.page.neighbours import by_features, maps
 from gdt.eval.page.page import report
@@ -140,9 +139,7 @@ def test_neighbours_and_confusion_are_those_of_the_stored_features(page: Page, t
         assert [cells[name, other] for other in names] == [f"{100 * mine.count(o) / len(mine):.0f}" for o in names]
 
 
-def test_the_report_shows_the_videos_that_the_evaluation_used(
-    checkpoint: Path, synthetic: Path, tmp_path: Path
-) -> None:
+def test_the_report_shows_the_videos_of_the_evaluation(checkpoint: Path, synthetic: Path, tmp_path: Path) -> None:
     """In a folder that mixes videos and sounds; and nothing once its labels have changed."""
     source, shards = tmp_path / "mixed", tmp_path / "shards"
     shutil.copytree(synthetic, source, ignore=shutil.ignore_patterns("*.json"))
@@ -163,14 +160,6 @@ def test_the_report_shows_the_videos_that_the_evaluation_used(
     annotate(shards, label=[*Index.open(shards).label[::-1]])
     with pytest.raises(UserError, match="videos, splits or labels of .* have changed since; evaluate again"):
         by_features(row, Index.open(row.shards), page)
-
-
-def test_a_video_without_features_is_an_error() -> None:
-    features = PooledFeatures(np.array([2, 5, 9]), np.zeros((3, 1)), np.zeros((3, 1)))
-    assert features.positions(np.array([9, 2])).tolist() == [2, 0]
-    for wanted in ([2, 4], [10], [0, 2, 5]):
-        with pytest.raises(UserError, match=f"there are no features of 1 of the {len(wanted)} videos; evaluate again"):
-            features.positions(np.array(wanted))
 
 
 def test_a_video_is_in_the_class_of_each_of_its_labels() -> None:

@@ -23,9 +23,7 @@ from gdt.train.checkpoint import load_model
 from tests.pipeline.test_loader import CPU
 
 
-def test_features_are_computed_once(
-    index: Index, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_features_are_cached(index: Index, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trained, path = load_model(checkpoint), tmp_path / "m" / "features.npz"
 
     def compute(group: np.ndarray) -> extract.PooledFeatures:
@@ -47,7 +45,9 @@ def test_features_are_computed_once(
             path, np.array([3, 7, 30]), Mock(side_effect=[compute(np.array([3, 7])), KeyboardInterrupt])
         )
     kept = extract.read(path)
-    assert kept is not None and kept.videos.tolist() == [3, 7]
+    assert kept is not None and kept.videos.tolist() == [3, 7] and kept.positions(np.array([7, 3])).tolist() == [1, 0]
+    with pytest.raises(UserError, match="there are no features of 1 of the 2 videos; evaluate again"):
+        kept.positions(np.array([3, 5]))
 
 
 def test_damaged_features_are_computed_again(tmp_path: Path) -> None:
@@ -162,9 +162,8 @@ def test_top_k_equals_counting() -> None:
 
 def test_unknown_classes_are_never_right() -> None:
     assert targets(np.array(["b", "x", "a", "d"]), np.array(["a", "b", "c"])).tolist() == [1, -1, 0, -1]
-    query, query_label, train, train_label = features()
-    kept = train_label != "d"
-    pooled = Pooled(query, query_label, train[kept], train_label[kept])
-    found = linear_probe(LogisticRegression(), pooled, (1,))[0][1].metric
-    assert found.value <= 75 and found.chance == pytest.approx(25.0)
-    assert accuracy(pooled, 2, 3).metric.chance == pytest.approx(25.0)
+    pooled = features()
+    kept = pooled.gallery_label != "d"
+    pooled = pooled._replace(gallery=pooled.gallery[kept], gallery_label=pooled.gallery_label[kept])
+    for found in (linear_probe(LogisticRegression(), pooled, (1,))[0][1], accuracy(pooled, 2, 3)):
+        assert found.metric.value <= 75 and found.metric.chance == pytest.approx(25.0)

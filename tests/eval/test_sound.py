@@ -62,12 +62,6 @@ def test_esc50_by_all_protocols(checkpoint: Path, sound_shards: Path, tmp_path: 
     assert page.cells()["dog", "rain"] == "0" and "Not shown: nearest neighbours" not in page.text
 
 
-def test_pictures_of_sounds_are_refused(checkpoint: Path, sound_shards: Path, tmp_path: Path) -> None:
-    settings = Downstream((checkpoint,), "esc50", sound_shards, ("linear",), out=tmp_path, random_weights="exclude")
-    with pytest.raises(UserError, match="set --modalities to audio"):
-        downstream(settings)
-
-
 def test_sounds_find_videos(checkpoint: Path, sounds: Path, synthetic: Path) -> None:
     rows = features(Embed(checkpoint, (sounds / "audio", synthetic / "test"), clips=1, workers=1))
     heard = np.array([name.endswith(".wav") for name in rows.id])

