@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from torch.nn import functional
 
 from gdt.common.errors import UserError
 from gdt.pipeline.leaves import MODALITIES, Clip
@@ -22,7 +21,6 @@ from gdt.pipeline.transformations.augmentation import Augmentation
 from gdt.pipeline.tree import BatchPlan, Tree, sampling_tree
 from gdt.pipeline.word2vec import WordVectors, load
 from gdt.train.checkpoint import load_model
-from gdt.train.models.text import TextNetwork
 from tests.composed import composed, inputs_of
 from tests.conftest import Run, write_word2vec
 from tests.tamper import changed, edit_record
@@ -51,21 +49,6 @@ def planned(index: Index, factors: str, videos: int = 4) -> tuple[Tree, BatchPla
 def loaded(index: Index, plan: BatchPlan, vectors: WordVectors) -> Batch:
     with Loader(index, [plan], inputs_of(index, CLIP), CPU, Loading(), vectors) as loader:
         return next(iter(loader))
-
-
-def test_the_text_network_ignores_padding() -> None:
-    torch.manual_seed(0)
-    network = TextNetwork(7, 9)
-    vectors, mask = torch.randn(3, 5, 7).half(), torch.zeros(3, 5, dtype=torch.bool)
-    mask[0, :2], mask[1] = True, True
-    out = network(Words(vectors, mask, np.zeros((3, 5), np.int64)))
-    for row, n in ((0, 2), (1, 5)):
-        expected = torch.stack([functional.relu(network.fc1(vectors[row, k].float())) for k in range(n)]).amax(0)
-        assert torch.allclose(out[row], expected)
-    assert not out[2].any()
-    vectors[0, 2:] = 100
-    assert torch.equal(network(Words(vectors, mask, np.zeros((3, 5), np.int64)))[0], out[0])
-    assert set(network.state_dict()) == {"fc1.weight", "fc1.bias"}
 
 
 def test_a_batch_of_three_modalities_matches_its_plan(index: Index, vectors: WordVectors, word2vec: Path) -> None:
