@@ -201,9 +201,9 @@ class Forked:
 
 
 def commands_in(folder: Path) -> Run:
-    """Runs commands in a folder."""
+    """Runs commands in a folder; those with `check` must succeed."""
 
-    def run_command(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
+    def run_command(*arguments: object, check: bool = False, **environment: str) -> subprocess.CompletedProcess[str]:
         process = Forked(folder, arguments, environment)
         try:
             output = process.communicate()
@@ -212,6 +212,7 @@ def commands_in(folder: Path) -> Run:
             raise
         for path in process.files.values():
             path.unlink()
+        assert process.returncode == 0 or not check, (arguments, output)
         return subprocess.CompletedProcess(arguments, process.returncode, *output)
 
     return run_command

@@ -100,8 +100,7 @@ def test_names_of_runs_and_how_they_are_found(command: Run, shards: Path) -> Non
     factors = "video:d:4 time_shift:i:1 modality:i:2:differs augmentation:i:1"
     said = "there is no checkpoint in runs; make one with 'gdt pretrain', or set --ckpt"
     assert sentence(command("evaluate", "--shards", shards)) == said
-    done = command("pretrain", "--shards", shards, "--factors", factors, "--steps", 1)
-    assert done.returncode == 0, done.stderr
+    command("pretrain", "--shards", shards, "--factors", factors, "--steps", 1, check=True)
     done = command("evaluate", "--clips", 1)
     assert done.returncode == 0 and "R@1" in done.stdout, done.stderr
     assert "checkpoint: runs/synthetic-time_shift-i-1-modality-i-2-differs/checkpoint.pt, the latest in" in done.stdout
@@ -112,8 +111,7 @@ def test_a_run_of_other_settings_is_replaced_only_when_asked(command: Run, shard
     assert command(*tiny(shards, "--out", run, "--steps", 2)).returncode == 0
     said = sentence(command(*tiny(shards, "--out", run, "--steps", 2, "--temperature", 0.1)))
     assert "different settings (temperature was 0.07, now 0.1)" in said and "--overwrite" in said
-    done = command(*tiny(shards, "--out", run, "--steps", 2, "--temperature", 0.1, "--overwrite"))
-    assert done.returncode == 0, done.stderr
+    command(*tiny(shards, "--out", run, "--steps", 2, "--temperature", 0.1, "--overwrite"), check=True)
     assert len((run / "metrics.jsonl").read_text().splitlines()) == 2
     assert json.loads((run / "settings.json").read_text())["temperature"] == 0.1
 
@@ -122,14 +120,12 @@ def test_a_run_ends_with_the_next_command_and_is_left_alone_afterwards(
     command: Run, shards: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "a run"
-    done = command(*tiny(shards, "--out", run, "--steps", 2, "--probe-every", 2))
-    assert done.returncode == 0, done.stderr
+    done = command(*tiny(shards, "--out", run, "--steps", 2, "--probe-every", 2), check=True)
     *_, model, evaluate = done.stdout.splitlines()
     assert model == f"the trained model is in {run}/checkpoint.pt; evaluate it with:"
     program, *words = shlex.split(evaluate)
     assert shutil.which(program)
-    done = command(*words)
-    assert done.returncode == 0, done.stderr
+    command(*words, check=True)
     left = {path.name: path.read_bytes() for path in run.iterdir() if path.is_file()}
     done = command(*tiny(shards, "--out", run, "--steps", 2))
     assert done.stdout.splitlines()[-1] == f"{run}/checkpoint.pt is trained to its last step, 2; nothing to do"

@@ -83,13 +83,11 @@ class Reader:
                 continue
             self.typed.add(line)
             for words in gdt_commands(line.replace("/my/videos", str(self.my_videos))):
-                done = self.command(*words, *SHORTER.get(words[0], []))  # --help wins
-                assert done.returncode == 0, (line, done.stderr)
+                self.command(*words, *SHORTER.get(words[0], []), check=True)  # --help wins
         for text in blocks(page, "python"):
             if "import gdt\n" in text:
                 (self.folder / "script.py").write_text(text.replace("/my/videos", str(self.my_videos)))
-                done = self.command("script.py")
-                assert done.returncode == 0, done.stderr
+                self.command("script.py", check=True)
 
 
 @pytest.fixture(scope="module")

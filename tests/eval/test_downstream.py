@@ -50,8 +50,7 @@ def test_all_protocols_on_folds(command: Run, checkpoint: Path, ucf: Path, on_uc
     protocols = ("cross-modal", "retrieval", "few-shot", "knn", "linear", "finetune")
     arguments = ("evaluate", "--ckpt", checkpoint, "--dataset", "ucf101", "--shards", ucf, "--protocols",
                  *protocols, *FINETUNE, "--jobs", 1)  # fmt: skip
-    done = command(*arguments)
-    assert done.returncode == 0, done.stderr
+    done = command(*arguments, check=True)
     out = tmp_path / "runs" / "eval-ucf101"
     every = results(out)
     rows = ("random weights", "e")

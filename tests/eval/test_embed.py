@@ -62,8 +62,7 @@ def features_of(trained: Trained, index: Index, *settings: Any) -> Features:
 
 def test_embed_a_folder_and_find_neighbours(command: Run, checkpoint: Path, videos: Path, tmp_path: Path) -> None:
     embedding = ("embed", "--ckpt", checkpoint, "--source", videos, "--clips", 2)
-    done = command(*embedding)
-    assert done.returncode == 0, done.stderr
+    done = command(*embedding, check=True)
     assert done.stdout.startswith(
         "features.h5: embeddings of 5 videos: video [5, 128], audio [5, 128]; from 2 clips per video, each of 8 frames"
     )

@@ -75,8 +75,7 @@ def test_a_sound_is_found_in_a_long_video(checkpoint: Path, synthetic: Path, tmp
     # of the fourth video, from 1 s on
     subprocess.run([*ffmpeg, "-ss", "10", "-t", "1.2", "-i", long, "-af", "apad=pad_dur=6", sound], check=True)
     assert command("embed", "--ckpt", checkpoint, "--source", long, "--every", 0.5).returncode == 0
-    done = command("nearest", "--query", sound, "--by", "audio", "--k", 2)
-    assert done.returncode == 0, done.stderr
+    done = command("nearest", "--query", sound, "--by", "audio", "--k", 2, check=True)
     first = done.stdout.splitlines()[2].split()
     assert first[1:] == [f"{long}#t=10", "0:10.0"] and float(first[0]) > 0.99
     assert "moments of the query are silent, and do not count" in done.stdout

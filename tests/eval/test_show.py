@@ -24,8 +24,7 @@ from tests.pipeline.test_notation import FREEZE
 
 
 def test_the_tree_of_a_cross_modal_row_is_printed(command: Run) -> None:
-    done = command("show-tree", "--preset", "i", "--batch-size", 64)
-    assert done.returncode == 0, done.stderr
+    done = command("show-tree", "--preset", "i", "--batch-size", 64, check=True)
     lines = [line.split() for line in done.stdout.splitlines()]
     assert ["modality", "2", *["invariant,", "only", "pairs", "that", "differ", "in", "it", "count"]] in lines
     assert ["time_shift", "1", *["one", "random", "start", "per", "video"]] in lines

@@ -89,16 +89,13 @@ def test_a_folder_without_labels_is_evaluated_across_modalities(command: Run, sy
     (tmp_path / "videos").mkdir()
     for path in synthetic.rglob("*.mp4"):
         os.link(path, tmp_path / "videos" / path.name)
-    done = command("preprocess", "--dataset", "folder", "--source", "videos", "--test", 0.3)
-    assert done.returncode == 0, done.stderr
+    command("preprocess", "--dataset", "folder", "--source", "videos", "--test", 0.3, check=True)
     held_out = int((Index.open(tmp_path / "data" / "shards" / "folder").split == "test").sum())
     assert 4 < held_out < 24  # of 42
     done = command("pretrain", "--dataset", "folder", "--preset", "e", "--batch-size", 4, "--steps", 4,
-                   "--probe-every", 2, "--out", "runs/folder-e")  # fmt: skip
-    assert done.returncode == 0, done.stderr
+                   "--probe-every", 2, "--out", "runs/folder-e", check=True)  # fmt: skip
     assert "held-out rank" in done.stderr
-    done = command("evaluate", "--ckpt", "runs/folder-e", "--dataset", "folder")
-    assert done.returncode == 0, done.stderr
+    done = command("evaluate", "--ckpt", "runs/folder-e", "--dataset", "folder", check=True)
     assert f"{held_out} queries" in done.stdout and re.search(rf"chance +{100 / held_out:.1f}", done.stdout)
     for row in ("folder-e", "random weights"):
         assert re.search(rf"{row}( +\d+\.\d \(\d+\.\d-\d+\.\d\))+", done.stdout), row

@@ -115,8 +115,7 @@ def test_text_is_pretrained_from_the_command_line(
 ) -> None:
     sizes = "--batch-size", 4, "--steps", 4, "--device", "cpu", "--out", "run"
     train = "pretrain", "--preset", "text-f", *sizes
-    done = command(*train, "--shards", captioned, "--word2vec", word2vec)
-    assert done.returncode == 0, done.stderr
+    command(*train, "--shards", captioned, "--word2vec", word2vec, check=True)
     state = torch.load(tmp_path / "run" / "checkpoint.pt", weights_only=True)["model"]
     assert {name.split(".")[0] for name in state} == {"video_network", "text_network", "mlp_v", "mlp_t"}
     assert state["text_network.fc1.weight"].shape == (256, 12)
@@ -125,8 +124,7 @@ def test_text_is_pretrained_from_the_command_line(
     network = json.loads(state["record"])["settings"]["network"] | {"text_padding": True}
     torch.save(edit_record(state, {"network": network}), tmp_path / "start.pt")
     started = *train, "--out", "second", "--init", "start.pt", "--shards", captioned, "--word2vec", word2vec
-    done = command(*started)
-    assert done.returncode == 0, done.stderr
+    command(*started, check=True)
     assert load_model(tmp_path / "second" / "checkpoint.pt").model.text_network.padding
     assert not load_model(tmp_path / "run" / "checkpoint.pt").model.text_network.padding
     lines = word2vec.read_text().splitlines()

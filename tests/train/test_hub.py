@@ -96,8 +96,7 @@ def test_a_command_takes_a_model_of_a_hub(
     hub: Hub, command: Run, shards: Path, synthetic: Path, tmp_path: Path
 ) -> None:
     environment = {"HF_ENDPOINT": hub.address, "HF_HUB_CACHE": str(tmp_path / "cache")}
-    done = command("embed", "--ckpt", NAME, "--shards", shards, "--clips", 1, **environment)
-    assert done.returncode == 0, done.stderr
+    command("embed", "--ckpt", NAME, "--shards", shards, "--clips", 1, **environment, check=True)
     features = gdt.read_features(tmp_path / "features.h5")
     assert features.metadata["checkpoint"] == "hf://owner/mine"
     evaluation = ("evaluate", "--ckpt", NAME, "--shards", shards, "--clips", 1, "--protocols", "retrieval")
@@ -105,8 +104,7 @@ def test_a_command_takes_a_model_of_a_hub(
     assert done.returncode == 0 and "mine" in done.stdout and "damaged" not in done.stderr, done.stderr
     assert "\nmine " in (tmp_path / "results" / "table.txt").read_text()
     query = next((synthetic / "test").rglob("*.mp4"))
-    done = command("nearest", "--features", "features.h5", "--query", query, **environment)
-    assert done.returncode == 0, done.stderr
+    command("nearest", "--features", "features.h5", "--query", query, **environment, check=True)
 
 
 def test_export_prints_the_command_that_uploads(checkpoint: Path, tmp_path: Path) -> None:

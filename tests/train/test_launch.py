@@ -41,8 +41,7 @@ GROUPS = ("--group-size", 4)
 def whole(drawn: Path, tmp_path_factory: pytest.TempPathFactory) -> list[float]:
     """Losses of one process that nothing stops."""
     folder = tmp_path_factory.mktemp("whole")
-    done = commands_in(folder)(*arguments(drawn, folder / "run", *GROUPS))
-    assert done.returncode == 0, done.stderr
+    commands_in(folder)(*arguments(drawn, folder / "run", *GROUPS), check=True)
     return losses(folder / "run")
 
 
@@ -84,8 +83,7 @@ def test_a_signal_stops_the_ranks_of_torchrun_and_one_process_goes_on_with_the_s
     assert said.count("stopped after step") == (number != signal.SIGHUP) and "interrupted" not in errors
     step = stopped_at(run)
     assert json.loads((run / "run.json").read_text())["ranks"] == 2
-    done = command(*arguments(drawn, run))  # without --group-size: the run's is kept
-    assert done.returncode == 0, done.stderr
+    command(*arguments(drawn, run), check=True)  # without --group-size: the run's is kept
     assert len(losses(run)) == STEPS and np.abs(np.subtract(losses(run), whole)).max() < 1e-6
     start = json.loads((run / "run.json").read_text())
     assert (start["ranks"], start["step"]) == (1, step)

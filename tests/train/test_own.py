@@ -119,8 +119,7 @@ def test_a_checkpoint_imports_nothing_and_names_its_network(command: Run, drawn:
     source.write_text(text)
     options = ["--size", "tiny", "--preset", "a", "--batch-size", 4, "--out", "run", "--shards", drawn, "--lr-decay", 0]
     own = ["--video-network", "mine.py:Net(width=8)"]
-    done = command("pretrain", *options, *own, "--steps", 1, "--device", "cpu")
-    assert done.returncode == 0, done.stderr
+    done = command("pretrain", *options, *own, "--steps", 1, "--device", "cpu", check=True)
     assert "mine.py:Net(width=8): 8 features, without its classifier fc\n" in done.stdout
     assert "--video-network 'mine.py:Net(width=8)'" in done.stdout  # how to evaluate it
     (tmp_path / "ran").unlink()
@@ -156,9 +155,8 @@ def test_models_with_different_networks_fit_one_table_and_a_card_that_works(
     for name, text in networks.items():
         assert command("pretrain", *options, "--out", f"runs/{name}", "--video-network", text).returncode == 0
     given = ["--video-network", *reversed(networks.values())]
-    ask = ["--protocols", "retrieval", "--clips", 1, "--folds", 1]
-    done = command("evaluate", "--ckpt", "runs/a", "runs/b", "--shards", drawn, *ask, "--out", "runs/eval", *given)
-    assert done.returncode == 0, done.stderr
+    ask = ["--protocols", "retrieval", "--clips", 1, "--folds", 1, "--out", "runs/eval"]
+    done = command("evaluate", "--ckpt", "runs/a", "runs/b", "--shards", drawn, *ask, *given, check=True)
     assert all(any(line.startswith(name) for line in done.stdout.splitlines()) for name in ("a ", "b "))
     report = command("report", *given)
     assert report.returncode == 0 and "not imported" not in (tmp_path / "runs" / "report.html").read_text()

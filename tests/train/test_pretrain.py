@@ -34,8 +34,7 @@ DROPOUT = ("--steps", STEPS, "--network.dropout", 0.3)
 def undisturbed(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of four epochs, with dropout."""
     run = tmp_path_factory.mktemp("runs") / "undisturbed"
-    done = commands_in(run.parent)(*arguments(shards, run, *DROPOUT))
-    assert done.returncode == 0, done.stderr
+    commands_in(run.parent)(*arguments(shards, run, *DROPOUT), check=True)
     return run
 
 
@@ -54,8 +53,7 @@ def test_a_run_on_the_cores_needs_no_dali(shards: Path, tmp_path: Path) -> None:
 
 def test_a_run_is_reproducible(command: Run, shards: Path, undisturbed: Path, tmp_path: Path) -> None:
     again, other = tmp_path / "again", tmp_path / "other"
-    done = command(*arguments(shards, again, *DROPOUT, "--loading.decode-batch-size", 3))
-    assert done.returncode == 0, done.stderr
+    command(*arguments(shards, again, *DROPOUT, "--loading.decode-batch-size", 3), check=True)
     assert losses(again) == losses(undisturbed)
     assert command(*arguments(shards, other, *DROPOUT, "--steps", 3, "--seed", 1)).returncode == 0
     assert losses(other) != losses(undisturbed)[:3]
@@ -75,8 +73,7 @@ def test_a_killed_run_resumes_with_bitwise_equal_losses(
     process.kill()
     process.wait()
     assert len(losses(run)) == 8
-    done = command(*arguments(shards, run, *more))
-    assert done.returncode == 0, done.stderr
+    command(*arguments(shards, run, *more), check=True)
     assert losses(run) == losses(undisturbed) and not [*run.glob("*.partial")]
     one, other = (torch.load(folder / "checkpoint.pt", weights_only=True) for folder in (run, undisturbed))
     assert all(torch.equal(one["model"][name], other["model"][name]) for name in other["model"])
@@ -128,8 +125,7 @@ def test_pretraining_on_real_videos_lowers_the_loss(
 ) -> None:
     run = tmp_path / "grid"
     more = ("--preset", "e", "--batch-size", 24, "--steps", 60)
-    done = command("pretrain", "--shards", grid_shards, "--out", run, *more)
-    assert done.returncode == 0, done.stderr
+    command("pretrain", "--shards", grid_shards, "--out", run, *more, check=True)
     curve = losses(run)
     assert np.mean(curve[-10:]) < np.mean(curve[:10]) - 0.1
     # not that the run's batch size is too large for them
