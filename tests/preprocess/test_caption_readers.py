@@ -35,17 +35,6 @@ def read(tmp_path: Path, content: Any) -> list[Caption]:
 # --- layouts --------------------------------------------------------------------------------------------
 
 
-def test_a_csv_of_many_videos(tmp_path: Path, real: Path) -> None:
-    write(tmp_path / "youcook2_validation.csv", (real / "captions" / "youcook2_validation.csv").read_bytes())
-    write(tmp_path / "HowTo100M_v1.csv", "video_id,category_1\na,Pets\n")  # holds no captions
-    captions = find(tmp_path)
-    assert captions.get("xHr8X2Wpmno")[0] == Caption(47.0, 60.0, "pick the ends off the verdalago")
-    rows = (tmp_path / "youcook2_validation.csv").read_text().splitlines()[1:]
-    ids = {row.rpartition(",")[2] for row in rows}
-    assert len(captions) == len(ids)
-    assert sum(len(captions.get(id)) for id in ids) == len(rows)
-
-
 def test_rows_of_a_video_may_be_apart_and_in_several_files(tmp_path: Path) -> None:
     write(tmp_path / "1.csv", "video_id,start,end,text\na,5,6,e\nb,0,1,x\na,1,2,b\na,1,9,c\n")
     write(tmp_path / "2.csv", "text,video_id,end,start\nd,a,3,1\n'a',a,1,0\n")
@@ -104,72 +93,47 @@ def test_subtitles_as_they_are_written(tmp_path: Path, encoding: str, newline: s
     assert captions.get("b") == [(61.5, 62, "Yes")] and len(captions) == 2
 
 
-def stamp(seconds: float, mark: str = ".") -> str:
-    return f"{int(seconds // 3600):02}:{int(seconds // 60 % 60):02}:{seconds % 60:06.3f}".replace(".", mark)
+def stamp(seconds: float) -> str:
+    return f"{int(seconds // 60):02}:{seconds % 60:06.3f}"
 
 
-def rolling(lines: list[list[tuple[float, str]]], end: float, rows: int, settled: bool, tags: bool) -> str:
-    """Subtitles that roll up: each cue shows a line while it is said, with times of its words, below those before it.
-
-    YouTube's have two rows, and between two lines a cue of 10 ms, `settled`, of what stays.
-    """
-    cues = []
-    for k, line in enumerate(lines):
-        above = [" ".join(word for _, word in said) for said in lines[max(0, k - rows + 1) : k]]
-        after = lines[k + 1][0][0] if k + 1 < len(lines) else end
-        words = [f"<{stamp(time)}><c> {word}</c>" if tags else f" {word}" for time, word in line[1:]]
-        last = after - 0.01 * settled
-        cues.append((line[0][0], last, [*(above or [" "]), line[0][1] + "".join(words)]))
-        if settled:
-            cues.append((last, after, [" ".join(word for _, word in line), " "]))
-    if tags:
-        return "WEBVTT\nKind: captions\nLanguage: en\n\n" + "".join(
-            f"{stamp(a)} --> {stamp(b)} align:start position:0%\n{chr(10).join(text)}\n\n" for a, b, text in cues
-        )
-    return "".join(
-        f"{k}\n{stamp(a, ',')} --> {stamp(b, ',')}\n{chr(10).join(filter(str.strip, text))}\n\n"
-        for k, (a, b, text) in enumerate(cues, 1)
-    )
+def cue(start: float, end: float, *rows: str) -> str:
+    return "\n".join([f"{stamp(start)} --> {stamp(end)} align:start position:0%", *rows, "\n"])
 
 
 @pytest.mark.parametrize(
-    ("rows", "settled", "tags"), [(2, True, True), (2, True, False), (3, False, True), (2, False, False)]
+    ("rows", "settled", "timed"), [(2, True, True), (2, True, False), (3, False, True), (2, False, False)]
 )
-def test_rolling_captions_hold_each_word_once(tmp_path: Path, rows: int, settled: bool, tags: bool) -> None:
+def test_rolling_captions_hold_each_word_once(tmp_path: Path, rows: int, settled: bool, timed: bool) -> None:
+    """Each cue shows a line while it is said, maybe with times of its words, below those before it.
+
+    YouTube's have two rows, and between two lines a cue of 10 ms, `settled`, of what stays.
+    """
     rng = random.Random(0)
     times = [round(0.5 * (k + rng.random()), 3) for k in range(60)]
     said = [(time, rng.choice(["no", "yes", "stir", "the", "pan", "I'm"]) + str(k)) for k, time in enumerate(times)]
     cuts = [0, *sorted(rng.sample(range(1, 60), 14)), 60]
     lines = [said[a:b] for a, b in pairwise(cuts)]
-    end = 31.0
-    write(tmp_path / f"captions/a.{'vtt' if tags else 'srt'}", rolling(lines, end, rows, settled, tags))
-    ends = [line[0][0] - 0.01 * settled for line in lines[1:]] + [end - 0.01 * settled]
-    expected = [
-        (time, line[k + 1][0] if k + 1 < len(line) else last, word)
-        for line, last in zip(lines, ends, strict=True)
-        for k, (time, word) in enumerate(line)
-    ]
-    if not tags:
-        expected = [
-            (line[0][0], last, " ".join(word for _, word in line)) for line, last in zip(lines, ends, strict=True)
-        ]
-    found = find(tmp_path).get("a")
-    assert [(round(a, 3), round(b, 3), text) for a, b, text in found] == [
-        (a, round(b, 3), text) for a, b, text in expected
-    ]
+    if not timed:
+        lines = [[(line[0][0], " ".join(word for _, word in line))] for line in lines]
+    written, expected, above = "WEBVTT\nKind: captions\nLanguage: en\n\n", [], [" "] * (rows - 1)
+    for line, after in zip(lines, [*(line[0][0] for line in lines[1:]), 31.0], strict=True):
+        last = round(after - 0.01 * settled, 3)
+        (start, first), *others = line
+        words = "".join(f"<00:{stamp(time)}><c> {word}</c>" for time, word in others)
+        written += cue(start, last, *above, first + words)
+        above = [*above, " ".join(word for _, word in line)][1:]
+        written += cue(last, after, above[-1], " ") if settled else ""
+        ends = [*(time for time, _ in others), last]
+        expected += [(time, end, word) for (time, word), end in zip(line, ends, strict=True)]
+    write(tmp_path / "captions/a.vtt", written)
+    assert find(tmp_path).get("a") == expected
 
 
 def test_what_is_said_again_is_kept(tmp_path: Path) -> None:
-    cues = [
-        (1, 2, "No!"),
-        (2.1, 3, "No!"),
-        (3, 4, "No!\nStop!"),
-        (4, 5, "Stop! No!"),
-        (5, 6, "Go\nNo!"),
-        (6, 7, "No!\nNo!"),
-    ]
-    shown = "".join(f"{stamp(a)} --> {stamp(b)}\n{text}\n\n" for a, b, text in cues)
-    write(tmp_path / "captions/a.vtt", f"WEBVTT\n\n{shown}")
+    cues = [cue(1, 2, "No!"), cue(2.1, 3, "No!"), cue(3, 4, "No!", "Stop!"), cue(4, 5, "Stop! No!")]
+    cues += [cue(5, 6, "Go", "No!"), cue(6, 7, "No!", "No!")]
+    write(tmp_path / "captions/a.vtt", "".join(["WEBVTT\n\n", *cues]))
     texts = [caption.text for caption in find(tmp_path).get("a")]
     assert texts == ["No!", "No!", "Stop!", "Stop! No!", "Go\nNo!", "No!"]
 
