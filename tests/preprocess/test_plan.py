@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from gdt.common.errors import LeftOut
 from gdt.common.folders import Folder
 from gdt.preprocess.datasets.listing import SourceFiles
 from gdt.preprocess.ffmpeg import Extraction
@@ -24,27 +23,6 @@ def cut(root: Path, names: list[str], shard_bytes: float = 1e6) -> dict[int, lis
     Plan(Shares(0.25, 1 / 3), ids).write(Folder(root))
     assert Plan.read(Folder(root)) == Plan(Shares(0.25, 1 / 3), ids)
     return ids
-
-
-def test_list_is_sorted_and_knows_sizes_splits_and_labels(tmp_path: Path) -> None:
-    (tmp_path / "é.mp4").write_bytes(b"12345")
-    items = [
-        ListedVideo("é", tmp_path / "é.mp4", "läbel", "unused", ("train", "test")), LeftOut("c", "not there"),
-        ListedVideo("b", HERE / "b.mp4", "dogs", columns=(("a/b", "1"), (".", "x"))),
-        ListedVideo("b", HERE / "again.mp4"),
-        ListedVideo("d", HERE / "d.mp4", columns=(("a/b", ""), ("100%", "y"))),
-    ]  # fmt: skip
-    listed = collect(items, SourceFiles(Folder(tmp_path)))
-    assert list(listed.videos) == ["b", "d", "é"] and listed.drawn
-    assert [listed.videos[id].size for id in "bdé"] == [-1, -1, 5]
-    assert listed.left_out == [
-        items[1], LeftOut("b", "it has the id of another video; /videos/b.mp4 is kept", "/videos/again.mp4", fault=True)
-    ]  # fmt: skip
-    assert not collect(items[:1], SourceFiles(Folder(tmp_path))).drawn
-    assert listed.annotations(["é", "d", "b"]) == {
-        "label": ["läbel", "", "dogs"], "split": ["unused", "train", "train"], "folds": ["train,test", "", ""],
-        "a/b": ["", "", "1"], ".": ["", "", "x"], "100%": ["", "y", ""],
-    }  # fmt: skip
 
 
 def test_split_depends_on_the_id_only() -> None:

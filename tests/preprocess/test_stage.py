@@ -45,13 +45,6 @@ def digests(folder: Path) -> dict[str, str]:
     }
 
 
-def test_all_generated_videos_are_kept_in_full_length_and_size(index: Index) -> None:
-    assert len(index) == 42 and len(index.classes) == 3
-    assert [int((index.split == split).sum()) for split in ("train", "val", "test")] == [24, 6, 12]
-    assert (index.frame_count == 90).all() and (index.mel_count >= 290).all()
-    assert (index.height == 64).all()  # not enlarged to 160
-
-
 def test_other_settings_do_not_replace_finished_shards(synthetic: Path, tmp_path: Path) -> None:
     settings = Preprocess("folder", synthetic / "test", tmp_path, videos_per_shard=8, workers=1)
     assert run(settings).shards_made == 2
@@ -78,25 +71,22 @@ def test_drop_missing_leaves_a_complete_data_set(synthetic: Path, tmp_path: Path
     assert run(settings).shards_made == 3
     for path in sorted(videos.rglob("*.mp4"))[8:]:  # all videos of the last shard
         path.unlink()
-    plan = tmp_path / "shards" / "plan.jsonl"
+    plan, rejected = tmp_path / "shards" / "plan.jsonl", tmp_path / "shards" / "rejected.jsonl"
     before = digests(tmp_path / "shards")
-    with pytest.raises(UserError, match=r"the shards in .* hold 4 videos no longer in .* \(first: '.*'\);"):
+    gone = r"the shards in .* hold 4 videos no longer in .* \(first: '.*'\);"
+    with pytest.raises(UserError, match=gone):
         run(settings)
     assert digests(tmp_path / "shards") == before
     plan.rename(tmp_path / "plan")  # as where only the shards were copied
-    with pytest.raises(UserError, match=r"the shards in .* hold 4 videos no longer in .*"):
+    with pytest.raises(UserError, match=gone):
         run(settings)
     (tmp_path / "plan").rename(plan)
-    listed = json.dumps(
-        {"id": sorted(Index.open(tmp_path / "shards").id)[-1], "path": "a", "reason": "a second file", "fault": True}
-    )
-    (tmp_path / "shards" / "rejected.jsonl").write_text(listed + "\n")
-    with pytest.raises(UserError, match=r"the shards in .* hold 4 videos no longer in .*"):
-        run(settings)
-    (tmp_path / "shards" / "rejected.jsonl").write_text("{\n")
-    with pytest.raises(UserError, match=r"line 1 of .*rejected.jsonl is damaged .*; delete the file"):
-        run(settings)
-    (tmp_path / "shards" / "rejected.jsonl").unlink()
+    row = {"id": sorted(Index.open(tmp_path / "shards").id)[-1], "path": "a", "reason": "a second file", "fault": True}
+    for text, message in ((json.dumps(row), gone), ("{", r"line 1 of .*rejected.jsonl is damaged .*; delete the file")):
+        rejected.write_text(f"{text}\n")
+        with pytest.raises(UserError, match=message):
+            run(settings)
+    rejected.unlink()
     of_others = [tmp_path / "shards" / name for name in ("shard-mine.h5", "shard-000000.h5.bak", "shard-1.h5.txt")]
     for path in of_others:
         path.touch()
@@ -340,12 +330,6 @@ def test_many_files_of_the_same_id_stop_the_run(four: Preprocess) -> None:
     assert run(replace(many, dataset="mine", destination=four.shard_folder.root.with_name("mine"))).kept == 17
 
 
-def test_a_destination_that_is_not_utf8_is_refused(four: Preprocess, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="the name of --destination is not UTF-8; set it to another folder"):
-        run(replace(four, destination=tmp_path / os.fsdecode(b"out\xe9")))
-    assert not [path for path in tmp_path.iterdir() if path.name.startswith("out")]
-
-
 def test_no_usable_video_is_an_error_with_the_reason(tmp_path: Path) -> None:
     (tmp_path / "videos").mkdir()
     (tmp_path / "videos" / "a.mp4").write_bytes(b"nonsense")
@@ -363,11 +347,8 @@ def test_no_usable_video_is_an_error_with_the_reason(tmp_path: Path) -> None:
         ("--dataset folder --source . --word2vec x.bin", {}, "there are no captions in"),
         ("--dataset folder --source . --scheduler tcp://127.0.0.1:1", {}, "there are no videos"),
         ("--dataset folder --source . --scheduler bla", {}, "--scheduler is 'bla'; it must be an address"),
-        (
-            "--dataset folder --source VIDEOS --scheduler tcp://127.0.0.1:1",
-            {},
-            "no Dask scheduler answers at tcp://127",
-        ),
+        ("--dataset folder --source VIDEOS --scheduler tcp://127.0.0.1:1", {}, "no Dask scheduler answers at"),
+        ("--dataset folder --source VIDEOS --destination out\udce9", {}, "the name of --destination is not UTF-8"),
         ("--dataset folder --source VIDEOS", {"PATH": ""}, "ffmpeg is not installed"),
         ("--dataset folder --source VIDEOS --fps 101", {}, "--fps is 101"),
         ("--dataset folder --source VIDEOS --ffmpeg-memory nan", {}, "--ffmpeg-memory is nan"),
