@@ -88,16 +88,19 @@ def test_gaps_are_filled_in_stretches(tmp_path: Path) -> None:
     assert_events(taken, [0.25, 1.25])
 
 
-def test_gaps_are_filled_in_every_video_of_a_group(
+def test_a_group_gives_the_same_bytes_as_single_files(
     tmp_path: Path, picture: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sizes = (0.04, 0.095, 0.0)
     sounds = [clicks(jumping((size,) * 4), 4.5 - 4 * size) for size in sizes]
     paths = [muxed(tmp_path / f"{k}.mp4", picture, sound) for k, sound in enumerate(sounds)]
-    monkeypatch.delattr(decode, "_extract")  # single files are not to be decoded
-    for taken in group(tmp_path, *paths):
-        assert isinstance(taken, Extracted)
-        assert_events(taken, range(1, 5))
+    single = [kept(path, tmp_path) for path in paths]
+    monkeypatch.delattr(decode, "_extract")  # they are decoded together
+    for one, other in zip(group(tmp_path, *paths), single, strict=True):
+        assert isinstance(one, Extracted)
+        assert_events(one, range(1, 5))
+        assert one.jpeg.read_bytes() == other.jpeg.read_bytes()
+        assert np.array_equal(one.waveform[:], other.waveform[:])
 
 
 def joined(path: Path, parts: Sequence[tuple[str, str]], *options: object) -> Path:
@@ -110,34 +113,31 @@ def joined(path: Path, parts: Sequence[tuple[str, str]], *options: object) -> Pa
     return path
 
 
-FLASHES = [1, 2, 3, 5, 6, 7, 9, 10, 11]
-"""Seconds of the flashes in three parts of 4 s each."""
-
-
-def test_gaps_are_filled_across_format_changes(tmp_path: Path) -> None:
-    formats = [(48_000, "stereo"), (44_100, "stereo"), (32_000, "mono")]  # the sound is 60 ms shorter than the video
-    parts = [(flashes(4), f"{clicks('{t}', 3.94, rate)},aformat=cl={layout}") for rate, layout in formats]
-    taken = kept(joined(tmp_path / "both.ts", parts, "-c:a", "ac3", "-c:v", "mpeg2video"), tmp_path)
-    assert_events(taken, FLASHES)
-    assert taken.note == ""
-
-
 @pytest.mark.parametrize(
-    ("suffix", "codec", "change"), few([("ts", "mpeg2video", "scale=96:64"), ("mkv", "libx264", "format=yuv422p")])
-)
-def test_video_stays_aligned_where_its_frames_change(tmp_path: Path, suffix: str, codec: str, change: str) -> None:
-    """ffmpeg rebuilds its filters there."""
+    ("suffix", "codecs", "change", "sounds"),
+    few([
+        ("ts", ("-c:v", "mpeg2video", "-c:a", "ac3"), "scale=96:64", [(48, "stereo"), (44.1, "stereo"), (32, "mono")]),
+        ("mkv", ("-c:v", "libx264", "-c:a", "mp2"), "format=yuv422p", [(48, "mono")] * 3),
+    ]),
+)  # fmt: skip
+def test_formats_may_change_in_the_file(
+    tmp_path: Path, suffix: str, codecs: tuple[str, ...], change: str, sounds: list[tuple[float, str]]
+) -> None:
+    """ffmpeg rebuilds its filters there. The sound of each part is 60 ms shorter than its video."""
     pictures = [flashes(4), f"{flashes(4)},{change}", flashes(4)]
-    parts = [(f"{picture},setsar=1", clicks("{t}", 4)) for picture in pictures]
-    path = joined(tmp_path / "both.ts", parts, "-c:a", "mp2", "-c:v", codec)
+    parts = [
+        (f"{picture},setsar=1", f"{clicks('{t}', 3.94, round(1000 * rate))},aformat=cl={layout}")
+        for picture, (rate, layout) in zip(pictures, sounds, strict=True)
+    ]
+    path = joined(tmp_path / "both.ts", parts, *codecs)
     if suffix == "mkv":
         path = encode(tmp_path / "both.mkv", "-i", path, "-c", "copy")
     for stretches, count, expected in (
-        ((), 360, FLASHES),
+        ((), 360, [1, 2, 3, 5, 6, 7, 9, 10, 11]),
         (((0.5, 1.5), (2.8, 5.2), (7.5, 9.5)), 162, [0.5, 1.2, 3.2, 4.9]),
     ):
         taken = kept(ListedVideo("parts", path, stretches=stretches), tmp_path)
-        assert len(taken.sizes) == count
+        assert len(taken.sizes) == count and taken.note == ""
         assert np.abs(events(taken)[0] - expected).max() < 1e-6
         assert_events(taken, expected)
 

@@ -242,15 +242,6 @@ def test_flood_of_errors_neither_hangs_nor_takes_memory(ticking: Path, tmp_path:
 # -------------------------------------------------------------------------------------------------- groups, names, etc.
 
 
-def test_group_gives_the_same_bytes_as_single_files(synthetic: Path, tmp_path: Path) -> None:
-    paths = sorted((synthetic / "train").rglob("*.mp4"))[:5]
-    for path, one in zip(paths, group(tmp_path, *paths), strict=True):
-        other = kept(path, tmp_path)
-        assert isinstance(one, Extracted)
-        assert one.jpeg.read_bytes() == other.jpeg.read_bytes()
-        assert np.array_equal(one.waveform[:], other.waveform[:]) and len(one.waveform)
-
-
 def test_broken_file_does_not_affect_its_group(synthetic: Path, tmp_path: Path, fake: Fake) -> None:
     fake('case "$*" in *crash*) kill -SEGV $$;; esac; exec $real "$@"')
     good = sorted((synthetic / "train").rglob("*.mp4"))[:2]
