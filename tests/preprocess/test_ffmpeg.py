@@ -255,16 +255,10 @@ def test_sound_of_an_unknown_codec_is_not_taken_beside_another(tmp_path: Path) -
     assert abs(hertz_and_purity(kept(path, tmp_path))[0] - 440) < 2
 
 
-COVER = ("-c:v", "mjpeg", "-disposition:v", "attached_pic")
-
-
-@pytest.mark.parametrize(("picture", "options"), [("", ()), ("testsrc=s=64x64:r=25:d=0.04", COVER)])
-def test_sound_without_video_or_with_a_cover_is_rejected(
-    tmp_path: Path, picture: str, options: tuple[str, ...]
-) -> None:
-    assert reason(made(tmp_path / "song.mp4", picture, tone(), *options), tmp_path) == (
-        "there is no video stream in it; if it is a sound, rename it to .mka"
-    )
+def test_sound_without_video_or_with_a_cover_is_rejected(tmp_path: Path) -> None:
+    cover = ("testsrc=s=64x64:r=25:d=0.04", tone(), "-c:v", "mjpeg", "-disposition:v", "attached_pic")
+    for path in (made(tmp_path / "sound.mp4", "", tone()), made(tmp_path / "covered.mp4", *cover)):
+        assert reason(path, tmp_path) == "there is no video stream in it; if it is a sound, rename it to .mka"
 
 
 def test_video_shorter_than_min_seconds_is_rejected(tmp_path: Path) -> None:
@@ -275,11 +269,6 @@ def test_video_shorter_than_min_seconds_is_rejected(tmp_path: Path) -> None:
 
 # --------------------------------------------------------------------------------------------------------------- sound
 
-SOUNDS = [
-    ("pcm_s24le", "mov", 11_025, 2), ("pcm_s16le", "mkv", 96_000, 8), ("aac", "mp4", 44_100, 6),
-    ("aac", "mp4", 8_000, 1), ("libopus", "webm", 48_000, 1), ("libmp3lame", "avi", 44_100, 2),
-    ("libvorbis", "mkv", 11_025, 1),
-]  # fmt: skip
 LAYOUTS = {1: "mono", 2: "stereo", 6: "5.1", 8: "7.1"}
 
 
@@ -287,7 +276,14 @@ def played(channels: list[str], rate: int = 48_000, length: float = 2) -> str:
     return f"aevalsrc='{'|'.join(channels)}':c={LAYOUTS[len(channels)]}:s={rate}:d={length}"
 
 
-@pytest.mark.parametrize(("codec", "suffix", "rate", "channels"), few(SOUNDS, 2))
+@pytest.mark.parametrize(
+    ("codec", "suffix", "rate", "channels"),
+    few([
+        ("pcm_s24le", "mov", 11_025, 2), ("pcm_s16le", "mkv", 96_000, 8), ("aac", "mp4", 44_100, 6),
+        ("aac", "mp4", 8_000, 1), ("libopus", "webm", 48_000, 1), ("libmp3lame", "avi", 44_100, 2),
+        ("libvorbis", "mkv", 11_025, 1),
+    ], 2),
+)  # fmt: skip
 def test_sound_keeps_pitch_and_length(tmp_path: Path, codec: str, suffix: str, rate: int, channels: int) -> None:
     source = played(["0.4*sin(2*PI*440*t)"] * channels, rate)
     picture = grey(126, seconds=2)
@@ -369,37 +365,24 @@ def test_file_of_a_cut_segment_is_used_whole(ticking: Path, tmp_path: Path, segm
     assert abs(len(cut.sizes) - 60) <= 1
 
 
-@pytest.mark.parametrize(
-    ("length", "shared", "why"),
-    [
+def test_a_file_that_may_be_another_part_is_rejected(ticking: Path, tmp_path: Path) -> None:
+    for length, shared, why in (
         (3.0, True, "it was cut out of its video, and may be any of several segments; name it <id>_<start>"),
         (1.0, False, "it lasts 4 s: too long for its segment of 1 s alone, too short for the video in which that"),
-    ],
-)
-def test_a_file_that_may_be_another_part_is_rejected(
-    ticking: Path, tmp_path: Path, length: float, shared: bool, why: str
-) -> None:
-    video = ListedVideo("part", ticking, segment=(100.0, 100.0 + length), shared=shared)
-    assert reason(video, tmp_path).startswith(why)
+    ):
+        video = ListedVideo("part", ticking, segment=(100.0, 100.0 + length), shared=shared)
+        assert reason(video, tmp_path).startswith(why)
 
 
-@pytest.mark.parametrize(
-    ("suffix", "options"),
-    few(
-        [
-            ("mpg", "-g 15 -bf 2 -q:v 2"),
-            ("vob", "-g 100 -q:v 2"),
-            ("ts", "-c:v mpeg2video -g 100 -q:v 2"),
-            ("ts", "-c:v libx264 -g 250 -sc_threshold 0 -crf 8"),
-            ("mp4", "-c:v libx264 -g 100 -crf 8 -f mpegts"),
-            ("flv", "-q:v 2"),
-        ]
-    ),
-)
-def test_segments_are_what_the_whole_file_has_there(tmp_path: Path, suffix: str, options: str) -> None:
+@pytest.mark.parametrize("form", few([
+    "mpg -g 15 -bf 2 -q:v 2", "vob -g 100 -q:v 2", "ts -c:v mpeg2video -g 100 -q:v 2", "flv -q:v 2",
+    "ts -c:v libx264 -g 250 -sc_threshold 0 -crf 8", "mp4 -c:v libx264 -g 100 -crf 8 -f mpegts",
+]))  # fmt: skip
+def test_segments_are_what_the_whole_file_has_there(tmp_path: Path, form: str) -> None:
     """In formats without an index, where ffmpeg seeks to a later key frame."""
     clicks = "aevalsrc='0.5*sin(2*PI*400*t)*lt(mod(t,1),0.03)':s=44100:d=13"
-    path = made(tmp_path / f"long.{suffix}", numbered(13, 25), clicks, *options.split())
+    suffix, *options = form.split()
+    path = made(tmp_path / f"long.{suffix}", numbered(13, 25), clicks, *options)
     whole = kept(path, tmp_path)
     for begin in (0.0, 2.0, 7.1, 9.9):
         part = kept(ListedVideo("part", path, segment=(begin, begin + 2)), tmp_path)
@@ -413,11 +396,6 @@ def test_segments_are_what_the_whole_file_has_there(tmp_path: Path, suffix: str,
 # ------------------------------------------------------------------------------------------------- silence, in a shard
 
 
-def quiet(path: Path, peak: str) -> Path:
-    """2 s of video and of sound with this peak, on the 16-bit integer scale."""
-    return made(path, clock(2), f"aevalsrc='({peak})/32768*sgn(sin(2*PI*500*t))':s=24000:d=2", "-c:a", "pcm_s16le")
-
-
 @pytest.mark.parametrize(
     ("peak", "silent", "why"),
     [
@@ -427,7 +405,9 @@ def quiet(path: Path, peak: str) -> Path:
     ],
 )  # fmt: skip
 def test_sound_below_the_threshold_is_silence(tmp_path: Path, peak: str, silent: float, why: str) -> None:
-    path = quiet(tmp_path / "quiet.mkv", peak) if peak else made(tmp_path / "quiet.mkv", clock(2))
+    """`peak` is on the 16-bit integer scale; empty without sound."""
+    sound = f"aevalsrc='({peak})/32768*sgn(sin(2*PI*500*t))':s=24000:d=2" if peak else ""
+    path = made(tmp_path / "quiet.mkv", clock(2), sound, "-c:a", "pcm_s16le")
     with shard(tmp_path, [ListedVideo("quiet", path)], Extraction()) as file:
         assert len(file["video/id"]) == 1 and file["video/frame"][1] == 60
         assert abs(file["video/silence"][0] - silent) < 0.015
