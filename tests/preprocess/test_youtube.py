@@ -7,7 +7,9 @@ import pytest
 
 from gdt.common.errors import LeftOut
 from gdt.preprocess.videos import ListedVideo
-from tests.preprocess.test_datasets import listed, missing, segments, table, touch, unlisted, videos
+from tests.preprocess.test_datasets import listed, missing, segments, table, touch, unlisted
+
+NO_FILE = "there is no file of this name with the suffix of a video"
 
 
 def test_a_segment_is_one_video_whatever_the_names_of_its_files(tmp_path: Path) -> None:
@@ -39,9 +41,7 @@ def test_names_of_yt_dlp(tmp_path: Path) -> None:
 
 def test_howto100m(tmp_path: Path) -> None:
     touch(tmp_path, "0wR5jVB-WPk.mp4", "part1/-caPS4FHFF8.webm", "part2/x/unlisted.mkv")
-    assert [(video.id, video.label) for video in videos("howto100m", tmp_path)] == [
-        ("0wR5jVB-WPk", ""), ("-caPS4FHFF8", ""), ("unlisted", ""),
-    ]  # fmt: skip
+    assert table("howto100m", tmp_path) == dict.fromkeys(["0wR5jVB-WPk", "-caPS4FHFF8", "unlisted"], ("", ""))
     (tmp_path / "HowTo100M_v1.csv").write_text(
         "video_id,category_1,category_2,rank,task_id\nmissing0001,Pets,Dogs,1,2\n"
         '0wR5jVB-WPk,Food and Entertaining,"Recipes, quick",12,105253\n-caPS4FHFF8,Home and Garden,,1,2\n'
@@ -50,9 +50,7 @@ def test_howto100m(tmp_path: Path) -> None:
         ListedVideo("0wR5jVB-WPk", Path("0wR5jVB-WPk.mp4"), "Food and Entertaining"),
         ListedVideo("-caPS4FHFF8", Path("part1/-caPS4FHFF8.webm"), "Home and Garden"),
         unlisted("part2/x/unlisted.mkv"),
-        LeftOut(
-            "missing0001", "listed in HowTo100M_v1.csv, but there is no file of this name with the suffix of a video"
-        ),
+        LeftOut("missing0001", f"listed in HowTo100M_v1.csv, but {NO_FILE}"),
     ]
 
 
@@ -70,8 +68,8 @@ def test_vggsound(tmp_path: Path) -> None:
         "0Cfc0r3l5Ww_000046": ("dog barking", "train"),
     }  # fmt: skip
     assert segments("vggsound", tmp_path)["_0_000030_1"] == ("_0_000030_1.mp4", (30, 40))
-    no_file = "listed in the official annotations, but there is no file of this name with the suffix of a video"
-    assert missing("vggsound", tmp_path) == [unlisted("b/holiday.mp4"), LeftOut("0Cfc0r3l5Ww_000017_000027", no_file)]
+    absent = LeftOut("0Cfc0r3l5Ww_000017_000027", f"listed in the official annotations, but {NO_FILE}")
+    assert missing("vggsound", tmp_path) == [unlisted("b/holiday.mp4"), absent]
 
 
 # AudioSet
@@ -110,14 +108,7 @@ def test_audioset_splits_and_labels(audioset: Path) -> None:
     (audioset / "unbalanced_train_segments.csv").write_text(SEGMENTS + '---1_cCGK4M, 0.500, 8.250, "/m/09x0r,/m/x"\n')
     (audioset / "eval_segments.csv").write_text(SEGMENTS + '--4gqARaEJE, 0.000, 10.000, "/m/068hy,/m/09x0r"\n')
     touch(audioset, "eval/--4gqARaEJE.mp4", "train/---1_cCGK4M_500.mp4", "train/AAAAAAAAAAA_0.mp4")
-    assert table("audioset", audioset) == {
-        "--4gqARaEJE": ("/m/068hy;Speech", "test"),  # one without a display name
-        "---1_cCGK4M_500": ("Speech;/m/x", "train"),
-    }
-    assert missing("audioset", audioset) == [
-        unlisted("train/AAAAAAAAAAA_0.mp4"),
-        LeftOut(
-            "-0RWZT-miFs_000420_000430",
-            "listed in the official annotations, but there is no file of this name with the suffix of a video",
-        ),
-    ]
+    labels = {"--4gqARaEJE": ("/m/068hy;Speech", "test"), "---1_cCGK4M_500": ("Speech;/m/x", "train")}
+    assert table("audioset", audioset) == labels  # by display names, if there are any
+    absent = LeftOut("-0RWZT-miFs_000420_000430", f"listed in the official annotations, but {NO_FILE}")
+    assert missing("audioset", audioset) == [unlisted("train/AAAAAAAAAAA_0.mp4"), absent]
