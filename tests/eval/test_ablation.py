@@ -134,10 +134,8 @@ def test_runs_with_other_networks_or_factors_are_not_compared(done: Commands, sh
 
 def test_label_columns_have_a_table_each(done: Commands, copy: Path, index: Index, tmp_path: Path) -> None:
     annotate(copy, parity=[("even", "odd")[video % 2] for video in range(len(index))])
-    given = settings(
-        copy, tmp_path, rows=("e", CUSTOM), seeds=(0, 1), protocols=("retrieval", "linear"), label="label,parity"
-    )
-    text = ablation(given)
+    compared = {"protocols": ("retrieval", "linear"), "label": "label,parity"}
+    text = ablation(settings(copy, tmp_path, rows=("e", CUSTOM), seeds=(0, 1), **compared))
     assert sent(done, "pretrain", "preset")[:2] == ["e", "l"] and sent(done, "pretrain", "factors")[:2] == ["", CUSTOM]
     assert {*sent(done, "evaluate", "label")} == {"label,parity"}
     heads = [line for line in text.splitlines() if "% on test" in line]

@@ -195,18 +195,14 @@ def test_table_and_csv(checkpoint: Path, shards: Path, tmp_path: Path) -> None:
             assert own[0] == pytest.approx(0, abs=1e-5) if kind == "distance" else own[1] <= 25 <= own[2]
 
 
-def test_videos_without_sound_are_measured_by_frames(checkpoint: Path, index: Index) -> None:
+def test_videos_without_sound_are_measured_by_frames_and_too_few_are_refused(checkpoint: Path, index: Index) -> None:
     mute = replace(index, mel_count=np.zeros_like(index.mel_count))
     found = measure(load_model(checkpoint), mute, "test", 6)
     assert {row["features"] for row in found} == {"video embeddings"} and len({row["factor"] for row in found}) == 6
-
-
-def test_too_few_videos_are_refused(checkpoint: Path, index: Index) -> None:
     with pytest.raises(UserError, match="--videos is 4; it must be 5 or more, at least one per fold"):
         Factors((checkpoint,), videos=4)
     test = index.split == "test"
-    short = replace(
-        index, frame_count=np.where(test, 20, index.frame_count), mel_count=np.where(test, 65, index.mel_count)
-    )
+    frames, rows = np.where(test, 20, index.frame_count), np.where(test, 65, index.mel_count)
+    short = replace(index, frame_count=frames, mel_count=rows)
     with pytest.raises(UserError, match="no factor can be measured .* set --split to a split with more videos"):
         measure(load_model(checkpoint), short, "test", 100)

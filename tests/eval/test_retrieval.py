@@ -40,10 +40,9 @@ def test_features_are_cached(index: Index, checkpoint: Path, tmp_path: Path, mon
     assert np.array_equal(again.maximum, more.maximum)
     path.write_bytes(path.read_bytes()[:-100])  # so all are computed again
     monkeypatch.setattr("gdt.eval.extract._GROUP", 2)
+    stopped = Mock(side_effect=[compute(np.array([3, 7])), KeyboardInterrupt])
     with pytest.raises(KeyboardInterrupt):  # the groups before are kept
-        extract.cached_features(
-            path, np.array([3, 7, 30]), Mock(side_effect=[compute(np.array([3, 7])), KeyboardInterrupt])
-        )
+        extract.cached_features(path, np.array([3, 7, 30]), stopped)
     kept = extract.read(path)
     assert kept is not None and kept.videos.tolist() == [3, 7] and kept.positions(np.array([7, 3])).tolist() == [1, 0]
     with pytest.raises(UserError, match="there are no features of 1 of the 2 videos; evaluate again"):

@@ -1,5 +1,6 @@
 """Evaluation of the audio network on sounds."""
 
+import itertools
 from dataclasses import replace
 from pathlib import Path
 
@@ -36,24 +37,18 @@ def sound_shards(sounds: Path) -> Path:
     return folder
 
 
-def test_esc50_by_all_protocols(checkpoint: Path, sound_shards: Path, tmp_path: Path) -> None:
+def test_esc50_by_all_protocols(on_shards: Downstream, sound_shards: Path, tmp_path: Path) -> None:
     """Five folds; the finetuned audio network loads, and the report shows sounds as spectrograms."""
-    settings = Downstream(
-        (checkpoint,), "esc50", sound_shards, ("finetune", "retrieval", "few-shot", "linear", "svm"),
-        clips=2, epochs=1, clips_per_epoch=8, modalities=("audio",), random_weights="exclude", jobs=1,
-        out=tmp_path / "eval",
-    )  # fmt: skip
+    protocols = ("finetune", "retrieval", "few-shot", "linear", "svm")
+    quick = replace(on_shards, clips=2, epochs=1, clips_per_epoch=8, modalities=("audio",), jobs=1)
+    settings = replace(quick, dataset="esc50", shards=sound_shards, protocols=protocols, out=tmp_path / "eval")
     table = downstream(settings)
     assert all(name in table for name in ("SVM top-1", "finetune top-1"))
     assert "CrissCross" not in table  # twenty sounds in the layout of ESC-50 are not ESC-50
     results = read(settings.out / RESULTS)
-    assert {(each.protocol, each.fold) for each in results} == {
-        (name, fold) for name in settings.protocols for fold in range(1, 6)
-    }
-    assert all(
-        metric.value == 100
-        for each in results if each.protocol in ("linear", "svm") for metric in each.metrics.values()
-    )  # fmt: skip
+    assert {(each.protocol, each.fold) for each in results} == {*itertools.product(protocols, range(1, 6))}
+    fitted = [metric for each in results if each.protocol in ("linear", "svm") for metric in each.metrics.values()]
+    assert all(metric.value == 100 for metric in fitted)
     finetuned = load_trained(next(tmp_path.rglob("finetuned.pt")))
     assert finetuned.model.modalities == ("audio",)
     page = Page(write_page(tmp_path))
@@ -79,7 +74,7 @@ def test_labels_that_are_not_in_both_parts_are_refused() -> None:
         mean_average_precision(Pooled(features[40:], np.full(40, "x"), features[:40], np.full(40, "x")), c=1.0)
 
 
-def test_copies_between_splits_are_told(checkpoint: Path, tmp_path: Path) -> None:
+def test_copies_between_splits_are_told(on_shards: Downstream, tmp_path: Path) -> None:
     """Of another name, by preprocessing and below every table; they count as they are."""
     for label, hertz in (("low", 300), ("high", 3000)):
         for split in ("train", "test"):
@@ -90,12 +85,8 @@ def test_copies_between_splits_are_told(checkpoint: Path, tmp_path: Path) -> Non
     summary = preprocess(Preprocess("folder", tmp_path / "sounds", tmp_path / "shards"))
     said = "4 of 6 test videos are also in train, as other files"
     assert f"warning: {said}" in describe(summary).splitlines()
-    table = downstream(
-        Downstream(
-            (checkpoint,), "sounds", tmp_path / "shards", ("retrieval", "knn"), clips=1, modalities=("audio",),
-            random_weights="exclude", out=tmp_path / "results",
-        )
-    )  # fmt: skip
+    asked = replace(on_shards, shards=tmp_path / "shards", protocols=("retrieval", "knn"), modalities=("audio",))
+    table = downstream(replace(asked, out=tmp_path / "results"))
     assert table.count(f"copies: {said}") == 1 and table.count("6 queries") == 2
 
 
