@@ -191,7 +191,6 @@ def test_bad_settings(tmp_path: Path, shards: Path, copy: Path, index: Index) ->
     annotate(copy, split=["train"] * len(index))
     for wrong, message in (
         ({"rows": ("L",)}, "unknown preset 'L'; did you mean 'l'"),
-        ({"rows": ("e,l",)}, "unknown preset 'e,l'"),
         ({"batch_size": 25}, "a batch takes 25 videos but only 24 can be used; set --batch-size to 24 or less"),
         ({"label": "colour"}, "unknown column 'colour'"),
         ({"label": "label", "protocols": ("cross-modal",)}, "--label has no effect on cross-modal"),

@@ -114,18 +114,12 @@ def trials(index: Index) -> Trials:
     return Trials(index, order, inputs_of(index, TINY.clip, TINY.augmentation), 5)
 
 
-def custom(tmp_path: Path) -> Trained:
-    path = tmp_path / "mine.py"
-    path.write_text(FREEZE)
-    factors = "video:d freeze:d:2 augmentation:i:2"
-    settings = replace(TINY, factors=factors, factors_from=path)
-    return Trained(GDT(settings.network, ["video"]).eval(), Record(settings, KINETICS, step=1))
-
-
 @pytest.mark.parametrize("network", ["video", "audio"])
 def test_only_the_factor_differs_between_its_values(trials: Trials, network: str, tmp_path: Path) -> None:
-    trained = custom(tmp_path)
-    every = known(trained, read_transformations(trained.settings.factors_from)[0])
+    (tmp_path / "mine.py").write_text(FREEZE)
+    settings = replace(TINY, factors="video:d freeze:d:2 augmentation:i:2", factors_from=tmp_path / "mine.py")
+    trained = Trained(GDT(settings.network, ["video"]).eval(), Record(settings, KINETICS, step=1))
+    every = known(trained, read_transformations(settings.factors_from)[0])
     assert [factor.name for factor in every] == [*TRANSFORMATIONS, "freeze"]
     for factor in every:
         if (trial := trials.trial(factor, network)) is None:
@@ -135,14 +129,11 @@ def test_only_the_factor_differs_between_its_values(trials: Trials, network: str
         videos = trial.leaves.video.reshape(n, -1)[:, 0]
         assert n == 5 and len(trial.leaves) == n * s * k and (np.diff(videos) > 0).all()
         values = trial.leaves.arrays() | {f"draws {name}": x for name, x in trial.leaves.draws.items()}
-        differ = {name.split()[0] for name, x in values.items() if differs(x.reshape(n, s, k, -1))}
+        by_value = {name: x.reshape(n, s, k, -1) for name, x in values.items()}
+        differ = {name.split()[0] for name, x in by_value.items() if (x != x[:, :, :1]).any()}
         assert differ == CHANGED[factor.name], factor.name
         assert trial.leaves.modalities == (network,)
         assert (trial.leaves.video.reshape(n, s * k) == videos[:, None]).all()
-
-
-def differs(values: np.ndarray) -> bool:
-    return bool((values != values[:, :, :1]).any())
 
 
 def test_clips_start_in_their_third_and_fit_the_video(trials: Trials) -> None:
