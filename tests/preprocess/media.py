@@ -16,7 +16,6 @@ import pytest
 from PIL import Image
 
 from gdt.common.folders import Folder
-from gdt.preprocess import ffmpeg
 from gdt.preprocess.decode import Extracted, extract_group
 from gdt.preprocess.ffmpeg import Extraction, Target
 from gdt.preprocess.plan import ShardTask
@@ -71,12 +70,6 @@ def clock(seconds: float, rate: int = 30, size: str = "64x64") -> str:
     return f"color=black:s={size}:r={rate}:d={seconds},format=yuv420p,geq=lum='20+50*T':cb=128:cr=128"
 
 
-def numbered(seconds: float, rate: int) -> str:
-    """A video of up to 2744 frames whose grey levels encode their numbers: see `shown_numbers`."""
-    digits = "24+16*if(lt(X,32),mod(N,14),if(lt(X,64),mod(floor(N/14),14),floor(N/196)))"
-    return f"color=black:s=96x32:r={rate}:d={seconds},format=yuv420p,geq=lum='{digits}':cb=128:cr=128"
-
-
 def tone(seconds: float = 2, hertz: int = 440) -> str:
     return f"sine={hertz}:d={seconds}:r=48000"
 
@@ -121,21 +114,6 @@ def shown_times(taken: Extracted) -> np.ndarray:
     return ((16 + frames(taken).mean((1, 2, 3)) * 219 / 255) - 20) / 50
 
 
-def shown_numbers(taken: Extracted) -> np.ndarray:
-    """The number in each frame of a `numbered` video."""
-    levels = frames(taken).mean((1, 3)).reshape(-1, 3, 32)[:, :, 8:24].mean(2)
-    numbers: np.ndarray = np.rint((16 + levels * 219 / 255 - 24) / 16).astype(int) @ [1, 14, 196]
-    return numbers
-
-
-def hertz_and_purity(taken: Extracted) -> tuple[float, float]:
-    """Strongest frequency of the sound, and its fraction of the power."""
-    wave = taken.waveform[:].astype(float)
-    power = np.abs(np.fft.rfft(wave * np.hanning(len(wave)), 1 << 18)) ** 2
-    peak, width = int(power.argmax()), int(8 * (1 << 18) / len(wave))
-    return peak * 24_000 / (1 << 18), power[max(0, peak - width) : peak + width].sum() / power.sum()
-
-
 FRAME = 1 / 30 + 1e-6
 
 
@@ -153,21 +131,6 @@ def assert_events(taken: Extracted, flashes: Sequence[float], clicks: Sequence[f
     expected = flash if clicks is None else clicks
     assert len(flash) == len(flashes) and np.abs(flash - flashes).max() < FRAME
     assert len(click) == len(expected) and np.abs(click - expected).max() < FRAME
-
-
-needs_tonemap = pytest.mark.skipif(
-    shutil.which("ffmpeg") is None or not ffmpeg.has_tonemap(), reason="this ffmpeg was built without zscale"
-)
-PQ_WHITE = 572
-"""10-bit code of 203 cd/m2 in SMPTE 2084, white paper in HDR; without tone mapping it becomes grey 148."""
-
-
-def hdr(path: Path, transfer: str, *tags: str) -> Path:
-    """A patch of white paper in HDR."""
-    return made(path, grey(PQ_WHITE, "yuv420p10le"), "", "-c:v", "libx264", "-color_trc", transfer, *tags)
-
-
-BT2020 = ("-color_primaries", "bt2020", "-colorspace", "bt2020nc")
 
 
 def shard(folder: Path, videos: list[ListedVideo], settings: Extraction) -> h5py.File:

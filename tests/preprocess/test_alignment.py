@@ -82,12 +82,6 @@ def muxed(path: Path, picture: Path, sound: str, *options: object) -> Path:
     return made(path, "", sound, "-i", picture, "-map", "1:v", "-map", "0:a", "-c:v", "copy", *options)
 
 
-def test_gaps_are_filled_in_stretches(tmp_path: Path) -> None:
-    path = made(tmp_path / "gaps.mp4", flashes(5.5), clicks(jumping((0.06,) * 5), 5.2))
-    taken = kept(ListedVideo("parts", path, stretches=((0.75, 1.75), (2.75, 3.75))), tmp_path)
-    assert_events(taken, [0.25, 1.25])
-
-
 def test_a_group_gives_the_same_bytes_as_single_files(
     tmp_path: Path, picture: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -94,10 +94,7 @@ def said_in_parts(source: Path, dataset: str) -> dict[str, list[tuple[int, float
 LISTS = {
     "kinetics": ("train.csv", "label,youtube_id,time_start,time_end,split\nride,{id},6,10,train\n"),
     "vggsound": ("vggsound.csv", "{id},6,ride,train\n"),
-    "audioset": (
-        "eval_segments.csv",
-        "# YTID, start_seconds, end_seconds, positive_labels\n{id}, 6.000, 10.000, /m/1\n",
-    ),
+    "audioset": ("eval_segments.csv", "# YTID, start, end, labels\n{id}, 6.000, 10.000, /m/1\n"),
 }
 NAMES = [
     ("kinetics", ""), ("kinetics", "_000006_000010"), ("vggsound", ""), ("vggsound", "_000006"),

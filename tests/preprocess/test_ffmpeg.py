@@ -1,6 +1,7 @@
 """One pass of ffmpeg over real and generated files: picture, sound, clock, parts and silence."""
 
 import re
+import shutil
 import struct
 import subprocess
 from pathlib import Path
@@ -9,30 +10,25 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gdt.preprocess import ffmpeg
 from gdt.preprocess.decode import Extracted
 from gdt.preprocess.ffmpeg import Extraction
 from gdt.preprocess.videos import ListedVideo
 from tests.conftest import few
 from tests.preprocess.intact import rejected_of
 from tests.preprocess.media import (
-    BT2020,
     assert_events,
     clock,
     encode,
     frames,
     grey,
-    hdr,
-    hertz_and_purity,
     kept,
     made,
-    needs_tonemap,
-    numbered,
     pair,
     reason,
     seconds,
     several,
     shard,
-    shown_numbers,
     shown_times,
     tone,
 )
@@ -51,6 +47,19 @@ def test_faults_of_real_clips_are_noted(real: Path, tmp_path: Path, name: str, w
 
 
 # ------------------------------------------------------------------------------------------------------------- picture
+
+
+def numbered(seconds: float, rate: int) -> str:
+    """A video of up to 2744 frames whose grey levels encode their numbers: see `shown_numbers`."""
+    digits = "24+16*if(lt(X,32),mod(N,14),if(lt(X,64),mod(floor(N/14),14),floor(N/196)))"
+    return f"color=black:s=96x32:r={rate}:d={seconds},format=yuv420p,geq=lum='{digits}':cb=128:cr=128"
+
+
+def shown_numbers(taken: Extracted) -> np.ndarray:
+    """The number in each frame of a `numbered` video."""
+    levels = frames(taken).mean((1, 3)).reshape(-1, 3, 32)[:, :, 8:24].mean(2)
+    numbers: np.ndarray = np.rint((16 + levels * 219 / 255 - 24) / 16).astype(int) @ [1, 14, 196]
+    return numbers
 
 
 def assert_on_time(path: Path, taken: Extracted, late: float) -> str:
@@ -166,6 +175,19 @@ def test_colours_do_not_depend_on_the_matrix(tmp_path: Path, matrix: str) -> Non
     assert np.abs(frames(kept(path, tmp_path)).mean((0, 1, 2)) - [0xD0, 0x20, 0x40]).max() <= 6
 
 
+needs_tonemap = pytest.mark.skipif(not (shutil.which("ffmpeg") and ffmpeg.has_tonemap()), reason="it has no zscale")
+PQ_WHITE = 572
+"""10-bit code of 203 cd/m2 in SMPTE 2084, white paper in HDR; without tone mapping it becomes grey 148."""
+
+
+def hdr(path: Path, transfer: str, *tags: str) -> Path:
+    """A patch of white paper in HDR."""
+    return made(path, grey(PQ_WHITE, "yuv420p10le"), "", "-c:v", "libx264", "-color_trc", transfer, *tags)
+
+
+BT2020 = ("-color_primaries", "bt2020", "-colorspace", "bt2020nc")
+
+
 @needs_tonemap
 def test_hdr_is_tone_mapped(tmp_path: Path) -> None:
     taken = kept(hdr(tmp_path / "pq.mkv", "smpte2084", *BT2020), tmp_path)
@@ -205,6 +227,14 @@ def test_interlaced_video_is_deinterlaced(tmp_path: Path, first: str, codec: str
     assert abs(len(taken.sizes) - 45) <= 1
     assert combing(kept(unmarked, tmp_path)) > 0.5  # the bar is combed without deinterlacing
     assert combing(taken) < combing(kept(unmarked, tmp_path)) / 10
+
+
+def hertz_and_purity(taken: Extracted) -> tuple[float, float]:
+    """Strongest frequency of the sound, and its fraction of the power."""
+    wave = taken.waveform[:].astype(float)
+    power = np.abs(np.fft.rfft(wave * np.hanning(len(wave)), 1 << 18)) ** 2
+    peak, width = int(power.argmax()), int(8 * (1 << 18) / len(wave))
+    return peak * 24_000 / (1 << 18), power[max(0, peak - width) : peak + width].sum() / power.sum()
 
 
 def streams_of(note: str) -> list[int]:

@@ -110,12 +110,8 @@ def test_content_hash_depends_on_what_determines_the_bytes() -> None:
         assert content(replace(base, **change)) == same  # labels are in the index
     official = content(replace(base, folds=("train",)))
     assert content(replace(base, folds=("test",))) == official
-    changes = [
-        {"segment": (0.0, 1.0)},
-        {"stretches": ((0.0, 1.0),)},
-        {"words": TimedWords([1], [0.0], [1.0])},
-        {"size": 6},
-    ]
+    words = TimedWords([1], [0.0], [1.0])
+    changes = [{"segment": (0.0, 1.0)}, {"stretches": ((0.0, 1.0),)}, {"words": words}, {"size": 6}]
     contents = [content(replace(base, **change)) for change in changes]
     contents += [content(base, vocabulary="another"), official]  # official folds keep videos shorter than a second
     assert len({same, *contents}) == 7

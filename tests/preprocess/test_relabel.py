@@ -101,12 +101,11 @@ def test_moving_videos_to_test_decodes_nothing(pets: Preprocess, tmp_path: Path)
     assert path.is_symlink() and verify(Verify(shards=pets.shard_folder.root)) == {}
     again(pets)
     move(pets, "test/dogs/2.mp4", to="train")
-    (pets.source_folder.root / "test/cats").rename(
-        pets.source_folder.root / "test/tigers"
-    )  # another class means another id
+    cats, tigers = (pets.source_folder.root / "test" / name for name in ("cats", "tigers"))
+    cats.rename(tigers)  # another class means another id
     with pytest.raises(UserError, match=r"hold 1 video no longer in .* \(first: 'cats/0.mp4'\)"):
         run(pets)
-    (pets.source_folder.root / "test/tigers").rename(pets.source_folder.root / "test/cats")
+    tigers.rename(cats)
     move(pets, "test/cats/0.mp4", *(f"train/{name}" for name in NAMES[1:]), to=".")
     assert decoded(run(pets)) == 0
     assert shards(pets) == before and (pets.shard_folder.root / "index.h5").read_bytes() == index
