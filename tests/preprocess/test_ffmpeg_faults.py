@@ -15,7 +15,7 @@ import pytest
 
 from gdt.common.errors import UserError
 from gdt.preprocess import process
-from gdt.preprocess.decode import Extracted, Unread, groups, pixel_sums
+from gdt.preprocess.decode import Extracted, Unread, pixel_sums
 from gdt.preprocess.ffmpeg import Extraction
 from gdt.preprocess.process import Failed, Limits, Rejected
 from gdt.preprocess.videos import ListedVideo
@@ -301,16 +301,3 @@ def test_pixel_sums_are_exact(synthetic: Path, tmp_path: Path) -> None:
     expected = np.stack([np.full(3, len(chosen)), chosen.sum(0), (chosen**2).sum(0)], 1)
     sums = pixel_sums(taken.jpeg, taken.sizes, 30)
     assert sums.dtype == np.int64 and np.array_equal(sums, expected)
-
-
-def test_groups_are_limited_in_number_bytes_and_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    small, large = tmp_path / "small", tmp_path / "large"
-    small.write_bytes(b"x" * 1000)
-    large.write_bytes(b"x" * (9 << 20))
-    videos = [ListedVideo(str(k), path) for k, path in enumerate([small] * 36 + [large, large, small])]
-    divided = list(groups(videos, [video.path for video in videos]))
-    assert [len(group) for group in divided] == [16, 16, 4, 1, 1, 1]
-    assert [video for group in divided for video, _ in group] == videos
-    clock = iter([0, 5, 5, 10, 10, 12, 12, 13])  # before and after each group
-    monkeypatch.setattr("time.monotonic", lambda: next(clock, 99))
-    assert [len(group) for group in groups(videos[:36], [small] * 36)] == [16, 8, 4, 4, 4]

@@ -28,24 +28,24 @@ def clips(synthetic: Path) -> list[Path]:
     return list(by_size.values())
 
 
+def of(root: Path) -> Preprocess:
+    return Preprocess("folder", root / "videos", root / "shards", videos_per_shard=2, workers=1)
+
+
 @pytest.fixture(scope="module")
 def made(clips: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Six videos of two classes, in `videos`."""
+    """Six videos of two classes, and their three shards."""
     root = tmp_path_factory.mktemp("made")
     for name, clip in zip(NAMES, clips, strict=False):
         (root / "videos" / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(clip, root / "videos" / name)
+    run(of(root))
     return root
 
 
 @pytest.fixture
 def pets(made: Path, tmp_path: Path) -> Preprocess:
-    """A copy of the six videos and of their three shards."""
-    settings = Preprocess("folder", made / "videos", made / "shards", videos_per_shard=2, workers=1)
-    if not (made / "shards").is_dir():
-        run(settings)
-    shutil.copytree(made, tmp_path / "pets")
-    return replace(settings, source=tmp_path / "pets" / "videos", destination=tmp_path / "pets" / "shards")
+    return of(shutil.copytree(made, tmp_path / "pets"))
 
 
 def shards(settings: Preprocess) -> dict[str, tuple[bytes, int]]:
