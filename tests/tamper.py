@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import h5py
 import numpy as np
@@ -88,6 +89,14 @@ def small_disk(folder: Path, size: str) -> Iterator[Path]:
         yield folder
     finally:
         subprocess.run(["umount", "-l", folder], check=True)
+
+
+@contextlib.contextmanager
+def interrupted(name: str) -> Iterator[None]:
+    """A block that is interrupted where it calls this function."""
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(name, Mock(side_effect=KeyboardInterrupt))
+        yield
 
 
 def flip(path: Path, place: int, bit: int = 0) -> None:

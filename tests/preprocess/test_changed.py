@@ -5,6 +5,7 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -17,6 +18,7 @@ from gdt.preprocess.settings import Preprocess
 from gdt.preprocess.stage import run
 from tests.preprocess.test_stage import digests
 from tests.sounds import tone
+from tests.tamper import interrupted
 
 LOW, HIGH = 300, 3000
 NAMES = [f"{kind}/{k}.wav" for kind in "ab" for k in range(2)]
@@ -51,10 +53,7 @@ def swap(settings: Preprocess) -> None:
 
 
 SWAPPED = {NAMES[0], NAMES[3]}
-
-
-def never(*arguments: object) -> Any:
-    raise AssertionError("a file was read")
+NEVER = Mock(side_effect=AssertionError("a file was read"))
 
 
 def test_a_file_replaced_by_one_of_the_same_size_and_time_is_decoded_again(sounds: Preprocess) -> None:
@@ -95,35 +94,27 @@ def test_a_touched_or_copied_tree_is_compared_once_if_it_can_be_read_and_not_dec
             run(settings)
     for _ in range(2):
         assert run(settings).shards_made == 0 and digests(sounds.shard_folder.root) == before
-        monkeypatch.setattr(checks, "hash_of", never)  # the second time
+        monkeypatch.setattr(checks, "hash_of", NEVER)  # the second time
     other = replace(sounds, source=copy, destination=sounds.shard_folder.root.with_name("other"))
     run(other)
     assert digests(other.shard_folder.root) == before
 
 
 @pytest.mark.parametrize("moment", ["_make_shards", "finish"])
-def test_an_interrupted_run_forgets_no_change(sounds: Preprocess, monkeypatch: pytest.MonkeyPatch, moment: str) -> None:
+def test_an_interrupted_run_forgets_no_change(sounds: Preprocess, moment: str) -> None:
     run(sounds)
     swap(sounds)
-    with monkeypatch.context() as patch:
-        patch.setattr(stage, moment, interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            run(sounds)
+    with interrupted(f"gdt.preprocess.stage.{moment}"):
+        run(sounds)
     run(sounds)
     assert high(sounds) == SWAPPED
 
 
-def interrupt(*arguments: object) -> None:
-    raise KeyboardInterrupt
-
-
 def test_shards_of_an_interrupted_run_are_not_compared(sounds: Preprocess, monkeypatch: pytest.MonkeyPatch) -> None:
-    with monkeypatch.context() as patch:
-        patch.setattr(stage, "finish", interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            run(sounds)
+    with interrupted("gdt.preprocess.stage.finish"):
+        run(sounds)
     (sounds.shard_folder.root / "shard-000001.h5").unlink()
-    monkeypatch.setattr(checks, "hash_of", never)
+    monkeypatch.setattr(checks, "hash_of", NEVER)
     assert run(sounds).shards_made == 1
 
 

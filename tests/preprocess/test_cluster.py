@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
@@ -94,11 +95,7 @@ def test_the_error_of_a_worker_names_its_host(videos: Path, tmp_path: Path, monk
     monkeypatch.setattr(socket, "gethostname", lambda: "node17")
     for error, said in ((UserError("no ffmpeg"), "no ffmpeg"), (OSError(errno.EIO, "no disk"), "cannot write"),
                         (OSError(errno.ENOSPC, "full"), "no space left on the disk of")):  # fmt: skip
-
-        def fail(*_: object, error: Exception = error) -> None:
-            raise error
-
-        monkeypatch.setattr(worker_module, "require_tools", fail)
+        monkeypatch.setattr(worker_module, "require_tools", Mock(side_effect=error))
         with pytest.raises(UserError, match=f"^node17: {said}"):
             preprocess(Preprocess("folder", videos, tmp_path / "shards"))
 

@@ -18,10 +18,6 @@ def videos(root: Path) -> dict[str, ListedVideo]:
     return {video.id: video for video in listed}
 
 
-def paths(root: Path) -> dict[str, str]:
-    return {name: str(video.path) for name, video in videos(root).items()}
-
-
 def write(root: Path, text: str | bytes) -> None:
     (root / "labels.csv").write_bytes(text if isinstance(text, bytes) else text.encode())
 
@@ -34,9 +30,9 @@ def test_videos_with_the_same_name_in_several_splits_keep_their_whole_paths(tmp_
     twins = ["train/cats/1.mp4", "test/cats/1.mp4", "3.mp4", "valid/3.mp4", "Test/3.mp4"]
     touch(tmp_path, *alone, *twins)
     expected = {name: name for name in twins} | {name.partition("/")[2]: name for name in alone}
-    assert paths(tmp_path) == expected
+    assert {name: str(video.path) for name, video in videos(tmp_path).items()} == expected
     (tmp_path / "test/cats/1.mp4").unlink()
-    assert paths(tmp_path)["cats/1.mp4"] == "train/cats/1.mp4"
+    assert str(videos(tmp_path)["cats/1.mp4"].path) == "train/cats/1.mp4"
 
 
 # labels.csv

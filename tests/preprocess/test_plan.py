@@ -28,9 +28,8 @@ def cut(root: Path, names: list[str], shard_bytes: float = 1e6) -> dict[int, lis
 def test_split_depends_on_the_id_only() -> None:
     def splits(count: int, val: float, test: float) -> dict[str, str]:
         items = (ListedVideo(f"v{k}", HERE / f"{k}.mp4", split="val" if k % 10 == 0 else "") for k in range(count))
-        return {
-            id: video.split for id, video in collect(items, SourceFiles(Folder(HERE)), Shares(val, test)).videos.items()
-        }
+        found = collect(items, SourceFiles(Folder(HERE)), Shares(val, test)).videos
+        return {id: video.split for id, video in found.items()}
 
     def moved(before: dict[str, str], after: dict[str, str]) -> set[tuple[str, str]]:
         return {(before[name], after[name]) for name in before if before[name] != after[name]}

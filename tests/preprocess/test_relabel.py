@@ -17,6 +17,7 @@ from gdt.preprocess.settings import Preprocess, Verify
 from gdt.preprocess.stage import dry_run, run
 from gdt.preprocess.summary import Summary, describe
 from gdt.preprocess.verify import verify
+from tests.tamper import interrupted
 
 NAMES = [f"{kind}/{k}.mp4" for kind in ("cats", "dogs") for k in range(3)]
 
@@ -156,19 +157,11 @@ def test_lost_or_damaged_index_is_rebuilt_with_current_labels(pets: Preprocess) 
     "moment", ["pipeline.shards.container.writing", "common.files.os.fsync", "pipeline.shards.rejected.write_lines",
                "preprocess.finish.summarise", "preprocess.job.PreprocessJob.pending"],
 )  # fmt: skip
-def test_interrupted_relabelling_is_completed_by_the_next_run(
-    pets: Preprocess, monkeypatch: pytest.MonkeyPatch, moment: str
-) -> None:
+def test_interrupted_relabelling_is_completed_by_the_next_run(pets: Preprocess, moment: str) -> None:
     before = shards(pets)
     move(pets, "cats/0.mp4", to="test")
-
-    def stopped(*arguments: object, **options: object) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(f"gdt.{moment}", stopped)
-        with pytest.raises(KeyboardInterrupt):
-            run(pets)
+    with interrupted(f"gdt.{moment}"):
+        run(pets)
     assert len(Index.open(pets.shard_folder.root)) == 6  # the old or the new one
     assert decoded(run(pets)) == 0
     assert shards(pets) == before and table(pets) == EVERY | {"cats/0.mp4": ("cats", "test")}
@@ -219,13 +212,11 @@ def test_shares_become_splits_are_remembered_and_apply_to_added_videos(pets: Pre
     assert {name: split for name, (_, split) in table(pets).items()} == by_shares(val, test) and len(table(pets)) == 14
     assert {name: shards(pets)[name] for name in before} == before
     again(pets)
-    given = {name: "train" for name in table(pets) if "new" not in name}
     labels = pets.source_folder.root / "labels.csv"
-    labels.write_text("id,split\n" + "".join(f"{name},{split}\n" for name, split in given.items()))
+    labels.write_text("id,split\n" + "".join(f"{name},train\n" for name in NAMES))
     assert decoded(run(replace(pets, test=0.89))) == 0
     assert {table(pets)[name][1] for name in NAMES} == {"train"}  # a split of the source stays
-    given |= {name: "val" for name in table(pets) if "new" in name}
-    labels.write_text("id,split\n" + "".join(f"{name},{split}\n" for name, split in given.items()))
+    labels.write_text("id,split\n" + "".join(f"{name},val\n" for name in table(pets)))
     for doing in (run, dry_run):
         with pytest.raises(UserError, match="every video in .*/videos already has a split"):
             doing(replace(pets, test=0.2))

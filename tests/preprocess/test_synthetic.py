@@ -18,6 +18,7 @@ from gdt.preprocess.synthetic.actions import ACTIONS
 from gdt.preprocess.synthetic.files import GROUP, MARKER, command, generate
 from gdt.preprocess.synthetic.moments import FPS, SIZE, SPLITS, Scene, Synthetic
 from gdt.preprocess.synthetic.scenes import SOUND_RATE
+from tests.tamper import interrupted
 
 # More videos than one ffmpeg process takes, so that two workers share them.
 SMALL = Synthetic(train=8, val=1, test=1, classes=3, seconds=1.0)
@@ -57,22 +58,16 @@ def test_layout_and_captions(made: Path) -> None:
     assert sorted(captions) == sorted(path.stem for path in made.rglob("*.mp4"))
 
 
-def test_a_set_appears_whole_or_not_at_all_and_is_then_left_alone(
-    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_set_appears_whole_or_not_at_all_and_is_then_left_alone(made: Path, tmp_path: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in made.rglob("*")}
     generate(made, SMALL)
     assert {path: path.stat().st_mtime_ns for path in made.rglob("*")} == before
     with pytest.raises(UserError, match="synthetic.json is a file; set --destination to a new folder"):
         generate(made / "synthetic.json", SMALL)
 
-    def stopped(*arguments: object) -> None:
-        raise KeyboardInterrupt
-
     with locked(tmp_path / "set.partial"), pytest.raises(UserError, match="another run is writing to .*set.partial"):
         generate(tmp_path / "set", SMALL, workers=1)
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr("gdt.preprocess.synthetic.files._describe", stopped)
+    with interrupted("gdt.preprocess.synthetic.files._describe"):
         generate(tmp_path / "set", replace(SMALL, train=1), workers=1)
     assert not (tmp_path / "set").exists()
     generate(tmp_path / "set", replace(SMALL, train=1), workers=1)

@@ -4,6 +4,7 @@ import errno
 import os
 import random
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -79,11 +80,8 @@ def test_an_unfinished_data_set_is_checked(command: Run, copy: Path) -> None:
 def test_unreadable_shards_are_never_removed(
     copy: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def fail(path: Path) -> None:
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
-
     before = names(copy)
-    monkeypatch.setattr(module.container, "check_shard", fail)
+    monkeypatch.setattr(module.container, "check_shard", Mock(side_effect=OSError(errno.EIO, os.strerror(errno.EIO))))
     with pytest.raises(UserError, match=r"^something is wrong with 3 files in .*; the same preproc"):
         module.command(Verify(shards=copy, remove=True))
     assert "shard-000002.h5: Input/output error" in capsys.readouterr().err

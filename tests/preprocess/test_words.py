@@ -56,13 +56,12 @@ def test_words_are_letters_digits_and_inner_apostrophes(word2vec: Path) -> None:
 
 def test_a_caption_gives_its_words_equal_shares_of_its_time(word2vec: Path) -> None:
     vocabulary = Vocabulary.load(word2vec)
-    words = vocabulary.words(
-        [Caption(10, 14, "stir the xyzzy well"), Caption(11.5, 12.5, "Paris 2"), Caption(3, 3, "café")]
+    captions = [Caption(10, 14, "stir the xyzzy well"), Caption(11.5, 12.5, "Paris 2"), Caption(3, 3, "café")]
+    assert vocabulary.words(captions) == TimedWords(
+        token=[3, 0, 5, 6], start=[3.0, 10.0, 11.5, 12.0], end=[3.0, 11.0, 12.0, 12.5]
     )
-    assert words == TimedWords(token=[3, 0, 5, 6], start=[3.0, 10.0, 11.5, 12.0], end=[3.0, 11.0, 12.0, 12.5])
-    assert vocabulary.words([Caption(-3, 1, "stir stir stir stir")]) == TimedWords(
-        [0] * 4, [0.0] * 4, [0.0, 0.0, 0.0, 1.0]
-    )
+    four = TimedWords([0] * 4, [0.0] * 4, [0.0, 0.0, 0.0, 1.0])
+    assert vocabulary.words([Caption(-3, 1, "stir stir stir stir")]) == four
     assert vocabulary.words([]) == TimedWords([], [], [])
 
 
@@ -73,7 +72,6 @@ def test_a_caption_gives_its_words_equal_shares_of_its_time(word2vec: Path) -> N
         ("a.kv", pickle.dumps([1]), "a.kv cannot be read as a text word2vec file"),  # it is not unpickled
         ("a.bin", pickle.dumps([1]), "a.bin cannot be read as a binary word2vec file"),
         ("a.txt", b"", "a.txt cannot be read as a text word2vec file .*; binary files, .*, must end in .bin"),
-        ("a.txt", b"1 3\na 1 2 x\n", "cannot be read as a text"),
         ("a.bin", b"2 3\nabc", "a.bin cannot be read as a binary word2vec file .*unexpected end of input"),
         ("a.bin.gz", gzip.compress(bytes(range(256)) * 99)[:-50], "cannot be read as a binary"),
     ],
