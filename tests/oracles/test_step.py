@@ -13,7 +13,6 @@ from gdt.train.models.gdt import GDT
 from gdt.train.step import Gradient, seed_torch
 from tests.golden import subject
 from tests.oracles import library
-from tests.train.drawn import draw
 from tests.train.test_step import first_batch
 
 pytestmark = pytest.mark.oracles
@@ -25,10 +24,10 @@ def gradients(model: GDT) -> Tensor:
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
-def test_cached_gradients_equal_plain_autograd(tmp_path: Path, dropout: float) -> None:
+def test_cached_gradients_equal_plain_autograd(drawn: tuple[Path, Path], dropout: float) -> None:
     """Row a, groups of 3 clips, float64: the loss to 1e-9 relative, the gradient to 1e-8 of its length."""
     loss = library("pytorch_metric_learning.losses").NTXentLoss()
-    run = subject.in_float64("a", *draw(tmp_path, 12), group_size=3)
+    run = subject.in_float64("a", *drawn, group_size=3)
     loss.temperature = run.temperature
     network = replace(run.network, dropout=dropout)
     batch = first_batch(run)
