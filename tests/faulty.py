@@ -1,8 +1,8 @@
-"""Servers on this machine: a local S3 (moto's) behind a proxy that counts requests and can fail as networks do."""
+"""Servers on this machine: any, and a local S3 (moto's) that counts requests and can fail in the ways of networks."""
 
 import contextlib
-import http.client
 import logging
+import os
 import random
 import re
 import socket
@@ -10,7 +10,7 @@ import struct
 import threading
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -18,14 +18,27 @@ import pytest
 
 from gdt.common import retries
 
+REFUSALS = {"unavailable": (503, "SlowDown"), "forbidden": (403, "AccessDenied")}
 FAULTS = ("unavailable", "reset", "cut", "wrong bytes", "slow")
 
 
-class Store:
-    """The proxy's state: what it saw, and what it is to do."""
+@contextlib.contextmanager
+def serving(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
+    """The address of a server that logs nothing."""
+    quiet = type("Quiet", (handler,), {"log_message": lambda *_: None})
+    with ThreadingHTTPServer(("127.0.0.1", 0), quiet) as http:
+        threading.Thread(target=http.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{http.server_port}"
+        http.shutdown()
 
-    def __init__(self, port: int) -> None:
-        self.moto = port
+
+class Store:
+    """A store as a WSGI application: what it saw, and what it is to do."""
+
+    def __init__(self, server: Any) -> None:
+        """Takes the place of the application of a server."""
+        self.app, server.app = server.app, self
+        self.address = f"http://127.0.0.1:{server.port}"
         self.seen: list[tuple[str, str, int]] = []
         """Method, path and status of requests."""
         self.faults: list[tuple[str, str, int]] = []
@@ -42,7 +55,7 @@ class Store:
         self.over.set()
         self.over = threading.Event()
         self.faults.clear()
-        urllib.request.urlopen(f"http://127.0.0.1:{self.moto}/moto-api/reset", b"")
+        urllib.request.urlopen(f"{self.address}/moto-api/reset", b"")
         type(self.files).clear_instance_cache()
         self.files.mkdir("bucket")
         self.seen.clear()
@@ -67,87 +80,55 @@ class Store:
         seen = [(how, path) for how, path, status in self.seen if status < 300]
         return [path for how, path in seen if how == method and re.search(pattern, path)]
 
+    def __call__(self, environ: dict[str, Any], start_response: Callable[..., object]) -> Iterable[bytes]:
+        """Answer a request."""
+        from werkzeug import Response
+        from werkzeug.wsgi import ClosingIterator
 
-@contextlib.contextmanager
-def serving(handler: type[BaseHTTPRequestHandler], **attributes: object) -> Iterator[str]:
-    """The address of a server that logs nothing, whose handlers have some attributes."""
-    quiet = type("Quiet", (handler,), attributes | {"log_message": lambda *_: None})
-    with ThreadingHTTPServer(("127.0.0.1", 0), quiet) as http:
-        threading.Thread(target=http.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{http.server_port}"
-        http.shutdown()
-
-
-class Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    store: Store
-
-    def handle_any(self) -> None:
-        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        fault = self.store.take(f"{self.command} {self.path}")
+        method, path = environ["REQUEST_METHOD"], environ["REQUEST_URI"]
+        fault = self.take(f"{method} {path}")
         if fault == "no answer":
-            self.store.over.wait()
-            return
-        if fault in ("unavailable", "forbidden"):
-            status, code = (503, "SlowDown") if fault == "unavailable" else (403, "AccessDenied")
-            text = f"<?xml version='1.0'?><Error><Code>{code}</Code><Message>no</Message></Error>".encode()
-            self.answer(status, {"Content-Type": "application/xml"}, b"" if self.command == "HEAD" else text)
-            return
-        backend = http.client.HTTPConnection("127.0.0.1", self.store.moto)
-        headers = {name: value for name, value in self.headers.items() if name.lower() != "expect"}
-        backend.request(self.command, self.path, body, headers)
-        response = backend.getresponse()
-        data = response.read()
-        hop = ("connection", "transfer-encoding")
-        kept = {name: value for name, value in response.getheaders() if name.lower() not in hop}
+            self.over.wait()
+            raise ConnectionError
+        if fault in REFUSALS:
+            status, code = REFUSALS[fault]
+            error = f"<?xml version='1.0'?><Error><Code>{code}</Code><Message>no</Message></Error>"
+            response = Response(error, status, content_type="application/xml")
+        else:
+            response = Response.from_app(self.app, environ)
+        with self.lock:
+            self.seen.append((method, path, response.status_code))
+        data = b"" if method == "HEAD" else response.get_data()
         if fault == "wrong bytes" and data:
             at = random.randrange(len(data))  # the same twice would be a damaged object
             data = data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
         if fault == "slow":
             time.sleep(1.0)
-        if fault in ("reset", "cut"):
-            self.answer(response.status, kept, data, sent=len(data) // 2)
-            if fault == "reset":
-                self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            self.close_connection = True
-            return
-        self.answer(response.status, kept, data)
-
-    do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = handle_any  # noqa: N815
-
-    def answer(self, status: int, headers: dict[str, str], data: bytes, sent: int | None = None) -> None:
-        with self.store.lock:
-            self.store.seen.append((self.command, self.path, status))
-        self.send_response_only(status)
-        for name, value in headers.items():
-            if name.lower() != "content-length":
-                self.send_header(name, value)
-        length = headers.get("Content-Length", "0") if self.command == "HEAD" else str(len(data))
-        self.send_header("Content-Length", length)
-        self.end_headers()
-        with contextlib.suppress(OSError):
-            self.wfile.write(data if sent is None else data[:sent])
-            self.wfile.flush()
+        start_response(response.status, response.headers.to_wsgi_list())
+        if fault == "reset":
+            connection = environ["werkzeug.socket"]
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            return ClosingIterator([data[: len(data) // 2]], lambda: os.close(connection.detach()))
+        return [data[: len(data) // 2] if fault == "cut" else data]
 
 
 @contextlib.contextmanager
 def serve() -> Iterator[Store]:
     """A store, as what AWS's own settings name."""
-    server_of = pytest.importorskip("moto.server").ThreadedMotoServer
+    moto = pytest.importorskip("moto.server").ThreadedMotoServer("127.0.0.1", 0, verbose=False)
     s3fs = pytest.importorskip("s3fs")
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
-    moto = server_of(ip_address="127.0.0.1", port=0, verbose=False)
     moto.start()
-    state = Store(moto.get_host_and_port()[1])
-    with serving(Handler, store=state) as address, pytest.MonkeyPatch.context() as patch:
+    store = Store(moto._server)
+    with pytest.MonkeyPatch.context() as patch:
         for name, value in {
-            "AWS_ENDPOINT_URL": address, "AWS_ACCESS_KEY_ID": "somebody",
+            "AWS_ENDPOINT_URL": store.address, "AWS_ACCESS_KEY_ID": "somebody",
             "AWS_SECRET_ACCESS_KEY": "very-secret", "AWS_DEFAULT_REGION": "us-east-1",
             "AWS_MAX_ATTEMPTS": "1",
         }.items():  # fmt: skip
             patch.setenv(name, value)
         patch.setattr(retries, "PAUSES", [0.05] * 4)
         patch.setattr(s3fs.S3FileSystem, "retries", 1)  # its own pauses are longer
-        yield state
-        state.over.set()
+        yield store
+    store.over.set()
     moto.stop()
