@@ -20,7 +20,7 @@ def stretches(captions: Iterable[Caption], gap: float = 2.0) -> tuple[tuple[floa
     multiples of 0.1 s, which are whole numbers of log-mel frames (10) and of video frames (3 at 30 fps; fps must be a
     multiple of 10), so that cuts keep video and audio aligned.
     """
-    # integer tenths of a second; rounded first, since 0.7 * 10 is a little more than 7
+    # integer tenths of a second; rounded first, since 10 * (1.1 - 0.2) is a little more than 9
     covered = [
         (max(0, math.floor(round(start * 10, 6))), max(0, math.ceil(round(end * 10, 6)))) for start, end, _ in captions
     ]

@@ -51,9 +51,8 @@ def pets(made: Path, tmp_path: Path) -> Preprocess:
 
 def shards(settings: Preprocess) -> dict[str, tuple[bytes, int]]:
     """Bytes and modification time of every shard."""
-    return {
-        path.name: (path.read_bytes(), path.stat().st_mtime_ns) for path in settings.shard_folder.root.glob("shard-*")
-    }
+    paths = settings.shard_folder.root.glob("shard-*")
+    return {path.name: (path.read_bytes(), path.stat().st_mtime_ns) for path in paths}
 
 
 def move(settings: Preprocess, *names: str, to: str) -> None:

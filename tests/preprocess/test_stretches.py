@@ -48,7 +48,10 @@ def test_stretches_equal_a_slow_oracle(monkeypatch: pytest.MonkeyPatch, seed: in
     rng = random.Random(seed)
     for _ in range(20):
         starts = [rng.randrange(8000) for _ in range(rng.randrange(9))]
-        captions = captions_at(*((start / 100, (start + rng.randint(1, 600)) / 100) for start in starts))
+        ends = [start + rng.randint(1, 600) for start in starts]
+        # differences, as of times that were shifted, may be a little off
+        times = ([time / 100 - 0.3 for time in (start + 30, end + 30)] for start, end in zip(starts, ends, strict=True))
+        captions = captions_at(*times)
         gap, least = rng.choice([(20, 40), (1, 30), (35, 10)])
         monkeypatch.setattr("gdt.preprocess.captions.stretches._SHORTEST", least)
         found = stretches(captions, gap / 10)
@@ -86,9 +89,8 @@ def slow_retime(words: TimedWords, stretches: list[tuple[float, float]]) -> Time
 def test_retimed_words_equal_a_slow_oracle(seed: int) -> None:
     rng = random.Random(seed)
     starts = sorted(rng.choice([rng.uniform(0, 100), float(rng.randrange(100))]) for _ in range(100))
-    words = TimedWords(
-        list(range(100)), starts, [start + rng.choice([0.0, 1.0, rng.expovariate(0.3)]) for start in starts]
-    )
+    ends = [start + rng.choice([0.0, 1.0, rng.expovariate(0.3)]) for start in starts]
+    words = TimedWords(list(range(100)), starts, ends)
     edges = sorted(rng.sample(range(100), 2 * rng.randrange(1, 8)))
     kept = [(float(start), float(end)) for start, end in zip(edges[::2], edges[1::2], strict=True)]
     found, expected = retime(words, kept), slow_retime(words, kept)
