@@ -81,11 +81,9 @@ def test_what_downloaders_and_whisper_put_beside_captions(tmp_path: Path) -> Non
 def test_subtitles_as_they_are_written(tmp_path: Path, encoding: str, newline: str) -> None:
     """Encodings, blank lines, tags, and a number as the text."""
     srt = "\n1\n00:00:01,500 --> 00:00:02,000\n<font color='red'>Caf\u00e9</font> {\\an8}olé\n\n\n"
-    srt += (
-        "2\n00:00:03,000 --> 00:00:04,000 X1:1\n2001\n \n\n3\n01:00:05,000 --> 01:00:06,000\n{\\i1}a < b, c > d{\\i0}"
-    )
+    srt += "2\n00:00:03,000 --> 00:00:04,000 X1:1\n2001\n \n\n"
+    srt += "3\n01:00:05,000 --> 01:00:06,000\n{\\i1}a < b, c > d{\\i0}\nso 1 --> 2\n"
     vtt = "WEBVTT - x\n\nSTYLE\n::cue {}\n\nNOTE\nno caption\n\nname\n01:01.500 --> 01:02.000 line:0\n<v Ann>Yes</v>\n"
-    srt += "\nso 1 --> 2\n"
     for name, text in (("a.srt", srt), ("b.VTT", vtt), ("c.srt", ""), ("d.vtt", "WEBVTT\n")):
         write(tmp_path / "captions" / name, text.replace("\n", newline).encode(encoding))
     captions = find(tmp_path)
