@@ -1,6 +1,7 @@
 """Shared test data: a small synthetic set and its shards, and real files if there are any."""
 
 import fcntl
+import itertools
 import json
 import os
 import signal
@@ -168,18 +169,15 @@ def command(tmp_path: Path) -> Run:
     return commands_in(tmp_path)
 
 
+NUMBERS = itertools.count()
+
+
 class Forked:
     """A command that the server has started in a folder, as a subprocess.Popen."""
 
     def __init__(self, folder: Path, command: Iterable[object], environment: Mapping[str, str]) -> None:
-        number = len([*folder.glob(".said-*")])
-        self.files = {name: folder / f".{name}-{number}" for name in ("said", "errors", "status")}
-        for name in ("said", "errors"):
-            self.files[name].write_bytes(b"")
-        request = {
-            "command": [*map(str, command)], "folder": str(folder),
-            "environment": {"PYTHONPATH": str(ROOT)} | dict(environment),
-        } | {name: str(path) for name, path in self.files.items()}  # fmt: skip
+        self.files = folder / f".{next(NUMBERS)}"
+        request = [*map(str, command)], str(folder), {"PYTHONPATH": str(ROOT), **environment}, str(self.files)
         print(json.dumps(request), file=server().stdin, flush=True)
         self.pid = int(server().stdout.readline())
         self.returncode: int | None = None
@@ -191,13 +189,13 @@ class Forked:
         self.send_signal(signal.SIGKILL)
 
     def wait(self) -> None:
-        while not self.files["status"].is_file():
+        while not self.files.with_suffix(".status").is_file():
             time.sleep(0.005)
-        self.returncode = int(self.files["status"].read_text())
+        self.returncode = int(self.files.with_suffix(".status").read_text())
 
     def communicate(self) -> tuple[str, str]:
         self.wait()
-        return self.files["said"].read_text(), self.files["errors"].read_text()
+        return self.files.with_suffix(".said").read_text(), self.files.with_suffix(".errors").read_text()
 
 
 def commands_in(folder: Path) -> Run:
@@ -210,7 +208,7 @@ def commands_in(folder: Path) -> Run:
         except BaseException:  # such as a timeout
             os.killpg(process.pid, signal.SIGKILL)
             raise
-        for path in process.files.values():
+        for path in folder.glob(f"{process.files.name}.*"):
             path.unlink()
         assert process.returncode == 0 or not check, (arguments, output)
         return subprocess.CompletedProcess(arguments, process.returncode, *output)

@@ -23,21 +23,19 @@ _HEAVY = (
 )  # fmt: skip
 
 
-def start(
-    command: Sequence[str], folder: Path, said: Path, errors: Path, environment: Mapping[str, str], status: Path
-) -> int:
-    """Start `gdt command` in a folder, with its outputs in two files; its process ID.
+def start(command: Sequence[str], folder: str, environment: Mapping[str, str], files: str) -> int:
+    """Start `gdt command` in a folder, with its outputs in files with .said and .errors; its process ID.
 
-    A process that waits for it writes its exit status, as in subprocess, to a file.
+    A process that waits for it writes its exit status, as in subprocess, to one with .status.
     """
     ours, theirs = os.pipe()
     if not os.fork():
         if not (pid := os.fork()):
-            _child(command, folder, said, errors, environment)
+            _child(command, folder, environment, files)
         os.write(theirs, str(pid).encode())
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-        status.with_suffix(".part").write_text(str(code))
-        status.with_suffix(".part").rename(status)
+        Path(f"{files}.part").write_text(str(code))
+        Path(f"{files}.part").rename(f"{files}.status")
         os._exit(0)
     pid = int(os.read(ours, 20))
     os.close(ours)
@@ -45,7 +43,7 @@ def start(
     return pid
 
 
-def _child(command: Sequence[str], folder: Path, said: Path, errors: Path, environment: Mapping[str, str]) -> None:
+def _child(command: Sequence[str], folder: str, environment: Mapping[str, str], files: str) -> None:
     """Set up the process as a new one, and run the command; never returns."""
     code: Any = 1
     try:
@@ -53,11 +51,11 @@ def _child(command: Sequence[str], folder: Path, said: Path, errors: Path, envir
         os.chdir(folder)
         os.environ.update(environment)
         tempfile.tempdir = None  # as TMPDIR says now
-        for number, path in ((1, said), (2, errors)):
-            os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644), number)
+        for number, name in ((1, "said"), (2, "errors")):
+            os.dup2(os.open(f"{files}.{name}", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644), number)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         sys.argv = ["gdt", *command]
-        sys.path.insert(0, str(folder))
+        sys.path.insert(0, folder)
         runpy.run_path(str(Path(__file__).with_name("hooks") / "sitecustomize.py"))
         runpy.run_path(command[0], run_name="__main__") if command[0].endswith(".py") else console()
         code = 0
@@ -77,11 +75,9 @@ def serve() -> None:
         with contextlib.suppress(ChildProcessError):
             while os.waitpid(-1, os.WNOHANG)[0]:  # those that waited for earlier commands
                 pass
-        request = json.loads(line)
-        paths = {name: Path(request.pop(name)) for name in ("folder", "said", "errors", "status")}
         for name in _HEAVY:
             importlib.import_module(name)
-        print(start(**request, **paths), flush=True)
+        print(start(*json.loads(line)), flush=True)
 
 
 if __name__ == "__main__":

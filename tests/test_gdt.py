@@ -1,7 +1,6 @@
 """The Python API does what the commands do."""
 
 import copy
-import json
 import math
 import multiprocessing
 from collections.abc import Callable
@@ -22,6 +21,7 @@ from gdt.train.models.gdt import GDT
 from gdt.train.pretrain import pretrain
 from gdt.train.settings import SIZES
 from tests.train.own_networks import Net
+from tests.train.runs import losses
 
 
 def test_batches_give_the_losses_of_the_trainer(shards: Path, tmp_path: Path) -> None:
@@ -32,21 +32,20 @@ def test_batches_give_the_losses_of_the_trainer(shards: Path, tmp_path: Path) ->
     assert isinstance(network, GDT)
     o = SIZES["tiny"].optimization
     optimizer = torch.optim.AdamW(network.parameters(), o.lr, (o.momentum, 0.999), weight_decay=o.weight_decay)
-    losses = []
+    found = []
     for batch in batches:
         loss = batches.loss(network(batch.inputs), batch)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        losses.append(loss.item())
-    assert len(losses) == len(batches) == 2 * (24 // 4)
+        found.append(loss.item())
+    assert len(found) == len(batches) == 2 * (24 // 4)
     settings = replace(
         SIZES["tiny"], shards=shards, preset="l", batch_size=4, epochs=2, steps=0, out=tmp_path / "run",
         device="cpu", optimization=replace(o, lr_decay=0.0),
     )  # fmt: skip
     assert load_model(pretrain(settings)).record.steps == len(batches)
-    trained = [json.loads(line)["loss"] for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    np.testing.assert_allclose(losses, trained, rtol=1e-4)
+    np.testing.assert_allclose(found, losses(tmp_path / "run"), rtol=1e-4)
     with pytest.raises(gdt.UserError, match="15 embeddings, and column 'video' has the shape \\[32\\]"):
         batches.loss(torch.ones(15, 1), batch)
     with pytest.raises(gdt.UserError, match="there are no embeddings of audio, which the batch has"):

@@ -1,6 +1,5 @@
 """What only a GPU can show: the same batches, and training on them."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -28,9 +27,9 @@ from gdt.pipeline.word2vec import WordVectors
 from gdt.train import checkpoint
 from gdt.train.checkpoint import load_model
 from gdt.train.pretrain import pretrain
-from gdt.train.run import METRICS
 from gdt.train.settings import SIZES, Optimization
 from tests.composed import composed, inputs_of
+from tests.train.runs import losses
 
 pytestmark = [
     pytest.mark.gpu, pytest.mark.timeout(1800), pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"),
@@ -98,19 +97,15 @@ def test_losses_are_those_of_the_cpu(shards: Path, tmp_path: Path, monkeypatch: 
     """
     monkeypatch.setattr(colour, "_on_cpu", colour._on_any_device)
     base = SIZES["tiny"]
-    losses: dict[Path, list[float]] = {}
     for name in ("cpu", "cuda"):
-        out = tmp_path / name
         pretrain(
             replace(
-                base, shards=shards, out=out, batch_size=8, steps=4, device=name, precision="float64",
+                base, shards=shards, out=tmp_path / name, batch_size=8, steps=4, device=name, precision="float64",
                 loading=Loading(decoder="cpu"),
                 optimization=Optimization("sgd", lr=1e-3, base_batch_size=0, warmup_epochs=0),
             )
         )  # fmt: skip
-        losses[out] = [json.loads(line)["loss"] for line in (out / METRICS).read_text().splitlines()]
-    one, other = losses.values()
-    assert one == pytest.approx(other, rel=1e-3)
+    assert losses(tmp_path / "cpu") == pytest.approx(losses(tmp_path / "cuda"), rel=1e-3)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """The paper's theorem on the estimate's variance (sections 3.1, A.2)."""
 
 import numpy as np
-import pytest
 
 from gdt.pipeline.composition import contrast, weight
 from gdt.pipeline.notation import parse
@@ -13,22 +12,12 @@ V, N, K_I = 3, 5, 2
 BATCHES = 4000
 
 
-@pytest.fixture(scope="module")
-def losses() -> np.ndarray:
-    """Losses of all pairs of a population, without structure: float64 [V, V, N, N]; T = T' is no pair, NaN."""
+def test_batches_of_the_tree_are_unbiased_and_vary_more_than_the_theorem_says() -> None:
+    """The proof takes the pairs of a stratum as independent; those of a batch share samples."""
+    # losses of all pairs of a population, without structure: [V, V, N, N]; T = T' is no pair, NaN
     losses = np.random.default_rng(6).exponential(size=(V, V, N, N)) + np.arange(V)[:, None, None]
     losses[np.arange(V)[:, None], np.arange(V)[:, None], np.arange(N), np.arange(N)] = np.nan
-    return losses
-
-
-def theorem(losses: np.ndarray) -> tuple[float, float]:
-    """L, and the variance of the GDT estimate."""
-    return np.nanmean(losses, (2, 3)).mean(), np.nanvar(losses, (2, 3)).sum() / (V**4 * K_I**2)
-
-
-def test_batches_of_the_tree_are_unbiased_and_vary_more_than_the_theorem_says(losses: np.ndarray) -> None:
-    """The proof takes the pairs of a stratum as independent; those of a batch share samples."""
-    mean, of_gdt = theorem(losses)
+    mean, of_gdt = np.nanmean(losses, (2, 3)).mean(), np.nanvar(losses, (2, 3)).sum() / (V**4 * K_I**2)
     factors = parse(f"video:d time_shift:i:{K_I} augmentation:i:1", V).factors
     source = VideoPool(np.arange(V), np.full(V, N), 30)
     estimates = np.empty(BATCHES)
