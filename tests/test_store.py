@@ -465,18 +465,15 @@ def test_kills_change_nothing(
     assert losses(tmp_path / "run") == expected
 
 
-def test_verify_evaluate_and_embed_read_a_store(
-    stored: Store, small: Path, shards: Path, checkpoint: Path, tmp_path: Path
-) -> None:
-    where = (("folder", small), ("store", SET))
-    tables = {
-        name: evaluate(Downstream((checkpoint,), "set", folder, clips=2, jobs=1, out=tmp_path / name))
-        for name, folder in where
-    }
-    (here, there) = ([(row["metric"], row["value"]) for row in rows(tables[name].results)] for name, _ in where)
-    assert here == there and here
-    features = [features_of(Embed(checkpoint, shards=folder, clips=2)).features["video"] for _, folder in where]
-    assert np.array_equal(*features)
+def test_verify_evaluate_and_embed_read_a_store(stored: Store, small: Path, checkpoint: Path, tmp_path: Path) -> None:
+    for command in ("verify", "evaluate", "embed"):
+        assert parse_command(command, ["--shards", str(SET)]).shards == SET
+    found, features = [], []
+    for name, folder in (("folder", small), ("store", SET)):
+        tables = evaluate(Downstream((checkpoint,), "set", folder, clips=2, jobs=1, out=tmp_path / name))
+        found.append([(row["metric"], row["value"]) for row in rows(tables.results)])
+        features.append(features_of(Embed(checkpoint, shards=folder, clips=2)).features["video"])
+    assert found[0] == found[1] and found[0] and np.array_equal(*features)
 
     assert not verify(Verify(shards=SET))
     stored.fail("GET .*shard-000003", "wrong bytes", 10_000)
