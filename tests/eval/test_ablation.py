@@ -227,9 +227,7 @@ def test_steps_are_adjusted_to_flops_of_row_l(shards: Path, tmp_path: Path, monk
         runs_of(settings(shards, tmp_path, equal=("compute",)))
 
 
-def test_equal_videos_and_equal_compute_share_runs_and_a_table(
-    done: Commands, shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_equal_videos_and_equal_compute_share_runs_and_a_table(done: Commands, shards: Path, tmp_path: Path) -> None:
     videos = settings(shards, tmp_path, rows=("e", "l"), protocols=("retrieval",), clips=1)
     ablation(videos)
     spent = {row.preset: (row.step, row.videos, row.tflop) for row in read(tmp_path / RESULTS)}

@@ -148,7 +148,7 @@ def test_clips_start_in_their_third_and_fit_the_video(trials: Trials) -> None:
     assert (last == trials.index.frame_count[speed.leaves.video] - 1).any()
 
 
-def test_factors_of_the_composition_keep_their_settings(tmp_path: Path) -> None:
+def test_factors_of_the_composition_keep_their_settings() -> None:
     settings = replace(TINY, factors="video:d speed(1,4):i:2 augmentation:i:1")
     trained = Trained(GDT(settings.network, ["video"]).eval(), Record(settings, KINETICS, step=1))
     assert [str(factor) for factor in known(trained) if factor.name == "speed"] == ["speed(1,4)"]

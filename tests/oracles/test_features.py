@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -61,7 +60,7 @@ def test_a_network_of_timm_gives_the_features_of_its_forward() -> None:
 
 
 @torch.no_grad()
-def test_the_papers_video_network_is_torchvisions(tmp_path: Path) -> None:
+def test_the_papers_video_network_is_torchvisions() -> None:
     net = library("torchvision.models.video").r2plus1d_18(weights=None)
     torch.manual_seed(0)
     model = GDT(Architecture(), ("video",)).eval()

@@ -165,7 +165,7 @@ def test_a_new_column_takes_one_line_of_the_table(tmp_path: Path, monkeypatch: p
     assert Index.open(tmp_path).id.tolist() == ["a", "b"]  # without the column, as an earlier version
 
 
-def test_folds_replace_the_split(tmp_path: Path, index: Index) -> None:
+def test_folds_replace_the_split(index: Index) -> None:
     with pytest.raises(UserError, match="has an official fold 1; leave --folds out"):
         index.fold(1)
     folds = np.asarray(["train,test,unused"] * len(index), object)
@@ -230,7 +230,7 @@ def test_every_bit_flip_of_an_index_is_detected(copy: Path) -> None:
             Index.open(copy)
 
 
-def test_a_shard_of_another_index_is_refused(copy: Path, shards: Path) -> None:
+def test_a_shard_of_another_index_is_refused(copy: Path) -> None:
     index = Index.open(copy)
     one, other = copy / "shard-000000.h5", copy / "shard-000001.h5"
     data = one.read_bytes()

@@ -246,7 +246,7 @@ def test_kills_of_a_worker_and_of_the_scheduler_do_not_change_the_shards(
 
 @pytest.mark.slow
 def test_a_cluster_decodes_for_embed(
-    start: Start, checkpoint: Path, videos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    start: Start, checkpoint: Path, videos: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Paths are relative to a folder that is not that of the workers."""
     _, address = scheduler(start)

@@ -109,9 +109,7 @@ def test_batches_without_words_are_named() -> None:
     assert verdict([empty, *rows(0.5, 9.0, steps=9)], {}, 16).startswith("the run has learned")
 
 
-def test_a_run_is_judged_by_its_last_probe_and_only_if_modalities_match(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_is_judged_by_its_last_probe_and_only_if_modalities_match(tmp_path: Path) -> None:
     shards, _ = draw(tmp_path, videos=48, splits=("train", "val"))
     invariant = "video:d time_shift:i:1 modality:i:2:differs augmentation:i:1"
     first = replace(SIZES["tiny"], factors=invariant, shards=shards, batch_size=4, steps=4, probe_every=2, device="cpu")

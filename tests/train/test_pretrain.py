@@ -79,9 +79,7 @@ def test_a_killed_run_resumes_with_bitwise_equal_losses(
     assert all(torch.equal(one["model"][name], other["model"][name]) for name in other["model"])
 
 
-def test_a_default_batch_size_is_lowered_to_the_number_of_videos(
-    command: Run, shards: Path, index: Index, tmp_path: Path
-) -> None:
+def test_a_default_batch_size_is_lowered_to_the_number_of_videos(command: Run, shards: Path, tmp_path: Path) -> None:
     run = ("pretrain", "--size", "tiny", "--shards", shards, "--out", tmp_path / "run", "--split", "val",
            "--threads", 1, "--lr-decay", 0)  # fmt: skip
     done = command(*run, "--steps", 1)

@@ -299,9 +299,7 @@ def test_differing_parameters_are_listed(tmp_path: Path) -> None:
         load_model(tmp_path / "resnet.pth")
 
 
-def test_trunks_without_the_heads_of_the_release_load(
-    release: Release, tmp_path: Path, shards: Path, index: Index
-) -> None:
+def test_trunks_without_the_heads_of_the_release_load(release: Release, tmp_path: Path, shards: Path) -> None:
     weights = release.state_dict()
     trunks = {name: value for name, value in weights.items() if not name.startswith("mlp_")}
     sound = {name: value for name, value in weights.items() if name.startswith(("audio_network.", "mlp_a."))}
