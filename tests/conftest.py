@@ -138,19 +138,6 @@ def real() -> Path:
     return REAL
 
 
-@pytest.fixture(scope="session")
-def grid_shards(real: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """48 talking-face videos with sound, preprocessed; the videos are in the folder next to it."""
-
-    def make(folder: Path) -> None:
-        (folder / "videos").mkdir(parents=True)
-        for path in sorted((real / "grid").glob("*.mpg"))[:48]:
-            (folder / "videos" / path.name).symlink_to(path)
-        preprocess(Preprocess("folder", folder / "videos", folder / "shards", videos_per_shard=12))
-
-    return once(tmp_path_factory, "grid", make) / "shards"
-
-
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 

@@ -501,13 +501,13 @@ def test_videos_in_a_store_are_embedded_like_those_of_a_folder(s3: Store, synthe
 
 
 def test_of_two_runs_that_differ_one_publishes(s3: Store, videos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    replace_index, runs = Folder._replace, itertools.count()
+
+    def late(*arguments: Any) -> None:
+        s3.files.pipe_file("bucket/made/index.h5", b"of another run %d" % next(runs))
+        replace_index(*arguments)
+
     for round in range(2):  # without an index before, and with one
-        replace_index = Folder._replace
-
-        def late(*arguments: Any, replace_index: Any = replace_index, round: int = round) -> None:
-            s3.files.pipe_file("bucket/made/index.h5", b"of another run %d" % round)
-            replace_index(*arguments)
-
         with monkeypatch.context() as patch, pytest.raises(UserError, match="another run has written"):
             patch.setattr(Folder, "_replace", late)
             preprocess(THERE)
