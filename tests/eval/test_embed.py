@@ -73,8 +73,7 @@ def test_embed_a_folder_and_find_neighbours(command: Run, checkpoint: Path, vide
     with h5py.File(tmp_path / "features.h5") as file:
         assert np.allclose(np.linalg.norm(file["video"][:], axis=1), 1)
         assert file["id"].asstr()[0] == one and file.attrs["checkpoint"] == str(checkpoint)
-    found = command("nearest", "--query", one, "--k", 3)
-    assert found.returncode == 0, found.stderr
+    found = command("nearest", "--query", one, "--k", 3, check=True)
     lines = found.stdout.splitlines()
     assert lines[0].split() == ["cosine", "video"] and len(lines) == 2 + 3 + 2 + 1
     rows = read(tmp_path / "features.h5").features["video"]
@@ -152,6 +151,10 @@ def test_features_are_means_of_the_outputs_of_the_networks(checkpoint: Path, ind
             mean = clips.numpy().mean(0)
             expected = mean / np.linalg.norm(mean) if kind == "embeddings" else mean
             assert np.allclose(rows.features[name][2], expected, atol=1e-5)
+    for parameter in trained.model.mlp_v.parameters():
+        parameter.data.zero_()
+    with pytest.raises(UserError, match="the video network gives NaN, infinity or nothing but zeros; use other"):
+        features_of(trained, index, ["video"], 3, "embeddings")
 
 
 def test_a_fault_of_the_machine_is_not_a_verdict_on_the_files(
