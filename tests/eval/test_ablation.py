@@ -187,7 +187,6 @@ def test_fold_1_is_evaluated_and_changed_labels_again(done: Commands, copy: Path
 
 
 def test_bad_settings(tmp_path: Path, shards: Path, copy: Path, index: Index) -> None:
-    """And whatever the videos do not allow, before training."""
     annotate(copy, split=["train"] * len(index))
     for wrong, message in (
         ({"rows": ("L",)}, "unknown preset 'L'; did you mean 'l'"),
@@ -199,6 +198,9 @@ def test_bad_settings(tmp_path: Path, shards: Path, copy: Path, index: Index) ->
     ):
         with pytest.raises(UserError, match=message):
             runs_of(replace(settings(shards, tmp_path), **wrong))
+
+
+def test_runs_fit_few_videos_with_several_labels(tmp_path: Path, copy: Path, index: Index) -> None:
     order = np.cumsum(index.split == "train")
     splits = ["val" if split == "train" and k > 14 else split for split, k in zip(index.split, order, strict=True)]
     annotate(copy, split=splits, tags=["a;b"] * len(index))
