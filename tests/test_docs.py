@@ -4,13 +4,14 @@ import importlib.util
 import re
 import shlex
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from gdt.cli import parse_command
 from gdt.pipeline import presets
-from tests.conftest import ROOT, Run, commands_in, few
+from tests.conftest import ROOT, commands_in, few
 from tests.test_cli import all_options, make
 
 PAGES = ("README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")))
@@ -68,49 +69,40 @@ def gdt_commands(line: str) -> list[list[str]]:
     return found
 
 
-class Reader:
-    """Somebody who types the blocks of pages in a folder."""
-
-    def __init__(self, folder: Path, command: Run, my_videos: Path) -> None:
-        self.folder, self.command, self.my_videos = folder, command, my_videos
-        self.typed: set[str] = set()
-
-    def type_page(self, page: str) -> None:
-        """Run every block."""
-        write_transformations(page, self.folder)
-        for line in shell_lines(page):
-            if line in self.typed or any(re.search(pattern, line) for pattern in PARSED):
-                continue
-            self.typed.add(line)
-            for words in gdt_commands(line.replace("/my/videos", str(self.my_videos))):
-                self.command(*words, *SHORTER.get(words[0], []), check=True)  # --help wins
-        for text in blocks(page, "python"):
-            if "import gdt\n" in text:
-                (self.folder / "script.py").write_text(text.replace("/my/videos", str(self.my_videos)))
-                self.command("script.py", check=True)
-
-
 @pytest.fixture(scope="module")
-def reader(synthetic: Path, tmp_path_factory: pytest.TempPathFactory) -> Reader:
-    """A reader who has gone through the README, with two classes of videos in folders, and one video beside them."""
-    folder = tmp_path_factory.mktemp("reader")
-    videos = folder / "my" / "videos"
+def type_page(synthetic: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], None]:
+    """Types the blocks of a page in a folder, after those of the README, with two classes of videos and one beside."""
+    folder, typed = tmp_path_factory.mktemp("reader"), set[str]()
+    videos, command = folder / "my" / "videos", commands_in(folder)
     classes = sorted(path for path in (synthetic / "train").iterdir() if path.is_dir())
     for name, source in zip(("cats", "dogs"), classes, strict=False):
         (videos / name).mkdir(parents=True)
         for path, letter in zip(sorted(source.glob("*.mp4")), "abcdefgh", strict=True):
             shutil.copy(path, videos / name / f"{letter}.mp4")
     shutil.copy(videos / "cats" / "a.mp4", videos / "a.mp4")
-    reader = Reader(folder, commands_in(folder), videos)
-    reader.type_page("README.md")
-    assert len(reader.typed) > 8 and (folder / "features.h5").is_file()
-    return reader
+
+    def type_page(page: str) -> None:
+        write_transformations(page, folder)
+        for line in shell_lines(page):
+            if line in typed or any(re.search(pattern, line) for pattern in PARSED):
+                continue
+            typed.add(line)
+            for words in gdt_commands(line.replace("/my/videos", str(videos))):
+                command(*words, *SHORTER.get(words[0], []), check=True)  # --help wins
+        for text in blocks(page, "python"):
+            if "import gdt\n" in text:
+                (folder / "script.py").write_text(text.replace("/my/videos", str(videos)))
+                command("script.py", check=True)
+
+    type_page("README.md")
+    assert len(typed) > 8 and (folder / "features.h5").is_file()
+    return type_page
 
 
 @pytest.mark.parametrize("page", few(["README.md", *GUIDES]))
-def test_commands_and_python_run(page: str, reader: Reader) -> None:
+def test_commands_and_python_run(page: str, type_page: Callable[[str], None]) -> None:
     if page != "README.md":
-        reader.type_page(page)
+        type_page(page)
 
 
 @pytest.mark.parametrize("page", EVERYTHING)

@@ -95,6 +95,7 @@ def refused(model: gdt.Model, shards: Path) -> dict[str, Any]:
         (lambda r: gdt.nearest(r["mute"], r["first"], by="audio"), "audio of the query is missing, silent or shorter"),
         (lambda r: gdt.nearest(r["stored"], r["first"], k=-1), "^k is -1; it must be 1 or more"),
         (lambda r: gdt.pretrain(r["shards"], factors="a:d", factors_from="no.py"), "cannot read the factors in no.py"),
+        (lambda r: r["model"].embed([]), "^videos is empty; give one or more"),
         (lambda r: gdt.make_shards("videos", "shards", dry_run=True), "use 'gdt preprocess --dry-run'"),
         (lambda r: gdt.pretrain(r["shards"], "huge"), "unknown size 'huge'; available: paper, small, tiny"),
         (lambda r: gdt.pretrain(r["shards"], step=3), "unknown setting 'step'; did you mean 'steps'?"),
