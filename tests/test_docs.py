@@ -1,14 +1,18 @@
-"""README and docs/: commands and Python run on small data, or are parsed; links, files and options exist."""
+"""README, docs/, their site and the notebook: what they show runs or is parsed; links, files and options exist."""
 
 import importlib.util
+import os
 import re
 import shlex
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import nbformat
 import pytest
+from nbclient import NotebookClient
 
+import gdt
 from gdt.cli import parse_command
 from gdt.pipeline import presets
 from tests.conftest import ROOT, commands_in, few
@@ -152,3 +156,52 @@ def test_the_index_and_the_site_list_every_page() -> None:
     for name in (page.removeprefix("docs/") for page in PAGES[1:]):
         assert re.search(rf": {re.escape(name)}$", site, re.M), name
         assert name == "README.md" or f"({name})" in TEXT["docs/README.md"], name
+
+
+def test_the_reference_has_every_public_name() -> None:
+    assert sorted(re.findall(r"^::: gdt\.(\w+)$", TEXT["docs/api.md"], re.M)) == sorted(gdt.__all__)
+
+
+@pytest.mark.slow
+def test_the_site_is_built_without_warnings_and_describes_every_public_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("mkdocstrings_handlers.python", reason="needs the requirements of the tests")
+    from mkdocs.commands.build import build
+    from mkdocs.config import load_config
+
+    monkeypatch.chdir(ROOT)  # the paths of the plugins are relative
+    build(load_config(str(ROOT / "mkdocs.yml"), site_dir=str(tmp_path), strict=True))  # raises for a warning
+    page = (tmp_path / "api" / "index.html").read_text()
+    described = re.findall(r'<h3 id="gdt\.(\w+)"', page)
+    assert sorted(described) == sorted(gdt.__all__)
+    for name in described:
+        text = page.partition(f'<h3 id="gdt.{name}"')[2].partition("<h3 ")[0]
+        assert re.search(r"<p>\w", text), f"{name} has no docstring"
+
+
+@pytest.mark.slow
+def test_the_notebook_goes_from_clips_to_a_search(
+    synthetic: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    notebook = nbformat.read(ROOT / "docs" / "sound_search.ipynb", as_version=4)
+    paths, *others = (cell for cell in notebook.cells if cell.cell_type == "code")
+    assert all(cell.outputs for cell in others)  # committed with outputs
+    folders = [str(synthetic), str(synthetic / "test"), "out"]
+    paths.source = f"from pathlib import Path\nVIDEOS, SEARCH, OUT = map(Path, {folders})\nTEST, STEPS = None, 2"
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
+    monkeypatch.chdir(tmp_path)
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(cores)})  # one worker decodes; each takes seconds to start
+    try:
+        NotebookClient(notebook, kernel_name="python3").execute()
+    finally:
+        os.sched_setaffinity(0, cores)
+    outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
+    text = "".join(output.get("text", "") for output in outputs if output.get("name") == "stdout")
+    for line in ("42 of 42 videos kept", "2 steps, loss ", "random weights", "V→A"):
+        assert line in text
+    assert text.count(".mp4\n") == 1 + 3
+    assert sum("<video" in output.get("data", {}).get("text/html", "") for output in outputs) == 4
+    assert any("image/png" in output.get("data", {}) for output in outputs)
