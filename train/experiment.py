@@ -18,6 +18,7 @@ from gdt.pipeline.leaves import Clip
 from gdt.pipeline.notation import TRANSFORMATIONS, Transformations
 from gdt.pipeline.shards.index import Index, fingerprint
 from gdt.pipeline.shards.layout import MEL_RATE
+from gdt.pipeline.shards.statistics import Statistics
 from gdt.pipeline.tree import Tree, sampling_tree
 from gdt.pipeline.word2vec import WordVectors
 from gdt.train.models.network import Architecture, Network, OwnNetwork
@@ -124,7 +125,7 @@ def resolve(
         start.inputs.warn_of_other_rate(index)
     record = Record(
         filled,
-        start.inputs.statistics if start else index.statistics,
+        _statistics(index.statistics, start),
         index.fps,
         fingerprint=fingerprint(index),
         words=words.checksum if words else "",
@@ -133,6 +134,13 @@ def resolve(
         steps=steps_of(filled, tree.batches_per_epoch),
     )
     return Experiment(record, tree, words, own, start)
+
+
+def _statistics(here: Statistics, start: Trained | None) -> Statistics:
+    """The normalisation of the modalities that the model of --init has, and that of the shards for the others."""
+    known = start.model.modalities if start else ()
+    pixels, sound = (start.inputs.statistics if start and name in known else here for name in ("video", "audio"))
+    return replace(pixels, mel_mean=sound.mel_mean, mel_std=sound.mel_std)
 
 
 def compose(settings: Pretrain, known: Transformations = TRANSFORMATIONS, batch_size: int = 0) -> Composition:

@@ -25,6 +25,7 @@ from gdt.pipeline.shards.index import Index, fingerprint
 from gdt.pipeline.shards.statistics import Statistics
 from gdt.pipeline.sources.text import Words
 from gdt.train.checkpoint import load_model
+from gdt.train.experiment import resolve
 from gdt.train.learner import start_from
 from gdt.train.models.gdt import GDT
 from gdt.train.models.network import Architecture
@@ -382,6 +383,10 @@ def test_init_starts_from_the_given_weights(
     ):
         assert torch.allclose(one, other, atol=1e-8), name
     assert now.inputs.statistics == theirs != index.statistics and now.record.fingerprint == fingerprint(index)
+    for name, pixels, sound in (("video", theirs, index.statistics), ("audio", index.statistics, theirs)):
+        start = Trained(GDT(now.model.network, [name]), replace(now.record, statistics=theirs))
+        found = resolve(replace(settings, preset="e"), index, torch.device("cpu"), start=start).inputs.statistics
+        assert found == replace(pixels, mel_mean=sound.mel_mean, mel_std=sound.mel_std)  # of what it has
     moved = replace(settings, init=str(shutil.copy(tmp_path / "start.pt", tmp_path / "moved.pt")))
     pretrain(moved)  # resumes, and finds that it is done
     with pytest.raises(UserError, match="the weights of --init"):
