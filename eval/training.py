@@ -107,7 +107,8 @@ class Finetuning:
         recipe = Recipe(clips=settings.clips_per_epoch or (10 if paper else 4), test_clips=settings.clips)
         # a network of the user's own may take no other clips than those of pretraining
         if paper and not getattr(trained.model.network, settings.modalities[0]):
-            recipe = replace(recipe, clip=Clip(frames=32, mel_frames=pretrained.clip.mel_frames))
+            stride = max(1, round(trained.inputs.fps / 30))  # at 30 frames/s, 1
+            recipe = replace(recipe, clip=Clip(frames=32, stride=stride, mel_frames=pretrained.clip.mel_frames))
         else:
             augmentation = Augmentation(scale=pretrained.augmentation.scale, hue=pretrained.augmentation.hue)
             recipe = replace(recipe, clip=pretrained.clip, augmentation=augmentation)
