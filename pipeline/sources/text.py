@@ -61,14 +61,14 @@ class TextSource(InputSource):
         keys = np.stack([leaves.video, leaves.start, leaves.words_seconds], 1)
         _, first, which = np.unique(keys, axis=0, return_index=True, return_inverse=True)
         clips = leaves.take(first)
-        words = [leaves.words.shape[1]] * len(first)
+        words = [int(leaves.words.max()) + 1] * len(first)
         arguments = clips.video.tolist(), clips.start / self.index.fps, words, clips.words_seconds
         return self.begin(self.reader.tokens, *arguments), which.reshape(-1), leaves.words
 
 
 def _ordered(clips: Sequence[np.ndarray], which: np.ndarray, order: np.ndarray) -> np.ndarray:
     """Tokens of each leaf in its order, padded at the end: int64 [n, words]."""
-    padded = np.full((len(clips), order.shape[1] + 1), NOTHING, np.int64)
+    padded = np.full((len(clips), order.max() + 2), NOTHING, np.int64)
     for row, tokens in zip(padded, clips, strict=True):
         row[: len(tokens)] = tokens
     ordered = np.take_along_axis(padded[which], order, 1)

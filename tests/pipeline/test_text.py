@@ -73,6 +73,13 @@ def test_a_batch_of_three_modalities_matches_its_plan(index: Index, vectors: Wor
         assert not words.vectors[row, len(tokens) :].any()
         assert batch.table["usable"][leaf] == (len(tokens) > 0)
     assert batch.table["usable"][leaves.modality != TEXT].all()
+    text = leaves.of("text")
+    plan.leaves.words = np.tile(np.arange(2, 7), (len(leaves), 1))  # as a transformation that takes later words
+    later = loaded(index, plan, vectors).inputs["text"].tokens
+    for row, (video, start, seconds) in enumerate(zip(text.video, text.start, text.words_seconds, strict=True)):
+        spoken = reader.tokens(int(video), start / index.fps, 7, seconds).tolist()[2:]
+        assert later[row].tolist() == spoken + [NOTHING] * (5 - len(spoken))
+    assert (later[:, 4] != NOTHING).any()
 
 
 @pytest.mark.parametrize("what", ["frames/jpeg", "audio/logmel", "text/token"])
