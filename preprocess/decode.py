@@ -190,8 +190,7 @@ def _collect(target: Target, settings: Extraction, errors: list[str]) -> Extract
     peak = _align(target, settings) if _has_bytes(target.pcm) else None
     seconds = len(sizes) / settings.fps if target.pictures else len(Waveform(target.pcm)) / SAMPLE_RATE
     short = seconds < settings.min_seconds
-    official = bool(target.video.folds and seconds)
-    if short and not official:
+    if short and not (target.video.official and seconds):
         reason = f"it is too short; only {seconds:.2f} s can be decoded, {settings.min_seconds:g} s are needed"
         raise Failed(f"{reason}; {_first(errors)}") if errors else Rejected(reason)
     if short and not errors:

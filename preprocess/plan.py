@@ -176,7 +176,7 @@ def _content(video: ListedVideo) -> list[object]:
     """What determines the stored data of a video; its file may move."""
     words = astuple(video.words) if video.words else None
     key: list[object] = [video.size, video.id, video.segment, video.stretches, words]
-    if video.folds:
+    if video.official:
         key.append("of any length")
     return key
 

@@ -51,6 +51,8 @@ class ListedVideo:
     """train, val or test; unused if only other official folds use the video; empty if --val and --test decide."""
     folds: tuple[str, ...] = ()
     """The split in each official fold (train, test or unused); empty for data sets without folds."""
+    official: bool = field(default=False, kw_only=True)
+    """Whether the folds are official ones, which count it however short it is."""
     segment: tuple[float, float] | None = None
     """Start and end, in seconds of the file, of the part to cut out; None for the whole file."""
     uncut: bool = field(default=False, compare=False)

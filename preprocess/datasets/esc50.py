@@ -27,7 +27,7 @@ def listing(source: SourceFiles) -> Iterator[Item]:
     def video(name: str, path: Path) -> ListedVideo:
         label, fold = rows.get(name, ("", 0))
         folds = tuple("test" if fold == number else "train" for number in range(1, _FOLDS + 1))
-        return ListedVideo(name, path, label, folds[0], folds)
+        return ListedVideo(name, path, label, folds[0], folds, official=True)
 
     return matched("meta/esc50.csv", rows, ((name, video(name, path)) for name, path in source.named()))
 

@@ -64,7 +64,8 @@ def listing(source: SourceFiles, name: str, lines: Iterable[Line], tree: str) ->
                 outside.append((key, LeftOut(stem, f"not in the folder of the data set; {name}", str(path))))
             else:
                 folds = tuple(entries[key].folds[fold] for fold in FOLDS) if key in entries else ("",)
-                yield key, ListedVideo(stem, path, composed(path.parent.name), folds[0], folds)
+                label = composed(path.parent.name)
+                yield key, ListedVideo(stem, path, label, folds[0], folds, official=True)
         yield from outside
 
     for item in matched("the official splits", entries, found(), lambda key: entries[key].stem):

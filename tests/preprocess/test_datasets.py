@@ -368,7 +368,7 @@ def test_class_folders_may_be_the_source_or_nested(tmp_path: Path) -> None:
     reason = "listed in the official splits, but there is no file of this name with the suffix of a video"
     for source, path in ((tmp_path / "clips", "wave"), (tmp_path, "clips/wave")):
         kept, second, mine, absent = listed("hmdb51", source)
-        assert kept == ListedVideo("A_wave", Path(path, "A_wave.mp4"), "wave", "test", ("test",) * 3)
+        assert kept == ListedVideo("A_wave", Path(path, "A_wave.mp4"), "wave", "test", ("test",) * 3, official=True)
         assert second.reason == f"its entry has another file; {path}/A_wave.mp4 is kept" and second.fault
         assert mine == unlisted(f"{path}/mine.avi") and absent == LeftOut("b", reason)
     touch(tmp_path, "clips/run/b.avi")

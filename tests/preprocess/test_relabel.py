@@ -133,6 +133,8 @@ def test_labels_csv_relabels_and_adds_columns(pets: Preprocess) -> None:
     assert list(Index.open(pets.shard_folder.root).columns) == ["fur/colour", "new"]
     path.write_text("id,label,split,fur/colour,new\ncats/1.mp4,tiger,,blue,\ndogs/0.mp4,,val,,y\n")
     assert decoded(run(pets)) == 0
+    path.write_text("id,fold\ncats/1.mp4,1\ndogs/0.mp4,2\n")
+    assert decoded(run(pets)) == 0 and Index.open(pets.shard_folder.root).official_folds == range(1, 3)
     path.unlink()
     assert decoded(run(pets)) == 0
     assert shards(pets) == before and (pets.shard_folder.root / "index.h5").read_bytes() == index
