@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from gdt.common.intervals import FEWEST_VIDEOS, wilson
+from gdt.common.wording import plural
 
 RANK = "effective rank"
 RANK_EVERY = 10
@@ -26,7 +27,7 @@ _ENOUGH_STEPS = 50
 _ENOUGH_CLIPS = 8
 """Fewest embeddings whose rank says so."""
 _FEWEST = 5
-"""Steps at the start that are averaged, and fewest at the end; half of the run, if it is shorter than twice as many."""
+"""Steps at the start that are averaged, and fewest at the end; a run of fewer than twice as many is too short."""
 
 
 def effective_rank(values: Tensor) -> float:
@@ -89,14 +90,14 @@ def verdict(rows: Sequence[Mapping[str, float]], probe: Mapping[str, float], cli
             f"the run has hardly learned: {len(rows) - len(paired)} of {len(rows)} batches had no positive pair, since "
             "their clips have no words; take larger batches, or videos with more captions"
         )
-    half = max(1, len(paired) // 2)
-    first = paired[: min(_FEWEST, half)]
-    last = paired[-min(max(_FEWEST, math.ceil(len(paired) * _WINDOW)), half) :]
+    if len(paired) < 2 * _FEWEST:
+        return f"the run is too short to tell whether it learns: {plural(len(paired), 'step')}; set more --steps"
+    first = paired[:_FEWEST]
+    last = paired[-max(_FEWEST, math.ceil(len(paired) * _WINDOW)) :]
     loss = fmean(row["loss"] for row in last)
     chance = fmean(row["chance"] for row in last)
     least = fmean(row["least"] for row in last)
-    of_last = f"the last {len(last)} steps" if len(last) > 1 else "the last step"
-    mean = f"the mean loss of {of_last} is {loss:.2f}"
+    mean = f"the mean loss of the last {len(last)} steps is {loss:.2f}"
     said = f"{mean}, {chance:.2f} at chance"
     ranks = [row["rank"] for row in rows if "rank" in row][-max(1, len(last) // RANK_EVERY) :]
     rank = fmean(ranks) if ranks else math.inf
@@ -113,7 +114,7 @@ def verdict(rows: Sequence[Mapping[str, float]], probe: Mapping[str, float], cli
         return f"the run has not left chance: {said}; {advice}"
     # below chance from the start with weights of --init, and in some compositions
     before = fmean(row["loss"] for row in first)
-    if len(paired) > 1 and before - loss < _LEFT_CHANCE * (before - least):
+    if before - loss < _LEFT_CHANCE * (before - least):
         return f"the run has not learned: {mean}, as at its start ({chance:.2f} at chance); {advice}"
     learned = f"{said} and {least:.2f} at best"
     has = "has learned" if chance - loss > _LEARNED * (chance - least) else "has begun to learn"

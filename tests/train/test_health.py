@@ -89,13 +89,14 @@ def test_the_last_line_says_whether_a_run_has_learned(loss: float, rank: float, 
 
 def test_a_short_run_has_a_verdict() -> None:
     """Too few steps or clips tell nothing of collapse."""
-    for steps, clips in ((1, 16), (49, 16), (200, 7)):
+    assert verdict(rows(1.2, 9.0, 9), {}, 16).startswith("the run is too short to tell whether it learns: 9 steps; ")
+    for steps, clips in ((10, 16), (49, 16), (200, 7)):
         assert "not left chance" in verdict(rows(2.8, 1.2, steps), {}, clips)
     assert "has collapsed" in verdict(rows(2.8, 1.2, 50), {}, 8)
     assert "at chance; use --size small" in verdict(rows(2.8, 9.0, 50), {}, 8, "tiny")
 
 
-@pytest.mark.parametrize("steps", [2, 12, 200])
+@pytest.mark.parametrize("steps", [10, 12, 200])
 def test_a_loss_below_chance_from_the_start_is_not_learned(steps: int) -> None:
     said = verdict(rows(1.4, 9.0, steps, first=1.41), {}, 16)
     assert re.match(r"the run has not learned: the mean loss of .* is 1.40, as at its start \(2.77 at chance\)", said)
@@ -106,7 +107,7 @@ def test_batches_without_words_are_named() -> None:
     empty = {"loss": 0.0, "chance": 0.0, "least": 0.0}
     said = verdict([empty, *rows(1.4, 9.0, steps=2), empty, empty], {}, 16)
     assert said.startswith("the run has hardly learned: 3 of 5 batches had no positive pair, since their clips have no")
-    assert verdict([empty, *rows(0.5, 9.0, steps=9)], {}, 16).startswith("the run has learned")
+    assert verdict([empty, *rows(0.5, 9.0, steps=10)], {}, 16).startswith("the run has learned")
 
 
 def test_a_run_is_judged_by_its_last_probe_and_only_if_modalities_match(tmp_path: Path) -> None:
