@@ -25,7 +25,7 @@ class Protocol:
     """Whether the model and the videos need two modalities."""
     trains: bool = False
     """Whether it trains a network, in its own process."""
-    version: int = 6
+    version: int = 7
     """Increase it when the same settings give other numbers, also by constants in the code."""
 
     @property

@@ -8,6 +8,7 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 from sklearn.linear_model import LogisticRegression
+from threadpoolctl import threadpool_limits
 
 from gdt.common.errors import UserError
 from gdt.common.randomness import Stream, generator
@@ -87,6 +88,17 @@ def test_recall_equals_counting() -> None:
         found = recall(gallery_label[nearest_rows(query, gallery, 20)], query_label, gallery_label, (k,))[k].metric
         assert found.value == pytest.approx(100 * hits / 24) and found.answers == 24
         assert found.chance == pytest.approx(chance(query_label, gallery_label, (k,))[k])
+
+
+def test_ties_have_the_same_order_on_any_number_of_threads() -> None:
+    rng = np.random.default_rng(1)
+    gallery = np.repeat(rng.normal(size=(2000, 128)).astype(np.float32), 3, axis=0)
+    query = rng.normal(size=(200, 128)).astype(np.float32)
+    found = []
+    for threads in (1, 4):
+        with threadpool_limits(threads):
+            found.append(nearest_rows(query, gallery, 5))
+    assert np.array_equal(*found)
 
 
 def test_chance_is_the_mean_over_random_orders() -> None:
