@@ -13,6 +13,7 @@ from gdt.eval.settings import Duplicates
 from gdt.eval.similarity import unit
 from gdt.eval.subjects import shards_of
 from gdt.eval.tables import csv_text
+from gdt.train.run import verdict_of
 
 _BLOCK = 256
 """Rows that are compared with all others at a time."""
@@ -47,15 +48,21 @@ def duplicates(settings: Duplicates) -> str:
     table = [[number, *cells[row]] for number, rows in enumerate(ordered) for row in rows]
     write_text(settings.out, csv_text([["group", "id", "start", "split", "cosine"], *table]))
     first = [rows[:_SHOWN].tolist() for rows in ordered[:_SHOWN]]
-    write_found(page, "Duplicates", [[shown(stored, row, cosine[row]) for row in rows] for rows in first], index)
+    title = f"Duplicates: the first {_SHOWN} of each group, and the first {_SHOWN} groups"
+    write_found(page, title, [[shown(stored, row, cosine[row]) for row in rows] for rows in first], index)
     many = sum(len(np.unique(stored.id[rows])) for rows in members)
     videos = plural(len(np.unique(stored.id)), "video")
     lines = [f"{plural(len(members), 'group')} of {many} of {videos}, nearer than {settings.above}: {settings.out}"]
     if splits:
         lines.append(f"{plural(len(crossing), 'group')} {'crosses' if len(crossing) == 1 else 'cross'} splits")
+    lines += verdict_of(stored.metadata["checkpoint"])
     for rows in ordered[:_SHOWN]:
         lines.append("")
         lines += [f"  {cosine[row]:.3f}  {address(stored, row)}  {split[row]}".rstrip() for row in rows[:_SHOWN]]
+        if len(rows) > _SHOWN:
+            lines.append(f"  and {len(rows) - _SHOWN} more")
+    if len(ordered) > _SHOWN:
+        lines += ["", f"and {plural(len(ordered) - _SHOWN, 'more group')}"]
     return "\n".join(lines)
 
 

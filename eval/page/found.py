@@ -1,6 +1,7 @@
 """Videos that were found, as figures of a page: in motion and, where a browser can play the file, with their sound."""
 
 import os
+import sys
 from collections.abc import Iterable, Sequence
 from contextlib import closing
 from pathlib import Path, PurePath
@@ -9,6 +10,7 @@ from urllib.parse import quote
 
 from gdt.common.files import scratch, write_text
 from gdt.common.folders import File, Folder
+from gdt.common.wording import plural
 from gdt.eval.features import Features
 from gdt.eval.nearest import split_moment, time_of
 from gdt.eval.page.pictures import RATE, SECONDS, picture_of
@@ -50,6 +52,10 @@ def write_found(out: Path, title: str, groups: Sequence[Sequence[Shown]], index:
     Raises UserError if ffmpeg cannot be used, and OSError.
     """
     shown = figures(groups, out, index)
+    bare = [figure["id"] for group in shown for figure in group if not figure["image"]]
+    if bare:
+        what = f"no picture of {plural(len(bare), 'video')} (first: {bare[0]})"
+        print(f"note: {what}; relative paths of files are those of the folder where gdt embed ran", file=sys.stderr)
     write_text(out, filled("page/found.html.j2", title=title, groups=shown))
 
 
