@@ -16,12 +16,20 @@ from gdt.common.errors import UserError
 from gdt.common.folders import Folder, local_path
 
 T = TypeVar("T")
+
+
+def _folder(words: list[str]) -> Folder:
+    if not words[0]:  # as of a variable that is not set, and no name of the current folder
+        raise ValueError("a path is empty")
+    return Folder(words[0])
+
+
 Location = Annotated[
     Folder | Path,
     PrimitiveConstructorSpec(
         nargs=1,
         metavar="PATH",
-        instance_from_str=lambda words: Folder(words[0]),
+        instance_from_str=_folder,
         is_instance=lambda value: isinstance(value, Folder),
         str_from_instance=lambda value: [str(value)],
     ),

@@ -63,7 +63,7 @@ INTERRUPT = 130
 """Exit status after Ctrl-C."""
 _PATIENCE = 10.0
 """Seconds that a rank waits with its error, in case rank 0 has the same."""
-INTERRUPTED = "interrupted; run the same command again to resume"
+INTERRUPTED = "interrupted; run the same command again"
 _MOST = 2**31 - 1
 """The largest accepted number, so that products of two fit into 64 bits."""
 ABOVE_ZERO = 1e-6

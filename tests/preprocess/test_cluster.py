@@ -192,7 +192,7 @@ def test_a_signal_ends_the_ffmpegs_of_threads(
     os.killpg(process.pid, number)  # as a terminal does
     text, _ = process.communicate(timeout=60)
     assert process.returncode == 128 + number and "Traceback" not in text, text
-    assert number != signal.SIGINT or text.endswith("interrupted; run the same command again to resume\n")
+    assert number != signal.SIGINT or text.endswith("interrupted; run the same command again\n")
     for path in tmp_path.glob("*.pid"):
         assert_gone(path)
     assert not list((tmp_path / "shards").glob(".shard-*"))
