@@ -11,7 +11,7 @@ from tests.conftest import ROOT
 from tests.test_cli import all_options
 
 PRODUCT = ("common", "pipeline", "preprocess", "train", "eval", "src")
-LINES = 21_600
+LINES = 21_640
 """Lines of Python of the product; a data set or a protocol takes some 60."""
 TESTS = 16_000
 """Lines of Python of the tests: one test per promise."""
