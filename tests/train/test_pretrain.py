@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -133,24 +132,3 @@ def test_pretraining_on_real_videos_lowers_the_loss(command: Run, real: Path, sh
     # not that the run's batch size is too large for them
     other = command("pretrain", "--shards", shards, "--split", "val", "--out", run)
     assert other.returncode == 2 and f"{run} holds a run on different shards" in other.stderr
-
-
-@pytest.mark.parametrize(
-    ("more", "message"),
-    [
-        (("--factors-from", "mine.py"), "--factors-from has no effect on a preset; set --factors"),
-        (("--clip.frames", "200"), "0 of 24 train videos of .*; not used: 24 too short for 2 different starts of"),
-        (("--split", "holdout"), "no video of .* is in the split 'holdout'"),
-        (("--out", "/proc/nowhere"), "/proc/nowhere: No such file or directory"),
-        (("--lr-decay", "2"), "--lr-decay is 2.0; it must be from 0 to 1"),
-        (("--precision", "bfloat16"), "--precision bfloat16 needs a GPU"),
-    ],
-)
-def test_mistakes_give_one_message_and_exit_2(
-    command: Run, shards: Path, tmp_path: Path, more: tuple[str, ...], message: str
-) -> None:
-    done = command(*arguments(shards, tmp_path / "run", "--steps", 2), *more)
-    assert done.returncode == 2
-    assert re.search(message, done.stderr), done.stderr
-    assert "Traceback" not in done.stderr
-    assert not (tmp_path / "run" / "checkpoint.pt").exists()
