@@ -47,11 +47,19 @@ def take_rank(plan: BatchPlan, rank: int, world: int, group_size: int = 0) -> Ba
     common, which evaluation does not. Videos are assigned to groups anew for each modality and each leaf of a video, so
     the statistics of one group do not reveal the videos of another. Raises UserError if ranks cannot take equal shares.
     """
-    modality = plan.leaves.modality
-    videos = len(np.unique(plan.leaves.video))
-    numbers = np.unique(modality)
+    found, row = np.unique(plan.leaves.video, return_inverse=True)
+    numbers, column = np.unique(plan.leaves.modality, return_inverse=True)
+    videos = len(found)
+    each = np.bincount(row * len(numbers) + column, minlength=videos * len(numbers))
+    if (group_size or world > 1) and each.min() < each.max():
+        raise UserError(
+            f"the factors give {each.min()} to {each.max()} leaves per video and modality, and groups and ranks need "
+            "equally many; change those of --factors-from, or set --group-size to 0 on one process"
+        )
     check_groups(videos, len(plan) // len(numbers) // videos, group_size, world)
     order = np.concatenate([_order(plan, number, videos, group_size) for number in numbers])
+    if world == 1:
+        return plan.take(order)
     # all modalities have the same number of leaves: whole videos or groups
     return plan.take(order.reshape(len(numbers), world, -1)[:, rank].reshape(-1))
 

@@ -10,6 +10,7 @@ import pytest
 
 from gdt.common.errors import UserError
 from gdt.pipeline.composition import contrast
+from gdt.pipeline.groups import take_rank
 from gdt.pipeline.leaves import Clip
 from gdt.pipeline.notation import TRANSFORMATIONS, parse, read_transformations
 from gdt.pipeline.sources.video import regions
@@ -171,3 +172,13 @@ def test_own_transformations_neither_take_names_nor_change_shapes(tmp_path: Path
     composition = parse("video:d later:i:2 augmentation:i:2", 3, known=read_transformations(path)[0])
     with pytest.raises(UserError, match="'later' changes the shape of leaves.frames"):
         Tree(composition, VideoPool(np.arange(5), np.full(5, 50), 30), Clip(), 40).plan(0, 0)
+
+
+def test_groups_need_equally_many_leaves_of_each_modality(tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(CUSTOM.format(act="leaves.modality[:2] = [1, 2]"))
+    composition = parse("video:d later:i:2 augmentation:i:2", 4, known=read_transformations(path)[0])
+    plan = Tree(composition, VideoPool(np.arange(5), np.full(5, 50), 30), Clip(), 40).plan(0, 0)
+    assert len(take_rank(plan, 0, 1)) == 16
+    with pytest.raises(UserError, match="the factors give 0 to 4 leaves per video and modality, and groups and ranks"):
+        take_rank(plan, 0, 1, group_size=2)
