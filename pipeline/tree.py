@@ -119,11 +119,10 @@ def sampling_tree(
 
     With `shuffle_shards` > 0, videos are shuffled only within groups of that many shards.
     """
-    reach = composition.reach
     modalities = composition.modalities
-    rows = _stretch(clip.mel_frames - 1, reach) if "audio" in modalities else 0
+    rows = _stretch(clip.mel_frames - 1, composition) if "audio" in modalities else 0
     sound_decides = rows and "video" not in modalities
-    frames = 0 if sound_decides else _stretch((clip.frames - 1) * clip.stride, reach)
+    frames = 0 if sound_decides else _stretch((clip.frames - 1) * clip.stride, composition)
     starts = index.start_counts(frames, 1, rows)
     inside = index.split == split
     if not inside.any():
@@ -167,6 +166,8 @@ def _instead(index: Index, videos: np.ndarray) -> str:
     return "use another composition, shorter clips (--clip.frames, --clip.stride, --clip.mel-frames), or other videos"
 
 
-def _stretch(last: int, reach: float) -> int:
-    """Frames or rows that a clip spans at `reach` times its own length, given the index of its last one."""
-    return int(np.floor(last * reach + 0.5)) + 1
+def _stretch(last: int, composition: Composition) -> int:
+    """Frames or rows that a clip may span, given the index of its last one, which each factor multiplies and rounds."""
+    for factor in composition.factors:
+        last = int(np.floor(last * factor.transformation.reach(factor.k) + 0.5))
+    return last + 1
