@@ -1,7 +1,7 @@
 """`gdt embed`: features of videos, from files, folders or shards."""
 
 import hashlib
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import closing
 from copy import deepcopy
 from dataclasses import replace
@@ -17,7 +17,7 @@ from gdt.common.files import require_new_file, require_space, scratch
 from gdt.common.folders import Folder
 from gdt.common.wording import plural
 from gdt.eval import parquet
-from gdt.eval.features import VERSION, Features, is_newer, read, sameness, write
+from gdt.eval.features import VERSION, Features, content_of, read, sameness, write
 from gdt.eval.parts import Parts, joined, parts_beside, require_same
 from gdt.eval.settings import Embed, FeatureModality
 from gdt.pipeline.clips import moment_starts, usable
@@ -48,7 +48,8 @@ def embed(settings: Embed) -> str:
     of = f"a clip each {settings.every:g} s" if settings.every else f"{settings.clips} clips per video, each"
     lines = [f"{out}: {settings.kind} of {embedded.count}: {sizes}; from {of} of {embedded.metadata['clip']}"]
     if known:
-        lines.append(f"{plural(len({*embedded.id} - {*known.id}), 'video')} new or changed; the others had their rows")
+        new = len(embedded.contents.items() - known.contents.items())
+        lines.append(f"{plural(new, 'video')} new or changed; the others had their rows")
     silent = ", silent" if settings.every else ""
     for name, values in embedded.features.items():
         lacking = int(np.isnan(values[:, 0]).sum())
@@ -65,7 +66,7 @@ def embed(settings: Embed) -> str:
 
 
 def write_features(settings: Embed, trained: Trained | None = None) -> tuple[Features, Features | None]:
-    """Write the file, whose rows are kept; returns its contents, and the rows that were kept.
+    """Write the file, in which rows of unchanged videos stay; returns its contents, and those before.
 
     `trained` is the checkpoint, if it is already loaded. Raises UserError if the checkpoint, the videos or the file
     cannot be used.
@@ -80,8 +81,6 @@ def write_features(settings: Embed, trained: Trained | None = None) -> tuple[Fea
         if out.exists() and not settings.overwrite:  # read here, since another run may just have written it
             known = read(out)
             require_same(known.metadata, embedder.decisive, out)
-            unchanged = [name for name in dict.fromkeys(known.id) if not is_newer(name, out)]
-            known = joined(unchanged, [known], known.metadata)
         embedded = _embedded(embedder, parts, known)
         write(out, embedded)
     return embedded, known
@@ -190,28 +189,31 @@ def _is_heard(index: Index, videos: np.ndarray, starts: np.ndarray, rows: int) -
 
 
 def _embedded(embedder: Embedder, parts: Parts, known: Features | None = None) -> Features:
-    """All rows: those that are `known`, of videos that are still there, and those of the others, which go into parts.
+    """All rows: those that are `known`, of videos that have not changed, and those of the others, which go into parts.
 
     Raises UserError if the videos cannot be used.
     """
-    before = set() if known is None else {*known.id}
+    before = known.contents if known else {}
     embed_new = _embed_files if embedder.settings.source else _embed_shards
-    order, names, left_out = embed_new(embedder, parts, before)
-    embedded = joined(order, [*([known] if known else []), *parts.read(names)], embedder.metadata)
+    contents, names, left_out = embed_new(embedder, parts, before)
+    unchanged = [name for name, content in before.items() if content == contents.get(name)]
+    kept = [joined(unchanged, [known], known.metadata)] if known else []
+    embedded = joined([*contents], [*kept, *parts.read(names)], embedder.metadata)
     skipped = (*left_out, *embedded.skipped)
     if not len(embedded.id):
         raise Unusable(f"no video can be used; the first, {skipped[0].path}: {skipped[0].reason}", skipped)
     if not embedded.features:
         missing = f"no video has {' or '.join(embedder.modalities)}, with sound as long as a clip"
         raise Unusable(f"{missing}; use other videos, or set --modalities", skipped)
-    return replace(embedded, skipped=skipped)
+    content = np.array([contents[name] for name in embedded.id.tolist()], object)
+    return replace(embedded, skipped=skipped, content=content)
 
 
-Embedded = tuple[list[str], list[str], list[LeftOut]]
-"""The ids of all videos in order, the names of the parts that hold the rows of the new ones, and what is skipped."""
+Embedded = tuple[dict[str, str], list[str], list[LeftOut]]
+"""The contents of all videos in order, before any was read, the parts with the rows of new ones, and those skipped."""
 
 
-def _embed_files(embedder: Embedder, parts: Parts, before: set[str]) -> Embedded:
+def _embed_files(embedder: Embedder, parts: Parts, before: Mapping[str, str]) -> Embedded:
     from gdt.preprocess import named
     from gdt.preprocess.plan import Plan
     from gdt.preprocess.videos import SOUNDS
@@ -224,10 +226,11 @@ def _embed_files(embedder: Embedder, parts: Parts, before: set[str]) -> Embedded
             "set --modalities, or --by of a query, to audio" if has else "use a checkpoint with a network for audio"
         )
         raise UserError(f"no video has pictures: all files are sounds; {instead}")
-    _require_present(settings, before.union(*Plan.read(Folder(parts.folder)).shards.values()), found)
-    new = {address: file for address, file in found.items() if address not in before}
+    _require_present(settings, {*before}.union(*Plan.read(Folder(parts.folder)).shards.values()), found)
+    contents = {address: content_of(file.folder.state(file.path)) for address, file in found.items()}
+    new = {address: file for address, file in found.items() if before.get(address) != contents[address]}
     if not new:
-        return [*found], [], []
+        return contents, [], []
     part = dict.fromkeys(new, embedder.part) if embedder.part else {}
     job = named.plan_groups(new, parts.folder, embedder.trained.inputs.fps or 30, part)
     frames = min(named.SCRATCH_BYTES, 3 * sum(max(video.size, 0) for video in job.listed.videos.values()))
@@ -240,14 +243,16 @@ def _embed_files(embedder: Embedder, parts: Parts, before: set[str]) -> Embedded
             # without content, as of a file that could not be read now, the next run makes it again
             content = index.headers[0].attributes["content"]
             parts.keep(index.shard_names[0], content, replace(rows, skipped=tuple(skipped)))
-    return [*found], [task.name for task in tasks.values()], job.listed.left_out
+    return contents, [task.name for task in tasks.values()], job.listed.left_out
 
 
-def _embed_shards(embedder: Embedder, parts: Parts, before: set[str]) -> Embedded:
+def _embed_shards(embedder: Embedder, parts: Parts, before: Mapping[str, str]) -> Embedded:
     settings = embedder.settings
     index = Index.open(shard_folder(settings.dataset, settings.shards), settings.cache)
     _require_present(settings, before, index.id)
-    new = np.array([name not in before for name in index.id], bool)
+    digests = [hashlib.sha256(header.line).hexdigest() for header in index.headers]
+    contents = {name: digests[shard] for name, shard in zip(index.id.tolist(), index.shard.tolist(), strict=True)}
+    new = np.array([before.get(name) != content for name, content in contents.items()], bool)
     require_space(parts.folder / settings.out.name, _ROW_BYTES * len(index))
     names = []
     for shard in np.unique(index.shard[new]).tolist():
@@ -256,7 +261,7 @@ def _embed_shards(embedder: Embedder, parts: Parts, before: set[str]) -> Embedde
         names.append(index.shard_names[shard])
         if not parts.has(names[-1], content):
             parts.keep(names[-1], content, embedder.rows(index, videos))
-    return index.id.tolist(), names, []
+    return contents, names, []
 
 
 def _require_present(settings: Embed, known: Collection[str], found: Iterable[str]) -> None:

@@ -10,14 +10,14 @@ import numpy as np
 
 from gdt.common.errors import LeftOut, UserError, first_line
 from gdt.common.files import DAMAGE, require_readable, writing
-from gdt.common.folders import local_path
+from gdt.common.folders import State, local_path, state_of
 from gdt.common.wording import plural
 from gdt.eval import parquet
 from gdt.pipeline.leaves import MODALITIES
 from gdt.pipeline.shards import container
 from gdt.pipeline.shards.container import Damaged, text_array, texts
 
-VERSION = "gdt-features-4"
+VERSION = "gdt-features-5"
 _SAME = 0.99
 """Median cosine of different videos above which features say little; 0.997 to 1 in collapsed runs."""
 _FEW = 5
@@ -40,6 +40,8 @@ class Features:
     """Files that were left out, with reasons; not stored."""
     start: np.ndarray | None = None
     """With a row per moment, where it starts, seconds: float64 [n]."""
+    content: np.ndarray | None = None
+    """What tells whether a video has changed: size and time of its file, or a checksum of its shard: str [n]."""
 
     def __repr__(self) -> str:
         shapes = ", ".join(f"{name} {list(values.shape)}" for name, values in self.features.items())
@@ -52,8 +54,13 @@ class Features:
 
     @property
     def columns(self) -> dict[str, np.ndarray]:
-        """The arrays that files hold besides ids."""
+        """The arrays of numbers that files hold."""
         return ({} if self.start is None else {"start": self.start}) | self.features
+
+    @property
+    def contents(self) -> dict[str, str]:
+        """The content of each video by its id, as far as known."""
+        return {} if self.content is None else dict(zip(self.id.tolist(), self.content.tolist(), strict=True))
 
 
 def sameness(features: Mapping[str, np.ndarray]) -> str:
@@ -79,22 +86,31 @@ def sameness(features: Mapping[str, np.ndarray]) -> str:
     )
 
 
-def is_newer(name: str, path: Path) -> bool:
-    """Whether a video is a file that was written after its features."""
-    video = Path(name)
-    return video.is_file() and video.stat().st_mtime > path.stat().st_mtime
+def content_of(state: State) -> str:
+    """The content of a row that is made of a file in this state."""
+    return f"{state.size} {state.time}"
+
+
+def is_changed(name: str, rows: Features) -> bool:
+    """Whether a video is a file that has changed since its rows were made."""
+    state = state_of(Path(name))
+    now = content_of(state)
+    return state.size >= 0 and not rows.metadata["shards"] and rows.contents.get(name, now) != now
 
 
 def write(path: Path, rows: Features) -> None:
     """Write features as .npz, .parquet or .h5. Raises OSError."""
-    if path.suffix == ".npz":
-        arrays: dict[str, Any] = {"id": rows.id.astype(str)} | rows.columns
+    is_hdf5 = path.suffix not in (".npz", ".parquet")
+    text = {"id": rows.id} if rows.content is None else {"id": rows.id, "content": rows.content}
+    written = {name: text_array(values.tolist()) if is_hdf5 else values.astype(str) for name, values in text.items()}
+    arrays: dict[str, Any] = written | rows.columns
+    if is_hdf5:
+        container.write(path, arrays, rows.metadata)
+    elif path.suffix == ".parquet":
+        parquet.write(path, arrays, rows.metadata)
+    else:
         with writing(path) as file:
             np.savez(file, **arrays, made=np.asarray(json.dumps(rows.metadata)))
-    elif path.suffix == ".parquet":
-        parquet.write(path, rows.id, rows.columns, rows.metadata)
-    else:
-        container.write(path, {"id": text_array(rows.id.tolist())} | rows.columns, rows.metadata)
 
 
 def read(path: str | Path) -> Features:
@@ -106,18 +122,18 @@ def read(path: str | Path) -> Features:
         if path.suffix == ".npz":
             with np.load(path) as file:  # whose members have checksums
                 arrays = dict(file)
-            ids = arrays["id"].astype(object)
             metadata = json.loads(str(arrays["made"]))
         elif path.suffix == ".parquet":
-            ids, arrays, metadata = parquet.read(path)
+            arrays, metadata = parquet.read(path)
         else:
             arrays, attributes = container.read(path)
-            ids = texts(arrays["id"])
+            arrays |= {name: texts(arrays[name]) for name in ("id", "content") if name in arrays}
             metadata = dict(attributes)
         if metadata["format"] != VERSION:
             raise ValueError(f"its format is {metadata['format']}, not {VERSION}")
         by_modality = {name: arrays[name] for name in MODALITIES if name in arrays}
-        return Features(ids, by_modality, metadata, start=arrays.get("start"))
+        content = arrays["content"].astype(object) if "content" in arrays else None
+        return Features(arrays["id"].astype(object), by_modality, metadata, start=arrays.get("start"), content=content)
     except (Damaged, OSError, *DAMAGE) as error:
         require_readable(path, error)
         raise UserError(

@@ -14,7 +14,7 @@ from tabulate import tabulate
 from gdt.common.errors import Unusable, UserError, unknown
 from gdt.common.files import require_new_file
 from gdt.common.wording import plural
-from gdt.eval.features import Features, is_newer, read, sameness
+from gdt.eval.features import Features, is_changed, read, sameness
 from gdt.eval.settings import Embed, FeatureModality, Kind, Nearest
 from gdt.eval.similarity import unit
 from gdt.train.models.network import PAPER_NETWORKS, OwnNetworks
@@ -81,9 +81,9 @@ def nearest(settings: Nearest) -> str:
     silent = np.isnan(query.asked.features[settings.by][query.rows, 0])
     if 2 * silent.sum() > len(silent):
         warnings.append(f"{silent.sum()} of {plural(len(silent), 'moment')} of the query are silent, and do not count")
-    name = str(query.asked.id[query.rows][0])
-    if query.left_out.any() and is_newer(name, settings.features):
-        warnings.append(f"{name} is newer than {settings.features}, whose features are those of its former content")
+    name = _row_of(str(query.asked.id[query.rows][0]), stored)
+    if is_changed(name, stored):
+        warnings.append(f"{name} has changed since {settings.features}, whose features are of its former content")
     lines += [f"warning: {warning}" for warning in warnings if warning]
     lines += verdict_of(stored.metadata["checkpoint"])
     return "\n".join([*lines, *([f"{settings.out} shows them"] if settings.out else [])])

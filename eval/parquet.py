@@ -19,12 +19,12 @@ def require_pyarrow(path: Path) -> None:
         raise UserError(f"{path} needs pyarrow; run pip install 'gdt-video[parquet]', or use .npz or .h5")
 
 
-def write(path: Path, ids: np.ndarray, columns: Mapping[str, np.ndarray], attributes: Mapping[str, str]) -> None:
-    """Write a row per id atomically: `id`, and columns of numbers [n] or lists of one length [n, d]."""
+def write(path: Path, columns: Mapping[str, np.ndarray], attributes: Mapping[str, str]) -> None:
+    """Write rows atomically: columns of text or numbers [n], or lists of one length [n, d]."""
     import pyarrow
     from pyarrow import parquet
 
-    arrays = {"id": pyarrow.array(ids.astype(str))}
+    arrays = {}
     for name, values in columns.items():
         arrays[name] = pyarrow.array(np.ascontiguousarray(values).reshape(-1))
         if values.ndim > 1:
@@ -34,17 +34,17 @@ def write(path: Path, ids: np.ndarray, columns: Mapping[str, np.ndarray], attrib
         parquet.write_table(table, file, write_page_checksum=True)
 
 
-def read(path: Path) -> tuple[np.ndarray, dict[str, np.ndarray], dict[str, str]]:
-    """Ids, columns and attributes of a file of `write`. Raises what pyarrow raises, ValueErrors and OSErrors."""
+def read(path: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+    """Columns and attributes of a file of `write`. Raises what pyarrow raises, ValueErrors and OSErrors."""
     require_pyarrow(path)
     from pyarrow import parquet
 
     table = parquet.read_table(path, page_checksum_verification=True)
     columns = {}
-    for name in table.column_names[1:]:
+    for name in table.column_names:
         column = table[name].combine_chunks()
         if hasattr(column.type, "list_size"):
             columns[name] = column.flatten().to_numpy().reshape(len(column), -1)
         else:
-            columns[name] = column.to_numpy()
-    return table["id"].to_numpy(), columns, json.loads(table.schema.metadata[_ATTRIBUTES])
+            columns[name] = column.to_numpy(zero_copy_only=False)
+    return columns, json.loads(table.schema.metadata[_ATTRIBUTES])

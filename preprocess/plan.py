@@ -178,6 +178,8 @@ def _content(video: ListedVideo) -> list[object]:
     key: list[object] = [video.size, video.id, video.segment, video.stretches, words]
     if video.official:
         key.append("of any length")
+    if video.uncut:  # the file of a query or of features, which no hash tells from its former content
+        key.append(video.time)
     return key
 
 
