@@ -128,8 +128,7 @@ def moment_starts(
     step = every * index.fps
     many = np.ceil((counts - 0.5) / step).astype(np.int64)  # of the numbers whose start, when rounded, is below count
     number = np.arange(many.sum()) - np.repeat(np.cumsum(many) - many, many)
-    # rounding of the quotient may count one number more
-    starts = np.minimum(np.floor(number * step + 0.5), np.repeat(counts, many) - 1)
+    starts = np.minimum(np.floor(number * step + 0.5), np.repeat(counts, many) - 1)  # `many` may be rounded up
     return np.repeat(videos, many), starts.astype(np.int64)
 
 

@@ -47,21 +47,17 @@ def take_rank(plan: BatchPlan, rank: int, world: int, group_size: int = 0) -> Ba
     common, which evaluation does not. Videos are assigned to groups anew for each modality and each leaf of a video, so
     the statistics of one group do not reveal the videos of another. Raises UserError if ranks cannot take equal shares.
     """
-    found, row = np.unique(plan.leaves.video, return_inverse=True)
-    numbers, column = np.unique(plan.leaves.modality, return_inverse=True)
-    videos = len(found)
-    each = np.bincount(row * len(numbers) + column, minlength=videos * len(numbers))
-    if (group_size or world > 1) and each.min() < each.max():
+    videos, numbers = len(np.unique(plan.leaves.video)), np.unique(plan.leaves.modality)
+    most = np.unique([plan.leaves.video, plan.leaves.modality], axis=1, return_counts=True)[1].max()
+    if (group_size or world > 1) and len(plan) < most * videos * len(numbers):
         raise UserError(
-            f"the factors give {each.min()} to {each.max()} leaves per video and modality, and groups and ranks need "
-            "equally many; change those of --factors-from, or set --group-size to 0 on one process"
+            "the factors give videos or modalities unequal numbers of leaves, but groups and ranks need equally many; "
+            "change those of --factors-from, or set --group-size to 0 on one process"
         )
     check_groups(videos, len(plan) // len(numbers) // videos, group_size, world)
     order = np.concatenate([_order(plan, number, videos, group_size) for number in numbers])
-    if world == 1:
-        return plan.take(order)
-    # all modalities have the same number of leaves: whole videos or groups
-    return plan.take(order.reshape(len(numbers), world, -1)[:, rank].reshape(-1))
+    # on several ranks, all modalities have the same number of leaves: whole videos or groups
+    return plan.take(order.reshape(len(numbers) if world > 1 else 1, world, -1)[:, rank].reshape(-1))
 
 
 def _order(plan: BatchPlan, modality: int, videos: int, group_size: int) -> np.ndarray:

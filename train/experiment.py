@@ -14,7 +14,7 @@ from gdt.common.errors import UserError
 from gdt.pipeline import notation, presets
 from gdt.pipeline.composition import Composition
 from gdt.pipeline.inputs import Inputs
-from gdt.pipeline.leaves import Clip
+from gdt.pipeline.leaves import MODALITIES, Clip
 from gdt.pipeline.notation import TRANSFORMATIONS, Transformations
 from gdt.pipeline.shards.index import Index, fingerprint
 from gdt.pipeline.shards.layout import MEL_RATE
@@ -138,8 +138,7 @@ def resolve(
 
 def _statistics(here: Statistics, start: Trained | None) -> Statistics:
     """The normalisation of the modalities that the model of --init has, and that of the shards for the others."""
-    known = start.model.modalities if start else ()
-    pixels, sound = (start.inputs.statistics if start and name in known else here for name in ("video", "audio"))
+    pixels, sound = (start.inputs.statistics if start and m in start.model.modalities else here for m in MODALITIES[:2])
     return replace(pixels, mel_mean=sound.mel_mean, mel_std=sound.mel_std)
 
 

@@ -10,13 +10,11 @@ import pytest
 
 from gdt.common.errors import UserError
 from gdt.pipeline.composition import contrast
-from gdt.pipeline.groups import take_rank
 from gdt.pipeline.leaves import Clip
 from gdt.pipeline.notation import TRANSFORMATIONS, parse, read_transformations
-from gdt.pipeline.shards.index import Index
 from gdt.pipeline.sources.video import regions
 from gdt.pipeline.transformations.base import VideoPool
-from gdt.pipeline.tree import Tree, sampling_tree
+from gdt.pipeline.tree import Tree
 from tests.conftest import ROOT
 
 (FREEZE,) = re.findall(
@@ -173,27 +171,3 @@ def test_own_transformations_neither_take_names_nor_change_shapes(tmp_path: Path
     composition = parse("video:d later:i:2 augmentation:i:2", 3, known=read_transformations(path)[0])
     with pytest.raises(UserError, match="'later' changes the shape of leaves.frames"):
         Tree(composition, VideoPool(np.arange(5), np.full(5, 50), 30), Clip(), 40).plan(0, 0)
-
-
-def test_groups_need_equally_many_leaves_of_each_modality(tmp_path: Path) -> None:
-    path = tmp_path / "mine.py"
-    path.write_text(CUSTOM.format(act="leaves.modality[:2] = [1, 2]"))
-    composition = parse("video:d later:i:2 augmentation:i:2", 4, known=read_transformations(path)[0])
-    plan = Tree(composition, VideoPool(np.arange(5), np.full(5, 50), 30), Clip(), 40).plan(0, 0)
-    assert len(take_rank(plan, 0, 1)) == 16
-    with pytest.raises(UserError, match="the factors give 0 to 4 leaves per video and modality, and groups and ranks"):
-        take_rank(plan, 0, 1, group_size=2)
-
-
-def test_a_clip_fits_after_the_rounding_of_each_factor(index: Index, tmp_path: Path) -> None:
-    """98 * 1.25 is rounded to 123, and twice that is 246, above 98 * 2.5."""
-    path = tmp_path / "mine.py"
-    double = CUSTOM.format(act="leaves.mel_frames = leaves.mel_frames * (1 + values[:, None])")
-    path.write_text(double + "\n    def reach(self, k):\n        return 2.0\n")
-    factors = "video:d speed(1,1.25):i:2 later:i:2 modality(audio):i:1 augmentation:i:1"
-    composition = parse(factors, 3, known=read_transformations(path)[0])
-    sounds = [replace(index, mel_count=np.full(len(index), rows)) for rows in (246, 247)]
-    with pytest.raises(UserError, match="too short for a clip of 2.48 s"):
-        sampling_tree(sounds[0], composition, Clip(), "train", 0)
-    leaves = sampling_tree(sounds[1], composition, Clip(), "train", 0).plan(0, 0).leaves  # each has one start
-    assert leaves.mel_frames.max() == 246 and not leaves.start.any()

@@ -1,6 +1,7 @@
 """Hierarchical sampling is a pure, balanced function of (seed, epoch, batch)."""
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,10 +11,12 @@ from gdt.pipeline import presets
 from gdt.pipeline.groups import take_rank
 from gdt.pipeline.leaves import Clip, Leaves
 from gdt.pipeline.notation import parse
+from gdt.pipeline.shards.index import Index
 from gdt.pipeline.transformations.augmentation import EVALUATION, Augmentation, draw_augmentations
 from gdt.pipeline.transformations.base import VideoPool, distinct
 from gdt.pipeline.transformations.order import Order
-from gdt.pipeline.tree import BatchPlan, Tree
+from gdt.pipeline.transformations.rotation import Rotation
+from gdt.pipeline.tree import BatchPlan, Tree, sampling_tree
 from tests.composed import composed
 
 STARTS = np.array([7, 2, 90, 33, 5, 61, 12, 40, 2, 8, 100, 3, 3])
@@ -91,6 +94,10 @@ def test_groups_are_the_same_on_any_number_of_ranks_and_hold_no_video_twice(pres
         take_rank(whole, 0, 1, group_size=5)
     with pytest.raises(UserError, match="16 videos per batch cannot be split over 3 GPUs"):
         take_rank(whole, 0, 3)
+    whole.leaves.modality[0] = 2  # by a transformation of one's own
+    assert len(take_rank(whole, 0, 1)) == len(whole)
+    with pytest.raises(UserError, match="videos or modalities unequal numbers of leaves"):
+        take_rank(whole, 0, 1, group_size=4)
 
 
 @pytest.mark.parametrize("row", [*"bdfhiklm", "rotation", "order"])
@@ -156,3 +163,13 @@ def test_sound_is_cut_where_the_frames_are(clip: Clip) -> None:
         assert len(np.unique(leaves.frames, axis=0)) == len(values)
     with pytest.raises(UserError, match="order has 5 segments and a clip 4 frames"):
         Order(5).act(Leaves.plain(1, Clip(frames=4), 40), np.zeros(1, np.int64), np.random.default_rng(0))
+
+
+def test_a_clip_fits_after_the_rounding_of_each_factor(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
+    """98 * 1.25 is rounded to 123, and twice that is 246, above 98 * 2.5."""
+    monkeypatch.setattr(Rotation, "reach", lambda *_: 2.0)
+    composition = parse("video:d speed(1,1.25):i:2 rotation:i:2 modality(audio):i:1 augmentation:i:1", 3)
+    short, exact = (replace(index, mel_count=np.full(len(index), rows)) for rows in (246, 247))
+    with pytest.raises(UserError, match="too short for a clip of 2.48 s"):
+        sampling_tree(short, composition, Clip(), "train", 0)
+    assert not sampling_tree(exact, composition, Clip(), "train", 0).plan(0, 0).leaves.start.any()  # there is only one
