@@ -224,10 +224,9 @@ def test_models_and_videos_that_cannot_be_finetuned_are_refused(trained: Trained
     index, fold = task
     few = index, replace(fold, gallery=fold.gallery[::4][:5], gallery_label=fold.gallery_label[::4][:5])
     longer = replace(TINY, size="paper", clip=replace(TINY.clip, mel_frames=199))
-    paper = Trained(trained.model, Record(longer, KINETICS))
     for fps, stride in ((10, 1), (30, 1), (50, 2)):
-        asked = Downstream(modalities=("audio",))
-        clip = Finetuning.recipe_of(asked, replace(paper, record=replace(paper.record, fps=fps))).clip
+        paper = Trained(trained.model, Record(longer, KINETICS, fps))
+        clip = Finetuning.recipe_of(Downstream(modalities=("audio",)), paper).clip
         assert (clip.frames, clip.stride, clip.mel_frames) == (32, stride, 199)
     sound = Trained(GDT(TINY.network, ["audio"]), Record(TINY, KINETICS))
     for model, of, message in (

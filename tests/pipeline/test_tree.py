@@ -15,7 +15,6 @@ from gdt.pipeline.shards.index import Index
 from gdt.pipeline.transformations.augmentation import EVALUATION, Augmentation, draw_augmentations
 from gdt.pipeline.transformations.base import VideoPool, distinct
 from gdt.pipeline.transformations.order import Order
-from gdt.pipeline.transformations.rotation import Rotation
 from gdt.pipeline.tree import BatchPlan, Tree, sampling_tree
 from tests.composed import composed
 
@@ -166,9 +165,8 @@ def test_sound_is_cut_where_the_frames_are(clip: Clip) -> None:
 
 
 def test_a_clip_fits_after_the_rounding_of_each_factor(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
-    """98 * 1.25 is rounded to 123, and twice that is 246, above 98 * 2.5."""
-    monkeypatch.setattr(Rotation, "reach", lambda *_: 2.0)
-    composition = parse("video:d speed(1,1.25):i:2 rotation:i:2 modality(audio):i:1 augmentation:i:1", 3)
+    monkeypatch.setattr(Order, "reach", lambda *_: 2.0)  # 98 * 1.25 is rounded to 123, and 2 * 123 is above 98 * 2.5
+    composition = parse("video:d speed(1,1.25):i:2 order(2):i:2 modality(audio):i:1 augmentation:i:1", 3)
     short, exact = (replace(index, mel_count=np.full(len(index), rows)) for rows in (246, 247))
     with pytest.raises(UserError, match="too short for a clip of 2.48 s"):
         sampling_tree(short, composition, Clip(), "train", 0)
