@@ -19,7 +19,7 @@ from gdt.common.wording import plural
 from gdt.eval import parquet
 from gdt.eval.features import VERSION, Features, content_of, read, sameness, write
 from gdt.eval.parts import Parts, joined, parts_beside, require_same
-from gdt.eval.settings import Embed, FeatureModality
+from gdt.eval.settings import Embed, FeatureModality, Nearest
 from gdt.pipeline.clips import moment_starts, usable
 from gdt.pipeline.leaves import MODALITIES
 from gdt.pipeline.loader import Batch
@@ -60,8 +60,11 @@ def embed(settings: Embed) -> str:
     if warning:
         lines.append(f"warning: {warning}")
     lines += verdict_of(embedded.metadata["checkpoint"])
-    elsewhere = ["--features", out] if out != Embed.out else []
-    lines.append(f"next: {gdt_command('nearest', *elsewhere, '--query', embedded.id[0])}")
+    by, values = next(iter(embedded.features.items()))
+    queries = [*dict.fromkeys(embedded.id[~np.isnan(values[:, 0])].tolist())]
+    if len(queries) > 1:
+        options = ["--features", out] * (out != Embed.out) + ["--by", by] * (by != Nearest.by)
+        lines.append(f"next: {gdt_command('nearest', *options, '--query', queries[0])}")
     return "\n".join(lines)
 
 
@@ -79,7 +82,7 @@ def write_features(settings: Embed, trained: Trained | None = None) -> tuple[Fea
     known = None
     with parts_beside(out, embedder.decisive, settings.overwrite) as parts:
         if out.exists() and not settings.overwrite:  # read here, since another run may just have written it
-            known = read(out)
+            known = read(out, "set --overwrite or another --out")
             require_same(known.metadata, embedder.decisive, out)
         embedded = _embedded(embedder, parts, known)
         write(out, embedded)
@@ -268,7 +271,10 @@ def _require_present(settings: Embed, known: Collection[str], found: Iterable[st
     """Raise UserError if videos that have rows have gone, as after a wrong source, or with an unmounted disk."""
     gone = sorted(set(known).difference(found))
     if gone and not (settings.drop_missing or settings.overwrite):
+        lacking, instead = "these shards lack", "restore them"
+        if settings.source:
+            lacking, instead = "--source lacks", "restore them or name all sources in one command"
         raise UserError(
-            f"{settings.out} has rows of {plural(len(gone), 'video')} no longer there (first: {gone[0]}); restore "
-            "them, or set --drop-missing to leave them out, --out to another file, or --overwrite to begin anew"
+            f"{settings.out} has rows of {plural(len(gone), 'video')} that {lacking} (first: {gone[0]}); {instead}, or "
+            "set --drop-missing to leave them out, --out to another file, or --overwrite to begin anew"
         )

@@ -113,7 +113,7 @@ def write(path: Path, rows: Features) -> None:
             np.savez(file, **arrays, made=np.asarray(json.dumps(rows.metadata)))
 
 
-def read(path: str | Path) -> Features:
+def read(path: str | Path, instead: str = "write one with 'gdt embed'") -> Features:
     """Read features from .h5, .npz or .parquet; ~ is expanded. Raises UserError for any other or a damaged file."""
     path = local_path(path)
     if not path.is_file():
@@ -137,6 +137,5 @@ def read(path: str | Path) -> Features:
     except (Damaged, OSError, *DAMAGE) as error:
         require_readable(path, error)
         raise UserError(
-            f"{path} is damaged, or not a features file of this version ({first_line(error)}); write one with 'gdt "
-            "embed'"
+            f"{path} is damaged, or not a features file of this version ({first_line(error)}); {instead}"
         ) from error

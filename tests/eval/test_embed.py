@@ -65,7 +65,7 @@ def test_embed_a_folder_and_find_neighbours(command: Run, checkpoint: Path, vide
         "features.h5: embeddings of 5 videos: video [5, 128], audio [5, 128]; from 2 clips per video, each of 8 frames"
     )
     assert f"\nskipped {videos / 'broken.mp4'}: " in done.stdout
-    assert "\nof the model: the run has " in done.stdout
+    assert "\nof the model: the run is too short to " in done.stdout
     assert {path.name for path in tmp_path.iterdir()} == {"features.h5"}  # no temporary files
     one = str(videos / "more" / "one.mp4")
     with h5py.File(tmp_path / "features.h5") as file:
@@ -381,12 +381,20 @@ def test_videos_are_added_and_gone_ones_left_out_if_asked(checkpoint: Path, grou
         with pytest.raises(UserError, match=f"f.npz has features of other weights or settings: {what}"):
             embed(replace(asked, **change))
     added.unlink()
-    with pytest.raises(UserError, match=rf"f.npz has rows of 1 video no longer there \(first: {added}\)"):
+    with pytest.raises(UserError, match=rf"f.npz has rows of 1 video that --source lacks \(first: {added}\)"):
         embed(asked)
     embed(replace(asked, drop_missing=True))
     assert read(asked.out).id.tolist() == before.id.tolist()
     embed(replace(asked, clips=1, overwrite=True))
     assert read(asked.out).metadata["clips"] == "1"
+    asked = replace(asked, source=(first,), clips=1, modalities=("audio",), out=tmp_path / "sound.h5")
+    assert "next: " not in embed(asked)
+    assert f" --by audio --query {first}" in embed(replace(asked, source=(first, grouped)))
+    with pytest.raises(UserError, match="--source lacks .*; restore them or name all sources in one command, or set"):
+        embed(asked)
+    asked.out.write_bytes(b"nonsense")
+    with pytest.raises(UserError, match="sound.h5 is damaged.*; set --overwrite or another --out"):
+        embed(asked)
 
 
 def test_rows_of_former_content_are_made_again(
