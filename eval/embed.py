@@ -230,7 +230,12 @@ def _embed_files(embedder: Embedder, parts: Parts, before: Mapping[str, str]) ->
         )
         raise UserError(f"no video has pictures: all files are sounds; {instead}")
     _require_present(settings, {*before}.union(*Plan.read(Folder(parts.folder)).shards.values()), found)
-    contents = {address: content_of(file.folder.state(file.path)) for address, file in found.items()}
+    states = {address: file.folder.state(file.path) for address, file in found.items()}
+    contents = {
+        # rows of what cannot be looked at now stay
+        address: before.get(address, "") if state.size < 0 else content_of(state)
+        for address, state in states.items()
+    }
     new = {address: file for address, file in found.items() if before.get(address) != contents[address]}
     if not new:
         return contents, [], []

@@ -13,7 +13,7 @@ from tests.test_cli import all_options
 PRODUCT = ("common", "pipeline", "preprocess", "train", "eval", "src")
 LINES = 21_640
 """Lines of Python of the product; a data set or a protocol takes some 60."""
-TESTS = 16_030
+TESTS = 16_000
 """Lines of Python of the tests: one test per promise."""
 FILE, FUNCTION, TEST_FILE = 350, 60, 600
 """Lines of a file and of a function of the product, and of a file of tests or benchmarks."""

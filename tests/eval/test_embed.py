@@ -381,7 +381,13 @@ def test_videos_are_added_and_gone_ones_left_out_if_asked(checkpoint: Path, grou
         with pytest.raises(UserError, match=f"f.npz has features of other weights or settings: {what}"):
             embed(replace(asked, **change))
     added.unlink()
-    with pytest.raises(UserError, match=rf"f.npz has rows of 1 video that --source lacks \(first: {added}\)"):
+    added.symlink_to("nowhere")
+    embed(asked)  # it cannot be looked at now
+    assert read(asked.out).id.tolist() == [str(added), *before.id]
+    added.unlink()
+    with pytest.raises(
+        UserError, match=rf"of 1 video that --source lacks \(first: {added}\); restore them or name all"
+    ):
         embed(asked)
     embed(replace(asked, drop_missing=True))
     assert read(asked.out).id.tolist() == before.id.tolist()
@@ -390,8 +396,6 @@ def test_videos_are_added_and_gone_ones_left_out_if_asked(checkpoint: Path, grou
     asked = replace(asked, source=(first,), clips=1, modalities=("audio",), out=tmp_path / "sound.h5")
     assert "next: " not in embed(asked)
     assert f" --by audio --query {first}" in embed(replace(asked, source=(first, grouped)))
-    with pytest.raises(UserError, match="--source lacks .*; restore them or name all sources in one command, or set"):
-        embed(asked)
     asked.out.write_bytes(b"nonsense")
     with pytest.raises(UserError, match="sound.h5 is damaged.*; set --overwrite or another --out"):
         embed(asked)
